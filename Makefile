@@ -1,0 +1,42 @@
+# Everything starts from a bare clone: each target installs what it needs, once, into .venv.
+#   make demo    see looped depth collapse and train, on two CPU cores, in five minutes
+#   make test    the whole test suite
+#   make check   formatting, lint, types and tests: what CI runs
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup setup-dev demo test check format clean
+
+setup: .venv/.core
+setup-dev: .venv/.dev
+
+.venv/.core: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing deeploop into .venv (once; a minute or two)"
+	@$(PIP) -e .
+	@touch $@
+
+.venv/.dev: .venv/.core
+	@echo "installing what the tests need (once)"
+	@$(PIP) -e ".[dev]"
+	@touch $@
+
+demo: .venv/.core
+	@$(BIN)/deeploop demo
+
+test: .venv/.dev
+	@$(BIN)/python -m pytest
+
+check: .venv/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+format: .venv/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

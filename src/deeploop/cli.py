@@ -1,0 +1,151 @@
+"""The command line: `deeploop COMMAND …`.
+
+Each command parses its arguments into a dataclass and hands it to the room that does the work.
+Mistakes of the user end in one line on stderr and exit code 2; DEEPLOOP_TRACEBACK=1 shows where from.
+"""
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import deeploop
+
+T = TypeVar("T")
+
+USAGE = """\
+deeploop: train transformers whose blocks are visited many times
+
+  deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of an architecture
+  deeploop prepare stdlib | text | fineweb-edu  text into token shards
+  deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden
+  deeploop demo                                 see looped depth collapse and train, in five minutes
+
+Each command has --help. More: README.md
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if arguments[0] == "--version":
+        print(f"deeploop {deeploop.__version__}")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    try:
+        if name not in COMMANDS:
+            raise ValueError(f"command {name!r}: unknown; choose one of {', '.join(COMMANDS)}")
+        return COMMANDS[name](rest)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, FloatingPointError) as error:
+        if os.environ.get("DEEPLOOP_TRACEBACK"):
+            raise
+        print(f"deeploop {name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _plan(arguments: list[str]) -> int:
+    from deeploop.theory import plan
+
+    print(plan.run(_parse(plan.PlanArgs, arguments, prog="deeploop plan")))
+    return 0
+
+
+def _prepare(arguments: list[str]) -> int:
+    from deeploop.data import prepare
+
+    sources = {
+        "stdlib": prepare.PrepareStdlib,
+        "text": prepare.PrepareText,
+        "fineweb-edu": prepare.PrepareFinewebEdu,
+    }
+    choice, rest = _choose("source", arguments, {name: _summary(kind) for name, kind in sources.items()})
+    if choice is not None:
+        print(prepare.run(_parse(sources[choice], rest, prog=f"deeploop prepare {choice}")))
+    return 0
+
+
+def _train(arguments: list[str]) -> int:
+    from deeploop.experiments.recipes import RECIPES, get_recipe
+
+    choice, rest = _choose("recipe", arguments, {name: _summary(make) for name, make in RECIPES.items()})
+    if choice is None:
+        return 0
+    recipe = get_recipe(choice)
+    config = _parse(type(recipe), rest, prog=f"deeploop train {choice}", default=recipe)
+    from deeploop.train.loop import train
+
+    result = train(config)
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(
+            f"{result['ended']} at step {result['step']}, validation loss {result['loss']:.4f}: {config.out}"
+        )
+    return 0
+
+
+def _demo(arguments: list[str]) -> int:
+    from deeploop.experiments import demo
+
+    print(demo.run(_parse(demo.DemoConfig, arguments, prog="deeploop demo")))
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "plan": _plan,
+    "prepare": _prepare,
+    "train": _train,
+    "demo": _demo,
+}
+
+
+def _choose(what: str, arguments: list[str], choices: dict[str, str]) -> tuple[str | None, list[str]]:
+    """Takes the first word as a choice; without one, or with --help, lists what there is."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        width = max(map(len, choices))
+        print(f"choose a {what}; each has its own --help:\n")
+        print("\n".join(f"  {name:<{width}}  {text}" for name, text in choices.items()))
+        return None, []
+    if arguments[0] not in choices:
+        raise ValueError(f"{what} {arguments[0]!r}: unknown; choose one of {', '.join(choices)}")
+    return arguments[0], arguments[1:]
+
+
+def _summary(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]
+
+
+def _parse(kind: type[T], arguments: list[str], *, prog: str, default: T | None = None) -> T:
+    """tyro's parse, with its framed error page cut down to the one line that says what is wrong."""
+    import tyro
+
+    stderr = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            if default is None:
+                return tyro.cli(kind, args=arguments, prog=prog)
+            return tyro.cli(kind, args=arguments, prog=prog, default=default)
+    except SystemExit as leaving:
+        if not leaving.code:
+            raise
+        raise ValueError(_one_line(stderr.getvalue())) from None
+
+
+def _one_line(page: str) -> str:
+    """The message inside tyro's frame: the text up to the first rule, and what it thinks was meant."""
+    lines = [line.strip("│╭╮╰╯ ") for line in page.splitlines() if line.strip()]
+    sections = re.split(r"─{5,}", "\n".join(lines[1:]))
+    message = re.sub(r"^Error parsing [\w.-]+: (?=\w+\.\w+=|\w+=)", "", " ".join(sections[0].split()))
+    hint = next((s for s in sections if "Perhaps you meant" in s), "")
+    close = re.search(r"--[\w.-]+", hint)
+    return message + (f"; perhaps you meant {close.group()}" if close else "")

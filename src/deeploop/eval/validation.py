@@ -1,0 +1,46 @@
+"""Validation loss over a fixed set of sequences."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from deeploop.diagnose.collapse import token_similarity
+
+
+@dataclass(frozen=True)
+class ValidationSum:
+    """Sums over this process's sequences; ranks add theirs up before dividing."""
+
+    loss: float
+    targets: int
+    similarity: float
+
+
+@torch.no_grad()
+def validate(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    batch: int,
+    device: torch.device | str = "cpu",
+    arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> ValidationSum:
+    """Summed cross-entropy of `model` in eval mode, and the token similarity of the first batch."""
+    was_training = model.training
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    similarity = float("nan")
+    for start in range(0, len(inputs), batch):
+        x = inputs[start : start + batch].to(device)
+        y = targets[start : start + batch].to(device)
+        with arithmetic():
+            states, loss = model(x, y)
+        total += loss
+        if start == 0:
+            similarity = token_similarity(states)
+    model.train(was_training)
+    return ValidationSum(total.item(), int((targets >= 0).sum()), similarity)

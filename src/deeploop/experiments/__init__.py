@@ -1,0 +1,1 @@
+"""Named experiments: recipes, the demo, and the pictures made from run folders."""

@@ -1,0 +1,217 @@
+"""LoopedGPT: K stored blocks applied for R rounds, between a tied embedding and head; and its config.
+
+config = GPTConfig(blocks=12, rounds=3)
+model = LoopedGPT(config, seed=1)
+loss = model(tokens, targets).loss / targets.numel()
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deeploop.nn.init import InitRule, init_weights_
+from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
+from deeploop.nn.loss import linear_cross_entropy
+from deeploop.nn.residual import ScaledResidual
+from deeploop.theory import ScalingRule
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Shape and parameterization of a looped GPT; the defaults are the paper's small model at R=3."""
+
+    blocks: int = 12
+    """Physical blocks K, stored once each."""
+    rounds: int = 3
+    """Rounds R: how often the stack of blocks is applied."""
+    width: int = 768
+    """Width of the residual stream."""
+    heads: int = 6
+    """Attention heads; they divide the width."""
+    hidden: int = 2048
+    """Hidden width of SwiGLU. The paper's medium model has 2730; 2736 is a multiple of 16 and faster."""
+    vocabulary: int = 50257
+    """Real vocabulary size; the embedding is padded to the next multiple of 64."""
+    context: int = 1024
+    """Longest sequence, in tokens."""
+    block: Literal["prenorm", "postnorm", "sandwich"] = "sandwich"
+    """Residual equation: the DeepLoop sandwich, or an unscaled pre-norm or post-norm."""
+    p: float = 0.5
+    """Exponent of the sandwich's rule, alpha = (2N)^p and beta = (8N)^-p: 1/2 DeepLoop, 1/4 DeepNorm."""
+    inner_norm: bool = True
+    """Normalise the sandwich's branch input; without it the block is DeepNorm's Norm(alpha x + f(x))."""
+    scale_gate: bool = True
+    """Draw SwiGLU's gate at beta too, as its up and down matrices are."""
+    shrink_outputs: bool | None = None
+    """Divide the initial output projections by sqrt(blocks); unset: yes without beta, no in the sandwich."""
+    final_norm: bool = True
+    """Keep the RMSNorm after the last block."""
+    recompute_alpha: bool = False
+    """When rounds are changed at test time, take alpha of the new depth instead of the trained one."""
+    mup_base_width: int = 0
+    """Width-µP: multiply logits and the matrices' learning rate by this width / width; 0 is off."""
+    mask_padding: bool = True
+    """Leave the padded vocabulary out of the softmax in validation and evaluation."""
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "rounds", "width", "heads", "hidden", "vocabulary", "context"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._require("heads", self.width % self.heads == 0, f"a divisor of model.width={self.width}")
+        self._require("heads", self.head_size % 2 == 0, f"such that model.width={self.width} / heads is even")
+        kinds = ("prenorm", "postnorm", "sandwich")
+        self._require("block", self.block in kinds, f"one of {', '.join(kinds)}")
+        self._require("p", math.isfinite(self.p) and self.p > 0, "positive and finite")
+        self._require(
+            "inner_norm", self.inner_norm or self.block != "prenorm", "True with model.block=prenorm"
+        )
+        self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
+
+    def _require(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            raise ValueError(f"model.{name}={getattr(self, name)}: must be {what}")
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def padded_vocabulary(self) -> int:
+        return -(-self.vocabulary // 64) * 64
+
+    @property
+    def depth(self) -> int:
+        """N = K·R, the unrolled depth."""
+        return self.blocks * self.rounds
+
+    @property
+    def rule(self) -> ScalingRule | None:
+        """The sandwich's scaling rule; pre-norm and post-norm have none."""
+        return ScalingRule(self.p) if self.block == "sandwich" else None
+
+    @property
+    def alpha(self) -> float:
+        return self.rule.alpha(self.depth) if self.rule else 1.0
+
+    @property
+    def beta(self) -> float:
+        return self.rule.beta(self.depth) if self.rule else 1.0
+
+    @property
+    def matrix_lr_multiplier(self) -> float:
+        """What width-µP multiplies the logits by, and the learning rate of the blocks' matrices."""
+        return self.mup_base_width / self.width if self.mup_base_width else 1.0
+
+    @property
+    def init_rule(self) -> InitRule:
+        """The standard deviation every matrix is drawn at."""
+        shrink = self.block != "sandwich" if self.shrink_outputs is None else self.shrink_outputs
+        return InitRule(
+            width=self.width,
+            beta=self.beta,
+            output_divisor=math.sqrt(self.blocks) if shrink else 1.0,
+            scale_gate=self.scale_gate,
+        )
+
+
+class Block(nn.Module):
+    """Attention, then SwiGLU, each inside its residual equation."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        residual = partial(
+            ScaledResidual,
+            width=config.width,
+            kind=config.block,
+            alpha=config.alpha,
+            inner_norm=config.inner_norm,
+        )
+        self.attention = residual(CausalSelfAttention(config.width, config.heads))
+        self.mlp = residual(SwiGLU(config.width, config.hidden))
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        x = self.attention(x, rotary)
+        x = self.mlp(x)
+        return x
+
+
+class GPTOutput(NamedTuple):
+    """`states` (B, T, width) after the final norm; `loss` summed over the targets, if there were any."""
+
+    states: Tensor
+    loss: Tensor | None
+
+
+class LoopedGPT(nn.Module):
+    """A causal language model whose blocks are applied `rounds` times.
+
+    The constructor draws all weights from `seed`. A model built on the meta device has none: give it
+    memory with `to_empty` and call `init_weights` (the rotary table is set there as well).
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.rounds = config.rounds
+        self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
+        self.input_norm = RMSNorm(config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        self.final_norm = RMSNorm(config.width) if config.final_norm else nn.Identity()
+        for name in ("cos", "sin"):
+            table = torch.empty(config.context, config.head_size // 2)
+            self.register_buffer(name, table, persistent=False)
+        self.init_weights(seed)
+
+    def init_weights(self, seed: int) -> None:
+        """Set every parameter and buffer; the same seed gives the same model on every device."""
+        init_weights_(self, self.config.init_rule, seed)
+        cos, sin = rotary_table(self.config.context, self.config.head_size)
+        self.cos.copy_(cos)
+        self.sin.copy_(sin)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> GPTOutput:
+        """tokens and targets (B, T); targets below 0 are not counted."""
+        length = tokens.shape[1]
+        if length > self.config.context:
+            raise ValueError(
+                f"tokens of length {length}: must be at most model.context={self.config.context}"
+            )
+        rotary = (self.cos[:length], self.sin[:length])
+        x = self.input_norm(self.embedding(tokens))
+        for _ in range(self.rounds):
+            for block in self.blocks:
+                x = block(x, rotary)
+        states = self.final_norm(x)
+        if targets is None:
+            return GPTOutput(states, None)
+        # In training the padding takes part in the softmax, as in the paper's lineage.
+        padded = self.training or not self.config.mask_padding
+        weight = self.embedding.weight if padded else self.embedding.weight[: self.config.vocabulary]
+        return GPTOutput(states, linear_cross_entropy(self._head_input(states), weight, targets))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits over the real vocabulary, in fp32 (of a model that is not sharded)."""
+        weight = self.embedding.weight[: self.config.vocabulary]
+        logits = F.linear(self._head_input(states), weight)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def set_rounds(self, rounds: int) -> None:
+        """Apply the blocks `rounds` times from now on: test-time depth. The weights stay."""
+        changed = replace(self.config, rounds=rounds)  # also checks the value
+        self.rounds = rounds
+        if self.config.recompute_alpha:
+            for module in self.modules():
+                if isinstance(module, ScaledResidual):
+                    module.alpha = changed.alpha
+
+    def _head_input(self, states: Tensor) -> Tensor:
+        # Scaling the states scales the logits, at width instead of vocabulary many products.
+        scale = self.config.matrix_lr_multiplier
+        return states if scale == 1 else states * scale

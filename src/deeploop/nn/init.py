@@ -1,0 +1,73 @@
+"""Complete, repeatable weight initialisation, and the rule that says which matrices get β.
+
+β is an initialisation gain (Eq. deeploop-beta-usage): a matrix is drawn once, at β·std. All draws
+are made in fp32 on the CPU from one generator, so a seed gives the same model on every device and in
+every dtype, and two models that differ only in their scales share the same underlying numbers.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+EMBEDDING_STD = 0.02
+UNSCALED = ("q", "k")
+BRANCH = ("v", "o", "gate", "up", "down")  # DeepNorm's set: value, output, feed-forward
+OUTPUTS = ("o", "down")
+
+
+@torch.no_grad()
+def init_residual_branch_(
+    matrices: Iterable[Tensor], *, std: float, beta: float = 1.0, generator: torch.Generator | None = None
+) -> None:
+    """Draw every matrix from N(0, (beta·std)²), in place.
+
+    Give it the value, output and feed-forward matrices of a residual branch; of a fused q-k-v
+    projection the value rows alone, as a slice of the weight.
+    """
+    for matrix in matrices:
+        if matrix.is_meta:  # nowhere to put a draw
+            continue
+        draw = torch.empty(matrix.shape, dtype=torch.float32, device="cpu")
+        matrix.copy_(draw.normal_(0.0, beta * std, generator=generator))
+
+
+@dataclass(frozen=True)
+class InitRule:
+    """The standard deviation of every matrix of a model, by its role (its name in the layer)."""
+
+    width: int
+    beta: float = 1.0
+    output_divisor: float = 1.0  # √K where the output projections are shrunk
+    scale_gate: bool = True  # whether β reaches SwiGLU's gate
+
+    def std(self, role: str) -> float:
+        """0.5/√width for all matrices (down too), times β in the branch, over the divisor in outputs."""
+        if role == "embedding":
+            return EMBEDDING_STD
+        if role not in UNSCALED + BRANCH:
+            raise ValueError(f"role={role!r}: must be one of embedding, {', '.join(UNSCALED + BRANCH)}")
+        std = 0.5 / math.sqrt(self.width)
+        if role in BRANCH and (role != "gate" or self.scale_gate):
+            std *= self.beta
+        if role in OUTPUTS:
+            std /= self.output_divisor
+        return std
+
+
+@torch.no_grad()
+def init_weights_(model: nn.Module, rule: InitRule, seed: int) -> None:
+    """Set every parameter of `model`: gains (vectors) to 1, matrices drawn as `rule` says.
+
+    A parameter for which no initial value is stated is an error, so nothing is left as it was.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        *_, role, attribute = name.split(".")  # blocks.0.attention.branch.v.weight: role v
+        assert attribute == "weight", f"{name}: no initial value is stated for it"
+        if parameter.ndim == 1:
+            parameter.fill_(1.0)
+        else:
+            init_residual_branch_([parameter], std=rule.std(role), generator=generator)

@@ -1,0 +1,90 @@
+"""The layers of a block: RMSNorm, rotary embedding, causal self-attention with QK-norm, SwiGLU.
+
+No layer has a bias. Shapes: B sequences, T positions, H heads, D = width/H numbers a head.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Rotary = tuple[Tensor, Tensor]  # cos and sin, (T, D/2) each
+
+
+class RMSNorm(nn.Module):
+    """x / RMS(x) · gain over the last dimension, computed in fp32 or wider, returned in x's dtype."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps)
+        return y.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}"
+
+
+def rotary_table(context: int, head_size: int, base: float = 10000.0) -> Rotary:
+    """cos and sin of position · base^(-2i/D) for i < D/2, on the CPU, shape (context, D/2).
+
+    The angles are taken in float64: in float32 those of late positions are off by 1e-4.
+    """
+    if head_size % 2:
+        raise ValueError(f"head_size={head_size}: must be even, rotary turns pairs")
+    exponent = torch.arange(0, head_size, 2, dtype=torch.float64, device="cpu") / head_size
+    position = torch.arange(context, dtype=torch.float64, device="cpu")
+    angle = torch.outer(position, base**-exponent)
+    return angle.cos().float(), angle.sin().float()
+
+
+def apply_rotary(x: Tensor, rotary: Rotary) -> Tensor:
+    """Turn the pairs (x[i], x[i + D/2]) of x (..., T, D) by their positions' angles (half-split)."""
+    cos, sin = rotary
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention; queries and keys are rotated, then normalised a head at a time.
+
+    q, k, v and o are separate matrices because the residual rule scales v and o alone.
+    A key-value cache may hold what `scaled_dot_product_attention` receives: finished keys and values.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"heads={heads}: must divide width={width}")
+        self.head_size = width // heads
+        self.q = nn.Linear(width, width, bias=False)
+        self.k = nn.Linear(width, width, bias=False)
+        self.v = nn.Linear(width, width, bias=False)
+        self.o = nn.Linear(width, width, bias=False)
+        self.q_norm = RMSNorm(self.head_size)
+        self.k_norm = RMSNorm(self.head_size)
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        q = self.q_norm(apply_rotary(self._heads(self.q(x)), rotary))
+        k = self.k_norm(apply_rotary(self._heads(self.k(x)), rotary))
+        v = self._heads(self.v(x))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+    def _heads(self, y: Tensor) -> Tensor:
+        return y.view(*y.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, T, width) → (B, H, T, D)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))

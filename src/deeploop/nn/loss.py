@@ -1,0 +1,75 @@
+"""Cross-entropy of a linear head that never holds the whole logits tensor.
+
+For P positions and V words the logits are P×V numbers, more than the rest of a small model together.
+Here the positions go through in chunks, and each chunk's gradients are taken at once, in the forward
+pass, while its logits are at hand; the backward pass only multiplies them by the incoming scalar.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+MAX_LOGITS = 2**27  # logits held at a time: 512 MiB in fp32
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, *, chunk: int | None = None) -> Tensor:
+    """Σ over positions with target ≥ 0 of −log softmax(x @ weight.T)[target], a scalar in fp32 or wider.
+
+    x (..., width), weight (V, width), targets (...). Under autocast the products run in its dtype;
+    the softmax and the sums over chunks never do. `chunk` positions are held at a time.
+    """
+    if chunk is None:
+        chunk = 1 << (max(1, MAX_LOGITS // len(weight)).bit_length() - 1)  # a power of two
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk}: must be at least 1")
+    # The Function's own needs_input_grad is blind to no_grad, and grad mode is off inside it: ask here.
+    grad = torch.is_grad_enabled()
+    wanted = (grad and x.requires_grad, grad and weight.requires_grad)
+    positions = x.flatten(0, -2), targets.flatten()
+    return _LinearCrossEntropy.apply(*positions, weight, chunk, wanted)  # type: ignore[no-untyped-call]
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, targets: Tensor, weight: Tensor, chunk: int, wanted: tuple[bool, bool]
+    ) -> Tensor:
+        device = x.device.type
+        narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        wide = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(device, enabled=False):
+            w = weight.to(narrow)
+            loss = torch.zeros((), dtype=wide, device=x.device)
+            grad_x = torch.empty_like(x) if wanted[0] else None
+            grad_w = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
+            for start in range(0, len(x), chunk):
+                rows = slice(start, start + chunk)
+                kept = (targets[rows] >= 0).unsqueeze(1)  # (C, 1)
+                target = targets[rows].clamp(min=0).unsqueeze(1)
+                h = x[rows].to(narrow)
+                logp = (h @ w.T).to(wide).log_softmax(dim=-1)  # (C, V)
+                loss -= (logp.gather(1, target) * kept).sum()
+                if grad_x is None and grad_w is None:
+                    continue
+                # d loss / d logits = softmax − onehot. Uncounted rows are masked where they are
+                # `width` long, not V.
+                d = logp.exp_().scatter_add_(1, target, logp.new_full(target.shape, -1.0)).to(narrow)
+                if grad_x is not None:
+                    grad_x[rows] = (d @ w) * kept
+                if grad_w is not None:
+                    grad_w += d.T @ (h * kept)
+        ctx.save_for_backward(grad_x, grad_w)
+        ctx.weight_dtype = weight.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_w = ctx.saved_tensors
+        if grad_x is not None:
+            grad_x = grad_x * grad_loss
+        if grad_w is not None:
+            grad_w = (grad_w * grad_loss).to(ctx.weight_dtype)
+        return grad_x, None, grad_w, None, None

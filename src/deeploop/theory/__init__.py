@@ -1,0 +1,48 @@
+"""The theory of looped depth in pure Python: visits, scaling rules, bounds and the plan made of them."""
+
+from deeploop.theory.bounds import (
+    Bound,
+    aligned_bound,
+    exponent_threshold,
+    kappa_bar,
+    kappa_bar_range,
+    module_bound,
+    tied_bound,
+    untied_bound,
+)
+from deeploop.theory.plan import Plan, PlanArgs, plan_hierarchy, plan_single
+from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, ScalingRule
+from deeploop.theory.visits import (
+    HORIZONS,
+    Horizon,
+    Schedule,
+    Visit,
+    hierarchy,
+    shared_hierarchy,
+    single_loop,
+)
+
+__all__ = [
+    "DEEPLOOP",
+    "DEEPNORM",
+    "HORIZONS",
+    "Bound",
+    "Horizon",
+    "Plan",
+    "PlanArgs",
+    "ScalingRule",
+    "Schedule",
+    "Visit",
+    "aligned_bound",
+    "exponent_threshold",
+    "hierarchy",
+    "kappa_bar",
+    "kappa_bar_range",
+    "module_bound",
+    "plan_hierarchy",
+    "plan_single",
+    "shared_hierarchy",
+    "single_loop",
+    "tied_bound",
+    "untied_bound",
+]

@@ -1,0 +1,173 @@
+"""`deeploop plan`: alpha, beta and the stability bounds of an architecture, as a table or as JSON.
+
+deeploop plan --blocks 12 --rounds 3
+deeploop plan --high-blocks 4 --low-blocks 4 --cycles 2 --low-cycles 2 --horizon last_cycle
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+from deeploop.theory import plan_table
+from deeploop.theory.bounds import (
+    Rules,
+    aligned_bound,
+    exponent_threshold,
+    kappa_bar_range,
+    rules_by_module,
+    untied_bound,
+)
+from deeploop.theory.scaling import DEEPLOOP, PAPER_RULES, ScalingRule
+from deeploop.theory.visits import HORIZONS, Horizon, Schedule, hierarchy, single_loop
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule, the rule of each module, and what follows from the two."""
+
+    settings: Mapping[str, int | str]  # the architecture as it was asked for
+    schedule: Schedule
+    rules: Mapping[str, ScalingRule]  # one a module
+    horizons: Mapping[Horizon, Schedule] = field(default_factory=dict)  # a hierarchy's, at each horizon
+
+    def to_json(self) -> dict[str, Any]:
+        """One object of plain numbers, exact fractions beside them as strings (null where irrational)."""
+        schedule = self.schedule
+        kappa_bar = kappa_bar_range(schedule)
+        return {
+            **self.settings,
+            **{name: getattr(schedule, name) for name in ("N", "M", "J", "N_g", "M_g")},
+            "scaled_by": "N_g" if self.horizons else "N",
+            **_scales(schedule, self.rules),
+            "kappa_bar_range": [float(end) for end in kappa_bar],
+            "kappa_bar_range_exact": [str(end) for end in kappa_bar],
+            "exponent_thresholds": {f"gamma_{g}": float(exponent_threshold(g)) for g in (0, 1)},
+            "modules": {m: _module(schedule, self.rules[m], m) for m in schedule.modules},
+            "comparison": {
+                name: _scales(schedule, rules_by_module(schedule, rule)) for name, rule in PAPER_RULES.items()
+            },
+            "horizons": {name: _horizon(at, self.rules) for name, at in self.horizons.items()},
+            "verdict": plan_table.verdict(self),
+        }
+
+    def to_table(self) -> str:
+        """The plan as text for a terminal of 100 columns."""
+        return plan_table.render(self)
+
+
+def plan_single(blocks: int, rounds: int, rule: ScalingRule = DEEPLOOP) -> Plan:
+    """K blocks for R rounds under one rule."""
+    schedule = single_loop(blocks, rounds)
+    return Plan({"blocks": blocks, "rounds": rounds}, schedule, rules_by_module(schedule, rule))
+
+
+def plan_hierarchy(
+    high_blocks: int,
+    low_blocks: int,
+    cycles: int,
+    low_cycles: int,
+    horizon: Horizon = "last_cycle",
+    rules: Rules = DEEPLOOP,
+) -> Plan:
+    """Two modules H and L under one rule, or one rule each: {"H": ..., "L": ...}."""
+    sizes = {"high_blocks": high_blocks, "low_blocks": low_blocks, "cycles": cycles, "low_cycles": low_cycles}
+    schedule = hierarchy(**sizes, horizon=horizon)
+    horizons = {h: hierarchy(**sizes, horizon=h) for h in HORIZONS}
+    return Plan({**sizes, "horizon": horizon}, schedule, rules_by_module(schedule, rules), horizons)
+
+
+def _scales(schedule: Schedule, rules: Mapping[str, ScalingRule]) -> dict[str, Any]:
+    """alpha, beta and their ratio (null where the modules' rules differ), and the bounds."""
+    first = next(iter(rules.values()))
+    numbers = _rule(first, schedule.N_g)
+    untied, aligned = untied_bound(schedule, rules), aligned_bound(schedule, rules)
+    return {
+        **(numbers if set(rules.values()) == {first} else dict.fromkeys(numbers)),
+        "untied_bound": untied.value,
+        "untied_bound_exact": _string(untied.exact),
+        "aligned_bound": aligned.value,
+        "aligned_bound_exact": _string(aligned.exact),
+    }
+
+
+def _rule(rule: ScalingRule, N: int) -> dict[str, Any]:
+    return {
+        "rule": rule.name,
+        "p": float(rule.p),
+        "alpha": rule.alpha(N),
+        "beta": rule.beta(N),
+        "ratio": rule.ratio(N),
+        "ratio_exact": _string(rule.ratio_exact(N)),
+    }
+
+
+def _module(schedule: Schedule, rule: ScalingRule, module: str) -> dict[str, Any]:
+    counts = {"J": schedule.J_of(module), "R": schedule.R_of(module), "R_g": schedule.R_g_of(module)}
+    return counts | _rule(rule, schedule.N_g)
+
+
+def _horizon(schedule: Schedule, rules: Mapping[str, ScalingRule]) -> dict[str, Any]:
+    R_g = {m: schedule.R_g_of(m) for m in schedule.modules}
+    return {"M_g": schedule.M_g, "N_g": schedule.N_g, "R_g": R_g, **_scales(schedule, rules)}
+
+
+def _string(fraction: Fraction | None) -> str | None:
+    return None if fraction is None else str(fraction)
+
+
+@dataclass(frozen=True)
+class PlanArgs:
+    """Print alpha, beta and the stability bounds of a looped architecture."""
+
+    blocks: int | None = None
+    """Stored blocks K of a single loop."""
+    rounds: int | None = None
+    """Rounds R: how often the blocks are visited."""
+    high_blocks: int | None = None
+    """Blocks K_H of a hierarchy's high-level module."""
+    low_blocks: int | None = None
+    """Blocks K_L of a hierarchy's low-level module."""
+    cycles: int | None = None
+    """Outer cycles C of a hierarchy."""
+    low_cycles: int | None = None
+    """Runs C_L of the low-level module in each cycle."""
+    horizon: Horizon = "last_cycle"
+    """Which of a hierarchy's visits stand in the training graph."""
+    rule: Literal["deeploop", "deepnorm"] = "deeploop"
+    """Scaling rule: deeploop is p = 1/2, deepnorm p = 1/4."""
+    p: float | None = None
+    """Another exponent p; overrides the rule."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+
+def run(args: PlanArgs) -> str:
+    """The text that `deeploop plan` prints."""
+    rule = PAPER_RULES[args.rule] if args.p is None else ScalingRule(args.p)
+    loop = {"blocks": args.blocks, "rounds": args.rounds}
+    modules = {name: getattr(args, name) for name in ("high_blocks", "low_blocks", "cycles", "low_cycles")}
+    sizes = _whole_set(loop, modules)
+    if sizes.keys() == loop.keys():
+        plan = plan_single(**sizes, rule=rule)
+    else:
+        plan = plan_hierarchy(**sizes, horizon=args.horizon, rules=rule)
+    return json.dumps(plan.to_json(), indent=2, ensure_ascii=False) if args.json else plan.to_table()
+
+
+def _whole_set(*sets: Mapping[str, int | None]) -> dict[str, int]:
+    """The one set of sizes that was given, whole."""
+    choices = ", or ".join(_flags(sizes) for sizes in sets)
+    given = [sizes for sizes in sets if any(value is not None for value in sizes.values())]
+    if len(given) != 1:
+        raise ValueError(f"{'mixed' if given else 'missing'} sizes: give {choices}")
+    (sizes,) = given
+    missing = [name for name, value in sizes.items() if value is None]
+    if missing:
+        raise ValueError(f"missing {_flags(missing)}: give {choices}")
+    return {name: value for name, value in sizes.items() if value is not None}
+
+
+def _flags(names: Iterable[str]) -> str:
+    return " ".join("--" + name.replace("_", "-") for name in names)

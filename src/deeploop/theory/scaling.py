@@ -1,0 +1,102 @@
+"""Residual scaling rules: alpha = (cN)^p on the skip path, beta = (dN)^-p on the initial branch weights.
+
+N is the effective depth in blocks. The paper keeps DeepNorm's constants (c, d) = (2, 8) and changes only
+the exponent: DEEPNORM p = 1/4, DEEPLOOP p = 1/2.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+Real = float | Fraction  # an int is welcome wherever a float is
+
+
+@dataclass(frozen=True)
+class ScalingRule:
+    """The family of Eq. (beta-over-alpha): alpha(N) = (cN)^p, beta(N) = (dN)^-p."""
+
+    p: Real
+    c: Real = 2
+    d: Real = 8
+
+    def __post_init__(self) -> None:
+        for name in ("p", "c", "d"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}={value}: must be positive and finite")
+
+    @property
+    def name(self) -> str:
+        """The paper's name for the rule, or its exponent."""
+        return {DEEPNORM: "DeepNorm", DEEPLOOP: "DeepLoop"}.get(self, f"p = {float(self.p):g}")
+
+    def alpha(self, N: int) -> float:
+        """Residual scale: Norm(alpha * x + f(x))."""
+        return _power(self.c * _depth(N), self.p)
+
+    def beta(self, N: int) -> float:
+        """Initialization gain of the residual-branch matrices."""
+        return _power(self.d * _depth(N), -self.p)
+
+    def ratio(self, N: int) -> float:
+        """Update-to-residual ratio beta / alpha = (cd)^-p N^-2p."""
+        return _power(self.c * self.d * _depth(N) ** 2, -self.p)
+
+    def ratio_exact(self, N: int) -> Fraction | None:
+        """beta / alpha as a fraction, None where it is irrational."""
+        return _exact_power(self._inverse_base(N), exact(self.p))
+
+    def ratio_squared_exact(self, N: int) -> Fraction | None:
+        """(beta / alpha)^2, which the bounds use; rational at every N for DEEPNORM, whose ratio is not."""
+        return _exact_power(self._inverse_base(N), 2 * exact(self.p))
+
+    def _inverse_base(self, N: int) -> Fraction:
+        """x such that beta / alpha = x^p."""
+        return 1 / (exact(self.c) * exact(self.d) * exact(_depth(N)) ** 2)
+
+
+DEEPNORM = ScalingRule(Fraction(1, 4))
+DEEPLOOP = ScalingRule(Fraction(1, 2))
+PAPER_RULES = {"deepnorm": DEEPNORM, "deeploop": DEEPLOOP}
+
+
+def exact(x: Real) -> Fraction:
+    """x as a fraction; a float is read as the decimal it prints as, so 0.3 is 3/10."""
+    return Fraction(str(x)) if isinstance(x, float) else Fraction(x)
+
+
+def _depth(N: int) -> int:
+    if not 1 <= N < math.inf:
+        raise ValueError(f"N={N}: the depth in blocks must be at least 1")
+    return N
+
+
+def _power(base: Real, exponent: Real) -> float:
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        raise ValueError(f"p={float(exponent):g}: {float(base):g}^p is too large for a float") from None
+
+
+def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    """base^(a/b) for 0 < base and lowest terms a/b: rational only if base is itself a perfect b-th power."""
+    top, bottom = (_exact_root(part, exponent.denominator) for part in (base.numerator, base.denominator))
+    if top is None or bottom is None:
+        return None
+    if exponent.numerator * max(top, bottom).bit_length() > 2048:  # beyond any float it could stand beside
+        return None
+    return Fraction(top, bottom) ** exponent.numerator
+
+
+def _exact_root(n: int, degree: int) -> int | None:
+    """The positive integer whose degree-th power is n, by bisection; None if there is none."""
+    if degree >= n.bit_length():  # 2^degree > n, so only 1 is left
+        return 1 if n == 1 else None
+    low, high = 1, 1 << (n.bit_length() // degree + 1)
+    while low < high:
+        middle = (low + high) // 2
+        if middle**degree < n:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low**degree == n else None

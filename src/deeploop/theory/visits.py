@@ -1,0 +1,163 @@
+"""Visit schedules: the list of every time a residual sublayer is run, in execution order.
+
+A transformer block holds two residual sublayers (attention, then MLP). A looped model stores few
+sublayers and visits each of them many times; the theory is about visits, so a schedule lists them all
+and every count of the paper (M, N, J, R and their gradient-visible forms) is counted from that list.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, get_args
+
+SUBLAYERS_PER_BLOCK = 2  # attention, MLP
+
+Horizon = Literal["full", "last_cycle", "last_call"]
+HORIZONS: tuple[Horizon, ...] = get_args(Horizon)
+
+
+class Visit(NamedTuple):
+    """One run of one residual sublayer; all indices start at 0."""
+
+    module: str
+    cycle: int  # outer cycle; always 0 in a single loop
+    round: int  # which run of the module within its cycle
+    sublayer: int  # physical index within the module: 2 * block + (0 attention, 1 MLP)
+    has_grad: bool  # does this visit stand in the training graph?
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Every visit in execution order, and the counts that follow from it."""
+
+    visits: tuple[Visit, ...]
+
+    @property
+    def M(self) -> int:
+        """Visits of a forward pass."""
+        return len(self.visits)
+
+    @property
+    def N(self) -> int:
+        """Effective depth in blocks: M / 2."""
+        return self.M // SUBLAYERS_PER_BLOCK
+
+    @property
+    def J(self) -> int:
+        """Physical (stored) residual sublayers."""
+        return sum(len(sublayers) for sublayers in self._tally.values())
+
+    @property
+    def M_g(self) -> int:
+        """Visits that stand in the training graph."""
+        return sum(sublayers.total() for sublayers in self._tally_g.values())
+
+    @property
+    def N_g(self) -> int:
+        """Gradient-visible depth in blocks: M_g / 2."""
+        return self.M_g // SUBLAYERS_PER_BLOCK
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Module names in the order of their first visit."""
+        return tuple(self._tally)
+
+    def J_of(self, module: str) -> int:
+        """Physical residual sublayers of one module."""
+        return len(self._tally[module])
+
+    def R_of(self, module: str) -> int:
+        """How often a forward pass visits each sublayer of the module."""
+        return self._even_count(module, self._tally[module])
+
+    def R_g_of(self, module: str) -> int:
+        """How often each sublayer of the module stands in the training graph."""
+        return self._even_count(module, self._tally_g.get(module, Counter()))
+
+    @cached_property
+    def _tally(self) -> dict[str, Counter[int]]:
+        return _tally(self.visits)
+
+    @cached_property
+    def _tally_g(self) -> dict[str, Counter[int]]:
+        return _tally(visit for visit in self.visits if visit.has_grad)
+
+    def _even_count(self, module: str, visited: Counter[int]) -> int:
+        counts = {visited[sublayer] for sublayer in self._tally[module]}
+        if len(counts) > 1:
+            raise ValueError(f"module {module!r}: sublayers visited {sorted(counts)} times, need one count")
+        return counts.pop()
+
+
+def single_loop(blocks: int, rounds: int) -> Schedule:
+    """K blocks applied for R rounds, all in the graph."""
+    _check(blocks=blocks, rounds=rounds)
+    return Schedule(
+        tuple(
+            visit for r in range(rounds) for visit in _call("loop", blocks, cycle=0, round=r, has_grad=True)
+        )
+    )
+
+
+def hierarchy(high_blocks: int, low_blocks: int, cycles: int, low_cycles: int, horizon: Horizon) -> Schedule:
+    """Modules "H" and "L": each of C cycles runs L for C_L calls, then H once (the recurrence of HRM).
+
+    horizon `full` keeps every visit in the graph, `last_cycle` the whole last cycle, `last_call` only the
+    very last L call and the very last H call.
+    """
+    _check(horizon, high_blocks=high_blocks, low_blocks=low_blocks, cycles=cycles, low_cycles=low_cycles)
+    blocks = {"H": high_blocks, "L": low_blocks}
+    return Schedule(
+        tuple(
+            visit
+            for role, cycle, iterate, has_grad in _recurrence(cycles, low_cycles, horizon)
+            for visit in _call(role, blocks[role], cycle, iterate, has_grad)
+        )
+    )
+
+
+def shared_hierarchy(blocks: int, cycles: int, low_cycles: int, horizon: Horizon) -> Schedule:
+    """One module, "shared", in both roles of `hierarchy`, so run C_L + 1 times a cycle (as in TRM)."""
+    _check(horizon, blocks=blocks, cycles=cycles, low_cycles=low_cycles)
+    return Schedule(
+        tuple(
+            visit
+            for role, cycle, iterate, has_grad in _recurrence(cycles, low_cycles, horizon)
+            for visit in _call("shared", blocks, cycle, low_cycles if role == "H" else iterate, has_grad)
+        )
+    )
+
+
+def _recurrence(cycles: int, low_cycles: int, horizon: Horizon) -> Iterator[tuple[str, int, int, bool]]:
+    """(role, cycle, iterate, has_grad) of every call: each cycle, L low_cycles times and then H once."""
+    for cycle in range(cycles):
+        last_cycle = cycle == cycles - 1
+        for iterate in range(low_cycles):
+            yield "L", cycle, iterate, _in_graph(horizon, last_cycle, iterate == low_cycles - 1)
+        yield "H", cycle, 0, _in_graph(horizon, last_cycle, True)
+
+
+def _in_graph(horizon: Horizon, last_cycle: bool, last_call: bool) -> bool:
+    return horizon == "full" or (last_cycle and (last_call or horizon == "last_cycle"))
+
+
+def _call(module: str, blocks: int, cycle: int, round: int, has_grad: bool) -> Iterator[Visit]:
+    for sublayer in range(SUBLAYERS_PER_BLOCK * blocks):
+        yield Visit(module, cycle, round, sublayer, has_grad)
+
+
+def _tally(visits: Iterable[Visit]) -> dict[str, Counter[int]]:
+    """Module → physical sublayer → visits."""
+    tally: dict[str, Counter[int]] = {}
+    for visit in visits:
+        tally.setdefault(visit.module, Counter())[visit.sublayer] += 1
+    return tally
+
+
+def _check(horizon: Horizon = "full", **counts: int) -> None:
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
+    if horizon not in HORIZONS:
+        raise ValueError(f"horizon={horizon!r}: must be one of {', '.join(HORIZONS)}")

@@ -1,0 +1,189 @@
+"""Checkpoints: whole, atomic, and the same for any number of ranks.
+
+A checkpoint is a folder `step-00001000` of safetensors and JSON, nothing pickled. It is written under
+another name, synced, and renamed, so a folder with that name is always complete. Tensors are gathered
+to their full shape, so a run may resume on other ranks, sharded or not.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from deeploop.train.distributed import World
+
+FORMAT = 1
+_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save, and how much to keep."""
+
+    every: int = 1_000
+    """Steps between checkpoints; one more comes at the end, and on SIGTERM or Ctrl-C."""
+    keep: int = 2
+    """How many of the newest checkpoints stay on disk."""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"checkpoint.{name}={getattr(self, name)}: must be at least 1")
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first."""
+    return sorted((folder / "checkpoints").glob("step-*"))
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    found = list_checkpoints(folder)
+    return found[-1] if found else None
+
+
+def save_checkpoint(
+    folder: Path,
+    *,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    keep: int,
+    world: World,
+) -> Path:
+    """Writes `step-…` from rank 0 after all ranks gave their part; `state` is the JSON beside the tensors."""
+    weights, moments = get_state_dict(model, optimizer, options=_FULL)
+    rng = world.gather(_rng_state(world.device))
+    final = folder / "checkpoints" / f"step-{step:08d}"
+    if world.is_main and not final.exists():
+        part = final.with_name(f".{final.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        files = {
+            "model.safetensors": weights,
+            "optimizer.safetensors": _flatten(moments["state"]),
+            "rng.safetensors": {f"{rank}.{k}": v for rank, own in enumerate(rng) for k, v in own.items()},
+        }
+        for name, tensors in files.items():
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, part / name)
+        checksums = {name: _sync_and_hash(part / name) for name in files}
+        record = {"format": FORMAT, "step": step, **state, "sha256": checksums}
+        (part / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+        _sync_and_hash(part / "state.json")
+        part.rename(final)
+        _sync_folder(final.parent)
+        for old in list_checkpoints(folder)[:-keep]:
+            # Renamed first: a deletion cut short must not leave something that looks complete.
+            shutil.rmtree(old.rename(old.with_name(f".{old.name}.old")))
+    world.barrier()
+    return final
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The JSON of a checkpoint, after its files were found whole."""
+    try:
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{checkpoint}: not a readable checkpoint ({error})") from None
+    if state.get("format") != FORMAT:
+        raise ValueError(f"{checkpoint}: checkpoint format {state.get('format')}, expected {FORMAT}")
+    for name, expected in state["sha256"].items():
+        if _hash(checkpoint / name) != expected:
+            raise ValueError(f"{checkpoint / name}: damaged (its checksum does not match state.json)")
+    return state
+
+
+def load_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Puts a checkpoint's weights into `model`, which may be sharded; shapes must agree."""
+    weights = _load(checkpoint / "model.safetensors")
+    own = {name: tuple(parameter.shape) for name, parameter in _plain_names(model).items()}
+    for name in sorted(own.keys() | weights.keys()):
+        theirs = tuple(weights[name].shape) if name in weights else "absent"
+        ours = own.get(name, "absent")
+        if theirs != ours:
+            raise ValueError(f"{checkpoint}: {name} is {theirs} there and {ours} in this model")
+    set_model_state_dict(model, weights, options=_FULL)
+
+
+def load_checkpoint(
+    checkpoint: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, world: World
+) -> None:
+    """Restores weights, optimizer moments and, where the ranks are the same, random generators."""
+    load_weights(model, checkpoint)
+    # The groups and their settings are the new run's own; only the moments come from the file.
+    groups = get_optimizer_state_dict(model, optimizer, options=_FULL)["param_groups"]
+    moments = _unflatten(_load(checkpoint / "optimizer.safetensors"))
+    set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": groups}, options=_FULL)
+    generators = _load(checkpoint / "rng.safetensors")
+    if f"{world.rank}.cpu" in generators:
+        torch.set_rng_state(generators[f"{world.rank}.cpu"])
+    if f"{world.rank}.cuda" in generators and world.device.type == "cuda":
+        torch.cuda.set_rng_state(generators[f"{world.rank}.cuda"], world.device)
+
+
+def _rng_state(device: torch.device) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name.removeprefix("module."): parameter for name, parameter in model.named_parameters()}
+
+
+def _flatten(state: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """{"blocks.0.w": {"exp_avg": …}} → {"exp_avg:blocks.0.w": …}, which safetensors can hold."""
+    return {f"{key}:{name}": tensor for name, own in state.items() for key, tensor in own.items()}
+
+
+def _unflatten(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    state: dict[str, dict[str, Tensor]] = {}
+    for flat, tensor in tensors.items():
+        key, name = flat.split(":", 1)
+        state.setdefault(name, {})[key] = tensor
+    return state
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path}: can't be read ({error})") from None
+
+
+def _hash(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+
+
+def _sync_and_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return _hash(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

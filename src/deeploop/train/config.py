@@ -1,0 +1,91 @@
+"""The whole configuration of a run, composed once, and its way to JSON and back."""
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deeploop.models.gpt import GPTConfig
+from deeploop.train.checkpoint import CheckpointConfig
+from deeploop.train.distributed import DeviceConfig
+from deeploop.train.language import DataConfig
+from deeploop.train.metrics import LogConfig
+from deeploop.train.optim import OptimConfig
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """The collapse guard: a run whose positions all carry one state predicts no better than unigrams."""
+
+    stop: bool = False
+    """Stop a run that is still collapsed after warm-up, in place of only saying so."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run."""
+
+    out: Path = Path("runs/latest")
+    """Run folder: config, metrics and checkpoints."""
+    resume: bool = False
+    """Continue from the last checkpoint in the run folder; starts afresh when there is none."""
+    init_from: Path | None = None
+    """Start from the weights of another run (its last checkpoint)."""
+    seed: int = 0
+    """Seed of the weights and of the order of the data."""
+    model: GPTConfig = field(default_factory=GPTConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as plain JSON values."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, tuple | list):
+            return [plain(item) for item in value]
+        return str(value) if isinstance(value, Path) else value
+
+    return plain(dataclasses.asdict(config))
+
+
+def from_dict(kind: type, data: dict[str, Any], where: str = "config") -> Any:
+    """The config a JSON object describes; unknown fields are an error, absent ones take their default."""
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(data) - set(hints))
+    if unknown:
+        raise ValueError(f"{where}.{unknown[0]}: unknown field (written by another version of deeploop?)")
+    return kind(**{name: _value(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_dict(hint, value, where)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        return None if value is None else _value(options[0], value, where)
+    if hint is Path:
+        return Path(value)
+    if typing.get_origin(hint) is tuple:
+        return tuple(value)
+    return value
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """(field, old value, new value) for every leaf in which two configs differ."""
+    found: list[tuple[str, Any, Any]] = []
+    for name in sorted(set(old) | set(new)):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, f"{prefix}{name}.")
+        elif a != b:
+            found.append((prefix + name, a, b))
+    return found

@@ -1,0 +1,143 @@
+"""Devices and ranks: what `torchrun` gives, and how a model is wrapped for it.
+
+The model file knows nothing of parallelism; everything here is put around it from outside.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+Switch = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Where and how to compute. `auto` means: the GPU with bf16 and compiled blocks where there is one."""
+
+    kind: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to train on."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Arithmetic of the matrix products; weights and norms stay in fp32."""
+    compile: Switch = "auto"
+    """Compile each block with torch.compile."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: replicate the model (ddp), or shard each physical block by itself (fsdp)."""
+    micro_batch: int = 0
+    """Sequences a rank computes at once; 0 takes its whole share. The rest is accumulated."""
+    deterministic: bool = False
+    """Ask torch for deterministic kernels on the GPU (slower). On a CPU runs repeat bit for bit anyway."""
+
+    def __post_init__(self) -> None:
+        if self.micro_batch < 0:
+            raise ValueError(f"device.micro_batch={self.micro_batch}: must be 0 (all at once) or more")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among its peers, and the device it computes on."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """`values` added up over all ranks."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def gather(self, value: object) -> list[object]:
+        """Every rank's `value`, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[object] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+
+@contextmanager
+def open_world(config: DeviceConfig) -> Iterator[World]:
+    """Joins the ranks that `torchrun` started, or stands alone."""
+    if config.kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device.kind=cuda: this machine has no CUDA device; use auto or cpu")
+    use_cuda = config.kind != "cpu" and torch.cuda.is_available()
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    if use_cuda:
+        torch.cuda.set_device(device)
+    # TF32 only touches what stays in fp32 on purpose; it is the usual choice for training.
+    torch.set_float32_matmul_precision("highest" if config.deterministic else "high")
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if size == 1:
+        yield World(0, 1, device)
+        return
+    dist.init_process_group("nccl" if use_cuda else "gloo", device_id=device if use_cuda else None)
+    try:
+        yield World(dist.get_rank(), size, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
+    """The model on its device, blocks compiled, replicated or sharded over the ranks."""
+    model.to(world.device)
+    if config.compile == "on" or (config.compile == "auto" and world.device.type == "cuda"):
+        for block in model.blocks:
+            block.compile()
+    if world.size == 1:
+        return model
+    if config.parallel == "fsdp":
+        return shard(model)
+    # A tied gradient is ready only after the backward of its earliest visit, so views of one flat
+    # bucket save a copy that could not be overlapped anyway.
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
+
+
+def shard(model: nn.Module) -> nn.Module:
+    """FSDP2, one group a physical block: grouped sharding fails for modules used twice in a step."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model.blocks:
+        # Kept whole between its rounds: R all-gathers of each block in place of 2R.
+        fully_shard(block, reshard_after_forward=False)
+    return fully_shard(model)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+@contextmanager
+def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
+    """Gradients travel between ranks only in the last micro-batch of a step."""
+    if isinstance(model, DistributedDataParallel) and not enabled:
+        with model.no_sync():
+            yield
+        return
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+        model.set_requires_gradient_sync(enabled)
+    yield
+
+
+def arithmetic(config: DeviceConfig, device: torch.device) -> AbstractContextManager[object]:
+    """Autocast to bf16 where it is asked for: on GPUs by default, never silently on a CPU."""
+    use_bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+    return torch.autocast(device.type, torch.bfloat16) if use_bf16 else nullcontext()

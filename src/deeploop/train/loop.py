@@ -1,0 +1,291 @@
+"""The only training loop.
+
+A batch's way: loader → R rounds → loss → backward → clip → step → one JSON line. The task says what is
+built, what the loss is and how it is evaluated; everything else is here and the same for every task.
+"""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from deeploop.train.checkpoint import (
+    last_checkpoint,
+    load_checkpoint,
+    load_weights,
+    read_state,
+    save_checkpoint,
+)
+from deeploop.train.config import TrainConfig, to_dict
+from deeploop.train.distributed import World, arithmetic, gradient_sync, open_world, unwrap, wrap
+from deeploop.train.language import LanguageTask
+from deeploop.train.metrics import MetricsWriter, rewind_metrics
+from deeploop.train.optim import learning_rate, make_optimizer, set_learning_rate
+from deeploop.train.progress import Clock, Display, StopRequest, peak_flops
+from deeploop.train.rundir import (
+    changes_since,
+    check_folder,
+    create_run,
+    provenance,
+    require_checkpoint,
+    write_config,
+)
+
+
+@dataclass
+class Run:
+    """Everything that changes while a run goes on."""
+
+    config: TrainConfig
+    world: World
+    task: LanguageTask
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    display: Display
+    writer: MetricsWriter | None
+    step: int = 0
+    clock: Clock = field(default_factory=Clock)
+    warned: bool = False
+    last_validation: dict[str, Any] = field(default_factory=dict)
+
+    def log(self, kind: str, values: dict[str, Any]) -> None:
+        if self.writer is not None:
+            self.writer.write(kind, self.step, values)
+
+
+def train(config: TrainConfig) -> dict[str, Any]:
+    """Runs `config` to its last step; returns the last validation and how the run ended."""
+    with open_world(config.device) as world, StopRequest() as stop:
+        run = _open(config, world)
+        try:
+            ended = _loop(run, stop)
+        finally:
+            run.display.close()
+            if run.writer is not None:
+                run.writer.close()
+        return {"step": run.step, "ended": ended, "seconds": run.clock.total, **run.last_validation}
+
+
+def _loop(run: Run, stop: StopRequest) -> str:
+    config = run.config
+    if run.step == 0:
+        _validate(run)
+    while run.step < config.optim.steps:
+        run.clock.start()
+        rate = learning_rate(run.step, config.optim)
+        set_learning_rate(run.optimizer, rate)
+        loss, norm, stopping = train_step(run, bool(stop.signal))
+        run.step += 1
+        run.clock.stop()
+        _report_step(run, loss, norm, rate)
+
+        last = run.step == config.optim.steps
+        if last or run.step % config.data.validate_every == 0:
+            _validate(run)
+        collapsed = config.guard.stop and run.warned
+        if last or stopping or collapsed or run.step % config.checkpoint.every == 0:
+            saved = _save(run)
+        if stopping:
+            run.display.say(f"stopped at step {run.step}; saved {saved}; continue with --resume")
+            return "stopped"
+        if collapsed:
+            return "collapsed"
+    return "finished"
+
+
+def train_step(run: Run, stop_requested: bool) -> tuple[float, float, bool]:
+    """One optimizer step over all micro-batches and ranks: mean loss, gradient norm, whether to stop."""
+    config, world, model = run.config, run.world, run.model
+    model.train()
+    batches = run.task.micro_batches()
+    total = torch.zeros((), device=world.device)
+    for index, batch in enumerate(batches):
+        with gradient_sync(model, index == len(batches) - 1):
+            with arithmetic(config.device, world.device):
+                loss = run.task.loss(model, batch)
+            # DDP and FSDP average gradients over ranks; the loss is a share of the global sum.
+            (loss * world.size).backward()
+        total += loss.detach()
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 keeps it sharded
+    # One meeting of the ranks and one wait for the device a step: the loss, and who was asked to stop.
+    shared = world.sum(torch.stack([total, torch.full_like(total, float(stop_requested))]))
+    mean_loss, stopping, norm_value = torch.cat([shared, norm[None]]).tolist()
+    if not math.isfinite(mean_loss) or not math.isfinite(norm_value):
+        raise FloatingPointError(_non_finite_report(run, batches, mean_loss, norm_value))
+    if config.optim.clip:
+        nn.utils.clip_grads_with_norm_(model.parameters(), config.optim.clip, norm)
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    return mean_loss, norm_value, stopping > 0
+
+
+def _open(config: TrainConfig, world: World) -> Run:
+    """Everything up to the first step, in an order in which a mistake shows before anything is written."""
+    check_batch(config, world)
+    checkpoint = check_folder(config)
+    task = LanguageTask(config, world)
+    model = wrap(task.build(), config.device, world)
+    optimizer = make_optimizer(
+        model,
+        config.optim,
+        fused=world.device.type == "cuda",
+        matrix_lr_multiplier=config.model.matrix_lr_multiplier,
+    )
+    state: dict[str, Any] = {}
+    if checkpoint is not None:
+        state = read_state(checkpoint)
+        load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=world)
+        task.loader.load_state(state["loader"])
+    elif config.init_from is not None:
+        source = require_checkpoint(config.init_from)
+        read_state(source)
+        load_weights(model, source)
+    display = Display(
+        total=config.optim.steps, done=state.get("step", 0), shown=world.is_main, title=config.out.name
+    )
+    writer = _open_folder(config, task, state, display) if world.is_main else None
+    run = Run(config, world, task, model, optimizer, display, writer, step=state.get("step", 0))
+    run.clock.total = state.get("seconds", 0.0)
+    run.warned = state.get("warned", False)
+    return run
+
+
+def _open_folder(
+    config: TrainConfig, task: LanguageTask, state: dict[str, Any], display: Display
+) -> MetricsWriter:
+    if not state:
+        create_run(config, task.corpus.tokenizer_name)
+        (config.out / "metrics.jsonl").unlink(missing_ok=True)
+        return MetricsWriter(config.out, config.log, to_dict(config))
+    changes = {name: [old, new] for name, old, new in changes_since(config)}
+    for name, (old, new) in changes.items():
+        display.say(f"resuming with {name}={new} (was {old})")
+    rewind_metrics(config.out, state["step"])
+    writer = MetricsWriter(config.out, config.log, to_dict(config))
+    if changes:
+        writer.write("resume", state["step"], {"changes": changes})
+        write_config(config)
+    return writer
+
+
+def check_batch(config: TrainConfig, world: World) -> None:
+    """The global batch must split evenly over ranks and micro-batches."""
+    batch, micro = config.optim.batch, config.device.micro_batch
+    if batch % world.size:
+        raise ValueError(f"optim.batch={batch}: must be a multiple of the {world.size} ranks")
+    if micro and (batch // world.size) % micro:
+        raise ValueError(
+            f"device.micro_batch={micro}: must divide the {batch // world.size} sequences of each rank "
+            f"(optim.batch={batch} over {world.size} ranks)"
+        )
+
+
+def _report_step(run: Run, loss: float, norm: float, rate: float) -> None:
+    due = run.step % run.config.log.every == 0 or run.step == run.config.optim.steps
+    tokens_per_s = None
+    if due:
+        steps_per_s = run.clock.read()
+        tokens_per_s = steps_per_s * run.task.targets_per_step
+        peak = peak_flops(run.world.device)
+        values = {
+            "loss": loss,
+            "lr": rate,
+            "grad_norm": norm,
+            "tokens": run.step * run.task.targets_per_step,
+            "tokens_per_s": tokens_per_s,
+            "mfu": steps_per_s * run.task.flops_per_step / (peak * run.world.size) if peak else None,
+            "seconds": run.clock.total,
+        }
+        run.log("train", values)
+    run.display.step(loss, rate, tokens_per_s)
+
+
+def _validate(run: Run) -> None:
+    result = run.task.evaluate(run.model)
+    run.last_validation = result
+    run.log("validation", result)
+    run.display.say(
+        f"step {run.step:>6}  validation {result['loss']:.4f}  unigram floor {result['floor']:.4f}  "
+        f"token similarity {result['similarity']:.2f}  {result['verdict']}"
+    )
+    warm = run.step >= run.config.optim.warmup_steps
+    if warm and result["verdict"] == "collapsed" and not run.warned:
+        run.warned = True
+        advice = _collapse_advice(run.config)
+        run.log("collapse", {"advice": advice, **result})
+        run.display.say(advice)
+
+
+def _collapse_advice(config: TrainConfig) -> str:
+    ramp = config.optim.peak_lr / max(1, config.optim.warmup_steps)
+    changes = [f"--optim.warmup-steps {4 * max(1, config.optim.warmup_steps)}"]
+    if config.model.block == "sandwich" and config.model.p < 1:
+        changes.append(f"--model.p {min(1.0, 2 * config.model.p):g}")
+    return (
+        "COLLAPSED: after warm-up every position still carries the same state and the loss stands at the "
+        f"unigram floor. The rate rose by {ramp:.1e} a step, too fast for this block; "
+        f"try {' or '.join(changes)}, or a lower --optim.peak-lr."
+    )
+
+
+def _save(run: Run) -> Path:
+    state = {
+        "loader": run.task.loader.state(),
+        "seconds": run.clock.total,
+        "warned": run.warned,
+        **provenance(),
+    }
+    return save_checkpoint(
+        run.config.out,
+        step=run.step,
+        model=run.model,
+        optimizer=run.optimizer,
+        state=state,
+        keep=run.config.checkpoint.keep,
+        world=run.world,
+    )
+
+
+def _non_finite_report(run: Run, batches: list[Any], loss: float, norm: float) -> str:
+    good = last_checkpoint(run.config.out)
+    return (
+        f"step {run.step + 1}: loss {loss}, gradient norm {norm}; first non-finite tensor: "
+        f"{_first_non_finite(run, batches)}; last good checkpoint: {good or 'none was saved yet'}"
+    )
+
+
+@torch.no_grad()
+def _first_non_finite(run: Run, batches: list[Any]) -> str:
+    """Looks where the trouble starts: a weight, else a module's output, else a gradient."""
+
+    def broken(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and not bool(value.isfinite().all())
+
+    model = unwrap(run.model)
+    for name, parameter in model.named_parameters():
+        if broken(parameter):
+            return f"weight {name}"
+    found: list[str] = []
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            values = output if isinstance(output, tuple) else (output,)
+            if any(map(broken, values)):
+                found.append(f"output of {name or 'the model'}")
+
+        return hook
+
+    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    for batch in batches:
+        with arithmetic(run.config.device, run.world.device):
+            run.task.loss(run.model, batch)
+    for hook in hooks:
+        hook.remove()
+    if found:
+        return found[0]
+    bad = [name for name, p in model.named_parameters() if p.grad is not None and broken(p.grad)]
+    return f"gradient of {bad[0]}" if bad else "not found when the step was repeated"

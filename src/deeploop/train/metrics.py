@@ -1,0 +1,101 @@
+"""Metrics as JSON lines, which every plot and table reads; TensorBoard and W&B on request."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is written down while training."""
+
+    every: int = 10
+    """Steps between two lines of training metrics."""
+    tensorboard: bool = False
+    """Also write TensorBoard files into the run folder (needs the extra `tensorboard`)."""
+    wandb: str = ""
+    """Also log to this Weights & Biases project (needs the extra `wandb`)."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"log.every={self.every}: must be at least 1")
+
+
+class MetricsWriter:
+    """Appends one JSON object a line to `metrics.jsonl`, flushed at once."""
+
+    def __init__(self, folder: Path, config: LogConfig, settings: Record) -> None:
+        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._tensorboard = _tensorboard(folder) if config.tensorboard else None
+        self._wandb = _wandb(config.wandb, folder.name, settings) if config.wandb else None
+
+    def write(self, kind: str, step: int, values: Record) -> None:
+        self._file.write(json.dumps({"kind": kind, "step": step, **_finite(values)}) + "\n")
+        self._file.flush()
+        numbers = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, int | float)}
+        if self._tensorboard is not None:
+            for key, value in numbers.items():
+                self._tensorboard.add_scalar(key, value, step)
+        if self._wandb is not None:
+            self._wandb.log(numbers, step=step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def read_metrics(folder: Path, kind: str | None = None) -> list[Record]:
+    """The records of a run, in order; a line cut off by a crash is left out."""
+    records = []
+    path = folder / "metrics.jsonl"
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if kind is None or record.get("kind") == kind:
+                records.append(record)
+    return records
+
+
+def rewind_metrics(folder: Path, step: int) -> None:
+    """Drops what was logged after `step`: a resumed run writes those lines again."""
+    path = folder / "metrics.jsonl"
+    kept = [json.dumps(record) + "\n" for record in read_metrics(folder) if record["step"] <= step]
+    if path.is_file():
+        part = path.with_suffix(".part")
+        part.write_text("".join(kept), encoding="utf-8")
+        part.replace(path)
+
+
+def _finite(values: Record) -> Record:
+    """JSON has no NaN: a number that is none is written as null."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError(
+            'log.tensorboard: TensorBoard is not installed; run: pip install "deeploop[tensorboard]"'
+        ) from None
+    return SummaryWriter(str(folder / "tensorboard"))
+
+
+def _wandb(project: str, name: str, settings: Record) -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise ValueError(
+            f'log.wandb={project}: wandb is not installed; run: pip install "deeploop[wandb]"'
+        ) from None
+    return wandb.init(project=project, name=name, config=settings)

@@ -1,0 +1,86 @@
+"""AdamW in two groups, and the learning rate as a function of the step."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Optimizer, schedule and batch: the paper's values by default."""
+
+    steps: int = 100_000
+    """Optimizer steps of the whole run."""
+    batch: int = 480
+    """Sequences in one optimizer step, over all ranks and micro-batches."""
+    peak_lr: float = 1e-3
+    """Learning rate at the end of warm-up."""
+    floor_lr: float = 5e-5
+    """Learning rate at the last step."""
+    warmup_steps: int = 2_000
+    """Steps of linear warm-up. The sandwich block collapses when the rate rises too fast: see
+    docs/training.md before shortening it."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's two decay rates."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: float = 0.1
+    """Decay of matrices and embeddings; norm gains are never decayed."""
+    clip: float = 1.0
+    """Largest gradient norm; 0 turns clipping off."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"optim.{name}={getattr(self, name)}: must be at least 1")
+        for name in ("peak_lr", "floor_lr", "warmup_steps", "eps", "weight_decay", "clip"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"optim.{name}={value}: must be a finite number, 0 or more")
+        if any(not 0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optim.betas={self.betas}: each must be in [0, 1)")
+
+
+def learning_rate(step: int, config: OptimConfig) -> float:
+    """The rate of the step after `step` finished ones: a linear ramp, then half a cosine."""
+    if step < config.warmup_steps:
+        return config.peak_lr * (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return config.floor_lr + (config.peak_lr - config.floor_lr) * cosine
+
+
+def make_optimizer(
+    model: nn.Module, config: OptimConfig, *, fused: bool, matrix_lr_multiplier: float = 1.0
+) -> torch.optim.AdamW:
+    """AdamW over three groups: block matrices, embeddings, and the undecayed norm gains.
+
+    Each group carries `lr_multiplier`, so that the schedule stays one number a step.
+    """
+    groups: dict[str, list[nn.Parameter]] = {"matrices": [], "embedding": [], "gains": []}
+    for name, parameter in model.named_parameters():
+        kind = "gains" if parameter.ndim < 2 else "embedding" if "embedding" in name else "matrices"
+        groups[kind].append(parameter)
+    multiplier = {"matrices": matrix_lr_multiplier}
+    return torch.optim.AdamW(
+        [
+            {
+                "params": parameters,
+                "weight_decay": 0.0 if kind == "gains" else config.weight_decay,
+                "lr_multiplier": multiplier.get(kind, 1.0),
+            }
+            for kind, parameters in groups.items()
+            if parameters
+        ],
+        lr=config.peak_lr,
+        betas=config.betas,
+        eps=config.eps,
+        fused=fused,
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_multiplier"]

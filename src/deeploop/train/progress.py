@@ -1,0 +1,120 @@
+"""How far a run is, how fast it goes, and how that is shown to the person who waits."""
+
+import signal
+import time
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+
+import torch
+from tqdm import tqdm
+
+# Dense bf16 peak of the datasheets, FLOP/s: what "utilization" below is a share of.
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+}
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Peak of one device, or None where it isn't known (every CPU)."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for key, peak in PEAK_FLOPS.items() if key in name), None)
+
+
+@dataclass
+class Clock:
+    """Seconds spent in training steps; validation and saving are outside it."""
+
+    total: float = 0.0
+    steps: int = 0
+    """Steps since the last reading."""
+    _since: float = 0.0
+    _started: float = field(default_factory=time.perf_counter)
+
+    def start(self) -> None:
+        self._started = time.perf_counter()
+
+    def stop(self) -> None:
+        elapsed = time.perf_counter() - self._started
+        self.total += elapsed
+        self._since += elapsed
+        self.steps += 1
+
+    def read(self) -> float:
+        """Steps a second since the last reading."""
+        rate = self.steps / self._since if self._since else 0.0
+        self.steps, self._since = 0, 0.0
+        return rate
+
+
+class Display:
+    """A tqdm bar and lines above it; silent on every rank but the first.
+
+    Where the output is no terminal there is no bar, and a line every validation.
+    """
+
+    def __init__(self, *, total: int, done: int, shown: bool, title: str) -> None:
+        self._shown = shown
+        self._bar = tqdm(
+            total=total,
+            initial=done,
+            desc=title,
+            unit="step",
+            disable=None if shown else True,
+            dynamic_ncols=True,
+            smoothing=0.1,
+        )
+
+    def step(self, loss: float, rate: float, tokens_per_s: float | None) -> None:
+        self._bar.update()
+        if tokens_per_s is not None:
+            self._bar.set_postfix_str(
+                f"loss {loss:.3f}, lr {rate:.1e}, {_thousands(tokens_per_s)} tok/s", refresh=False
+            )
+
+    def say(self, text: str) -> None:
+        if self._shown:
+            tqdm.write(text)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class StopRequest:
+    """Turns the first SIGTERM or Ctrl-C into a request that the loop reads between two steps.
+
+    A second one acts as usual: whoever presses Ctrl-C twice does not want to wait.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int = 0
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self._restore()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _thousands(value: float) -> str:
+    return f"{value / 1000:.3g}k" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,134 @@
+"""The run folder: everything a run is, in files that outlive the process.
+
+run.json        format version, deeploop, torch and git versions, the command, the tokenizer
+config.json     the full config
+metrics.jsonl   one JSON object a line
+checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json
+"""
+
+import json
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import deeploop
+from deeploop.data.tokenizers import Tokenizer, get_tokenizer
+from deeploop.models.gpt import LoopedGPT
+from deeploop.train.checkpoint import last_checkpoint, load_weights, read_state
+from deeploop.train.config import TrainConfig, differences, from_dict, to_dict
+
+FORMAT = 1
+
+
+def create_run(config: TrainConfig, tokenizer: str) -> None:
+    """Makes the folder and writes what is known before the first step."""
+    folder = config.out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / "run.json", {"format": FORMAT, "tokenizer": tokenizer, **provenance()})
+        write_config(config)
+    except OSError as error:
+        raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
+
+
+def write_config(config: TrainConfig) -> None:
+    _write(config.out / "config.json", to_dict(config))
+
+
+def check_folder(config: TrainConfig) -> Path | None:
+    """The checkpoint to continue from, or None for a fresh start; refuses to mix two runs."""
+    checkpoint = last_checkpoint(config.out)
+    if checkpoint is None:
+        return None
+    if not config.resume:
+        raise ValueError(
+            f"out={config.out}: already holds a run at {checkpoint.name}; "
+            "add --resume to continue it, or choose another --out"
+        )
+    for name, old, new in changes_since(config):
+        if name.startswith("model."):
+            raise ValueError(f"{name}={new}: the run in {config.out} was started with {name}={old}")
+    return checkpoint
+
+
+def changes_since(config: TrainConfig) -> list[tuple[str, Any, Any]]:
+    """What this config changes in the one that the run folder was started with."""
+    old = _read(config.out / "config.json")
+    ignored = {"resume", "out", "init_from"}
+    return [change for change in differences(old, to_dict(config)) if change[0] not in ignored]
+
+
+def load_config(run: Path) -> TrainConfig:
+    """The config of the run in a folder."""
+    stamp = _read(run / "run.json")
+    if stamp.get("format") != FORMAT:
+        raise ValueError(f"{run}: run format {stamp.get('format')}, this deeploop reads {FORMAT}")
+    return from_dict(TrainConfig, _read(run / "config.json"))
+
+
+def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[LoopedGPT, Tokenizer]:
+    """Model (in eval mode, weights of the last checkpoint) and tokenizer of a run folder."""
+    run = Path(run)
+    config = load_config(run)
+    checkpoint = require_checkpoint(run)
+    read_state(checkpoint)
+    model = LoopedGPT(config.model)
+    load_weights(model, checkpoint)
+    return model.to(device).eval(), get_tokenizer(_read(run / "run.json")["tokenizer"])
+
+
+def require_checkpoint(run: Path) -> Path:
+    checkpoint = last_checkpoint(run)
+    if checkpoint is None:
+        raise ValueError(f"{run}: holds no checkpoint yet")
+    return checkpoint
+
+
+def provenance() -> dict[str, Any]:
+    """What made this: versions, the source revision, the command, the time."""
+    return {
+        "deeploop": deeploop.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "git": git_revision(),
+        "command": sys.argv,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def git_revision() -> str | None:
+    """Revision of the source tree this package is imported from, with `+` when it was changed."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _write(path: Path, value: Any) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path.parent}: not a run folder (no {path.name})") from None
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: can't be read ({error})") from None

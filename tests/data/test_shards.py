@@ -1,0 +1,171 @@
+"""The shard layout against files built with `struct`, the reader's errors, and the corpus folder's."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from deeploop.data import Corpus, TokenStream, get_tokenizer
+from deeploop.data.prepare import prepare
+from deeploop.data.shards import atomic_file, read_shard, write_shard
+
+TOKENS = [0, 1, 255, 256, 50256, 65535]
+
+
+def built(tokens, magic=20240520, version=1, count=None):
+    """A shard from the written description of the layout."""
+    header = [magic, version, len(tokens) if count is None else count] + [0] * 253
+    return struct.pack("<256i", *header) + struct.pack(f"<{len(tokens)}H", *tokens)
+
+
+def test_written_shard_is_the_documented_layout(tmp_path):
+    write_shard(tmp_path / "a.bin", TOKENS)
+    assert (tmp_path / "a.bin").read_bytes() == built(TOKENS)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_reads_a_shard_built_elsewhere(tmp_path):
+    (tmp_path / "a.bin").write_bytes(built(TOKENS))
+    tokens = read_shard(tmp_path / "a.bin")
+    assert isinstance(tokens, np.memmap)
+    assert tokens.dtype == np.uint16
+    assert tokens.tolist() == TOKENS
+    with pytest.raises(ValueError, match="read-only"):
+        tokens[0] = 1
+
+
+def test_round_trip(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 2**16, 12345).astype(np.uint16)
+    write_shard(tmp_path / "a.bin", tokens)
+    np.testing.assert_array_equal(read_shard(tmp_path / "a.bin"), tokens)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "missing shard"),
+        (b"", "truncated shard: 0 bytes"),
+        (built(TOKENS)[:1000], "truncated shard: 1000 bytes"),
+        (built(TOKENS)[:-1], "truncated shard: 1035 bytes, its header of 6 tokens asks for 1036"),
+        (built(TOKENS) + b"\0", "damaged shard: 1037 bytes"),
+        (built(TOKENS, magic=1), "not a token shard: magic 1, expected 20240520"),
+        (built(TOKENS, version=2), "shard version 2, expected 1"),
+        (built(TOKENS, count=-5), "damaged shard.*-5 tokens"),
+        (built([]), "damaged shard.*0 tokens"),
+    ],
+)
+def test_bad_shard_is_named_with_what_is_wrong(tmp_path, content, message):
+    path = tmp_path / "bad.bin"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"bad\.bin: {message}"):
+        read_shard(path)
+
+
+@pytest.mark.parametrize("tokens", [[], [-1], [65536]])
+def test_unwritable_tokens(tmp_path, tokens):
+    with pytest.raises(ValueError, match=r"a\.bin"):
+        write_shard(tmp_path / "a.bin", tokens)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def write_half():
+        with atomic_file(path) as file:
+            file.write(b"new")
+            raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        write_half()
+    assert path.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_stream_slices_across_shards(tmp_path):
+    tokens = np.arange(100, dtype=np.uint16)
+    paths = [tmp_path / f"{i}.bin" for i in range(4)]
+    for path, part in zip(paths, np.split(tokens, [7, 8, 60]), strict=True):
+        write_shard(path, part)
+    stream = TokenStream(paths)
+    assert len(stream) == 100
+    for start in range(0, 101, 3):
+        for stop in range(start, 101, 5):
+            part = stream.slice(start, stop)
+            assert part.dtype == np.uint16
+            np.testing.assert_array_equal(part, tokens[start:stop])
+    with pytest.raises(ValueError, match=r"90:101.*100 tokens"):
+        stream.slice(90, 101)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    documents = [f"document {i} " * (1 + i % 7) for i in range(100)]
+    return prepare(
+        documents,
+        get_tokenizer("bytes"),
+        tmp_path,
+        validation_tokens=400,
+        shard_tokens=1000,
+        source="made up",
+    )
+
+
+def test_corpus_keeps_what_the_shards_cannot_say(corpus):
+    assert (corpus.tokenizer_name, corpus.vocabulary, corpus.end_of_text) == ("bytes", 257, 256)
+    for split, stream in (("train", corpus.train), ("validation", corpus.validation)):
+        tokens = stream.slice(0, len(stream))
+        np.testing.assert_array_equal(corpus.counts(split), np.bincount(tokens, minlength=257))
+        assert corpus.counts(split).dtype == np.int64
+        assert corpus.documents(split) == (tokens == 256).sum()
+        assert corpus.bytes(split) == (tokens != 256).sum()
+    corpus.verify()
+
+
+@pytest.mark.parametrize("file", ["train_000001.bin", "unigram.npz"])
+def test_verify_finds_a_flipped_bit(corpus, file):
+    path = corpus.folder / file
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    Corpus.open(corpus.folder)
+    with pytest.raises(ValueError, match=f"{file}: sha256"):
+        corpus.verify()
+
+
+def test_missing_and_truncated_parts_are_named(corpus):
+    shard = corpus.folder / "train_000002.bin"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-10])
+    with pytest.raises(ValueError, match=r"train_000002\.bin: truncated"):
+        Corpus.open(corpus.folder)
+    shard.unlink()
+    with pytest.raises(ValueError, match=r"train_000002\.bin: missing"):
+        Corpus.open(corpus.folder)
+    write_shard(shard, [1, 2, 3])
+    with pytest.raises(ValueError, match=r"train shards hold \d+ tokens, corpus\.json lists"):
+        Corpus.open(corpus.folder)
+
+
+def test_no_corpus_says_how_to_make_one(tmp_path):
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(ValueError, match=f"{folder}.*deeploop prepare"):
+            Corpus.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda facts: "{", "not a corpus description"),
+        (lambda facts: json.dumps({**facts, "format": 99}), "corpus format 99"),
+        (lambda facts: json.dumps({**facts, "splits": {}}), "no field 'train'"),
+    ],
+)
+def test_bad_corpus_json(corpus, change, message):
+    path = corpus.folder / "corpus.json"
+    path.write_text(change(json.loads(path.read_text())))
+    with pytest.raises(ValueError, match=rf"corpus\.json: {message}"):
+        Corpus.open(corpus.folder)

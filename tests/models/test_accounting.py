@@ -1,0 +1,68 @@
+"""Parameter and FLOP counts by formula, against built models and published numbers."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from deeploop.models import GPTConfig, LoopedGPT, flops_per_token, parameter_count
+
+SMALL = GPTConfig()
+MEDIUM = GPTConfig(blocks=24, width=1024, heads=8, hidden=2730)
+
+
+def built(config):
+    with torch.device("meta"):
+        return sum(p.numel() for p in LoopedGPT(config).parameters())
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        (replace(SMALL, block="prenorm"), 123_591_168),
+        (SMALL, 123_609_600),
+        (replace(MEDIUM, block="prenorm"), 353_509_376),
+        (MEDIUM, 353_558_528),
+    ],
+)
+def test_the_papers_models_have_the_stated_parameters(config, count):
+    assert parameter_count(config) == built(config) == count
+    assert parameter_count(replace(config, rounds=7)) == count
+
+
+@pytest.mark.parametrize(
+    ("block", "inner_norm", "final_norm"),
+    list(product(("postnorm", "sandwich"), (True, False), (True, False))),
+)
+def test_the_formula_follows_the_switches(block, inner_norm, final_norm):
+    config = GPTConfig(
+        blocks=3, width=32, heads=2, hidden=40, vocabulary=100, context=4,
+        block=block, inner_norm=inner_norm, final_norm=final_norm,
+    )  # fmt: skip
+    assert parameter_count(config) == built(config)
+
+
+def test_flops_a_token():
+    """Counted by hand for the small model at R=1; more rounds add visits of the blocks and nothing else."""
+    matrices = 12 * (4 * 768 * 768 + 3 * 768 * 2048)
+    attention = 12 * 6 * 1024 * 768
+    assert flops_per_token(SMALL, rounds=1) == 6 * (matrices + 50304 * 768) + attention
+    assert flops_per_token(SMALL) - flops_per_token(SMALL, rounds=2) == 6 * matrices + attention
+    assert flops_per_token(replace(SMALL, rounds=1)) == flops_per_token(SMALL, rounds=1)
+
+
+def test_flops_agree_with_torchs_counter():
+    """Torch counts attention in full, so the causal half is added before comparing."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=128, context=16)
+    model = LoopedGPT(config)
+    tokens = torch.zeros(2, 16, dtype=torch.long)
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    ):
+        model(tokens, tokens).loss.backward()
+    other_half = 6 * 6 * 16 * 32
+    assert counter.get_total_flops() == 2 * 16 * (flops_per_token(config) + other_half)

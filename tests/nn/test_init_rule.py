@@ -1,0 +1,67 @@
+"""Which standard deviation a matrix is drawn at, and how it is drawn."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from deeploop.nn import RMSNorm, init_residual_branch_
+from deeploop.nn.init import InitRule, init_weights_
+
+
+def test_beta_reaches_the_branch_matrices_and_no_other():
+    rule, plain = InitRule(width=64, beta=0.1), InitRule(width=64)
+    roles = ("q", "k", "v", "o", "gate", "up", "down", "embedding")
+    scaled = {role: rule.std(role) / plain.std(role) for role in roles}
+    branch = {"v", "o", "gate", "up", "down"}
+    assert scaled == pytest.approx({role: 0.1 if role in branch else 1.0 for role in scaled})
+    assert plain.std("down") == plain.std("q") == 0.5 / 8
+    assert plain.std("embedding") == 0.02
+
+
+def test_the_gate_is_switchable_and_outputs_shrink():
+    rule = InitRule(width=64, beta=0.1, scale_gate=False, output_divisor=math.sqrt(12))
+    assert rule.std("gate") == 0.5 / 8
+    assert rule.std("up") == pytest.approx(0.05 / 8)
+    assert rule.std("o") == rule.std("down") == pytest.approx(0.05 / 8 / math.sqrt(12))
+
+
+def test_unknown_roles_and_parameters_are_errors():
+    with pytest.raises(ValueError, match="role='w1'"):
+        InitRule(width=64).std("w1")
+    with pytest.raises(ValueError, match="role='w1'"):
+        init_weights_(nn.ModuleDict({"w1": nn.Linear(2, 2, bias=False)}), InitRule(width=64), seed=0)
+    with pytest.raises(AssertionError, match=r"q\.bias"):
+        init_weights_(nn.ModuleDict({"q": nn.Linear(2, 2)}), InitRule(width=64), seed=0)
+
+
+def test_gains_become_one():
+    model = nn.ModuleDict({"norm": RMSNorm(4)})
+    nn.init.constant_(model["norm"].weight, math.nan)
+    init_weights_(model, InitRule(width=4), seed=0)
+    assert torch.equal(model["norm"].weight, torch.ones(4))
+
+
+def test_branch_is_drawn_once_at_beta_std_from_the_generator():
+    a, b = nn.Parameter(torch.full((300, 200), math.nan)), torch.full((200, 300), math.nan)
+    init_residual_branch_([a, b], std=0.5, beta=0.1, generator=torch.Generator().manual_seed(3))
+    reference = torch.Generator().manual_seed(3)
+    for matrix in (a, b):
+        assert torch.equal(matrix, torch.empty(matrix.shape).normal_(0, 0.05, generator=reference))
+
+
+def test_a_slice_of_a_fused_projection_can_be_drawn():
+    attention = nn.MultiheadAttention(8, 2)
+    before = attention.in_proj_weight.clone()
+    init_residual_branch_([attention.in_proj_weight[16:]], std=1e-3, beta=0.5)
+    assert torch.equal(attention.in_proj_weight[:16], before[:16])
+    assert attention.in_proj_weight[16:].abs().max() < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_draw_does_not_depend_on_the_dtype(dtype):
+    narrow, single = torch.empty(20, 30, dtype=dtype), torch.empty(20, 30)
+    for matrix in (narrow, single):
+        init_residual_branch_([matrix], std=1.0, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(narrow, single.to(dtype))

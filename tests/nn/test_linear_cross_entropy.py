@@ -1,0 +1,130 @@
+"""The chunked loss equals the plain one in value and gradient, and never holds the logits."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from deeploop.nn import linear_cross_entropy
+
+POSITIONS, WIDTH, WORDS = (3, 7), 5, 11
+
+
+def problem(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(*POSITIONS, WIDTH, dtype=dtype, generator=generator).requires_grad_()
+    weight = torch.randn(WORDS, WIDTH, dtype=dtype, generator=generator).requires_grad_()
+    targets = torch.randint(WORDS, POSITIONS, generator=generator)
+    targets[0, :2] = -1
+    targets[2, 5] = -100
+    return x, weight, targets
+
+
+def plain(x, weight, targets):
+    logits = (x @ weight.T).flatten(0, -2)
+    kept = targets.flatten() >= 0
+    return F.cross_entropy(logits[kept], targets.flatten()[kept], reduction="sum")
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 7, 21, 1000, None])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_equals_the_plain_loss(chunk, dtype):
+    x, weight, targets = problem(dtype)
+    loss, expected = linear_cross_entropy(x, weight, targets, chunk=chunk), plain(x, weight, targets)
+    assert loss.dtype == dtype
+    assert loss.ndim == 0
+    tolerance = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(loss, expected, **tolerance)
+    # A factor other than 1 must pass through, as the loop divides by the number of targets.
+    grads = torch.autograd.grad(0.3 * loss, (x, weight))
+    for grad, plain_grad in zip(grads, torch.autograd.grad(0.3 * expected, (x, weight)), strict=True):
+        assert grad.dtype == dtype
+        torch.testing.assert_close(grad, plain_grad, **tolerance)
+
+
+def test_gradcheck():
+    x, weight, targets = problem()
+    assert torch.autograd.gradcheck(
+        lambda *inputs: linear_cross_entropy(*inputs, targets, chunk=4), (x, weight)
+    )
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_gradient_for_one_input_alone(wanted):
+    inputs = problem()
+    inputs[1 - wanted].requires_grad_(False)
+    (grad,) = torch.autograd.grad(linear_cross_entropy(*inputs, chunk=4), inputs[wanted])
+    (expected,) = torch.autograd.grad(plain(*inputs), inputs[wanted])
+    torch.testing.assert_close(grad, expected)
+
+
+def test_all_targets_ignored():
+    x, weight, targets = problem()
+    loss = linear_cross_entropy(x, weight, torch.full_like(targets, -1), chunk=4)
+    grads = torch.autograd.grad(loss, (x, weight))
+    assert loss.item() == 0
+    assert not any(grad.any() for grad in grads)
+
+
+def test_autocast_multiplies_in_bf16_and_sums_in_fp32():
+    x, weight, targets = problem(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = linear_cross_entropy(x, weight, targets, chunk=4)
+    grads = torch.autograd.grad(loss, (x, weight))
+    expected = plain(x.bfloat16().float(), weight.bfloat16().float(), targets)
+    assert loss.dtype == grads[0].dtype == grads[1].dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=0.01, atol=0)
+    assert loss != expected  # the logits were rounded
+    for grad, plain_grad in zip(
+        grads, torch.autograd.grad(plain(x, weight, targets), (x, weight)), strict=True
+    ):
+        torch.testing.assert_close(grad, plain_grad, rtol=0.05, atol=0.05)
+
+
+def test_chunk_below_one_is_refused():
+    with pytest.raises(ValueError, match="chunk=0"):
+        linear_cross_entropy(*problem(), chunk=0)
+
+
+class Shapes(TorchDispatchMode):
+    """Notes the shape of every tensor an operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.seen.append(tuple(result.shape))
+        return result
+
+
+def wide_problem():
+    x = torch.randn(512, 8, requires_grad=True)
+    weight = torch.randn(1024, 8, requires_grad=True)
+    return x, weight, torch.randint(1024, (512,))
+
+
+def test_the_whole_logits_are_never_held():
+    with Shapes() as shapes:
+        linear_cross_entropy(*wide_problem(), chunk=32).backward()
+    assert max(map(math.prod, shapes.seen)) == 32 * 1024
+
+
+def test_the_default_chunk_bounds_the_logits(monkeypatch):
+    monkeypatch.setattr("deeploop.nn.loss.MAX_LOGITS", 2**16)
+    with Shapes() as shapes:
+        linear_cross_entropy(*wide_problem())
+    assert max(map(math.prod, shapes.seen)) == 2**16
+
+
+def test_no_gradient_is_made_where_none_is_wanted():
+    """no_grad must save the gradients' work, not only drop them."""
+    problem = wide_problem()
+    with Shapes() as shapes, torch.no_grad():
+        linear_cross_entropy(*problem, chunk=32)
+    assert (32, 1024) in shapes.seen
+    assert (1024, 8) not in shapes.seen  # the weight's gradient

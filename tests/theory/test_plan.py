@@ -1,0 +1,129 @@
+"""`deeploop plan`: its numbers as JSON, its table, and the errors of its arguments."""
+
+import json
+import re
+
+import pytest
+import tyro
+
+from deeploop.theory import DEEPLOOP, DEEPNORM, PlanArgs, ScalingRule, plan_hierarchy, plan_single
+from deeploop.theory.plan import run
+
+LOOP = {"blocks": 12, "rounds": 3}
+HRM = {"high_blocks": 4, "low_blocks": 4, "cycles": 2, "low_cycles": 2}
+
+
+def planned(**args):
+    return json.loads(run(PlanArgs(**args, json=True)))
+
+
+def test_gpt2_small_at_three_rounds():
+    plan = planned(**LOOP)
+    assert (plan["N"], plan["M"], plan["J"]) == (36, 72, 24)
+    assert plan["alpha"] == pytest.approx(8.485281, abs=1e-6)
+    assert plan["beta"] == pytest.approx(0.0589256, abs=1e-7)
+    exact = {"ratio": "1/144", "untied_bound": "1/288", "aligned_bound": "1/96"}
+    for key, fraction in exact.items():
+        assert plan[f"{key}_exact"] == fraction
+        assert plan[key] == pytest.approx(1 / int(fraction[2:]), rel=1e-14)
+    assert plan["comparison"]["deepnorm"]["aligned_bound_exact"] == "3/2"
+    assert plan["exponent_thresholds"] == {"gamma_0": 0.25, "gamma_1": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("horizon", "M_g", "N_g", "alpha", "beta", "R_g"),
+    [
+        ("full", 48, 24, 6.9282, 0.07217, {"H": 2, "L": 4}),
+        ("last_cycle", 24, 12, 4.8990, 0.10206, {"H": 1, "L": 2}),
+        ("last_call", 16, 8, 4.0, 0.125, {"H": 1, "L": 1}),
+    ],
+)
+def test_published_hrm(horizon, M_g, N_g, alpha, beta, R_g):
+    plan = planned(**HRM, horizon=horizon)
+    assert (plan["M"], plan["N"], plan["J"], plan["scaled_by"]) == (48, 24, 16, "N_g")
+    assert {m: module["R_g"] for m, module in plan["modules"].items()} == R_g
+    for at in (plan, plan["horizons"][horizon]):
+        assert (at["M_g"], at["N_g"]) == (M_g, N_g)
+        assert at["alpha"] == pytest.approx(alpha, abs=5e-5)
+        assert at["beta"] == pytest.approx(beta, abs=5e-6)
+    assert plan["horizons"].keys() == {"full", "last_cycle", "last_call"}
+
+
+def test_rule_and_exponent_are_chosen_by_flag():
+    assert planned(**LOOP, rule="deepnorm")["untied_bound_exact"] == "1/2"
+    other = planned(**LOOP, rule="deepnorm", p=0.3)
+    assert (other["p"], other["ratio_exact"], other["untied_bound_exact"]) == (0.3, None, None)
+    assert other["alpha"] == pytest.approx(72**0.3)
+
+
+def test_a_rule_for_each_module():
+    plan = plan_hierarchy(**HRM, rules={"H": DEEPNORM, "L": DEEPLOOP}).to_json()
+    assert plan["alpha"] is None
+    assert plan["modules"]["H"]["alpha"] == pytest.approx(24**0.25)
+    assert plan["modules"]["L"]["alpha"] == pytest.approx(24**0.5)
+    assert plan["aligned_bound_exact"] == "13/72"  # 8/48 + 32/2304
+
+
+def test_loop_table_shows_the_papers_summary():
+    table = plan_single(12, 3).to_table()
+    rows = {line[:20].strip(): line[20:].split() for line in table.splitlines()}
+    assert rows["aligned bound"] == ["3/2", "1/96"]
+    assert rows["growth in R"] == ["Θ(R)", "Θ(1/K)"]
+    assert rows["untied bound"] == ["1/2", "1/288"]
+    assert rows["growth in N"] == ["Θ(1)", "Θ(1/N)"]
+    assert rows["ratio β/α"] == ["1/(2√N)", "=", "1/12", "1/(4N)", "=", "1/144"]
+    for text in ("α = 8.485281", "β = 0.05892557", "DeepLoop (chosen)", "p ≥ 1/4", "p ≥ 1/2", "Verdict: "):
+        assert text in table
+
+
+def test_hierarchy_table_shows_all_horizons():
+    table = plan_hierarchy(**HRM).to_table()
+    rows = {line[:26].strip(): line[26:].split() for line in table.splitlines()}
+    assert rows["visits in the graph M_g"] == ["48", "24", "16"]
+    assert rows["depth in the graph N_g"] == ["24", "12", "8"]
+    assert rows["α"] == ["6.9282", "4.899", "4"]
+    assert rows["β"] == ["0.072169", "0.10206", "0.125"]
+    assert "HRM's own code keeps only last_call" in table
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (plan_single(12, 3), "DeepLoop stays bounded"),
+        (plan_single(12, 3, ScalingRule(0.75)), "p = 0.75 stays bounded"),
+        (plan_single(12, 3, DEEPNORM), "DeepNorm is bounded only while γ ≤ 0; .* grows as Θ\\(R\\)"),
+        (plan_single(12, 3, ScalingRule(0.3)), "γ ≤ 0.2; .* grows as Θ\\(R\\^0.8\\)"),
+        (plan_single(12, 3, ScalingRule(0.2)), "unbounded.*Θ\\(N\\^0.2\\)"),
+        (plan_single(12, 1, DEEPNORM), "nothing is visited twice"),
+        (plan_hierarchy(**HRM, rules=DEEPNORM), "grows as Θ\\(R_g\\)"),
+        (plan_hierarchy(**HRM, rules={"H": DEEPNORM, "L": DEEPLOOP}), "stays bounded"),
+        (plan_hierarchy(**HRM, horizon="full", rules={"H": DEEPNORM, "L": DEEPLOOP}), "grows as Θ\\(R_g\\)"),
+        (plan_hierarchy(**HRM, horizon="last_call", rules=DEEPNORM), "nothing is visited twice"),
+    ],
+)
+def test_verdict_and_width(plan, says):
+    assert re.search(says, plan.to_json()["verdict"])
+    assert max(map(len, plan.to_table().splitlines())) <= 100
+
+
+def test_arguments_parse_with_tyro():
+    flags = "--high-blocks 4 --low-blocks 4 --cycles 2 --low-cycles 2 --horizon last_call --json"
+    assert json.loads(run(tyro.cli(PlanArgs, args=flags.split())))["N_g"] == 8
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({}, "missing sizes: give --blocks --rounds, or --high-blocks"),
+        ({"blocks": 12}, "missing --rounds:"),
+        ({"high_blocks": 4, "cycles": 2}, "missing --low-blocks --low-cycles:"),
+        ({**LOOP, "cycles": 2}, "mixed sizes"),
+        ({"blocks": 12, "rounds": 0}, "rounds=0"),
+        ({**LOOP, "p": -1.0}, "p=-1"),
+        ({**LOOP, "p": 1e6}, "p=1e\\+06"),
+    ],
+)
+def test_mistakes_are_value_errors_that_name_the_argument(args, says):
+    with pytest.raises(ValueError, match=says) as error:
+        run(PlanArgs(**args))
+    assert "\n" not in str(error.value)
