@@ -11,7 +11,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -26,6 +26,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from deeploop.train.distributed import World
+
+Moments = dict[str, dict[str, Tensor]]  # {"blocks.0.w": {"exp_avg": …}}
 
 FORMAT = 1
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -74,15 +76,16 @@ def save_checkpoint(
         part = final.with_name(f".{final.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        files = {
+        files: dict[str, dict[str, Any]] = {
             "model.safetensors": weights,
-            "optimizer.safetensors": _flatten(moments["state"]),
+            "optimizer.safetensors": _flatten(cast(Moments, moments["state"])),
             "rng.safetensors": {f"{rank}.{k}": v for rank, own in enumerate(rng) for k, v in own.items()},
         }
         for name, tensors in files.items():
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, part / name)
+        record = {"format": FORMAT, "step": step, **state}
         checksums = {name: _sync_and_hash(part / name) for name in files}
-        record = {"format": FORMAT, "step": step, **state, "sha256": checksums}
+        record["sha256"] = {**checksums, "state.json": _digest(record)}
         (part / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
         _sync_and_hash(part / "state.json")
         part.rename(final)
@@ -96,13 +99,18 @@ def save_checkpoint(
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """The JSON of a checkpoint, after its files were found whole."""
+    path = checkpoint / "state.json"
     try:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{checkpoint}: not a readable checkpoint ({error})") from None
-    if state.get("format") != FORMAT:
-        raise ValueError(f"{checkpoint}: checkpoint format {state.get('format')}, expected {FORMAT}")
-    for name, expected in state["sha256"].items():
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version, checksums = state["format"], state.pop("sha256")
+        own = checksums.pop("state.json")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not the state of a checkpoint ({error!r})") from None
+    if version != FORMAT:
+        raise ValueError(f"{path}: checkpoint format {version}, this deeploop reads {FORMAT}")
+    if _digest(state) != own:
+        raise ValueError(f"{path}: damaged (its checksum does not match)")
+    for name, expected in checksums.items():
         if _hash(checkpoint / name) != expected:
             raise ValueError(f"{checkpoint / name}: damaged (its checksum does not match state.json)")
     return state
@@ -117,7 +125,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
         ours = own.get(name, "absent")
         if theirs != ours:
             raise ValueError(f"{checkpoint}: {name} is {theirs} there and {ours} in this model")
-    set_model_state_dict(model, weights, options=_FULL)
+    set_model_state_dict(model, dict(weights), options=_FULL)
 
 
 def load_checkpoint(
@@ -125,10 +133,11 @@ def load_checkpoint(
 ) -> None:
     """Restores weights, optimizer moments and, where the ranks are the same, random generators."""
     load_weights(model, checkpoint)
-    # The groups and their settings are the new run's own; only the moments come from the file.
-    groups = get_optimizer_state_dict(model, optimizer, options=_FULL)["param_groups"]
-    moments = _unflatten(_load(checkpoint / "optimizer.safetensors"))
-    set_optimizer_state_dict(model, optimizer, {"state": moments, "param_groups": groups}, options=_FULL)
+    # The groups and their settings are the new run's own (not asked for in full, for then rank 0 alone
+    # gets them); only the moments come from the file.
+    whole: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
+    whole["state"] = _unflatten(_load(checkpoint / "optimizer.safetensors"))
+    set_optimizer_state_dict(model, optimizer, whole, options=_FULL)
     generators = _load(checkpoint / "rng.safetensors")
     if f"{world.rank}.cpu" in generators:
         torch.set_rng_state(generators[f"{world.rank}.cpu"])
@@ -147,13 +156,13 @@ def _plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name.removeprefix("module."): parameter for name, parameter in model.named_parameters()}
 
 
-def _flatten(state: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+def _flatten(state: Moments) -> dict[str, Tensor]:
     """{"blocks.0.w": {"exp_avg": …}} → {"exp_avg:blocks.0.w": …}, which safetensors can hold."""
     return {f"{key}:{name}": tensor for name, own in state.items() for key, tensor in own.items()}
 
 
-def _unflatten(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    state: dict[str, dict[str, Tensor]] = {}
+def _unflatten(tensors: dict[str, Tensor]) -> Moments:
+    state: Moments = {}
     for flat, tensor in tensors.items():
         key, name = flat.split(":", 1)
         state.setdefault(name, {})[key] = tensor
@@ -165,6 +174,11 @@ def _load(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path}: can't be read ({error})") from None
+
+
+def _digest(record: dict[str, Any]) -> str:
+    """Checksum of a JSON object, whatever the layout of its file."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _hash(path: Path) -> str:

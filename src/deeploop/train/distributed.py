@@ -7,13 +7,15 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+T = TypeVar("T")
 Switch = Literal["auto", "on", "off"]
 
 
@@ -61,11 +63,11 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def gather(self, value: object) -> list[object]:
+    def gather(self, value: T) -> list[T]:
         """Every rank's `value`, on every rank."""
+        values = [value] * self.size
         if self.size == 1:
-            return [value]
-        values: list[object] = [None] * self.size
+            return values
         dist.all_gather_object(values, value)
         return values
 
@@ -89,9 +91,14 @@ def open_world(config: DeviceConfig) -> Iterator[World]:
     if size == 1:
         yield World(0, 1, device)
         return
+    if dist.is_initialized():  # by the caller, for several runs: torch can't reopen a group reliably
+        yield World(dist.get_rank(), size, device)
+        return
     dist.init_process_group("nccl" if use_cuda else "gloo", device_id=device if use_cuda else None)
     try:
         yield World(dist.get_rank(), size, device)
+        # Nobody leaves while another rank is still in its last exchange; after an error nobody waits.
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
@@ -100,7 +107,7 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     """The model on its device, blocks compiled, replicated or sharded over the ranks."""
     model.to(world.device)
     if config.compile == "on" or (config.compile == "auto" and world.device.type == "cuda"):
-        for block in model.blocks:
+        for block in physical_blocks(model):
             block.compile()
     if world.size == 1:
         return model
@@ -108,17 +115,25 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
         return shard(model)
     # A tied gradient is ready only after the backward of its earliest visit, so views of one flat
     # bucket save a copy that could not be overlapped anyway.
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    # The buffers are constants. Set here, for the argument is deprecated in torch 2.13 and the one that
+    # replaces it is unknown to 2.11.
+    replica.broadcast_buffers = False
+    return replica
 
 
 def shard(model: nn.Module) -> nn.Module:
     """FSDP2, one group a physical block: grouped sharding fails for modules used twice in a step."""
-    from torch.distributed.fsdp import fully_shard
-
-    for block in model.blocks:
+    for block in physical_blocks(model):
         # Kept whole between its rounds: R all-gathers of each block in place of 2R.
         fully_shard(block, reshard_after_forward=False)
-    return fully_shard(model)
+    fully_shard(model)
+    return model
+
+
+def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The stored blocks, each compiled and sharded by itself."""
+    return model.get_submodule("blocks").children()
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -132,7 +147,7 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
         with model.no_sync():
             yield
         return
-    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+    if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(enabled)
     yield
 

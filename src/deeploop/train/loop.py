@@ -23,6 +23,7 @@ from deeploop.train.config import TrainConfig, to_dict
 from deeploop.train.distributed import World, arithmetic, gradient_sync, open_world, unwrap, wrap
 from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
+from deeploop.train.non_finite import first_non_finite
 from deeploop.train.optim import learning_rate, make_optimizer, set_learning_rate
 from deeploop.train.progress import Clock, Display, StopRequest, peak_flops
 from deeploop.train.rundir import (
@@ -59,7 +60,7 @@ class Run:
 def train(config: TrainConfig) -> dict[str, Any]:
     """Runs `config` to its last step; returns the last validation and how the run ended."""
     with open_world(config.device) as world, StopRequest() as stop:
-        run = _open(config, world)
+        run = open_run(config, world)
         try:
             ended = _loop(run, stop)
         finally:
@@ -73,6 +74,8 @@ def _loop(run: Run, stop: StopRequest) -> str:
     config = run.config
     if run.step == 0:
         _validate(run)
+    elif run.step >= config.optim.steps:
+        run.display.say(f"{config.out} already finished its {config.optim.steps} steps")
     while run.step < config.optim.steps:
         run.clock.start()
         rate = learning_rate(run.step, config.optim)
@@ -85,7 +88,7 @@ def _loop(run: Run, stop: StopRequest) -> str:
         last = run.step == config.optim.steps
         if last or run.step % config.data.validate_every == 0:
             _validate(run)
-        collapsed = config.guard.stop and run.warned
+        collapsed = config.guard.stop and run.warned and run.last_validation["verdict"] == "collapsed"
         if last or stopping or collapsed or run.step % config.checkpoint.every == 0:
             saved = _save(run)
         if stopping:
@@ -123,7 +126,7 @@ def train_step(run: Run, stop_requested: bool) -> tuple[float, float, bool]:
     return mean_loss, norm_value, stopping > 0
 
 
-def _open(config: TrainConfig, world: World) -> Run:
+def open_run(config: TrainConfig, world: World) -> Run:
     """Everything up to the first step, in an order in which a mistake shows before anything is written."""
     check_batch(config, world)
     checkpoint = check_folder(config)
@@ -151,6 +154,7 @@ def _open(config: TrainConfig, world: World) -> Run:
     run = Run(config, world, task, model, optimizer, display, writer, step=state.get("step", 0))
     run.clock.total = state.get("seconds", 0.0)
     run.warned = state.get("warned", False)
+    run.last_validation = state.get("validation", {})
     return run
 
 
@@ -237,6 +241,7 @@ def _save(run: Run) -> Path:
         "loader": run.task.loader.state(),
         "seconds": run.clock.total,
         "warned": run.warned,
+        "validation": run.last_validation,
         **provenance(),
     }
     return save_checkpoint(
@@ -251,41 +256,13 @@ def _save(run: Run) -> Path:
 
 
 def _non_finite_report(run: Run, batches: list[Any], loss: float, norm: float) -> str:
-    good = last_checkpoint(run.config.out)
+    def forward() -> None:
+        for batch in batches:
+            with arithmetic(run.config.device, run.world.device):
+                run.task.loss(run.model, batch)
+
     return (
         f"step {run.step + 1}: loss {loss}, gradient norm {norm}; first non-finite tensor: "
-        f"{_first_non_finite(run, batches)}; last good checkpoint: {good or 'none was saved yet'}"
+        f"{first_non_finite(unwrap(run.model), forward, run.world)}; "
+        f"last good checkpoint: {last_checkpoint(run.config.out) or 'none was saved yet'}"
     )
-
-
-@torch.no_grad()
-def _first_non_finite(run: Run, batches: list[Any]) -> str:
-    """Looks where the trouble starts: a weight, else a module's output, else a gradient."""
-
-    def broken(value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and not bool(value.isfinite().all())
-
-    model = unwrap(run.model)
-    for name, parameter in model.named_parameters():
-        if broken(parameter):
-            return f"weight {name}"
-    found: list[str] = []
-
-    def watch(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            values = output if isinstance(output, tuple) else (output,)
-            if any(map(broken, values)):
-                found.append(f"output of {name or 'the model'}")
-
-        return hook
-
-    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
-    for batch in batches:
-        with arithmetic(run.config.device, run.world.device):
-            run.task.loss(run.model, batch)
-    for hook in hooks:
-        hook.remove()
-    if found:
-        return found[0]
-    bad = [name for name, p in model.named_parameters() if p.grad is not None and broken(p.grad)]
-    return f"gradient of {bad[0]}" if bad else "not found when the step was repeated"

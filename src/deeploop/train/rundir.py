@@ -96,7 +96,7 @@ def provenance() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "git": git_revision(),
-        "command": sys.argv,
+        "command": ["deeploop", *sys.argv[1:]],  # not argv[0]: a path of this machine
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -130,5 +130,5 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path.parent}: not a run folder (no {path.name})") from None
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no JSON, or no UTF-8
         raise ValueError(f"{path}: can't be read ({error})") from None

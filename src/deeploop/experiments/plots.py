@@ -1,0 +1,87 @@
+"""Pictures made from run folders. Nothing here imports torch."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from deeploop.train.metrics import read_metrics
+
+# Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+INK = "#7f7f80"  # frame and text; replaced by the page's own text colour in inline SVG
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run in a picture."""
+
+    label: str
+    run: Path
+    colour: str
+
+
+def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: float) -> Figure:
+    """Training loss above, token similarity below, one column a panel, scales shared along a row."""
+    figure = Figure(figsize=(5.2 * len(panels), 5.6), layout="constrained")
+    grid = figure.subplots(
+        2, len(panels), sharex=True, sharey="row", squeeze=False, gridspec_kw={"height_ratios": [2, 1]}
+    )
+    for column, (title, curves) in enumerate(panels):
+        loss, similarity = grid[0, column], grid[1, column]
+        for curve in curves:
+            steps, losses = series(read_metrics(curve.run, "train"), "loss")
+            loss.plot(steps, running_mean(losses, 5), color=curve.colour, label=curve.label, lw=1.6)
+            steps, values = series(read_metrics(curve.run, "validation"), "similarity")
+            similarity.plot(steps, values, color=curve.colour, marker="o", ms=3, lw=1.6)
+        loss.axhline(floor, color=INK, ls="--", lw=1)
+        loss.annotate(
+            "unigram floor", (1, floor), xycoords=("axes fraction", "data"), ha="right", va="bottom"
+        )
+        loss.set_title(title)
+        similarity.set_ylim(-0.05, 1.05)
+        similarity.set_xlabel("step")
+        for axes in (loss, similarity):
+            _quiet(axes)
+    grid[0, 0].set_ylabel("training loss (nats a token)")
+    grid[1, 0].set_ylabel("token similarity")
+    grid[0, 0].legend(frameon=False, labelcolor=INK)
+    return figure
+
+
+def series(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one metric, where it was recorded."""
+    pairs = [(record["step"], record[key]) for record in records if record.get(key) is not None]
+    return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value and up to `window` - 1 before it."""
+    starts = (max(0, end - window) for end in range(1, len(values) + 1))
+    return [sum(values[a:b]) / (b - a) for b, a in enumerate(starts, start=1)]
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=150, facecolor="white")
+
+
+def inline_svg(figure: Figure) -> str:
+    """The figure as an SVG element that takes the text colour of the page around it."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :].replace(INK, "currentColor")
+
+
+def _quiet(axes: Axes) -> None:
+    """Thin frame, light grid, all in the colour that the page may replace."""
+    axes.grid(alpha=0.25, lw=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(colors=INK)
+    for text in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts):
+        text.set_color(INK)

@@ -1,0 +1,54 @@
+"""Where a non-finite number came from, once a training step has shown one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from deeploop.train.distributed import World
+
+
+@torch.no_grad()
+def first_non_finite(model: nn.Module, forward: Callable[[], None], world: World) -> str:
+    """The first of: a weight, a module's output when `forward` is run again, a gradient.
+
+    Only one rank may hold it, but all must go the same way, for a sharded forward pass needs them all.
+    """
+    # Taken first: the forward pass leaves sharded blocks gathered, and their gradients out of sight.
+    gradients = [f"gradient of {name}" for name, p in model.named_parameters() if _broken(p.grad)]
+    searches = (
+        lambda: [f"weight {name}" for name, p in model.named_parameters() if _broken(p)],
+        lambda: _broken_outputs(model, forward),
+        lambda: gradients,
+    )
+    for search in searches:
+        found = [name for names in world.gather(search()) for name in names]
+        if found:
+            return found[0]
+    return "not found when the step was repeated"
+
+
+def _broken_outputs(model: nn.Module, forward: Callable[[], None]) -> list[str]:
+    """The modules whose output is not finite, in the order of their calls."""
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            if any(map(_broken, output if isinstance(output, tuple) else (output,))):
+                found.append(f"output of {name or 'the model'}")
+
+        return hook
+
+    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    with torch.compiler.set_stance("force_eager"):  # compiled blocks would not call the hooks
+        forward()
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def _broken(value: Any) -> bool:
+    local = value.to_local() if isinstance(value, DTensor) else value
+    return isinstance(local, Tensor) and not bool(local.isfinite().all())
