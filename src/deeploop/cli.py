@@ -31,17 +31,10 @@ Each command has --help. More: README.md
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE, end="")
-        return 0
-    if arguments[0] == "--version":
-        print(f"deeploop {deeploop.__version__}")
-        return 0
-    name, rest = arguments[0], arguments[1:]
     try:
-        if name not in COMMANDS:
-            raise ValueError(f"command {name!r}: unknown; choose one of {', '.join(COMMANDS)}")
-        return COMMANDS[name](rest)
+        code = _run(arguments)
+        sys.stdout.flush()  # now, while a reader that has left can still be told from an error
+        return code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -51,8 +44,21 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, FloatingPointError) as error:
         if os.environ.get("DEEPLOOP_TRACEBACK"):
             raise
-        print(f"deeploop {name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"deeploop {arguments[0]}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if arguments[0] == "--version":
+        print(f"deeploop {deeploop.__version__}")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        raise ValueError(f"command {name!r}: unknown; choose one of {', '.join(COMMANDS)}")
+    return COMMANDS[name](rest)
 
 
 def _plan(arguments: list[str]) -> int:
@@ -143,8 +149,9 @@ def _parse(kind: type[T], arguments: list[str], *, prog: str, default: T | None 
 
 def _one_line(page: str) -> str:
     """The message inside tyro's frame: the text up to the first rule, and what it thinks was meant."""
-    lines = [line.strip("│╭╮╰╯ ") for line in page.splitlines() if line.strip()]
-    sections = re.split(r"─{5,}", "\n".join(lines[1:]))
+    plain = re.sub(r"\x1b\[[\d;]*m", "", page)  # colours, where stdout is a terminal
+    lines = [line.strip("│╭╮╰╯ ") for line in plain.splitlines()][1:]  # the first line is a title
+    sections = [part for part in re.split(r"(?m)^[─-]{5,}$", "\n".join(lines)) if part.strip()]
     message = re.sub(r"^Error parsing [\w.-]+: (?=\w+\.\w+=|\w+=)", "", " ".join(sections[0].split()))
     hint = next((s for s in sections if "Perhaps you meant" in s), "")
     close = re.search(r"--[\w.-]+", hint)

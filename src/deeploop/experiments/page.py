@@ -11,7 +11,7 @@ STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
        max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-figure { margin: 1rem 0; color: var(--mute); } figure svg { width: 100%; height: auto; }
+figure { margin: 1rem 0; color: var(--mute); } figure svg { width: 100%; min-width: 36rem; height: auto; }
 figcaption, .note { color: var(--mute); font-size: .9rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -45,7 +45,7 @@ def command(text: str) -> str:
 
 def figure(svg: str, caption: str) -> str:
     """`svg` is markup of our own making; everything else is escaped."""
-    return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
+    return f'<figure><div class="scroll">{svg}</div><figcaption>{html.escape(caption)}</figcaption></figure>'
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

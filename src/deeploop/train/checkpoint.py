@@ -83,6 +83,7 @@ def save_checkpoint(
         }
         for name, tensors in files.items():
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, part / name)
+            (part / name).chmod(0o644)  # safetensors leaves 0600; others on a shared disk read runs too
         record = {"format": FORMAT, "step": step, **state}
         checksums = {name: _sync_and_hash(part / name) for name in files}
         record["sha256"] = {**checksums, "state.json": _digest(record)}

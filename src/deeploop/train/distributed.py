@@ -82,8 +82,8 @@ def open_world(config: DeviceConfig) -> Iterator[World]:
     device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
         torch.cuda.set_device(device)
-    # TF32 only touches what stays in fp32 on purpose; it is the usual choice for training.
-    torch.set_float32_matmul_precision("highest" if config.deterministic else "high")
+        # TF32 only touches what stays in fp32 on purpose; it is the usual choice for training.
+        torch.set_float32_matmul_precision("highest" if config.deterministic else "high")
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -48,6 +48,7 @@ class Run:
     display: Display
     writer: MetricsWriter | None
     step: int = 0
+    tokens: int = 0
     clock: Clock = field(default_factory=Clock)
     warned: bool = False
     last_validation: dict[str, Any] = field(default_factory=dict)
@@ -82,6 +83,7 @@ def _loop(run: Run, stop: StopRequest) -> str:
         set_learning_rate(run.optimizer, rate)
         loss, norm, stopping = train_step(run, bool(stop.signal))
         run.step += 1
+        run.tokens += run.task.targets_per_step
         run.clock.stop()
         _report_step(run, loss, norm, rate)
 
@@ -131,6 +133,7 @@ def open_run(config: TrainConfig, world: World) -> Run:
     check_batch(config, world)
     checkpoint = check_folder(config)
     task = LanguageTask(config, world)
+    torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
     model = wrap(task.build(), config.device, world)
     optimizer = make_optimizer(
         model,
@@ -152,6 +155,7 @@ def open_run(config: TrainConfig, world: World) -> Run:
     )
     writer = _open_folder(config, task, state, display) if world.is_main else None
     run = Run(config, world, task, model, optimizer, display, writer, step=state.get("step", 0))
+    run.tokens = state.get("tokens", 0)
     run.clock.total = state.get("seconds", 0.0)
     run.warned = state.get("warned", False)
     run.last_validation = state.get("validation", {})
@@ -199,7 +203,7 @@ def _report_step(run: Run, loss: float, norm: float, rate: float) -> None:
             "loss": loss,
             "lr": rate,
             "grad_norm": norm,
-            "tokens": run.step * run.task.targets_per_step,
+            "tokens": run.tokens,
             "tokens_per_s": tokens_per_s,
             "mfu": steps_per_s * run.task.flops_per_step / (peak * run.world.size) if peak else None,
             "seconds": run.clock.total,
@@ -230,8 +234,8 @@ def _collapse_advice(config: TrainConfig) -> str:
     if config.model.block == "sandwich" and config.model.p < 1:
         changes.append(f"--model.p {min(1.0, 2 * config.model.p):g}")
     return (
-        "COLLAPSED: after warm-up every position still carries the same state and the loss stands at the "
-        f"unigram floor. The rate rose by {ramp:.1e} a step, too fast for this block; "
+        "COLLAPSED: after warm-up every position still carries the same state, and the loss is no better "
+        f"than the unigram floor. The rate rose by {ramp:.1e} a step, too fast for this block; "
         f"try {' or '.join(changes)}, or a lower --optim.peak-lr."
     )
 
@@ -239,9 +243,11 @@ def _collapse_advice(config: TrainConfig) -> str:
 def _save(run: Run) -> Path:
     state = {
         "loader": run.task.loader.state(),
+        "tokens": run.tokens,
         "seconds": run.clock.total,
         "warned": run.warned,
         "validation": run.last_validation,
+        "config": to_dict(run.config),
         **provenance(),
     }
     return save_checkpoint(

@@ -31,7 +31,7 @@ class MetricsWriter:
     def __init__(self, folder: Path, config: LogConfig, settings: Record) -> None:
         self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._tensorboard = _tensorboard(folder) if config.tensorboard else None
-        self._wandb = _wandb(config.wandb, folder.name, settings) if config.wandb else None
+        self._wandb = _wandb(config.wandb, folder, settings) if config.wandb else None
 
     def write(self, kind: str, step: int, values: Record) -> None:
         self._file.write(json.dumps({"kind": kind, "step": step, **_finite(values)}) + "\n")
@@ -91,11 +91,14 @@ def _tensorboard(folder: Path) -> Any:
     return SummaryWriter(str(folder / "tensorboard"))
 
 
-def _wandb(project: str, name: str, settings: Record) -> Any:
+def _wandb(project: str, folder: Path, settings: Record) -> Any:
     try:
         import wandb
     except ImportError:
         raise ValueError(
             f'log.wandb={project}: wandb is not installed; run: pip install "deeploop[wandb]"'
         ) from None
-    return wandb.init(project=project, name=name, config=settings)
+    try:
+        return wandb.init(project=project, name=folder.name, dir=folder, config=settings)
+    except wandb.Error as error:  # nobody is logged in, a bad project name
+        raise ValueError(f"log.wandb={project}: {error}") from None

@@ -90,7 +90,8 @@ class Display:
 class StopRequest:
     """Turns the first SIGTERM or Ctrl-C into a request that the loop reads between two steps.
 
-    A second one acts as usual: whoever presses Ctrl-C twice does not want to wait.
+    A second Ctrl-C acts as usual: whoever presses it twice does not want to wait. A second SIGTERM does
+    not: schedulers and `torchrun` both pass theirs on, and the save must outlive that.
     """
 
     def __init__(self) -> None:
@@ -104,14 +105,11 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
-        self._restore()
+        signal.signal(signal.SIGINT, self._previous[signal.SIGINT])  # type: ignore[arg-type]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

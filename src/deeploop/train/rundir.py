@@ -85,7 +85,7 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[Looped
 def require_checkpoint(run: Path) -> Path:
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
-        raise ValueError(f"{run}: holds no checkpoint yet")
+        raise ValueError(f"{run}: {'holds no checkpoint yet' if run.is_dir() else 'no such run folder'}")
     return checkpoint
 
 
@@ -97,7 +97,7 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "git": git_revision(),
         "command": ["deeploop", *sys.argv[1:]],  # not argv[0]: a path of this machine
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -1,0 +1,78 @@
+"""What the tests of the training side share: a corpus of bytes made here, and a run that takes a second."""
+
+import os
+import random
+from dataclasses import replace
+
+# Before torch is imported, and for every process a test starts: threads gain nothing on tiny matrices,
+# and where other work shares the cores they lose a factor of ten waiting for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+from deeploop.data.prepare import prepare
+from deeploop.data.tokenizers import get_tokenizer
+from deeploop.models.gpt import GPTConfig
+from deeploop.train.checkpoint import CheckpointConfig
+from deeploop.train.config import TrainConfig
+from deeploop.train.distributed import DeviceConfig
+from deeploop.train.language import DataConfig
+from deeploop.train.metrics import LogConfig
+from deeploop.train.optim import OptimConfig
+
+SENTENCE = "the loop visits one block again and then another until every round is done"
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A corpus folder of random words, as bytes; a test that damages it copies it first."""
+    draw = random.Random(0)
+    documents = [" ".join(draw.choices(SENTENCE.split(), k=80)) for _ in range(60)]
+    folder = tmp_path_factory.mktemp("data") / "words"
+    prepare(documents, get_tokenizer("bytes"), folder, validation_tokens=2_000, source="words", workers=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_config(corpus):
+    """`make_config(out, model={"rounds": 1})`: a tiny run with some fields changed."""
+    base = TrainConfig(
+        model=GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=64, vocabulary=257, context=32),
+        data=DataConfig(path=corpus, validation_sequences=16, validate_every=4),
+        optim=OptimConfig(steps=6, batch=8, warmup_steps=4, peak_lr=3e-3, floor_lr=3e-4),
+        checkpoint=CheckpointConfig(every=4),
+        device=DeviceConfig(kind="cpu"),
+        log=LogConfig(every=1),
+    )
+
+    def make(out, **changes):
+        parts = {
+            name: replace(getattr(base, name), **change) if isinstance(change, dict) else change
+            for name, change in changes.items()
+        }
+        return replace(base, out=out, **parts)
+
+    return make
+
+
+@pytest.fixture
+def tiny_config(make_config, tmp_path):
+    """The tiny run in a folder of this test: `tiny_config("name", optim={"steps": 3})`."""
+
+    def make(out="run", **changes):
+        return make_config(tmp_path / out, **changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def train_arguments(corpus):
+    """`train_arguments(out, "--resume")`: a tiny run as words of the command line."""
+    shape = "--model.width 32 --model.hidden 64 --model.context 32 --device.kind cpu --log.every 1"
+    amount = "--optim.batch 8 --optim.steps 6 --optim.warmup-steps 4 --data.validation-sequences 16"
+
+    def make(out, *more):
+        where = ["--out", str(out), "--data.path", str(corpus)]
+        return ["train", "tiny", *where, *shape.split(), *amount.split(), *map(str, more)]
+
+    return make

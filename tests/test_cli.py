@@ -1,0 +1,249 @@
+"""The command line: every mistake is one line that names field and value, and exit code 2."""
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import deeploop
+from deeploop.cli import main
+from deeploop.train import loop
+from deeploop.train.checkpoint import list_checkpoints
+from deeploop.train.distributed import World
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that must fail, and gives its one line on stderr."""
+
+    def run(arguments):
+        capsys.readouterr()
+        assert main([str(word) for word in arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.count("\n") == 1, captured.err
+        assert captured.err.endswith("\n")
+        assert "Traceback" not in captured.err
+        assert captured.err.startswith(f"deeploop {arguments[0]}: error: ")
+        return captured.err.strip().removeprefix(f"deeploop {arguments[0]}: error: ")
+
+    return run
+
+
+@pytest.fixture
+def damaged(corpus, tmp_path):
+    """A copy of the corpus that a test may damage."""
+    return shutil.copytree(corpus, tmp_path / "corpus")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("fly", "command 'fly': unknown; choose one of plan, prepare, train, demo"),
+        ("train gpt3", "recipe 'gpt3': unknown; choose one of gpt2-small, gpt2-medium, tiny"),
+        ("prepare web", "source 'web': unknown; choose one of stdlib, text, fineweb-edu"),
+        ("train tiny --model.rounds 0", "model.rounds=0: must be at least 1"),
+        ("train tiny --model.heads 3", "model.heads=3: must be a divisor of model.width=128"),
+        (
+            "train tiny --model.width 100 --model.heads 8",
+            "model.heads=8: must be a divisor of model.width=100",
+        ),
+        ("train tiny --optim.steps 0", "optim.steps=0: must be at least 1"),
+        ("train tiny --optim.peak-lr -1", "optim.peak_lr=-1.0: must be a finite number, 0 or more"),
+        ("train tiny --checkpoint.keep 0", "checkpoint.keep=0: must be at least 1"),
+        ("plan --blocks 12 --rounds 0", "rounds=0"),
+    ],
+)
+def test_a_mistake_is_one_line(refused, arguments, message):
+    assert message in refused(arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ("train tiny --model.round 3", ["--model.round", "perhaps you meant --model.rounds"]),
+        ("train tiny --optim.warmup 3", ["--optim.warmup", "perhaps you meant --optim.warmup-steps"]),
+        ("train tiny --model.rounds three", ["--model.rounds", "three"]),
+        ("train tiny --optim.peak-lr fast", ["--optim.peak-lr", "fast"]),
+        ("train tiny --model.block sideways", ["--model.block", "sideways", "prenorm"]),
+        ("train tiny --model.rounds", ["--model.rounds"]),
+        ("train tiny surplus", ["surplus"]),
+        ("prepare stdlib --tokenizer words", ["--tokenizer", "words", "gpt2"]),
+        ("plan --blocks many --rounds 3", ["--blocks", "many"]),
+    ],
+)
+def test_a_word_that_cannot_be_parsed_is_named(refused, arguments, parts):
+    message = refused(arguments.split())
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize("where", ["terminal", "ascii", "utf-8"])
+def test_the_line_is_the_same_wherever_it_is_printed(where):
+    """The parser frames and colours its errors to suit stdout; nothing of that is left."""
+    terminal, stdout = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    if where != "terminal":
+        environment["PYTHONIOENCODING"] = where
+    done = subprocess.run(
+        [sys.executable, "-m", "deeploop", "plan", "--block", "2"],
+        stdout=stdout if where == "terminal" else subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        timeout=60,
+    )
+    os.close(terminal)
+    os.close(stdout)
+    assert done.returncode == 2
+    line = "deeploop plan: error: Unrecognized options: --block, 2; perhaps you meant --blocks\n"
+    assert done.stderr == line
+
+
+def test_a_batch_that_does_not_split_over_the_ranks(refused, train_arguments, tmp_path, monkeypatch):
+    class TwoRanks:
+        def __init__(self, config): ...
+
+        def __enter__(self):
+            return World(0, 2, device="cpu")
+
+        def __exit__(self, *error): ...
+
+    monkeypatch.setattr(loop, "open_world", TwoRanks)
+    message = refused(train_arguments(tmp_path / "run", "--optim.batch", 7))
+    assert message == "optim.batch=7: must be a multiple of the 2 ranks"
+
+
+def test_a_micro_batch_that_does_not_divide(refused, train_arguments, tmp_path):
+    message = refused(train_arguments(tmp_path / "run", "--device.micro-batch", 3))
+    assert message.startswith("device.micro_batch=3: must divide the 8 sequences")
+    assert not (tmp_path / "run").exists()  # found before anything was written
+
+
+def test_a_missing_corpus(refused, train_arguments, tmp_path):
+    message = refused(train_arguments(tmp_path / "run", "--data.path", tmp_path / "none"))
+    assert message == f"{tmp_path / 'none'}: no such corpus; make it with `deeploop prepare`"
+
+
+def test_a_missing_shard(refused, train_arguments, tmp_path, damaged):
+    (damaged / "train_000000.bin").unlink()
+    message = refused(train_arguments(tmp_path / "run", "--data.path", damaged))
+    assert message == f"{damaged / 'train_000000.bin'}: missing shard"
+
+
+@pytest.mark.parametrize("left", [100, 2000])
+def test_a_truncated_shard(refused, train_arguments, tmp_path, damaged, left):
+    shard = damaged / "train_000000.bin"
+    shard.write_bytes(shard.read_bytes()[:left])
+    message = refused(train_arguments(tmp_path / "run", "--data.path", damaged))
+    assert message.startswith(f"{shard}: truncated shard: {left} bytes")
+
+
+def test_a_wrong_vocabulary(refused, train_arguments, tmp_path, corpus):
+    message = refused(train_arguments(tmp_path / "run", "--model.vocabulary", 50257))
+    assert message == f"model.vocabulary=50257: {corpus} holds bytes tokens, which need model.vocabulary=257"
+
+
+def test_a_context_longer_than_the_corpus(refused, train_arguments, tmp_path):
+    message = refused(train_arguments(tmp_path / "run", "--model.context", 1_000_000))
+    assert message.startswith("context 1000000: a window needs 1000001 tokens")
+
+
+def test_an_unwritable_folder(refused, train_arguments, tmp_path):
+    """Below a regular file nobody can write, whoever runs the test."""
+    (tmp_path / "file").write_text("")
+    message = refused(train_arguments(tmp_path / "file" / "run"))
+    assert message.startswith(f"out={tmp_path / 'file' / 'run'}: can't be written (")
+    assert "(Not a directory)" in message
+
+
+def test_a_device_that_is_not_there(refused, train_arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    message = refused(train_arguments(tmp_path / "run", "--device.kind", "cuda"))
+    assert message == "device.kind=cuda: this machine has no CUDA device; use auto or cpu"
+
+
+def test_a_folder_that_holds_a_run(refused, train_arguments, tmp_path):
+    out = tmp_path / "run"
+    assert main(train_arguments(out)) == 0
+    kept = [path.name for path in list_checkpoints(out)]
+
+    assert refused(train_arguments(out)) == (
+        f"out={out}: already holds a run at step-00000006; "
+        "add --resume to continue it, or choose another --out"
+    )
+    for field, value, old in [("hidden", 96, 64), ("rounds", 5, 3), ("block", "prenorm", "sandwich")]:
+        message = refused(train_arguments(out, "--resume", f"--model.{field}", value))
+        assert message == f"model.{field}={value}: the run in {out} was started with model.{field}={old}"
+    assert "seed 0" in refused(train_arguments(out, "--resume", "--seed", 1, "--optim.steps", 9))
+    assert [path.name for path in list_checkpoints(out)] == kept
+
+
+def test_a_run_prints_how_it_ended(train_arguments, tmp_path, capsys):
+    assert main(train_arguments(tmp_path / "run")) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    first, *_, last = captured.out.splitlines()
+    assert first.startswith("step      0  validation ")
+    assert last.startswith("finished at step 6, validation loss ")
+    assert last.endswith(f": {tmp_path / 'run'}")
+
+
+def test_debugging_shows_where_an_error_came_from(monkeypatch):
+    monkeypatch.setenv("DEEPLOOP_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="recipe 'gpt3'"):
+        main(["train", "gpt3"])
+
+
+def test_ctrl_c_outside_training_is_quiet(monkeypatch, capsys):
+    def interrupt(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(deeploop.cli.COMMANDS, "plan", interrupt)
+    assert main(["plan"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["train"], ["train", "--help"], ["prepare"]])
+def test_help_lists_what_there_is(capsys, arguments):
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    for word in ["gpt2-small", "tiny"] if "train" in arguments else ["stdlib", "fineweb-edu"]:
+        assert word in out
+
+
+def test_every_field_is_in_the_recipes_help(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main(["train", "tiny", "--help"])
+    assert not leaving.value.code
+    out = capsys.readouterr().out
+    for flag in (
+        "--model.rounds",
+        "--optim.peak-lr",
+        "--resume",
+        "--init-from",
+        "--guard.stop",
+        "--data.path",
+    ):
+        assert flag in out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"deeploop {deeploop.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", ["--help", "plan --blocks 2 --rounds 3"])
+def test_a_reader_that_left_is_no_error(arguments):
+    """`deeploop … | true`, with stdout buffered as it is for most people."""
+    done = subprocess.run(
+        f"{sys.executable} -m deeploop {arguments} | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},
+        timeout=60,
+    )
+    assert done.stderr == ""

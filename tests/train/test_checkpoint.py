@@ -1,0 +1,141 @@
+"""Checkpoints: the newest n, never half of one, and damage is found and named."""
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from deeploop.models.gpt import LoopedGPT
+from deeploop.train import checkpoint as module
+from deeploop.train.checkpoint import (
+    CheckpointConfig,
+    last_checkpoint,
+    list_checkpoints,
+    load_weights,
+    read_state,
+)
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+
+FILES = ["model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"]
+
+
+@pytest.fixture(scope="module")
+def trained(make_config, tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / "run"
+    train(make_config(out, optim={"steps": 7}, checkpoint={"every": 2, "keep": 3}))
+    return out
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    """A copy of the run that a test may damage."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def names(folder):
+    return [path.name for path in list_checkpoints(folder)]
+
+
+def test_the_last_n_are_kept_and_one_comes_at_the_end(trained):
+    assert names(trained) == ["step-00000004", "step-00000006", "step-00000007"]
+    assert len(list((trained / "checkpoints").iterdir())) == 3  # nothing hidden is left behind
+
+
+def test_a_checkpoint_is_whole(trained):
+    state = read_state(last_checkpoint(trained))
+    assert {path.name for path in last_checkpoint(trained).iterdir()} == set(FILES)
+    assert state["format"] == 1
+    assert state["step"] == 7
+    assert state["loader"]["epoch"] == 0
+    assert state["loader"]["position"] == 7 * 8
+    assert {"git", "torch", "deeploop", "seconds"} <= state.keys()
+    assert state["validation"] == {
+        key: value
+        for key, value in read_metrics(trained, "validation")[-1].items()
+        if key not in ("kind", "step")
+    }
+    moments = load_file(last_checkpoint(trained) / "optimizer.safetensors")
+    weights = load_file(last_checkpoint(trained) / "model.safetensors")
+    assert moments.keys() == {
+        f"{key}:{name}" for name in weights for key in ("step", "exp_avg", "exp_avg_sq")
+    }
+
+
+def test_a_write_that_was_cut_short_is_ignored(copied, make_config):
+    part = copied / "checkpoints" / ".step-00000009.part"
+    part.mkdir()
+    (part / "model.safetensors").write_bytes(b"half")
+    assert last_checkpoint(copied).name == "step-00000007"
+    train(make_config(copied, resume=True, optim={"steps": 9}, checkpoint={"every": 2, "keep": 3}))
+    assert names(copied)[-1] == "step-00000009"  # written over the remains
+    read_state(last_checkpoint(copied))
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(copied, make_config, monkeypatch):
+    before = names(copied)
+
+    def fail(tensors, path):
+        if path.name == "optimizer.safetensors":
+            raise OSError(28, "No space left on device")
+        save_file(tensors, path)
+
+    monkeypatch.setattr(module, "save_file", fail)
+    with pytest.raises(OSError, match="No space left"):
+        train(make_config(copied, resume=True, optim={"steps": 9}, checkpoint={"every": 2, "keep": 3}))
+    assert names(copied) == before
+
+
+@pytest.mark.parametrize("file", FILES[:3])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_file_is_named(copied, make_config, file, damage):
+    path = last_checkpoint(copied) / file
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[-10] ^= 1
+    path.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
+    if damage == "remove":
+        path.unlink()
+    with pytest.raises(ValueError) as error:
+        train(make_config(copied, resume=True, optim={"steps": 9}))
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_flipped_bit_of_the_state_is_found(copied):
+    checkpoint = last_checkpoint(copied)
+    path, sound = checkpoint / "state.json", read_state(checkpoint)
+    content = path.read_bytes()
+
+    def read(damaged):
+        path.write_bytes(damaged)
+        try:
+            return read_state(checkpoint)
+        except ValueError as error:
+            return str(error)
+
+    assert read(content[:-20]).startswith(f"{path}: not the state of a checkpoint")
+    for place in range(0, len(content), 3):
+        found = read(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        # The same only where the flip is in a digit beyond a float's precision.
+        assert found == sound or found.startswith(str(checkpoint))
+
+
+def test_another_format_is_refused(copied):
+    path = last_checkpoint(copied) / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(ValueError, match=r"state\.json: checkpoint format 2, this deeploop reads 1"):
+        read_state(path.parent)
+
+
+def test_weights_of_another_shape_are_refused_by_name(trained, tiny_config):
+    model = LoopedGPT(tiny_config(model={"hidden": 96}).model)
+    with pytest.raises(ValueError, match=r"blocks\.0\.mlp\.branch\.\w+\.weight is .*64.* there and .*96"):
+        load_weights(model, last_checkpoint(trained))
+
+
+@pytest.mark.parametrize("field", ["every", "keep"])
+def test_bad_settings_are_refused(field):
+    with pytest.raises(ValueError, match=f"checkpoint.{field}=0"):
+        CheckpointConfig(**{field: 0})

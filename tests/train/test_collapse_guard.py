@@ -1,0 +1,91 @@
+"""A run that sits on the unigram floor after warm-up says so, once, and stops if asked to."""
+
+import pytest
+
+from deeploop.train.checkpoint import last_checkpoint, read_state
+from deeploop.train.language import LanguageTask
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+
+COLLAPSED, ESCAPED = (3.0, 0.99, "collapsed"), (2.0, 0.1, "escaped")
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Validations that say what the test wants, one after the other; the last one repeats."""
+
+    def script(*results):
+        left = list(results)
+
+        def evaluate(self, model):
+            loss, similarity, verdict = left.pop(0) if len(left) > 1 else left[0]
+            return {"loss": loss, "floor": 3.0, "similarity": similarity, "verdict": verdict}
+
+        monkeypatch.setattr(LanguageTask, "evaluate", evaluate)
+
+    return script
+
+
+def collapses(config):
+    return [record["step"] for record in read_metrics(config.out, "collapse")]
+
+
+def test_a_violent_ramp_collapses_and_is_told_once(tiny_config, capsys):
+    """Nothing scripted: at 3/4 of 1e-3 a step this block is in one state by step 20 and stays there."""
+    config = tiny_config(optim={"steps": 28})
+    result = train(config)
+    assert result["verdict"] == "collapsed"
+    assert result["similarity"] > 0.95
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("COLLAPSED")]
+    assert len(said) == len(collapses(config)) == 1
+    assert "rose by 7.5e-04 a step" in said[0]
+    assert "--optim.warmup-steps 16 or --model.p 1, or a lower --optim.peak-lr" in said[0]
+
+
+def test_it_waits_for_the_end_of_warmup(tiny_config, scripted):
+    scripted(COLLAPSED)
+    config = tiny_config(optim={"steps": 12, "warmup_steps": 6}, data={"validate_every": 3})
+    train(config)
+    assert collapses(config) == [6]
+
+
+@pytest.mark.parametrize("results", [[COLLAPSED, ESCAPED], [ESCAPED]])
+def test_a_run_that_leaves_during_warmup_is_not_accused(tiny_config, scripted, results):
+    scripted(*results)
+    config = tiny_config()
+    train(config)
+    assert collapses(config) == []
+
+
+def test_stop_ends_the_run_with_a_checkpoint(tiny_config, scripted):
+    scripted(COLLAPSED)
+    config = tiny_config(optim={"steps": 50}, guard={"stop": True}, data={"validate_every": 5})
+    result = train(config)
+    assert (result["ended"], result["step"]) == ("collapsed", 5)
+    assert read_state(last_checkpoint(config.out))["step"] == 5
+
+
+def test_a_resumed_run_does_not_repeat_itself(tiny_config, scripted, capsys):
+    scripted(COLLAPSED)
+    train(tiny_config(optim={"steps": 4}))
+    assert capsys.readouterr().out.count("COLLAPSED") == 1
+    config = tiny_config(optim={"steps": 8}, resume=True)
+    train(config)
+    assert "COLLAPSED" not in capsys.readouterr().out
+    assert collapses(config) == [4]
+
+
+def test_stop_spares_a_resumed_run_that_has_escaped_since(tiny_config, scripted):
+    scripted(COLLAPSED, COLLAPSED, ESCAPED)  # at steps 0, 4 and 8
+    train(tiny_config(optim={"steps": 8}))
+    config = tiny_config(optim={"steps": 12}, resume=True, guard={"stop": True})
+    result = train(config)
+    assert (result["ended"], result["step"]) == ("finished", 12)
+
+
+def test_prenorm_is_not_advised_to_change_p(tiny_config, scripted, capsys):
+    scripted(COLLAPSED)
+    train(tiny_config(model={"block": "prenorm"}))
+    advice = capsys.readouterr().out
+    assert "--optim.warmup-steps 16" in advice
+    assert "--model.p" not in advice

@@ -1,0 +1,111 @@
+"""Metrics: one JSON object a line, numbers that JSON has, a past that can be taken back."""
+
+import json
+import math
+import sys
+
+import pytest
+
+from deeploop.train.loop import train
+from deeploop.train.metrics import LogConfig, MetricsWriter, read_metrics, rewind_metrics
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(*records, config=None):
+        writer = MetricsWriter(tmp_path, config or LogConfig(), {})
+        for kind, step, values in records:
+            writer.write(kind, step, values)
+        writer.close()
+
+    return write
+
+
+def test_a_run_writes_what_plots_need(tiny_config):
+    config = tiny_config(log={"every": 2})
+    train(config)
+    lines = (config.out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == read_metrics(config.out)
+    records = read_metrics(config.out, "train")
+    assert [record["step"] for record in records] == [2, 4, 6]
+    assert records[-1]["tokens"] == 6 * 8 * 32
+    assert records[-1]["mfu"] is None  # nobody knows a CPU's peak
+    assert records[-1]["tokens_per_s"] > 0
+    assert records[0]["lr"] == pytest.approx(1.5e-3)  # two of four steps up the ramp
+    validations = read_metrics(config.out, "validation")
+    assert [record["step"] for record in validations] == [0, 4, 6]
+    assert validations[0].keys() == {"kind", "step", "loss", "floor", "similarity", "verdict"}
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path, write):
+    write(("train", 1, {"loss": math.nan, "lr": math.inf, "note": "x"}))
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "kind": "train",
+        "step": 1,
+        "loss": None,
+        "lr": None,
+        "note": "x",
+    }
+
+
+def test_writers_append(tmp_path, write):
+    write(("train", 1, {"loss": 2.0}))
+    write(("train", 2, {"loss": 1.0}))
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_rewinding_drops_the_future_and_a_broken_line(tmp_path, write):
+    write(*(("train", step, {"loss": 1 / step}) for step in range(1, 6)), ("validation", 3, {"loss": 0.1}))
+    kept = [record for record in read_metrics(tmp_path) if record["step"] <= 3]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    rewind_metrics(tmp_path, 3)
+    assert read_metrics(tmp_path) == kept
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == len(kept) == 4
+
+
+def test_no_metrics_is_no_records(tmp_path):
+    rewind_metrics(tmp_path, 3)
+    assert read_metrics(tmp_path) == []
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path, write):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    write(("train", 1, {"loss": 2.5, "verdict": "no number"}), config=LogConfig(tensorboard=True))
+    found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert found.Tags()["scalars"] == ["train/loss"]
+    assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(1, 2.5)]
+
+
+def test_wandb_offline_keeps_its_files_in_the_run_folder(tmp_path, write, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.chdir(tmp_path.parent)
+    write(("train", 1, {"loss": 2.5}), config=LogConfig(wandb="project"))
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_a_refusal_of_wandb_names_the_field(write, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+
+    def refuse(**settings):
+        raise wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(ValueError, match=r"log\.wandb=project: No API key configured"):
+        write(config=LogConfig(wandb="project"))
+
+
+@pytest.mark.parametrize(
+    ("extra", "module", "config"),
+    [
+        ("tensorboard", "torch.utils.tensorboard", LogConfig(tensorboard=True)),
+        ("wandb", "wandb", LogConfig(wandb="project")),
+    ],
+)
+def test_a_missing_extra_says_how_to_install_it(write, monkeypatch, extra, module, config):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=rf'log\.{extra}.*pip install "deeploop\[{extra}\]"'):
+        write(config=config)

@@ -1,0 +1,71 @@
+"""A non-finite loss stops the run and names step, first broken tensor and last good checkpoint."""
+
+import pytest
+import torch
+
+from deeploop.cli import main
+from deeploop.train import loop
+from deeploop.train.loop import train
+
+WEIGHT = "blocks.1.mlp.branch.up"
+
+
+def nan_weight(model):
+    model.get_parameter(f"{WEIGHT}.weight")[3, 5] = float("nan")
+
+
+def overflow(model):
+    """All weights stay finite; the products of this one do not."""
+    model.get_parameter(f"{WEIGHT}.weight").fill_(3e38)
+
+
+def infinite_gradient(model):
+    model.get_parameter(f"{WEIGHT}.weight").register_hook(lambda gradient: gradient * float("inf"))
+
+
+HARM = {
+    nan_weight: f"weight {WEIGHT}.weight",
+    overflow: f"output of {WEIGHT}",
+    infinite_gradient: f"gradient of {WEIGHT}.weight",
+}
+
+
+@pytest.fixture
+def harm_at_step_6(monkeypatch):
+    def plan(harm):
+        def step(run, stop_requested):
+            if run.step == 5:
+                with torch.no_grad():
+                    harm(run.model)
+            return real(run, stop_requested)
+
+        real = loop.train_step
+        monkeypatch.setattr(loop, "train_step", step)
+
+    return plan
+
+
+@pytest.mark.parametrize("harm", HARM, ids=lambda harm: harm.__name__)
+def test_the_run_stops_and_names_where_it_broke(tiny_config, harm_at_step_6, harm):
+    harm_at_step_6(harm)
+    config = tiny_config(optim={"steps": 20}, device={"micro_batch": 4})
+    with pytest.raises(FloatingPointError) as error:
+        train(config)
+    message = str(error.value)
+    assert message.startswith("step 6: loss ")
+    assert f"first non-finite tensor: {HARM[harm]};" in message
+    assert message.endswith(f"last good checkpoint: {config.out / 'checkpoints' / 'step-00000004'}")
+
+
+def test_before_the_first_checkpoint_it_says_that_there_is_none(tiny_config, harm_at_step_6):
+    harm_at_step_6(nan_weight)
+    with pytest.raises(FloatingPointError, match="last good checkpoint: none was saved yet"):
+        train(tiny_config(checkpoint={"every": 100}))
+
+
+def test_on_the_command_line_it_is_one_line(train_arguments, tmp_path, harm_at_step_6, capsys):
+    harm_at_step_6(overflow)
+    assert main(train_arguments(tmp_path / "run")) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("deeploop train: error: step 6: loss nan")
+    assert error.count("\n") == 1

@@ -1,0 +1,100 @@
+"""The schedule at points computed by hand, and which parameter learns at what rate and decay."""
+
+import math
+
+import pytest
+import torch
+
+from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.train.optim import OptimConfig, learning_rate, make_optimizer, set_learning_rate
+
+SCHEDULE = OptimConfig(steps=110, warmup_steps=10, peak_lr=1e-3, floor_lr=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (0, 1e-4),  # a tenth of the ramp: no step at rate zero
+        (4, 5e-4),
+        (9, 1e-3),
+        (10, 1e-3),  # the cosine begins at the peak
+        (35, 1e-4 + 9e-4 * (2 + math.sqrt(2)) / 4),  # a quarter: cos 45° = √2 / 2
+        (60, 5.5e-4),  # half way between peak and floor
+        (85, 1e-4 + 9e-4 * (2 - math.sqrt(2)) / 4),
+        (110, 1e-4),
+        (500, 1e-4),  # and never below the floor
+    ],
+)
+def test_ramp_and_cosine(step, rate):
+    assert learning_rate(step, SCHEDULE) == pytest.approx(rate, rel=1e-12)
+
+
+def test_the_rate_rises_then_falls():
+    rates = [learning_rate(step, SCHEDULE) for step in range(110)]
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert max(rates) == SCHEDULE.peak_lr
+
+
+def test_without_warmup_the_peak_comes_first():
+    assert learning_rate(0, OptimConfig(steps=10, warmup_steps=0, peak_lr=2e-3)) == 2e-3
+
+
+def test_a_run_shorter_than_its_warmup_stays_on_the_ramp():
+    short = OptimConfig(steps=50, warmup_steps=100, peak_lr=1e-3)
+    assert learning_rate(49, short) == pytest.approx(5e-4)
+
+
+@pytest.fixture
+def model():
+    config = GPTConfig(
+        blocks=2, rounds=2, width=32, heads=2, hidden=64, vocabulary=257, context=16, mup_base_width=64
+    )
+    return LoopedGPT(config)
+
+
+def grouped(model, **options):
+    """The optimizer, and each parameter's name → its group."""
+    optimizer = make_optimizer(model, OptimConfig(weight_decay=0.1), fused=False, **options)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    listed = [(names[p], group) for group in optimizer.param_groups for p in group["params"]]
+    return optimizer, listed
+
+
+def test_every_parameter_is_in_exactly_one_group(model):
+    _, listed = grouped(model)
+    assert sorted(name for name, _ in listed) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_gains_are_not_decayed_and_everything_else_is(model):
+    _, listed = grouped(model)
+    for name, group in listed:
+        gain = "norm" in name or "inner" in name or "outer" in name
+        assert gain == (model.get_parameter(name).ndim == 1)
+        assert group["weight_decay"] == (0.0 if gain else 0.1), name
+
+
+def test_width_mup_multiplies_the_rate_of_block_matrices_alone(model):
+    optimizer, listed = grouped(model, matrix_lr_multiplier=model.config.matrix_lr_multiplier)
+    set_learning_rate(optimizer, 3e-4)
+    for name, group in listed:
+        matrix = ".branch." in name and model.get_parameter(name).ndim == 2
+        assert group["lr"] == pytest.approx(6e-4 if matrix else 3e-4), name
+
+
+def test_settings_reach_adamw(model):
+    config = OptimConfig(betas=(0.8, 0.9), eps=1e-6)
+    optimizer = make_optimizer(model, config, fused=False)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    for group in optimizer.param_groups:
+        assert (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("steps", 0), ("batch", 0), ("peak_lr", math.nan), ("clip", -1.0), ("betas", (0.9, 1.0))],
+)
+def test_bad_settings_are_named(field, value):
+    with pytest.raises(ValueError) as error:
+        OptimConfig(**{field: value})
+    assert str(error.value).startswith(f"optim.{field}={value}: ")

@@ -1,0 +1,123 @@
+"""A run that is killed, told to stop, or interrupted, and resumed, equals one that never stopped.
+
+Real processes and real signals; on the CPU the equality is to the last bit.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from deeploop.cli import main
+from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, read_state
+from deeploop.train.metrics import read_metrics
+from deeploop.train.progress import StopRequest
+
+LENGTH = ["--optim.steps", 60, "--checkpoint.every", 10, "--data.validate-every", 20]
+CLOCKS = ("seconds", "tokens_per_s", "mfu")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(train_arguments, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert main(train_arguments(out, *LENGTH)) == 0
+    return out
+
+
+def start(arguments):
+    command = [sys.executable, "-m", "deeploop", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_checkpoint(process, folder):
+    deadline = time.monotonic() + 60
+    while last_checkpoint(folder) is None:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def repeatable(folder):
+    """What a run wrote down, less the times it took."""
+    records = [r for r in read_metrics(folder) if r["kind"] in ("train", "validation")]
+    return [{key: value for key, value in r.items() if key not in CLOCKS} for r in records]
+
+
+def tensors(folder):
+    """The bytes of the last checkpoint's tensor files."""
+    return {path.name: path.read_bytes() for path in last_checkpoint(folder).glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
+    uninterrupted, train_arguments, tmp_path, number
+):
+    out = tmp_path / "run"
+    process = start(train_arguments(out, *LENGTH))
+    wait_for_checkpoint(process, out)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    reached = read_state(last_checkpoint(out))["step"]
+    assert reached < 60, "the run ended before the signal came"
+
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:  # saves where it stands and says so
+        assert (process.returncode, stderr) == (0, "")
+        assert f"stopped at step {reached}; saved {last_checkpoint(out)}; continue with --resume" in stdout
+
+    resumed = start(train_arguments(out, *LENGTH, "--resume"))
+    stdout, stderr = resumed.communicate(timeout=60)
+    assert (resumed.returncode, stderr) == (0, "")
+    assert "finished at step 60" in stdout
+    assert repeatable(out) == repeatable(uninterrupted)
+    assert tensors(out) == tensors(uninterrupted)
+
+
+def test_resuming_a_finished_run_changes_nothing(uninterrupted, train_arguments, capsys):
+    before = tensors(uninterrupted), read_metrics(uninterrupted)
+    assert main(train_arguments(uninterrupted, *LENGTH, "--resume")) == 0
+    assert (tensors(uninterrupted), read_metrics(uninterrupted)) == before
+    last = read_metrics(uninterrupted, "validation")[-1]["loss"]
+    out = capsys.readouterr().out
+    assert "already finished its 60 steps" in out
+    assert f"finished at step 60, validation loss {last:.4f}" in out
+
+
+def test_a_stop_before_the_next_validation_reports_the_last_one(
+    train_arguments, tmp_path, capsys, monkeypatch
+):
+    assert main(train_arguments(tmp_path / "run", "--optim.steps", 5)) == 0
+    loss = read_metrics(tmp_path / "run", "validation")[-1]["loss"]
+    capsys.readouterr()
+    monkeypatch.setattr(StopRequest, "__enter__", lambda self: (setattr(self, "signal", 15), self)[1])
+    assert main(train_arguments(tmp_path / "run", "--optim.steps", 9, "--resume")) == 0
+    assert f"stopped at step 6, validation loss {loss:.4f}" in capsys.readouterr().out
+
+
+def test_resume_in_an_empty_folder_starts_afresh(train_arguments, tmp_path):
+    assert main(train_arguments(tmp_path / "run", "--resume")) == 0
+    assert read_metrics(tmp_path / "run")[0]["step"] == 0
+
+
+def test_a_resumed_run_may_change_its_length_and_says_so(train_arguments, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(train_arguments(out, "--optim.steps", 4)) == 0
+    assert main(train_arguments(out, "--optim.steps", 6, "--resume")) == 0
+    assert "resuming with optim.steps=6 (was 4)" in capsys.readouterr().out
+    assert read_metrics(out, "resume")[0]["changes"] == {"optim.steps": [4, 6]}
+    assert [path.name for path in list_checkpoints(out)] == ["step-00000004", "step-00000006"]
+
+
+def test_the_first_signal_asks_and_the_second_acts():
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with StopRequest() as stop:
+        assert not stop.signal
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers

@@ -1,0 +1,122 @@
+"""The run folder: what is in it, starting from another one, and `deeploop.load`."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import deeploop
+from deeploop.data.shards import Corpus
+from deeploop.data.token_loader import validation_windows
+from deeploop.eval.validation import validate
+from deeploop.train.checkpoint import last_checkpoint
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+from deeploop.train.rundir import git_revision, load_config
+
+
+@pytest.fixture(scope="module")
+def config(make_config, tmp_path_factory):
+    config = make_config(tmp_path_factory.mktemp("source") / "run")
+    train(config)
+    return config
+
+
+@pytest.fixture
+def copied(config, tmp_path):
+    return shutil.copytree(config.out, tmp_path / "copied")
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_anatomy(config):
+    assert {path.name for path in config.out.iterdir()} == {
+        "run.json",
+        "config.json",
+        "metrics.jsonl",
+        "checkpoints",
+    }
+    stamp = json.loads((config.out / "run.json").read_text())
+    assert stamp["format"] == 1
+    assert stamp["tokenizer"] == "bytes"
+    assert stamp["deeploop"] == deeploop.__version__
+    assert stamp["torch"] == torch.__version__
+    assert stamp["git"] == git_revision()
+    assert stamp.keys() >= {"python", "command", "written"}
+    assert load_config(config.out) == config
+
+
+def test_load_gives_the_model_that_was_validated_last(config):
+    model, tokenizer = deeploop.load(config.out)
+    assert not model.training
+    assert tokenizer.decode(tokenizer.encode("loop")) == "loop"
+    windows = validation_windows(Corpus.open(config.data.path).validation, 32, 16)
+    result = validate(model, *windows, batch=8)
+    assert result.loss / result.targets == read_metrics(config.out, "validation")[-1]["loss"]
+
+
+def test_load_does_not_need_the_corpus(copied):
+    edit(copied / "config.json", data={"path": "nowhere"})
+    model, _ = deeploop.load(str(copied))
+    assert model(torch.zeros(1, 4, dtype=torch.long)).states.isfinite().all()
+
+
+def test_init_from_starts_where_the_other_run_ended(config, tiny_config):
+    fresh = tiny_config("next", init_from=config.out, seed=5)
+    train(fresh)
+    first, last = read_metrics(fresh.out, "validation")[0], read_metrics(config.out, "validation")[-1]
+    assert (first["step"], first["loss"]) == (0, last["loss"])
+    assert (read_metrics(fresh.out, "train")[0]["lr"], fresh.seed) == (0.75e-3, 5)  # its own schedule
+
+
+def test_init_from_may_change_the_rounds(config, tiny_config):
+    """The stored weights are the same at every number of rounds."""
+    train(tiny_config("deeper", init_from=config.out, model={"rounds": 5}))
+
+
+def test_init_from_another_shape_is_refused(config, tiny_config):
+    with pytest.raises(ValueError, match=r"k\.weight is \(32, 32\) there and \(64, 64\) in this model"):
+        train(tiny_config("wider", init_from=config.out, model={"width": 64}))
+
+
+def test_init_from_no_run_is_refused(tiny_config, tmp_path):
+    with pytest.raises(ValueError, match="nothing: holds no checkpoint"):
+        train(tiny_config(init_from=tmp_path / "nothing"))
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"not a run folder \(no run\.json\)"):
+        deeploop.load(tmp_path)
+
+
+def test_another_version_of_the_folder_is_refused(copied):
+    edit(copied / "run.json", format=2)
+    with pytest.raises(ValueError, match="run format 2, this deeploop reads 1"):
+        deeploop.load(copied)
+
+
+def test_a_field_this_version_does_not_know_is_named(copied):
+    edit(copied / "config.json", novelty=1)
+    with pytest.raises(ValueError, match=r"config\.novelty: unknown field"):
+        deeploop.load(copied)
+
+
+@pytest.mark.parametrize("file", ["run.json", "config.json"])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe"])
+def test_an_unreadable_file_is_named(copied, file, content):
+    (copied / file).write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        deeploop.load(copied)
+    assert str(error.value).startswith(f"{copied / file}: ")
+
+
+def test_load_checks_the_weights(copied):
+    weights = last_checkpoint(copied) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors: damaged"):
+        deeploop.load(copied)

@@ -1,0 +1,116 @@
+"""Recipes and configs: valid, to JSON and back, and compared field by field."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deeploop.experiments.recipes import RECIPES, get_recipe
+from deeploop.train.config import TrainConfig, differences, from_dict, to_dict
+from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train.language import DataConfig
+from deeploop.train.loop import check_batch, train
+from deeploop.train.metrics import LogConfig
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_survives_json(name):
+    config = get_recipe(name)
+    assert from_dict(TrainConfig, json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_every_kind_of_field_survives_json():
+    """Paths, tuples, nothing at all, and switches away from their defaults."""
+    config = from_dict(
+        TrainConfig,
+        {
+            "init_from": "runs/other",
+            "resume": True,
+            "model": {"shrink_outputs": False, "p": 0.25},
+            "optim": {"betas": [0.8, 0.99]},
+        },
+    )
+    assert config.init_from == Path("runs/other")
+    assert config.model.shrink_outputs is False
+    assert config.optim.betas == (0.8, 0.99)
+    assert from_dict(TrainConfig, json.loads(json.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_splits_over_the_ranks_it_is_meant_for(name):
+    config = get_recipe(name)
+    for ranks in (1, 4, 8):
+        check_batch(config, World(0, ranks, device="cpu"))
+
+
+@pytest.mark.parametrize(("name", "steps", "tokens"), [("gpt2-small", 100_000, 49_152_000_000)])
+def test_the_papers_recipe_sees_the_papers_tokens(name, steps, tokens):
+    config = get_recipe(name)
+    assert config.optim.steps == steps
+    assert steps * config.optim.batch * config.model.context == tokens
+    assert (config.optim.peak_lr, config.optim.floor_lr, config.optim.warmup_steps) == (1e-3, 5e-5, 2_000)
+    assert (config.optim.betas, config.optim.weight_decay, config.optim.clip) == ((0.9, 0.95), 0.1, 1.0)
+
+
+def test_an_unknown_recipe_is_named():
+    with pytest.raises(ValueError, match=r"recipe=gpt3: unknown; choose one of gpt2-small, "):
+        get_recipe("gpt3")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"modl": {}}, r"config\.modl: unknown field"),
+        ({"model": {"depth": 3}}, r"config\.model\.depth: unknown field"),
+        ({"model": {"rounds": 0}}, r"model\.rounds=0"),
+    ],
+)
+def test_a_bad_json_config_is_named(data, message):
+    with pytest.raises(ValueError, match=message):
+        from_dict(TrainConfig, data)
+
+
+def test_differences_are_listed_leaf_by_leaf():
+    old = {"seed": 0, "model": {"rounds": 3, "width": 32}, "gone": 1}
+    new = {"seed": 0, "model": {"rounds": 5, "width": 32}, "data": {"path": "x"}}
+    assert differences(old, new) == [
+        ("data", None, {"path": "x"}),
+        ("gone", 1, None),
+        ("model.rounds", 3, 5),
+    ]
+    assert differences(new, new) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [(DataConfig, "validation_sequences"), (DataConfig, "validate_every"), (LogConfig, "every")],
+)
+def test_counts_must_be_positive(kind, field):
+    with pytest.raises(ValueError, match=rf"{field}=0: must be at least 1"):
+        kind(**{field: 0})
+
+
+def test_micro_batch_must_not_be_negative():
+    with pytest.raises(ValueError, match=r"device\.micro_batch=-1"):
+        DeviceConfig(micro_batch=-1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro_batch", "ranks", "message"),
+    [
+        (9, 0, 2, r"optim\.batch=9: must be a multiple of the 2 ranks"),
+        (8, 3, 1, r"device\.micro_batch=3: must divide the 8 sequences of each rank"),
+        (8, 8, 2, r"device\.micro_batch=8: must divide the 4 sequences of each rank"),
+    ],
+)
+def test_the_batch_must_split_evenly(tiny_config, batch, micro_batch, ranks, message):
+    config = tiny_config(optim={"batch": batch}, device={"micro_batch": micro_batch})
+    with pytest.raises(ValueError, match=message):
+        check_batch(config, World(0, ranks, device="cpu"))
+
+
+@pytest.mark.parametrize("block", ["prenorm", "postnorm", "sandwich"])
+def test_every_block_trains_a_few_steps(tiny_config, block):
+    result = train(tiny_config(model={"block": block}))
+    assert result["ended"] == "finished"
+    assert result["loss"] < 5.4  # ln 257 = 5.55 at the start

@@ -1,0 +1,64 @@
+"""What `torchrun` starts on every rank for test_two_ranks.py: a list of jobs, each a config.
+
+An error ends its job, not the list: it is written into the run folder, one file a rank.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from deeploop.train import loop
+from deeploop.train.config import TrainConfig, from_dict
+from deeploop.train.distributed import DeviceConfig, open_world
+
+
+def gradients(config):
+    """Takes one step and keeps the gradients that the optimizer was given: whole tensors, by name."""
+    taken = {}
+
+    def take(optimizer, args, kwargs):
+        for name, parameter in run.model.named_parameters():
+            gradient = parameter.grad
+            whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+            taken[name.removeprefix("module.")] = whole.clone()
+
+    with open_world(config.device) as world:
+        run = loop.open_run(config, world)
+        run.optimizer.register_step_pre_hook(take)
+        loop.train_step(run, stop_requested=False)
+        if world.is_main:
+            save_file(taken, config.out / "gradients.safetensors")
+
+
+def poison(config):
+    """One step with a NaN in one weight of the first rank alone."""
+    with open_world(config.device) as world:
+        run = loop.open_run(config, world)
+        weights = {name.removeprefix("module."): p for name, p in run.model.named_parameters()}
+        weight = weights["blocks.1.mlp.branch.up.weight"]
+        if world.is_main:
+            with torch.no_grad():
+                (weight.to_local() if hasattr(weight, "to_local") else weight)[0, 0] = float("nan")
+        loop.train_step(run, stop_requested=False)
+
+
+JOBS = {"gradients": gradients, "poison": poison, "train": loop.train}
+
+
+def main():
+    with open_world(DeviceConfig(kind="cpu")) as world:
+        for job in json.loads(Path(sys.argv[1]).read_text()):
+            config = from_dict(TrainConfig, job["config"])
+            try:
+                JOBS[job["do"]](config)
+            except (ValueError, FloatingPointError) as error:
+                config.out.mkdir(exist_ok=True)
+                (config.out / f"error-{world.rank}.txt").write_text(str(error))
+            world.barrier()
+
+
+if __name__ == "__main__":
+    main()
