@@ -22,6 +22,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of an architecture
   deeploop prepare stdlib | text | fineweb-edu  text into token shards
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden
+  deeploop generate RUN --prompt "…"            text from a trained model, as it is produced
   deeploop demo                                 see looped depth collapse and train, in five minutes
 
 Each command has --help. More: README.md
@@ -94,6 +95,30 @@ def _train(arguments: list[str]) -> int:
     return 0
 
 
+def _generate(arguments: list[str]) -> int:
+    from deeploop.eval import generation
+    from deeploop.train.distributed import DeviceConfig, open_world
+
+    args = _parse(generation.GenerateArgs, arguments, prog="deeploop generate")
+    with open_world(DeviceConfig(kind=args.device)) as world:
+        model, tokenizer = deeploop.load(args.run, device=world.device)
+    if args.rounds is not None:
+        model.set_rounds(args.rounds)
+    ended = generation.stream_text(
+        model,
+        tokenizer,
+        args.prompt,
+        write=lambda piece: print(piece, end="", flush=True),
+        max_tokens=args.max_tokens,
+        sampling=args,
+    )
+    print()
+    if ended == "context":
+        context = model.config.context
+        print(f"deeploop generate: stopped, the model's context of {context} tokens is full", file=sys.stderr)
+    return 0
+
+
 def _demo(arguments: list[str]) -> int:
     from deeploop.experiments import demo
 
@@ -105,6 +130,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": _plan,
     "prepare": _prepare,
     "train": _train,
+    "generate": _generate,
     "demo": _demo,
 }
 
