@@ -16,8 +16,10 @@ from torch import Tensor
 from tyro.conf import Positional
 
 from deeploop.data.tokenizers import Tokenizer
+from deeploop.models.adaptive import AdaptiveDepth
 from deeploop.models.gpt import LoopedGPT
 
+LanguageModel = LoopedGPT | AdaptiveDepth
 Ending = Literal["document", "max_tokens", "context"]
 """Why no more text came: the document ended, as much came as was asked for, or the context is full."""
 
@@ -59,6 +61,10 @@ class GenerateArgs(Sampling):
     """Tokens to add at most; a document that ends, or a full context, ends the text before."""
     rounds: int | None = None
     """Rounds R at test time; unset: as trained."""
+    adaptive: Literal["off", "change", "kl"] = "off"
+    """Let a token stop early, by the change of its state or the KL between successive readouts."""
+    threshold: float = 0.05
+    """What counts as no longer changing, where depth is adaptive."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
 
@@ -80,7 +86,7 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     return int(tokens[torch.multinomial(shares, 1, generator=generator)])
 
 
-def room(model: LoopedGPT, prompt: Sequence[int]) -> int:
+def room(model: LanguageModel, prompt: Sequence[int]) -> int:
     """How many tokens can follow the prompt: the last of them is never read, so it needs no position."""
     context = model.config.context
     if not 1 <= len(prompt) <= context:
@@ -92,7 +98,7 @@ def room(model: LoopedGPT, prompt: Sequence[int]) -> int:
 
 @torch.no_grad()
 def generate(
-    model: LoopedGPT,
+    model: LanguageModel,
     prompt: Sequence[int],
     *,
     max_tokens: int,
@@ -103,9 +109,10 @@ def generate(
     count = min(max_tokens, room(model, prompt))
     generator = torch.Generator().manual_seed(sampling.seed)
     cache = model.new_cache(len(prompt) + count - 1)
+    device = next(model.parameters()).device
     new = list(prompt)
     for _ in range(count):
-        states = model(torch.tensor([new], device=model.cos.device), cache=cache).states
+        states = model(torch.tensor([new], device=device), cache=cache).states
         token = draw(model.logits(states[0, -1]), sampling, generator)
         yield token
         if token == stop:
@@ -114,7 +121,7 @@ def generate(
 
 
 def stream_text(
-    model: LoopedGPT,
+    model: LanguageModel,
     tokenizer: Tokenizer,
     prompt: str,
     *,

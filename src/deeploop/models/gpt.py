@@ -235,14 +235,17 @@ class LoopedGPT(nn.Module):
         logits = F.linear(self._head_input(states), weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def set_rounds(self, rounds: int) -> None:
-        """Apply the blocks `rounds` times from now on: test-time depth. The weights stay."""
+    def set_rounds(self, rounds: int, *, recompute_alpha: bool | None = None) -> None:
+        """Apply the blocks `rounds` times from now on: test-time depth. The weights stay.
+
+        alpha is the trained one or the new depth's, as asked here or else in the config.
+        """
         changed = replace(self.config, rounds=rounds)  # also checks the value
         self.rounds = rounds
-        if self.config.recompute_alpha:
-            for module in self.modules():
-                if isinstance(module, ScaledResidual):
-                    module.alpha = changed.alpha
+        recompute = self.config.recompute_alpha if recompute_alpha is None else recompute_alpha
+        for module in self.modules():
+            if isinstance(module, ScaledResidual):
+                module.alpha = changed.alpha if recompute else self.config.alpha
 
     def _head_input(self, states: Tensor) -> Tensor:
         # Scaling the states scales the logits, at width instead of vocabulary many products.
