@@ -47,7 +47,7 @@ def test_greedy_equals_argmax_without_a_cache(model, rounds):
 def test_the_context_is_used_to_its_end_and_no_further(model):
     assert len(list(generate(model, PROMPT, max_tokens=100))) == 36  # positions 5 … 39, and one unread
     assert len(list(generate(model, 8 * PROMPT, max_tokens=100))) == 1
-    with pytest.raises(ValueError, match=r"prompt of 45 tokens: .* at most the model's context of 40"):
+    with pytest.raises(ValueError, match="prompt of 45 tokens: must be 1 to 40"):
         next(generate(model, 9 * PROMPT, max_tokens=1))
 
 

@@ -138,7 +138,10 @@ def test_the_table_marks_the_trained_depth(home, capsys):
         (["validate", "{home}/run", "--sequences", "0"], "must be at least 1"),
         (["generate", "{home}/nowhere"], "not a run folder"),
         (["generate", "{home}/empty"], "holds no checkpoint"),
-        (["generate", "{home}/run", "--prompt", 33 * "x"], "at most the model's context of 32"),
+        (
+            ["generate", "{home}/run", "--prompt", 33 * "x"],
+            "must be 1 to 32, the model's context; shorten it",
+        ),
         (["generate", "{home}/run", "--max-tokens", "0"], "max_tokens=0: must be at least 1"),
         (["generate", "{home}/run", "--top-p", "2"], "top_p=2.0: must be above 0"),
         (["generate", "{home}/run", "--adaptive", "kl", "--threshold", "-1"], "threshold=-1.0"),

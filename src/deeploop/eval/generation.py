@@ -63,7 +63,7 @@ class GenerateArgs(Sampling):
     """Rounds R at test time; unset: as trained."""
     adaptive: Literal["off", "change", "kl"] = "off"
     """Let a token stop early, by the change of its state or the KL between successive readouts."""
-    threshold: float = 0.05
+    threshold: float = 0.1
     """What counts as no longer changing, where depth is adaptive."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
@@ -91,12 +91,12 @@ def room(model: LanguageModel, prompt: Sequence[int]) -> int:
     context = model.config.context
     if not 1 <= len(prompt) <= context:
         raise ValueError(
-            f"prompt of {len(prompt)} tokens: must be at least 1 and at most the model's context of {context}"
+            f"prompt of {len(prompt)} tokens: must be 1 to {context}, the model's context; shorten it"
         )
     return context - len(prompt) + 1
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(
     model: LanguageModel,
     prompt: Sequence[int],

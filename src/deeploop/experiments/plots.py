@@ -61,21 +61,13 @@ def loss_against_rounds(record: dict[str, Any]) -> Figure:
     axes.annotate(
         " trained", (record["trained_rounds"], 1), xycoords=("data", "axes fraction"), ha="left", va="top"
     )
-    for key, x, label, style in (
-        ("rounds", "rounds", "all tokens alike", "o-"),
-        ("adaptive", "mean_rounds", "adaptive depth", "s:"),
+    for rows, x, style, colour, label in (
+        (record["rounds"], "rounds", "o-", COLOURS[0], "all tokens alike"),
+        (record["adaptive"], "mean_rounds", "s:", COLOURS[1], "adaptive depth"),
     ):
-        if rows := record[key]:
-            colour = COLOURS[0] if key == "rounds" else COLOURS[1]
-            axes.plot(
-                [row[x] for row in rows],
-                [row["loss"] for row in rows],
-                style,
-                color=colour,
-                ms=4,
-                lw=1.6,
-                label=label,
-            )
+        if rows:
+            points = [row[x] for row in rows], [row["loss"] for row in rows]
+            axes.plot(*points, style, color=colour, label=label, ms=4, lw=1.6)
     # Both units are shares of the same summed loss, so one scale serves them.
     factor = record["rounds"][0]["bits_per_byte"] / record["rounds"][0]["loss"]
     right = axes.secondary_yaxis("right", functions=(lambda y: y * factor, lambda y: y / factor))

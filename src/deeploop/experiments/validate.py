@@ -23,7 +23,7 @@ from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import arithmetic, open_world
 from deeploop.train.rundir import load, load_config, provenance, require_checkpoint
 
-THRESHOLDS = {"change": (0.5, 0.2, 0.1, 0.05), "kl": (0.1, 0.01, 0.001)}
+THRESHOLDS = {"change": (0.4, 0.3, 0.2, 0.1), "kl": (0.1, 0.01, 0.001)}
 
 
 @dataclass(frozen=True, kw_only=True)

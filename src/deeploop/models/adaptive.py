@@ -27,7 +27,7 @@ class ExitRule:
     """
 
     criterion: Criterion = "change"
-    threshold: float = 0.05
+    threshold: float = 0.1
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and self.threshold >= 0):

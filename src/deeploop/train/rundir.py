@@ -85,7 +85,7 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[Looped
 def require_checkpoint(run: Path) -> Path:
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
-        raise ValueError(f"{run}: holds no checkpoint yet")
+        raise ValueError(f"{run}: holds no checkpoint yet; train it further with --resume")
     return checkpoint
 
 
