@@ -22,6 +22,8 @@ deeploop: train transformers whose blocks are visited many times
   deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of an architecture
   deeploop prepare stdlib | text | fineweb-edu  text into token shards
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden
+  deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
+  deeploop generate RUN --prompt "…"            text from a trained model, as it is produced
   deeploop demo                                 see looped depth collapse and train, in five minutes
 
 Each command has --help. More: README.md
@@ -100,6 +102,43 @@ def _train(arguments: list[str]) -> int:
     return 0
 
 
+def _validate(arguments: list[str]) -> int:
+    from deeploop.experiments import validate
+
+    print(validate.run(_parse(validate.ValidateArgs, arguments, prog="deeploop validate")))
+    return 0
+
+
+def _generate(arguments: list[str]) -> int:
+    from deeploop.eval import generation
+    from deeploop.models.adaptive import AdaptiveDepth, ExitRule
+    from deeploop.train.distributed import DeviceConfig, open_world
+
+    args = _parse(generation.GenerateArgs, arguments, prog="deeploop generate")
+    with open_world(DeviceConfig(kind=args.device)) as world:
+        model, tokenizer = deeploop.load(args.run, device=world.device)
+    if args.rounds is not None:
+        model.set_rounds(args.rounds)
+    adaptive = (
+        None if args.adaptive == "off" else AdaptiveDepth(model, ExitRule(args.adaptive, args.threshold))
+    )
+    ended = generation.stream_text(
+        adaptive or model,
+        tokenizer,
+        args.prompt,
+        write=lambda piece: print(piece, end="", flush=True),
+        max_tokens=args.max_tokens,
+        sampling=args,
+    )
+    print(flush=True)
+    if ended == "context":
+        context = model.config.context
+        print(f"stopped: the model's context of {context} tokens is full", file=sys.stderr)
+    if adaptive is not None:
+        print(f"mean rounds a token: {adaptive.mean_rounds:.2f} of {model.rounds}", file=sys.stderr)
+    return 0
+
+
 def _demo(arguments: list[str]) -> int:
     from deeploop.experiments import demo
 
@@ -111,6 +150,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": _plan,
     "prepare": _prepare,
     "train": _train,
+    "validate": _validate,
+    "generate": _generate,
     "demo": _demo,
 }
 

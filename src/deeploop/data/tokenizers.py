@@ -40,6 +40,10 @@ class Tokenizer(Protocol):
         """The text of the ids; bytes that are not UTF-8 become U+FFFD."""
         ...
 
+    def token_bytes(self, token: int) -> bytes:
+        """The piece of UTF-8 text one token stands for; nothing for end-of-text."""
+        ...
+
 
 def utf8(text: str) -> bytes:
     """The text as UTF-8; unpaired surrogates, which JSON can smuggle in, become U+FFFD."""
@@ -67,6 +71,9 @@ class ByteTokenizer:
         raw = [documents[0], *(piece[1:] for piece in documents[1:])]
         return END_OF_TEXT.join(piece.astype(np.uint8).tobytes().decode(errors="replace") for piece in raw)
 
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token == self.end_of_text else bytes([token])
+
 
 class GPT2Tokenizer:
     """GPT-2's byte-pair encoding, 50257 tokens, in tiktoken's engine (which releases the GIL)."""
@@ -92,6 +99,9 @@ class GPT2Tokenizer:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return self._encoding.decode(_checked(ids, self).tolist(), errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token == self.end_of_text else self._encoding.decode_single_token_bytes(token)
 
 
 @cache

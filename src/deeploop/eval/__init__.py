@@ -1,1 +1,1 @@
-"""Scores of built models."""
+"""Scores of built models, and text from them."""

@@ -53,6 +53,34 @@ def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: fl
     return figure
 
 
+def loss_against_rounds(record: dict[str, Any]) -> Figure:
+    """Validation loss against rounds, of a run's depth.json; adaptive depth at its mean rounds."""
+    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(record["trained_rounds"], color=INK, ls="--", lw=1)
+    axes.annotate(
+        " trained", (record["trained_rounds"], 1), xycoords=("data", "axes fraction"), ha="left", va="top"
+    )
+    for rows, x, style, colour, label in (
+        (record["rounds"], "rounds", "o-", COLOURS[0], "all tokens alike"),
+        (record["adaptive"], "mean_rounds", "s:", COLOURS[1], "adaptive depth"),
+    ):
+        if rows:
+            points = [row[x] for row in rows], [row["loss"] for row in rows]
+            axes.plot(*points, style, color=colour, label=label, ms=4, lw=1.6)
+    # Both units are shares of the same summed loss, so one scale serves them.
+    factor = record["rounds"][0]["bits_per_byte"] / record["rounds"][0]["loss"]
+    right = axes.secondary_yaxis("right", functions=(lambda y: y * factor, lambda y: y / factor))
+    axes.set_xlabel("rounds R")
+    axes.set_ylabel("validation loss (nats a token)")
+    right.set_ylabel("bits per byte", color=INK)
+    right.spines["right"].set_color(INK)
+    right.tick_params(colors=INK)
+    axes.legend(frameon=False, labelcolor=INK)
+    _quiet(axes)
+    return figure
+
+
 def series(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
     """Steps and values of one metric, where it was recorded."""
     pairs = [(record["step"], record[key]) for record in records if record.get(key) is not None]

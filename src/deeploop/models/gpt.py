@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy
@@ -133,8 +134,15 @@ class Block(nn.Module):
         self.attention = residual(CausalSelfAttention(config.width, config.heads))
         self.mlp = residual(SwiGLU(config.width, config.hidden))
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        x = self.attention(x, rotary)
+    def forward(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        slot: int = 0,
+    ) -> Tensor:
+        x = self.attention(x, rotary, mask, cache, slot)
         x = self.mlp(x)
         return x
 
@@ -176,18 +184,43 @@ class LoopedGPT(nn.Module):
         self.cos.copy_(cos)
         self.sin.copy_(sin)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> GPTOutput:
-        """tokens and targets (B, T); targets below 0 are not counted."""
-        length = tokens.shape[1]
-        if length > self.config.context:
-            raise ValueError(
-                f"tokens of length {length}: must be at most model.context={self.config.context}"
-            )
-        rotary = (self.cos[:length], self.sin[:length])
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> GPTOutput:
+        """tokens and targets (B, T); targets below 0 are not counted.
+
+        With a `cache` the tokens continue what it holds, and are added to it.
+        """
+        rotary, mask = self.positions(tokens, cache)
         x = self.input_norm(self.embedding(tokens))
-        for _ in range(self.rounds):
-            for block in self.blocks:
-                x = block(x, rotary)
+        for index in range(self.rounds):
+            for k, block in enumerate(self.blocks):
+                if cache is None:  # compiled blocks must not see a number that changes
+                    x = block(x, rotary)
+                else:
+                    x = block(x, rotary, mask, cache, index * len(self.blocks) + k)
+        if cache is not None:
+            cache.length += tokens.shape[1]
+        return self.read_out(x, targets)
+
+    def positions(self, tokens: Tensor, cache: KeyValueCache | None) -> tuple[Rotary, Tensor | None]:
+        """Rotary table and mask of tokens that stand behind those in the cache."""
+        start = 0 if cache is None else cache.length
+        end = start + tokens.shape[1]
+        if end > self.config.context:
+            raise ValueError(f"tokens of length {end}: must be at most model.context={self.config.context}")
+        if cache is not None:
+            cache.check(slots=self.rounds * len(self.blocks), length=end)
+        rotary = (self.cos[start:end], self.sin[start:end])
+        return rotary, causal_mask(start, end - start, tokens.device)
+
+    def new_cache(self, capacity: int | None = None) -> KeyValueCache:
+        """An empty cache for the rounds set now; room for the whole context unless less is enough."""
+        capacity = self.config.context if capacity is None else capacity
+        return KeyValueCache(self.rounds * len(self.blocks), capacity)
+
+    def read_out(self, x: Tensor, targets: Tensor | None = None) -> GPTOutput:
+        """The final norm, and the loss if there are targets."""
         states = self.final_norm(x)
         if targets is None:
             return GPTOutput(states, None)
@@ -202,14 +235,17 @@ class LoopedGPT(nn.Module):
         logits = F.linear(self._head_input(states), weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def set_rounds(self, rounds: int) -> None:
-        """Apply the blocks `rounds` times from now on: test-time depth. The weights stay."""
+    def set_rounds(self, rounds: int, *, recompute_alpha: bool | None = None) -> None:
+        """Apply the blocks `rounds` times from now on: test-time depth. The weights stay.
+
+        alpha is the trained one or the new depth's, as asked here or else in the config.
+        """
         changed = replace(self.config, rounds=rounds)  # also checks the value
         self.rounds = rounds
-        if self.config.recompute_alpha:
-            for module in self.modules():
-                if isinstance(module, ScaledResidual):
-                    module.alpha = changed.alpha
+        recompute = self.config.recompute_alpha if recompute_alpha is None else recompute_alpha
+        for module in self.modules():
+            if isinstance(module, ScaledResidual):
+                module.alpha = changed.alpha if recompute else self.config.alpha
 
     def _head_input(self, states: Tensor) -> Tensor:
         # Scaling the states scales the logits, at width instead of vocabulary many products.

@@ -1,17 +1,21 @@
 """The block's building pieces, usable in any PyTorch model."""
 
+from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.init import init_residual_branch_
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, SwiGLU, apply_rotary, rotary_table
 from deeploop.nn.loss import linear_cross_entropy
 from deeploop.nn.residual import ResidualKind, ScaledResidual
 
 __all__ = [
+    "Cache",
     "CausalSelfAttention",
+    "KeyValueCache",
     "RMSNorm",
     "ResidualKind",
     "ScaledResidual",
     "SwiGLU",
     "apply_rotary",
+    "causal_mask",
     "init_residual_branch_",
     "linear_cross_entropy",
     "rotary_table",

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.nn.cache import Cache
+
 Rotary = tuple[Tensor, Tensor]  # cos and sin, (T, D/2) each
 
 
@@ -51,7 +53,7 @@ class CausalSelfAttention(nn.Module):
     """Multi-head attention; queries and keys are rotated, then normalised a head at a time.
 
     q, k, v and o are separate matrices because the residual rule scales v and o alone.
-    A key-value cache may hold what `scaled_dot_product_attention` receives: finished keys and values.
+    A cache holds what `scaled_dot_product_attention` receives: finished keys and values.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -66,11 +68,26 @@ class CausalSelfAttention(nn.Module):
         self.q_norm = RMSNorm(self.head_size)
         self.k_norm = RMSNorm(self.head_size)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        slot: int = 0,
+    ) -> Tensor:
+        """`mask` says which keys a query sees (True); without one, it is those up to its own.
+
+        With a cache that is not empty, more than one query needs a mask (`causal_mask`).
+        """
         q = self.q_norm(apply_rotary(self._heads(self.q(x)), rotary))
         k = self.k_norm(apply_rotary(self._heads(self.k(x)), rotary))
         v = self._heads(self.v(x))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if cache is not None:
+            k, v = cache.update(k, v, slot)
+        # A single query is the newest position and sees every key.
+        causal = mask is None and q.shape[2] > 1
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         return self.o(y.transpose(1, 2).flatten(2))
 
     def _heads(self, y: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 The model file knows nothing of parallelism; everything here is put around it from outside.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -100,6 +101,9 @@ def open_world(config: DeviceConfig) -> Iterator[World]:
         # Nobody leaves while another rank is still in its last exchange; after an error nobody waits.
         dist.barrier()
     finally:
+        # A model in a reference cycle keeps the group, and the group its threads; those would run on
+        # into the interpreter's shutdown and now and then abort it.
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -61,14 +61,18 @@ class Run:
 def train(config: TrainConfig) -> dict[str, Any]:
     """Runs `config` to its last step; returns the last validation and how the run ended."""
     with open_world(config.device) as world, StopRequest() as stop:
-        run = open_run(config, world)
-        try:
-            ended = _loop(run, stop)
-        finally:
-            run.display.close()
-            if run.writer is not None:
-                run.writer.close()
-        return {"step": run.step, "ended": ended, "seconds": run.clock.total, **run.last_validation}
+        return _train(config, world, stop)
+
+
+def _train(config: TrainConfig, world: World, stop: StopRequest) -> dict[str, Any]:
+    run = open_run(config, world)
+    try:
+        ended = _loop(run, stop)
+    finally:
+        run.display.close()
+        if run.writer is not None:
+            run.writer.close()
+    return {"step": run.step, "ended": ended, "seconds": run.clock.total, **run.last_validation}
 
 
 def _loop(run: Run, stop: StopRequest) -> str:

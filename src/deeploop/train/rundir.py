@@ -85,7 +85,9 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[Looped
 def require_checkpoint(run: Path) -> Path:
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
-        raise ValueError(f"{run}: {'holds no checkpoint yet' if run.is_dir() else 'no such run folder'}")
+        if not run.is_dir():
+            raise ValueError(f"{run}: no such run folder")
+        raise ValueError(f"{run}: holds no checkpoint yet; train it further with --resume")
     return checkpoint
 
 

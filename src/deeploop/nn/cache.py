@@ -1,0 +1,75 @@
+"""The key-value cache of a looped model: one slot a visit.
+
+A block that is visited R times makes R different sets of keys and values, so K blocks × R rounds need
+K·R slots; visit number round·K + block has the slot of that number.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Cache(Protocol):
+    """All that attention asks of a cache (transformers' `Cache` answers to it as well)."""
+
+    def update(self, k: Tensor, v: Tensor, slot: int, /) -> tuple[Tensor, Tensor]:
+        """Takes the new positions' keys and values; returns those of all positions to attend to."""
+        ...
+
+
+class KeyValueCache:
+    """Finished keys and values of up to `capacity` positions, in memory that is taken once.
+
+    All visits of a forward pass write behind the same `length`; the model moves it on when they are done.
+    It is for inference: what is written in place can't be differentiated.
+    """
+
+    def __init__(self, slots: int, capacity: int) -> None:
+        for name, value in (("slots", slots), ("capacity", capacity)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+        self.slots, self.capacity, self.length = slots, capacity, 0
+        self._memory: list[tuple[Tensor, Tensor] | None] = [None] * slots
+
+    def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
+        """Writes k and v (B, H, T, D) behind the first `length` positions; returns them with those before."""
+        end = self.length + k.shape[2]
+        keys, values = self._slot(slot, k)
+        keys[:, :, self.length : end] = k
+        values[:, :, self.length : end] = v
+        return keys[:, :, :end], values[:, :, :end]
+
+    def check(self, *, slots: int, length: int) -> None:
+        """Raises unless the cache is one for `slots` visits and has room for `length` positions."""
+        if self.slots != slots:
+            raise ValueError(f"cache of {self.slots} slots: the model makes {slots} visits; use a new cache")
+        if self.capacity < length:
+            raise ValueError(f"cache of capacity {self.capacity}: is too small for {length} positions")
+
+    def newest(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
+        """What a slot holds of the `count` positions behind the first `length`."""
+        memory = self._memory[slot]
+        assert memory is not None, f"slot {slot} was never written"
+        keys, values = memory
+        new = slice(self.length, self.length + count)
+        return keys[:, :, new], values[:, :, new]
+
+    def _slot(self, slot: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        # Batch, dtype and device are those of the first keys: under autocast nobody knows them earlier.
+        memory = self._memory[slot]
+        if memory is None:
+            shape = (*like.shape[:2], self.capacity, like.shape[3])
+            memory = self._memory[slot] = (like.new_empty(shape), like.new_empty(shape))
+        return memory
+
+
+def causal_mask(start: int, count: int, device: torch.device | str = "cpu") -> Tensor | None:
+    """Which of start + count positions each of the last `count` may attend to: (count, start + count).
+
+    None where no mask is needed: a single position sees everything, and from the start attention is
+    causal by itself.
+    """
+    if start == 0 or count == 1:
+        return None
+    return torch.ones(count, start + count, dtype=torch.bool, device=device).tril(start)

@@ -1,0 +1,110 @@
+"""Adaptive depth: never stopping is the plain model, and stopping is the same cached or not."""
+
+import pytest
+import torch
+from torch import nn
+
+from deeploop.models import AdaptiveDepth, ExitRule, GPTConfig, LoopedGPT
+
+CONFIG = GPTConfig(blocks=2, rounds=6, width=16, heads=2, hidden=24, vocabulary=50, context=24)
+RULES = [ExitRule("change", 0.25), ExitRule("kl", 0.05)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = LoopedGPT(CONFIG).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.normal_(0, 0.3, generator=generator)
+        model.embedding.weight.mul_(20)
+    return model
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(50, (3, 20), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("criterion", ["change", "kl"])
+def test_threshold_zero_is_the_plain_model(model, tokens, criterion):
+    adaptive = AdaptiveDepth(model, ExitRule(criterion, 0.0))
+    expected = model(tokens, tokens)
+    output = adaptive(tokens, tokens)
+    torch.testing.assert_close(output.states, expected.states, rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.loss, expected.loss)
+    assert adaptive.mean_rounds == 6
+
+
+def test_a_huge_threshold_is_one_round(model, tokens):
+    adaptive = AdaptiveDepth(model, ExitRule("change", 1e9))
+    states = adaptive(tokens).states
+    model.set_rounds(1)
+    expected = model(tokens).states
+    model.set_rounds(6)
+    torch.testing.assert_close(states, expected, rtol=0, atol=1e-5)
+    assert adaptive.mean_rounds == 1
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.criterion)
+@pytest.mark.parametrize("pieces", [20 * [1], [7, 1, 12]], ids=["one by one", "chunks"])
+def test_a_continued_sequence_equals_one_read_at_once(model, tokens, rule, pieces):
+    whole, parts = AdaptiveDepth(model, rule), AdaptiveDepth(model, rule)
+    expected = whole(tokens).states
+    cache = parts.new_cache()
+    states = torch.cat([parts(piece, cache=cache).states for piece in tokens.split(pieces, 1)], 1)
+    assert 1 < whole.mean_rounds < 6  # some stop early, some don't
+    assert parts.rounds_used == whole.rounds_used
+    torch.testing.assert_close(states, expected, rtol=0, atol=1e-5)
+
+
+def test_a_stopped_token_repeats_its_last_keys_and_values(model, tokens):
+    """Against a loop that keeps every token's keys and values by hand, for one sequence."""
+    rule, (B, T) = RULES[0], tokens.shape
+    rotary, _ = model.positions(tokens, None)
+    x = model.input_norm(model.embedding(tokens))
+    active = torch.ones(B, T, dtype=torch.bool)
+    kept = {}
+
+    class ByHand:
+        def update(self, k, v, block):
+            for b in range(B):
+                for t in range(T):
+                    if active[b, t]:
+                        kept[block, b, t] = k[b, :, t], v[b, :, t]
+            pairs = [[kept[block, b, t] for t in range(T)] for b in range(B)]
+            return tuple(
+                torch.stack([torch.stack([pair[i] for pair in row], 1) for row in pairs]) for i in (0, 1)
+            )
+
+    for _ in range(6):
+        before = x
+        for block, layer in enumerate(model.blocks):
+            x = torch.where(active[..., None], layer(x, rotary, None, ByHand(), block), x)
+        active = active & ((x - before).norm(dim=-1) / before.norm(dim=-1) >= rule.threshold)
+    expected = model.final_norm(x)
+    torch.testing.assert_close(AdaptiveDepth(model, rule)(tokens).states, expected, rtol=0, atol=1e-5)
+
+
+def test_kl_compares_what_successive_rounds_would_predict(model, tokens):
+    """With a threshold between the first round's divergences, exactly those below stop there."""
+    readout = {}
+    for R in (1, 2):
+        model.set_rounds(R)
+        readout[R] = model.logits(model(tokens[:, :1]).states).log_softmax(-1)
+    start = model.input_norm(model.embedding(tokens[:, :1]))
+    readout[0] = model.logits(model.final_norm(start)).log_softmax(-1)
+    model.set_rounds(6)
+    first = nn.functional.kl_div(readout[0], readout[1], log_target=True, reduction="none").sum(-1).flatten()
+    low, middle, _ = first.sort().values.tolist()
+    model.set_rounds(2)
+    adaptive = AdaptiveDepth(model, ExitRule("kl", (low + middle) / 2))
+    adaptive(tokens[:, :1])
+    model.set_rounds(6)
+    assert adaptive.rounds_used == 1 + 2 + 2
+
+
+def test_a_bad_threshold_is_refused():
+    with pytest.raises(ValueError, match="threshold=-1"):
+        ExitRule("change", -1)

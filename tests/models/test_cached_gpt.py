@@ -1,0 +1,123 @@
+"""The key-value cache: continuing a sequence gives what one pass over the whole of it gives."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.nn import KeyValueCache, RMSNorm, causal_mask
+
+CONFIG = GPTConfig(blocks=2, rounds=3, width=16, heads=2, hidden=24, vocabulary=50, context=24)
+
+
+def build(**fields):
+    """Random gains and larger weights, so that every visit's keys and values differ."""
+    model = LoopedGPT(replace(CONFIG, **fields)).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, RMSNorm):
+                module.weight.uniform_(0.5, 2.0, generator=generator)
+            elif isinstance(module, nn.Linear):
+                module.weight.normal_(0, 0.3, generator=generator)
+    return model
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(50, (3, 20), generator=torch.Generator().manual_seed(2))
+
+
+@torch.no_grad()
+def cached_logits(model, tokens, pieces, capacity=None):
+    """Logits of all positions, the tokens given piece by piece."""
+    cache = model.new_cache(capacity)
+    parts = [model.logits(model(part, cache=cache).states) for part in tokens.split(pieces, dim=1)]
+    assert cache.length == tokens.shape[1]
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 7])
+@pytest.mark.parametrize("pieces", [20 * [1], [20], [7, 5, 8], [9, *(11 * [1])]], ids=str)
+def test_cached_logits_equal_uncached(rounds, pieces, tokens):
+    model = build(rounds=rounds)
+    expected = model.logits(model(tokens).states).detach()
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(cached_logits(model, tokens, pieces), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("block", ["prenorm", "postnorm"])
+def test_every_residual_takes_a_cache(block, tokens):
+    model = build(block=block)
+    expected = model.logits(model(tokens).states).detach()
+    torch.testing.assert_close(cached_logits(model, tokens, [6, 1, 13]), expected, rtol=0, atol=1e-5)
+
+
+def test_the_cache_follows_the_rounds_set_at_test_time(tokens):
+    model = build()
+    model.set_rounds(5)
+    expected = model.logits(model(tokens).states).detach()
+    torch.testing.assert_close(cached_logits(model, tokens, [6, 1, 13], 20), expected, rtol=0, atol=1e-5)
+
+
+def test_the_loss_of_a_continuation_is_the_whole_less_its_beginning(tokens):
+    model, targets = build().double(), tokens.roll(-1, 1)
+    cache = model.new_cache()
+    with torch.no_grad():
+        first = model(tokens[:, :8], targets[:, :8], cache).loss
+        second = model(tokens[:, 8:], targets[:, 8:], cache).loss
+        torch.testing.assert_close(first + second, model(tokens, targets).loss, rtol=1e-9, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*CPU Autocast:UserWarning")
+def test_the_cache_takes_the_dtype_of_autocast(tokens):
+    model = build()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        cache = model.new_cache()
+        states = torch.cat([model(part, cache=cache).states for part in tokens.split([9, 1, 10], 1)], 1)
+        assert cache.newest(0, 1)[0].dtype == torch.bfloat16
+        torch.testing.assert_close(states, model(tokens).states, rtol=0, atol=0.1)
+
+
+def test_slots_are_visits_and_hold_rotated_normalised_keys(tokens):
+    model = build()
+    seen = []
+
+    class Recorder:
+        def update(self, k, v, slot):
+            seen.append((slot, k, v))
+            return k, v
+
+    rotary, mask = model.positions(tokens, None)
+    x = model.input_norm(model.embedding(tokens))
+    model.blocks[1](x, rotary, mask, Recorder(), 5)
+    ((slot, k, v),) = seen
+    gain = model.blocks[1].attention.branch.k_norm.weight
+    assert (slot, k.shape, v.shape) == (5, (3, 2, 20, 8), (3, 2, 20, 8))
+    torch.testing.assert_close((k / gain).square().mean(-1), torch.ones(3, 2, 20), rtol=0, atol=1e-2)
+
+
+def test_mask_is_the_lower_right_triangle():
+    assert causal_mask(0, 5) is None
+    assert causal_mask(5, 1) is None
+    expected = torch.tensor([[key <= 2 + query for key in range(5)] for query in range(3)])
+    assert torch.equal(causal_mask(2, 3), expected)
+
+
+def test_mistakes_are_refused(tokens):
+    model = build()
+    cache = model.new_cache(10)
+    with pytest.raises(ValueError, match="cache of capacity 10: is too small for 20 positions"):
+        model(tokens, cache=cache)
+    model.set_rounds(5)
+    with pytest.raises(ValueError, match="cache of 6 slots: the model makes 10 visits"):
+        model(tokens, cache=cache)
+    with torch.no_grad():
+        cache = model.new_cache()
+        model(tokens, cache=cache)
+        with pytest.raises(ValueError, match=r"tokens of length 25: must be at most model\.context=24"):
+            model(tokens[:, :5], cache=cache)
+    with pytest.raises(ValueError, match="capacity=-1: must be at least 1"):
+        KeyValueCache(6, -1)
