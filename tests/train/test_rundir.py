@@ -83,7 +83,7 @@ def test_init_from_another_shape_is_refused(config, tiny_config):
 
 
 def test_init_from_no_run_is_refused(tiny_config, tmp_path):
-    with pytest.raises(ValueError, match="nothing: holds no checkpoint"):
+    with pytest.raises(ValueError, match="nothing: no such run folder"):
         train(tiny_config(init_from=tmp_path / "nothing"))
 
 
