@@ -1,16 +1,18 @@
 """How the demo's looped models fare over seeds.
 
-    python benchmarks/demo_seeds.py --seeds 5
+    python benchmarks/demo_seeds.py --seeds 0 1 2 3 4
 
-Trains the looped half of the demo (same code, same settings) for each seed, prints how many seeds escape
-the unigram floor for each block, and writes every last validation to docs/results/demo/seeds.json.
-Finished runs are kept and not repeated. About three minutes a seed on two cores.
+Trains the looped half of the demo (same code, same settings) for each seed and writes every validation to
+docs/results/demo/seeds.json. Prints how many seeds escape the unigram floor, by our rule (the last
+validation has loss below floor - 0.1 and token similarity below 0.95) and by the paper's (any validation
+after the first is below the floor). Finished runs are kept and not repeated. About three minutes a seed on
+two cores.
 """
 
 import argparse
 import json
-from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from deeploop.experiments.demo import METHODS, DemoConfig, cell, prepare_corpus
 from deeploop.experiments.page import text_table
@@ -18,39 +20,38 @@ from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "demo" / "seeds.json"
+KEPT = ("step", "loss", "floor", "similarity", "verdict")
+
+
+def run_cell(config: DemoConfig, method: str) -> dict[str, Any]:
+    settings = cell(config, method, config.rounds)
+    if train(settings)["ended"] == "stopped":
+        raise SystemExit("stopped; run it again to continue")
+    validations = [{key: row[key] for key in KEPT} for row in read_metrics(settings.out, "validation")]
+    return {"method": method, "rounds": config.rounds, "seed": config.seed, "validations": validations}
+
+
+def summary(method: str, rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    own = [row["validations"] for row in rows if row["method"] == method]
+    ours = sum(validations[-1]["verdict"] == "escaped" for validations in own)
+    papers = sum(any(v["loss"] < v["floor"] for v in validations[1:]) for validations in own)
+    losses = "  ".join(f"{validations[-1]['loss']:.3f}" for validations in own)
+    return method, f"{ours} of {len(own)}", f"{papers} of {len(own)}", losses
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--out", type=Path, default=Path("demo"))
     options = parser.parse_args()
 
     print(prepare_corpus(DemoConfig(out=options.out)))
-    rows = []
-    for seed in range(options.seeds):
-        config = DemoConfig(out=options.out, seed=seed)
-        for method in METHODS:
-            settings = cell(config, method, config.rounds)
-            if train(settings)["ended"] == "stopped":
-                raise SystemExit("stopped; run it again to continue")
-            last = read_metrics(settings.out, "validation")[-1]
-            rows.append({"method": method, "rounds": config.rounds, "seed": seed, **last})
+    configs = [DemoConfig(out=options.out, seed=seed) for seed in options.seeds]
+    rows = [run_cell(config, method) for config in configs for method in METHODS]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
-
-    by_method = defaultdict(list)
-    for row in rows:
-        by_method[row["method"]].append(row)
-    table = [
-        (
-            method,
-            f"{sum(row['verdict'] == 'escaped' for row in own)} of {len(own)}",
-            "  ".join(f"{row['loss']:.3f}" for row in own),
-        )
-        for method, own in by_method.items()
-    ]
-    print(text_table(("block", "escape", "loss by seed"), table))
+    RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
+    header = ("block", "escaped", "below the floor once", "last loss by seed")
+    print(text_table(header, [summary(method, rows) for method in METHODS]))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def make_config(corpus):
     """`make_config(out, model={"rounds": 1})`: a tiny run with some fields changed."""
     base = TrainConfig(
         model=GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=64, vocabulary=257, context=32),
-        data=DataConfig(path=corpus, validation_sequences=16, validate_every=4),
+        data=DataConfig(path=corpus, validation_sequences=15, validate_every=4),
         optim=OptimConfig(steps=6, batch=8, warmup_steps=4, peak_lr=3e-3, floor_lr=3e-4),
         checkpoint=CheckpointConfig(every=4),
         device=DeviceConfig(kind="cpu"),

@@ -92,9 +92,15 @@ def _train(arguments: list[str]) -> int:
         return 0
     recipe = get_recipe(choice)
     config = _parse(type(recipe), rest, prog=f"deeploop train {choice}", default=recipe)
+    from torch import OutOfMemoryError
+
     from deeploop.train.loop import train
 
-    result = train(config)
+    try:
+        result = train(config)
+    except OutOfMemoryError:
+        half = max(1, (config.device.micro_batch or config.optim.batch) // 2)
+        raise ValueError(f"the GPU's memory is full; try --device.micro-batch {half}") from None
     if int(os.environ.get("RANK", 0)) == 0:
         print(
             f"{result['ended']} at step {result['step']}, validation loss {result['loss']:.4f}: {config.out}"

@@ -5,6 +5,7 @@ import json
 import lzma
 import sys
 import sysconfig
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,10 @@ def write_parquet(path, documents, column="text"):
     parquet.write_table(pyarrow.table({"id": list(range(len(documents))), column: documents}), path)
 
 
-@pytest.mark.parametrize("pack", [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+PACKS = [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)]
+
+
+@pytest.mark.parametrize("pack", PACKS)
 def test_jsonl_plain_and_packed(tmp_path, pack):
     suffix, compress = pack
     file = tmp_path / f"a.jsonl{suffix}"
@@ -32,12 +36,12 @@ def test_jsonl_plain_and_packed(tmp_path, pack):
     assert list(text_files([file])) == DOCUMENTS
 
 
-@pytest.mark.parametrize("pack", [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+@pytest.mark.parametrize("pack", PACKS)
 def test_txt_is_one_document_a_file(tmp_path, pack):
     suffix, compress = pack
-    for i, text in enumerate(DOCUMENTS):
-        (tmp_path / f"{i}.txt{suffix}").write_bytes(compress(text.encode()))
-    assert list(text_files([tmp_path])) == DOCUMENTS
+    for i, text in enumerate(DOCUMENTS * 16):
+        (tmp_path / f"{i:02}.txt{suffix}").write_bytes(compress(text.encode()))
+    assert list(text_files([tmp_path])) == DOCUMENTS * 16
 
 
 def test_parquet(tmp_path):
@@ -72,6 +76,42 @@ def test_a_single_text_is_cut_at_line_ends(tmp_path, text):
     assert all(piece.endswith("\n") for piece in pieces[:-1])
     if text.startswith("line"):
         assert 50 <= len(pieces) <= 64
+
+
+@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize("shares", [(1, 10), (1, 2, 3), (5, 1, 5)])
+def test_few_texts_are_cut_into_like_pieces(tmp_path, pack, shares):
+    suffix, compress = pack
+    texts = ["".join(f"{i} строка {share}\n" for i in range(1000 * share)) for share in shares]
+    for i, text in enumerate(texts):
+        (tmp_path / f"{i}.txt{suffix}").write_bytes(compress(text.encode()))
+    source = text_files([tmp_path])
+    pieces = list(source)
+    assert list(source) == pieces
+    assert "".join(pieces) == "".join(texts)
+    assert all(piece.endswith("\n") for piece in pieces)
+    assert 55 <= len(pieces) <= 64 + len(texts)
+    total = sum(map(len, texts))
+    assert max(map(len, pieces)) < 1.1 * total / 64
+    for text in texts:  # no piece holds text of two files
+        assert any(text.startswith(piece) for piece in pieces)
+
+
+def test_a_text_beside_many_rows_is_cut_only_where_it_is_long(tmp_path):
+    (tmp_path / "a.txt").write_text("short\ntext\n")
+    (tmp_path / "b.jsonl").write_bytes(json_lines(["row " * 100] * 100))
+    assert list(text_files([tmp_path])) == ["short\ntext\n"] + ["row " * 100] * 100
+
+
+def test_a_long_text_is_never_held_whole(tmp_path):
+    file = tmp_path / "a.txt.gz"
+    file.write_bytes(gzip.compress(b"a line of some length, many times\n" * 400_000))
+    tracemalloc.start()
+    longest = max(map(len, text_files([file])))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert longest < 250_000
+    assert peak < 6_000_000  # of 13.6 MB
 
 
 @pytest.mark.parametrize(

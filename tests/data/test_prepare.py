@@ -100,7 +100,35 @@ def test_validation_is_spread_over_the_source_and_near_the_wanted_size(tmp_path)
 def test_validation_takes_at_most_a_tenth_of_a_finite_source(tmp_path):
     corpus = prepared(tmp_path, validation_tokens=10**9)
     total = corpus.bytes("train") + corpus.bytes("validation")
-    assert 0.08 * total < corpus.bytes("validation") < 0.1 * total + max(map(len, DOCUMENTS))
+    assert 0.08 * total < corpus.bytes("validation") <= 0.1 * total
+
+
+@pytest.mark.parametrize("sizes", [[50, 2, 48, 3, 47], [1, 100, 100, 2, 100], [8] * 3 + [200] + [8] * 20])
+@pytest.mark.parametrize("wanted", [100, 10**9])
+def test_a_few_long_documents_do_not_break_the_promise(tmp_path, sizes, wanted):
+    documents = ["word " * 100 * size for size in sizes]
+    corpus = prepared(tmp_path, documents=documents, tokenizer="bytes", validation_tokens=wanted)
+    total = corpus.bytes("train") + corpus.bytes("validation")
+    assert total == sum(map(len, documents))
+    assert 0 < corpus.bytes("validation") <= 0.1 * total
+
+
+def test_only_long_documents_leave_nothing_to_hold_out(tmp_path):
+    with pytest.raises(ValueError, match="nothing left for validation: 5 documents.*over a tenth.*shorter"):
+        prepared(tmp_path, documents=["word " * 100] * 5)
+    assert not (tmp_path / "corpus.json").exists()
+
+
+@pytest.mark.parametrize("stop", [0, 10, 100, 1000, -1000, -1])
+def test_damaged_progress_is_named(tmp_path, monkeypatch, stop):
+    monkeypatch.setattr(CorpusWriter, "finish", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepared(tmp_path)
+    progress = tmp_path / "progress.npz"
+    progress.write_bytes(progress.read_bytes()[:stop])
+    with pytest.raises(ValueError, match=r"progress\.npz: unreadable") as error:
+        prepared(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_stream_gives_its_first_documents_to_validation(tmp_path):
@@ -246,6 +274,20 @@ def test_text_command_on_a_single_file(tmp_path):
     corpus = Corpus.open(tmp_path / "out")
     assert corpus.tokenizer_name == "gpt2"
     assert 0 < len(corpus.validation) < len(corpus.train) / 5
+
+
+@pytest.mark.parametrize("sizes", [(20_000, 200_000), (200_000, 20_000), (70_000, 80_000, 70_000)])
+def test_text_command_on_a_few_files(tmp_path, sizes):
+    for i, size in enumerate(sizes):
+        (tmp_path / f"{i}.txt").write_text("a line of the book\n" * (size // 19))
+    options = {"--out": tmp_path / "out", "--tokenizer": "bytes", "--validation-tokens": 5000, "--workers": 1}
+    run(
+        tyro.cli(PrepareText, args=[str(tmp_path), *(str(part) for pair in options.items() for part in pair)])
+    )
+    corpus = Corpus.open(tmp_path / "out")
+    piece = sum(sizes) / 64
+    assert abs(len(corpus.validation) - 5000) < 1.1 * piece
+    assert len(corpus.train) > 0.95 * sum(sizes)
 
 
 def test_text_command_takes_several_paths():

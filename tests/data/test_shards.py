@@ -161,11 +161,65 @@ def test_no_corpus_says_how_to_make_one(tmp_path):
     [
         (lambda facts: "{", "not a corpus description"),
         (lambda facts: json.dumps({**facts, "format": 99}), "corpus format 99"),
-        (lambda facts: json.dumps({**facts, "splits": {}}), "no field 'train'"),
+        (lambda facts: json.dumps([facts]), "not a corpus description"),
+        (lambda facts: json.dumps({**facts, "splits": {}}), "corpus.splits: no field 'train'"),
+        (lambda facts: json.dumps({**facts, "splits": []}), "corpus.splits: must be an object, not "),
+        (lambda facts: json.dumps({**facts, "vocabulary": "x"}), "corpus.vocabulary: must be a whole number"),
+        (
+            lambda facts: json.dumps({**facts, "vocabulary": True}),
+            "corpus.vocabulary: must be a whole number",
+        ),
+        (lambda facts: json.dumps({**facts, "tokenizer": None}), "corpus.tokenizer: must be a string"),
+        (lambda facts: json.dumps({**facts, "unigram": {}}), "corpus.unigram: no field 'file'"),
+        (lambda facts: changed(facts, "train", shards={}), "corpus.splits.train.shards: must be a list"),
+        (
+            lambda facts: changed(facts, "train", documents=[]),
+            "corpus.splits.train.documents: must be a whole",
+        ),
+        (
+            lambda facts: changed(facts, "train", shards=["a"]),
+            r"corpus.splits.train.shards\[0\]: must be an obj",
+        ),
+        (
+            lambda facts: changed(facts, "validation", shards=[{"file": "a", "tokens": "x", "sha256": ""}]),
+            r"corpus.splits.validation.shards\[0\].tokens: must be a whole number, not 'x'",
+        ),
     ],
 )
 def test_bad_corpus_json(corpus, change, message):
     path = corpus.folder / "corpus.json"
     path.write_text(change(json.loads(path.read_text())))
-    with pytest.raises(ValueError, match=rf"corpus\.json: {message}"):
+    with pytest.raises(ValueError, match=rf"corpus\.json: {message}") as error:
         Corpus.open(corpus.folder)
+    assert "\n" not in str(error.value)
+
+
+def changed(facts, split, **fields):
+    facts["splits"][split] |= fields
+    return json.dumps(facts)
+
+
+@pytest.mark.parametrize("name", ["../other/a.bin", "/etc/a.bin", "..", ".", "", "b\\a.bin", "a.bin\n"])
+def test_files_outside_the_folder_are_refused(corpus, name):
+    path = corpus.folder / "corpus.json"
+    whole = path.read_text()
+    shards = [{"file": name, "tokens": 1, "sha256": ""}]
+    for facts in (
+        changed(json.loads(whole), "train", shards=shards),
+        json.dumps(json.loads(whole) | {"unigram": {"file": name, "sha256": ""}}),
+    ):
+        path.write_text(facts)
+        with pytest.raises(ValueError, match=r"corpus\.json: .*file: must be a plain file name") as error:
+            Corpus.open(corpus.folder)
+        assert "\n" not in str(error.value)
+
+
+def test_damaged_counts_are_named(corpus):
+    path = corpus.folder / "unigram.npz"
+    whole = path.read_bytes()
+    with pytest.raises(ValueError, match=r"unigram\.npz: unreadable .*test"):
+        corpus.counts("test")
+    for stop in range(0, len(whole), 97):
+        path.write_bytes(whole[:stop])
+        with pytest.raises(ValueError, match=r"unigram\.npz: unreadable"):
+            corpus.counts("train")

@@ -64,6 +64,8 @@ def test_all_six_share_seed_data_and_schedule() -> None:
         ("escaped", "escaped", "both exponents train"),
         ("collapsed", "collapsed", "both exponents collapse"),
         ("escaped", "collapsed", "not what the bound predicts"),
+        ("between", "escaped", "p = 1/4 undecided; p = 1/2 trains"),
+        ("collapsed", "between", "p = 1/4 COLLAPSED; p = 1/2 undecided"),
     ],
 )
 def test_verdict_says_what_happened(small: str, large: str, says: str) -> None:
@@ -75,13 +77,12 @@ def test_verdict_says_what_happened(small: str, large: str, says: str) -> None:
     assert says in verdict(config, results)
 
 
-def test_shipped_seed_counts_match_their_runs() -> None:
+def test_shipped_seed_counts_are_those_of_the_readme() -> None:
     path = Path(__file__).parents[2] / "docs" / "results" / "demo" / "seeds.json"
     rows = json.loads(path.read_text())
-    assert {row["method"] for row in rows} == set(METHODS)
-    assert len({row["seed"] for row in rows}) >= 3
     readme = (path.parents[3] / "README.md").read_text()
     for method in METHODS:
         own = [row for row in rows if row["method"] == method]
-        escaped = sum(row["verdict"] == "escaped" for row in own)
-        assert f"{method} {escaped} of {len(own)}" in readme
+        assert len(own) >= 3
+        escaped = sum(row["validations"][-1]["verdict"] == "escaped" for row in own)
+        assert f"{method}: {escaped} of {len(own)}" in readme

@@ -11,7 +11,11 @@ TOLERANCE = 1e-3  # the same machine repeats it to the last bit, others differ b
 
 @pytest.mark.parametrize("block", GOLDEN)
 def test_twenty_steps_end_at_the_golden_loss(tiny_config, block):
-    config = tiny_config(model={"block": block}, optim={"steps": 20, "warmup_steps": 10, "peak_lr": 2e-3})
+    config = tiny_config(
+        model={"block": block},
+        optim={"steps": 20, "warmup_steps": 10, "peak_lr": 2e-3},
+        data={"validation_sequences": 16},
+    )
     result = train(config)
     losses = [record["loss"] for record in read_metrics(config.out, "train")]
     assert len(losses) == 20

@@ -33,11 +33,11 @@ HARM = {
 @pytest.fixture
 def harm_at_step_6(monkeypatch):
     def plan(harm):
-        def step(run, stop_requested):
+        def step(run, stop):
             if run.step == 5:
                 with torch.no_grad():
                     harm(run.model)
-            return real(run, stop_requested)
+            return real(run, stop)
 
         real = loop.train_step
         monkeypatch.setattr(loop, "train_step", step)

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from deeploop.cli import main
+from deeploop.train import loop
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, read_state
 from deeploop.train.metrics import read_metrics
 from deeploop.train.progress import StopRequest
@@ -93,7 +94,18 @@ def test_a_stop_before_the_next_validation_reports_the_last_one(
     assert main(train_arguments(tmp_path / "run", "--optim.steps", 5)) == 0
     loss = read_metrics(tmp_path / "run", "validation")[-1]["loss"]
     capsys.readouterr()
-    monkeypatch.setattr(StopRequest, "__enter__", lambda self: (setattr(self, "signal", 15), self)[1])
+
+    class StopAtOnce(StopRequest):
+        requested = True
+
+        def __init__(self): ...
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error): ...
+
+    monkeypatch.setattr(loop, "StopRequest", StopAtOnce)
     assert main(train_arguments(tmp_path / "run", "--optim.steps", 9, "--resume")) == 0
     assert f"stopped at step 6, validation loss {loss:.4f}" in capsys.readouterr().out
 
@@ -115,9 +127,17 @@ def test_a_resumed_run_may_change_its_length_and_says_so(train_arguments, tmp_pa
 def test_the_first_signal_asks_and_the_second_acts():
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with StopRequest() as stop:
-        assert not stop.signal
+        assert not stop.requested
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.signal == signal.SIGINT
+        assert stop.requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_a_second_sigterm_only_asks_again():
+    """Schedulers and torchrun both pass theirs on; the save must outlive that."""
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested

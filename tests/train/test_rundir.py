@@ -53,7 +53,7 @@ def test_load_gives_the_model_that_was_validated_last(config):
     model, tokenizer = deeploop.load(config.out)
     assert not model.training
     assert tokenizer.decode(tokenizer.encode("loop")) == "loop"
-    windows = validation_windows(Corpus.open(config.data.path).validation, 32, 16)
+    windows = validation_windows(Corpus.open(config.data.path).validation, 32, 15)
     result = validate(model, *windows, batch=8)
     assert result.loss / result.targets == read_metrics(config.out, "validation")[-1]["loss"]
 

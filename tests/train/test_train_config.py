@@ -8,9 +8,10 @@ import pytest
 from deeploop.experiments.recipes import RECIPES, get_recipe
 from deeploop.train.config import TrainConfig, differences, from_dict, to_dict
 from deeploop.train.distributed import DeviceConfig, World
-from deeploop.train.language import DataConfig
-from deeploop.train.loop import check_batch, train
+from deeploop.train.language import DataConfig, micro_batch
+from deeploop.train.loop import train
 from deeploop.train.metrics import LogConfig
+from deeploop.train.optim import OptimConfig
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -40,7 +41,8 @@ def test_every_kind_of_field_survives_json():
 def test_a_recipe_splits_over_the_ranks_it_is_meant_for(name):
     config = get_recipe(name)
     for ranks in (1, 4, 8):
-        check_batch(config, World(0, ranks, device="cpu"))
+        limit = config.device.micro_batch or config.optim.batch
+        assert micro_batch(config, World(0, ranks, device="cpu")) == min(limit, config.optim.batch // ranks)
 
 
 @pytest.mark.parametrize(("name", "steps", "tokens"), [("gpt2-small", 100_000, 49_152_000_000)])
@@ -96,17 +98,38 @@ def test_micro_batch_must_not_be_negative():
 
 
 @pytest.mark.parametrize(
-    ("batch", "micro_batch", "ranks", "message"),
+    ("batch", "limit", "ranks", "size"),
+    [(8, 0, 1, 8), (8, 0, 2, 4), (8, 3, 1, 2), (8, 8, 2, 4), (480, 30, 1, 30), (64, 30, 1, 16), (7, 3, 1, 1)],
+)
+def test_the_micro_batch_is_the_largest_even_split_within_its_limit(tiny_config, batch, limit, ranks, size):
+    config = tiny_config(optim={"batch": batch}, device={"micro_batch": limit})
+    assert micro_batch(config, World(0, ranks, device="cpu")) == size
+
+
+def test_the_batch_must_split_over_the_ranks(tiny_config):
+    with pytest.raises(ValueError, match=r"optim\.batch=9: must be a multiple of the 2 ranks"):
+        micro_batch(tiny_config(optim={"batch": 9}), World(0, 2, device="cpu"))
+
+
+def test_the_floor_rate_must_not_exceed_the_peak():
+    with pytest.raises(ValueError, match=r"optim\.floor_lr=5e-05: must be at most optim\.peak_lr=1e-05"):
+        OptimConfig(peak_lr=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
     [
-        (9, 0, 2, r"optim\.batch=9: must be a multiple of the 2 ranks"),
-        (8, 3, 1, r"device\.micro_batch=3: must divide the 8 sequences of each rank"),
-        (8, 8, 2, r"device\.micro_batch=8: must divide the 4 sequences of each rank"),
+        ({"model": {"rounds": "3"}}, r"config\.model\.rounds='3'"),
+        ({"model": {"block": "round"}}, r"config\.model\.block='round'"),
+        ({"optim": {"betas": 1}}, r"config\.optim\.betas=1"),
+        ({"model": []}, r"config\.model=\[\]"),
+        ({"seed": True}, r"config\.seed=True"),
+        ({"colour": 1}, r"config\.colour: unknown field"),
     ],
 )
-def test_the_batch_must_split_evenly(tiny_config, batch, micro_batch, ranks, message):
-    config = tiny_config(optim={"batch": batch}, device={"micro_batch": micro_batch})
+def test_json_of_the_wrong_kind_is_named(change, message):
     with pytest.raises(ValueError, match=message):
-        check_batch(config, World(0, ranks, device="cpu"))
+        from_dict(TrainConfig, change)
 
 
 @pytest.mark.parametrize("block", ["prenorm", "postnorm", "sandwich"])

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from deeploop.train import loop
 from deeploop.train.config import TrainConfig, from_dict
 from deeploop.train.distributed import DeviceConfig, open_world
+from deeploop.train.progress import StopRequest
 
 
 def gradients(config):
@@ -28,7 +29,7 @@ def gradients(config):
     with open_world(config.device) as world:
         run = loop.open_run(config, world)
         run.optimizer.register_step_pre_hook(take)
-        loop.train_step(run, stop_requested=False)
+        loop.train_step(run, StopRequest())
         if world.is_main:
             save_file(taken, config.out / "gradients.safetensors")
 
@@ -42,7 +43,7 @@ def poison(config):
         if world.is_main:
             with torch.no_grad():
                 (weight.to_local() if hasattr(weight, "to_local") else weight)[0, 0] = float("nan")
-        loop.train_step(run, stop_requested=False)
+        loop.train_step(run, StopRequest())
 
 
 JOBS = {"gradients": gradients, "poison": poison, "train": loop.train}

@@ -27,6 +27,9 @@ TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.xz")
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 SUFFIXES = (*TEXT_SUFFIXES, *JSON_SUFFIXES, ".parquet")
 
+# Fewer files than this may be too few documents to hold a fair part of them out.
+FEW_FILES = 64
+
 STDLIB_SKIPPED = frozenset(
     ["site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3", "ensurepip"]
 )
@@ -68,16 +71,13 @@ def _stdlib_documents() -> Iterator[str]:
 def text_files(paths: Sequence[Path]) -> Source:
     """The documents of files and folders (walked in sorted order): one a .txt file, .jsonl line or row.
 
-    A single .txt file is cut into some 64 pieces at line ends, so that a part of it can be held out.
+    Of fewer than 64 files, each .txt is cut at line ends into pieces of some 64th of all the text, so that
+    a part of it can be held out.
     """
     if not paths:
         raise ValueError("paths: name at least one file or folder of text")
     files = [file for path in paths for file in _walk(path, SUFFIXES)]
-    alone = len(files) == 1 and files[0].name.endswith(TEXT_SUFFIXES)
-    return Source(
-        _described(paths, files),
-        lambda: _pieces(files[0]) if alone else (text for file in files for text in _documents(file)),
-    )
+    return Source(_described(paths, files), lambda: _all_documents(files))
 
 
 def fineweb_edu(source: str = FINEWEB_EDU, name: str = FINEWEB_EDU_SAMPLE) -> Source:
@@ -128,12 +128,15 @@ def _described(paths: Sequence[Path], files: Sequence[Path]) -> str:
     return f"{names} ({len(files)} file{'s' * (len(files) != 1)}, {size} bytes)"
 
 
-def _documents(file: Path) -> Iterator[str]:
-    if file.name.endswith(".parquet"):
-        return _parquet(file)
-    if file.name.endswith(JSON_SUFFIXES):
-        return _json_lines(file)
-    return iter([_whole(file)])
+def _all_documents(files: Sequence[Path]) -> Iterator[str]:
+    piece = max(1, sum(map(_length, files)) // FEW_FILES) if len(files) < FEW_FILES else None
+    for file in files:
+        if file.name.endswith(".parquet"):
+            yield from _parquet(file)
+        elif file.name.endswith(JSON_SUFFIXES):
+            yield from _json_lines(file)
+        else:
+            yield from _text(file, piece)
 
 
 @contextmanager
@@ -147,19 +150,22 @@ def _opened(file: Path) -> Iterator[TextIO]:
         raise ValueError(f"{file}: unreadable as UTF-8 text: {error}") from None
 
 
-def _whole(file: Path) -> str:
+def _length(file: Path) -> int:
+    """Characters of a .txt file, read through once; of the others the bytes on disk are near enough."""
+    if not file.name.endswith(TEXT_SUFFIXES):
+        return file.stat().st_size
     with _opened(file) as lines:
-        return lines.read()
+        return sum(map(len, iter(lambda: lines.read(2**20), "")))
 
 
-def _pieces(file: Path, pieces: int = 64) -> Iterator[str]:
-    text = _whole(file)
-    size = max(1, len(text) // pieces)
-    start = 0
-    while start < len(text):
-        stop = text.find("\n", start + size - 1) + 1 or len(text)
-        yield text[start:stop]
-        start = stop
+def _text(file: Path, piece: int | None) -> Iterator[str]:
+    """The file whole, or cut at the first line end after each `piece` characters."""
+    with _opened(file) as lines:
+        if piece is None:
+            yield lines.read()
+            return
+        while some := lines.readlines(piece):
+            yield "".join(some)
 
 
 def _json_lines(file: Path) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from deeploop.data.shards import CORPUS_FORMAT, atomic_file, write_shard
+from deeploop.data.shards import CORPUS_FORMAT, atomic_file, read_arrays, write_shard
 from deeploop.data.tokenizers import Tokenizer
 
 # Validation never takes more than this part of a finite source, however much is asked for.
@@ -133,27 +133,32 @@ class CorpusWriter:
         return sum(split.tokens for split in self._splits)
 
     def add(self, tokens: np.ndarray, text_bytes: int) -> None:
-        split = self._validation if self._validation_is_behind() else self._train
+        split = self._validation if self._takes_validation(text_bytes) else self._train
         shards = len(split.shards)
         split.add(tokens, text_bytes)
         if len(split.shards) > shards:
             self._save()
 
-    def _validation_is_behind(self) -> bool:
+    def _takes_validation(self, text_bytes: int) -> bool:
         wanted, held = self._settings.validation_tokens, self._validation
         if self._size is None:
             return held.tokens < wanted
-        # Looking only at what came before keeps the choice blind to the document's own length.
+        # Looking only at what came before keeps the choice blind to the document's own length, unless it
+        # would break the promise.
         behind = held.tokens * self._size < wanted * self.bytes
-        return behind and held.bytes < LARGEST_VALIDATION_SHARE * self.bytes
+        even = held.bytes < LARGEST_VALIDATION_SHARE * self.bytes
+        fits = held.bytes + text_bytes <= LARGEST_VALIDATION_SHARE * self._size
+        return behind and even and fits
 
     def finish(self) -> None:
         """Writes what is left, then corpus.json."""
         for split in self._splits:
             if not split.tokens:
+                hint = "; a document of over a tenth of the text is never held out: cut it into shorter ones"
                 raise ValueError(
                     f"{self._settings.source}: nothing left for {split.name}: {self.documents} documents, "
                     f"{self.tokens} tokens, with validation_tokens {self._settings.validation_tokens}"
+                    f"{hint if split is self._validation else ''}"
                 )
         for split in self._splits:
             split.flush()
@@ -183,8 +188,8 @@ class CorpusWriter:
             np.savez(file, allow_pickle=False, state=np.array(state), **arrays)
 
     def _restore(self) -> None:
-        with np.load(self._progress, allow_pickle=False) as file:
-            arrays = dict(file)
+        names = [name for split in self._splits for name in split.arrays()]
+        arrays = read_arrays(self._progress, ["state", *names])
         state = json.loads(str(arrays["state"]))
         self._settings.check_same(state["settings"], self._folder)
         for split in self._splits:

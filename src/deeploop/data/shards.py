@@ -14,12 +14,14 @@ corpus.json is written last: where it stands, the corpus is whole.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -27,6 +29,25 @@ MAGIC = 20240520
 VERSION = 1
 HEADER_BYTES = 256 * 4
 CORPUS_FORMAT = 1
+
+# corpus.json's fields and their types; a list's items are all like the one given.
+SPLIT_FIELDS = {
+    "documents": int,
+    "bytes": int,
+    "tokens": int,
+    "shards": [{"file": str, "tokens": int, "sha256": str}],
+}
+FIELDS = {
+    "source": str,
+    "tokenizer": str,
+    "vocabulary": int,
+    "end_of_text": int,
+    "settings": dict,
+    "unigram": {"file": str, "sha256": str},
+    "splits": {"train": SPLIT_FIELDS, "validation": SPLIT_FIELDS},
+}
+JSON_NAMES = {int: "a whole number", str: "a string", list: "a list", dict: "an object"}
+FILE_NAME = re.compile(r"\w[\w.-]*")  # no separator, and neither . nor ..
 
 # A mapped shard holds a file descriptor, and a corpus may have a thousand shards.
 OPEN_SHARDS = 128
@@ -86,6 +107,15 @@ def read_shard(path: Path) -> np.ndarray:
     return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(tokens,))
 
 
+def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """The named arrays of an .npz file."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in names}
+    except (BadZipFile, OSError, ValueError, KeyError, EOFError, RuntimeError) as error:
+        raise ValueError(f"{path}: unreadable ({error}); remove the folder and prepare it again") from None
+
+
 class TokenStream:
     """The tokens of consecutive shards as one sequence, read from memory maps."""
 
@@ -133,19 +163,26 @@ class Corpus:
         """Opens a corpus folder; checks every shard's header and length, but not the checksums."""
         folder = Path(folder)
         facts = _read_facts(folder)
-        try:
-            return cls(
-                folder=folder,
-                tokenizer_name=facts["tokenizer"],
-                vocabulary=facts["vocabulary"],
-                end_of_text=facts["end_of_text"],
-                source=facts["source"],
-                train=_open_split(folder, facts, "train"),
-                validation=_open_split(folder, facts, "validation"),
-                facts=facts,
-            )
-        except KeyError as error:
-            raise ValueError(f"{folder / 'corpus.json'}: no field {error}") from None
+        return cls(
+            folder=folder,
+            tokenizer_name=facts["tokenizer"],
+            vocabulary=facts["vocabulary"],
+            end_of_text=facts["end_of_text"],
+            source=facts["source"],
+            train=_open_split(folder, facts, "train"),
+            validation=_open_split(folder, facts, "validation"),
+            facts=facts,
+        )
+
+    @property
+    def checksum(self) -> str:
+        """sha256 over the shards' own checksums: which tokens these are, wherever the folder lies."""
+        shards = [shard["sha256"] for split in ("train", "validation") for shard in self._shards(split)]
+        return hashlib.sha256(" ".join(shards).encode()).hexdigest()
+
+    def _shards(self, split: str) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = self.facts["splits"][split]["shards"]
+        return listed
 
     def documents(self, split: str) -> int:
         """The number of documents in a split."""
@@ -160,9 +197,7 @@ class Corpus:
         path = self.folder / "unigram.npz"
         if not path.is_file():
             raise ValueError(f"{path}: missing; prepare the corpus again")
-        with np.load(path, allow_pickle=False) as arrays:
-            counts: np.ndarray = arrays[split]
-        return counts
+        return read_arrays(path, [split])[split]
 
     def verify(self) -> None:
         """Reads every file and compares its sha256 with corpus.json; ValueError names the first bad one."""
@@ -187,7 +222,28 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not a corpus description ({error!r})") from None
     if version != CORPUS_FORMAT:
         raise ValueError(f"{path}: corpus format {version}, this version reads {CORPUS_FORMAT}")
+    try:
+        _check_fields(facts, FIELDS)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return facts
+
+
+def _check_fields(found: Any, fields: Any, name: str = "corpus") -> None:
+    """Raises unless `found` has the fields and types of `fields`, with names of files that stay inside."""
+    kind = fields if isinstance(fields, type) else type(fields)
+    if type(found) is not kind:
+        raise ValueError(f"{name}: must be {JSON_NAMES[kind]}, not {found!r:.40}")
+    if isinstance(fields, list):
+        for index, item in enumerate(found):
+            _check_fields(item, fields[0], f"{name}[{index}]")
+    if isinstance(fields, dict):
+        for field, inner in fields.items():
+            if field not in found:
+                raise ValueError(f"{name}: no field {field!r}")
+            _check_fields(found[field], inner, f"{name}.{field}")
+        if "file" in fields and not FILE_NAME.fullmatch(found["file"]):
+            raise ValueError(f"{name}.file: must be a plain file name, not {found['file']!r:.40}")
 
 
 def _open_split(folder: Path, facts: dict[str, Any], split: str) -> TokenStream:

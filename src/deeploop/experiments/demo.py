@@ -124,19 +124,21 @@ def verdict(config: DemoConfig, results: dict[tuple[str, int], dict[str, Any]]) 
     small, large = (
         results[method, config.rounds]["verdict"] for method in ("DeepNorm p=1/4", "DeepLoop p=1/2")
     )
-    if (small, large) == ("collapsed", "escaped"):
-        return (
-            f"At R = {config.rounds} the exponent decides: p = 1/4 ends with every position in one state, "
-            "p = 1/2 trains."
-        )
-    if small == large == "escaped":
-        return f"At R = {config.rounds} both exponents train with this seed; the ramp spared p = 1/4 too."
-    if small == large == "collapsed":
-        return f"At R = {config.rounds} both exponents collapse with this seed; a slower ramp cures it."
-    return (
-        f"At R = {config.rounds} with this seed: p = 1/4 {OUTCOMES[small]}, p = 1/2 {OUTCOMES[large]}: "
-        "not what the bound predicts."
-    )
+    start = f"At R = {config.rounds}"
+    match small, large:
+        case "collapsed", "escaped":
+            return (
+                f"{start} the exponent decides: p = 1/4 ends with all positions in one state, p = 1/2 trains."
+            )
+        case "escaped", "escaped":
+            return f"{start} both exponents train with this seed; the ramp spared p = 1/4 too."
+        case "collapsed", "collapsed":
+            return f"{start} both exponents collapse with this seed; a slower ramp cures it."
+        case "escaped", "collapsed":
+            return (
+                f"{start} p = 1/4 trains and p = 1/2 collapses with this seed: not what the bound predicts."
+            )
+    return f"{start} with this seed: p = 1/4 {OUTCOMES[small]}; p = 1/2 {OUTCOMES[large]}."
 
 
 def draw(config: DemoConfig, cells: dict[tuple[str, int], TrainConfig], floor: float) -> plots.Figure:
@@ -180,10 +182,10 @@ def make_page(
             page.paragraph(
                 "A looped block's update is summed over its visits and read back by all of them. The "
                 "sandwich block answers with alpha = (2N)^p on the skip and beta = (8N)^-p in the initial "
-                "branch matrices. At R = 1 the exponents hardly differ. When the same blocks are visited "
-                f"{config.rounds} times, the smaller exponent leaves more of each update in the stream, and "
-                "while the learning rate rises every position can drift into one state. How often this "
-                "happens depends on the seed and on how fast the rate rises; docs/results/demo counts it."
+                "branch matrices: the larger p is, the less of an update reaches the stream. While the "
+                "learning rate rises, every position can drift into one state, and then the loss stands at "
+                "the floor. How often this happens depends on p, on the depth, on the seed and on how fast "
+                "the rate rises; docs/results/demo counts it over seeds."
             ),
             page.heading("Again, with another seed"),
             page.command(f"deeploop demo --seed {config.seed + 1}"),

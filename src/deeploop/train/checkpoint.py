@@ -73,8 +73,9 @@ def save_checkpoint(
     rng = world.gather(_rng_state(world.device))
     final = folder / "checkpoints" / f"step-{step:08d}"
     if world.is_main and not final.exists():
+        for left_behind in final.parent.glob(".step-*"):  # by a process that was killed while it saved
+            shutil.rmtree(left_behind, ignore_errors=True)
         part = final.with_name(f".{final.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         files: dict[str, dict[str, Any]] = {
             "model.safetensors": weights,
@@ -89,6 +90,7 @@ def save_checkpoint(
         record["sha256"] = {**checksums, "state.json": _digest(record)}
         (part / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
         _sync_and_hash(part / "state.json")
+        _sync_folder(part)
         part.rename(final)
         _sync_folder(final.parent)
         for old in list_checkpoints(folder)[:-keep]:

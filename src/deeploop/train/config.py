@@ -5,7 +5,7 @@ import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from deeploop.models.gpt import GPTConfig
 from deeploop.train.checkpoint import CheckpointConfig
@@ -60,6 +60,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(kind: type, data: dict[str, Any], where: str = "config") -> Any:
     """The config a JSON object describes; unknown fields are an error, absent ones take their default."""
     hints = typing.get_type_hints(kind)
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: must be a JSON object")
     unknown = sorted(set(data) - set(hints))
     if unknown:
         raise ValueError(f"{where}.{unknown[0]}: unknown field (written by another version of deeploop?)")
@@ -67,16 +69,21 @@ def from_dict(kind: type, data: dict[str, Any], where: str = "config") -> Any:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return from_dict(hint, value, where)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         options = [option for option in typing.get_args(hint) if option is not type(None)]
         return None if value is None else _value(options[0], value, where)
-    if hint is Path:
+    if hint is Path and isinstance(value, str):
         return Path(value)
-    if typing.get_origin(hint) is tuple:
+    if typing.get_origin(hint) is tuple and isinstance(value, list):
         return tuple(value)
-    return value
+    if typing.get_origin(hint) is Literal:
+        if value in typing.get_args(hint):
+            return value
+    elif type(value) is hint or (hint is float and type(value) is int):
+        return value
+    raise ValueError(f"{where}={value!r}: not a value of the kind this field has")
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:

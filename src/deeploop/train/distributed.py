@@ -5,6 +5,7 @@ The model file knows nothing of parallelism; everything here is put around it fr
 
 import gc
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class DeviceConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp), or shard each physical block by itself (fsdp)."""
     micro_batch: int = 0
-    """Sequences a rank computes at once; 0 takes its whole share. The rest is accumulated."""
+    """Sequences a rank computes at once, at most; 0 takes its whole share. The rest is accumulated."""
     deterministic: bool = False
     """Ask torch for deterministic kernels on the GPU (slower). On a CPU runs repeat bit for bit anyway."""
 
@@ -83,8 +84,9 @@ def open_world(config: DeviceConfig) -> Iterator[World]:
     device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
         torch.cuda.set_device(device)
-        # TF32 only touches what stays in fp32 on purpose; it is the usual choice for training.
-        torch.set_float32_matmul_precision("highest" if config.deterministic else "high")
+        # Under bf16, TF32 only touches the few products that stay in fp32.
+        exact = config.deterministic or config.precision == "fp32"
+        torch.set_float32_matmul_precision("highest" if exact else "high")
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -101,10 +103,13 @@ def open_world(config: DeviceConfig) -> Iterator[World]:
         # Nobody leaves while another rank is still in its last exchange; after an error nobody waits.
         dist.barrier()
     finally:
-        # A model in a reference cycle keeps the group, and the group its threads; those would run on
-        # into the interpreter's shutdown and now and then abort it.
+        # Gloo's threads free their last buffers after the ranks went on, and abort the process when
+        # that falls into the interpreter's shutdown. Destroying the group joins them, if no model (in a
+        # reference cycle) or cache of FSDP holds it any more; else the pause lets them finish.
         gc.collect()
         dist.destroy_process_group()
+        if not use_cuda:
+            time.sleep(0.1)
 
 
 def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:

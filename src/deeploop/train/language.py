@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +43,7 @@ class LanguageTask:
 
     def __init__(self, config: "TrainConfig", world: World) -> None:
         self.config, self.world = config, world
+        self.micro_batch = micro_batch(config, world)
         self.corpus = Corpus.open(config.data.path)
         if self.corpus.vocabulary != config.model.vocabulary:
             raise ValueError(
@@ -60,27 +62,33 @@ class LanguageTask:
         inputs, targets = validation_windows(
             self.corpus.validation, context, config.data.validation_sequences
         )
-        # Every rank must make the same number of forward calls: sharded blocks meet in each of them.
-        share = len(inputs) // world.size
-        if share == 0:
-            raise ValueError(f"data.validation_sequences={len(inputs)}: fewer than the {world.size} ranks")
-        mine = slice(world.rank * share, (world.rank + 1) * share)
-        self.validation = inputs[mine], targets[mine]
-        self.floor = unigram_floor(self.corpus.counts("validation"))
+        # Of the very tokens that are scored: no constant prediction goes below their entropy.
+        self.floor = unigram_floor(np.bincount(targets.flatten().numpy()))
+        self.validation = share_of_rank(inputs, world, 0), share_of_rank(targets, world, -1)
         self.targets_per_step = config.optim.batch * context
         self.flops_per_step = self.targets_per_step * flops_per_token(config.model)
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
-        model = LoopedGPT(self.config.model)
-        model.init_weights(self.config.seed)
-        return model
+        return LoopedGPT(self.config.model, seed=self.config.seed)
+
+    def stamp(self) -> dict[str, str]:
+        """What a run folder says of its task."""
+        return {"task": "language", "tokenizer": self.corpus.tokenizer_name}
+
+    def state(self) -> dict[str, Any]:
+        """Where the data stand, for a checkpoint."""
+        return {"loader": self.loader.state(), "corpus": self.corpus.checksum}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        if state["corpus"] != self.corpus.checksum:
+            raise ValueError(f"data.path={self.config.data.path}: not the corpus that the run was started on")
+        self.loader.load_state(state["loader"])
 
     def micro_batches(self) -> list[tuple[Tensor, ...]]:
         """This rank's share of the next step, in pieces that fit the device."""
         inputs, targets = self.loader.step_batch()
-        size = self.config.device.micro_batch or len(inputs)
-        return list(zip(inputs.split(size), targets.split(size), strict=True))
+        return list(zip(inputs.split(self.micro_batch), targets.split(self.micro_batch), strict=True))
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Cross-entropy summed over the micro-batch, as a share of the whole step's targets."""
@@ -90,11 +98,10 @@ class LanguageTask:
     def evaluate(self, model: nn.Module) -> dict[str, float | str]:
         """Loss, distance to the unigram floor, token similarity, and what they say together."""
         config, world = self.config, self.world
-        size = config.device.micro_batch or max(1, config.optim.batch // world.size)
         result = validate(
             model,
             *self.validation,
-            batch=size,
+            batch=self.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
         )
@@ -107,3 +114,30 @@ class LanguageTask:
             "similarity": similarity,
             "verdict": judge(loss, self.floor, similarity),
         }
+
+    def describe(self, result: dict[str, Any]) -> str:
+        """An evaluation in one line."""
+        return (
+            f"validation {result['loss']:.4f}  unigram floor {result['floor']:.4f}  "
+            f"token similarity {result['similarity']:.2f}  {result['verdict']}"
+        )
+
+
+def share_of_rank(windows: Tensor, world: World, filler: int) -> Tensor:
+    """This rank's part of the validation windows, the same number on every rank.
+
+    Sharded blocks meet in every forward call, so ranks that would fall short get rows of filler; a
+    target of -1 is not counted.
+    """
+    missing = -len(windows) % world.size
+    filled = torch.cat([windows, windows.new_full((missing, windows.shape[1]), filler)])
+    return filled[world.rank :: world.size]
+
+
+def micro_batch(config: "TrainConfig", world: World) -> int:
+    """Sequences computed at once: the largest even split of a rank's share within the limit set."""
+    batch, limit = config.optim.batch, config.device.micro_batch
+    if batch % world.size:
+        raise ValueError(f"optim.batch={batch}: must be a multiple of the {world.size} ranks")
+    share = batch // world.size
+    return next(size for size in range(min(limit or share, share), 0, -1) if share % size == 0)

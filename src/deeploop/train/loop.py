@@ -85,16 +85,16 @@ def _loop(run: Run, stop: StopRequest) -> str:
         run.clock.start()
         rate = learning_rate(run.step, config.optim)
         set_learning_rate(run.optimizer, rate)
-        loss, norm, stopping = train_step(run, bool(stop.signal))
+        loss, norm, stopping = train_step(run, stop)
         run.step += 1
         run.tokens += run.task.targets_per_step
         run.clock.stop()
         _report_step(run, loss, norm, rate)
 
         last = run.step == config.optim.steps
-        if last or run.step % config.data.validate_every == 0:
-            _validate(run)
-        collapsed = config.guard.stop and run.warned and run.last_validation["verdict"] == "collapsed"
+        collapsed = False
+        if last or (run.step % config.data.validate_every == 0 and not stopping):
+            collapsed = _validate(run) and config.guard.stop
         if last or stopping or collapsed or run.step % config.checkpoint.every == 0:
             saved = _save(run)
         if stopping:
@@ -105,7 +105,7 @@ def _loop(run: Run, stop: StopRequest) -> str:
     return "finished"
 
 
-def train_step(run: Run, stop_requested: bool) -> tuple[float, float, bool]:
+def train_step(run: Run, stop: StopRequest) -> tuple[float, float, bool]:
     """One optimizer step over all micro-batches and ranks: mean loss, gradient norm, whether to stop."""
     config, world, model = run.config, run.world, run.model
     model.train()
@@ -121,7 +121,7 @@ def train_step(run: Run, stop_requested: bool) -> tuple[float, float, bool]:
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 keeps it sharded
     # One meeting of the ranks and one wait for the device a step: the loss, and who was asked to stop.
-    shared = world.sum(torch.stack([total, torch.full_like(total, float(stop_requested))]))
+    shared = world.sum(torch.stack([total, torch.full_like(total, float(stop.requested))]))
     mean_loss, stopping, norm_value = torch.cat([shared, norm[None]]).tolist()
     if not math.isfinite(mean_loss) or not math.isfinite(norm_value):
         raise FloatingPointError(_non_finite_report(run, batches, mean_loss, norm_value))
@@ -134,7 +134,6 @@ def train_step(run: Run, stop_requested: bool) -> tuple[float, float, bool]:
 
 def open_run(config: TrainConfig, world: World) -> Run:
     """Everything up to the first step, in an order in which a mistake shows before anything is written."""
-    check_batch(config, world)
     checkpoint = check_folder(config)
     task = LanguageTask(config, world)
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
@@ -149,7 +148,7 @@ def open_run(config: TrainConfig, world: World) -> Run:
     if checkpoint is not None:
         state = read_state(checkpoint)
         load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=world)
-        task.loader.load_state(state["loader"])
+        task.load_state(state)
     elif config.init_from is not None:
         source = require_checkpoint(config.init_from)
         read_state(source)
@@ -170,8 +169,7 @@ def _open_folder(
     config: TrainConfig, task: LanguageTask, state: dict[str, Any], display: Display
 ) -> MetricsWriter:
     if not state:
-        create_run(config, task.corpus.tokenizer_name)
-        (config.out / "metrics.jsonl").unlink(missing_ok=True)
+        create_run(config, task.stamp())
         return MetricsWriter(config.out, config.log, to_dict(config))
     changes = {name: [old, new] for name, old, new in changes_since(config)}
     for name, (old, new) in changes.items():
@@ -182,18 +180,6 @@ def _open_folder(
         writer.write("resume", state["step"], {"changes": changes})
         write_config(config)
     return writer
-
-
-def check_batch(config: TrainConfig, world: World) -> None:
-    """The global batch must split evenly over ranks and micro-batches."""
-    batch, micro = config.optim.batch, config.device.micro_batch
-    if batch % world.size:
-        raise ValueError(f"optim.batch={batch}: must be a multiple of the {world.size} ranks")
-    if micro and (batch // world.size) % micro:
-        raise ValueError(
-            f"device.micro_batch={micro}: must divide the {batch // world.size} sequences of each rank "
-            f"(optim.batch={batch} over {world.size} ranks)"
-        )
 
 
 def _report_step(run: Run, loss: float, norm: float, rate: float) -> None:
@@ -216,20 +202,20 @@ def _report_step(run: Run, loss: float, norm: float, rate: float) -> None:
     run.display.step(loss, rate, tokens_per_s)
 
 
-def _validate(run: Run) -> None:
+def _validate(run: Run) -> bool:
+    """Evaluates, logs and prints; whether the model is collapsed although warm-up is over."""
     result = run.task.evaluate(run.model)
     run.last_validation = result
     run.log("validation", result)
-    run.display.say(
-        f"step {run.step:>6}  validation {result['loss']:.4f}  unigram floor {result['floor']:.4f}  "
-        f"token similarity {result['similarity']:.2f}  {result['verdict']}"
-    )
+    run.display.say(f"step {run.step:>6}  {run.task.describe(result)}")
     warm = run.step >= run.config.optim.warmup_steps
-    if warm and result["verdict"] == "collapsed" and not run.warned:
+    collapsed = warm and result.get("verdict") == "collapsed"
+    if collapsed and not run.warned:
         run.warned = True
         advice = _collapse_advice(run.config)
         run.log("collapse", {"advice": advice, **result})
         run.display.say(advice)
+    return collapsed
 
 
 def _collapse_advice(config: TrainConfig) -> str:
@@ -246,7 +232,7 @@ def _collapse_advice(config: TrainConfig) -> str:
 
 def _save(run: Run) -> Path:
     state = {
-        "loader": run.task.loader.state(),
+        **run.task.state(),
         "tokens": run.tokens,
         "seconds": run.clock.total,
         "warned": run.warned,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deeploop.data.shards import atomic_file
+
 Record = dict[str, Any]
 
 
@@ -68,12 +70,9 @@ def read_metrics(folder: Path, kind: str | None = None) -> list[Record]:
 
 def rewind_metrics(folder: Path, step: int) -> None:
     """Drops what was logged after `step`: a resumed run writes those lines again."""
-    path = folder / "metrics.jsonl"
     kept = [json.dumps(record) + "\n" for record in read_metrics(folder) if record["step"] <= step]
-    if path.is_file():
-        part = path.with_suffix(".part")
-        part.write_text("".join(kept), encoding="utf-8")
-        part.replace(path)
+    with atomic_file(folder / "metrics.jsonl") as file:
+        file.write("".join(kept).encode())
 
 
 def _finite(values: Record) -> Record:

@@ -1,4 +1,4 @@
-"""AdamW in two groups, and the learning rate as a function of the step."""
+"""AdamW in groups, and the learning rate as a function of the step."""
 
 import math
 from dataclasses import dataclass
@@ -39,6 +39,11 @@ class OptimConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"optim.{name}={value}: must be a finite number, 0 or more")
+        if self.floor_lr > self.peak_lr:
+            raise ValueError(
+                f"optim.floor_lr={self.floor_lr}: must be at most optim.peak_lr={self.peak_lr}, or the rate "
+                "rises after warm-up"
+            )
         if any(not 0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optim.betas={self.betas}: each must be in [0, 1)")
 

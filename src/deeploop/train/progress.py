@@ -95,7 +95,7 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self.signal: int = 0
+        self.requested = False
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -104,7 +104,7 @@ class StopRequest:
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
+        self.requested = True
         signal.signal(signal.SIGINT, self._previous[signal.SIGINT])  # type: ignore[arg-type]
 
     def __exit__(

@@ -11,12 +11,14 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import deeploop
+from deeploop.data.shards import atomic_file
 from deeploop.data.tokenizers import Tokenizer, get_tokenizer
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.checkpoint import last_checkpoint, load_weights, read_state
@@ -25,13 +27,16 @@ from deeploop.train.config import TrainConfig, differences, from_dict, to_dict
 FORMAT = 1
 
 
-def create_run(config: TrainConfig, tokenizer: str) -> None:
+def create_run(config: TrainConfig, stamp: dict[str, str]) -> None:
     """Makes the folder and writes what is known before the first step."""
     folder = config.out
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "run.json", {"format": FORMAT, "tokenizer": tokenizer, **provenance()})
+        _write(folder / "run.json", {"format": FORMAT, **stamp, **provenance()})
         write_config(config)
+        # What an earlier run left without a checkpoint is put aside, not lost.
+        if (metrics := folder / "metrics.jsonl").exists():
+            metrics.replace(folder / "metrics.previous.jsonl")
     except OSError as error:
         raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
 
@@ -58,7 +63,7 @@ def check_folder(config: TrainConfig) -> Path | None:
 
 def changes_since(config: TrainConfig) -> list[tuple[str, Any, Any]]:
     """What this config changes in the one that the run folder was started with."""
-    old = _read(config.out / "config.json")
+    old = to_dict(load_config(config.out))
     ignored = {"resume", "out", "init_from"}
     return [change for change in differences(old, to_dict(config)) if change[0] not in ignored]
 
@@ -103,8 +108,13 @@ def provenance() -> dict[str, Any]:
     }
 
 
+@cache
 def git_revision() -> str | None:
-    """Revision of the source tree this package is imported from, with `+` when it was changed."""
+    """Revision of the source tree this package was imported from, with `+` when it was changed.
+
+    Asked once: what is committed while a run goes on is not what is running. None outside a checkout of
+    deeploop, also in a virtual environment that lies inside somebody else's repository.
+    """
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -116,15 +126,15 @@ def git_revision() -> str | None:
         ).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def _write(path: Path, value: Any) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    with atomic_file(path) as file:
+        file.write((json.dumps(value, indent=1) + "\n").encode())
 
 
 def _read(path: Path) -> Any:

@@ -1,0 +1,70 @@
+"""The next-token task: what is scored, how it is shared over ranks, and which corpus a run belongs to."""
+
+import json
+import math
+import shutil
+from collections import Counter
+
+import pytest
+import torch
+
+from deeploop.data.prepare import prepare
+from deeploop.data.tokenizers import get_tokenizer
+from deeploop.train.distributed import World
+from deeploop.train.language import LanguageTask, share_of_rank
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+
+ALONE = World(0, 1, device=torch.device("cpu"))
+
+
+def test_the_floor_is_the_entropy_of_the_targets_that_are_scored(tiny_config):
+    task = LanguageTask(tiny_config(data={"validation_sequences": 3}), ALONE)
+    counts = Counter(task.validation[1].flatten().tolist())
+    total = sum(counts.values())
+    assert total == 3 * 32
+    assert task.floor == pytest.approx(-sum(n / total * math.log(n / total) for n in counts.values()))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 9])
+def test_ranks_score_every_window_once_in_equally_many_rows(ranks):
+    windows = torch.arange(7 * 2).reshape(7, 2)
+    shares = [share_of_rank(windows, World(r, ranks, torch.device("cpu")), -1) for r in range(ranks)]
+    assert len({len(share) for share in shares}) == 1
+    rows = [tuple(row) for share in shares for row in share.tolist()]
+    assert sorted(row for row in rows if row != (-1, -1)) == [tuple(row) for row in windows.tolist()]
+
+
+def test_resuming_on_another_corpus_of_the_same_length_is_refused(tiny_config, tmp_path):
+    draw = [chr(97 + i % 7) * 50 for i in range(60)]
+    for name, documents in (("a", draw), ("b", draw[::-1])):
+        prepare(documents, get_tokenizer("bytes"), tmp_path / name, validation_tokens=300, source=name)
+    train(tiny_config(data={"path": tmp_path / "a"}))
+    with pytest.raises(ValueError, match=r"data\.path=.*b: not the corpus that the run was started on"):
+        train(tiny_config(data={"path": tmp_path / "b"}, optim={"steps": 8}, resume=True))
+
+
+def test_the_corpus_may_move(tiny_config, corpus, tmp_path):
+    train(tiny_config())
+    shutil.copytree(corpus, tmp_path / "moved")
+    result = train(tiny_config(data={"path": tmp_path / "moved"}, optim={"steps": 8}, resume=True))
+    assert (result["ended"], result["step"]) == ("finished", 8)
+
+
+def test_a_field_that_is_new_since_the_run_began_takes_its_default(tiny_config):
+    config = tiny_config()
+    train(config)
+    path = config.out / "config.json"
+    written = json.loads(path.read_text())
+    del written["model"]["mask_padding"]
+    path.write_text(json.dumps(written))
+    assert train(tiny_config(optim={"steps": 8}, resume=True))["ended"] == "finished"
+
+
+def test_metrics_of_a_run_without_checkpoint_are_put_aside(tiny_config):
+    config = tiny_config()
+    config.out.mkdir()
+    (config.out / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 7.0}\n')
+    train(config)
+    assert read_metrics(config.out)[0]["step"] == 0
+    assert "7.0" in (config.out / "metrics.previous.jsonl").read_text()
