@@ -26,10 +26,12 @@ class Reverser(nn.Module):
         self.input_norm = RMSNorm(WIDTH)  # the loop starts from a stream of RMS 1
         self.sublayers = nn.ModuleList()
         for _ in range(BLOCKS):
-            attention = Attention(WIDTH, num_heads=4, batch_first=True)
-            mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+            # No biases: torch would draw them without β, and they would drown the scaled branch.
+            attention = Attention(WIDTH, num_heads=4, bias=False, batch_first=True)
+            up, down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+            mlp = nn.Sequential(up, nn.GELU(), down)
             value = attention.in_proj_weight[2 * WIDTH :]  # β is for the value rows, not for q and k
-            scaled = [value, attention.out_proj.weight, mlp[0].weight, mlp[2].weight]
+            scaled = [value, attention.out_proj.weight, up.weight, down.weight]
             init_residual_branch_(scaled, std=WIDTH**-0.5, beta=beta)
             self.sublayers += [ScaledResidual(branch, WIDTH, alpha=alpha) for branch in (attention, mlp)]
         self.head = nn.Linear(WIDTH, DIGITS)
@@ -42,15 +44,16 @@ class Reverser(nn.Module):
         return self.head(x)
 
 
-torch.manual_seed(0)
-model = Reverser()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-print(f"{BLOCKS} blocks × {ROUNDS} rounds: alpha {alpha:.3f}, beta {beta:.3f}")
-for step in range(101):
-    tokens = torch.randint(DIGITS, (32, LENGTH))
-    loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flip(1).flatten())
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    if step % 20 == 0:
-        print(f"step {step:3d}  loss {loss.item():.3f}")
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = Reverser()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    print(f"{BLOCKS} blocks × {ROUNDS} rounds: alpha {alpha:.3f}, beta {beta:.3f}")
+    for step in range(101):
+        tokens = torch.randint(DIGITS, (32, LENGTH))
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flip(1).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 20 == 0:
+            print(f"step {step:3d}  loss {loss.item():.3f}")

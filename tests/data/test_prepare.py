@@ -114,21 +114,22 @@ def test_a_few_long_documents_do_not_break_the_promise(tmp_path, sizes, wanted):
 
 
 def test_only_long_documents_leave_nothing_to_hold_out(tmp_path):
-    with pytest.raises(ValueError, match="nothing left for validation: 5 documents.*over a tenth.*shorter"):
+    with pytest.raises(ValueError, match=r"nothing left for validation: 5 documents.*over a tenth"):
         prepared(tmp_path, documents=["word " * 100] * 5)
     assert not (tmp_path / "corpus.json").exists()
 
 
-@pytest.mark.parametrize("stop", [0, 10, 100, 1000, -1000, -1])
-def test_damaged_progress_is_named(tmp_path, monkeypatch, stop):
+def test_damaged_progress_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(CorpusWriter, "finish", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepared(tmp_path)
     progress = tmp_path / "progress.npz"
-    progress.write_bytes(progress.read_bytes()[:stop])
-    with pytest.raises(ValueError, match=r"progress\.npz: unreadable") as error:
-        prepared(tmp_path)
-    assert "\n" not in str(error.value)
+    whole = progress.read_bytes()
+    for stop in (0, 10, 1000, len(whole) - 1000, len(whole) - 1):
+        progress.write_bytes(whole[:stop])
+        with pytest.raises(ValueError, match=r"progress\.npz: unreadable") as error:
+            prepared(tmp_path)
+        assert "\n" not in str(error.value)
 
 
 def test_a_stream_gives_its_first_documents_to_validation(tmp_path):

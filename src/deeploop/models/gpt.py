@@ -8,7 +8,7 @@ loss = model(tokens, targets).loss / targets.numel()
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy
-from deeploop.nn.residual import ScaledResidual
+from deeploop.nn.residual import ResidualKind, ScaledResidual
 from deeploop.theory import ScalingRule
 
 
@@ -40,7 +40,7 @@ class GPTConfig:
     """Real vocabulary size; the embedding is padded to the next multiple of 64."""
     context: int = 1024
     """Longest sequence, in tokens."""
-    block: Literal["prenorm", "postnorm", "sandwich"] = "sandwich"
+    block: ResidualKind = "sandwich"
     """Residual equation: the DeepLoop sandwich, or an unscaled pre-norm or post-norm."""
     p: float = 0.5
     """Exponent of the sandwich's rule, alpha = (2N)^p and beta = (8N)^-p: 1/2 DeepLoop, 1/4 DeepNorm."""
@@ -64,7 +64,7 @@ class GPTConfig:
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("heads", self.width % self.heads == 0, f"a divisor of model.width={self.width}")
         self._require("heads", self.head_size % 2 == 0, f"such that model.width={self.width} / heads is even")
-        kinds = ("prenorm", "postnorm", "sandwich")
+        kinds = get_args(ResidualKind)
         self._require("block", self.block in kinds, f"one of {', '.join(kinds)}")
         self._require("p", math.isfinite(self.p) and self.p > 0, "positive and finite")
         self._require(

@@ -25,7 +25,8 @@ def init_residual_branch_(
     """Draw every matrix from N(0, (beta·std)²), in place.
 
     Give it the value, output and feed-forward matrices of a residual branch; of a fused q-k-v
-    projection the value rows alone, as a slice of the weight.
+    projection the value rows alone, as a slice of the weight. Biases in the branch must start at 0 (or be
+    left out): torch's default draws them without β, and they would drown what β has made small.
     """
     for matrix in matrices:
         if matrix.is_meta:  # nowhere to put a draw
