@@ -5,6 +5,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+# An interrupted `-m venv` leaves a python without pip.
+VENV_WORKS := $(BIN)/python $(RECENT) && test -x $(BIN)/pip
 
 .PHONY: setup setup-dev demo test check format clean
 
@@ -12,7 +15,9 @@ setup: .venv/.core
 setup-dev: .venv/.dev
 
 .venv/.core: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(VENV_WORKS) || $(PYTHON) $(RECENT) || \
+	  { echo "$(PYTHON): deeploop needs Python 3.11 or newer; try: make demo PYTHON=python3.12" >&2; exit 1; }
+	@$(VENV_WORKS) || $(PYTHON) -m venv --clear .venv
 	@echo "installing deeploop into .venv (once; a minute or two)"
 	@$(PIP) -e .
 	@touch $@

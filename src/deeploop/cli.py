@@ -33,6 +33,9 @@ Each command has --help. More: README.md
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # α and ─ must not end a command where output is ASCII
     try:
         code = _run(arguments)
         sys.stdout.flush()  # now, while a reader that has left can still be told from an error
@@ -43,10 +46,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError, ArithmeticError, MemoryError) as error:
         if os.environ.get("DEEPLOOP_TRACEBACK"):
             raise
-        print(f"deeploop {arguments[0]}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        name = " ".join(["deeploop", *arguments[:1]])
+        print(f"{name}: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
         return 2
 
 
@@ -103,7 +107,7 @@ def _train(arguments: list[str]) -> int:
         raise ValueError(f"the GPU's memory is full; try --device.micro-batch {half}") from None
     if int(os.environ.get("RANK", 0)) == 0:
         print(
-            f"{result['ended']} at step {result['step']}, validation loss {result['loss']:.4f}: {config.out}"
+            f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
         )
     return 0
 

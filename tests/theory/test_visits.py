@@ -109,3 +109,8 @@ def test_unknown_horizon():
         hierarchy(1, 1, 1, 1, "half")
     with pytest.raises(ValueError, match="horizon='half'"):
         shared_hierarchy(1, 1, 1, "half")
+
+
+def test_a_schedule_too_long_to_list_is_refused():
+    with pytest.raises(ValueError, match="depth N=1000000000: must be at most 500000 blocks"):
+        single_loop(10**9, 1)

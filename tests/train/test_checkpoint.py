@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from deeploop.models.gpt import LoopedGPT
@@ -139,3 +140,23 @@ def test_weights_of_another_shape_are_refused_by_name(trained, tiny_config):
 def test_bad_settings_are_refused(field):
     with pytest.raises(ValueError, match=f"checkpoint.{field}=0"):
         CheckpointConfig(**{field: 0})
+
+
+def test_a_users_own_copy_is_no_checkpoint(trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run")
+    whole = list_checkpoints(run)
+    shutil.copytree(whole[0], run / "checkpoints" / "step-best")
+    shutil.copytree(whole[0], run / "checkpoints" / f"{whole[0].name}-good")
+    (run / "checkpoints" / "step-99").write_text("a note")
+    assert list_checkpoints(run) == whole
+
+
+def test_a_full_disk_is_one_line_and_gives_its_space_back(tiny_config, monkeypatch):
+    def full(tensors, path):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(module, "save_file", full)
+    config = tiny_config()
+    with pytest.raises(OSError, match=r"model\.safetensors: can't be written .*No space left"):
+        train(config)
+    assert list((config.out / "checkpoints").iterdir()) == []

@@ -85,7 +85,7 @@ def test_resuming_a_finished_run_changes_nothing(uninterrupted, train_arguments,
     last = read_metrics(uninterrupted, "validation")[-1]["loss"]
     out = capsys.readouterr().out
     assert "already finished its 60 steps" in out
-    assert f"finished at step 60, validation loss {last:.4f}" in out
+    assert f"last validation {last:.4f}" in out
 
 
 def test_a_stop_before_the_next_validation_reports_the_last_one(
@@ -107,7 +107,7 @@ def test_a_stop_before_the_next_validation_reports_the_last_one(
 
     monkeypatch.setattr(loop, "StopRequest", StopAtOnce)
     assert main(train_arguments(tmp_path / "run", "--optim.steps", 9, "--resume")) == 0
-    assert f"stopped at step 6, validation loss {loss:.4f}" in capsys.readouterr().out
+    assert f"last validation {loss:.4f}" in capsys.readouterr().out
 
 
 def test_resume_in_an_empty_folder_starts_afresh(train_arguments, tmp_path):

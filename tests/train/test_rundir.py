@@ -13,7 +13,7 @@ from deeploop.eval.validation import validate
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import git_revision, load_config
+from deeploop.train.rundir import git_revision, load_config, lock_folder
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def test_anatomy(config):
         "config.json",
         "metrics.jsonl",
         "checkpoints",
+        ".lock",
     }
     stamp = json.loads((config.out / "run.json").read_text())
     assert stamp["format"] == 1
@@ -120,3 +121,32 @@ def test_load_checks_the_weights(copied):
     weights.write_bytes(content)
     with pytest.raises(ValueError, match=r"model\.safetensors: damaged"):
         deeploop.load(copied)
+
+
+def test_a_second_run_is_kept_out_of_the_folder(tiny_config):
+    config = tiny_config()
+    with (
+        lock_folder(config.out),
+        pytest.raises(ValueError, match=r"out=.*run: another run is writing there"),
+    ):
+        train(config)
+    assert not (config.out / "run.json").exists()
+    train(config)  # the lock went with its holder
+
+
+def test_a_folder_with_somebody_elses_config_is_refused(tiny_config):
+    config = tiny_config()
+    config.out.mkdir()
+    (config.out / "config.json").write_text('{"my": "own"}')
+    with pytest.raises(ValueError, match=r"holds a config\.json that is not a run's"):
+        train(config)
+    assert json.loads((config.out / "config.json").read_text()) == {"my": "own"}
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "5", "{", ""])
+def test_a_stamp_that_is_no_object_is_named(tiny_config, text):
+    config = tiny_config()
+    config.out.mkdir()
+    (config.out / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json: can't be read"):
+        deeploop.load(config.out)

@@ -231,7 +231,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 
 def _check_fields(found: Any, fields: Any, name: str = "corpus") -> None:
     """Raises unless `found` has the fields and types of `fields`, with names of files that stay inside."""
-    kind = fields if isinstance(fields, type) else type(fields)
+    kind: Any = fields if isinstance(fields, type) else type(fields)
     if type(found) is not kind:
         raise ValueError(f"{name}: must be {JSON_NAMES[kind]}, not {found!r:.40}")
     if isinstance(fields, list):

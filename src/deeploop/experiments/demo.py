@@ -44,6 +44,8 @@ class DemoConfig:
             raise ValueError(f"rounds={self.rounds}: must be at least 2, R = 1 is trained anyway")
         if self.steps < 8:
             raise ValueError(f"steps={self.steps}: must be at least 8")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}: must be 0 or more")
 
 
 def cell(config: DemoConfig, method: str, rounds: int) -> TrainConfig:

@@ -88,7 +88,8 @@ class CausalSelfAttention(nn.Module):
         # A single query is the newest position and sees every key.
         causal = mask is None and q.shape[2] > 1
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-        return self.o(y.transpose(1, 2).flatten(2))
+        out: Tensor = self.o(y.transpose(1, 2).flatten(2))
+        return out
 
     def _heads(self, y: Tensor) -> Tensor:
         return y.view(*y.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, T, width) → (B, H, T, D)
@@ -104,4 +105,5 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        y: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return y

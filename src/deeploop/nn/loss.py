@@ -28,7 +28,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, *, chunk: i
     grad = torch.is_grad_enabled()
     wanted = (grad and x.requires_grad, grad and weight.requires_grad)
     positions = x.flatten(0, -2), targets.flatten()
-    return _LinearCrossEntropy.apply(*positions, weight, chunk, wanted)  # type: ignore[no-untyped-call]
+    loss: Tensor = _LinearCrossEntropy.apply(*positions, weight, chunk, wanted)  # type: ignore[no-untyped-call]
+    return loss
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

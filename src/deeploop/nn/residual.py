@@ -51,7 +51,8 @@ class ScaledResidual(nn.Module):
         self.outer = norm(width) if kind != "prenorm" else nn.Identity()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self.outer(self.alpha * x + self.branch(self.inner(x), *args, **kwargs))
+        y: Tensor = self.outer(self.alpha * x + self.branch(self.inner(x), *args, **kwargs))
+        return y
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha:.6g}"

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 SUBLAYERS_PER_BLOCK = 2  # attention, MLP
+MOST_VISITS = 10**6  # listed one by one; deeper than any model, and a second's work
 
 Horizon = Literal["full", "last_cycle", "last_call"]
 HORIZONS: tuple[Horizon, ...] = get_args(Horizon)
@@ -93,6 +94,7 @@ class Schedule:
 def single_loop(blocks: int, rounds: int) -> Schedule:
     """K blocks applied for R rounds, all in the graph."""
     _check(blocks=blocks, rounds=rounds)
+    _check_size(blocks * rounds)
     return Schedule(
         tuple(
             visit for r in range(rounds) for visit in _call("loop", blocks, cycle=0, round=r, has_grad=True)
@@ -107,6 +109,7 @@ def hierarchy(high_blocks: int, low_blocks: int, cycles: int, low_cycles: int, h
     very last L call and the very last H call.
     """
     _check(horizon, high_blocks=high_blocks, low_blocks=low_blocks, cycles=cycles, low_cycles=low_cycles)
+    _check_size(cycles * (high_blocks + low_cycles * low_blocks))
     blocks = {"H": high_blocks, "L": low_blocks}
     return Schedule(
         tuple(
@@ -120,6 +123,7 @@ def hierarchy(high_blocks: int, low_blocks: int, cycles: int, low_cycles: int, h
 def shared_hierarchy(blocks: int, cycles: int, low_cycles: int, horizon: Horizon) -> Schedule:
     """One module, "shared", in both roles of `hierarchy`, so run C_L + 1 times a cycle (as in TRM)."""
     _check(horizon, blocks=blocks, cycles=cycles, low_cycles=low_cycles)
+    _check_size(cycles * (low_cycles + 1) * blocks)
     return Schedule(
         tuple(
             visit
@@ -161,3 +165,8 @@ def _check(horizon: Horizon = "full", **counts: int) -> None:
             raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
     if horizon not in HORIZONS:
         raise ValueError(f"horizon={horizon!r}: must be one of {', '.join(HORIZONS)}")
+
+
+def _check_size(depth: int) -> None:
+    if SUBLAYERS_PER_BLOCK * depth > MOST_VISITS:
+        raise ValueError(f"depth N={depth}: must be at most {MOST_VISITS // SUBLAYERS_PER_BLOCK} blocks")

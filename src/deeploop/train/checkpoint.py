@@ -8,6 +8,7 @@ to their full shape, so a run may resume on other ranks, sharded or not.
 import hashlib
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from deeploop.train.distributed import World
 Moments = dict[str, dict[str, Tensor]]  # {"blocks.0.w": {"exp_avg": …}}
 
 FORMAT = 1
+_NAME = re.compile(r"step-\d{8}")
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -49,8 +51,8 @@ class CheckpointConfig:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints of a run, oldest first."""
-    return sorted((folder / "checkpoints").glob("step-*"))
+    """Complete checkpoints of a run, oldest first; a copy under another name is the user's own."""
+    return sorted(path for path in (folder / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name))
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -83,8 +85,7 @@ def save_checkpoint(
             "rng.safetensors": {f"{rank}.{k}": v for rank, own in enumerate(rng) for k, v in own.items()},
         }
         for name, tensors in files.items():
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, part / name)
-            (part / name).chmod(0o644)  # safetensors leaves 0600; others on a shared disk read runs too
+            _save_tensors(part / name, tensors)
         record = {"format": FORMAT, "step": step, **state}
         checksums = {name: _sync_and_hash(part / name) for name in files}
         record["sha256"] = {**checksums, "state.json": _digest(record)}
@@ -170,6 +171,15 @@ def _unflatten(tensors: dict[str, Tensor]) -> Moments:
         key, name = flat.split(":", 1)
         state.setdefault(name, {})[key] = tensor
     return state
+
+
+def _save_tensors(path: Path, tensors: dict[str, Any]) -> None:
+    try:
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # a full disk, most often; its space is given back at once
+        shutil.rmtree(path.parent, ignore_errors=True)
+        raise OSError(f"{path}: can't be written ({error}); earlier checkpoints are whole") from None
+    path.chmod(0o644)  # safetensors leaves 0600; others on a shared disk read runs too
 
 
 def _load(path: Path) -> dict[str, Tensor]:

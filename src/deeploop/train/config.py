@@ -43,6 +43,10 @@ class TrainConfig:
     guard: GuardConfig = field(default_factory=GuardConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed}: must be 0 or more, and below 2^63")
+
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as plain JSON values."""

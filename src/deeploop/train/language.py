@@ -81,13 +81,17 @@ class LanguageTask:
         return {"loader": self.loader.state(), "corpus": self.corpus.checksum}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        if state["corpus"] != self.corpus.checksum:
+        if state.get("corpus") != self.corpus.checksum:
             raise ValueError(f"data.path={self.config.data.path}: not the corpus that the run was started on")
         self.loader.load_state(state["loader"])
 
     def micro_batches(self) -> list[tuple[Tensor, ...]]:
         """This rank's share of the next step, in pieces that fit the device."""
         inputs, targets = self.loader.step_batch()
+        if int(targets.max()) >= self.corpus.vocabulary:
+            raise ValueError(
+                f"{self.corpus.folder}: damaged shard: token {int(targets.max())} is outside the vocabulary"
+            )
         return list(zip(inputs.split(self.micro_batch), targets.split(self.micro_batch), strict=True))
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -95,7 +99,7 @@ class LanguageTask:
         inputs, targets = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
         return model(inputs, targets).loss / self.targets_per_step
 
-    def evaluate(self, model: nn.Module) -> dict[str, float | str]:
+    def evaluate(self, model: nn.Module) -> dict[str, Any]:
         """Loss, distance to the unigram floor, token similarity, and what they say together."""
         config, world = self.config, self.world
         result = validate(

@@ -7,7 +7,7 @@ built, what the loss is and how it is evaluated; everything else is here and the
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from deeploop.train.rundir import (
     changes_since,
     check_folder,
     create_run,
+    lock_folder,
     provenance,
     require_checkpoint,
     write_config,
@@ -46,7 +47,8 @@ class Run:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     display: Display
-    writer: MetricsWriter | None
+    lock: TextIO | None = None
+    writer: MetricsWriter | None = None
     step: int = 0
     tokens: int = 0
     clock: Clock = field(default_factory=Clock)
@@ -69,9 +71,9 @@ def _train(config: TrainConfig, world: World, stop: StopRequest) -> dict[str, An
     try:
         ended = _loop(run, stop)
     finally:
-        run.display.close()
-        if run.writer is not None:
-            run.writer.close()
+        for thing in (run.display, run.writer, run.lock):
+            if thing is not None:
+                thing.close()
     return {"step": run.step, "ended": ended, "seconds": run.clock.total, **run.last_validation}
 
 
@@ -156,8 +158,10 @@ def open_run(config: TrainConfig, world: World) -> Run:
     display = Display(
         total=config.optim.steps, done=state.get("step", 0), shown=world.is_main, title=config.out.name
     )
-    writer = _open_folder(config, task, state, display) if world.is_main else None
-    run = Run(config, world, task, model, optimizer, display, writer, step=state.get("step", 0))
+    run = Run(config, world, task, model, optimizer, display, step=state.get("step", 0))
+    if world.is_main:
+        run.lock = lock_folder(config.out)
+        run.writer = _open_folder(config, task, state, display)
     run.tokens = state.get("tokens", 0)
     run.clock.total = state.get("seconds", 0.0)
     run.warned = state.get("warned", False)
@@ -205,6 +209,8 @@ def _report_step(run: Run, loss: float, norm: float, rate: float) -> None:
 def _validate(run: Run) -> bool:
     """Evaluates, logs and prints; whether the model is collapsed although warm-up is over."""
     result = run.task.evaluate(run.model)
+    if not math.isfinite(result["loss"]):  # before anything is saved
+        raise FloatingPointError(_non_finite_report(run, run.task.micro_batches(), result["loss"], math.nan))
     run.last_validation = result
     run.log("validation", result)
     run.display.say(f"step {run.step:>6}  {run.task.describe(result)}")

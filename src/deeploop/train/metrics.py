@@ -55,17 +55,21 @@ class MetricsWriter:
 
 def read_metrics(folder: Path, kind: str | None = None) -> list[Record]:
     """The records of a run, in order; a line cut off by a crash is left out."""
-    records = []
     path = folder / "metrics.jsonl"
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if kind is None or record.get("kind") == kind:
-                records.append(record)
-    return records
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    records = (record for record in map(_parse, lines) if record is not None)
+    return [record for record in records if kind is None or record["kind"] == kind]
+
+
+def _parse(line: str) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(record, dict) and "kind" in record and isinstance(record.get("step"), int)
+    return record if whole else None
 
 
 def rewind_metrics(folder: Path, step: int) -> None:

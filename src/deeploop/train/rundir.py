@@ -6,6 +6,7 @@ metrics.jsonl   one JSON object a line
 checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json
 """
 
+import fcntl
 import json
 import platform
 import subprocess
@@ -13,7 +14,7 @@ import sys
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -28,10 +29,9 @@ FORMAT = 1
 
 
 def create_run(config: TrainConfig, stamp: dict[str, str]) -> None:
-    """Makes the folder and writes what is known before the first step."""
+    """Writes what is known before the first step."""
     folder = config.out
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         _write(folder / "run.json", {"format": FORMAT, **stamp, **provenance()})
         write_config(config)
         # What an earlier run left without a checkpoint is put aside, not lost.
@@ -39,6 +39,21 @@ def create_run(config: TrainConfig, stamp: dict[str, str]) -> None:
             metrics.replace(folder / "metrics.previous.jsonl")
     except OSError as error:
         raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
+
+
+def lock_folder(folder: Path) -> TextIO:
+    """Makes the folder, and keeps a second run out of it for as long as the returned file is open."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ValueError(f"out={folder}: another run is writing there; choose another --out") from None
+    return file
 
 
 def write_config(config: TrainConfig) -> None:
@@ -49,6 +64,10 @@ def check_folder(config: TrainConfig) -> Path | None:
     """The checkpoint to continue from, or None for a fresh start; refuses to mix two runs."""
     checkpoint = last_checkpoint(config.out)
     if checkpoint is None:
+        if (config.out / "config.json").exists() and not (config.out / "run.json").exists():
+            raise ValueError(
+                f"out={config.out}: holds a config.json that is not a run's; choose another --out"
+            )
         return None
     if not config.resume:
         raise ValueError(
@@ -137,9 +156,12 @@ def _write(path: Path, value: Any) -> None:
         file.write((json.dumps(value, indent=1) + "\n").encode())
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
+        return value
     except FileNotFoundError:
         raise ValueError(f"{path.parent}: not a run folder (no {path.name})") from None
     except (OSError, ValueError) as error:  # ValueError: no JSON, or no UTF-8
