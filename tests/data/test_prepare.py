@@ -183,7 +183,7 @@ def test_killed_and_restarted_gives_the_same_bytes(tmp_path):
     assert 0 < tokenizer.encoded < 0.9 * len(DOCUMENTS)
 
 
-STREAMED = {"stream": True, "limit_tokens": 15000, "shard_tokens": 50, "validation_tokens": 1000}
+STREAMED = {"stream": True, "limit_tokens": 15000, "shard_tokens": 500, "validation_tokens": 1000}
 
 
 @pytest.mark.parametrize("stop", [1, 20, 100])

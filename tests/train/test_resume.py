@@ -18,6 +18,7 @@ from deeploop.train.metrics import read_metrics
 from deeploop.train.progress import StopRequest
 
 LENGTH = ["--optim.steps", 60, "--checkpoint.every", 10, "--data.validate-every", 20]
+PATIENCE = 300  # seconds, for a machine with other work; a few are enough
 CLOCKS = ("seconds", "tokens_per_s", "mfu")
 
 
@@ -28,13 +29,24 @@ def uninterrupted(train_arguments, tmp_path_factory):
     return out
 
 
-def start(arguments):
-    command = [sys.executable, "-m", "deeploop", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start():
+    """Starts a command in a process of its own; whatever still runs after the test is killed."""
+    started = []
+
+    def run(arguments):
+        command = [sys.executable, "-m", "deeploop", *arguments]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def wait_for_checkpoint(process, folder):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while last_checkpoint(folder) is None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -54,13 +66,13 @@ def tensors(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
-    uninterrupted, train_arguments, tmp_path, number
+    start, uninterrupted, train_arguments, tmp_path, number
 ):
     out = tmp_path / "run"
     process = start(train_arguments(out, *LENGTH))
     wait_for_checkpoint(process, out)
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     reached = read_state(last_checkpoint(out))["step"]
     assert reached < 60, "the run ended before the signal came"
 
@@ -71,7 +83,7 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
         assert f"stopped at step {reached}; saved {last_checkpoint(out)}; continue with --resume" in stdout
 
     resumed = start(train_arguments(out, *LENGTH, "--resume"))
-    stdout, stderr = resumed.communicate(timeout=60)
+    stdout, stderr = resumed.communicate(timeout=PATIENCE)
     assert (resumed.returncode, stderr) == (0, "")
     assert "finished at step 60" in stdout
     assert repeatable(out) == repeatable(uninterrupted)

@@ -50,7 +50,7 @@ def runs(make_config, tmp_path_factory):
     worker = Path(__file__).with_name("two_ranks_worker.py")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*launch, str(worker), str(folder / "jobs.json")], capture_output=True, text=True, timeout=120
+        [*launch, str(worker), str(folder / "jobs.json")], capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stderr
     return SimpleNamespace(folder=folder, stderr=done.stderr)

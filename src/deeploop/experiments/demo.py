@@ -64,12 +64,12 @@ def cell(config: DemoConfig, method: str, rounds: int) -> TrainConfig:
             validation_sequences=128,
             validate_every=max(1, config.steps // 4),
         ),
-        # The rate rises by 1.5e-4 a step. Much slower ramps spare every exponent, faster ones spare none.
+        # The rate rises by 1.2e-4 a step. Much slower ramps spare every exponent, faster ones spare none.
         optim=replace(
             base.optim,
             steps=config.steps,
-            peak_lr=1.5e-2,
-            floor_lr=1.5e-3,
+            peak_lr=1.2e-2,
+            floor_lr=1.2e-3,
             warmup_steps=max(1, config.steps * 5 // 8),
         ),
         checkpoint=replace(base.checkpoint, every=config.steps, keep=1),
