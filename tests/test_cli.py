@@ -181,7 +181,7 @@ def test_a_run_prints_how_it_ended(train_arguments, tmp_path, capsys):
     assert captured.err == ""
     first, *_, last = captured.out.splitlines()
     assert first.startswith("step      0  validation ")
-    assert last.startswith("finished at step 6, validation loss ")
+    assert last.startswith("finished at step 6: ")
     assert last.endswith(f": {tmp_path / 'run'}")
 
 
