@@ -181,8 +181,7 @@ def test_a_run_prints_how_it_ended(train_arguments, tmp_path, capsys):
     assert captured.err == ""
     first, *_, last = captured.out.splitlines()
     assert first.startswith("step      0  validation ")
-    assert last.startswith("finished at step 6: ")
-    assert last.endswith(f": {tmp_path / 'run'}")
+    assert last.startswith(f"finished at step 6: {tmp_path / 'run'}, last validation ")
 
 
 def test_debugging_shows_where_an_error_came_from(monkeypatch):

@@ -39,9 +39,7 @@ def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: fl
             steps, values = series(read_metrics(curve.run, "validation"), "similarity")
             similarity.plot(steps, values, color=curve.colour, marker="o", ms=3, lw=1.6)
         loss.axhline(floor, color=INK, ls="--", lw=1)
-        loss.annotate(
-            "unigram floor", (1, floor), xycoords=("axes fraction", "data"), ha="right", va="bottom"
-        )
+        loss.annotate(" unigram floor", (0, floor), xycoords=("axes fraction", "data"), ha="left", va="top")
         loss.set_title(title)
         similarity.set_ylim(-0.05, 1.05)
         similarity.set_xlabel("step")
