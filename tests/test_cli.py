@@ -118,13 +118,13 @@ def test_a_batch_that_does_not_split_over_the_ranks(refused, train_arguments, tm
 
 def test_a_missing_corpus(refused, train_arguments, tmp_path):
     message = refused(train_arguments(tmp_path / "run", "--data.path", tmp_path / "none"))
-    assert message == f"{tmp_path / 'none'}: no such corpus; make it with `deeploop prepare`"
+    assert message == f"data.path={tmp_path / 'none'}: no such corpus; make it with `deeploop prepare`"
 
 
 def test_a_missing_shard(refused, train_arguments, tmp_path, damaged):
     (damaged / "train_000000.bin").unlink()
     message = refused(train_arguments(tmp_path / "run", "--data.path", damaged))
-    assert message == f"{damaged / 'train_000000.bin'}: missing shard"
+    assert message == f"data.path={damaged}: train_000000.bin: missing shard"
 
 
 @pytest.mark.parametrize("left", [100, 2000])
@@ -132,7 +132,7 @@ def test_a_truncated_shard(refused, train_arguments, tmp_path, damaged, left):
     shard = damaged / "train_000000.bin"
     shard.write_bytes(shard.read_bytes()[:left])
     message = refused(train_arguments(tmp_path / "run", "--data.path", damaged))
-    assert message.startswith(f"{shard}: truncated shard: {left} bytes")
+    assert message.startswith(f"data.path={damaged}: {shard.name}: truncated shard: {left} bytes")
 
 
 def test_a_wrong_vocabulary(refused, train_arguments, tmp_path, corpus):

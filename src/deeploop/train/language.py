@@ -44,7 +44,7 @@ class LanguageTask:
     def __init__(self, config: "TrainConfig", world: World) -> None:
         self.config, self.world = config, world
         self.micro_batch = micro_batch(config, world)
-        self.corpus = Corpus.open(config.data.path)
+        self.corpus = open_corpus(config.data.path)
         if self.corpus.vocabulary != config.model.vocabulary:
             raise ValueError(
                 f"model.vocabulary={config.model.vocabulary}: {config.data.path} holds "
@@ -125,6 +125,14 @@ class LanguageTask:
             f"validation {result['loss']:.4f}  unigram floor {result['floor']:.4f}  "
             f"token similarity {result['similarity']:.2f}  {result['verdict']}"
         )
+
+
+def open_corpus(path: Path) -> Corpus:
+    try:
+        return Corpus.open(path)
+    except ValueError as error:
+        what = str(error).removeprefix(str(path)).lstrip("/: ")  # the path is named once
+        raise ValueError(f"data.path={path}: {what}") from None
 
 
 def share_of_rank(windows: Tensor, world: World, filler: int) -> Tensor:
