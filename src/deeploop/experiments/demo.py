@@ -1,9 +1,9 @@
 """The demo: six tiny looped models on two CPU cores, and what the exponent decides.
 
 Pre-norm, DeepNorm (p = ¼) and DeepLoop (p = ½), each at R = 1 and at a looped depth, with the same seed,
-data and schedule. The ramp of the learning rate is steep on purpose: it stands where a search over ramps
-found that the smaller exponent mostly collapses to the unigram floor and the larger one trains
-(docs/results/demo). Nothing is fixed in advance: the table shows what happened.
+data and schedule. The ramp of the learning rate is steep on purpose: of those tried, it is one at which
+the smaller exponent collapses to the unigram floor more often than the larger (docs/results/demo has the
+counts, and how the ramp was picked). Nothing is fixed in advance: the table shows what happened.
 """
 
 from dataclasses import dataclass, replace
@@ -64,7 +64,7 @@ def cell(config: DemoConfig, method: str, rounds: int) -> TrainConfig:
             validation_sequences=128,
             validate_every=max(1, config.steps // 4),
         ),
-        # The rate rises by 1.2e-4 a step. Much slower ramps spare every exponent, faster ones spare none.
+        # The rate rises by 1.2e-4 a step, picked among a few: docs/results/demo.
         optim=replace(
             base.optim,
             steps=config.steps,
@@ -135,7 +135,7 @@ def verdict(config: DemoConfig, results: dict[tuple[str, int], dict[str, Any]]) 
         case "escaped", "escaped":
             return f"{start} both exponents train with this seed; the ramp spared p = 1/4 too."
         case "collapsed", "collapsed":
-            return f"{start} both exponents collapse with this seed; a slower ramp cures it."
+            return f"{start} both exponents collapse with this seed; a slower ramp is what to try."
         case "escaped", "collapsed":
             return (
                 f"{start} p = 1/4 trains and p = 1/2 collapses with this seed: not what the bound predicts."
