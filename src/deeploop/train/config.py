@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from deeploop.models.gpt import GPTConfig
 from deeploop.train.checkpoint import CheckpointConfig
+from deeploop.train.diagnosis import DiagnoseConfig
 from deeploop.train.distributed import DeviceConfig
 from deeploop.train.language import DataConfig
 from deeploop.train.metrics import LogConfig
@@ -41,6 +42,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:

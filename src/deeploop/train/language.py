@@ -15,6 +15,7 @@ from deeploop.diagnose.collapse import judge, unigram_floor
 from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token
 from deeploop.models.gpt import LoopedGPT
+from deeploop.train.diagnosis import diagnose
 from deeploop.train.distributed import World, arithmetic
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ class LanguageTask:
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
-        return LoopedGPT(self.config.model, seed=self.config.seed)
+        model = LoopedGPT(self.config.model, seed=self.config.seed)
+        self.config.diagnose.check(model)
+        return model
 
     def stamp(self) -> dict[str, str]:
         """What a run folder says of its task."""
@@ -118,6 +121,11 @@ class LanguageTask:
             "similarity": similarity,
             "verdict": judge(loss, self.floor, similarity),
         }
+
+    def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """κ_R and its company, on the first validation sequences of this rank."""
+        assert isinstance(model, LoopedGPT)
+        return diagnose(model, optimizer, self.validation, self.config.diagnose)
 
     def describe(self, result: dict[str, Any]) -> str:
         """An evaluation in one line."""

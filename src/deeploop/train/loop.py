@@ -81,6 +81,7 @@ def _loop(run: Run, stop: StopRequest) -> str:
     config = run.config
     if run.step == 0:
         _validate(run)
+        _diagnose(run)
     elif run.step >= config.optim.steps:
         run.display.say(f"{config.out} already finished its {config.optim.steps} steps")
     while run.step < config.optim.steps:
@@ -97,6 +98,8 @@ def _loop(run: Run, stop: StopRequest) -> str:
         collapsed = False
         if last or (run.step % config.data.validate_every == 0 and not stopping):
             collapsed = _validate(run) and config.guard.stop
+        if config.diagnose.every and (last or run.step % config.diagnose.every == 0):
+            _diagnose(run)
         if last or stopping or collapsed or run.step % config.checkpoint.every == 0:
             saved = _save(run)
         if stopping:
@@ -222,6 +225,26 @@ def _validate(run: Run) -> bool:
         run.log("collapse", {"advice": advice, **result})
         run.display.say(advice)
     return collapsed
+
+
+def _diagnose(run: Run) -> None:
+    """Measures the loop on the main rank alone: replicas are the same, and nothing here talks to a rank."""
+    config = run.config.diagnose
+    if not config.every or not run.world.is_main:
+        return
+    if run.config.device.parallel == "fsdp" and run.world.size > 1:
+        if run.step == 0:
+            run.display.say(
+                "diagnose: κ_R is not recorded under FSDP, a sharded parameter has no alias a visit; "
+                f"run `deeploop diagnose {run.config.out}` on its checkpoints"
+            )
+        return
+    record = run.task.diagnose(unwrap(run.model), run.optimizer)
+    run.log("diagnose", record)
+    run.display.say(
+        f"step {run.step:>6}  κ_R {record['kappa']:.2f} of at most {record['rounds']} "
+        f"({record['updates']} updates)  {record['seconds']:.1f} s"
+    )
 
 
 def _collapse_advice(config: TrainConfig) -> str:

@@ -1,0 +1,108 @@
+"""Audits of a looped model: are its blocks tied, is α right for its depth, are its matrices drawn with β.
+
+Public code has shipped both a loop whose copies were silently untied and an α of another depth. Each
+function returns findings; `problems` picks those that are wrong.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from deeploop.nn.residual import ScaledResidual
+from deeploop.theory import ScalingRule
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    expected: str
+    found: str
+    right: bool
+
+    def __str__(self) -> str:
+        mark = "ok   " if self.right else "WRONG"
+        return f"{mark} {self.what}: {self.found}" + ("" if self.right else f", must be {self.expected}")
+
+
+def problems(findings: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if not finding.right]
+
+
+def audit_tying(rounds: Sequence[Sequence[nn.Module]]) -> list[Finding]:
+    """`rounds[r][k]` is what round r applies as block k: the same memory in every round, or an untied copy.
+
+    A copy with equal values is no tie: the next step moves it by itself.
+    """
+    findings = []
+    for k, blocks in enumerate(zip(*rounds, strict=True)):
+        first = _memory(blocks[0])
+        for r, block in enumerate(blocks[1:], start=2):
+            shared = _memory(block) == first
+            equal = shared or _equal(blocks[0], block)
+            found = "the same memory" if shared else "a copy with equal values" if equal else "other values"
+            findings.append(Finding(f"block {k}, round {r}", "the memory of round 1", found, shared))
+    return findings
+
+
+def count_visits(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> dict[str, int]:
+    """How often each module is called while `run` calls the model once."""
+    visits: Counter[str] = Counter()
+    with ExitStack() as stack, torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for name, module in modules.items():
+            hook = module.register_forward_pre_hook(lambda *_, name=name: visits.update([name]))
+            stack.callback(hook.remove)
+        run()
+    return {name: visits[name] for name in modules}
+
+
+def audit_alpha(
+    model: nn.Module, rule: ScalingRule, run: Callable[[], object], *, trained_rounds: int | None = None
+) -> list[Finding]:
+    """α of every residual against the rule at the depth that is really run: visits are counted, not believed.
+
+    N is half the residual sublayers' visits. `trained_rounds` judges α by the depth of training instead,
+    where it is kept at test time.
+    """
+    residuals = {n: m for n, m in model.named_modules() if isinstance(m, ScaledResidual)}
+    visits = count_visits(residuals, run)
+    M = len(residuals) * trained_rounds if trained_rounds else sum(visits.values())
+    alpha = rule.alpha(max(1, M // 2))
+    return [
+        Finding(
+            f"α of {name} ({visits[name]} visits)",
+            f"{alpha:.6g} = {rule.c}·N^p at N={M // 2}, p={rule.p:g}",
+            f"{module.alpha:.6g}",
+            math.isclose(module.alpha, alpha, rel_tol=1e-6),
+        )
+        for name, module in residuals.items()
+    ]
+
+
+def audit_beta(matrices: Mapping[str, tuple[Tensor, float]], *, sigmas: float = 5.0) -> list[Finding]:
+    """The standard deviation of each fresh matrix against the one it should be drawn at.
+
+    n draws estimate it to 1/√(2n) of its value; `sigmas` of that is let pass.
+    """
+    findings = []
+    for name, (matrix, std) in matrices.items():
+        found = float(matrix.detach().double().std())
+        room = sigmas * std / math.sqrt(2 * matrix.numel())
+        right = abs(found - std) <= room
+        findings.append(Finding(f"std of {name}", f"{std:.4g} ± {room:.1g}", f"{found:.4g}", right))
+    return findings
+
+
+def _memory(module: nn.Module) -> list[int]:
+    return [parameter.data_ptr() for parameter in module.parameters()]
+
+
+def _equal(a: nn.Module, b: nn.Module) -> bool:
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return all(x.shape == y.shape and bool((x == y).all()) for x, y in pairs)

@@ -1,0 +1,121 @@
+"""All that is measured of a looped model, in one go: the record that `deeploop diagnose` and training share.
+
+record = examine(model, tokens, targets, state=AdamState(…))
+record["kappa"], record["sublayers"]["blocks.0.mlp"]["update_cosines"], …
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deeploop.diagnose.alignment import Alignment, adam_updates, constants, kappa, kappas, summarise
+from deeploop.diagnose.collapse import token_similarity
+from deeploop.diagnose.perturbation import AdamState, step_effect
+from deeploop.diagnose.sensitivity import sensitivity
+from deeploop.diagnose.stream import branch_visits
+from deeploop.diagnose.visit_grads import Sublayer, probing, residual_sublayers, visit_gradients
+from deeploop.models.gpt import LoopedGPT
+from deeploop.theory import single_loop, tied_bound
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How closely to look; the defaults settle the norms to about one part in a hundred."""
+
+    iterations: int = 20
+    tolerance: float = 1e-2
+    samples: int = 4
+
+
+def pick_sublayers(model: nn.Module, names: Sequence[str] = ()) -> list[Sublayer]:
+    """The sublayers of those names; without names both of the first and of the last block."""
+    found = {sublayer.name: sublayer for sublayer in residual_sublayers(model)}
+    if not names:
+        names = [*dict.fromkeys([*found][:2] + [*found][-2:])]
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise ValueError(f"sublayer {unknown[0]!r}: the model has {', '.join(found)}")
+    return [found[name] for name in names]
+
+
+def examine(
+    model: LoopedGPT,
+    tokens: Tensor,
+    targets: Tensor,
+    *,
+    sublayers: Sequence[str] = (),
+    state: AdamState | None = None,
+    effort: Effort | None = None,
+    progress: Callable[[str], object] = lambda name: None,
+) -> dict[str, Any]:
+    """Alignment, stream and step of `model` on one probe of tokens (B, T), as plain values.
+
+    `kappa` is that of the effective updates where the optimizer's state is given, and of the raw gradients
+    (`kappa_raw`) where it is not. F is the output after the final norm.
+    """
+    effort = effort or Effort()
+    was_training = model.training
+    model.eval()
+
+    def output() -> Tensor:
+        states: Tensor = model(tokens).states
+        return states
+
+    def loss() -> Tensor:
+        mean: Tensor = model(tokens, targets).loss / targets.numel()
+        return mean
+
+    precondition = None
+    if state is not None:
+        precondition = adam_updates(state.exp_avg_sq, step=state.step, beta2=state.betas[1], eps=state.eps)
+    raw, effective = [], []
+    for sublayer in pick_sublayers(model, sublayers):
+        progress(sublayer.name)
+        gradients = visit_gradients([sublayer], loss)[sublayer.name]
+        reading = sensitivity(sublayer, output, **asdict(effort))
+        raw.append(summarise(sublayer.name, gradients, reading))
+        if precondition is not None:
+            effective.append(summarise(sublayer.name, precondition(sublayer, gradients), reading))
+    alignments = effective or raw
+    with torch.no_grad(), probing():
+        similarity = token_similarity(output())
+    record: dict[str, Any] = {
+        "rounds": model.rounds,
+        "tokens": tokens.numel(),
+        "updates": "effective" if effective else "raw",
+        "kappa": kappa(alignments),
+        "kappa_raw": kappa(raw),
+        "kappas": kappas(alignments),
+        "similarity": similarity,
+        "sublayers": {one.name: one.as_dict() for one in alignments},
+        "raw": {one.name: {"update_norms": one.update_norms, "own_kappa": one.own_kappa} for one in raw},
+        "stream": {v.name: _without_name(asdict(v)) for v in branch_visits(model, output)},
+    }
+    if state is not None:
+        progress("step")
+        effect = step_effect(residual_sublayers(model), output, state)
+        record["step_effect"] = asdict(effect) | bounds(model, alignments, state.lr, effect.output_norm)
+    model.train(was_training)
+    return record
+
+
+def bounds(
+    model: LoopedGPT, alignments: Sequence[Alignment], lr: float, output_norm: float
+) -> dict[str, float | None]:
+    """The paper's bound on ‖ΔF‖/‖F‖ with the constants measured, and bare: M κ_R (β/α)².
+
+    It is stated for the update η Σ G without momentum and weight decay.
+    """
+    u, g = constants(alignments)
+    schedule = single_loop(len(model.blocks), model.rounds)
+    M, rule = schedule.M_g, model.config.rule
+    measured = lr * M * kappa(alignments) * u * g / output_norm
+    bare = tied_bound(schedule, rule, kappa(alignments)).value if rule else None
+    return {"bound": measured, "bound_bare": bare}
+
+
+def _without_name(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != "name"}

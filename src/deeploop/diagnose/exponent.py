@@ -1,0 +1,89 @@
+"""γ of κ_R ~ R^γ, and the exponent that it asks for: p ≥ (1 + γ)/4, Prop. (exponent-threshold)."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, linear_regression, stdev
+
+from deeploop.theory import exponent_threshold
+
+# 97.5% points of Student's t for 1, 2, … degrees of freedom; 1.96 beyond the table.
+STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+@dataclass(frozen=True)
+class Point:
+    """κ at one number of rounds; `series` names what was held fixed (a seed, a sublayer)."""
+
+    rounds: int
+    kappa: float
+    series: str = ""
+
+
+@dataclass(frozen=True)
+class GammaFit:
+    """The slope of log κ against log R over all series, and its 95% interval.
+
+    Few values of R leave few degrees of freedom, so the interval comes from the spread between the series
+    (seeds and sublayers); one series alone has none.
+    """
+
+    gamma: float
+    low: float
+    high: float
+    slopes: dict[str, float]
+
+    @property
+    def p(self) -> float:
+        """The least exponent that keeps the bound finite as R grows at fixed K."""
+        return exponent_threshold(min(1.0, max(0.0, self.gamma)))
+
+    @property
+    def p_range(self) -> tuple[float, float]:
+        low, high = (exponent_threshold(min(1.0, max(0.0, g))) for g in (self.low, self.high))
+        return low, high
+
+
+def fit_gamma(points: Iterable[Point]) -> GammaFit:
+    """One slope a series, then their mean."""
+    series: dict[str, list[Point]] = defaultdict(list)
+    for point in points:
+        if point.kappa > 0:
+            series[point.series].append(point)
+    slopes = {name: _slope(own) for name, own in series.items() if len({p.rounds for p in own}) > 1}
+    if not slopes:
+        raise ValueError("γ needs κ_R above 0 at two or more numbers of rounds of the same model family")
+    values = [*slopes.values()]
+    gamma = fmean(values)
+    spread = _half_width(values)
+    return GammaFit(gamma, gamma - spread, gamma + spread, slopes)
+
+
+def verdict(fit: GammaFit, *, margin: float = 0.02) -> str:
+    """Which of the two rules the measured growth calls for, in words."""
+    low, high = fit.p_range
+    asked = f"κ_R grows as R^{fit.gamma:.2f}, which asks for p ≥ {fit.p:.2f}"
+    asked += f" ({low:.2f} to {high:.2f})" if math.isfinite(fit.low) else " (one series: no interval)"
+    upper = high if math.isfinite(fit.high) else fit.p
+    if upper <= 0.25 + margin:
+        return f"{asked}: DeepNorm's ¼ is safe by the bound, DeepLoop's ½ is slack by {0.5 - fit.p:.2f}."
+    if fit.p <= 0.25 + margin:
+        return f"{asked}: ¼ is at the edge, ½ is safe and slack by {0.5 - fit.p:.2f}."
+    return f"{asked}: DeepNorm's ¼ falls short by {fit.p - 0.25:.2f}, DeepLoop's ½ is safe" + (
+        f" and slack by {0.5 - fit.p:.2f}." if fit.p < 0.5 - margin else ", with nothing to spare."
+    )
+
+
+def _slope(points: Sequence[Point]) -> float:
+    x = [math.log(point.rounds) for point in points]
+    y = [math.log(point.kappa) for point in points]
+    return linear_regression(x, y).slope
+
+
+def _half_width(values: Sequence[float]) -> float:
+    n = len(values)
+    if n < 2:
+        return math.inf
+    t = STUDENT[n - 2] if n - 2 < len(STUDENT) else 1.96
+    return t * stdev(values) / math.sqrt(n)

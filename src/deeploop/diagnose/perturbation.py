@@ -1,0 +1,96 @@
+"""What a real optimizer step does to the output, beside its first-order prediction.
+
+Adam's last step can be undone exactly from its state, so the comparison needs nothing but a checkpoint:
+F(θ) against F(θ − δ), where δ moved the matrices of all residual branches and nothing else.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deeploop.diagnose.visit_grads import Sublayer, Values, probing, separate_visits
+
+
+@dataclass(frozen=True)
+class AdamState:
+    """AdamW after `step` steps, and the settings its last step was taken with. Moments by parameter name."""
+
+    exp_avg: Mapping[str, Tensor]
+    exp_avg_sq: Mapping[str, Tensor]
+    step: int
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+
+    def before_last_step(self, name: str, value: Tensor) -> Tensor:
+        """p ← p(1 − lr·wd) − lr·m̂/(√v̂ + ε), solved for the old p."""
+        if name not in self.exp_avg:
+            raise ValueError(f"{name}: the optimizer's state holds no moments of it")
+        m = self.exp_avg[name].to(value) / (1 - self.betas[0] ** self.step)
+        v = self.exp_avg_sq[name].to(value) / (1 - self.betas[1] ** self.step)
+        return (value + self.lr * m / (v.sqrt() + self.eps)) / (1 - self.lr * self.weight_decay)
+
+
+@dataclass(frozen=True)
+class StepEffect:
+    """‖ΔF‖ / ‖F‖ of a step, and how far it moved each sublayer."""
+
+    measured: float
+    first_order: float
+    error: float  # ‖ΔF − first order‖ / ‖ΔF‖: what the linear theory leaves out
+    output_norm: float  # ‖F‖
+    update_norms: dict[str, float]  # ‖δ_j‖
+    update_to_weight: dict[str, float]  # ‖δ_j‖ / ‖φ_j‖
+
+
+def step_effect(sublayers: Sequence[Sublayer], output: Callable[[], Tensor], state: AdamState) -> StepEffect:
+    """Compares the output before and after the last step of these sublayers' matrices."""
+    after = {sublayer.name: tuple(v.detach() for v in sublayer.values()) for sublayer in sublayers}
+    before = {s.name: _undone(s, state) for s in sublayers}
+    step = {name: tuple(a - b for a, b in zip(after[name], before[name], strict=True)) for name in after}
+    old, linear = _output_and_product(sublayers, output, before, step)
+    with torch.no_grad(), separate_visits(sublayers, lambda s, _: after[s.name]):
+        change = output() - old
+    norms = {name: _norm(values) for name, values in step.items()}
+    size = float(old.norm())
+    return StepEffect(
+        measured=float(change.norm()) / size,
+        first_order=float(linear.norm()) / size,
+        error=float((change - linear).norm() / change.norm().clamp(min=1e-30)),
+        output_norm=size,
+        update_norms=norms,
+        update_to_weight={name: norm / _norm(before[name]) for name, norm in norms.items()},
+    )
+
+
+def _undone(sublayer: Sublayer, state: AdamState) -> Values:
+    return tuple(
+        state.before_last_step(f"{sublayer.name}.{name}", value.detach())
+        for name, value in zip(sublayer.parameters, sublayer.values(), strict=True)
+    )
+
+
+def _output_and_product(
+    sublayers: Sequence[Sublayer],
+    output: Callable[[], Tensor],
+    at: Mapping[str, Values],
+    direction: Mapping[str, Values],
+) -> tuple[Tensor, Tensor]:
+    """F, and Σ_j (Σ_r U_{r,j}) δ_j: the transpose's transpose, as in `sensitivity.OutputMap`."""
+    leaves = {name: tuple(v.requires_grad_() for v in values) for name, values in at.items()}
+    with separate_visits(sublayers, lambda s, _: leaves[s.name]):
+        value = output()
+    w = torch.zeros_like(value, requires_grad=True)
+    flat_leaves = [leaf for s in sublayers for leaf in leaves[s.name]]
+    tangents = [d for s in sublayers for d in direction[s.name]]
+    with probing():
+        rows = torch.autograd.grad(value, flat_leaves, w, create_graph=True, materialize_grads=True)
+        (product,) = torch.autograd.grad(rows, w, tangents, materialize_grads=True)
+    return value.detach(), product
+
+
+def _norm(values: Values) -> float:
+    return float(torch.stack([value.detach().norm() for value in values]).norm())

@@ -1,0 +1,180 @@
+"""One gradient a visit: every call of a shared sublayer gets its own alias of the shared parameters.
+
+Autograd adds the contributions of all visits up before anybody can look at them. Here visit r reads an
+alias of the parameters (the same memory, another leaf), so a single backward pass yields G_{r,j} for each
+round r and sublayer j, with later states free to move; their sum over r is the gradient of the parameter.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from deeploop.nn.init import BRANCH
+from deeploop.nn.residual import ScaledResidual
+
+Values = tuple[Tensor, ...]  # what stands in for a sublayer's parameters, in their order
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """A module that is visited in every round, and those of its parameters that are looked at."""
+
+    name: str
+    module: nn.Module
+    parameters: tuple[str, ...]
+
+    @classmethod
+    def of(cls, name: str, module: nn.Module) -> "Sublayer":
+        """Any module, with all of its matrices; gains and biases are left out, the rule scales none."""
+        matrices = tuple(key for key, parameter in module.named_parameters() if parameter.ndim > 1)
+        if not matrices:
+            raise ValueError(f"sublayer {name!r}: the module has no matrices")
+        return cls(name, module, matrices)
+
+    def values(self) -> Values:
+        return tuple(self.module.get_parameter(name) for name in self.parameters)
+
+
+def residual_sublayers(model: nn.Module) -> list[Sublayer]:
+    """The residual sublayers j of a model of this package, each with the matrices that β scales."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, ScaledResidual):
+            scaled = [key for key, _ in module.named_parameters() if key.split(".")[-2] in BRANCH]
+            found.append(Sublayer(name, module, tuple(scaled)))
+    if not found:
+        raise ValueError("the model has no residual sublayers of deeploop.nn; name its blocks yourself")
+    return found
+
+
+def flat(values: Sequence[Tensor]) -> Tensor:
+    """All of a sublayer's numbers as one vector (P,): its Frobenius norm is the vector's."""
+    return torch.cat([value.reshape(-1) for value in values])
+
+
+def unflat(vector: Tensor, like: Sequence[Tensor]) -> Values:
+    pieces = torch.split(vector, [value.numel() for value in like])
+    return tuple(piece.view_as(value) for piece, value in zip(pieces, like, strict=True))
+
+
+@contextmanager
+def separate_visits(
+    sublayers: Sequence[Sublayer], supply: Callable[[Sublayer, int], Values | None]
+) -> Iterator[None]:
+    """Inside, call number n (from 0) of a sublayer computes with `supply(sublayer, n)` for its parameters.
+
+    None leaves the call as it is.
+    """
+    with ExitStack() as stack, probing():
+        for sublayer in sublayers:
+            stack.enter_context(_swapped_at_each_call(sublayer, supply))
+        yield
+
+
+@contextmanager
+def _swapped_at_each_call(
+    sublayer: Sublayer, supply: Callable[[Sublayer, int], Values | None]
+) -> Iterator[None]:
+    owners = [sublayer.module.get_submodule(name.rpartition(".")[0]) for name in sublayer.parameters]
+    keys = [name.rpartition(".")[2] for name in sublayer.parameters]
+    originals = [sublayer.module.get_parameter(name) for name in sublayer.parameters]
+    calls = count()
+
+    def enter(*_: Any) -> None:
+        values = supply(sublayer, next(calls))
+        if values is not None:
+            for owner, key, value in zip(owners, keys, values, strict=True):
+                del owner._parameters[key]
+                setattr(owner, key, value)
+
+    def leave(*_: Any) -> None:
+        for owner, key, original in zip(owners, keys, originals, strict=True):
+            if key not in owner._parameters:
+                delattr(owner, key)
+                owner.register_parameter(key, original)
+
+    handles = [
+        sublayer.module.register_forward_pre_hook(enter),
+        sublayer.module.register_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def probing() -> Iterator[None]:
+    """Arithmetic that can be differentiated twice: eager, attention by plain products, fp32 in full."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # TF32's rounding is as large as a step's effect
+    try:
+        with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+class Aliases:
+    """Fresh leaves for every visit, over the same memory; kept so that they can be differentiated by.
+
+    A call outside the graph (under `no_grad`, beyond a gradient horizon) is no visit: nothing comes back
+    from it.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[Values]] = {}
+
+    def __call__(self, sublayer: Sublayer, call: int) -> Values | None:
+        if not torch.is_grad_enabled():
+            return None
+        leaves = tuple(value.detach().requires_grad_() for value in sublayer.values())
+        self.of.setdefault(sublayer.name, []).append(leaves)
+        return leaves
+
+    def gradients(
+        self, of: Tensor, cotangent: Tensor | None = None, *, keep: bool = False, create_graph: bool = False
+    ) -> dict[str, list[Values]]:
+        """What comes back to each visit's leaves in one backward pass; `keep` leaves the graph for more."""
+        leaves = [leaf for visits in self.of.values() for visit in visits for leaf in visit]
+        rest = iter(
+            torch.autograd.grad(
+                of,
+                leaves,
+                cotangent,
+                retain_graph=keep or create_graph,
+                create_graph=create_graph,
+                materialize_grads=True,
+            )
+        )
+        return {
+            name: [tuple(next(rest) for _ in visit) for visit in visits] for name, visits in self.of.items()
+        }
+
+
+def linearise(sublayers: Sequence[Sublayer], compute: Callable[[], Tensor]) -> tuple[Tensor, Aliases]:
+    """What `compute` returns, as a function of every visit's own alias."""
+    aliases = Aliases()
+    with separate_visits(sublayers, aliases):
+        value = compute()
+    for sublayer in sublayers:
+        if sublayer.name not in aliases.of:
+            raise ValueError(f"sublayer {sublayer.name!r}: was never visited with gradients on")
+    return value, aliases
+
+
+def visit_gradients(sublayers: Sequence[Sublayer], loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """G_{r,j} for each sublayer j, as rows of (R, P), of the scalar that `loss` computes.
+
+    Memory grows with the sublayers given: probe a large model a few at a time. Σ_r is the parameter's
+    gradient, so call it where that would be taken: outside autocast, before clipping.
+    """
+    value, aliases = linearise(sublayers, loss)
+    return {name: torch.stack([*map(flat, visits)]) for name, visits in aliases.gradients(value).items()}

@@ -1,0 +1,81 @@
+"""The diagnosis in training: κ_R, stream and step sizes every so many steps, on a fixed probe."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deeploop.diagnose.examine import Effort, examine, pick_sublayers
+from deeploop.diagnose.perturbation import AdamState
+from deeploop.models.gpt import LoopedGPT
+
+
+@dataclass(frozen=True)
+class DiagnoseConfig:
+    """What is measured of the loop itself while it trains: see docs/alignment.md."""
+
+    every: int = 0
+    """Steps between two diagnoses (also before the first step and after the last); 0 is off, 500 is cheap."""
+    sequences: int = 1
+    """Sequences of the probe, the first of the validation set."""
+    tokens: int = 0
+    """Tokens of each sequence that are read; 0 reads them all."""
+    sublayers: tuple[str, ...] = ()
+    """Sublayers whose visits are compared, such as blocks.0.mlp; unset: both of the first and last block."""
+    iterations: int = 5
+    """Iterations towards an operator norm, at most."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 0), ("sequences", 1), ("tokens", 0), ("iterations", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"diagnose.{name}={getattr(self, name)}: must be {least} or more")
+
+    def check(self, model: nn.Module) -> None:
+        """A misspelt sublayer is an error before training, not at the first diagnosis."""
+        if self.every:
+            try:
+                pick_sublayers(model, self.sublayers)
+            except ValueError as error:
+                raise ValueError(f"diagnose.sublayers: {error}") from None
+
+
+def diagnose(
+    model: LoopedGPT,
+    optimizer: torch.optim.Optimizer,
+    probe: tuple[Tensor, Tensor],
+    config: DiagnoseConfig,
+) -> dict[str, Any]:
+    """One record for the metrics; model, optimizer and random generators are left as they were."""
+    began = time.perf_counter()
+    device = next(model.parameters()).device
+    cut = slice(None, config.tokens or None)
+    tokens, targets = (part[: config.sequences, cut].to(device) for part in probe)
+    record = examine(
+        model,
+        tokens,
+        targets,
+        sublayers=config.sublayers,
+        state=adam_state(model, optimizer),
+        effort=Effort(iterations=config.iterations),
+    )
+    return record | {"seconds": time.perf_counter() - began}
+
+
+def adam_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState | None:
+    """What AdamW knows of the blocks' matrices after its last step; None before the first."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    matrices = optimizer.param_groups[0]  # make_optimizer puts them first
+    own = {names[parameter]: optimizer.state[parameter] for parameter in matrices["params"]}
+    if not all(own.values()):
+        return None
+    return AdamState(
+        exp_avg={name: state["exp_avg"] for name, state in own.items()},
+        exp_avg_sq={name: state["exp_avg_sq"] for name, state in own.items()},
+        step=int(next(iter(own.values()))["step"]),
+        lr=matrices["lr"],
+        betas=matrices["betas"],
+        eps=matrices["eps"],
+        weight_decay=matrices["weight_decay"],
+    )
