@@ -77,7 +77,7 @@ def audit_alpha(
     return [
         Finding(
             f"α of {name} ({visits[name]} visits)",
-            f"{alpha:.6g} = {rule.c}·N^p at N={M // 2}, p={rule.p:g}",
+            f"{alpha:.6g}, which is ({float(rule.c):g}·{M // 2})^{float(rule.p):g}",
             f"{module.alpha:.6g}",
             math.isclose(module.alpha, alpha, rel_tol=1e-6),
         )
