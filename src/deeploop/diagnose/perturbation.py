@@ -4,7 +4,8 @@ Adam's last step can be undone exactly from its state, so the comparison needs n
 F(θ) against F(θ − δ), where δ moved the matrices of all residual branches and nothing else.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -51,9 +52,10 @@ def step_effect(sublayers: Sequence[Sublayer], output: Callable[[], Tensor], sta
     after = {sublayer.name: tuple(v.detach() for v in sublayer.values()) for sublayer in sublayers}
     before = {s.name: _undone(s, state) for s in sublayers}
     step = {name: tuple(a - b for a, b in zip(after[name], before[name], strict=True)) for name in after}
-    old, linear = _output_and_product(sublayers, output, before, step)
-    with torch.no_grad(), separate_visits(sublayers, lambda s, _: after[s.name]):
-        change = output() - old
+    with _full_fp32():
+        old, linear = _output_and_product(sublayers, output, before, step)
+        with torch.no_grad(), separate_visits(sublayers, lambda s, _: after[s.name]):
+            change = output() - old
     norms = {name: _norm(values) for name, values in step.items()}
     size = float(old.norm())
     return StepEffect(
@@ -90,6 +92,17 @@ def _output_and_product(
         rows = torch.autograd.grad(value, flat_leaves, w, create_graph=True, materialize_grads=True)
         (product,) = torch.autograd.grad(rows, w, tangents, materialize_grads=True)
     return value.detach(), product
+
+
+@contextmanager
+def _full_fp32() -> Iterator[None]:
+    """TF32's rounding is as large as the effect of a step."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def _norm(values: Values) -> float:

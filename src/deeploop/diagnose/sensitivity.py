@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deeploop.diagnose.visit_grads import Sublayer, flat, linearise, probing, unflat
+from deeploop.diagnose.visit_grads import Sublayer, linearise, probing
 
-ROUNDING = 1e-6
-TIED = None  # in place of a visit's number: the perturbation is read at every visit
+TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -41,78 +40,101 @@ class Sensitivity:
 
 
 class OutputMap:
-    """The linearised output as a function of one sublayer's parameters, at each visit by itself.
+    """The linearised output as a function of one sublayer's parameters, in R + 1 lanes.
 
-    `output` runs the model once. Uᵀw is a backward pass through the graph that is kept, and gives all visits
-    at once. It is linear in w, so differentiating it by w gives its own transpose, U: the forward-mode
-    product without forward mode, which torch makes several times slower and knows fewer operators of.
+    Lane r reads a perturbation at visit r only, the last lane at all of them: the tied map. `output` runs the
+    model once. Uᵀw is a backward pass through the graph that is kept; it is linear in w, so differentiating
+    it by w gives its own transpose, U: the forward-mode product without forward mode, which torch makes
+    several times slower. All lanes go through the graph together.
     """
 
     def __init__(self, sublayer: Sublayer, output: Callable[[], Tensor]) -> None:
-        self._name = sublayer.name
-        self.value, self._aliases = linearise([sublayer], output)
+        self._like = sublayer.values()
+        self.value, aliases = linearise([sublayer], output)
+        self._leaves = [leaf for visit in aliases.of[sublayer.name] for leaf in visit]
+        self.visits = len(aliases.of[sublayer.name])
         self._w = torch.zeros_like(self.value, requires_grad=True)
         with probing():
-            back = self._aliases.gradients(self.value, self._w, create_graph=True)
-        self._rows = back[self._name]  # Uᵀw of each visit, at w = 0
-        self.visits = len(self._rows)
+            self._back = torch.autograd.grad(
+                self.value, self._leaves, self._w, create_graph=True, materialize_grads=True
+            )
 
-    def transpose(self, cotangent: Tensor) -> Tensor:
-        """U_rᵀ of an output-shaped cotangent, a row for each visit: (R, P)."""
-        back = self._aliases.gradients(self.value, cotangent, keep=True)
-        return torch.stack([*map(flat, back[self._name])])
+    def rows(self, w: Tensor) -> Tensor:
+        """U_rᵀ of S output-shaped cotangents, for every visit: (S, R, P)."""
+        back = torch.autograd.grad(
+            self.value, self._leaves, w, retain_graph=True, is_grads_batched=True, allow_unused=True
+        )
+        parts = [
+            w.new_zeros(len(w), leaf.numel()) if part is None else part.flatten(1)
+            for part, leaf in zip(back, self._leaves, strict=True)
+        ]
+        return torch.cat(parts, dim=1).view(len(w), self.visits, -1)
 
-    def push(self, tangent: Tensor, visit: int | None) -> Tensor:
-        """U_r of a perturbation (P,) that is read at one visit only, or at all of them (TIED)."""
-        reading = self._rows if visit is TIED else [self._rows[visit]]
-        rows = [value for row in reading for value in row]
-        pieces = unflat(tangent, reading[0]) * len(reading)
-        linear = [(row, piece) for row, piece in zip(rows, pieces, strict=True) if row.requires_grad]
-        if not linear:  # the output does not depend on this visit
-            return torch.zeros_like(self.value)
-        outs, tangents = zip(*linear, strict=True)
-        (result,) = torch.autograd.grad(outs, self._w, tangents, retain_graph=True, materialize_grads=True)
-        return result
+    def transpose(self, w: Tensor) -> Tensor:
+        """Each lane's Uᵀ of its own cotangent: (R + 1, …) → (R + 1, P)."""
+        rows = self.rows(w)
+        own = rows[:-1].diagonal(dim1=0, dim2=1).T
+        return torch.cat([own, rows[-1:].sum(1)])
+
+    def push(self, v: Tensor) -> Tensor:
+        """Each lane's U of its own perturbation: (R + 1, P) → (R + 1, …)."""
+        read = torch.zeros(len(v), self.visits, v.shape[1], dtype=v.dtype, device=v.device)
+        read[:-1].diagonal(dim1=0, dim2=1).copy_(v[:-1].T)
+        read[-1] = v[-1]
+        pieces = torch.split(read, [value.numel() for value in self._like], dim=2)
+        tangents = [
+            piece[:, r].reshape(-1, *value.shape)
+            for r in range(self.visits)
+            for piece, value in zip(pieces, self._like, strict=True)
+        ]
+        # A visit that the output does not depend on has a gradient of zeros, without a graph.
+        linear = [(b, t) for b, t in zip(self._back, tangents, strict=True) if b.requires_grad]
+        outs, tangents = map(list, zip(*linear, strict=True))
+        (pushed,) = torch.autograd.grad(outs, self._w, tangents, retain_graph=True, is_grads_batched=True)
+        return pushed
 
 
-def operator_norm(
-    linear: OutputMap, visit: int | None, start: Tensor, *, iterations: int, tolerance: float
-) -> OperatorNorm:
-    """‖U_r‖, or ‖Σ U_r‖ for TIED, from `start` (P,).
+def operator_norms(
+    linear: OutputMap, start: Tensor, *, iterations: int, tolerance: float
+) -> list[OperatorNorm]:
+    """The norm of every lane's map, from starting perturbations (R + 1, P).
 
-    Golub-Kahan: power iteration that keeps what it has seen, as a small bidiagonal matrix whose largest
-    singular value is the best one in the space spanned so far.
+    Golub-Kahan: power iteration that keeps what it has seen, as a small bidiagonal matrix (a on the
+    diagonal, b above it) whose largest singular value is the best one in the space spanned so far.
     """
-    value, change, index = 0.0, 1.0, 0
-    diagonal: list[float] = []
-    above: list[float] = []
-    v, b = start, float(start.norm())
-    u = torch.zeros_like(linear.value)
+    a: list[Tensor] = []
+    b: list[Tensor] = []
+    value = torch.zeros(len(start), dtype=torch.float64)
+    v, u = _unit(start)[0], torch.zeros_like(linear.value)
     for index in range(1, iterations + 1):
-        if b <= value * ROUNDING:  # nothing is left outside the space: the value is exact
-            change = 0.0
+        pushed = linear.push(v)
+        u, length = _unit(pushed - _each(b[-1], u) if b else pushed)
+        a.append(length)
+        before, value = value, _largest(a, b)
+        change = (value - before).abs() / value.clamp(min=TINY)
+        if float(change.max()) < tolerance or index == iterations:
             break
-        v = v / b
-        u = linear.push(v, visit) - b * u if diagonal else linear.push(v, visit)
-        a = float(u.norm())
-        above += [b] if diagonal else []
-        diagonal += [a]
-        before, value = value, _largest(diagonal, above)
-        change = abs(value - before) / value if value else 0.0
-        if a <= value * ROUNDING or change < tolerance or index == iterations:
-            break
-        u = u / a
-        rows = linear.transpose(u)
-        v = (rows.sum(0) if visit is TIED else rows[visit]) - a * v
-        b = float(v.norm())
-    return OperatorNorm(value, index, change)
+        v, length = _unit(linear.transpose(u) - _each(a[-1], v))
+        b.append(length)
+    return [OperatorNorm(float(norm), index, float(c)) for norm, c in zip(value, change, strict=True)]
 
 
-def _largest(diagonal: list[float], above: list[float]) -> float:
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-    if above:
-        matrix += torch.diag(torch.tensor(above, dtype=torch.float64), 1)
-    return float(torch.linalg.matrix_norm(matrix, 2))
+def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Every lane at length 1, and what its length was."""
+    lengths = x.flatten(1).norm(dim=1)
+    return _each(1 / lengths.clamp(min=TINY), x), lengths
+
+
+def _each(factors: Tensor, x: Tensor) -> Tensor:
+    return factors.view(-1, *[1] * (x.ndim - 1)) * x
+
+
+def _largest(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    matrix = torch.diag_embed(torch.stack(a, dim=1).double().cpu())
+    if b:
+        matrix += torch.diag_embed(torch.stack(b, dim=1).double().cpu(), 1)
+    norms: Tensor = torch.linalg.matrix_norm(matrix, 2)
+    return norms
 
 
 def sensitivity(
@@ -131,18 +153,13 @@ def sensitivity(
     """
     linear = OutputMap(sublayer, output)
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    gram: Tensor = torch.zeros(linear.visits, linear.visits, dtype=torch.float64)
-    for _ in range(max(1, samples)):
-        w = torch.randn(linear.value.shape, generator=generator).to(linear.value)
-        rows = linear.transpose(w)
-        gram += (rows @ rows.T).double().cpu()
-    # The rows are Uᵀ of something random: better starts than random perturbations.
-    visits = tuple(
-        operator_norm(linear, r, rows[r], iterations=iterations, tolerance=tolerance)
-        for r in range(linear.visits)
-    )
-    tied = operator_norm(linear, TIED, rows.sum(0), iterations=iterations, tolerance=tolerance)
-    return Sensitivity(visits, tied, cosines_of_gram(gram))
+    w = torch.randn(samples, *linear.value.shape, generator=generator).to(linear.value)
+    rows = linear.rows(w)
+    gram = torch.einsum("srp,stp->rt", rows, rows).double().cpu()
+    # Uᵀ of something random: a better start than a random perturbation.
+    start = torch.cat([rows[0], rows[:1].sum(1)])
+    *visits, tied = operator_norms(linear, start, iterations=iterations, tolerance=tolerance)
+    return Sensitivity(tuple(visits), tied, cosines_of_gram(gram))
 
 
 def cosines_of_gram(gram: Tensor) -> Tensor:

@@ -58,11 +58,6 @@ def flat(values: Sequence[Tensor]) -> Tensor:
     return torch.cat([value.reshape(-1) for value in values])
 
 
-def unflat(vector: Tensor, like: Sequence[Tensor]) -> Values:
-    pieces = torch.split(vector, [value.numel() for value in like])
-    return tuple(piece.view_as(value) for piece, value in zip(pieces, like, strict=True))
-
-
 @contextmanager
 def separate_visits(
     sublayers: Sequence[Sublayer], supply: Callable[[Sublayer, int], Values | None]
@@ -112,14 +107,9 @@ def _swapped_at_each_call(
 
 @contextmanager
 def probing() -> Iterator[None]:
-    """Arithmetic that can be differentiated twice: eager, attention by plain products, fp32 in full."""
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # TF32's rounding is as large as a step's effect
-    try:
-        with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
+    """Arithmetic that can be differentiated twice: eager, and attention by plain products."""
+    with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 class Aliases:
@@ -139,21 +129,10 @@ class Aliases:
         self.of.setdefault(sublayer.name, []).append(leaves)
         return leaves
 
-    def gradients(
-        self, of: Tensor, cotangent: Tensor | None = None, *, keep: bool = False, create_graph: bool = False
-    ) -> dict[str, list[Values]]:
-        """What comes back to each visit's leaves in one backward pass; `keep` leaves the graph for more."""
+    def gradients(self, of: Tensor) -> dict[str, list[Values]]:
+        """What comes back from `of` to each visit's leaves, in one backward pass."""
         leaves = [leaf for visits in self.of.values() for visit in visits for leaf in visit]
-        rest = iter(
-            torch.autograd.grad(
-                of,
-                leaves,
-                cotangent,
-                retain_graph=keep or create_graph,
-                create_graph=create_graph,
-                materialize_grads=True,
-            )
-        )
+        rest = iter(torch.autograd.grad(of, leaves, materialize_grads=True))
         return {
             name: [tuple(next(rest) for _ in visit) for visit in visits] for name, visits in self.of.items()
         }
