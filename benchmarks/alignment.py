@@ -4,8 +4,8 @@
     python benchmarks/alignment.py --data data/britannica --out runs/alignment --jobs 4
 
 Every cell is a `deeploop train … --diagnose.every N` of its own, so its metrics.jsonl holds all there is; a
-cell that is finished is not run again. About 15 minutes on one H200; `--scale cpu` is the same in small, to try
-it out.
+cell that is finished is not run again. About 15 minutes on one H200; `--scale cpu` is the same in small, to
+try it out.
 """
 
 import argparse

@@ -28,6 +28,7 @@ FORBIDDEN = {
     "models": ["torch.distributed"],
     "nn": ["torch.distributed"],
     "experiments/plots.py": ["torch", "deeploop.train.loop", "deeploop.models"],
+    "experiments/alignment_plots.py": ["torch", "deeploop.train.loop", "deeploop.models"],
 }
 ROOT_FILES = {"__init__.py", "__main__.py", "cli.py"}
 

@@ -24,6 +24,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop generate RUN --prompt "…"            text from a trained model, as it is produced
+  deeploop diagnose RUN…                        κ_R: do the visits of its blocks align? and the step's effect
   deeploop demo                                 see looped depth collapse and train, in five minutes
 
 Each command has --help. More: README.md
@@ -149,6 +150,13 @@ def _generate(arguments: list[str]) -> int:
     return 0
 
 
+def _diagnose(arguments: list[str]) -> int:
+    from deeploop.experiments import diagnose
+
+    print(diagnose.run(_parse(diagnose.DiagnoseArgs, arguments, prog="deeploop diagnose")))
+    return 0
+
+
 def _demo(arguments: list[str]) -> int:
     from deeploop.experiments import demo
 
@@ -162,6 +170,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "validate": _validate,
     "generate": _generate,
+    "diagnose": _diagnose,
     "demo": _demo,
 }
 

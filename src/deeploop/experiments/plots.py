@@ -43,7 +43,7 @@ def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: fl
         similarity.set_ylim(-0.05, 1.05)
         similarity.set_xlabel("step")
         for axes in (loss, similarity):
-            _quiet(axes)
+            quiet(axes)
     grid[0, 0].set_ylabel("training loss (nats a token)")
     grid[1, 0].set_ylabel("token similarity")
     grid[0, 0].legend(frameon=False, labelcolor=INK)
@@ -74,7 +74,7 @@ def loss_against_rounds(record: dict[str, Any]) -> Figure:
     right.spines["right"].set_color(INK)
     right.tick_params(colors=INK)
     axes.legend(frameon=False, labelcolor=INK)
-    _quiet(axes)
+    quiet(axes)
     return figure
 
 
@@ -102,7 +102,7 @@ def inline_svg(figure: Figure) -> str:
     return text[text.index("<svg") :].replace(INK, "currentColor")
 
 
-def _quiet(axes: Axes) -> None:
+def quiet(axes: Axes) -> None:
     """Thin frame, light grid, all in the colour that the page may replace."""
     axes.grid(alpha=0.25, lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -132,6 +132,12 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     set_model_state_dict(model, dict(weights), options=_FULL)
 
 
+def load_moments(checkpoint: Path) -> Moments:
+    """The optimizer's moments by parameter; none where weights were published without them."""
+    path = checkpoint / "optimizer.safetensors"
+    return _unflatten(_load(path)) if path.exists() else {}
+
+
 def load_checkpoint(
     checkpoint: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, world: World
 ) -> None:
