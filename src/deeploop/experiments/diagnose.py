@@ -237,7 +237,7 @@ def one_depth_verdict(record: dict[str, Any], block: str) -> str:
         min(1.0, max(0.0, math.log(k) / math.log(R))) if k > 0 else 0.0 for k in (min(own), max(own))
     )
     text = (
-        f"Sublayer by sublayer, own κ lies between R^{low:.2f} and R^{high:.2f}: read as growth from κ_1 = 1, "
+        f"Sublayer by sublayer, own κ lies between R^{low:.2f} and R^{high:.2f}: read as growth from κ_1, "
         f"it asks for p from {(1 + low) / 4:.2f} to {(1 + high) / 4:.2f}. For a fit, give runs at several R."
     )
     return text if block == "sandwich" else text + f" ({block} has no β/α: its alignment, not its bound.)"
