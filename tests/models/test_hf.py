@@ -1,6 +1,7 @@
 """The transformers face: logits, caches, padding, search and files, against LoopedGPT itself."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -8,11 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.generation import generate
 from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.nn.layers import CausalSelfAttention
 
 transformers = pytest.importorskip("transformers", reason='needs transformers: pip install "deeploop[hf]"')
 
+from deeploop.data.hf_tokenizer import to_transformers  # noqa: E402
 from deeploop.models.hf import DeepLoopConfig, DeepLoopForCausalLM  # noqa: E402
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=257, context=48)
@@ -21,13 +25,18 @@ PAD = 256
 
 
 def make_gpt(**changes):
-    """Weights so large that the likeliest token is not the last one again."""
+    """Weights so large that the likeliest token is not the last one again, and gains that are not all 1.
+
+    With equal gains the keys' norm commutes with the rotation, and a shift of all positions changes nothing.
+    """
     gpt = LoopedGPT(GPTConfig(**{**CONFIG.__dict__, **changes})).eval()
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(18)
     with torch.no_grad():
         for module in gpt.modules():
             if isinstance(module, nn.Linear):
                 module.weight.normal_(0, 0.5, generator=generator)
+            elif isinstance(module, CausalSelfAttention):
+                module.k_norm.weight.uniform_(0, 2, generator=generator)
         gpt.embedding.weight.mul_(20)
     return gpt
 
@@ -91,12 +100,13 @@ def test_every_kind_of_block_goes_through(changes, tokens, tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("rounds", [1, 3, 7])
 def test_cached_logits_equal_uncached(folder, tokens, rounds):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, rounds=rounds)
+    # In float64: seven rounds of weights as wild as these make 1e-3 of float32's rounding.
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, rounds=rounds, dtype="float64")
     whole = model(tokens).logits
     cache = model(tokens[:, :9], use_cache=True).past_key_values
     assert len(cache.layers) == 2 * rounds
     pieces = [model(tokens[:, a:b], past_key_values=cache).logits for a, b in ((9, 15), (15, 16), (16, 20))]
-    assert (torch.cat(pieces, dim=1) - whole[:, 9:]).abs().max() < 1e-4
+    assert (torch.cat(pieces, dim=1) - whole[:, 9:]).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -106,7 +116,7 @@ def test_greedy_is_ours_token_for_token(gpt, folder, rounds, prompt):
     gpt.set_rounds(rounds)
     expected = list(generate(gpt, prompt, max_tokens=30))
     gpt.set_rounds(3)
-    assert len(set(expected)) > 1
+    assert len(set(expected)) > 3
     for settings in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
         assert theirs(model, prompt, 30, do_sample=False, **settings) == expected
 
@@ -257,9 +267,11 @@ class NoDeepLoop:
 
 sys.meta_path.insert(0, NoDeepLoop())
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 source, again, result = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(source)  # theirs, and nobody is there to say that code may run
+assert tokenizer("Löop").input_ids == list("Löop".encode())
 try:
     AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False)
 except ValueError:
@@ -283,9 +295,17 @@ def test_the_folder_brings_its_own_code(folder, tmp_path):
         "HF_HOME": str(tmp_path / "home"),
         "HF_HUB_OFFLINE": "1",
     }
-    result = tmp_path / "result.pt"
-    words = [sys.executable, "-c", ELSEWHERE, folder, tmp_path / "again", result]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    source, result = shutil.copytree(folder, tmp_path / "source"), tmp_path / "result.pt"
+    to_transformers(get_tokenizer("bytes"), context=48).save_pretrained(source)
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, source, tmp_path / "again", result],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment,
+        cwd=tmp_path,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     model = DeepLoopForCausalLM.from_pretrained(folder, rounds=4)
     logits, text = torch.load(result)
