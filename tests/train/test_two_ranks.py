@@ -22,6 +22,7 @@ PARALLEL = ["ddp", "fsdp"]
 GRADIENT_TOLERANCE = 1e-6  # of each tensor's largest entry
 LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-5  # of each tensor's largest entry
+DIAGNOSE = {"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 2}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def runs(make_config, tmp_path_factory):
     """One rank's run, and beside it what two ranks made of the same configs."""
     folder = tmp_path_factory.mktemp("ranks")
     gradients(make_config(folder / "gradients", optim={"clip": 0.0}))
-    train(make_config(folder / "one"))
+    train(make_config(folder / "one", diagnose=DIAGNOSE))
 
     jobs = []
     for parallel in PARALLEL:
@@ -39,7 +40,7 @@ def runs(make_config, tmp_path_factory):
         shutil.rmtree(list_checkpoints(resumed)[-1])
         for do, config in [
             ("gradients", make_config(folder / f"gradients-{parallel}", optim={"clip": 0.0}, device=device)),
-            ("train", make_config(folder / parallel, device=device)),
+            ("train", make_config(folder / parallel, device=device, diagnose=DIAGNOSE)),
             ("train", make_config(resumed, resume=True, device=device)),
             ("poison", make_config(folder / f"poison-{parallel}", device=device)),
         ]:
@@ -53,7 +54,7 @@ def runs(make_config, tmp_path_factory):
         [*launch, str(worker), str(folder / "jobs.json")], capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stderr
-    return SimpleNamespace(folder=folder, stderr=done.stderr)
+    return SimpleNamespace(folder=folder, stderr=done.stderr, stdout=done.stdout)
 
 
 def losses(folder, kind):
@@ -116,6 +117,16 @@ def test_a_nan_on_one_rank_is_named_by_both(runs, parallel):
         message = (runs.folder / f"poison-{parallel}" / f"error-{rank}.txt").read_text()
         assert message.startswith("step 1: ")
         assert "first non-finite tensor: weight blocks.1.mlp.branch.up.weight;" in message
+
+
+def test_replicas_are_diagnosed_as_one_rank_is_and_shards_say_that_they_are_not(runs):
+    expected = read_metrics(runs.folder / "one", "diagnose")
+    found = read_metrics(runs.folder / "ddp", "diagnose")
+    assert [line["step"] for line in found] == [line["step"] for line in expected] == [0, 6]
+    for key in ("kappa", "kappa_raw", "similarity"):
+        assert [line[key] for line in found] == pytest.approx([line[key] for line in expected], rel=1e-3)
+    assert read_metrics(runs.folder / "fsdp", "diagnose") == []
+    assert (runs.stdout + runs.stderr).count("κ_R is not recorded under FSDP") == 1
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused_on_both(runs):

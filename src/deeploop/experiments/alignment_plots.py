@@ -13,7 +13,7 @@ def alignment_figure(record: Mapping[str, Any], history: Sequence[Mapping[str, A
     """Cosines between rounds for each sublayer, κ by sublayer, and κ_R over training where recorded."""
     sublayers = record["sublayers"]
     columns = max(2, len(sublayers))
-    figure = Figure(figsize=(2.5 * columns, 8.0), layout="constrained")
+    figure = Figure(figsize=(max(9.0, 2.5 * columns), 8.0), layout="constrained")
     grid = figure.add_gridspec(3, columns, height_ratios=[1, 1, 1.2])
     image: Any = None
     for column, (name, own) in enumerate(sublayers.items()):

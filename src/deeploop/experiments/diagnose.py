@@ -34,7 +34,15 @@ from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import learning_rate
-from deeploop.train.rundir import load, load_config, provenance, require_checkpoint
+from deeploop.train.rundir import (
+    SHIPPED,
+    load,
+    load_config,
+    provenance,
+    require_checkpoint,
+    resolve,
+    results_folder,
+)
 
 PROBE_TOKENS = 1024
 
@@ -43,8 +51,9 @@ PROBE_TOKENS = 1024
 class DiagnoseArgs:
     """Measures how a run's visits align: κ_R, what it asks of the exponent, and what a real step does."""
 
-    runs: Positional[tuple[Path, ...]]
-    """Run folders; several of one family with different rounds are also fitted together, for γ."""
+    runs: Positional[tuple[Path, ...]] = (SHIPPED,)
+    """Run folders; several of one family with different rounds are also fitted together, for γ. Unset: the
+    small model that comes with deeploop."""
     at: Literal["last", "init"] = "last"
     """The weights to look at: the last checkpoint's, or those of the start, drawn anew from the seed."""
     data: Path | None = None
@@ -77,10 +86,13 @@ def run(args: DiagnoseArgs) -> str:
     records, texts = {}, []
     for path, config in configs.items():
         record = records[path] = diagnose_run(path, config, args)
-        history = [line for line in read_metrics(path, "diagnose") if line["rounds"] == record["rounds"]]
-        (path / "diagnose.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        plots.save_png(alignment_figure(record, history), path / "diagnose.png")
-        texts.append(report(record, config, path))
+        history = [
+            line for line in read_metrics(resolve(path), "diagnose") if line["rounds"] == record["rounds"]
+        ]
+        folder = results_folder(path)
+        (folder / "diagnose.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
+        texts.append(f"{report(record, config, path)}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
     if len({record["rounds"] for record in records.values()}) > 1:
         texts.append(gamma_report(records, configs))
     if args.json:
@@ -225,7 +237,7 @@ def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
             f"{max(effect['update_to_weight'].values()):.2%}"
         )
     parts.append(one_depth_verdict(record, model.block))
-    return "\n\n".join(parts) + f"\n\nwritten: {path / 'diagnose.json'}, {path / 'diagnose.png'}"
+    return "\n\n".join(parts)
 
 
 def one_depth_verdict(record: dict[str, Any], block: str) -> str:
@@ -247,7 +259,7 @@ def gamma_report(records: dict[Path, dict[str, Any]], configs: dict[Path, TrainC
     """γ over the runs given, by each sublayer's own κ and by the paper's κ_R."""
     points = gamma_points(records, {path: config.seed for path, config in configs.items()})
     fits = {title: fit_gamma(own) for title, own in points.items()}
-    target = next(iter(records)).parent / "gamma.png"
+    target = results_folder(next(iter(records))).parent / "gamma.png"
     plots.save_png(gamma_figure(as_series(points["own κ"]), "own κ", fits["own κ"].gamma), target)
     lines = [f"{title}: {describe(fit)}" for title, fit in fits.items()]
     return "\n".join(["γ of κ ~ R^γ over these runs", *lines, verdict(fits["own κ"]), f"written: {target}"])
