@@ -88,5 +88,5 @@ def show(
             rows, moves, tables, corners, strict=True
         ):
             _place(out, turn(table[grid[:height, :width]], move), *corner)
-        shown.append(tokens.reshape(len(grids), -1))
+        shown.append(tokens.reshape(grids.shape))
     return shown[0], shown[1]

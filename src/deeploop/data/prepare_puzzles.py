@@ -147,7 +147,7 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
 def _summary(puzzles: PuzzleSet) -> str:
     train, test = (puzzles.facts["splits"][name] for name in ("train", "test"))
     return (
-        f"{puzzles.folder}: {puzzles.kind}, {train['groups']:,} groups and {train['examples']:,} examples to train on, "
-        f"{test['groups']:,} and {test['examples']:,} to test; {puzzles.puzzle_ids:,} puzzle ids; "
-        f"hash {puzzles.hash}"
+        f"{puzzles.folder}: {puzzles.kind}, {train['groups']:,} groups and {train['examples']:,} examples "
+        f"to train on, {test['groups']:,} and {test['examples']:,} to test; "
+        f"{puzzles.puzzle_ids:,} puzzle ids; hash {puzzles.hash}"
     )

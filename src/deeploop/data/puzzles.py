@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from deeploop.data.arc_grids import show
+from deeploop.data.arc_grids import COLOURS, show
 from deeploop.data.shards import atomic_file, check_fields
 
 PUZZLE_FORMAT = 1
@@ -261,8 +261,9 @@ def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> No
     """Raises unless the arrays fit one another and no puzzle id lies outside the views."""
     if facts["kind"] not in KINDS:
         raise ValueError(f"kind {facts['kind']!r}: must be one of {', '.join(KINDS)}")
-    if "views" not in arrays or len(arrays["views"]) != facts["puzzle_ids"]:
-        raise ValueError(f"views: must be there for each of the {facts['puzzle_ids']} puzzle ids")
+    wanted = (facts["puzzle_ids"], 1 + COLOURS if facts["kind"] == "arc" else 0)
+    if "views" not in arrays or arrays["views"].shape != wanted:
+        raise ValueError(f"views: must be there with shape {wanted}")
     for name in SPLITS:
         split = _of(arrays, name)
         if missing := set(REQUIRED) - set(split):

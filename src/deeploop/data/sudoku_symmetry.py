@@ -34,7 +34,7 @@ class Symmetry:
         tables = np.zeros((len(boards), size + 2), dtype=boards.dtype)
         tables[:, BLANK] = BLANK
         tables[:, BLANK + 1 :] = self.digits + BLANK + 1
-        return tables[board, moved].reshape(len(boards), -1)
+        return tables[board, moved].reshape(boards.shape)
 
 
 def draw_symmetries(size: int, key: np.ndarray, numbers: np.ndarray) -> Symmetry:
@@ -54,7 +54,7 @@ def _line_order(drawn: np.ndarray, bands: int, lines: int) -> np.ndarray:
     """An order of the bands, and of the lines in each of them, as an order of all lines."""
     band = orders(drawn[:, :bands])
     line = orders(drawn[:, bands:].reshape(-1, bands, lines))
-    return (band[:, :, None] * lines + line).reshape(len(drawn), -1)
+    return (band[:, :, None] * lines + line).reshape(len(drawn), bands * lines)
 
 
 def shuffle_sudokus(
