@@ -75,10 +75,8 @@ def show(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Unshifted grids as tokens (B, 900), each under its view and with its top left corner at its shift."""
     moves = views[:, 0].tolist()
-    # What each token becomes: PAD and EOS stay, colours are permuted.
-    tables = np.zeros((len(views), VOCABULARY), dtype=np.uint8)
-    tables[:, EOS] = EOS
-    tables[:, FIRST_COLOUR:] = views[:, 1:] + FIRST_COLOUR
+    tables = np.zeros((len(views), VOCABULARY), dtype=np.uint8)  # what each colour's token becomes
+    tables[:, FIRST_COLOUR:] = views[:, 1:] + np.uint8(FIRST_COLOUR)
     corners = [(0, 0)] * len(views) if shifts is None else shifts.tolist()
     shown = []
     for grids in (inputs, labels):

@@ -42,6 +42,7 @@ class PuzzleLoader:
             raise ValueError(f"rank {rank}: must be at least 0 and below the {world} ranks")
         self._puzzles, self._batch, self._seed = puzzles, batch, seed
         self._augment = AUGMENTATIONS.get(puzzles.kind) if augment else None
+        self._augment_key = keys(seed, 0, 1)[0]  # not a key of any epoch's order
         share = batch // world
         self._mine = slice(rank * share, (rank + 1) * share)
         self._open(epoch=0, position=0)
@@ -62,7 +63,7 @@ class PuzzleLoader:
         examples, numbers = self._take(count)
         inputs, labels, ids = self._puzzles.train.rows(examples[rows])
         if self._augment is not None:
-            inputs, labels = self._augment(inputs, labels, keys(self._seed)[0], numbers[rows])
+            inputs, labels = self._augment(inputs, labels, self._augment_key, numbers[rows])
         return _tensor(inputs), _tensor(labels), _tensor(ids)
 
     def state(self) -> dict[str, Any]:
