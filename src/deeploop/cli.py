@@ -21,6 +21,7 @@ deeploop: train transformers whose blocks are visited many times
 
   deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of an architecture
   deeploop prepare stdlib | text | fineweb-edu  text into token shards
+  deeploop prepare arc | sudoku | maze          puzzles for a reasoner
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
@@ -77,16 +78,20 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _prepare(arguments: list[str]) -> int:
-    from deeploop.data import prepare
+    from deeploop.data import prepare, prepare_puzzles
 
-    sources = {
-        "stdlib": prepare.PrepareStdlib,
-        "text": prepare.PrepareText,
-        "fineweb-edu": prepare.PrepareFinewebEdu,
+    sources: dict[str, tuple[Any, Callable[[Any], str]]] = {
+        "stdlib": (prepare.PrepareStdlib, prepare.run),
+        "text": (prepare.PrepareText, prepare.run),
+        "fineweb-edu": (prepare.PrepareFinewebEdu, prepare.run),
+        "arc": (prepare_puzzles.PrepareArc, prepare_puzzles.run),
+        "sudoku": (prepare_puzzles.PrepareSudoku, prepare_puzzles.run),
+        "maze": (prepare_puzzles.PrepareMaze, prepare_puzzles.run),
     }
-    choice, rest = _choose("source", arguments, {name: _summary(kind) for name, kind in sources.items()})
+    choice, rest = _choose("source", arguments, {name: _summary(kind) for name, (kind, _) in sources.items()})
     if choice is not None:
-        print(prepare.run(_parse(sources[choice], rest, prog=f"deeploop prepare {choice}")))
+        kind, run = sources[choice]
+        print(run(_parse(kind, rest, prog=f"deeploop prepare {choice}")))
     return 0
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from deeploop.data import TokenStream
+from deeploop.data.draws import permute
 from deeploop.data.shards import write_shard
-from deeploop.data.token_loader import TokenLoader, permute, validation_windows
+from deeploop.data.token_loader import TokenLoader, validation_windows
 
 
 class Counting:

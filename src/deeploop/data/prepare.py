@@ -10,14 +10,13 @@ killed and is called again reads past the documents of its full shards without e
 """
 
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn
 
 import numpy as np
 from tqdm import tqdm
@@ -34,11 +33,9 @@ from deeploop.data.corpora import (
 from deeploop.data.corpus_writer import CorpusWriter, Settings
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import Tokenizer, get_tokenizer, utf8
+from deeploop.data.workers import ordered_map
 
 SHARD_TOKENS = 100_000_000
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def prepare(
@@ -71,7 +68,8 @@ def prepare(
         return np.concatenate([np.array([tokenizer.end_of_text], dtype=np.uint16), ids]), len(utf8(text))
 
     texts = islice(filter(None, documents), writer.documents, None)
-    encoded = _ordered_map(encode, texts, workers or os.cpu_count() or 1)
+    workers = workers or os.cpu_count() or 1
+    encoded = ordered_map(ThreadPoolExecutor(workers), encode, texts, ahead=4 * workers)
     with closing(encoded), _bar(writer, size, limit_tokens) as bar:
         for tokens, text_bytes in encoded:
             if limit_tokens is not None and writer.tokens >= limit_tokens:
@@ -85,20 +83,6 @@ def prepare(
 def _measured(documents: Iterable[str]) -> int:
     bar = tqdm(documents, desc="measure", unit=" documents", dynamic_ncols=True, leave=False, disable=None)
     return sum(len(utf8(text)) for text in bar)
-
-
-def _ordered_map(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int
-) -> Generator[Result, None, None]:
-    """`map` in threads, results in order, reading only a few items ahead."""
-    pending: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
-        for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) > 4 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
 
 
 def _bar(writer: CorpusWriter, size: int | None, limit_tokens: int | None) -> "tqdm[NoReturn]":

@@ -223,25 +223,25 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     if version != CORPUS_FORMAT:
         raise ValueError(f"{path}: corpus format {version}, this version reads {CORPUS_FORMAT}")
     try:
-        _check_fields(facts, FIELDS)
+        check_fields(facts, FIELDS)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return facts
 
 
-def _check_fields(found: Any, fields: Any, name: str = "corpus") -> None:
+def check_fields(found: Any, fields: Any, name: str = "corpus") -> None:
     """Raises unless `found` has the fields and types of `fields`, with names of files that stay inside."""
     kind: Any = fields if isinstance(fields, type) else type(fields)
     if type(found) is not kind:
         raise ValueError(f"{name}: must be {JSON_NAMES[kind]}, not {found!r:.40}")
     if isinstance(fields, list):
         for index, item in enumerate(found):
-            _check_fields(item, fields[0], f"{name}[{index}]")
+            check_fields(item, fields[0], f"{name}[{index}]")
     if isinstance(fields, dict):
         for field, inner in fields.items():
             if field not in found:
                 raise ValueError(f"{name}: no field {field!r}")
-            _check_fields(found[field], inner, f"{name}.{field}")
+            check_fields(found[field], inner, f"{name}.{field}")
         if "file" in fields and not FILE_NAME.fullmatch(found["file"]):
             raise ValueError(f"{name}.file: must be a plain file name, not {found['file']!r:.40}")
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FEISTEL_ROUNDS = 6
+from deeploop.data.draws import FEISTEL_ROUNDS, permute
 
 
 class Tokens(Protocol):
@@ -79,35 +79,6 @@ class TokenLoader:
         # Below `context`, and small enough to leave room for one window in a very short stream.
         offset = int(draw) % min(self._context, len(self._stream) - self._context)
         return offset, (len(self._stream) - 1 - offset) // self._context, np.array(keys)
-
-
-def permute(index: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
-    """Where a keyed permutation of 0 … size - 1 sends each index (int64), in O(1) memory.
-
-    A Feistel network permutes the next power of four; a result outside the range is sent through
-    again until it falls inside (cycle walking), fewer than four times on average.
-    """
-    half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
-    result = _feistel(index.astype(np.uint64), half, keys)
-    while (outside := result >= size).any():
-        result[outside] = _feistel(result[outside], half, keys)
-    return result.astype(np.int64)
-
-
-def _feistel(x: np.ndarray, half: np.uint64, keys: np.ndarray) -> np.ndarray:
-    mask = (np.uint64(1) << half) - np.uint64(1)
-    left, right = x >> half, x & mask
-    for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
-    return (left << half) | right
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finalizer: every bit of the input reaches every bit of the output."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return x
 
 
 def validation_windows(stream: Tokens, context: int, count: int) -> tuple[Tensor, Tensor]:

