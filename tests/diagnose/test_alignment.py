@@ -1,6 +1,10 @@
 """κ_R on constructed loops whose alignment is known, and Adam's share of it."""
 
 import math
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -122,6 +126,27 @@ def test_adams_updates_add_up_to_its_real_step():
         torch.testing.assert_close(1e-3 * updates.sum(0), step, rtol=1e-7, atol=1e-12)
     with pytest.raises(ValueError, match="no second moment"):
         adam_updates({}, step=1, beta2=0.9, eps=1e-8)(sublayer, updates)
+
+
+def test_blocks_may_be_modules_and_their_number_of_visits_is_checked():
+    linear = nn.Linear(3, 3, bias=False)
+    x = torch.ones(3)
+
+    def output():
+        return linear(x) + linear(x)
+
+    (found,) = measure({"loop": linear}, rounds=2, loss=lambda: output().sum(), output=output)
+    assert found.rounds == 2
+    with pytest.raises(ValueError, match="'loop': 2 visits with gradients, not rounds=3"):
+        measure({"loop": linear}, rounds=3, loss=lambda: output().sum(), output=output)
+
+
+def test_the_example_of_somebody_elses_model():
+    example = Path(__file__).parents[2] / "examples" / "own_alignment.py"
+    assert len(example.read_text().splitlines()) <= 35
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 1 < float(re.search(r"κ_R = (\S+) of at most 6", done.stdout)[1]) < 6
 
 
 def test_nothing_to_measure():

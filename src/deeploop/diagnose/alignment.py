@@ -3,16 +3,16 @@
 κ_R = max_j ‖Σ_r U_{r,j}‖ ‖Σ_r G_{r,j}‖ / (R · u · g), where u = C_U β/α and g = C_G β/α are the largest
 ‖U_{r,j}‖ and ‖G_{r,j}‖ over all visits of all sublayers looked at. It lies in [0, R].
 
-    alignments = measure(sublayers, loss=lambda: …, output=lambda: …)
+    alignments = measure({"block": model.block}, rounds=6, loss=lambda: …, output=lambda: …)
     print(kappa(alignments))
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deeploop.diagnose.sensitivity import Sensitivity, cosines_of_gram, sensitivity
 from deeploop.diagnose.visit_grads import Sublayer, visit_gradients
@@ -60,39 +60,37 @@ class Alignment:
 
 
 def measure(
-    sublayers: Sequence[Sublayer],
+    blocks: Sequence[Sublayer] | Mapping[str, nn.Module],
     *,
     loss: Callable[[], Tensor],
     output: Callable[[], Tensor],
+    rounds: int | None = None,
     precondition: Precondition | None = None,
     iterations: int = 20,
     tolerance: float = 1e-2,
     samples: int = 4,
 ) -> list[Alignment]:
-    """Alignment of each sublayer, one at a time: memory does not grow with their number.
+    """Alignment of each shared block, one at a time: memory does not grow with their number.
 
-    `loss` and `output` run the model on the probe; `precondition` makes the gradients the updates that an
-    optimizer would apply (the paper's G), without it they are taken raw.
+    `blocks` are modules by name (all their matrices are looked at) or sublayers; `rounds` says how often each
+    is visited, and is checked. `loss` and `output` run the model on the probe; `precondition` makes the
+    gradients the updates that an optimizer would apply (the paper's G), without it they are taken raw.
     """
-    return list(iterate(sublayers, loss, output, precondition, iterations, tolerance, samples))
-
-
-def iterate(
-    sublayers: Sequence[Sublayer],
-    loss: Callable[[], Tensor],
-    output: Callable[[], Tensor],
-    precondition: Precondition | None = None,
-    iterations: int = 20,
-    tolerance: float = 1e-2,
-    samples: int = 4,
-) -> Iterator[Alignment]:
-    """`measure`, result by result."""
-    for sublayer in sublayers:
+    if isinstance(blocks, Mapping):
+        blocks = [Sublayer.of(name, module) for name, module in blocks.items()]
+    found = []
+    for sublayer in blocks:
         updates = visit_gradients([sublayer], loss)[sublayer.name]
+        if rounds is not None and len(updates) != rounds:
+            raise ValueError(
+                f"sublayer {sublayer.name!r}: {len(updates)} visits with gradients, not rounds={rounds}; "
+                "is the loop cut short, or its blocks copied?"
+            )
         if precondition is not None:
             updates = precondition(sublayer, updates)
         reading = sensitivity(sublayer, output, iterations=iterations, tolerance=tolerance, samples=samples)
-        yield summarise(sublayer.name, updates, reading)
+        found.append(summarise(sublayer.name, updates, reading))
+    return found
 
 
 def summarise(name: str, updates: Tensor, reading: Sensitivity) -> Alignment:
