@@ -23,6 +23,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop prepare stdlib | text | fineweb-edu  text into token shards
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
+  deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other
   deeploop generate RUN --prompt "…"            text from a trained model, as it is produced
   deeploop demo                                 see looped depth collapse and train, in five minutes
 
@@ -119,6 +120,13 @@ def _validate(arguments: list[str]) -> int:
     return 0
 
 
+def _eval(arguments: list[str]) -> int:
+    from deeploop.experiments import evaluate
+
+    print(evaluate.run(_parse(evaluate.EvalArgs, arguments, prog="deeploop eval")))
+    return 0
+
+
 def _generate(arguments: list[str]) -> int:
     from deeploop.eval import generation
     from deeploop.models.adaptive import AdaptiveDepth, ExitRule
@@ -161,6 +169,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "prepare": _prepare,
     "train": _train,
     "validate": _validate,
+    "eval": _eval,
     "generate": _generate,
     "demo": _demo,
 }
