@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from deeploop.train.metrics import read_metrics
 
@@ -102,6 +103,7 @@ def _draw_loss(axes: Axes, record: dict[str, Any]) -> None:
 
 
 def _mark_trained(axes: Axes, rounds: int) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half a round
     axes.axvline(rounds, color=INK, ls="--", lw=1)
     axes.annotate(" trained", (rounds, 1), xycoords=("data", "axes fraction"), ha="left", va="top")
 
