@@ -4,9 +4,9 @@
     python benchmarks/harness_agreement.py RUN FOLDER --data DIR
 
 Scores the first 100 documents of each of the eight tasks (0-shot, fp32, CPU) with both: ours from the run
-folder, `hf` from the exported one. Prints the largest difference in log-likelihood, and how many documents get
-another answer although their two likeliest are further apart than the tolerance. Exits with 1 unless all agree.
-Needs `pip install "deeploop[eval,hf]" accelerate`.
+folder, `hf` from the exported one. Prints the largest difference in log-likelihood, and how many documents
+get another answer although their two likeliest are further apart than the tolerance. Exits with 1 unless all
+agree. Needs `pip install "deeploop[eval,hf]" accelerate`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import numpy as np
 from lm_eval.models.huggingface import HFLM
 
 import deeploop
-import deeploop.models.hf  # noqa: F401  tells transformers of the exported model
+import deeploop.models.hf  # tells transformers of the exported model
 from deeploop.eval.harness import HarnessLM, set_shots
 from deeploop.eval.scoring import score
 from deeploop.eval.tasks import PAPER_TASKS, load_tasks, quiet
