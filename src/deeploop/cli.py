@@ -24,7 +24,8 @@ deeploop: train transformers whose blocks are visited many times
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other
-  deeploop generate RUN --prompt "…"            text from a trained model, as it is produced
+  deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
+  deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
   deeploop demo                                 see looped depth collapse and train, in five minutes
 
 Each command has --help. More: README.md
@@ -131,8 +132,11 @@ def _generate(arguments: list[str]) -> int:
     from deeploop.eval import generation
     from deeploop.models.adaptive import AdaptiveDepth, ExitRule
     from deeploop.train.distributed import DeviceConfig, open_world
+    from deeploop.train.rundir import is_shipped
 
     args = _parse(generation.GenerateArgs, arguments, prog="deeploop generate")
+    if is_shipped(args.run):
+        print("the small model that comes with deeploop; name a run folder for another", file=sys.stderr)
     with open_world(DeviceConfig(kind=args.device)) as world:
         model, tokenizer = deeploop.load(args.run, device=world.device)
     if args.rounds is not None:
@@ -157,6 +161,13 @@ def _generate(arguments: list[str]) -> int:
     return 0
 
 
+def _export(arguments: list[str]) -> int:
+    from deeploop.experiments import export
+
+    print(export.run(_parse(export.ExportArgs, arguments, prog="deeploop export")))
+    return 0
+
+
 def _demo(arguments: list[str]) -> int:
     from deeploop.experiments import demo
 
@@ -171,6 +182,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "validate": _validate,
     "eval": _eval,
     "generate": _generate,
+    "export": _export,
     "demo": _demo,
 }
 

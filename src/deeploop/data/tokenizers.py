@@ -87,7 +87,7 @@ class GPT2Tokenizer:
         self._encoding = tiktoken.Encoding(
             self.name,
             pat_str=GPT2_PATTERN,
-            mergeable_ranks=_gpt2_ranks(_vocab_bpe()),
+            mergeable_ranks=_gpt2_ranks(),
             special_tokens={END_OF_TEXT: self.end_of_text},
             explicit_n_vocab=self.vocabulary,
         )
@@ -137,14 +137,25 @@ def _vocab_bpe() -> str:
     return content.decode()
 
 
-def _gpt2_ranks(vocab_bpe: str) -> dict[bytes, int]:
-    """Token bytes → id: the 256 single bytes in GPT-2's order, then one id a merge, in file order."""
+def gpt2_merges() -> list[tuple[str, str]]:
+    """GPT-2's merges in order, each byte as the character that stands for it (`byte_characters`)."""
+    lines = _vocab_bpe().splitlines()[1:]  # the first line is the file's version
+    return [(left, right) for left, right in (line.split(" ") for line in lines)]
+
+
+def byte_characters() -> dict[int, str]:
+    """How GPT-2's files write bytes, in the order of their ids: a printable one as itself, the n-th other
+    as chr(256 + n).
+    """
     printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     others = [b for b in range(256) if b not in printable]
-    # The file writes a printable byte as itself and the n-th other byte as chr(256 + n).
-    byte_of = {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
-    ranks = {bytes([b]): rank for rank, b in enumerate(printable + others)}
-    for merge in vocab_bpe.splitlines()[1:]:  # the first line is the file's version
-        left, right = merge.split(" ")
+    return {b: chr(b) for b in printable} | {b: chr(256 + n) for n, b in enumerate(others)}
+
+
+def _gpt2_ranks() -> dict[bytes, int]:
+    """Token bytes → id: the 256 single bytes in GPT-2's order, then one id a merge, in file order."""
+    byte_of = {character: b for b, character in byte_characters().items()}
+    ranks = {bytes([b]): rank for rank, b in enumerate(byte_of.values())}
+    for left, right in gpt2_merges():
         ranks[bytes(byte_of[c] for c in left + right)] = len(ranks)
     return ranks

@@ -53,8 +53,8 @@ GREEDY = Sampling(temperature=0)
 class GenerateArgs(Sampling):
     """Continues a prompt with the model of a run; text appears as it is produced."""
 
-    run: Positional[Path]
-    """Run folder, as `deeploop train` writes it."""
+    run: Positional[Path] = Path("shipped")
+    """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
     prompt: str = ""
     """Text to continue; without one a new document is begun."""
     max_tokens: int = 200

@@ -29,6 +29,7 @@ from deeploop.train.rundir import (
     load_model,
     provenance,
     require_checkpoint,
+    results_folder,
     tokenizer_name,
 )
 
@@ -38,7 +39,7 @@ class EvalArgs:
     """Accuracy of a run on the paper's eight tasks, 0 and 1 shot, or other tasks of lm-evaluation-harness."""
 
     run: Positional[Path | None] = None
-    """Run folder, as `deeploop train` writes it. Unset: --requests are written, or --scores judged."""
+    """Run folder, as `deeploop train` writes it; unset: --requests are written, or --scores judged."""
     tasks: tuple[str, ...] = ()
     """Tasks of the harness; unset: the paper's eight."""
     shots: tuple[int, ...] = ()
@@ -107,7 +108,7 @@ def evaluate_run(args: EvalArgs, folder: Path) -> str:
 
         lm = HarnessLM(get_tokenizer(session.tokenizer), session.score, session.model)
         rows, notes = ask_harness(lm, args.settings, session.rounds, session.scorer_at)
-        return finish(args, folder, args.settings, session.stamp(), rows, notes)
+        return finish(args, results_folder(folder), args.settings, session.stamp(), rows, notes)
 
 
 def write_requests(args: EvalArgs, path: Path) -> str:
@@ -142,7 +143,7 @@ def score_requests(args: EvalArgs, folder: Path, path: Path) -> str:
             R: dict(zip(digests, map(session.scorer_at(R), parts), strict=True)) for R in session.rounds
         }
         stamp = session.stamp()
-    out = folder / "scores.npz"
+    out = results_folder(folder) / "scores.npz"
     save_scores(out, {"settings": requests.settings, "stamp": stamp}, answers)
     data = requests.settings.get("data")
     return (

@@ -21,7 +21,7 @@ from deeploop.models.adaptive import ExitRule
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import arithmetic, open_world
-from deeploop.train.rundir import load, load_config, provenance, require_checkpoint
+from deeploop.train.rundir import load, load_config, provenance, require_checkpoint, results_folder
 
 THRESHOLDS = {"change": (0.4, 0.3, 0.2, 0.1), "kl": (0.1, 0.01, 0.001)}
 
@@ -31,7 +31,7 @@ class ValidateArgs:
     """Validation loss and bits per byte of a run, at one or more numbers of rounds."""
 
     run: Positional[Path]
-    """Run folder, as `deeploop train` writes it."""
+    """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
     data: Path | None = None
     """Corpus whose validation split is read; unset: the one the run was trained on."""
     sequences: int | None = None
@@ -70,10 +70,11 @@ def run(args: ValidateArgs) -> str:
         }
     text = json.dumps(record, indent=1)
     is_sweep = len(record["rounds"]) + len(record["adaptive"]) > 1
-    files = [args.run / ("depth.json" if is_sweep else "validation.json")]
+    folder = results_folder(args.run)
+    files = [folder / ("depth.json" if is_sweep else "validation.json")]
     files[0].write_text(text + "\n", encoding="utf-8")
     if is_sweep:
-        files.append(args.run / "depth.png")
+        files.append(folder / "depth.png")
         plots.save_png(plots.loss_against_rounds(record), files[1])
     return text if args.json else f"{report(record, args.run)}\n\nwritten: {', '.join(map(str, files))}"
 

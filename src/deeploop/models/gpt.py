@@ -19,7 +19,9 @@ from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy
 from deeploop.nn.residual import ResidualKind, ScaledResidual
-from deeploop.theory import ScalingRule
+from deeploop.theory.scaling import ScalingRule
+
+Places = tuple[Rotary, Tensor | None]  # where tokens stand, and the mask of what they see
 
 
 @dataclass(frozen=True)
@@ -173,37 +175,48 @@ class LoopedGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
         self.final_norm = RMSNorm(config.width) if config.final_norm else nn.Identity()
         for name in ("cos", "sin"):
-            table = torch.empty(config.context, config.head_size // 2)
+            # fp32 whatever the weights are: the angles of late positions need it.
+            table = torch.empty(config.context, config.head_size // 2, dtype=torch.float32)
             self.register_buffer(name, table, persistent=False)
         self.init_weights(seed)
 
     def init_weights(self, seed: int) -> None:
         """Set every parameter and buffer; the same seed gives the same model on every device."""
         init_weights_(self, self.config.init_rule, seed)
+        self.init_rotary()
+
+    def init_rotary(self) -> None:
+        """Set the rotary table, which no checkpoint holds."""
         cos, sin = rotary_table(self.config.context, self.config.head_size)
         self.cos.copy_(cos)
         self.sin.copy_(sin)
 
     def forward(
-        self, tokens: Tensor, targets: Tensor | None = None, cache: KeyValueCache | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        cache: Cache | None = None,
+        places: Places | None = None,
     ) -> GPTOutput:
         """tokens and targets (B, T); targets below 0 are not counted.
 
-        With a `cache` the tokens continue what it holds, and are added to it.
+        With a `cache` the tokens continue what it holds, and are added to it. `places` is for a cache that
+        is not ours, and for padding: who gives it says where the tokens stand and what they see.
         """
-        rotary, mask = self.positions(tokens, cache)
+        own = cache if isinstance(cache, KeyValueCache) else None
+        rotary, mask = self.positions(tokens, own) if places is None else places
         x = self.input_norm(self.embedding(tokens))
         for index in range(self.rounds):
             for k, block in enumerate(self.blocks):
                 if cache is None:  # compiled blocks must not see a number that changes
-                    x = block(x, rotary)
+                    x = block(x, rotary, mask)
                 else:
                     x = block(x, rotary, mask, cache, index * len(self.blocks) + k)
-        if cache is not None:
-            cache.length += tokens.shape[1]
+        if own is not None:
+            own.length += tokens.shape[1]
         return self.read_out(x, targets)
 
-    def positions(self, tokens: Tensor, cache: KeyValueCache | None) -> tuple[Rotary, Tensor | None]:
+    def positions(self, tokens: Tensor, cache: KeyValueCache | None) -> Places:
         """Rotary table and mask of tokens that stand behind those in the cache."""
         start = 0 if cache is None else cache.length
         end = start + tokens.shape[1]

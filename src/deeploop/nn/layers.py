@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deeploop.nn.cache import Cache
 
-Rotary = tuple[Tensor, Tensor]  # cos and sin, (T, D/2) each
+Rotary = tuple[Tensor, Tensor]  # cos and sin, (T, D/2) each; or (B, 1, T, D/2) where sequences differ
 
 
 class RMSNorm(nn.Module):

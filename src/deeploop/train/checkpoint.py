@@ -132,6 +132,16 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     set_model_state_dict(model, dict(weights), options=_FULL)
 
 
+def copy_weights(checkpoint: Path, folder: Path) -> None:
+    """A checkpoint's weights and state as a folder of their own: it can be loaded, but not resumed."""
+    record = read_state(checkpoint)
+    folder.mkdir(parents=True)
+    shutil.copyfile(checkpoint / "model.safetensors", folder / "model.safetensors")
+    weights = _sync_and_hash(folder / "model.safetensors")
+    record["sha256"] = {"model.safetensors": weights, "state.json": _digest(record)}
+    (folder / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
 def load_checkpoint(
     checkpoint: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, world: World
 ) -> None:

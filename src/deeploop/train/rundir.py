@@ -26,6 +26,8 @@ from deeploop.train.checkpoint import last_checkpoint, load_weights, read_state
 from deeploop.train.config import TrainConfig, differences, from_dict, to_dict
 
 FORMAT = 1
+SHIPPED = Path("shipped")
+"""The name under which every command finds the small trained model that comes with the package."""
 
 
 def create_run(config: TrainConfig, stamp: dict[str, str]) -> None:
@@ -87,8 +89,28 @@ def changes_since(config: TrainConfig) -> list[tuple[str, Any, Any]]:
     return [change for change in differences(old, to_dict(config)) if change[0] not in ignored]
 
 
+def resolve(run: str | Path) -> Path:
+    """The run folder that is meant: `shipped`, where there is no such folder, is the one in the package."""
+    run = Path(run)
+    return Path(deeploop.__file__).parent / "assets" / "tiny" if is_shipped(run) else run
+
+
+def is_shipped(run: Path) -> bool:
+    return run == SHIPPED and not run.exists()
+
+
+def results_folder(run: Path) -> Path:
+    """Where results about a run are written: into it, but for the shipped one, which nobody may change."""
+    if not is_shipped(run):
+        return run
+    folder = "runs" / SHIPPED
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def load_config(run: Path) -> TrainConfig:
     """The config of the run in a folder."""
+    run = resolve(run)
     stamp = _read(run / "run.json")
     if stamp.get("format") != FORMAT:
         raise ValueError(f"{run}: run format {stamp.get('format')}, this deeploop reads {FORMAT}")
@@ -112,10 +134,12 @@ def load_model(run: Path, *, device: str | torch.device = "cpu") -> LoopedGPT:
 
 
 def tokenizer_name(run: Path) -> str:
-    return str(_read(run / "run.json")["tokenizer"])
+    return str(_read(resolve(run) / "run.json")["tokenizer"])
 
 
 def require_checkpoint(run: Path) -> Path:
+    """The last checkpoint of a run."""
+    run = resolve(run)
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
         if not run.is_dir():

@@ -1,0 +1,188 @@
+"""The transformers face of LoopedGPT: config, cache, masks and files are theirs, the model is ours.
+
+import deeploop.models.hf  # teaches transformers the model type "deeploop"
+model = AutoModelForCausalLM.from_pretrained("exported", rounds=5)
+
+A folder that `save_pretrained` writes carries its own code (`hf_source`), so that with
+`trust_remote_code=True` it loads where deeploop is not installed.
+"""
+
+import os
+from dataclasses import asdict, fields
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from deeploop.models.gpt import GPTConfig, LoopedGPT, Places
+
+
+class DeepLoopConfig(PreTrainedConfig):
+    """The fields of `GPTConfig`, and the rounds the weights were trained at.
+
+    `rounds` may be changed for test-time depth, also in `from_pretrained(folder, rounds=5)`; α stays that
+    of `trained_rounds` unless `recompute_alpha` is set.
+    """
+
+    model_type = "deeploop"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (theirs)
+    attribute_map = {  # noqa: RUF012
+        "vocab_size": "vocabulary",
+        "hidden_size": "width",
+        "intermediate_size": "hidden",
+        "num_attention_heads": "heads",
+        "max_position_embeddings": "context",
+    }
+
+    blocks: int = GPTConfig.blocks
+    rounds: int = GPTConfig.rounds
+    trained_rounds: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for field in fields(GPTConfig):
+            if not hasattr(self, field.name):
+                setattr(self, field.name, kwargs.pop(field.name, field.default))
+        super().__post_init__(**kwargs)
+        if self.trained_rounds is None:
+            self.trained_rounds = self.rounds
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Visits K·R: `generate` sizes its cache by this, and every visit has keys and values of its own."""
+        return self.blocks * self.rounds
+
+    def to_gpt(self) -> GPTConfig:
+        """The config of the model as it was trained."""
+        own = {field.name: getattr(self, field.name) for field in fields(GPTConfig)}
+        return GPTConfig(**own | {"rounds": self.trained_rounds})
+
+
+class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
+    """A LoopedGPT that transformers can load, save, generate with and train.
+
+    Logits are over the real vocabulary. Embedding and head are one parameter, so there is nothing to tie.
+    """
+
+    config_class = DeepLoopConfig
+    base_model_prefix = "model"
+    _input_embed_layer = "embedding"
+    _supports_sdpa = True
+    _no_split_modules = ["LoopedGPT"]  # noqa: RUF012 (the head reads the embedding)
+
+    def __init__(self, config: DeepLoopConfig) -> None:
+        super().__init__(config)
+        self.model = LoopedGPT(config.to_gpt(), seed=torch.initial_seed() % 2**63)
+        self.model.set_rounds(config.rounds)
+        # Unless on the meta device, it has drawn its weights: by its own rule, not by a common std.
+        self.model._is_hf_initialized = not self.model.cos.is_meta
+        self.post_init()
+
+    @classmethod
+    def from_gpt(cls, gpt: LoopedGPT) -> Self:
+        """A LoopedGPT in these clothes; the weights are shared, not copied."""
+        trained = asdict(gpt.config)
+        config = DeepLoopConfig(**trained | {"rounds": gpt.rounds, "trained_rounds": gpt.config.rounds})
+        with torch.device("meta"):
+            model = cls(config)
+        model.model = gpt
+        return model
+
+    def set_rounds(self, rounds: int, *, recompute_alpha: bool | None = None) -> None:
+        """Test-time depth, as in `LoopedGPT.set_rounds`; caches made before no longer fit."""
+        self.model.set_rounds(rounds, recompute_alpha=recompute_alpha)
+        self.config.rounds = rounds
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Next-token logits, and with `labels` (the input ids; -100 is left out) their mean loss."""
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        places = self._places(input_ids, attention_mask, position_ids, past_key_values)
+        states = self.model(input_ids, cache=past_key_values, places=places).states
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.model.logits(states[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+    def _places(
+        self, tokens: Tensor, attention_mask: Tensor | None, positions: Tensor | None, cache: Cache | None
+    ) -> Places:
+        """Rotary table and mask of the tokens: padding has no position, and nobody sees it."""
+        if positions is None:
+            start = 0 if cache is None else cache.get_seq_length()
+            if attention_mask is not None and attention_mask.ndim == 2:
+                positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+            else:
+                positions = torch.arange(tokens.shape[1], device=tokens.device)[None] + start
+        context = self.config.max_position_embeddings
+        if not torch.compiler.is_compiling() and int(positions.max()) >= context:
+            raise ValueError(
+                f"{int(positions.max()) + 1} tokens: must be at most the model's context {context}"
+            )
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=torch.empty((*tokens.shape, 0), dtype=self.dtype, device=tokens.device),  # a shape
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            position_ids=positions,
+        )
+        assert mask is None or isinstance(mask, Tensor)  # flex attention is not offered
+        return (self.model.cos[positions][:, None], self.model.sin[positions][:, None]), mask
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Sets what a loaded file has not given: the rotary table always, weights where some were missing."""
+        if not isinstance(module, LoopedGPT):
+            return
+        parameters = dict(module.named_parameters())
+        given = {k: v for k, v in parameters.items() if getattr(v, "_is_hf_initialized", False)}
+        if len(given) < len(parameters):
+            kept = {name: parameter.clone() for name, parameter in given.items()}
+            module.init_weights(torch.initial_seed() % 2**63)
+            module.load_state_dict(kept, strict=False)
+        module.init_rotary()
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        raise NotImplementedError("deeploop: the vocabulary of a trained model is fixed")
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As ever, with the code beside the weights."""
+        if not self.is_remote_code():  # else transformers copies the files that the class came from
+            from deeploop.models.hf_source import write_source
+
+            name = write_source(save_directory, "deeploop.models.hf")
+            self.config.auto_map = {
+                "AutoConfig": f"{name}.DeepLoopConfig",
+                "AutoModelForCausalLM": f"{name}.DeepLoopForCausalLM",
+            }
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+
+# Not in the copy that an exported folder carries: it must not stand for other folders of this type.
+if __name__ == "deeploop.models.hf":
+    AutoConfig.register("deeploop", DeepLoopConfig)
+    AutoModelForCausalLM.register(DeepLoopConfig, DeepLoopForCausalLM)

@@ -1,0 +1,318 @@
+"""The transformers face: logits, caches, padding, search and files, against LoopedGPT itself."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from deeploop.data.tokenizers import get_tokenizer
+from deeploop.eval.generation import generate
+from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.nn.layers import CausalSelfAttention
+
+transformers = pytest.importorskip("transformers", reason='needs transformers: pip install "deeploop[hf]"')
+
+from deeploop.data.hf_tokenizer import to_transformers  # noqa: E402
+from deeploop.models.hf import DeepLoopConfig, DeepLoopForCausalLM  # noqa: E402
+
+CONFIG = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=257, context=48)
+PROMPTS = [[5, 100, 7, 250, 31], [17], [200, 3, 3, 90, 41, 12, 77, 8, 150, 254, 6]]
+PAD = 256
+
+
+def make_gpt(**changes):
+    """Weights so large that the likeliest token is not the last one again, and gains that are not all 1.
+
+    With equal gains the keys' norm commutes with the rotation, and a shift of all positions changes nothing.
+    """
+    gpt = LoopedGPT(GPTConfig(**{**CONFIG.__dict__, **changes})).eval()
+    generator = torch.Generator().manual_seed(18)
+    with torch.no_grad():
+        for module in gpt.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.normal_(0, 0.5, generator=generator)
+            elif isinstance(module, CausalSelfAttention):
+                module.k_norm.weight.uniform_(0, 2, generator=generator)
+        gpt.embedding.weight.mul_(20)
+    return gpt
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    return make_gpt()
+
+
+@pytest.fixture(scope="module")
+def folder(gpt, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hf") / "saved"
+    DeepLoopForCausalLM.from_gpt(gpt).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(0, 257, (3, 20), generator=torch.Generator().manual_seed(2))
+
+
+@torch.no_grad()
+def our_logits(gpt, tokens):
+    return gpt.logits(gpt(tokens).states)
+
+
+def theirs(model, prompt, count, **settings):
+    """What their `generate` adds to one prompt."""
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=count, pad_token_id=PAD, **settings)
+    return out[0, len(prompt) :].tolist()
+
+
+@torch.no_grad()
+def test_loaded_logits_are_ours_bit_for_bit(gpt, model, tokens):
+    assert type(model) is DeepLoopForCausalLM
+    out = model(tokens)
+    assert torch.equal(out.logits, our_logits(gpt, tokens))
+    assert out.logits.shape[-1] == model.config.vocab_size == 257  # not the padded 320
+    assert out.past_key_values is None
+    assert torch.equal(model(tokens, logits_to_keep=2).logits, out.logits[:, -2:])
+    assert torch.equal(model(tokens, logits_to_keep=torch.tensor([4, 9])).logits, out.logits[:, [4, 9]])
+    assert torch.equal(model(tokens, return_dict=False)[0], out.logits)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"block": "prenorm"}, {"final_norm": False, "mup_base_width": 16}, {"inner_norm": False}]
+)
+def test_every_kind_of_block_goes_through(changes, tokens, tmp_path):
+    gpt = make_gpt(**changes)
+    DeepLoopForCausalLM.from_gpt(gpt).save_pretrained(tmp_path)
+    loaded = DeepLoopForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, our_logits(gpt, tokens))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rounds", [1, 3, 7])
+def test_cached_logits_equal_uncached(folder, tokens, rounds):
+    # In float64: seven rounds of weights as wild as these make 1e-3 of float32's rounding.
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, rounds=rounds, dtype="float64")
+    whole = model(tokens).logits
+    cache = model(tokens[:, :9], use_cache=True).past_key_values
+    assert len(cache.layers) == 2 * rounds
+    pieces = [model(tokens[:, a:b], past_key_values=cache).logits for a, b in ((9, 15), (15, 16), (16, 20))]
+    assert (torch.cat(pieces, dim=1) - whole[:, 9:]).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_is_ours_token_for_token(gpt, folder, rounds, prompt):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, rounds=rounds)
+    gpt.set_rounds(rounds)
+    expected = list(generate(gpt, prompt, max_tokens=30))
+    gpt.set_rounds(3)
+    assert len(set(expected)) > 3
+    for settings in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
+        assert theirs(model, prompt, 30, do_sample=False, **settings) == expected
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_left_padding_changes_nothing(gpt, model, cache):
+    longest = max(map(len, PROMPTS))
+    padded = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in PROMPTS])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    out = model.generate(
+        padded,
+        attention_mask=mask,
+        max_new_tokens=20,
+        do_sample=False,
+        pad_token_id=PAD,
+        cache_implementation=cache,
+    )
+    for row, prompt in zip(out, PROMPTS, strict=True):
+        assert row[longest:].tolist() == list(generate(gpt, prompt, max_tokens=20))
+    with torch.no_grad():  # and without generate, positions come from the mask
+        logits = model(padded, attention_mask=mask).logits
+    for row, prompt in zip(logits, PROMPTS, strict=True):
+        alone = our_logits(gpt, torch.tensor([prompt]))[0]
+        assert (row[-len(prompt) :] - alone).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 3, "do_sample": False},
+        {"do_sample": True, "top_k": 20, "temperature": 0.9},
+        {"do_sample": True, "top_p": 0.8, "num_beams": 2},
+    ],
+)
+def test_beams_and_samples_do_not_depend_on_the_cache(model, settings):
+    found = []
+    for cache in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
+        torch.manual_seed(4)
+        found.append(theirs(model, PROMPTS[0], 15, **settings, **cache))
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) > 3
+
+
+def test_eager_is_the_same_attention(folder, gpt, tokens):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with torch.no_grad():
+        assert (model(tokens).logits - our_logits(gpt, tokens)).abs().max() < 1e-4
+
+
+def test_the_loss_is_ours(gpt, model, tokens):
+    targets = tokens[:, 1:].clone()
+    labels = tokens.clone()
+    targets[0, :5], labels[0, 1:6] = -1, -100
+    with torch.no_grad():
+        ours = gpt(tokens[:, :-1], targets).loss / (targets >= 0).sum()
+        assert model(tokens, labels=labels).loss.item() == pytest.approx(ours.item(), abs=1e-5)
+
+
+def test_gradients_flow(folder, tokens):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).train()
+    model(tokens, labels=tokens).loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_other_rounds_when_loading(gpt, folder, tokens, recompute, tmp_path):
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(folder, rounds=5, recompute_alpha=recompute)
+    gpt.set_rounds(5, recompute_alpha=recompute)
+    expected = our_logits(gpt, tokens)
+    gpt.set_rounds(3)
+    model.save_pretrained(tmp_path)
+    later = load(folder, recompute_alpha=recompute)
+    later.set_rounds(5)
+    for loaded in (model, load(tmp_path), later):
+        assert loaded.config.num_hidden_layers == 10
+        with torch.no_grad():
+            assert torch.equal(loaded(tokens).logits, expected)
+    alpha = model.model.blocks[0].mlp.alpha
+    assert alpha == pytest.approx((2 * 2 * (5 if recompute else 3)) ** 0.5)
+
+
+def test_saving_again_keeps_every_file(folder, model, tmp_path):
+    model.save_pretrained(tmp_path)
+    for file in folder.iterdir():
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_embedding_and_head_are_one_parameter(folder, model):
+    names = dict(model.named_parameters())
+    assert "model.embedding.weight" in names
+    assert not [name for name in names if "head" in name]
+    assert model.get_input_embeddings() is model.model.embedding
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert set(file.keys()) == set(names)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes(gpt, folder, tokens, dtype):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    assert model.dtype == dtype
+    assert model.model.cos.dtype == torch.float32  # and not garbage from the meta device:
+    assert torch.equal(model.model.cos, gpt.cos)
+    with torch.no_grad():
+        difference = (model(tokens).logits - our_logits(gpt, tokens)).abs()
+    assert difference.max() < 1e-3 if dtype == torch.float64 else difference.mean() < 1
+    assert theirs(model, PROMPTS[0], 5, do_sample=False)
+
+
+def test_a_new_model_is_drawn_by_our_rule():
+    torch.manual_seed(11)
+    config = DeepLoopConfig(**CONFIG.__dict__)
+    drawn = DeepLoopForCausalLM(config)
+    for name, parameter in LoopedGPT(CONFIG, seed=11).named_parameters():
+        assert torch.equal(parameter, drawn.model.get_parameter(name)), name
+
+
+def test_what_a_file_lacks_is_drawn_by_our_rule(model, tmp_path):
+    weights = model.state_dict()
+    lacking = "model.blocks.1.attention.branch.v.weight"
+    model.save_pretrained(tmp_path, state_dict={k: v for k, v in weights.items() if k != lacking})
+    torch.manual_seed(11)
+    loaded = DeepLoopForCausalLM.from_pretrained(tmp_path)
+    fresh = LoopedGPT(CONFIG, seed=11).state_dict()
+    for name, tensor in loaded.state_dict().items():
+        expected = fresh[name.removeprefix("model.")] if name == lacking else weights[name]
+        assert torch.equal(tensor, expected), name
+
+
+def test_what_does_not_fit_is_refused(folder, model):
+    with pytest.raises(ValueError, match="49 tokens: must be at most the model's context 48"):
+        model(torch.zeros(1, 49, dtype=torch.long))
+    with pytest.raises(NotImplementedError, match="vocabulary"):
+        model.resize_token_embeddings(300)
+    with pytest.raises(ValueError, match=r"model\.rounds=0: must be at least 1"):
+        DeepLoopForCausalLM.from_pretrained(folder, rounds=0)
+
+
+ELSEWHERE = """
+import sys
+
+class NoDeepLoop:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "deeploop":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, NoDeepLoop())
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+source, again, result = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(source)  # theirs, and nobody is there to say that code may run
+assert tokenizer("Löop").input_ids == list("Löop".encode())
+try:
+    AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False)
+except ValueError:
+    pass
+else:
+    sys.exit("loaded without being trusted")
+model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True, rounds=4)
+model.save_pretrained(again)
+model = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True)
+tokens = torch.arange(20)[None]
+with torch.no_grad():
+    logits = model(tokens).logits
+torch.save((logits, model.generate(tokens[:, :5], max_new_tokens=10, do_sample=False)), result)
+assert not any(name.split(".")[0] == "deeploop" for name in sys.modules)
+"""
+
+
+def test_the_folder_brings_its_own_code(folder, tmp_path):
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    source, result = shutil.copytree(folder, tmp_path / "source"), tmp_path / "result.pt"
+    to_transformers(get_tokenizer("bytes"), context=48).save_pretrained(source)
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, source, tmp_path / "again", result],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment,
+        cwd=tmp_path,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    model = DeepLoopForCausalLM.from_pretrained(folder, rounds=4)
+    logits, text = torch.load(result)
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(logits, model(tokens).logits)
+    assert torch.equal(text, model.generate(tokens[:, :5], max_new_tokens=10, do_sample=False))
+    # What was saved elsewhere is still a folder for the package.
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert type(again) is DeepLoopForCausalLM

@@ -1,0 +1,104 @@
+"""The small trained model in the package: it is small, it has learned, and nothing changes it."""
+
+import argparse
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import deeploop
+from deeploop.cli import main
+from deeploop.train.checkpoint import copy_weights, last_checkpoint, read_state
+from deeploop.train.loop import train
+from deeploop.train.rundir import load_config, resolve, results_folder
+
+FOLDER = Path(deeploop.__file__).parent / "assets" / "tiny"
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_is_small_and_names_no_place_of_the_machine_that_made_it():
+    files = [file for file in FOLDER.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 2_000_000
+    for file in files:
+        if file.suffix != ".safetensors":
+            assert '"/' not in file.read_text(), file
+
+
+@torch.no_grad()
+def test_it_has_learned_python(elsewhere):
+    model, tokenizer = deeploop.load("shipped")
+    ids = torch.from_numpy(tokenizer.encode(inspect.getsource(argparse))[: 64 * 129].astype("int64"))
+    windows = ids.view(64, 129)
+    loss = model(windows[:, :-1], windows[:, 1:]).loss / windows[:, 1:].numel()
+    reported = read_state(last_checkpoint(FOLDER))["validation"]
+    assert reported["verdict"] == "escaped"
+    assert loss < 1.8 < reported["floor"]  # the floor: the best without looking at the context
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rounds", [1, 3, 7])
+def test_cached_logits_equal_uncached(elsewhere, rounds):
+    model, tokenizer = deeploop.load("shipped")
+    model.set_rounds(rounds)
+    tokens = torch.from_numpy(tokenizer.encode(inspect.getsource(argparse.Action))[:128].astype("int64"))[
+        None
+    ]
+    cache = model.new_cache()
+    pieces = [model(piece, cache=cache).states for piece in tokens.split(17, dim=1)]
+    difference = model.logits(torch.cat(pieces, dim=1)) - model.logits(model(tokens).states)
+    assert difference.abs().max() < 1e-4
+
+
+def test_generate_needs_no_run(elsewhere, capsys):
+    assert main(["generate", "--prompt", "def ", "--max-tokens", "30"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("def ")
+    assert len(captured.out) > 20
+    assert captured.err.startswith("the small model that comes with deeploop; ")
+    assert main(["generate", "shipped", "--prompt", "def ", "--max-tokens", "30"]) == 0
+    assert capsys.readouterr().out == captured.out
+
+
+def test_a_folder_of_that_name_comes_first(elsewhere):
+    assert resolve("shipped") == FOLDER
+    (elsewhere / "shipped").mkdir()
+    assert resolve("shipped") == Path("shipped")
+    assert results_folder(Path("shipped")) == Path("shipped")
+
+
+def test_results_about_it_are_written_elsewhere(elsewhere, corpus, capsys):
+    before = {file: file.read_bytes() for file in FOLDER.rglob("*") if file.is_file()}
+    assert main(["validate", "shipped", "--data", str(corpus), "--sequences", "3"]) == 0
+    written = json.loads((elsewhere / "runs" / "shipped" / "validation.json").read_text())
+    assert written["checkpoint"] == last_checkpoint(FOLDER).name
+    assert {file: file.read_bytes() for file in FOLDER.rglob("*") if file.is_file()} == before
+
+
+def test_it_is_the_recipe_that_the_makefile_names():
+    makefile = FOLDER.parents[3] / "Makefile"
+    if not makefile.exists():
+        pytest.skip("not in a checkout")
+    command = json.loads((FOLDER / "run.json").read_text())["command"]
+    words = makefile.read_text().replace("\\\n", " ").split()
+    assert " ".join(command[1:]) in " ".join(words)
+    assert load_config(FOLDER).data.path == Path("data/stdlib")
+
+
+def test_weights_alone_are_loaded_and_not_resumed(tiny_config, tmp_path):
+    config = tiny_config()
+    train(config)
+    whole = last_checkpoint(config.out)
+    bare = tmp_path / "bare" / whole.name
+    copy_weights(whole, bare)
+    assert sorted(file.name for file in bare.iterdir()) == ["model.safetensors", "state.json"]
+    assert read_state(bare) == read_state(whole)
+    (bare / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="damaged"):
+        read_state(bare)
