@@ -12,7 +12,7 @@ from deeploop.eval.requests import Requests, Scores
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.loss import MAX_LOGITS
 
-STEP = 32  # padded lengths are multiples of it: a GPU that plans its kernels by shape sees few shapes
+STEP = 16  # padded lengths are multiples of it: a GPU that plans its kernels by shape sees few shapes
 
 
 def default_batch_tokens(device: torch.device | str) -> int:
@@ -74,7 +74,7 @@ def check(model: LoopedGPT, requests: Requests) -> None:
         asked = requests.request(longest)
         raise ValueError(
             f"{asked.task}, document {asked.document}: its continuation of {length} tokens is longer than "
-            f"the model's context of {model.config.context}; leave that task out"
+            f"the model's context of {model.config.context}; leave that task out with --tasks"
         )
 
 
