@@ -1,5 +1,6 @@
-"""What the tests of the training side share: a corpus of bytes made here, and a run that takes a second."""
+"""What the tests share: a corpus of bytes, a run that takes a second, small files of the eight tasks."""
 
+import json
 import os
 import random
 from dataclasses import replace
@@ -76,3 +77,71 @@ def train_arguments(corpus):
         return ["train", "tiny", *where, *shape.split(), *amount.split(), *map(str, more)]
 
     return make
+
+
+def four(texts):
+    return {"text": texts, "label": ["A", "B", "C", "D"][: len(texts)]}
+
+
+def task_rows(draw):
+    """A row of each task, of random words, in the layout of its data set."""
+
+    def words(count):
+        return " ".join(draw.choices(SENTENCE.split(), k=count))
+
+    pick = draw.randrange
+    arc = {"id": "x", "question": f"{words(5)}?", "choices": four([words(2) for _ in range(4)])}
+    return {
+        "arc_challenge": arc | {"answerKey": draw.choice("ABCD")},
+        "arc_easy": arc | {"question": f"{words(4)}?", "answerKey": draw.choice("ABCD")},
+        "hellaswag": {
+            "ind": pick(100),
+            "activity_label": words(2),
+            "ctx_a": f"{words(4)}. [title] {words(2)}.",
+            "ctx_b": words(1),
+            "endings": [f"{words(3)} [substeps] {words(1)}." for _ in range(4)],
+            "label": str(pick(4)),
+        },
+        "openbookqa": {
+            "question_stem": words(4),
+            "choices": four([words(2) for _ in range(4)]),
+            "answerKey": draw.choice("ABCD"),
+        },
+        "piqa": {"goal": words(4), "sol1": words(3), "sol2": words(3), "label": pick(2)},
+        "sciq": {
+            "question": f"{words(4)}?",
+            "support": f" {words(6)}." if pick(2) else "",
+            "distractor1": words(1),
+            "distractor2": words(2),
+            "distractor3": words(1),
+            "correct_answer": words(1),
+        },
+        "social_iqa": {
+            "context": f"{words(4)}.",
+            "question": f"{words(3)}?",
+            "answerA": words(2),
+            "answerB": words(2),
+            "answerC": words(1),
+            "label": str(1 + pick(3)),
+        },
+        "winogrande": {
+            "sentence": f"{words(3)} _ {words(3)}.",
+            "option1": words(1),
+            "option2": words(1),
+            "answer": str(1 + pick(2)),
+        },
+    }
+
+
+@pytest.fixture(scope="session")
+def task_files(tmp_path_factory):
+    """A folder of the eight tasks, 4 rows a split, for `--data`; a test that damages it copies it first."""
+    folder = tmp_path_factory.mktemp("tasks")
+    draw = random.Random(0)
+    for split in ("train", "validation", "test"):
+        rows = [task_rows(draw) for _ in range(4)]
+        for task in rows[0]:
+            (folder / task).mkdir(exist_ok=True)
+            lines = "".join(json.dumps(row[task]) + "\n" for row in rows)
+            (folder / task / f"{split}.jsonl").write_text(lines)
+    return folder

@@ -24,6 +24,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
+  deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
   deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
@@ -126,6 +127,13 @@ def _validate(arguments: list[str]) -> int:
     return 0
 
 
+def _eval(arguments: list[str]) -> int:
+    from deeploop.experiments import evaluate
+
+    print(evaluate.run(_parse(evaluate.EvalArgs, arguments, prog="deeploop eval")))
+    return 0
+
+
 def _generate(arguments: list[str]) -> int:
     from deeploop.eval import generation
     from deeploop.models.adaptive import AdaptiveDepth, ExitRule
@@ -185,6 +193,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "prepare": _prepare,
     "train": _train,
     "validate": _validate,
+    "eval": _eval,
     "generate": _generate,
     "diagnose": _diagnose,
     "export": _export,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import tiktoken
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -83,6 +82,8 @@ class GPT2Tokenizer:
     end_of_text = 50256
 
     def __init__(self) -> None:
+        import tiktoken  # here, so that nothing else needs it
+
         self._encoding = tiktoken.Encoding(
             self.name,
             pat_str=GPT2_PATTERN,

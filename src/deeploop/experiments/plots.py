@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from deeploop.train.metrics import read_metrics
 
@@ -54,10 +55,36 @@ def loss_against_rounds(record: dict[str, Any]) -> Figure:
     """Validation loss against rounds, of a run's depth.json; adaptive depth at its mean rounds."""
     figure = Figure(figsize=(5.2, 3.6), layout="constrained")
     axes = figure.subplots()
-    axes.axvline(record["trained_rounds"], color=INK, ls="--", lw=1)
-    axes.annotate(
-        " trained", (record["trained_rounds"], 1), xycoords=("data", "axes fraction"), ha="left", va="top"
-    )
+    _draw_loss(axes, record)
+    axes.set_xlabel("rounds R")
+    quiet(axes)
+    return figure
+
+
+def accuracy_against_rounds(record: dict[str, Any], loss: dict[str, Any] | None = None) -> Figure:
+    """Mean accuracy against rounds, of an evaluation; above it the loss, where there is a depth.json."""
+    panels = 1 if loss is None else 2
+    figure = Figure(figsize=(5.2, 3.6 * panels), layout="constrained")
+    grid = figure.subplots(panels, sharex=True, squeeze=False)[:, 0]
+    if loss is not None:
+        _draw_loss(grid[0], loss)
+    axes = grid[-1]
+    _mark_trained(axes, record["trained_rounds"])
+    for shots, colour in zip(record["shots"], COLOURS * len(record["shots"]), strict=False):
+        rows = [row for row in record["average"] if row["shots"] == shots]
+        points = [row["rounds"] for row in rows], [100 * row["acc"] for row in rows]
+        axes.plot(*points, "o-", color=colour, label=f"{shots}-shot", ms=4, lw=1.6)
+    axes.set_xlabel("rounds R")
+    tasks = len({row["task"] for row in record["results"]})
+    axes.set_ylabel(f"accuracy (%), mean of {tasks} tasks" if tasks > 1 else "accuracy (%)")
+    axes.legend(frameon=False, labelcolor=INK)
+    for axes in grid:
+        quiet(axes)
+    return figure
+
+
+def _draw_loss(axes: Axes, record: dict[str, Any]) -> None:
+    _mark_trained(axes, record["trained_rounds"])
     for rows, x, style, colour, label in (
         (record["rounds"], "rounds", "o-", COLOURS[0], "all tokens alike"),
         (record["adaptive"], "mean_rounds", "s:", COLOURS[1], "adaptive depth"),
@@ -68,14 +95,17 @@ def loss_against_rounds(record: dict[str, Any]) -> Figure:
     # Both units are shares of the same summed loss, so one scale serves them.
     factor = record["rounds"][0]["bits_per_byte"] / record["rounds"][0]["loss"]
     right = axes.secondary_yaxis("right", functions=(lambda y: y * factor, lambda y: y / factor))
-    axes.set_xlabel("rounds R")
     axes.set_ylabel("validation loss (nats a token)")
     right.set_ylabel("bits per byte", color=INK)
     right.spines["right"].set_color(INK)
     right.tick_params(colors=INK)
     axes.legend(frameon=False, labelcolor=INK)
-    quiet(axes)
-    return figure
+
+
+def _mark_trained(axes: Axes, rounds: int) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half a round
+    axes.axvline(rounds, color=INK, ls="--", lw=1)
+    axes.annotate(" trained", (rounds, 1), xycoords=("data", "axes fraction"), ha="left", va="top")
 
 
 def series(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

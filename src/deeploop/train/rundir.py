@@ -119,13 +119,22 @@ def load_config(run: Path) -> TrainConfig:
 
 def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[LoopedGPT, Tokenizer]:
     """Model (in eval mode, weights of the last checkpoint) and tokenizer of a run folder."""
-    run = resolve(run)
+    run = Path(run)
+    return load_model(run, device=device), get_tokenizer(tokenizer_name(run))
+
+
+def load_model(run: Path, *, device: str | torch.device = "cpu") -> LoopedGPT:
+    """The model alone: it needs nothing that a tokenizer does."""
     config = load_config(run)
     checkpoint = require_checkpoint(run)
     read_state(checkpoint)
     model = LoopedGPT(config.model)
     load_weights(model, checkpoint)
-    return model.to(device).eval(), get_tokenizer(_read(run / "run.json")["tokenizer"])
+    return model.to(device).eval()
+
+
+def tokenizer_name(run: Path) -> str:
+    return str(_read(resolve(run) / "run.json")["tokenizer"])
 
 
 def require_checkpoint(run: Path) -> Path:

@@ -1,0 +1,127 @@
+"""Log-likelihoods of requests under a built model: sorted by length, batched by tokens."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from deeploop.eval.requests import Requests, Scores
+from deeploop.models.gpt import LoopedGPT
+from deeploop.nn.loss import MAX_LOGITS
+
+STEP = 16  # padded lengths are multiples of it: a GPU that plans its kernels by shape sees few shapes
+
+
+def default_batch_tokens(device: torch.device | str) -> int:
+    """What fits well: much on a GPU; on a CPU what stays in its caches."""
+    return 65536 if torch.device(device).type == "cuda" else 4096
+
+
+@torch.inference_mode()
+def score(
+    model: LoopedGPT,
+    requests: Requests,
+    *,
+    batch_tokens: int | None = None,
+    device: torch.device | str = "cpu",
+    arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
+    progress: bool = False,
+) -> Scores:
+    """Scores every request with a model in eval mode, at the rounds it is set to.
+
+    What is longer than the context loses its beginning. `batch_tokens`, with padding, are computed at once.
+    """
+    check(model, requests)
+    context = model.config.context
+    lengths = np.minimum(input_lengths(requests), context)
+    # In float64 the order in which a GPU adds does not show.
+    total = torch.zeros(len(requests), dtype=torch.float64, device=device)
+    misses = torch.zeros(len(requests), dtype=torch.int64, device=device)
+    with tqdm(
+        total=len(requests), desc="scoring", unit=" requests", disable=None if progress else True
+    ) as bar:
+        for rows, padded in batches(lengths, batch_tokens or default_batch_tokens(device), context):
+            arrays = pack(requests, rows, lengths, padded)
+            tokens, positions, targets, owners = (_to(array, device) for array in arrays)
+            with arithmetic():
+                states = model(tokens).states.flatten(0, 1)[positions]
+                logprob, is_best = _judge(model, states, targets)
+            total.index_add_(0, owners, logprob.double())
+            misses.index_add_(0, owners, (~is_best).long())
+            bar.update(len(rows))
+        # The only point that waits for the device, inside the bar so that its rate is true.
+        return Scores(total.cpu().numpy(), misses.cpu().numpy() == 0)
+
+
+def input_lengths(requests: Requests) -> np.ndarray:
+    """Tokens that a model reads of each request: the last one is only a target."""
+    contexts, continuations = requests.lengths
+    return contexts + continuations - 1
+
+
+def check(model: LoopedGPT, requests: Requests) -> None:
+    """Raises for requests that this model can't score."""
+    if requests.vocabulary != model.config.vocabulary:
+        raise ValueError(
+            f"requests of {requests.tokenizer} tokens (vocabulary {requests.vocabulary}): the model's "
+            f"vocabulary is {model.config.vocabulary}"
+        )
+    longest = int(requests.continuations.lengths.argmax())
+    if (length := int(requests.continuations.lengths[longest])) > model.config.context:
+        asked = requests.request(longest)
+        raise ValueError(
+            f"{asked.task}, document {asked.document}: its continuation of {length} tokens is longer than "
+            f"the model's context of {model.config.context}; leave that task out with --tasks"
+        )
+
+
+def batches(lengths: np.ndarray, batch_tokens: int, context: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Which requests go together, and the length they are padded to; the longest first.
+
+    All batches of a padded length have the same number of rows, but for the very last.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        padded = min(-(-int(lengths[order[start]]) // STEP) * STEP, context)
+        rows = order[start : start + max(1, batch_tokens // padded)]
+        start += len(rows)
+        yield rows, padded
+
+
+def pack(requests: Requests, rows: np.ndarray, lengths: np.ndarray, padded: int) -> tuple[np.ndarray, ...]:
+    """A batch: tokens (B, T) padded on the right; and for each continuation token the position, among B·T,
+    whose state predicts it, the token itself, and the request it belongs to."""
+    tokens = np.zeros((len(rows), padded), dtype=np.int64)
+    positions, targets, owners = [], [], []
+    for b, index in enumerate(rows):
+        context, continuation = requests.tokens(index)
+        length, count = lengths[index], len(continuation)
+        # The harness keeps the last context + 1 tokens, and reads all of them but the last.
+        tokens[b, :length] = np.concatenate([context, continuation])[-length - 1 : -1]
+        positions.append(b * padded + np.arange(length - count, length))
+        targets.append(continuation)
+        owners.append(np.full(count, index))
+    return tokens, *(np.concatenate(part).astype(np.int64) for part in (positions, targets, owners))
+
+
+def _judge(model: LoopedGPT, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target (P,), and whether it is the likeliest token; in fp32, chunk by chunk."""
+    chunk = max(1, MAX_LOGITS // model.config.vocabulary)
+    logprobs, best = [], []
+    for x, target in zip(states.split(chunk), targets.split(chunk), strict=True):
+        logits = model.logits(x)
+        own = logits.gather(1, target[:, None])[:, 0]
+        logprobs.append(own - logits.logsumexp(-1))
+        best.append(logits.argmax(-1) == target)
+    return torch.cat(logprobs), torch.cat(best)
+
+
+def _to(array: np.ndarray, device: torch.device | str) -> Tensor:
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)  # the host goes on packing meanwhile
