@@ -28,6 +28,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
   deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
+  deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's ceiling, peak memory
   deeploop demo                                 see looped depth collapse and train, in five minutes
 
 Each command has --help. More: README.md
@@ -181,6 +182,13 @@ def _export(arguments: list[str]) -> int:
     return 0
 
 
+def _bench(arguments: list[str]) -> int:
+    from deeploop.experiments import bench
+
+    print(bench.run(_parse(bench.BenchArgs, arguments, prog="deeploop bench")))
+    return 0
+
+
 def _demo(arguments: list[str]) -> int:
     from deeploop.experiments import demo
 
@@ -197,6 +205,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "generate": _generate,
     "diagnose": _diagnose,
     "export": _export,
+    "bench": _bench,
     "demo": _demo,
 }
 

@@ -1,0 +1,265 @@
+"""`deeploop bench`: how fast a recipe trains here, as shares of what the device can do.
+
+The real training step is timed, with its loader, clipping and optimizer, beside the matrix products that the
+same process reaches and, if asked, a reference implementation of the same model: every figure has a ratio.
+"""
+
+import gc
+import json
+import runpy
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from deeploop.data.corpora import stdlib
+from deeploop.data.prepare import prepare
+from deeploop.data.tokenizers import get_tokenizer
+from deeploop.experiments import page
+from deeploop.experiments.recipes import get_recipe
+from deeploop.models.accounting import flops_per_token
+from deeploop.models.gpt import GPTConfig
+from deeploop.train.config import TrainConfig
+from deeploop.train.distributed import World, arithmetic, open_world
+from deeploop.train.loop import open_run, train_step
+from deeploop.train.progress import StopRequest
+from deeploop.train.rundir import provenance
+
+WARM_UP = 3
+TOKENIZERS = {257: "bytes", 50257: "gpt2"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchArgs:
+    """Tokens a second, model FLOP/s, share of the matrix-product ceiling, compile time and peak memory."""
+
+    recipes: tuple[str, ...] = ("gpt2-small",)
+    """Recipes to time."""
+    rounds: tuple[int, ...] = (1, 3, 7)
+    """Rounds R of each."""
+    micro_batch: tuple[int, ...] = ()
+    """Sequences a step; unset: the recipe's micro-batch."""
+    round_hidden: bool = False
+    """Round SwiGLU's hidden width up to a multiple of 16 (2730 → 2736), which tensor cores prefer."""
+    steps: int = 10
+    """Steps that are timed, after three that are not."""
+    reference: Path | None = None
+    """A file with a class ReferenceGPT to time in the same run: benchmarks/reference_gpt.py."""
+    data: Path | None = None
+    """Corpus; unset: Python's standard library, prepared on the way."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on."""
+    json: Path | None = None
+    """Also write the results to this file."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps}: must be at least 1")
+        for recipe in self.recipes:
+            get_recipe(recipe)
+        if self.reference is not None and not self.reference.is_file():
+            raise ValueError(f"reference={self.reference}: no such file; try benchmarks/reference_gpt.py")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One model, timed."""
+
+    seconds: float  # a step
+    first: float  # the first step: compilation, and what is loaded once
+    peak_memory: int | None  # bytes
+
+
+def run(args: BenchArgs) -> str:
+    """Times every cell; returns the table to print."""
+    base = replace(get_recipe(args.recipes[0]).device, kind=args.device)
+    with open_world(base) as world, tempfile.TemporaryDirectory() as folder:
+        ceiling = matmul_ceiling(world.device)
+        cells = [
+            (recipe, R, size)
+            for recipe in args.recipes
+            for R in args.rounds
+            for size in args.micro_batch or (get_recipe(recipe).device.micro_batch or 16,)
+        ]
+        rows = []
+        for recipe, R, size in tqdm(cells, desc="bench", disable=None, leave=False):
+            config = cell_config(recipe, R, size, args, Path(folder))
+            rows.append(measure(recipe, config, world, args, ceiling))
+    record = {"device": device_name(world.device), "ceiling_flops": ceiling, "cells": rows, **provenance()}
+    if args.json is not None:
+        args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return report(record)
+
+
+def cell_config(recipe: str, rounds: int, size: int, args: BenchArgs, folder: Path) -> TrainConfig:
+    base = get_recipe(recipe)
+    hidden = -(-base.model.hidden // 16) * 16 if args.round_hidden else base.model.hidden
+    model = replace(base.model, rounds=rounds, hidden=hidden)
+    data = args.data or corpus_for(model, folder)
+    return replace(
+        base,
+        out=folder / f"{recipe}-{rounds}-{size}",
+        model=model,
+        data=replace(base.data, path=data, validation_sequences=1),
+        optim=replace(base.optim, batch=size),
+        device=replace(base.device, kind=args.device, micro_batch=size),
+    )
+
+
+def corpus_for(model: GPTConfig, folder: Path) -> Path:
+    if model.vocabulary not in TOKENIZERS:
+        raise ValueError(f"model.vocabulary={model.vocabulary}: no tokenizer of ours has it; give --data")
+    tokenizer = get_tokenizer(TOKENIZERS[model.vocabulary])
+    source = stdlib()
+    path = folder / f"corpus-{tokenizer.name}"
+    prepare(source, tokenizer, path, validation_tokens=100_000, source=source.description)
+    return path
+
+
+def measure(
+    recipe: str, config: TrainConfig, world: World, args: BenchArgs, ceiling: float
+) -> dict[str, Any]:
+    """One cell: ours, and the reference where there is one."""
+    tokens = config.optim.batch * config.model.context
+    ours = time_training(config, world, args.steps)
+    flops = flops_per_token(config.model) * tokens / ours.seconds
+    row: dict[str, Any] = {
+        "recipe": recipe,
+        "rounds": config.model.rounds,
+        "hidden": config.model.hidden,
+        "micro_batch": config.optim.batch,
+        "tokens_per_s": tokens / ours.seconds,
+        "flops": flops,
+        "share_of_ceiling": flops / ceiling,
+        "first_step_s": ours.first,
+        "peak_memory": ours.peak_memory,
+    }
+    if args.reference is not None:
+        theirs = time_reference(args.reference, config, world, args.steps)
+        row |= {
+            "reference_tokens_per_s": tokens / theirs.seconds,
+            "ratio": theirs.seconds / ours.seconds,
+            "reference_first_step_s": theirs.first,
+            "reference_peak_memory": theirs.peak_memory,
+        }
+    return row
+
+
+def time_training(config: TrainConfig, world: World, steps: int) -> Timing:
+    """The loop's own step, as a run takes it."""
+    opened = open_run(config, world)
+    stop = StopRequest()
+    try:
+        return time_steps(lambda: train_step(opened, stop), world.device, steps)
+    finally:
+        for thing in (opened.display, opened.writer, opened.lock):
+            if thing is not None:
+                thing.close()
+        opened.model.to("meta")  # gives the memory back although compiled code still holds the model
+        opened.optimizer.state.clear()
+
+
+def time_reference(file: Path, config: TrainConfig, world: World, steps: int) -> Timing:
+    """The same sizes in the reference: compiled block by block, fused AdamW, clipping at 1."""
+    model = reference_model(file, config.model).to(world.device)
+    cuda = world.device.type == "cuda"
+    for block in model.get_submodule("blocks").children() if cuda else ():
+        block.compile()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=cuda)
+    shape = (config.optim.batch, config.model.context)
+    batch: Tensor = torch.randint(config.model.vocabulary, shape, device=world.device)
+
+    def step() -> None:
+        with arithmetic(config.device, world.device):
+            loss = model(batch, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.item()
+
+    try:
+        return time_steps(step, world.device, steps)
+    finally:
+        model.to("meta")
+        optimizer.state.clear()
+
+
+def reference_model(file: Path, config: GPTConfig) -> nn.Module:
+    namespace = runpy.run_path(str(file))
+    if "ReferenceGPT" not in namespace:
+        raise ValueError(f"reference={file}: has no class ReferenceGPT")
+    names = ("blocks", "rounds", "width", "heads", "hidden", "context")
+    sizes = {name: getattr(config, name) for name in names}
+    model: nn.Module = namespace["ReferenceGPT"](**sizes, vocabulary=config.padded_vocabulary)
+    return model
+
+
+def time_steps(step: Callable[[], object], device: torch.device, steps: int) -> Timing:
+    """The median step; each one ends in a read-out of the loss, so nothing is still under way."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds = []
+    for _ in range(WARM_UP + steps):
+        began = time.perf_counter()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return Timing(median(seconds[WARM_UP:]), seconds[0], peak)
+
+
+def matmul_ceiling(device: torch.device) -> float:
+    """FLOP/s of a large product in the precision of training: bf16 on a GPU, fp32 on a CPU."""
+    cuda = device.type == "cuda"
+    n, dtype, repeats = (8192, torch.bfloat16, 20) if cuda else (1024, torch.float32, 5)
+    a, b = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
+
+    def products() -> None:
+        for _ in range(repeats):
+            a @ b
+
+    return repeats * 2 * n**3 / time_steps(products, device, 5).seconds
+
+
+def device_name(device: torch.device) -> str:
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{torch.get_num_threads()} CPU threads"
+    )
+
+
+def report(record: dict[str, Any]) -> str:
+    """The table, and what its columns mean."""
+    rows = []
+    for row in record["cells"]:
+        memory = f"{row['peak_memory'] / 2**30:.1f} GiB" if row["peak_memory"] else "–"
+        cells = [
+            f"{row['recipe']} R={row['rounds']}",
+            str(row["micro_batch"]),
+            f"{row['tokens_per_s'] / 1e3:.1f} K",
+            f"{row['flops'] / 1e12:.3g}",
+            f"{row['share_of_ceiling']:.0%}",
+            f"{row['first_step_s']:.1f} s",
+            memory,
+        ]
+        if "ratio" in row:
+            cells += [f"{row['reference_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio']:.2f}×"]
+        rows.append(cells)
+    header = ["recipe", "batch", "tokens/s", "TFLOP/s", "of ceiling", "first step", "peak memory"]
+    header += ["reference", "ratio"] if "ratio" in record["cells"][0] else []
+    return (
+        f"{record['device']}: products reach {record['ceiling_flops'] / 1e12:.3g} TFLOP/s; model FLOPs are 6 "
+        f"a visited matrix entry, and causal attention\n\n{page.text_table(header, rows)}"
+    )
