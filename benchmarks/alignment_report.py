@@ -162,9 +162,9 @@ def start_table(folder: Path) -> Iterator[str]:
 
 
 def gamma_panels(chosen: dict[str, dict[tuple[int, int], Record]]) -> Figure:
-    figure = Figure(figsize=(3.6 * len(chosen), 3.6), layout="constrained")
-    grid = figure.subplots(1, len(chosen), sharey=True, squeeze=False)
-    for axes, (title, stage) in zip(grid[0], chosen.items(), strict=True):
+    figure = Figure(figsize=(10.5, 6.4), layout="constrained")
+    grid = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
+    for axes, (title, stage) in zip(grid, chosen.items(), strict=False):
         axes.plot([1, 7], [1, 7], "--", color=INK, lw=1, label="κ = R, γ = 1: asks for ½")
         axes.plot([1, 7], [1, 1], ":", color=INK, lw=1, label="κ = 1, γ = 0: asks for ¼")
         for index, name in enumerate(first(stage)["sublayers"]):
@@ -182,9 +182,11 @@ def gamma_panels(chosen: dict[str, dict[tuple[int, int], Record]]) -> Figure:
         axes.minorticks_off()
         axes.set_title(f"{title}: γ = {fits(stage)['own κ'].gamma:.2f}", fontsize=10)
         axes.set_xlabel("rounds R")
+        axes.set_ylabel("own κ")
         quiet(axes)
-    grid[0, 0].set_ylabel("own κ")
-    grid[0, -1].legend(frameon=False, labelcolor=INK, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    for axes in grid[len(chosen) :]:
+        axes.set_axis_off()
+        axes.legend(*grid[0].get_legend_handles_labels(), frameon=False, labelcolor=INK, loc="center")
     return figure
 
 
