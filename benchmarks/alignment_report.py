@@ -251,7 +251,7 @@ def start_panels(folder: Path) -> Figure:
 def main() -> None:
     folder = Path(sys.argv[1])
     trained, prenorm = stages(folder, "deeploop"), stages(folder, "prenorm")
-    titles = {"init": "at init", "floor": "at the floor", "trained": "after the escape, step 500"}
+    titles = {"init": "at init", "floor": "at the floor", "trained": "at step 500"}
     chosen = {f"DeepLoop {titles[name]}": stage for name, stage in trained.items()}
     chosen |= {f"pre-norm {'at init' if n == 'init' else 'at step 500'}": s for n, s in prenorm.items()}
     deep = {
