@@ -83,7 +83,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if hint is Path and isinstance(value, str):
         return Path(value)
     if typing.get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(value)
+        kinds = typing.get_args(hint)
+        kinds = kinds[:1] * len(value) if kinds[-1] is ... else kinds
+        if len(kinds) == len(value):
+            return tuple(_value(kind, item, where) for kind, item in zip(kinds, value, strict=True))
     if typing.get_origin(hint) is Literal:
         if value in typing.get_args(hint):
             return value

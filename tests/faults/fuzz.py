@@ -1,0 +1,340 @@
+"""Bad input by the thousand: each file and command line a stranger may hand us, damaged at random.
+
+    python tests/faults/fuzz.py --cases 20000
+
+A case takes something valid, damages it (bits, lengths, types, JSON values of other kinds) and opens it, all
+in one process. It may be accepted, or refused with an error that the command line turns into one line; any
+other exception is a finding.
+"""
+
+import argparse
+import io
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from deeploop.cli import main as command_line
+from deeploop.data import arc
+from deeploop.data.maze import build_maze
+from deeploop.data.prepare import prepare
+from deeploop.data.puzzles import PuzzleSet
+from deeploop.data.shards import Corpus
+from deeploop.data.tokenizers import get_tokenizer
+from deeploop.eval.requests import Request, Requests, Scores, load_scores, save_scores
+from deeploop.eval.tasks import read_rows
+from deeploop.experiments.recipes import tiny
+from deeploop.models.gpt import LoopedGPT
+from deeploop.train.checkpoint import load_moments, load_weights, read_state
+from deeploop.train.config import TrainConfig, from_dict, to_dict
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics, rewind_metrics
+from deeploop.train.rundir import load_config
+
+# What `deeploop` turns into one line and exit code 2.
+REFUSALS = (ValueError, OSError, ArithmeticError)
+
+ODD_VALUES = [
+    *(None, True, -1, 0, 1, 2**31, 2**63, -(2**70), 0.5, -1e308, float("nan"), float("inf")),
+    *("", "x", "0", "../../etc/passwd", "\x00", "\ud800", "a" * 5000, [], [[]], [1, "2"], {}, {"a": {}}),
+]
+
+
+COMMANDS = [*"plan train validate generate diagnose export eval bench prepare x".split(), ""]  # noqa: SIM905
+WORDS = [
+    *"--model.rounds --optim.batch --out --blocks --rounds --json --help --seed --model.block --p".split(),  # noqa: SIM905
+    *"--tasks --high-blocks --cycles --horizon 3 -1 0 nan 1e999 x tiny gpt2-small nowhere é -- - =".split(),  # noqa: SIM905
+    *("prenorm", "½", "full", "", "9" * 400),
+]
+
+
+def damage_bytes(raw: bytes, draw: random.Random) -> bytes:
+    """A few bits flipped, a piece cut out, doubled or replaced, or the end missing."""
+    data = bytearray(raw)
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        if not data:
+            break
+        at = draw.randrange(len(data))
+        length = draw.choice((1, 1, 2, 8, 64))
+        kind = draw.randrange(6)
+        if kind == 0:
+            data[at] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            del data[at : at + length]
+        elif kind == 2:
+            data[at:at] = draw.randbytes(length)
+        elif kind == 3:
+            data[at : at + length] = draw.randbytes(length)
+        elif kind == 4:
+            del data[at:]
+        else:
+            data[at:at] = data[at : at + length]
+    return bytes(data)
+
+
+def damage_json(value: object, draw: random.Random) -> object:
+    """One place of a JSON value replaced by something odd, left out, or added."""
+    places: list[tuple[object, object]] = []
+
+    def walk(node: object) -> None:
+        items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        for key, child in items:
+            places.append((node, key))
+            walk(child)
+
+    value = json.loads(json.dumps(value))
+    walk(value)
+    if not places:
+        return draw.choice(ODD_VALUES)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        parent, key = draw.choice(places)
+        kind = draw.randrange(4)
+        try:
+            if kind < 2:
+                parent[key] = draw.choice(ODD_VALUES)
+            elif kind == 2:
+                del parent[key]
+            elif isinstance(parent, dict):
+                parent[str(draw.choice(ODD_VALUES))] = draw.choice(ODD_VALUES)
+        except (KeyError, IndexError):
+            continue  # gone already
+    return value
+
+
+def damage_file(path: Path, draw: random.Random) -> None:
+    """JSON is damaged as JSON half of the time, so that it reaches further than the parser."""
+    raw = path.read_bytes()
+    if path.suffix in (".json", ".jsonl") and draw.random() < 0.5:
+        try:
+            lines = (
+                [json.loads(line) for line in raw.splitlines()]
+                if path.suffix == ".jsonl"
+                else json.loads(raw)
+            )
+            damaged = damage_json(lines, draw)
+            text = (
+                "\n".join(json.dumps(line) for line in damaged)
+                if path.suffix == ".jsonl" and isinstance(damaged, list)
+                else json.dumps(damaged)
+            )
+            path.write_text(text, encoding="utf-8", errors="surrogatepass")
+            return
+        except ValueError:
+            pass
+    path.write_bytes(damage_bytes(raw, draw))
+
+
+class Targets:
+    """Valid originals, made once, and what is done with a damaged copy of each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = self._run()
+        (folder / "tasks").mkdir()
+        rows = [{"goal": f"g{n}", "sol1": "a", "sol2": "b", "label": n % 2} for n in range(5)]
+        (folder / "tasks" / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        asked = [Request([1, 2, 3], [n], "piqa", 0, n // 2, n % 2) for n in range(6)]
+        (folder / "requests").mkdir()
+        Requests.build(asked, tokenizer="bytes", vocabulary=257).save(folder / "requests" / "requests.npz")
+        scores = Scores(np.zeros(6), np.zeros(6, bool))
+        (folder / "scores").mkdir()
+        save_scores(folder / "scores" / "scores.npz", {"run": "x"}, {3: {"abc": scores}})
+        build_maze(folder / "puzzles", size=8, train=6, test=6)
+        (folder / "arc").mkdir()
+        grid = {"input": [[1, 2], [3, 4]], "output": [[4, 3]]}
+        (folder / "arc" / "task.json").write_text(json.dumps({"train": [grid, grid], "test": [grid]}))
+        (folder / "text").mkdir()
+        (folder / "text" / "t.jsonl").write_text(
+            "\n".join(json.dumps({"text": f"line {n} é"}) for n in range(20))
+        )
+        self.config = to_dict(tiny())
+        self.model = LoopedGPT(load_config(self.run).model)
+
+    def _run(self) -> Path:
+        corpus = self.folder / "corpus"
+        documents = ["the loop visits one block again " * 8 for _ in range(60)]
+        prepare(documents, get_tokenizer("bytes"), corpus, validation_tokens=800, source="words", workers=1)
+        base = tiny()
+        config = replace(
+            base,
+            out=self.folder / "run",
+            model=replace(base.model, blocks=1, width=16, hidden=16, context=16),
+            data=replace(base.data, path=corpus, validation_sequences=4),
+            optim=replace(base.optim, steps=2, batch=2),
+            device=replace(base.device, kind="cpu"),
+        )
+        with redirect_stdout(io.StringIO()):
+            train(config)
+        return config.out
+
+    def checkpoint(self, copy: Path) -> None:
+        read_state(copy)
+        load_weights(self.model, copy)
+        load_moments(copy)
+
+    def weights_alone(self, copy: Path) -> None:
+        """Past the checksums, which catch nearly everything: what the parser of safetensors makes of it."""
+        load_weights(self.model, copy)
+        load_moments(copy)
+
+    def corpus(self, copy: Path) -> None:
+        corpus = Corpus.open(copy)
+        for split in (corpus.train, corpus.validation):
+            split.slice(0, min(40, len(split)))
+        corpus.counts("train")
+        corpus.verify()
+
+    def puzzles(self, copy: Path) -> None:
+        puzzles = PuzzleSet.open(copy)
+        for split in (puzzles.train, puzzles.test):
+            split.rows(np.arange(min(3, len(split))))
+        puzzles.verify()
+
+    def metrics(self, copy: Path) -> None:
+        for record in read_metrics(copy):
+            record["step"] + 1
+        rewind_metrics(copy, 1)
+
+    def requests(self, copy: Path) -> None:
+        requests = Requests.load(copy / "requests.npz")
+        requests.request(len(requests) - 1)
+
+    def text(self, copy: Path) -> None:
+        out = copy / "out"
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            arguments = ["prepare", "text", str(copy / "t.jsonl"), "--out", str(out), "--tokenizer", "bytes"]
+            code = command_line([*arguments, "--validation-tokens", "20", "--workers", "1"])
+        if code == 0:
+            Corpus.open(out).verify()
+        elif (out / "corpus.json").exists():
+            raise AssertionError("refused, but left a corpus behind as if whole")
+
+    def cases(self) -> dict[str, Callable[[random.Random], None]]:
+        """Target → a function that makes one damaged case and opens it."""
+        checkpoint = next((self.run / "checkpoints").iterdir())
+        return {
+            "config": lambda draw: from_dict(TrainConfig, damage_json(self.config, draw)),  # type: ignore[arg-type]
+            "run folder": self._damaged(self.run, load_config, ("run.json", "config.json")),
+            "metrics": self._damaged(self.run, self.metrics, ("metrics.jsonl",)),
+            "checkpoint": self._damaged(checkpoint, self.checkpoint),
+            "weights": self._damaged(
+                checkpoint, self.weights_alone, ("model.safetensors", "optimizer.safetensors")
+            ),
+            "corpus": self._damaged(self.folder / "corpus", self.corpus),
+            "puzzles": self._damaged(self.folder / "puzzles", self.puzzles),
+            "ARC task": self._damaged(
+                self.folder / "arc", lambda copy: arc.read_task(_json(copy / "task.json"), "a", "b", copy)
+            ),
+            "task file": self._damaged(
+                self.folder / "tasks", lambda copy: read_rows(copy / "rows.jsonl", ("goal", "sol1", "sol2"))
+            ),
+            "requests": self._damaged(self.folder / "requests", self.requests),
+            "scores": self._damaged(self.folder / "scores", lambda copy: load_scores(copy / "scores.npz")),
+            "text": self._damaged(self.folder / "text", self.text),
+            "command line": self.command_line,
+        }
+
+    def _damaged(
+        self, original: Path, use: Callable[[Path], object], names: tuple[str, ...] = ()
+    ) -> Callable[[random.Random], None]:
+        """Copies a folder without what lies in folders of its own, damages one file, and uses the copy."""
+
+        def case(draw: random.Random) -> None:
+            with tempfile.TemporaryDirectory(dir=self.folder) as place:
+                copy = Path(place)
+                files = [file for file in sorted(original.iterdir()) if file.is_file()]
+                for file in files:
+                    shutil.copyfile(file, copy / file.name)
+                chosen = [file.name for file in files if not file.name.startswith(".")]
+                name = draw.choice(names or chosen)
+                if draw.random() < 0.03:
+                    (copy / name).unlink()
+                else:
+                    damage_file(copy / name, draw)
+                use(copy)
+
+        return case
+
+    def command_line(self, draw: random.Random) -> None:
+        """Words in any order. Runs are named that do not exist, so nothing long begins."""
+        command = draw.choice(COMMANDS)
+        words = [draw.choice(WORDS) for _ in range(draw.randrange(5))]
+        if command in ("validate", "generate", "diagnose", "export", "eval"):
+            words.insert(0, "nowhere")
+        if command == "train":
+            words = [*words[:1], "--data.path", "nowhere", *words[1:]]
+        if command == "bench":
+            words += ["--recipes", "nothing"]
+        if command == "prepare":
+            words = [draw.choice(("text", "stdlib", "sudoku", "x")), *words, "--limit-tokens", "-1"]
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            try:
+                code = command_line([command, *words] if command else words)
+            except SystemExit as leaving:  # --help
+                code = leaving.code
+        if code not in (0, None, 2):
+            raise AssertionError(f"{command} {words}: exit code {code}")
+        if code == 2 and err.getvalue().count("\n") != 1:
+            raise AssertionError(f"{command} {words}: an error of {err.getvalue().count(chr(10))} lines")
+
+
+def _json(path: Path) -> object:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def fuzz(cases: int, seed: int = 0, only: str = "", seconds: float = 30.0) -> tuple[Counter[str], list[str]]:
+    """Runs that many cases, spread over the targets; returns the counts and the findings."""
+    counts: Counter[str] = Counter()
+    findings: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        targets = {name: case for name, case in Targets(Path(folder)).cases().items() if only in name}
+        # A parsed command line takes as long as fifty other cases.
+        names = [name for name in targets for _ in range(1 if name in ("command line", "text") else 10)]
+        for index in range(cases):
+            name = names[index % len(names)]
+            draw = random.Random(f"{seed}-{index}")
+            began = time.perf_counter()
+            try:
+                targets[name](draw)
+                counts[f"{name}: accepted"] += 1
+            except REFUSALS as refusal:
+                counts[f"{name}: refused"] += 1
+                if not str(refusal).strip():
+                    findings.append(f"{name}, case {seed}-{index}: refused without a word ({refusal!r})")
+            except Exception as error:
+                findings.append(f"{name}, case {seed}-{index}: {type(error).__name__}: {error}")
+            if time.perf_counter() - began > seconds:
+                findings.append(f"{name}, case {seed}-{index}: took {time.perf_counter() - began:.0f} s")
+    return counts, findings
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cases", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="targets whose name holds this")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    counts, findings = fuzz(args.cases, args.seed, args.only)
+    for name, count in sorted(counts.items()):
+        print(f"{count:>7}  {name}")
+    for finding in findings[:50]:
+        print("FOUND", finding[:300])
+    print(f"{args.cases} cases, {len(findings)} findings, {time.perf_counter() - began:.0f} s")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,11 @@
+"""The short version of the fuzzer: a case of every kind many times over, none with another exception."""
+
+from fuzz import fuzz
+
+
+def test_damaged_input_is_refused_in_words():
+    counts, findings = fuzz(1_500, seed=2)
+    assert findings == []
+    assert sum(counts.values()) == 1_500
+    refused = {name.removesuffix(": refused") for name in counts if name.endswith("refused")}
+    assert {"config", "run folder", "checkpoint", "weights", "corpus", "puzzles", "requests"} <= refused
