@@ -17,7 +17,7 @@ from deeploop.train.optim import OptimConfig
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_survives_json(name):
     config = get_recipe(name)
-    assert from_dict(TrainConfig, json.loads(json.dumps(to_dict(config)))) == config
+    assert from_dict(type(config), json.loads(json.dumps(to_dict(config)))) == config
 
 
 def test_every_kind_of_field_survives_json():
