@@ -116,11 +116,11 @@ class Carry(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """What one segment gives: the carry, logits (B, length, V), and q_halt, q_continue (B, 2) in fp32."""
+    """What one segment gives."""
 
     carry: Carry
-    logits: Tensor
-    q: Tensor
+    logits: Tensor  # (B, length, V)
+    q: Tensor  # (B, 2): q_halt and q_continue, in fp32 or wider
 
 
 def swiglu_hidden(width: int) -> int:
@@ -240,7 +240,8 @@ class Reasoner(nn.Module):
                 else:
                     z_H = run(z_H + z_L, rotary)
         logits = self.head(z_H[:, config.puzzle_positions :])
-        q = self.halting(z_H[:, 0]).float()
+        q = self.halting(z_H[:, 0])
+        q = q.to(torch.promote_types(q.dtype, torch.float32))
         return Segment(Carry(z_H.detach(), z_L.detach()), logits, q)
 
     def _input(self, tokens: Tensor, puzzle: Tensor) -> Tensor:
