@@ -15,7 +15,7 @@ MODELS = {
 
 
 def write_boards(folder, seed=0):
-    """Boards of 3 × 3 whose answer is the board, its centre not scored; 6 groups, 2 pairs and 3 puzzles each."""
+    """Boards of 3 × 3 whose answer is the board, its centre not scored; 6 groups of 2 pairs × 3 views."""
     draw = np.random.default_rng(seed)
     splits = {}
     for name in ("train", "test"):
