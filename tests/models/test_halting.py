@@ -5,7 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
+from deeploop.models.accounting import flops_per_segment
 from deeploop.models.halting import (
     HaltingConfig,
     Slots,
@@ -18,7 +21,9 @@ from deeploop.models.halting import (
     solve,
     supervise,
 )
-from deeploop.models.reasoner import Carry, Segment
+from deeploop.models.hrm import HRMConfig
+from deeploop.models.reasoner import Carry, PuzzleShape, Reasoner, Segment
+from deeploop.models.trm import TRMConfig
 from deeploop.nn import stablemax_cross_entropy
 
 HRM = HaltingConfig(segments=4)
@@ -179,3 +184,24 @@ def test_solving_runs_all_segments_or_until_each_puzzle_wants_to_halt(adaptive):
 def test_a_wrong_setting_is_named(change):
     with pytest.raises(ValueError, match=rf"halting\.{next(iter(change))}="):
         HaltingConfig(**change)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        HRMConfig(width=32, heads=2, hidden=64, high_blocks=2, low_blocks=1),
+        HRMConfig(width=32, heads=2, hidden=64, horizon="full"),
+        TRMConfig(width=32, heads=2, hidden=64, low_cycles=3, mixer="mlp"),
+    ],
+)
+def test_flops_of_a_segment_are_those_that_torch_counts(model):
+    shape = PuzzleShape(vocabulary=6, length=20, puzzle_ids=1)
+    reasoner, config = Reasoner(model, shape), HaltingConfig(learn_continue=isinstance(model, HRMConfig))
+    now = Slots.waiting(4, 20, reasoner.initial(4))
+    with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
+        loss, _ = supervise(reasoner, now, torch.zeros(4, 32, requires_grad=True), torch.zeros(4), config)
+        loss.backward()
+    expected = 4 * flops_per_segment(model, shape, forward_again=config.learn_continue)
+    assert counted.get_total_flops() == pytest.approx(
+        expected, rel=0.005
+    )  # the halting head, the second head

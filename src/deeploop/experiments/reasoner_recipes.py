@@ -109,7 +109,7 @@ def hrm_sudoku4() -> HRMTrainConfig:
 
 
 def hrm_sudoku4_deeploop() -> HRMTrainConfig:
-    """The same with p = 1/2 at the N_g of its schedule."""
+    """HRM on 4 × 4 Sudoku with p = 1/2, at the N_g of its schedule."""
     small = hrm_sudoku4()
     return replace(small, out=Path("runs/hrm-sudoku4-deeploop"), model=replace(small.model, p=0.5))
 
