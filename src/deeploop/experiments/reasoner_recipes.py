@@ -80,16 +80,8 @@ def hrm_maze() -> HRMTrainConfig:
     )
 
 
-SMALL_DATA = PuzzleDataConfig(path=Path("data/sudoku4"), test_examples=500, validate_every=250)
-SMALL_OPTIM = ReasonerOptimConfig(
-    steps=2_500,
-    batch=128,
-    peak_lr=3e-4,
-    warmup_steps=100,
-    puzzle_lr=3e-4,
-    weight_decay=0.1,
-    puzzle_weight_decay=0.1,
-)
+SMALL_DATA = PuzzleDataConfig(path=Path("data/sudoku4"), test_examples=500, validate_every=200)
+SMALL_OPTIM = ReasonerOptimConfig(steps=2_000, batch=128, peak_lr=1e-3, warmup_steps=100, puzzle_lr=1e-3)
 
 
 def hrm_sudoku4() -> HRMTrainConfig:
