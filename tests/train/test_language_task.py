@@ -10,8 +10,8 @@ import torch
 
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.train.distributed import World
-from deeploop.train.language import LanguageTask, share_of_rank
+from deeploop.train.distributed import World, share_of_rank
+from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from two_ranks_worker import gradients
 
@@ -17,8 +18,9 @@ from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
 PARALLEL = ["ddp", "fsdp"]
+REASONERS = ["hrm", "trm"]
 # Sums are taken in another order on two ranks; nothing else may differ.
-# Measured: 2e-7 in gradients and losses, 8e-7 in weights and moments after six steps.
+# Measured: 2e-7 in gradients and losses, 8e-7 in weights and moments after six steps; reasoners 2e-6 in ten.
 GRADIENT_TOLERANCE = 1e-6  # of each tensor's largest entry
 LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-5  # of each tensor's largest entry
@@ -26,7 +28,7 @@ DIAGNOSE = {"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 2}
 
 
 @pytest.fixture(scope="module")
-def runs(make_config, tmp_path_factory):
+def runs(make_config, make_puzzle_config, tmp_path_factory):
     """One rank's run, and beside it what two ranks made of the same configs."""
     folder = tmp_path_factory.mktemp("ranks")
     gradients(make_config(folder / "gradients", optim={"clip": 0.0}))
@@ -44,8 +46,10 @@ def runs(make_config, tmp_path_factory):
             ("train", make_config(resumed, resume=True, device=device)),
             ("poison", make_config(folder / f"poison-{parallel}", device=device)),
         ]:
-            jobs.append({"do": do, "config": to_dict(config)})
-    jobs.append({"do": "train", "config": to_dict(make_config(folder / "odd", optim={"batch": 7}))})
+            jobs.append({"do": do, "kind": "language", "config": to_dict(config)})
+    odd = make_config(folder / "odd", optim={"batch": 7})
+    jobs.append({"do": "train", "kind": "language", "config": to_dict(odd)})
+    jobs += puzzle_jobs(make_puzzle_config, folder)
     (folder / "jobs.json").write_text(json.dumps(jobs))
 
     worker = Path(__file__).with_name("two_ranks_worker.py")
@@ -55,6 +59,22 @@ def runs(make_config, tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr
     return SimpleNamespace(folder=folder, stderr=done.stderr, stdout=done.stdout)
+
+
+def puzzle_jobs(make_puzzle_config, folder):
+    """Reasoners on two ranks, from the start and from one rank's checkpoint; one rank's own are made here."""
+    for kind in REASONERS:
+        train(make_puzzle_config(folder / kind, kind))
+        for parallel in PARALLEL:
+            device = {"parallel": parallel, "micro_batch": 2}
+            resumed = folder / f"{kind}-to-{parallel}"
+            shutil.copytree(folder / kind, resumed)
+            shutil.rmtree(list_checkpoints(resumed)[-1])
+            for config in (
+                make_puzzle_config(folder / f"{kind}-{parallel}", kind, device=device),
+                make_puzzle_config(resumed, kind, resume=True, device=device),
+            ):
+                yield {"do": "train", "kind": kind, "config": to_dict(config)}
 
 
 def losses(folder, kind):
@@ -127,6 +147,26 @@ def test_replicas_are_diagnosed_as_one_rank_is_and_shards_say_that_they_are_not(
         assert [line[key] for line in found] == pytest.approx([line[key] for line in expected], rel=1e-3)
     assert read_metrics(runs.folder / "fsdp", "diagnose") == []
     assert (runs.stdout + runs.stderr).count("κ_R is not recorded under FSDP") == 1
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "to-ddp", "to-fsdp"])
+@pytest.mark.parametrize("kind", REASONERS)
+def test_a_reasoner_on_two_ranks_equals_one(runs, kind, way):
+    """Losses, weights, puzzle table, average, and the puzzles that are at work in the end."""
+    mine, one = runs.folder / f"{kind}-{way}", runs.folder / kind
+    for record in ("train", "validation"):
+        found, expected = losses(mine, record), losses(one, record)
+        assert found.keys() == expected.keys()
+        assert list(found.values()) == pytest.approx(list(expected.values()), rel=WEIGHT_TOLERANCE)
+    ends = [list_checkpoints(folder)[-1] for folder in (mine, one)]
+    for name in ("model", "optimizer"):
+        assert_same_tensors(*(end / f"{name}.safetensors" for end in ends), WEIGHT_TOLERANCE)
+    ours, theirs = (load_file(end / "task.safetensors") for end in ends)
+    for name in ("inputs", "labels", "ids", "steps", "halted"):
+        assert torch.equal(ours[name], theirs[name]), name
+    for name in ("high", "low"):
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=WEIGHT_TOLERANCE)
+    assert read_state(ends[0])["loader"] == read_state(ends[1])["loader"]
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused_on_both(runs):

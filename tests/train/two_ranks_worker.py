@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from deeploop.train import loop
-from deeploop.train.config import TrainConfig, from_dict
+from deeploop.train.config import KINDS, from_dict
 from deeploop.train.distributed import DeviceConfig, open_world
 from deeploop.train.progress import StopRequest
 
@@ -52,7 +52,7 @@ JOBS = {"gradients": gradients, "poison": poison, "train": loop.train}
 def main():
     with open_world(DeviceConfig(kind="cpu")) as world:
         for job in json.loads(Path(sys.argv[1]).read_text()):
-            config = from_dict(TrainConfig, job["config"])
+            config = from_dict(KINDS[job["kind"]], job["config"])
             try:
                 JOBS[job["do"]](config)
             except (ValueError, FloatingPointError) as error:

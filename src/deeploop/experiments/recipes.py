@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from deeploop.experiments import reasoner_recipes
 from deeploop.models.gpt import GPTConfig
 from deeploop.train.checkpoint import CheckpointConfig
-from deeploop.train.config import TrainConfig
+from deeploop.train.config import AnyTrainConfig, TrainConfig
 from deeploop.train.distributed import DeviceConfig
 from deeploop.train.language import DataConfig
 from deeploop.train.metrics import LogConfig
@@ -43,14 +44,23 @@ def tiny() -> TrainConfig:
     )
 
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {
+RECIPES: dict[str, Callable[[], AnyTrainConfig]] = {
     "gpt2-small": gpt2_small,
     "gpt2-medium": gpt2_medium,
     "tiny": tiny,
+    "hrm-arc1": reasoner_recipes.hrm_arc1,
+    "hrm-arc1-deeploop": reasoner_recipes.hrm_arc1_deeploop,
+    "trm-arc1": reasoner_recipes.trm_arc1,
+    "hrm-sudoku": reasoner_recipes.hrm_sudoku,
+    "trm-sudoku": reasoner_recipes.trm_sudoku,
+    "hrm-maze": reasoner_recipes.hrm_maze,
+    "hrm-sudoku4": reasoner_recipes.hrm_sudoku4,
+    "hrm-sudoku4-deeploop": reasoner_recipes.hrm_sudoku4_deeploop,
+    "trm-sudoku4": reasoner_recipes.trm_sudoku4,
 }
 
 
-def get_recipe(name: str) -> TrainConfig:
+def get_recipe(name: str) -> AnyTrainConfig:
     if name not in RECIPES:
         raise ValueError(f"recipe={name}: unknown; choose one of {', '.join(RECIPES)}")
     return RECIPES[name]()

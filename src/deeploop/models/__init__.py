@@ -1,16 +1,33 @@
 """The models."""
 
-from deeploop.models.accounting import flops_per_token, parameter_count
+from deeploop.models.accounting import flops_per_segment, flops_per_token, parameter_count
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule
 from deeploop.models.gpt import Block, GPTConfig, GPTOutput, LoopedGPT
+from deeploop.models.halting import Answers, HaltingConfig, Slots, solve, supervise
+from deeploop.models.hrm import HRMConfig
+from deeploop.models.reasoner import Carry, PuzzleShape, Reasoner, ReasonerConfig, Segment
+from deeploop.models.trm import TRMConfig
 
 __all__ = [
     "AdaptiveDepth",
+    "Answers",
     "Block",
+    "Carry",
     "ExitRule",
     "GPTConfig",
     "GPTOutput",
+    "HRMConfig",
+    "HaltingConfig",
     "LoopedGPT",
+    "PuzzleShape",
+    "Reasoner",
+    "ReasonerConfig",
+    "Segment",
+    "Slots",
+    "TRMConfig",
+    "flops_per_segment",
     "flops_per_token",
     "parameter_count",
+    "solve",
+    "supervise",
 ]

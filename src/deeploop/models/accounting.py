@@ -1,6 +1,7 @@
-"""Parameters and FLOPs of a looped GPT, by formula."""
+"""Parameters and FLOPs of a looped GPT, FLOPs of a reasoner, by formula."""
 
 from deeploop.models.gpt import GPTConfig
+from deeploop.models.reasoner import PuzzleShape, ReasonerConfig, swiglu_hidden
 
 
 def block_matrix_count(config: GPTConfig) -> int:
@@ -26,3 +27,21 @@ def flops_per_token(config: GPTConfig, rounds: int | None = None) -> int:
     head = config.padded_vocabulary * config.width
     attention = 6 * config.context * config.width
     return 6 * (visits * block_matrix_count(config) + head) + visits * attention
+
+
+def flops_per_segment(config: ReasonerConfig, shape: PuzzleShape, *, forward_again: bool) -> int:
+    """Training FLOPs of one puzzle's segment: all blocks forward, those in the graph backward, and the head.
+
+    2 for each matrix entry and position forward, twice that backward; attention, which is not causal, counted
+    whole. `forward_again`: the segment after it is run too, for the target of q_continue.
+    """
+    positions = config.puzzle_positions + shape.length
+    if config.mixer == "attention":
+        mixing = positions * (8 * config.width**2 + 4 * positions * config.width)
+    else:
+        mixing = 6 * config.width * positions * swiglu_hidden(positions)
+    block = mixing + 6 * positions * config.width * config.hidden
+    schedule = config.schedule
+    forward = schedule.N * (2 if forward_again else 1)
+    head = 6 * shape.length * config.width * shape.vocabulary
+    return block * (forward + 2 * schedule.N_g) + head

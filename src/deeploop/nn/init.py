@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 EMBEDDING_STD = 0.02
+CUT = 2.0  # where a truncated normal ends, in its own standard deviations before the cut
 UNSCALED = ("q", "k")
 BRANCH = ("v", "o", "gate", "up", "down")  # DeepNorm's set: value, output, feed-forward
 OUTPUTS = ("o", "down")
@@ -33,6 +34,21 @@ def init_residual_branch_(
             continue
         draw = torch.empty(matrix.shape, dtype=torch.float32, device="cpu")
         matrix.copy_(draw.normal_(0.0, beta * std, generator=generator))
+
+
+@torch.no_grad()
+def init_truncated_(
+    tensors: Iterable[Tensor], *, std: float, beta: float = 1.0, generator: torch.Generator | None = None
+) -> None:
+    """Draw every tensor from a normal cut off at ±2σ, in place; its std after the cut is beta·std."""
+    # Var = 1 − 2·CUT·φ(CUT) / (Φ(CUT) − Φ(−CUT)) of a standard normal cut at ±CUT.
+    density = math.exp(-(CUT**2) / 2) / math.sqrt(2 * math.pi)
+    sigma = beta * std / math.sqrt(1 - 2 * CUT * density / math.erf(CUT / math.sqrt(2)))
+    for tensor in tensors:
+        if tensor.is_meta:
+            continue
+        draw = torch.empty(tensor.shape, dtype=torch.float32, device="cpu")
+        tensor.copy_(nn.init.trunc_normal_(draw, 0.0, sigma, -CUT * sigma, CUT * sigma, generator=generator))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The layers of a block: RMSNorm, rotary embedding, causal self-attention with QK-norm, SwiGLU.
+"""The layers of a block: RMSNorm, rotary embedding, self-attention (plain, or causal with QK-norm), SwiGLU.
 
 No layer has a bias. Shapes: B sequences, T positions, H heads, D = width/H numbers a head.
 """
@@ -13,22 +13,27 @@ Rotary = tuple[Tensor, Tensor]  # cos and sin, (T, D/2) each; or (B, 1, T, D/2) 
 
 
 class RMSNorm(nn.Module):
-    """x / RMS(x) · gain over the last dimension, computed in fp32 or wider, returned in x's dtype."""
+    """x / RMS(x) · gain over the last dimension, computed in fp32 or wider, returned in x's dtype.
 
-    def __init__(self, width: int, eps: float = 1e-5) -> None:
+    With gain=False there is no parameter, and the gain is 1.
+    """
+
+    weight: nn.Parameter | None
+
+    def __init__(self, width: int, eps: float = 1e-5, *, gain: bool = True) -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
+        self.width, self.eps = width, eps
+        self.register_parameter("weight", nn.Parameter(torch.ones(width)) if gain else None)
 
     def forward(self, x: Tensor) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
-        if x.dtype == wide == self.weight.dtype:  # casts that do nothing cost a generated token 4% on a CPU
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        y = F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps)
-        return y.to(x.dtype)
+        if x.dtype == wide and (self.weight is None or self.weight.dtype == wide):
+            return F.rms_norm(x, (self.width,), self.weight, self.eps)  # casts are not free, on a CPU
+        gain = None if self.weight is None else self.weight.to(wide)
+        return F.rms_norm(x.to(wide), (self.width,), gain, self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.weight.numel()}, eps={self.eps}"
+        return f"{self.width}, eps={self.eps}" + (", gain=False" if self.weight is None else "")
 
 
 def rotary_table(context: int, head_size: int, base: float = 10000.0) -> Rotary:
@@ -51,11 +56,10 @@ def apply_rotary(x: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
-class CausalSelfAttention(nn.Module):
-    """Multi-head attention; queries and keys are rotated, then normalised a head at a time.
+class SelfAttention(nn.Module):
+    """Multi-head attention in which every position sees all; queries and keys are rotated.
 
     q, k, v and o are separate matrices because the residual rule scales v and o alone.
-    A cache holds what `scaled_dot_product_attention` receives: finished keys and values.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -67,6 +71,27 @@ class CausalSelfAttention(nn.Module):
         self.k = nn.Linear(width, width, bias=False)
         self.v = nn.Linear(width, width, bias=False)
         self.o = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        q, k = (apply_rotary(self._heads(project(x)), rotary) for project in (self.q, self.k))
+        return self._merge(F.scaled_dot_product_attention(q, k, self._heads(self.v(x))))
+
+    def _heads(self, y: Tensor) -> Tensor:
+        return y.view(*y.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, T, width) → (B, H, T, D)
+
+    def _merge(self, y: Tensor) -> Tensor:
+        out: Tensor = self.o(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class CausalSelfAttention(SelfAttention):
+    """Multi-head attention to what came before; queries and keys are rotated, then normalised by head.
+
+    A cache holds what `scaled_dot_product_attention` receives: finished keys and values.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
         self.q_norm = RMSNorm(self.head_size)
         self.k_norm = RMSNorm(self.head_size)
 
@@ -89,12 +114,7 @@ class CausalSelfAttention(nn.Module):
             k, v = cache.update(k, v, slot)
         # A single query is the newest position and sees every key.
         causal = mask is None and q.shape[2] > 1
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-        out: Tensor = self.o(y.transpose(1, 2).flatten(2))
-        return out
-
-    def _heads(self, y: Tensor) -> Tensor:
-        return y.view(*y.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, T, width) → (B, H, T, D)
+        return self._merge(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal))
 
 
 class SwiGLU(nn.Module):

@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear head that never holds the whole logits tensor.
+"""Cross-entropy: of a linear head that never holds the whole logits tensor, and by stablemax.
 
 For P positions and V words the logits are P×V numbers, more than the rest of a small model together.
 Here the positions go through in chunks, and each chunk's gradients are taken at once, in the forward
@@ -30,6 +30,19 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, *, chunk: i
     positions = x.flatten(0, -2), targets.flatten()
     loss: Tensor = _LinearCrossEntropy.apply(*positions, weight, chunk, wanted)  # type: ignore[no-untyped-call]
     return loss
+
+
+def stablemax_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """−log(s(x_target) / Σ s(x)) of every position, in float64; 0 where the target is below 0.
+
+    s(x) = x + 1 for x ≥ 0, else 1 / (1 − x). logits (..., V), targets (...).
+    """
+    x = logits.double()
+    # Each branch sees only its own side: 1 / (1 − x) has a pole at 1, which `where` would pass on as NaN.
+    s = torch.where(x < 0, 1 / (1 - x.clamp(max=0)), x.clamp(min=0) + 1)
+    kept = targets >= 0
+    chosen = s.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return torch.where(kept, s.sum(-1).log() - chosen.log(), 0.0)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -28,6 +28,15 @@ class Visit(NamedTuple):
     has_grad: bool  # does this visit stand in the training graph?
 
 
+class Call(NamedTuple):
+    """One run of a module of a hierarchy: all of its blocks, in the role of L or of H."""
+
+    role: Literal["L", "H"]
+    cycle: int
+    iterate: int  # which of the cycle's L calls
+    has_grad: bool
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Every visit in execution order, and the counts that follow from it."""
@@ -114,7 +123,7 @@ def hierarchy(high_blocks: int, low_blocks: int, cycles: int, low_cycles: int, h
     return Schedule(
         tuple(
             visit
-            for role, cycle, iterate, has_grad in _recurrence(cycles, low_cycles, horizon)
+            for role, cycle, iterate, has_grad in recurrence(cycles, low_cycles, horizon)
             for visit in _call(role, blocks[role], cycle, iterate, has_grad)
         )
     )
@@ -127,19 +136,22 @@ def shared_hierarchy(blocks: int, cycles: int, low_cycles: int, horizon: Horizon
     return Schedule(
         tuple(
             visit
-            for role, cycle, iterate, has_grad in _recurrence(cycles, low_cycles, horizon)
+            for role, cycle, iterate, has_grad in recurrence(cycles, low_cycles, horizon)
             for visit in _call("shared", blocks, cycle, low_cycles if role == "H" else iterate, has_grad)
         )
     )
 
 
-def _recurrence(cycles: int, low_cycles: int, horizon: Horizon) -> Iterator[tuple[str, int, int, bool]]:
-    """(role, cycle, iterate, has_grad) of every call: each cycle, L low_cycles times and then H once."""
+def recurrence(cycles: int, low_cycles: int, horizon: Horizon) -> Iterator[Call]:
+    """Every call of a hierarchy in execution order: each cycle, L low_cycles times and then H once.
+
+    The models run by this list, and the schedules count from it.
+    """
     for cycle in range(cycles):
         last_cycle = cycle == cycles - 1
         for iterate in range(low_cycles):
-            yield "L", cycle, iterate, _in_graph(horizon, last_cycle, iterate == low_cycles - 1)
-        yield "H", cycle, 0, _in_graph(horizon, last_cycle, True)
+            yield Call("L", cycle, iterate, _in_graph(horizon, last_cycle, iterate == low_cycles - 1))
+        yield Call("H", cycle, 0, _in_graph(horizon, last_cycle, True))
 
 
 def _in_graph(horizon: Horizon, last_cycle: bool, last_call: bool) -> bool:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -69,8 +70,12 @@ def save_checkpoint(
     state: dict[str, Any],
     keep: int,
     world: World,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Writes `step-…` from rank 0 after all ranks gave their part; `state` is the JSON beside the tensors."""
+    """Writes `step-…` from rank 0 after all ranks gave their part.
+
+    `state` is the JSON beside the tensors; `tensors` are a task's own, whole on rank 0.
+    """
     weights, moments = get_state_dict(model, optimizer, options=_FULL)
     rng = world.gather(_rng_state(world.device))
     final = folder / "checkpoints" / f"step-{step:08d}"
@@ -84,8 +89,10 @@ def save_checkpoint(
             "optimizer.safetensors": _flatten(cast(Moments, moments["state"])),
             "rng.safetensors": {f"{rank}.{k}": v for rank, own in enumerate(rng) for k, v in own.items()},
         }
-        for name, tensors in files.items():
-            _save_tensors(part / name, tensors)
+        if tensors:
+            files["task.safetensors"] = dict(tensors)
+        for name, content in files.items():
+            _save_tensors(part / name, content)
         record = {"format": FORMAT, "step": step, **state}
         checksums = {name: _sync_and_hash(part / name) for name in files}
         record["sha256"] = {**checksums, "state.json": _digest(record)}
@@ -123,7 +130,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Puts a checkpoint's weights into `model`, which may be sharded; shapes must agree."""
     weights = _load(checkpoint / "model.safetensors")
-    own = {name: tuple(parameter.shape) for name, parameter in _plain_names(model).items()}
+    own = {name.removeprefix("module."): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted(own.keys() | weights.keys()):
         theirs = tuple(weights[name].shape) if name in weights else "absent"
         ours = own.get(name, "absent")
@@ -136,6 +143,12 @@ def load_moments(checkpoint: Path) -> Moments:
     """The optimizer's moments by parameter; none where weights were published without them."""
     path = checkpoint / "optimizer.safetensors"
     return _unflatten(_load(path)) if path.exists() else {}
+
+
+def load_tensors(checkpoint: Path) -> dict[str, Tensor]:
+    """The task's own tensors; most tasks have none."""
+    path = checkpoint / "task.safetensors"
+    return _load(path) if path.exists() else {}
 
 
 def copy_weights(checkpoint: Path, folder: Path) -> None:
@@ -170,10 +183,6 @@ def _rng_state(device: torch.device) -> dict[str, Tensor]:
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
     return states
-
-
-def _plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name.removeprefix("module."): parameter for name, parameter in model.named_parameters()}
 
 
 def _flatten(state: Moments) -> dict[str, Tensor]:

@@ -1,19 +1,27 @@
-"""The whole configuration of a run, composed once, and its way to JSON and back."""
+"""The whole configuration of a run, composed once, and its way to JSON and back.
+
+The class says what is trained: `TrainConfig` a looped GPT, `HRMTrainConfig` and `TRMTrainConfig` a reasoner.
+"""
 
 import dataclasses
 import types
 import typing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from deeploop.models.gpt import GPTConfig
+from deeploop.models.halting import HaltingConfig
+from deeploop.models.hrm import HRMConfig
+from deeploop.models.trm import TRMConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.diagnosis import DiagnoseConfig
 from deeploop.train.distributed import DeviceConfig
 from deeploop.train.language import DataConfig
 from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import OptimConfig
+from deeploop.train.optim import OptimConfig, ReasonerOptimConfig
+from deeploop.train.puzzle import PuzzleDataConfig
 
 
 @dataclass(frozen=True)
@@ -25,8 +33,8 @@ class GuardConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """One training run."""
+class RunConfig:
+    """What every run has, whatever it trains."""
 
     out: Path = Path("runs/latest")
     """Run folder: config, metrics and checkpoints."""
@@ -36,18 +44,54 @@ class TrainConfig:
     """Start from the weights of another run (its last checkpoint)."""
     seed: int = 0
     """Seed of the weights and of the order of the data."""
-    model: GPTConfig = field(default_factory=GPTConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
-    guard: GuardConfig = field(default_factory=GuardConfig)
-    diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed}: must be 0 or more, and below 2^63")
+
+
+@dataclass(frozen=True)
+class TrainConfig(RunConfig):
+    """One training run of a looped GPT."""
+
+    model: GPTConfig = field(default_factory=GPTConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
+
+
+@dataclass(frozen=True)
+class HRMTrainConfig(RunConfig):
+    """One training run of an HRM."""
+
+    model: HRMConfig = field(default_factory=HRMConfig)
+    data: PuzzleDataConfig = field(default_factory=PuzzleDataConfig)
+    optim: ReasonerOptimConfig = field(default_factory=ReasonerOptimConfig)
+    halting: HaltingConfig = field(default_factory=HaltingConfig)
+
+
+@dataclass(frozen=True)
+class TRMTrainConfig(RunConfig):
+    """One training run of a TRM."""
+
+    model: TRMConfig = field(default_factory=TRMConfig)
+    data: PuzzleDataConfig = field(default_factory=PuzzleDataConfig)
+    optim: ReasonerOptimConfig = field(default_factory=partial(ReasonerOptimConfig, ema=0.999))
+    halting: HaltingConfig = field(default_factory=partial(HaltingConfig, learn_continue=False))
+
+
+ReasonerTrainConfig = HRMTrainConfig | TRMTrainConfig
+AnyTrainConfig = TrainConfig | ReasonerTrainConfig
+KINDS: dict[str, type[AnyTrainConfig]] = {
+    "language": TrainConfig,
+    "hrm": HRMTrainConfig,
+    "trm": TRMTrainConfig,
+}
+"""The `task` that a run folder's run.json names, and the class of its config."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:

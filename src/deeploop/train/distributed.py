@@ -61,6 +61,14 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, which have equally many, one rank after the other."""
+        if self.size == 1:
+            return rows
+        parts = [torch.empty_like(rows) for _ in range(self.size)]
+        dist.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
+
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
@@ -141,8 +149,10 @@ def shard(model: nn.Module) -> nn.Module:
 
 
 def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The stored blocks, each compiled and sharded by itself."""
-    return model.get_submodule("blocks").children()
+    """The stored blocks, each compiled and sharded by itself: what lies in a list named `blocks`."""
+    for name, module in model.named_modules():
+        if name.split(".")[-1] == "blocks":
+            yield from module.children()
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -165,3 +175,22 @@ def arithmetic(config: DeviceConfig, device: torch.device) -> AbstractContextMan
     """Autocast to bf16 where it is asked for: on GPUs by default, never silently on a CPU."""
     use_bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
     return torch.autocast(device.type, torch.bfloat16) if use_bf16 else nullcontext()
+
+
+def share_of_rank(windows: Tensor, world: World, filler: int) -> Tensor:
+    """This rank's part of the validation windows, the same number on every rank.
+
+    Sharded blocks meet in every forward call, so ranks that would fall short get rows of filler; a
+    target of -1 is not counted.
+    """
+    missing = -len(windows) % world.size
+    filled = torch.cat([windows, windows.new_full((missing, windows.shape[1]), filler)])
+    return filled[world.rank :: world.size]
+
+
+def micro_batch(batch: int, config: DeviceConfig, world: World) -> int:
+    """Sequences computed at once: the largest even split of a rank's share within the limit set."""
+    if batch % world.size:
+        raise ValueError(f"optim.batch={batch}: must be a multiple of the {world.size} ranks")
+    share = batch // world.size
+    return next(size for size in range(min(config.micro_batch or share, share), 0, -1) if share % size == 0)

@@ -16,7 +16,8 @@ from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.diagnosis import diagnose
-from deeploop.train.distributed import World, arithmetic
+from deeploop.train.distributed import World, arithmetic, micro_batch, share_of_rank
+from deeploop.train.optim import make_optimizer
 
 if TYPE_CHECKING:
     from deeploop.train.config import TrainConfig
@@ -44,7 +45,7 @@ class LanguageTask:
 
     def __init__(self, config: "TrainConfig", world: World) -> None:
         self.config, self.world = config, world
-        self.micro_batch = micro_batch(config, world)
+        self.micro_batch = micro_batch(config.optim.batch, config.device, world)
         self.corpus = open_corpus(config.data.path)
         if self.corpus.vocabulary != config.model.vocabulary:
             raise ValueError(
@@ -68,6 +69,8 @@ class LanguageTask:
         self.validation = share_of_rank(inputs, world, 0), share_of_rank(targets, world, -1)
         self.targets_per_step = config.optim.batch * context
         self.flops_per_step = self.targets_per_step * flops_per_token(config.model)
+        self.diagnose_every = config.diagnose.every
+        self.stops_when_collapsed = config.guard.stop
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
@@ -75,7 +78,16 @@ class LanguageTask:
         self.config.diagnose.check(model)
         return model
 
-    def stamp(self) -> dict[str, str]:
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW, fused where the device has it."""
+        return make_optimizer(
+            model,
+            self.config.optim,
+            fused=self.world.device.type == "cuda",
+            matrix_lr_multiplier=self.config.model.matrix_lr_multiplier,
+        )
+
+    def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task."""
         return {"task": "language", "tokenizer": self.corpus.tokenizer_name}
 
@@ -83,7 +95,11 @@ class LanguageTask:
         """Where the data stand, for a checkpoint."""
         return {"loader": self.loader.state(), "corpus": self.corpus.checksum}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors of the task's own, for a checkpoint: none."""
+        return {}
+
+    def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         if state.get("corpus") != self.corpus.checksum:
             raise ValueError(f"data.path={self.config.data.path}: not the corpus that the run was started on")
         self.loader.load_state(state["loader"])
@@ -101,6 +117,9 @@ class LanguageTask:
         """Cross-entropy summed over the micro-batch, as a share of the whole step's targets."""
         inputs, targets = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
         return model(inputs, targets).loss / self.targets_per_step
+
+    def after_step(self, step: int) -> None:
+        """Nothing follows a step here."""
 
     def evaluate(self, model: nn.Module) -> dict[str, Any]:
         """Loss, distance to the unigram floor, token similarity, and what they say together."""
@@ -134,6 +153,19 @@ class LanguageTask:
             f"token similarity {result['similarity']:.2f}  {result['verdict']}"
         )
 
+    def collapse_advice(self) -> str:
+        """What to do about a run that is still collapsed after warm-up."""
+        config = self.config
+        ramp = config.optim.peak_lr / max(1, config.optim.warmup_steps)
+        changes = [f"--optim.warmup-steps {4 * max(1, config.optim.warmup_steps)}"]
+        if config.model.block == "sandwich" and config.model.p < 1:
+            changes.append(f"--model.p {min(1.0, 2 * config.model.p):g}")
+        return (
+            "COLLAPSED: after warm-up every position still carries the same state, and the loss is no better "
+            f"than the unigram floor. The rate rose by {ramp:.1e} a step, too fast for this block; "
+            f"try {' or '.join(changes)}, or a lower --optim.peak-lr."
+        )
+
 
 def open_corpus(path: Path) -> Corpus:
     try:
@@ -141,23 +173,3 @@ def open_corpus(path: Path) -> Corpus:
     except ValueError as error:
         what = str(error).removeprefix(str(path)).lstrip("/: ")  # the path is named once
         raise ValueError(f"data.path={path}: {what}") from None
-
-
-def share_of_rank(windows: Tensor, world: World, filler: int) -> Tensor:
-    """This rank's part of the validation windows, the same number on every rank.
-
-    Sharded blocks meet in every forward call, so ranks that would fall short get rows of filler; a
-    target of -1 is not counted.
-    """
-    missing = -len(windows) % world.size
-    filled = torch.cat([windows, windows.new_full((missing, windows.shape[1]), filler)])
-    return filled[world.rank :: world.size]
-
-
-def micro_batch(config: "TrainConfig", world: World) -> int:
-    """Sequences computed at once: the largest even split of a rank's share within the limit set."""
-    batch, limit = config.optim.batch, config.device.micro_batch
-    if batch % world.size:
-        raise ValueError(f"optim.batch={batch}: must be a multiple of the {world.size} ranks")
-    share = batch // world.size
-    return next(size for size in range(min(limit or share, share), 0, -1) if share % size == 0)

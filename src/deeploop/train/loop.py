@@ -15,17 +15,19 @@ from torch import nn
 from deeploop.train.checkpoint import (
     last_checkpoint,
     load_checkpoint,
+    load_tensors,
     load_weights,
     read_state,
     save_checkpoint,
 )
-from deeploop.train.config import TrainConfig, to_dict
+from deeploop.train.config import AnyTrainConfig, TrainConfig, to_dict
 from deeploop.train.distributed import World, arithmetic, gradient_sync, open_world, unwrap, wrap
 from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
 from deeploop.train.non_finite import first_non_finite
-from deeploop.train.optim import learning_rate, make_optimizer, set_learning_rate
+from deeploop.train.optim import learning_rate, set_learning_rate
 from deeploop.train.progress import Clock, Display, StopRequest, peak_flops
+from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.rundir import (
     changes_since,
     check_folder,
@@ -35,15 +37,16 @@ from deeploop.train.rundir import (
     require_checkpoint,
     write_config,
 )
+from deeploop.train.task import Task
 
 
 @dataclass
 class Run:
     """Everything that changes while a run goes on."""
 
-    config: TrainConfig
+    config: AnyTrainConfig
     world: World
-    task: LanguageTask
+    task: Task
     model: nn.Module
     optimizer: torch.optim.Optimizer
     display: Display
@@ -60,13 +63,13 @@ class Run:
             self.writer.write(kind, self.step, values)
 
 
-def train(config: TrainConfig) -> dict[str, Any]:
+def train(config: AnyTrainConfig) -> dict[str, Any]:
     """Runs `config` to its last step; returns the last validation and how the run ended."""
     with open_world(config.device) as world, StopRequest() as stop:
         return _train(config, world, stop)
 
 
-def _train(config: TrainConfig, world: World, stop: StopRequest) -> dict[str, Any]:
+def _train(config: AnyTrainConfig, world: World, stop: StopRequest) -> dict[str, Any]:
     run = open_run(config, world)
     try:
         ended = _loop(run, stop)
@@ -97,8 +100,8 @@ def _loop(run: Run, stop: StopRequest) -> str:
         last = run.step == config.optim.steps
         collapsed = False
         if last or (run.step % config.data.validate_every == 0 and not stopping):
-            collapsed = _validate(run) and config.guard.stop
-        if config.diagnose.every and (last or run.step % config.diagnose.every == 0):
+            collapsed = _validate(run) and run.task.stops_when_collapsed
+        if (every := run.task.diagnose_every) and (last or run.step % every == 0):
             _diagnose(run)
         if last or stopping or collapsed or run.step % config.checkpoint.every == 0:
             saved = _save(run)
@@ -134,26 +137,22 @@ def train_step(run: Run, stop: StopRequest) -> tuple[float, float, bool]:
         nn.utils.clip_grads_with_norm_(model.parameters(), config.optim.clip, norm)
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
+    run.task.after_step(run.step)
     return mean_loss, norm_value, stopping > 0
 
 
-def open_run(config: TrainConfig, world: World) -> Run:
+def open_run(config: AnyTrainConfig, world: World) -> Run:
     """Everything up to the first step, in an order in which a mistake shows before anything is written."""
     checkpoint = check_folder(config)
-    task = LanguageTask(config, world)
+    task: Task = LanguageTask(config, world) if isinstance(config, TrainConfig) else PuzzleTask(config, world)
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
     model = wrap(task.build(), config.device, world)
-    optimizer = make_optimizer(
-        model,
-        config.optim,
-        fused=world.device.type == "cuda",
-        matrix_lr_multiplier=config.model.matrix_lr_multiplier,
-    )
+    optimizer = task.make_optimizer(model)
     state: dict[str, Any] = {}
     if checkpoint is not None:
         state = read_state(checkpoint)
         load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=world)
-        task.load_state(state)
+        task.load_state(state, load_tensors(checkpoint))
     elif config.init_from is not None:
         source = require_checkpoint(config.init_from)
         read_state(source)
@@ -173,7 +172,7 @@ def open_run(config: TrainConfig, world: World) -> Run:
 
 
 def _open_folder(
-    config: TrainConfig, task: LanguageTask, state: dict[str, Any], display: Display
+    config: AnyTrainConfig, task: Task, state: dict[str, Any], display: Display
 ) -> MetricsWriter:
     if not state:
         create_run(config, task.stamp())
@@ -221,7 +220,7 @@ def _validate(run: Run) -> bool:
     collapsed = warm and result.get("verdict") == "collapsed"
     if collapsed and not run.warned:
         run.warned = True
-        advice = _collapse_advice(run.config)
+        advice = run.task.collapse_advice()
         run.log("collapse", {"advice": advice, **result})
         run.display.say(advice)
     return collapsed
@@ -229,8 +228,7 @@ def _validate(run: Run) -> bool:
 
 def _diagnose(run: Run) -> None:
     """Measures the loop on the main rank alone: replicas are the same, and nothing here talks to a rank."""
-    config = run.config.diagnose
-    if not config.every or not run.world.is_main:
+    if not run.task.diagnose_every or not run.world.is_main:
         return
     if run.config.device.parallel == "fsdp" and run.world.size > 1:
         if run.step == 0:
@@ -244,18 +242,6 @@ def _diagnose(run: Run) -> None:
     run.display.say(
         f"step {run.step:>6}  κ_R {record['kappa']:.2f} of at most {record['rounds']} "
         f"({record['updates']} updates)  {record['seconds']:.1f} s"
-    )
-
-
-def _collapse_advice(config: TrainConfig) -> str:
-    ramp = config.optim.peak_lr / max(1, config.optim.warmup_steps)
-    changes = [f"--optim.warmup-steps {4 * max(1, config.optim.warmup_steps)}"]
-    if config.model.block == "sandwich" and config.model.p < 1:
-        changes.append(f"--model.p {min(1.0, 2 * config.model.p):g}")
-    return (
-        "COLLAPSED: after warm-up every position still carries the same state, and the loss is no better "
-        f"than the unigram floor. The rate rose by {ramp:.1e} a step, too fast for this block; "
-        f"try {' or '.join(changes)}, or a lower --optim.peak-lr."
     )
 
 
@@ -277,6 +263,7 @@ def _save(run: Run) -> Path:
         state=state,
         keep=run.config.checkpoint.keep,
         world=run.world,
+        tensors=run.task.tensors(),
     )
 
 

@@ -1,4 +1,4 @@
-"""AdamW in groups, and the learning rate as a function of the step."""
+"""AdamW in groups, AdamATan2 for reasoners, and the learning rate as a function of the step."""
 
 import math
 from dataclasses import dataclass
@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from deeploop.train.adam_atan2 import AdamATan2
+
 
 @dataclass(frozen=True)
-class OptimConfig:
-    """Optimizer, schedule and batch: the paper's values by default."""
+class BaseOptimConfig:
+    """What every task's optimizer, schedule and batch have in common."""
 
     steps: int = 100_000
     """Optimizer steps of the whole run."""
@@ -17,15 +19,11 @@ class OptimConfig:
     """Sequences in one optimizer step, over all ranks and micro-batches."""
     peak_lr: float = 1e-3
     """Learning rate at the end of warm-up."""
-    floor_lr: float = 5e-5
-    """Learning rate at the last step."""
     warmup_steps: int = 2_000
     """Steps of linear warm-up. The sandwich block collapses when the rate rises too fast: see
     docs/training.md before shortening it."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's two decay rates."""
-    eps: float = 1e-8
-    """AdamW's epsilon."""
+    """Adam's two decay rates."""
     weight_decay: float = 0.1
     """Decay of matrices and embeddings; norm gains are never decayed."""
     clip: float = 1.0
@@ -35,26 +33,78 @@ class OptimConfig:
         for name in ("steps", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"optim.{name}={getattr(self, name)}: must be at least 1")
-        for name in ("peak_lr", "floor_lr", "warmup_steps", "eps", "weight_decay", "clip"):
+        self._not_negative("peak_lr", "warmup_steps", "weight_decay", "clip")
+        if any(not 0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optim.betas={self.betas}: each must be in [0, 1)")
+
+    def _not_negative(self, *names: str) -> None:
+        for name in names:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"optim.{name}={value}: must be a finite number, 0 or more")
+
+    @property
+    def final_lr(self) -> float:
+        """Learning rate at the last step; the peak's where there is no decay."""
+        return self.peak_lr
+
+
+@dataclass(frozen=True)
+class OptimConfig(BaseOptimConfig):
+    """AdamW, half a cosine and the batch: the paper's values by default."""
+
+    floor_lr: float = 5e-5
+    """Learning rate at the last step."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._not_negative("floor_lr", "eps")
         if self.floor_lr > self.peak_lr:
             raise ValueError(
                 f"optim.floor_lr={self.floor_lr}: must be at most optim.peak_lr={self.peak_lr}, or the rate "
                 "rises after warm-up"
             )
-        if any(not 0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"optim.betas={self.betas}: each must be in [0, 1)")
+
+    @property
+    def final_lr(self) -> float:
+        return self.floor_lr
 
 
-def learning_rate(step: int, config: OptimConfig) -> float:
+@dataclass(frozen=True)
+class ReasonerOptimConfig(BaseOptimConfig):
+    """AdamATan2 at a constant rate after warm-up, sign-SGD on puzzle vectors: HRM's values by default."""
+
+    batch: int = 768
+    """Puzzles worked on at a time, over all ranks and micro-batches."""
+    peak_lr: float = 1e-4
+    """Learning rate after warm-up."""
+    weight_decay: float = 0.1
+    """Decay of all parameters."""
+    clip: float = 0.0
+    """Largest gradient norm; 0 turns clipping off. The step does not depend on the gradient's scale."""
+    puzzle_lr: float = 1e-2
+    """Learning rate of the puzzles' vectors, after the same warm-up."""
+    puzzle_weight_decay: float = 0.1
+    """Decay of the puzzles' vectors, at the steps that touch them."""
+    ema: float = 0.0
+    """Decay of a running average of the weights, which evaluation then uses (TRM: 0.999); 0 keeps none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._not_negative("puzzle_lr", "puzzle_weight_decay")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"optim.ema={self.ema}: must be 0 (none) or more, and below 1")
+
+
+def learning_rate(step: int, config: BaseOptimConfig) -> float:
     """The rate of the step after `step` finished ones: a linear ramp, then half a cosine."""
     if step < config.warmup_steps:
         return config.peak_lr * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return config.floor_lr + (config.peak_lr - config.floor_lr) * cosine
+    return config.final_lr + (config.peak_lr - config.final_lr) * cosine
 
 
 def make_optimizer(
@@ -83,6 +133,14 @@ def make_optimizer(
         betas=config.betas,
         eps=config.eps,
         fused=fused,
+    )
+
+
+def make_reasoner_optimizer(model: nn.Module, config: ReasonerOptimConfig) -> AdamATan2:
+    """AdamATan2 over all parameters alike, as published."""
+    group = {"params": list(model.parameters()), "lr_multiplier": 1.0}
+    return AdamATan2(
+        [group], config.peak_lr, betas=config.betas, weight_decay=config.weight_decay, ema=config.ema
     )
 
 

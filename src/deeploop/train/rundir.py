@@ -1,9 +1,9 @@
 """The run folder: everything a run is, in files that outlive the process.
 
-run.json        format version, deeploop, torch and git versions, the command, the tokenizer
+run.json        format version, deeploop, torch and git versions, the command, the task and what it reads
 config.json     the full config
 metrics.jsonl   one JSON object a line
-checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json
+checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json; task.safetensors of a reasoner
 """
 
 import fcntl
@@ -22,15 +22,24 @@ import deeploop
 from deeploop.data.shards import atomic_file
 from deeploop.data.tokenizers import Tokenizer, get_tokenizer
 from deeploop.models.gpt import LoopedGPT
-from deeploop.train.checkpoint import last_checkpoint, load_weights, read_state
-from deeploop.train.config import TrainConfig, differences, from_dict, to_dict
+from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.train.checkpoint import last_checkpoint, load_moments, load_weights, read_state
+from deeploop.train.config import (
+    KINDS,
+    AnyTrainConfig,
+    ReasonerTrainConfig,
+    TrainConfig,
+    differences,
+    from_dict,
+    to_dict,
+)
 
 FORMAT = 1
 SHIPPED = Path("shipped")
 """The name under which every command finds the small trained model that comes with the package."""
 
 
-def create_run(config: TrainConfig, stamp: dict[str, str]) -> None:
+def create_run(config: AnyTrainConfig, stamp: dict[str, Any]) -> None:
     """Writes what is known before the first step."""
     folder = config.out
     try:
@@ -58,11 +67,11 @@ def lock_folder(folder: Path) -> TextIO:
     return file
 
 
-def write_config(config: TrainConfig) -> None:
+def write_config(config: AnyTrainConfig) -> None:
     _write(config.out / "config.json", to_dict(config))
 
 
-def check_folder(config: TrainConfig) -> Path | None:
+def check_folder(config: AnyTrainConfig) -> Path | None:
     """The checkpoint to continue from, or None for a fresh start; refuses to mix two runs."""
     checkpoint = last_checkpoint(config.out)
     if checkpoint is None:
@@ -76,15 +85,17 @@ def check_folder(config: TrainConfig) -> Path | None:
             f"out={config.out}: already holds a run at {checkpoint.name}; "
             "add --resume to continue it, or choose another --out"
         )
+    if not isinstance(config, found := type(load_any_config(config.out))):
+        raise ValueError(f"out={config.out}: holds a run of another kind ({found.__name__})")
     for name, old, new in changes_since(config):
         if name.startswith("model."):
             raise ValueError(f"{name}={new}: the run in {config.out} was started with {name}={old}")
     return checkpoint
 
 
-def changes_since(config: TrainConfig) -> list[tuple[str, Any, Any]]:
+def changes_since(config: AnyTrainConfig) -> list[tuple[str, Any, Any]]:
     """What this config changes in the one that the run folder was started with."""
-    old = to_dict(load_config(config.out))
+    old = to_dict(load_any_config(config.out))
     ignored = {"resume", "out", "init_from"}
     return [change for change in differences(old, to_dict(config)) if change[0] not in ignored]
 
@@ -108,13 +119,32 @@ def results_folder(run: Path) -> Path:
     return folder
 
 
+def load_any_config(run: Path) -> AnyTrainConfig:
+    """The config of the run in a folder, of whatever kind it is."""
+    stamp = read_stamp(run)
+    if stamp.get("task") not in KINDS:
+        raise ValueError(
+            f"{run}: a run of task {stamp.get('task')!r}; this deeploop knows {', '.join(KINDS)}"
+        )
+    config: AnyTrainConfig = from_dict(KINDS[stamp["task"]], _read(resolve(run) / "config.json"))
+    return config
+
+
 def load_config(run: Path) -> TrainConfig:
-    """The config of the run in a folder."""
+    """The config of a language model's run."""
+    config = load_any_config(run)
+    if not isinstance(config, TrainConfig):
+        raise ValueError(f"{run}: a run of a reasoner; this is for language models")
+    return config
+
+
+def read_stamp(run: Path) -> dict[str, Any]:
+    """run.json: what a run folder holds."""
     run = resolve(run)
     stamp = _read(run / "run.json")
     if stamp.get("format") != FORMAT:
         raise ValueError(f"{run}: run format {stamp.get('format')}, this deeploop reads {FORMAT}")
-    return from_dict(TrainConfig, _read(run / "config.json"))
+    return stamp
 
 
 def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[LoopedGPT, Tokenizer]:
@@ -135,6 +165,26 @@ def load_model(run: Path, *, device: str | torch.device = "cpu") -> LoopedGPT:
 
 def tokenizer_name(run: Path) -> str:
     return str(_read(resolve(run) / "run.json")["tokenizer"])
+
+
+def load_reasoner(
+    run: str | Path, *, device: str | torch.device = "cpu"
+) -> tuple[Reasoner, ReasonerTrainConfig]:
+    """Reasoner (in eval mode, weights of the last checkpoint, averaged if they were) and config of a run."""
+    run = Path(run)
+    config = load_any_config(run)
+    if isinstance(config, TrainConfig):
+        raise ValueError(f"{run}: a run of a language model; this is for reasoners")
+    checkpoint = require_checkpoint(run)
+    read_state(checkpoint)
+    model = Reasoner(config.model, PuzzleShape(**read_stamp(run)["shape"]))
+    load_weights(model, checkpoint)
+    if config.optim.ema:
+        averages = {
+            name: own["average"] for name, own in load_moments(checkpoint).items() if "average" in own
+        }
+        model.load_state_dict(averages, strict=False)
+    return model.to(device).eval(), config
 
 
 def require_checkpoint(run: Path) -> Path:

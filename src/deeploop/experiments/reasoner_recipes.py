@@ -1,0 +1,119 @@
+"""Recipes of the hierarchical reasoners: the published settings, and sizes for a CPU.
+
+Steps are published as epochs; an epoch draws one view of each task, so
+steps = epochs · tasks · examples of a view / batch.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from deeploop.models.halting import HaltingConfig
+from deeploop.models.hrm import HRMConfig
+from deeploop.models.trm import TRMConfig
+from deeploop.train.checkpoint import CheckpointConfig
+from deeploop.train.config import HRMTrainConfig, TRMTrainConfig
+from deeploop.train.metrics import LogConfig
+from deeploop.train.optim import ReasonerOptimConfig
+from deeploop.train.puzzle import PuzzleDataConfig
+
+ARC_STEPS = (
+    518_000  # 100,000 epochs of 960 tasks (ConceptARC's 160 among them), 4.15 examples a view, batch 768
+)
+ARC_OPTIM = ReasonerOptimConfig(steps=ARC_STEPS)
+# Sudoku and mazes: 1,000 puzzles with one example each. They have no ids to tell apart, and more decay.
+BOARD_OPTIM = ReasonerOptimConfig(
+    peak_lr=1e-4, weight_decay=1.0, puzzle_lr=1e-4, puzzle_weight_decay=1.0, batch=768, steps=26_000
+)
+RARELY = CheckpointConfig(every=10_000)
+
+
+def hrm_arc1() -> HRMTrainConfig:
+    """HRM on ARC-AGI-1 as published: 27 M parameters, 100,000 epochs, 8 GPUs."""
+    return HRMTrainConfig(
+        out=Path("runs/hrm-arc1"),
+        data=PuzzleDataConfig(path=Path("data/arc1"), validate_every=10_000),
+        optim=ARC_OPTIM,
+        checkpoint=RARELY,
+    )
+
+
+def hrm_arc1_deeploop() -> HRMTrainConfig:
+    """The paper's HRM on ARC-AGI-1: p = 1/2 at its N = 12 (the graph of the published code holds 8)."""
+    return replace(hrm_arc1(), out=Path("runs/hrm-arc1-deeploop"), model=HRMConfig(p=0.5, depth=12))
+
+
+def trm_arc1() -> TRMTrainConfig:
+    """TRM with attention on ARC-AGI-1 as published: 7 M parameters, T = 3, n = 4."""
+    return TRMTrainConfig(
+        out=Path("runs/trm-arc1"),
+        data=PuzzleDataConfig(path=Path("data/arc1"), validate_every=10_000),
+        optim=replace(ARC_OPTIM, ema=0.999),
+        checkpoint=RARELY,
+    )
+
+
+def hrm_sudoku() -> HRMTrainConfig:
+    """HRM on 9 × 9 Sudoku, the published settings of one GPU: 1,000 puzzles, 20,000 epochs."""
+    return HRMTrainConfig(
+        out=Path("runs/hrm-sudoku"),
+        data=PuzzleDataConfig(path=Path("data/sudoku"), validate_every=2_000),
+        optim=replace(BOARD_OPTIM, peak_lr=7e-5, puzzle_lr=7e-5, batch=384, steps=52_000),
+    )
+
+
+def trm_sudoku() -> TRMTrainConfig:
+    """TRM on 9 × 9 Sudoku as published: an MLP over the sequence, T = 3, n = 6, 50,000 epochs."""
+    return TRMTrainConfig(
+        out=Path("runs/trm-sudoku"),
+        model=TRMConfig(low_cycles=6, mixer="mlp"),
+        data=PuzzleDataConfig(path=Path("data/sudoku"), validate_every=5_000),
+        optim=replace(BOARD_OPTIM, steps=65_000, ema=0.999),
+    )
+
+
+def hrm_maze() -> HRMTrainConfig:
+    """HRM on 30 × 30 mazes as published: 1,000 mazes, 20,000 epochs."""
+    return HRMTrainConfig(
+        out=Path("runs/hrm-maze"),
+        data=PuzzleDataConfig(path=Path("data/maze"), validate_every=2_000),
+        optim=BOARD_OPTIM,
+    )
+
+
+SMALL_DATA = PuzzleDataConfig(path=Path("data/sudoku4"), test_examples=500, validate_every=200)
+SMALL_OPTIM = ReasonerOptimConfig(steps=2_000, batch=128, peak_lr=1e-3, warmup_steps=100, puzzle_lr=1e-3)
+
+
+def hrm_sudoku4() -> HRMTrainConfig:
+    """HRM on 4 × 4 Sudoku, minutes on a CPU.
+
+    deeploop prepare sudoku --size 4 --train 2000 --test 500 --out data/sudoku4
+    """
+    return HRMTrainConfig(
+        out=Path("runs/hrm-sudoku4"),
+        model=HRMConfig(width=64, heads=2, hidden=256, high_blocks=2, low_blocks=2),
+        data=SMALL_DATA,
+        optim=SMALL_OPTIM,
+        halting=HaltingConfig(segments=8),
+        checkpoint=CheckpointConfig(every=500),
+        log=LogConfig(every=25),
+    )
+
+
+def hrm_sudoku4_deeploop() -> HRMTrainConfig:
+    """HRM on 4 × 4 Sudoku with p = 1/2, at the N_g of its schedule."""
+    small = hrm_sudoku4()
+    return replace(small, out=Path("runs/hrm-sudoku4-deeploop"), model=replace(small.model, p=0.5))
+
+
+def trm_sudoku4() -> TRMTrainConfig:
+    """TRM on 4 × 4 Sudoku, minutes on a CPU."""
+    return TRMTrainConfig(
+        out=Path("runs/trm-sudoku4"),
+        model=TRMConfig(width=64, heads=2, hidden=256, blocks=2, cycles=2, low_cycles=2, puzzle_positions=1),
+        data=SMALL_DATA,
+        optim=replace(SMALL_OPTIM, ema=0.999),
+        halting=HaltingConfig(segments=8, learn_continue=False),
+        checkpoint=CheckpointConfig(every=500),
+        log=LogConfig(every=25),
+    )

@@ -1,0 +1,41 @@
+"""HRM, the Hierarchical Reasoning Model: a slow module H and a fast module L, with blocks of their own."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from deeploop.models.reasoner import ReasonerConfig
+from deeploop.theory.visits import Schedule, hierarchy
+
+
+@dataclass(frozen=True)
+class HRMConfig(ReasonerConfig):
+    """HRM; the defaults are the published model, whose graph holds the last call of L and of H alone."""
+
+    high_blocks: int = 4
+    """Stored blocks K_H of module H."""
+    low_blocks: int = 4
+    """Stored blocks K_L of module L."""
+    high_p: float | None = None
+    """Exponent of module H where it is not that of L (`p`)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("high_blocks", "low_blocks"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        holds = self.high_p is None or (math.isfinite(self.high_p) and self.high_p >= 0)
+        self._require("high_p", holds, "0 (no rule) or more, and finite")
+
+    @property
+    def blocks_of(self) -> dict[str, int]:
+        return {"H": self.high_blocks, "L": self.low_blocks}
+
+    def module_of(self, role: Literal["L", "H"]) -> str:
+        return role
+
+    @property
+    def schedule(self) -> Schedule:
+        return hierarchy(self.high_blocks, self.low_blocks, self.cycles, self.low_cycles, self.horizon)
+
+    def exponent(self, module: str) -> float:
+        return self.high_p if module == "H" and self.high_p is not None else self.p

@@ -1,0 +1,251 @@
+"""Reasoner: a recurrence of two speeds over a puzzle, z_L ← L(z_L + z_H + x) often, z_H ← H(z_H + z_L) once.
+
+HRM and TRM are the two configs of it (`hrm.py`, `trm.py`): two modules, or one in both roles. Blocks are
+post-normalised without inner norm: x ← Norm(x + f(x)) as published, x ← Norm(αx + f(x)) under a scaling rule.
+
+model = Reasoner(HRMConfig(), PuzzleShape(vocabulary=11, length=81, puzzle_ids=1), seed=1)
+segment = model(model.initial(len(tokens)), tokens, model.puzzle_rows(ids))
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from deeploop.nn.init import BRANCH, init_truncated_
+from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU, rotary_table
+from deeploop.nn.residual import ScaledResidual
+from deeploop.theory.scaling import ScalingRule
+from deeploop.theory.visits import HORIZONS, Horizon, Schedule, recurrence
+
+Mixer = Literal["attention", "mlp"]
+HALTING_BIAS = -5.0  # σ(−5) = 0.7%: nothing halts before it has learned to
+
+
+@dataclass(frozen=True)
+class ReasonerConfig:
+    """Shape, recurrence and parameterization that HRM and TRM share."""
+
+    width: int = 512
+    """Width of both states."""
+    heads: int = 8
+    """Attention heads; they divide the width."""
+    hidden: int = 1536
+    """Hidden width of SwiGLU; published: 8/3 of the width, up to a multiple of 256."""
+    cycles: int = 2
+    """Cycles C of a segment; H is called once in each."""
+    low_cycles: int = 2
+    """Calls C_L of L in a cycle."""
+    horizon: Horizon = "last_call"
+    """What stands in the training graph: the last call of each role, the last cycle, or everything."""
+    p: float = 0.0
+    """Exponent of alpha = (2N)^p and beta = (8N)^-p: 0 the published block, 1/2 DeepLoop, 1/4 DeepNorm."""
+    depth: int = 0
+    """The rule's N; 0 takes N_g, the blocks in the training graph, counted from the schedule."""
+    puzzle_positions: int = 1
+    """Positions before the board: the puzzle's vector, and zeros if there are more."""
+    mixer: Mixer = "attention"
+    """What mixes positions: attention with rotary embedding, or an MLP over the sequence without."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "hidden", "cycles", "low_cycles", "puzzle_positions"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._require("heads", self.width % self.heads == 0, f"a divisor of model.width={self.width}")
+        self._require("heads", self.head_size % 2 == 0, f"such that model.width={self.width} / heads is even")
+        self._require("horizon", self.horizon in HORIZONS, f"one of {', '.join(HORIZONS)}")
+        self._require("mixer", self.mixer in ("attention", "mlp"), "attention or mlp")
+        self._require("depth", self.depth >= 0, "0 (counted) or a number of blocks")
+        self._require("p", math.isfinite(self.p) and self.p >= 0, "0 (no rule) or more, and finite")
+
+    def _require(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            raise ValueError(f"model.{name}={getattr(self, name)}: must be {what}")
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def blocks_of(self) -> dict[str, int]:
+        """Stored blocks of each module."""
+        raise NotImplementedError
+
+    def module_of(self, role: Literal["L", "H"]) -> str:
+        """The module that plays a role of the recurrence."""
+        raise NotImplementedError
+
+    @property
+    def schedule(self) -> Schedule:
+        """Every visit of one segment."""
+        raise NotImplementedError
+
+    def exponent(self, module: str) -> float:
+        """p of a module's rule; 0 where it has none."""
+        return self.p
+
+    @property
+    def N(self) -> int:
+        """The depth that the rule is taken at: N_g of the schedule, unless it was set."""
+        return self.depth or self.schedule.N_g
+
+    def alpha(self, module: str) -> float:
+        p = self.exponent(module)
+        return ScalingRule(p).alpha(self.N) if p else 1.0
+
+    def beta(self, module: str) -> float:
+        p = self.exponent(module)
+        return ScalingRule(p).beta(self.N) if p else 1.0
+
+
+class PuzzleShape(NamedTuple):
+    """What the data decide of a model's shape."""
+
+    vocabulary: int
+    length: int
+    puzzle_ids: int
+
+
+class Carry(NamedTuple):
+    """The two states (B, T, width) that a segment hands to the next; never part of a graph."""
+
+    high: Tensor
+    low: Tensor
+
+
+class Segment(NamedTuple):
+    """What one segment gives."""
+
+    carry: Carry
+    logits: Tensor  # (B, length, V)
+    q: Tensor  # (B, 2): q_halt and q_continue, in fp32 or wider
+
+
+def swiglu_hidden(width: int) -> int:
+    """8/3 of the width, rounded, up to a multiple of 256."""
+    return -(-round(4 * width * 2 / 3) // 256) * 256
+
+
+class ReasonerBlock(nn.Module):
+    """The mixer of positions, then SwiGLU, each inside its residual equation."""
+
+    def __init__(self, config: ReasonerConfig, module: str, positions: int) -> None:
+        super().__init__()
+        residual = partial(
+            ScaledResidual,
+            kind="sandwich" if config.exponent(module) else "postnorm",
+            alpha=config.alpha(module),
+            inner_norm=False,
+            norm=partial(RMSNorm, gain=False),
+        )
+        self.across = config.mixer == "mlp"
+        self.mixer = (
+            residual(SwiGLU(positions, swiglu_hidden(positions)), positions)
+            if self.across
+            else residual(SelfAttention(config.width, config.heads), config.width)
+        )
+        self.mlp = residual(SwiGLU(config.width, config.hidden), config.width)
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        # An MLP over the sequence has its residual and its norm along the sequence as well.
+        x = self.mixer(x.transpose(1, 2)).transpose(1, 2) if self.across else self.mixer(x, rotary)
+        x = self.mlp(x)
+        return x
+
+
+class Stack(nn.Module):
+    """The blocks of one module."""
+
+    def __init__(self, config: ReasonerConfig, module: str, positions: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            ReasonerBlock(config, module, positions) for _ in range(config.blocks_of[module])
+        )
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        for block in self.blocks:
+            x = block(x, rotary)
+        return x
+
+
+class Reasoner(nn.Module):
+    """One segment of hierarchical reasoning; `halting.py` strings segments together.
+
+    `puzzles` holds a learned vector a puzzle id: a buffer, since only a batch's rows ever have a gradient.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    puzzles: Tensor
+    initial_high: Tensor
+    initial_low: Tensor
+
+    def __init__(self, config: ReasonerConfig, shape: PuzzleShape, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config, self.shape = config, shape
+        self.positions = config.puzzle_positions + shape.length
+        self.embedding = nn.Embedding(shape.vocabulary, config.width)
+        self.stacks = nn.ModuleDict({name: Stack(config, name, self.positions) for name in config.blocks_of})
+        self.head = nn.Linear(config.width, shape.vocabulary, bias=False)
+        self.halting = nn.Linear(config.width, 2)
+        self.register_buffer("puzzles", torch.empty(shape.puzzle_ids, config.width))
+        for name in ("initial_high", "initial_low"):
+            self.register_buffer(name, torch.empty(config.width))
+        for name in ("cos", "sin"):
+            table = torch.empty(self.positions, config.head_size // 2, dtype=torch.float32)
+            self.register_buffer(name, table, persistent=False)
+        self.init_weights(seed)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Set every parameter and buffer; the same seed gives the same model on every device."""
+        generator = torch.Generator(device="cpu").manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            top, *middle, attribute = name.split(".")
+            if top == "halting":
+                parameter.fill_(HALTING_BIAS if attribute == "bias" else 0.0)
+                continue
+            fan_in = self.config.width if top == "embedding" else parameter.shape[1]
+            scaled = bool(middle) and middle[-1] in BRANCH  # stacks.L.blocks.0.mlp.branch.up.weight
+            beta = self.config.beta(middle[0]) if scaled else 1.0
+            init_truncated_([parameter], std=fan_in**-0.5, beta=beta, generator=generator)
+        init_truncated_([self.initial_high, self.initial_low], std=1.0, generator=generator)
+        self.puzzles.zero_()
+        cos, sin = rotary_table(self.positions, self.config.head_size)
+        self.cos.copy_(cos)
+        self.sin.copy_(sin)
+
+    def initial(self, rows: int) -> Carry:
+        """The carry of puzzles that nobody has thought about yet."""
+        shape = (rows, self.positions, self.config.width)
+        return Carry(self.initial_high.expand(shape), self.initial_low.expand(shape))
+
+    def puzzle_rows(self, ids: Tensor) -> Tensor:
+        """The learned vectors (B, width) of some puzzles, a copy: ask for its gradient to train them."""
+        return self.puzzles[ids]
+
+    def forward(self, carry: Carry, tokens: Tensor, puzzle: Tensor) -> Segment:
+        """All cycles of a segment on tokens (B, length); `puzzle` (B, width) are their puzzles' vectors."""
+        config, rotary = self.config, (self.cos, self.sin)
+        x = self._input(tokens, puzzle)
+        z_H, z_L = carry
+        grad = torch.is_grad_enabled()
+        for call in recurrence(config.cycles, config.low_cycles, config.horizon):
+            run = self.stacks[config.module_of(call.role)]
+            with torch.set_grad_enabled(grad and call.has_grad):
+                if call.role == "L":
+                    z_L = run(z_L + z_H + x, rotary)
+                else:
+                    z_H = run(z_H + z_L, rotary)
+        logits = self.head(z_H[:, config.puzzle_positions :])
+        q = self.halting(z_H[:, 0])
+        q = q.to(torch.promote_types(q.dtype, torch.float32))
+        return Segment(Carry(z_H.detach(), z_L.detach()), logits, q)
+
+    def _input(self, tokens: Tensor, puzzle: Tensor) -> Tensor:
+        """x (B, T, width): the puzzle's vector, zeros up to its positions, the tokens; of unit size."""
+        zeros = puzzle.new_zeros(len(puzzle), self.config.puzzle_positions - 1, self.config.width)
+        parts = (puzzle.unsqueeze(1), zeros, self.embedding(tokens))
+        return torch.cat(parts, dim=1) * math.sqrt(self.config.width)

@@ -1,0 +1,71 @@
+"""AdamATan2: Adam whose step is atan2(m, √v) in place of m / (√v + ε), with a running average of the weights.
+
+    p ← p·(1 − lr·wd) − lr / (1 − β1^t) · atan2(m, √(v / (1 − β2^t)))
+
+The first bias correction stands outside atan2. There is no ε: the scale of the loss does not matter.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class AdamATan2(torch.optim.Optimizer):
+    """AdamATan2 over any parameters; `ema` above 0 keeps ema·average + (1 − ema)·p beside the moments.
+
+    The average is a part of the optimizer's state, so it is saved, sharded and resumed as the moments are.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        ema: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "ema": ema})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None, "no loss is evaluated again"
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, group)
+
+    def _update(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state, lr, (beta1, beta2) = self.state[p], group["lr"], group["betas"]
+        if not state:
+            state["step"] = torch.zeros(())  # on the CPU, as AdamW's: it is read at every step
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+            if group["ema"]:
+                state["average"] = p.clone()
+        state["step"] += 1
+        t, m, v = int(state["step"]), state["exp_avg"], state["exp_avg_sq"]
+        m.lerp_(grad, 1 - beta1)
+        v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        root = v.sqrt().div_(math.sqrt(1 - beta2**t))
+        p.mul_(1 - lr * group["weight_decay"]).sub_(torch.atan2(m, root), alpha=lr / (1 - beta1**t))
+        if group["ema"]:
+            state["average"].lerp_(p, 1 - group["ema"])
+
+
+@contextmanager
+@torch.no_grad()
+def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Inside, the parameters are their running averages, where there are any."""
+    pairs = [(p, own["average"]) for p, own in optimizer.state.items() if "average" in own]
+    kept = [p.clone() for p, _ in pairs]
+    for p, average in pairs:
+        p.copy_(average)
+    try:
+        yield
+    finally:
+        for (p, _), value in zip(pairs, kept, strict=True):
+            p.copy_(value)

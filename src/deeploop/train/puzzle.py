@@ -1,0 +1,192 @@
+"""The task of solving puzzles with a reasoner: build, loss, evaluate.
+
+One optimizer step is one segment of every slot. A slot takes a new puzzle only after it halted; the row that
+the loader has for it at other steps is dropped, as published.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deeploop.data.draws import keys, words
+from deeploop.data.puzzle_loader import PuzzleLoader
+from deeploop.data.puzzles import PuzzleSet
+from deeploop.eval.reasoning import Score, score, spread_rows
+from deeploop.models.accounting import flops_per_segment
+from deeploop.models.halting import Slots, minimum_segments, supervise
+from deeploop.models.hrm import HRMConfig
+from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.train.adam_atan2 import AdamATan2, averaged
+from deeploop.train.distributed import World, arithmetic, micro_batch
+from deeploop.train.optim import learning_rate, make_reasoner_optimizer
+from deeploop.train.puzzle_rows import sign_sgd_
+
+if TYPE_CHECKING:
+    from deeploop.train.config import ReasonerTrainConfig
+
+Batch = tuple[Slots, Tensor]  # slots, and the fewest segments before each may halt
+
+
+@dataclass(frozen=True)
+class PuzzleDataConfig:
+    """The puzzles, as `deeploop prepare arc | sudoku | maze` writes them."""
+
+    path: Path = Path("data/arc1")
+    """Folder of puzzles."""
+    test_examples: int = 1_000
+    """Held-out examples that a validation solves, spread evenly over the test split."""
+    validate_every: int = 1_000
+    """Steps between validations; one more comes at the end."""
+
+    def __post_init__(self) -> None:
+        for name in ("test_examples", "validate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+
+
+class PuzzleTask:
+    """A reasoner on a set of puzzles."""
+
+    diagnose_every = 0
+    stops_when_collapsed = False
+    model: Reasoner
+    optimizer: AdamATan2
+
+    def __init__(self, config: "ReasonerTrainConfig", world: World) -> None:
+        self.config, self.world = config, world
+        batch = config.optim.batch
+        self.micro_batch = micro_batch(batch, config.device, world)
+        self.puzzles = open_puzzles(config.data.path)
+        self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
+        self.loader = PuzzleLoader(self.puzzles, batch=batch, seed=config.seed)
+        self.share = batch // world.size
+        self.first = world.rank * self.share  # this rank's slots are those from here on
+        self.test = spread_rows(self.puzzles.test, config.data.test_examples, world.rank, world.size)
+        self.targets_per_step = batch * self.shape.length
+        again = config.halting.learn_continue
+        self.flops_per_step = batch * flops_per_segment(config.model, self.shape, forward_again=again)
+        self.segment = 0
+        self._explore = keys(config.seed, 0, 2)[0]  # not a key of the loader's
+        self._done: list[Slots] = []
+        self._touched: list[tuple[Tensor, Tensor]] = []
+
+    def build(self) -> Reasoner:
+        """The model with freshly drawn weights, the same on every machine; all slots wait."""
+        self.model = Reasoner(self.config.model, self.shape, seed=self.config.seed).to(self.world.device)
+        self.slots = Slots.waiting(self.share, self.shape.length, self.model.initial(self.share))
+        return self.model
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        self.optimizer = make_reasoner_optimizer(model, self.config.optim)
+        return self.optimizer
+
+    def stamp(self) -> dict[str, Any]:
+        """What a run folder says of its task."""
+        kind = "hrm" if isinstance(self.config.model, HRMConfig) else "trm"
+        return {"task": kind, "puzzles": self.puzzles.hash, "shape": self.shape._asdict()}
+
+    def state(self) -> dict[str, Any]:
+        """Where the data stand, for a checkpoint."""
+        return {"loader": self.loader.state(), "puzzles": self.puzzles.hash, "segment": self.segment}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The slots of all ranks, for a checkpoint."""
+        return {name: self.world.gather_rows(own).cpu() for name, own in self.slots.tensors().items()}
+
+    def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        config = self.config
+        if state.get("puzzles") != self.puzzles.hash:
+            raise ValueError(f"data.path={config.data.path}: not the puzzles that the run was started on")
+        if (batch := len(tensors["ids"])) != config.optim.batch:
+            raise ValueError(
+                f"optim.batch={config.optim.batch}: the run has {batch} puzzles at work; keep it"
+            )
+        mine = slice(self.first, self.first + self.share)
+        self.slots = Slots(**{name: whole[mine].to(self.world.device) for name, whole in tensors.items()})
+        self.segment = state["segment"]
+        self.loader.load_state(state["loader"])
+
+    def micro_batches(self) -> list[Batch]:
+        """This rank's slots, those that halted refilled, in pieces that fit the device."""
+        waiting = self.first + self.slots.halted.cpu().numpy().nonzero()[0]
+        rows = self.loader.next_batch(self.config.optim.batch, waiting)
+        inputs, labels, ids = (tensor.to(self.world.device) for tensor in rows)
+        self.slots = self.slots.refilled(inputs, labels, ids, self.model.initial(len(waiting)))
+        pieces = zip(self.slots.split(self.micro_batch), self._minimum().split(self.micro_batch), strict=True)
+        self._done, self._touched = [], []
+        return list(pieces)
+
+    def _minimum(self) -> Tensor:
+        """The fewest segments of this rank's slots; a draw of its own for every slot and segment."""
+        slots = np.arange(self.first, self.first + self.share)
+        draws = words(self._explore, self.segment * self.config.optim.batch + slots, 2)
+        explore, draw = torch.from_numpy((draws >> np.uint64(11)).astype(np.float64) / 2**53).unbind(1)
+        return minimum_segments(explore, draw, self.config.halting).to(self.world.device)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The segment's loss summed over the micro-batch, as a share of the whole step's puzzles."""
+        slots, minimum = batch
+        puzzle = self.model.puzzle_rows(slots.ids).requires_grad_()
+        loss, after = supervise(model, slots, puzzle, minimum, self.config.halting)
+        self._done.append(after)
+        self._touched.append((slots.ids, puzzle))
+        return loss / self.config.optim.batch
+
+    def after_step(self, step: int) -> None:
+        """Trains the touched rows of the puzzle table; the slots move on."""
+        optim = self.config.optim
+        ids, gradients = zip(*((ids, puzzle.grad) for ids, puzzle in self._touched), strict=True)
+        sign_sgd_(
+            self.model.puzzles,
+            torch.cat(ids),
+            torch.cat(gradients),
+            lr=learning_rate(step, replace(optim, peak_lr=optim.puzzle_lr)),
+            weight_decay=optim.puzzle_weight_decay,
+            world=self.world,
+        )
+        self.slots = Slots.joined(self._done)
+        self.segment += 1
+
+    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+        """Loss, share of puzzles and of cells that are right, segments until the model wants to halt."""
+        config, world = self.config, self.world
+        with averaged(self.optimizer):
+            found = score(
+                self.model,
+                self.test,
+                config.halting,
+                batch=self.micro_batch,
+                device=world.device,
+                arithmetic=partial(arithmetic, config.device, world.device),
+            )
+        sums = world.sum(torch.tensor(found, dtype=torch.float64, device=world.device))
+        return Score(*sums.tolist()).means()
+
+    def describe(self, result: dict[str, Any]) -> str:
+        """An evaluation in one line."""
+        return (
+            f"test loss {result['loss']:.4f}  exact {result['exact']:.1%}  cells {result['cells']:.1%}  "
+            f"segments wanted {result['segments']:.1f}"
+        )
+
+    def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        raise AssertionError("a reasoner is not diagnosed in training: diagnose_every is 0")
+
+    def collapse_advice(self) -> str:
+        raise AssertionError("no evaluation of a reasoner says that it collapsed")
+
+
+def open_puzzles(path: Path) -> PuzzleSet:
+    """The puzzles of a folder, after their content was found to have its hash."""
+    try:
+        puzzles = PuzzleSet.open(path)
+        puzzles.verify()
+    except ValueError as error:
+        what = str(error).removeprefix(str(path)).lstrip("/: ")  # the path is named once
+        raise ValueError(f"data.path={path}: {what}") from None
+    return puzzles

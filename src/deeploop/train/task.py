@@ -1,0 +1,55 @@
+"""What the training loop asks of a task; `language.py` and `puzzle.py` answer."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Task(Protocol):
+    """A model, its data, its loss and its evaluation."""
+
+    targets_per_step: int
+    flops_per_step: int
+    diagnose_every: int
+    """Steps between two diagnoses; 0 is never."""
+    stops_when_collapsed: bool
+
+    def build(self) -> nn.Module:
+        """The model with freshly drawn weights."""
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of the wrapped model; its groups carry `lr_multiplier`."""
+
+    def stamp(self) -> dict[str, Any]:
+        """What a run folder says of its task; `task` is a key of `config.KINDS`."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps as JSON."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps as tensors, of all ranks together."""
+
+    def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Goes on from there."""
+
+    def micro_batches(self) -> list[Any]:
+        """This rank's share of the next step, in pieces that fit the device."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """A micro-batch's share of the step's mean loss."""
+
+    def after_step(self, step: int) -> None:
+        """What follows the optimizer's step number `step` (from 0)."""
+
+    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+        """Numbers on held-out data, `loss` among them; the same on every rank."""
+
+    def describe(self, result: dict[str, Any]) -> str:
+        """An evaluation in one line."""
+
+    def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Numbers about the loop itself."""
+
+    def collapse_advice(self) -> str:
+        """What to tell whose evaluation had the verdict `collapsed`."""

@@ -1,0 +1,253 @@
+"""HRM and TRM: published sizes, the recurrence against one written out, what is in the graph, α and β."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from deeploop.models.hrm import HRMConfig
+from deeploop.models.reasoner import Carry, PuzzleShape, Reasoner, swiglu_hidden
+from deeploop.models.trm import TRMConfig
+from deeploop.nn.residual import ScaledResidual
+from deeploop.theory import HORIZONS
+
+SMALL = {"width": 16, "heads": 2, "hidden": 24}
+SHAPE = PuzzleShape(vocabulary=6, length=9, puzzle_ids=5)
+
+
+def batch(rows=3, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 6, (rows, 9), generator=draw), torch.randn(rows, 16, generator=draw)
+
+
+def run(model, rows=3):
+    tokens, puzzle = batch(rows)
+    return model(model.initial(rows), tokens, puzzle)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "count"),
+    [
+        (HRMConfig(), PuzzleShape(12, 900, 1), 27_276_290),
+        (HRMConfig(), PuzzleShape(11, 81, 1), 27_275_266),
+        (TRMConfig(), PuzzleShape(12, 900, 1), 6_829_058),
+    ],
+    ids=["hrm-arc", "hrm-sudoku", "trm-arc"],
+)
+def test_published_parameter_counts(config, shape, count):
+    with torch.device("meta"):
+        model = Reasoner(config, shape)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    assert model.positions == config.puzzle_positions + shape.length
+    assert swiglu_hidden(config.width) == config.hidden
+
+
+def block_runs(model):
+    """How often the first block of each module ran, and how often in the graph."""
+    runs = {name: [0, 0] for name in model.stacks}
+    handles = [
+        stack.blocks[0].register_forward_hook(
+            lambda module, args, out, own=runs[name]: own.__setitem__(
+                slice(None), [own[0] + 1, own[1] + out.requires_grad]
+            )
+        )
+        for name, stack in model.stacks.items()
+    ]
+    run(model)
+    for handle in handles:
+        handle.remove()
+    return {name: tuple(own) for name, own in runs.items()}
+
+
+@pytest.mark.parametrize(
+    ("config", "runs"),
+    [
+        (HRMConfig(**SMALL), {"L": (4, 1), "H": (2, 1)}),
+        (HRMConfig(**SMALL, horizon="last_cycle"), {"L": (4, 2), "H": (2, 1)}),
+        (HRMConfig(**SMALL, horizon="full"), {"L": (4, 4), "H": (2, 2)}),
+        (TRMConfig(**SMALL, low_cycles=6), {"shared": (21, 7)}),
+        (TRMConfig(**SMALL, low_cycles=4), {"shared": (15, 5)}),
+    ],
+)
+def test_blocks_run_as_often_as_the_schedule_says(config, runs):
+    assert block_runs(Reasoner(config, SHAPE)) == runs
+    for module, counts in runs.items():
+        assert (config.schedule.R_of(module), config.schedule.R_g_of(module)) == counts
+
+
+@pytest.mark.parametrize("kind", [HRMConfig, TRMConfig])
+def test_values_do_not_depend_on_the_horizon_but_gradients_do(kind):
+    gradients = set()
+    first = None
+    for horizon in HORIZONS:
+        model = Reasoner(kind(**SMALL, horizon=horizon), SHAPE, seed=1)
+        segment = run(model)
+        first = first or segment
+        assert torch.equal(segment.logits, first.logits)
+        assert torch.equal(segment.q, first.q)
+        assert all(torch.equal(a, b) for a, b in zip(segment.carry, first.carry, strict=True))
+        segment.logits.square().mean().backward()
+        assert all(
+            parameter.grad is not None for name, parameter in model.named_parameters() if name[:4] != "halt"
+        )
+        gradients.add(float(model.embedding.weight.grad.norm()))
+    assert len(gradients) == len(HORIZONS)
+
+
+def norm(x):
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def written_out(model, tokens, puzzle):
+    """HRM with attention, by the published formulas: no module of this package but its weights."""
+    alpha = model.config.alpha("L")
+    weights = model.state_dict()
+
+    def turn(x):  # rotate-half, base 10000
+        T, D = x.shape[-2:]
+        angle = torch.arange(T)[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
+        cos, sin = (torch.cat([f(angle)] * 2, -1) for f in (torch.cos, torch.sin))
+        return x * cos + torch.cat([-x[..., D // 2 :], x[..., : D // 2]], -1) * sin
+
+    def block(x, at):
+        w = {name: weights[f"{at}.{name}.weight"] for name in [f"mixer.branch.{n}" for n in "qkvo"]}
+        w |= {n: weights[f"{at}.mlp.branch.{n}.weight"] for n in ("gate", "up", "down")}
+        q, k, v = ((x @ w[f"mixer.branch.{n}"].T).unflatten(-1, (2, 8)).transpose(1, 2) for n in "qkv")
+        mixed = (turn(q) @ turn(k).transpose(-1, -2) / math.sqrt(8)).softmax(-1) @ v
+        x = norm(alpha * x + mixed.transpose(1, 2).flatten(2) @ w["mixer.branch.o"].T)
+        return norm(alpha * x + (F.silu(x @ w["gate"].T) * (x @ w["up"].T)) @ w["down"].T)
+
+    def module(name, x):
+        for index in range(model.config.blocks_of[name]):
+            x = block(x, f"stacks.{name}.blocks.{index}")
+        return x
+
+    x = 4 * torch.cat([puzzle[:, None], weights["embedding.weight"][tokens]], 1)  # √16
+    z_H, z_L = weights["initial_high"], weights["initial_low"]
+    for _ in range(model.config.cycles):
+        for _ in range(model.config.low_cycles):
+            z_L = module("L", z_L + z_H + x)
+        z_H = module("H", z_H + z_L)
+    return z_H[:, 1:] @ weights["head.weight"].T, F.linear(
+        z_H[:, 0], weights["halting.weight"], weights["halting.bias"]
+    )
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_a_segment_is_the_published_recurrence(p):
+    model = Reasoner(
+        HRMConfig(**SMALL, high_blocks=1, low_blocks=2, cycles=2, low_cycles=3, p=p), SHAPE
+    ).double()
+    torch.nn.init.normal_(model.halting.weight)
+    tokens, puzzle = batch()
+    with torch.no_grad():
+        found = model(model.initial(3), tokens, puzzle.double())
+        logits, q = written_out(model, tokens, puzzle.double())
+    torch.testing.assert_close(found.logits, logits, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.q, q, rtol=1e-5, atol=1e-6)
+
+
+def test_the_carry_goes_on_where_it_was_and_has_no_graph():
+    model = Reasoner(HRMConfig(**SMALL), SHAPE)
+    tokens, puzzle = batch()
+    once = run(model)
+    assert not any(state.requires_grad for state in once.carry)
+    twice = model(once.carry, tokens, puzzle)
+    assert not torch.allclose(once.logits, twice.logits)
+
+
+def test_trm_over_the_sequence_mixes_and_normalises_along_it():
+    model = Reasoner(TRMConfig(**SMALL, mixer="mlp", puzzle_positions=2), SHAPE)
+    block = model.stacks["shared"].blocks[0]
+    x = torch.randn(3, 11, 16)
+    mixed = norm((x + block.mixer.branch(x.transpose(1, 2)).transpose(1, 2)).transpose(1, 2)).transpose(1, 2)
+    torch.testing.assert_close(block(x, None), block.mlp(mixed))
+    assert block.mixer.branch.gate.weight.shape == (swiglu_hidden(11), 11)
+
+
+def test_puzzle_positions_hold_the_vector_then_zeros():
+    model = Reasoner(TRMConfig(**SMALL, puzzle_positions=4), SHAPE)
+    tokens, puzzle = batch()
+    x = model._input(tokens, puzzle)
+    assert x.shape == (3, 13, 16)
+    assert torch.equal(x[:, 0], 4 * puzzle)
+    assert x[:, 1:4].abs().max() == 0
+    assert run(model).logits.shape == (3, 9, 6)
+
+
+def test_init_is_total_and_repeatable():
+    config = HRMConfig(**SMALL, p=0.5)
+    model = Reasoner(config, SHAPE, seed=4)
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(math.nan)
+    model.init_weights(4)
+    assert all(tensor.isfinite().all() for tensor in (*model.parameters(), *model.buffers()))
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in expected.items())
+    assert (model.halting.weight.abs().max(), model.halting.bias.unique()) == (0, torch.tensor([-5.0]))
+    assert model.puzzles.abs().max() == 0
+
+
+def test_beta_reaches_value_output_and_feed_forward_alone():
+    plain, scaled = (Reasoner(HRMConfig(**SMALL, p=p), SHAPE, seed=2).state_dict() for p in (0.0, 0.5))
+    beta = HRMConfig(**SMALL, p=0.5).beta("L")
+    assert beta == 0.125
+    for name, tensor in plain.items():
+        role = name.split(".")[-2] if "." in name else name
+        expected = tensor * beta if role in ("v", "o", "gate", "up", "down") else tensor
+        torch.testing.assert_close(scaled[name], expected, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("config", "depth"),
+    [
+        (HRMConfig(p=0.5), 8),
+        (HRMConfig(p=0.5, horizon="last_cycle"), 12),
+        (HRMConfig(p=0.5, depth=12), 12),
+        (TRMConfig(p=0.5), 10),
+        (TRMConfig(p=0.5, low_cycles=6), 14),
+    ],
+)
+def test_alpha_and_beta_follow_from_the_graph_or_from_the_depth_set(config, depth):
+    assert depth == config.N
+    for module in config.blocks_of:
+        assert config.alpha(module) == pytest.approx(math.sqrt(2 * depth))
+        assert config.beta(module) == pytest.approx(1 / math.sqrt(8 * depth))
+
+
+def test_modules_may_have_rules_of_their_own():
+    config = HRMConfig(**SMALL, p=0.5, high_p=0.25)
+    model = Reasoner(config, SHAPE)
+    alphas = {
+        name: {module.alpha for module in stack.modules() if isinstance(module, ScaledResidual)}
+        for name, stack in model.stacks.items()
+    }
+    assert alphas == {"L": {4.0}, "H": {2.0}}
+    assert HRMConfig(**SMALL, p=0.5, high_p=0.0).alpha("H") == 1.0
+
+
+def test_initial_carry_is_the_two_vectors():
+    model = Reasoner(HRMConfig(**SMALL), SHAPE)
+    carry = model.initial(2)
+    assert isinstance(carry, Carry)
+    assert carry.high.shape == (2, 10, 16)
+    assert torch.equal(carry.low[1, 7], model.initial_low)
+    assert not torch.equal(model.initial_low, model.initial_high)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        (HRMConfig, {"heads": 3}, r"model\.heads=3: must be a divisor of model.width=16"),
+        (HRMConfig, {"horizon": "half"}, r"model\.horizon=half: must be one of full, last_cycle, last_call"),
+        (HRMConfig, {"low_blocks": 0}, r"model\.low_blocks=0: must be at least 1"),
+        (HRMConfig, {"high_p": -1.0}, r"model\.high_p=-1\.0: must be 0 \(no rule\) or more"),
+        (TRMConfig, {"blocks": 0}, r"model\.blocks=0: must be at least 1"),
+        (TRMConfig, {"p": math.inf}, r"model\.p=inf: must be 0"),
+    ],
+)
+def test_a_wrong_field_is_named(kind, change, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**(SMALL | change))

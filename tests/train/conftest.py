@@ -1,0 +1,45 @@
+"""What the tests of puzzle training share: tiny boards, and a run that takes a second."""
+
+from dataclasses import replace
+
+import pytest
+from puzzle_runs import MODELS, write_boards
+
+from deeploop.models.halting import HaltingConfig
+from deeploop.train.checkpoint import CheckpointConfig
+from deeploop.train.distributed import DeviceConfig
+from deeploop.train.metrics import LogConfig
+from deeploop.train.optim import ReasonerOptimConfig
+from deeploop.train.puzzle import PuzzleDataConfig
+
+
+@pytest.fixture(scope="session")
+def boards(tmp_path_factory):
+    """A folder of boards; a test that damages it copies it first."""
+    return write_boards(tmp_path_factory.mktemp("puzzles") / "boards").folder
+
+
+@pytest.fixture(scope="session")
+def make_puzzle_config(boards):
+    """`make_puzzle_config(out, "trm", optim={"steps": 3})`: a tiny run with some fields changed."""
+
+    def make(out, kind="hrm", **changes):
+        config, model = MODELS[kind]
+        base = config(
+            model=model,
+            data=PuzzleDataConfig(path=boards, test_examples=7, validate_every=4),
+            optim=ReasonerOptimConfig(
+                steps=10, batch=8, warmup_steps=2, peak_lr=1e-2, ema=0.9 if kind == "trm" else 0.0
+            ),
+            halting=HaltingConfig(segments=3, exploration=0.5, learn_continue=kind == "hrm"),
+            checkpoint=CheckpointConfig(every=4),
+            device=DeviceConfig(kind="cpu"),
+            log=LogConfig(every=1),
+        )
+        parts = {
+            name: replace(getattr(base, name), **change) if isinstance(change, dict) else change
+            for name, change in changes.items()
+        }
+        return replace(base, out=out, **parts)
+
+    return make

@@ -1,0 +1,84 @@
+"""AdamATan2 against its formula written out, and the running average beside it."""
+
+import math
+
+import pytest
+import torch
+
+from deeploop.train.adam_atan2 import AdamATan2, averaged
+from deeploop.train.optim import (
+    ReasonerOptimConfig,
+    learning_rate,
+    make_reasoner_optimizer,
+    set_learning_rate,
+)
+
+
+def reference(p, gradients, lr, beta1, beta2, decay):
+    m = v = 0.0
+    for t, g in enumerate(gradients, start=1):
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        p = p * (1 - lr * decay)
+        p = p - lr / (1 - beta1**t) * math.atan2(m, math.sqrt(v / (1 - beta2**t)))
+    return p
+
+
+def run(gradients, start, **settings):
+    p = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
+    optimizer = AdamATan2([p], **settings)
+    for row in gradients:
+        p.grad = torch.tensor(row, dtype=torch.float64)
+        optimizer.step()
+    return p.detach(), optimizer
+
+
+def test_steps_are_those_of_the_formula():
+    gradients = [[0.5, -2.0, 0.0], [0.25, 3.0, 0.0], [-1e-9, 1e9, 0.0], [4.0, -1.0, 0.0]]
+    p, _ = run(gradients, [1.0, -2.0, 3.0], lr=0.1, betas=(0.9, 0.95), weight_decay=0.3)
+    for index, start in enumerate([1.0, -2.0, 3.0]):
+        own = reference(start, [row[index] for row in gradients], 0.1, 0.9, 0.95, 0.3)
+        assert float(p[index]) == pytest.approx(own, rel=1e-12)
+
+
+def test_the_scale_of_the_loss_does_not_matter():
+    gradients = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).double()
+    small, large = (run((s * gradients).tolist(), [1.0] * 4, lr=0.1)[0] for s in (1e-6, 1e6))
+    torch.testing.assert_close(small, large, rtol=1e-12, atol=0)
+
+
+def test_the_average_follows_and_is_swapped_in_and_out():
+    p, optimizer = run([[1.0], [1.0]], [2.0], lr=0.1, ema=0.9)
+    first = reference(2.0, [1.0], 0.1, 0.9, 0.95, 0)
+    second = reference(2.0, [1.0, 1.0], 0.1, 0.9, 0.95, 0)
+    expected = 0.9 * (0.9 * 2.0 + 0.1 * first) + 0.1 * second
+    with averaged(optimizer):
+        assert float(p) == pytest.approx(expected, rel=1e-12)
+    assert float(p) == pytest.approx(second, rel=1e-12)
+    with pytest.raises(KeyError), averaged(optimizer):
+        raise KeyError
+    assert float(p) == pytest.approx(second, rel=1e-12)
+
+
+def test_without_an_average_nothing_is_swapped():
+    p, optimizer = run([[1.0]], [2.0], lr=0.1)
+    before = float(p)
+    with averaged(optimizer):
+        assert float(p) == before
+
+
+def test_the_rate_is_constant_after_warm_up_and_everything_decays():
+    config = ReasonerOptimConfig(steps=100, peak_lr=2e-4, warmup_steps=10)
+    assert [learning_rate(step, config) for step in (0, 4, 9, 10, 55, 99)] == pytest.approx(
+        [2e-5, 1e-4, 2e-4, 2e-4, 2e-4, 2e-4], rel=1e-12
+    )
+    optimizer = make_reasoner_optimizer(torch.nn.Linear(3, 2), config)
+    set_learning_rate(optimizer, 0.5)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], len(group["params"])) == (0.5, 0.1, 2)
+
+
+@pytest.mark.parametrize("change", [{"ema": 1.0}, {"puzzle_lr": -1.0}, {"puzzle_weight_decay": math.inf}])
+def test_a_wrong_setting_is_named(change):
+    with pytest.raises(ValueError, match=rf"optim\.{next(iter(change))}="):
+        ReasonerOptimConfig(**change)

@@ -1,0 +1,48 @@
+"""A reasoner's run, killed and resumed, equals one that never stopped: real processes, to the last bit."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from deeploop.cli import main
+from deeploop.train.checkpoint import last_checkpoint, read_state
+
+STEPS = 60
+SETTINGS = (
+    f"--optim.steps {STEPS} --optim.batch 8 --optim.warmup-steps 4 --optim.peak-lr 3e-3 "
+    "--checkpoint.every 10 --data.validate-every 20 --data.test-examples 8 --model.width 16 "
+    "--model.hidden 32 --halting.segments 3 --halting.exploration 0.5 --device.kind cpu --log.every 1"
+)
+
+
+def command(recipe, out, boards, *more):
+    return ["train", recipe, "--out", str(out), "--data.path", str(boards), *SETTINGS.split(), *more]
+
+
+@pytest.mark.parametrize("recipe", ["hrm-sudoku4-deeploop", "trm-sudoku4"])
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(boards, tmp_path, recipe):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert main(command(recipe, whole, boards)) == 0
+    arguments = [sys.executable, "-m", "deeploop", *command(recipe, out, boards)]
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 300
+        while last_checkpoint(out) is None:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert read_state(last_checkpoint(out))["step"] < STEPS, "the run ended before the signal came"
+
+    assert main(command(recipe, out, boards, "--resume")) == 0
+    one, two = last_checkpoint(whole), last_checkpoint(out)
+    names = {path.name for path in one.glob("*.safetensors")}
+    assert names == {f"{name}.safetensors" for name in ("model", "optimizer", "rng", "task")}
+    for name in names:
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name

@@ -1,0 +1,30 @@
+"""Sign-SGD on puzzle vectors: touched rows only, a row's gradients added up before the sign is taken."""
+
+import torch
+
+from deeploop.train.distributed import World
+from deeploop.train.puzzle_rows import sign_sgd_
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+def test_a_row_moves_by_the_sign_of_its_whole_gradient():
+    table = torch.full((4, 2), 2.0)
+    ids = torch.tensor([3, 1, 3])
+    gradient = torch.tensor([[0.1, -5.0], [0.0, 2.0], [-0.3, 1.0]])
+    sign_sgd_(table, ids, gradient, lr=0.5, weight_decay=0.1, world=ALONE)
+    kept = 2.0 * (1 - 0.5 * 0.1)
+    expected = torch.tensor([[2.0, 2.0], [kept, kept - 0.5], [2.0, 2.0], [kept + 0.5, kept + 0.5]])
+    torch.testing.assert_close(table, expected)
+
+
+def test_ranks_make_one_step_together(monkeypatch):
+    """What two ranks gather is what one would hold, in the same order."""
+    generator = torch.Generator().manual_seed(0)
+    ids, gradient = torch.randint(0, 5, (8,), generator=generator), torch.randn(8, 6, generator=generator)
+    one, two = torch.ones(5, 6), torch.ones(5, 6)
+    sign_sgd_(one, ids, gradient, lr=0.1, weight_decay=1.0, world=ALONE)
+    whole = {torch.int64: ids, torch.float32: gradient}
+    monkeypatch.setattr(World, "gather_rows", lambda self, rows: whole[rows.dtype])
+    sign_sgd_(two, ids[:4], gradient[:4], lr=0.1, weight_decay=1.0, world=World(0, 2, torch.device("cpu")))
+    assert torch.equal(one, two)

@@ -1,0 +1,158 @@
+"""Training a reasoner: it learns, slots refill only when they halted, and a run folder knows its puzzles."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from puzzle_runs import MODELS, write_boards
+
+from deeploop.cli import main
+from deeploop.data.puzzle_loader import PuzzleLoader
+from deeploop.data.puzzles import PuzzleSet
+from deeploop.eval.reasoning import score, spread_rows
+from deeploop.models.halting import HaltingConfig
+from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, load_tensors
+from deeploop.train.distributed import World
+from deeploop.train.loop import open_run, train, train_step
+from deeploop.train.metrics import read_metrics
+from deeploop.train.progress import StopRequest
+from deeploop.train.rundir import load_any_config, load_config, load_reasoner
+
+ALONE = World(0, 1, torch.device("cpu"))
+KINDS = ["hrm", "trm"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reasoner_learns_to_copy_a_board(make_puzzle_config, tmp_path, kind):
+    config = make_puzzle_config(tmp_path, kind, optim={"steps": 100}, data={"validate_every": 100})
+    result = train(config)
+    first = read_metrics(tmp_path, "validation")[0]
+    assert first["exact"] == 0
+    assert result["exact"] > 0.9
+    assert result["cells"] > 0.95
+    assert result["loss"] < 0.1 * first["loss"]
+    assert 1 <= result["segments"] <= 3
+
+
+def test_a_slot_keeps_its_puzzle_until_it_halts_and_the_stream_moves_on_all_the_same(
+    make_puzzle_config, tmp_path
+):
+    run = open_run(make_puzzle_config(tmp_path), ALONE)
+    batch, seen = run.config.optim.batch, 0
+    stream = PuzzleLoader(run.task.puzzles, batch=batch, seed=run.config.seed)
+    for run.step in range(8):
+        before = run.task.slots
+        train_step(run, StopRequest())
+        after, new = run.task.slots, stream.next_batch(batch)
+        for name, rows in zip(("inputs", "labels", "ids"), new, strict=True):
+            old, now = getattr(before, name), getattr(after, name)
+            assert torch.equal(now[before.halted], rows[before.halted])
+            assert torch.equal(now[~before.halted], old[~before.halted])
+        assert torch.equal(after.steps, before.steps.masked_fill(before.halted, 0) + 1)
+        seen += int(before.halted.sum())
+    assert batch < seen < 8 * batch  # refilled more than once, and not every time
+
+
+def test_only_rows_of_puzzles_at_work_move(make_puzzle_config, tmp_path):
+    run = open_run(make_puzzle_config(tmp_path), ALONE)
+    train_step(run, StopRequest())
+    moved = run.model.puzzles.abs().sum(1).nonzero().flatten()
+    assert torch.equal(moved, run.task.slots.ids.unique())
+    assert run.model.puzzles[moved].abs().unique().tolist() == pytest.approx(
+        [0.01 / 2]
+    )  # half of the warm-up
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_micro_batches_change_nothing_but_rounding(make_puzzle_config, tmp_path, size):
+    whole = train(make_puzzle_config(tmp_path / "whole"))
+    parts = train(make_puzzle_config(tmp_path / "parts", device={"micro_batch": size}))
+    assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_folder_gives_the_model_that_was_validated_last(make_puzzle_config, tmp_path, boards, kind):
+    config = make_puzzle_config(tmp_path, kind)
+    result = train(config)
+    stamp = json.loads((tmp_path / "run.json").read_text())
+    assert stamp["task"] == kind
+    assert stamp["puzzles"] == PuzzleSet.open(boards).hash
+    assert load_any_config(tmp_path) == config
+    model, found = load_reasoner(tmp_path)
+    assert (found, model.training) == (config, False)
+    rows = spread_rows(PuzzleSet.open(boards).test, 7)
+    assert score(model, rows, config.halting, batch=8).means()["loss"] == result["loss"]
+
+
+def test_evaluation_does_not_depend_on_batches_or_ranks(boards):
+    split, config = PuzzleSet.open(boards).test, HaltingConfig(segments=2)
+    model = Reasoner(MODELS["hrm"][1], PuzzleShape(5, 9, 19), seed=3)
+    whole = score(model, spread_rows(split, 7), config, batch=7)
+    shares = [score(model, spread_rows(split, 7, rank, 2), config, batch=2) for rank in (0, 1)]
+    assert tuple(map(sum, zip(*shares, strict=True))) == pytest.approx(tuple(whole), rel=1e-5)
+    assert whole.puzzles == 7
+    assert whole.scored == 7 * 8
+
+
+def test_the_checkpoint_holds_the_slots(make_puzzle_config, tmp_path):
+    train(make_puzzle_config(tmp_path))
+    tensors = load_tensors(last_checkpoint(tmp_path))
+    assert tensors.keys() == {"inputs", "labels", "ids", "high", "low", "steps", "halted"}
+    assert tensors["high"].shape == (8, 10, 16)
+    assert len(tensors["steps"].unique()) > 1  # at different segments of their puzzles
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resumed_is_as_if_never_stopped(make_puzzle_config, tmp_path, kind):
+    train(make_puzzle_config(tmp_path / "whole", kind))
+    resumed = shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    shutil.rmtree(list_checkpoints(resumed)[-1])
+    train(make_puzzle_config(resumed, kind, resume=True))
+    for name in ("model", "optimizer", "task", "rng"):
+        one, two = (last_checkpoint(f) / f"{name}.safetensors" for f in (tmp_path / "whole", resumed))
+        assert one.read_bytes() == two.read_bytes(), name
+
+
+def test_what_a_resumed_run_may_not_change(make_puzzle_config, tmp_path):
+    out = tmp_path / "run"
+    train(make_puzzle_config(out))
+    other = write_boards(tmp_path / "other", seed=1).folder
+    for changes, message in [
+        ({"data": {"path": other}}, "not the puzzles that the run was started on"),
+        ({"optim": {"batch": 4}}, "optim.batch=4: the run has 8 puzzles at work; keep it"),
+        ({"model": {"horizon": "full"}}, "model.horizon=full: the run in"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            train(make_puzzle_config(out, resume=True, **changes))
+    with pytest.raises(ValueError, match="holds a run of another kind"):
+        train(make_puzzle_config(out, "trm", resume=True))
+
+
+def test_damaged_and_absent_puzzles_are_one_line(make_puzzle_config, boards, tmp_path):
+    broken = shutil.copytree(boards, tmp_path / "broken")
+    content = bytearray((broken / "train_labels.npy").read_bytes())
+    content[-1] ^= 1
+    (broken / "train_labels.npy").write_bytes(content)
+    for path, message in [
+        (broken, r"train_labels\.npy has sha256"),
+        (tmp_path / "none", "no such set of puzzles"),
+    ]:
+        with pytest.raises(ValueError, match=rf"data\.path=.*{message}"):
+            train(make_puzzle_config(tmp_path / "run", data={"path": path}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_commands_for_language_models_say_that_this_is_none(
+    make_puzzle_config, tiny_config, tmp_path, capsys
+):
+    train(make_puzzle_config(tmp_path / "puzzle", optim={"steps": 1}))
+    with pytest.raises(ValueError, match="a run of a reasoner; this is for language models"):
+        load_config(tmp_path / "puzzle")
+    assert main(["generate", str(tmp_path / "puzzle"), "--prompt", "x"]) == 2
+    assert "a run of a reasoner" in capsys.readouterr().err
+    language = tiny_config("language", optim={"steps": 1})
+    train(language)
+    with pytest.raises(ValueError, match="a run of a language model; this is for reasoners"):
+        load_reasoner(language.out)
