@@ -33,7 +33,7 @@ def dense(net, names):
             return functional_call(net, fixed | dict(zip(names, changed, strict=True)), (TOKENS,)).states
 
     jacobians = jacrev(states, argnums=tuple(range(len(values))))(*values)
-    return torch.cat([j.reshape(TOKENS.numel() * 8, -1) for j in jacobians], dim=1)
+    return torch.cat([j.reshape(TOKENS.numel() * 8, -1) for j in jacobians], dim=1).detach()
 
 
 def unrolled(net):

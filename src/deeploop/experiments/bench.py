@@ -63,7 +63,7 @@ class BenchArgs:
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}: must be at least 1")
         for recipe in self.recipes:
-            get_recipe(recipe)
+            language_recipe(recipe)
         if self.reference is not None and not self.reference.is_file():
             raise ValueError(f"reference={self.reference}: no such file; try benchmarks/reference_gpt.py")
 
@@ -98,8 +98,15 @@ def run(args: BenchArgs) -> str:
     return report(record)
 
 
+def language_recipe(name: str) -> TrainConfig:
+    recipe = get_recipe(name)
+    if not isinstance(recipe, TrainConfig):
+        raise ValueError(f"recipes={name}: is a reasoner's; bench times language models")
+    return recipe
+
+
 def cell_config(recipe: str, rounds: int, size: int, args: BenchArgs, folder: Path) -> TrainConfig:
-    base = get_recipe(recipe)
+    base = language_recipe(recipe)
     hidden = -(-base.model.hidden // 16) * 16 if args.round_hidden else base.model.hidden
     model = replace(base.model, rounds=rounds, hidden=hidden)
     data = args.data or corpus_for(model, folder)
