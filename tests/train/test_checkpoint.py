@@ -1,12 +1,14 @@
 """Checkpoints: the newest n, never half of one, and damage is found and named."""
 
 import json
+import re
 import shutil
 
 import pytest
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+import deeploop
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train import checkpoint as module
 from deeploop.train.checkpoint import (
@@ -90,7 +92,8 @@ def test_a_full_disk_leaves_the_previous_checkpoint(copied, make_config, monkeyp
 
 @pytest.mark.parametrize("file", FILES[:3])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_damaged_file_is_named(copied, make_config, file, damage):
+def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(copied, make_config, capsys, file, damage):
+    """The run goes on from the last good one, reaches the step again, and ends as if nothing had been."""
     path = last_checkpoint(copied) / file
     content = bytearray(path.read_bytes())
     if damage == "flip":
@@ -98,10 +101,34 @@ def test_a_damaged_file_is_named(copied, make_config, file, damage):
     path.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
     if damage == "remove":
         path.unlink()
-    with pytest.raises(ValueError) as error:
-        train(make_config(copied, resume=True, optim={"steps": 9}))
-    assert str(error.value).startswith(f"{path}: ")
+    with pytest.raises(ValueError, match=re.escape(f"{path}: ")) as error:
+        deeploop.load(copied)  # who asks for these weights is told, and not given others
     assert "\n" not in str(error.value)
+    *_, before, newest = names(copied)
+    expected = train(make_config(copied.with_name("undisturbed"), optim={"steps": 7}))
+    capsys.readouterr()
+    found = train(make_config(copied, resume=True, optim={"steps": 7}))
+    assert f"{path}: " in (said := capsys.readouterr().out)
+    assert f"put aside; going on from {before}" in said
+    assert found["loss"] == expected["loss"]
+    assert (copied / "checkpoints" / f"damaged-{newest}").is_dir()
+    read_state(copied / "checkpoints" / newest)
+
+
+def test_when_none_is_whole_nothing_is_trained(copied, make_config):
+    for checkpoint in list_checkpoints(copied):
+        (checkpoint / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"damaged .*; no checkpoint of .* is whole"):
+        train(make_config(copied, resume=True, optim={"steps": 9}))
+
+
+def test_a_newer_format_is_not_taken_for_damage(copied, make_config):
+    before = names(copied)
+    path = last_checkpoint(copied) / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(ValueError, match="checkpoint format 2"):
+        train(make_config(copied, resume=True, optim={"steps": 9}))
+    assert names(copied) == before
 
 
 def test_a_flipped_bit_of_the_state_is_found(copied):

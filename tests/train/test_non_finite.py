@@ -5,7 +5,10 @@ import torch
 
 from deeploop.cli import main
 from deeploop.train import loop
+from deeploop.train.checkpoint import last_checkpoint, read_state
+from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
 
 WEIGHT = "blocks.1.mlp.branch.up"
 
@@ -69,3 +72,31 @@ def test_on_the_command_line_it_is_one_line(train_arguments, tmp_path, harm_at_s
     error = capsys.readouterr().err
     assert error.startswith("deeploop train: error: step 6: loss nan")
     assert error.count("\n") == 1
+
+
+def test_a_step_may_be_skipped_and_is_counted(tiny_config, monkeypatch, capsys):
+    """One poisoned batch: the weights stay as they were before it, and the run goes on."""
+    real, calls = LanguageTask.loss, []
+
+    def poisoned(self, model, batch):
+        calls.append(1)
+        loss = real(self, model, batch)
+        return loss * float("nan") if len(calls) == 3 else loss
+
+    monkeypatch.setattr(LanguageTask, "loss", poisoned)
+    config = tiny_config(optim={"non_finite": "skip"})
+    assert train(config)["ended"] == "finished"
+    (skipped,) = read_metrics(config.out, "skipped")
+    assert skipped["step"] == 2
+    assert skipped["so_far"] == 1
+    assert "step 3: loss nan" in capsys.readouterr().out
+    losses = {line["step"]: line["loss"] for line in read_metrics(config.out, "train")}
+    assert [step for step, loss in losses.items() if loss is None] == [3]
+    assert read_state(last_checkpoint(config.out))["skipped"] == 1
+
+
+def test_twenty_in_a_row_end_the_run(tiny_config, monkeypatch):
+    real = LanguageTask.loss
+    monkeypatch.setattr(LanguageTask, "loss", lambda *args: real(*args) * float("inf"))
+    with pytest.raises(FloatingPointError, match="step 21: loss inf"):
+        train(tiny_config(optim={"non_finite": "skip", "steps": 30}))

@@ -18,7 +18,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,9 +46,6 @@ FIELDS = {
 }
 JSON_NAMES = {int: "a whole number", str: "a string", list: "a list", dict: "an object"}
 FILE_NAME = re.compile(r"\w[\w.-]*")  # no separator, and neither . nor ..
-
-# A mapped shard holds a file descriptor, and a corpus may have a thousand shards.
-OPEN_SHARDS = 128
 
 
 @contextmanager
@@ -86,8 +82,8 @@ def write_shard(path: Path, tokens: Sequence[int] | np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def read_shard(path: Path) -> np.ndarray:
-    """The shard's tokens as a read-only memory map, uint16."""
+def shard_tokens(path: Path) -> int:
+    """How many tokens a shard holds, after its header and its size were found to agree."""
     if not path.is_file():
         raise ValueError(f"{path}: missing shard")
     with path.open("rb") as file:
@@ -103,7 +99,23 @@ def read_shard(path: Path) -> np.ndarray:
     if size != expected or tokens < 1:
         kind = "truncated shard" if size < expected else "damaged shard"
         raise ValueError(f"{path}: {kind}: {size} bytes, its header of {tokens} tokens asks for {expected}")
-    return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(tokens,))
+    return tokens
+
+
+def read_shard(path: Path, start: int = 0, count: int | None = None) -> np.ndarray:
+    """`count` tokens from `start` on, uint16; the whole shard by default.
+
+    Read and not mapped: a file that is cut short under a map ends the process without a word.
+    """
+    count = shard_tokens(path) - start if count is None else count
+    try:
+        with path.open("rb", buffering=0) as file:
+            raw = os.pread(file.fileno(), 2 * count, HEADER_BYTES + 2 * start)
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read any more ({error.strerror})") from None
+    if len(raw) != 2 * count:
+        raise ValueError(f"{path}: truncated shard: it ends before token {start + count}")
+    return np.frombuffer(raw, dtype="<u2")
 
 
 def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -116,13 +128,12 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 class TokenStream:
-    """The tokens of consecutive shards as one sequence, read from memory maps."""
+    """The tokens of consecutive shards as one sequence, of which nothing is held in memory."""
 
     def __init__(self, shards: Sequence[Path]) -> None:
         self._shards = tuple(shards)
-        self._open = lru_cache(maxsize=OPEN_SHARDS)(read_shard)
         # _ends[i] is the number of tokens in shards 0 … i.
-        self._ends = np.cumsum([len(read_shard(path)) for path in self._shards], dtype=np.int64)
+        self._ends = np.cumsum([shard_tokens(path) for path in self._shards], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -134,11 +145,9 @@ class TokenStream:
         parts = []
         shard = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
-            end = int(self._ends[shard])
-            tokens = self._open(self._shards[shard])
+            begin, end = int(self._ends[shard - 1]) if shard else 0, int(self._ends[shard])
             take = min(stop, end) - start
-            first = start - (end - len(tokens))
-            parts.append(tokens[first : first + take])
+            parts.append(read_shard(self._shards[shard], start - begin, take))
             start, shard = start + take, shard + 1
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint16)
 

@@ -17,6 +17,7 @@ import numpy as np
 from deeploop.data.shards import atomic_file
 
 FORMAT = 1
+MAX_UNPACKED = 2**32  # bytes; the eight tasks at 0 and 1 shot take 40 million
 COLUMNS = {"context": np.int32, "task": np.int16, "shots": np.int16, "document": np.int32, "choice": np.int16}
 
 
@@ -269,6 +270,9 @@ def read_archive(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.nd
     """What `write_archive` wrote: numbers and JSON. An array of objects, which is a pickle, is refused."""
     try:
         with np.load(path, allow_pickle=False) as archive:
+            unpacked = sum(entry.file_size for entry in archive.zip.infolist())
+            if unpacked > MAX_UNPACKED:
+                raise ValueError(f"{unpacked:,} bytes when unpacked, at most {MAX_UNPACKED:,} are read")
             arrays = {name: archive[name] for name in archive.files}
         meta = json.loads(arrays.pop("meta").tobytes())
     except FileNotFoundError:

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -108,6 +109,10 @@ def save_checkpoint(
     return final
 
 
+class DamagedCheckpoint(ValueError):
+    """A file of a checkpoint is missing, or is not what was written."""
+
+
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """The JSON of a checkpoint, after its files were found whole."""
     path = checkpoint / "state.json"
@@ -116,15 +121,41 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         version, checksums = state["format"], state.pop("sha256")
         own = checksums.pop("state.json")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not the state of a checkpoint ({error!r})") from None
+        raise DamagedCheckpoint(f"{path}: not the state of a checkpoint ({error!r})") from None
     if version != FORMAT:
         raise ValueError(f"{path}: checkpoint format {version}, this deeploop reads {FORMAT}")
     if _digest(state) != own:
-        raise ValueError(f"{path}: damaged (its checksum does not match)")
+        raise DamagedCheckpoint(f"{path}: damaged (its checksum does not match)")
     for name, expected in checksums.items():
         if _hash(checkpoint / name) != expected:
-            raise ValueError(f"{checkpoint / name}: damaged (its checksum does not match state.json)")
+            raise DamagedCheckpoint(f"{checkpoint / name}: damaged (its checksum does not match state.json)")
     return state
+
+
+def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[str, Any], list[str]]:
+    """The newest checkpoint whose files are whole, its state, and what is wrong with newer ones.
+
+    Those are put aside under another name: the run will reach their step again, and save there.
+    """
+    found: tuple[Path | None, dict[str, Any], list[str]] = (None, {}, [])
+    if world.is_main:  # the others take its word, so that all go on from the same one
+        wrong: list[str] = []
+        for checkpoint in reversed(list_checkpoints(folder)):
+            try:
+                found = checkpoint, read_state(checkpoint), wrong
+                break
+            except DamagedCheckpoint as error:
+                wrong.append(str(error))
+                checkpoint.rename(_unused(checkpoint.with_name(f"damaged-{checkpoint.name}")))
+        else:
+            if wrong:
+                raise ValueError(f"{wrong[0]}; no checkpoint of {folder} is whole")
+    return world.gather(found)[0]
+
+
+def _unused(path: Path) -> Path:
+    names = (path.with_name(f"{path.name}-{n}") if n else path for n in count())
+    return next(name for name in names if not name.exists())
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
@@ -224,7 +255,7 @@ def _hash(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+        raise DamagedCheckpoint(f"{path}: can't be read ({error.strerror})") from None
 
 
 def _sync_and_hash(path: Path) -> str:

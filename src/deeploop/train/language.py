@@ -71,6 +71,7 @@ class LanguageTask:
         self.flops_per_step = self.targets_per_step * flops_per_token(config.model)
         self.diagnose_every = config.diagnose.every
         self.stops_when_collapsed = config.guard.stop
+        self.skips_non_finite = config.optim.non_finite == "skip"
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from deeploop.train.checkpoint import (
     last_checkpoint,
+    last_good_checkpoint,
     load_checkpoint,
     load_tensors,
     load_weights,
@@ -39,6 +40,8 @@ from deeploop.train.rundir import (
 )
 from deeploop.train.task import Task
 
+MOST_SKIPPED = 20  # steps in a row: what is broken by then does not mend itself
+
 
 @dataclass
 class Run:
@@ -56,6 +59,8 @@ class Run:
     tokens: int = 0
     clock: Clock = field(default_factory=Clock)
     warned: bool = False
+    skipped: int = 0
+    skipped_in_a_row: int = 0
     last_validation: dict[str, Any] = field(default_factory=dict)
 
     def log(self, kind: str, values: dict[str, Any]) -> None:
@@ -73,6 +78,10 @@ def _train(config: AnyTrainConfig, world: World, stop: StopRequest) -> dict[str,
     run = open_run(config, world)
     try:
         ended = _loop(run, stop)
+    except (ValueError, OSError) as error:  # a shard that is gone, a disk that is full
+        saved = last_checkpoint(config.out) or "none was saved yet"
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"step {run.step + 1}: {error}; last good checkpoint: {saved}") from error
     finally:
         for thing in (run.display, run.writer, run.lock):
             if thing is not None:
@@ -132,7 +141,11 @@ def train_step(run: Run, stop: StopRequest) -> tuple[float, float, bool]:
     shared = world.sum(torch.stack([total, torch.full_like(total, float(stop.requested))]))
     mean_loss, stopping, norm_value = torch.cat([shared, norm[None]]).tolist()
     if not math.isfinite(mean_loss) or not math.isfinite(norm_value):
-        raise FloatingPointError(_non_finite_report(run, batches, mean_loss, norm_value))
+        if not run.task.skips_non_finite or run.skipped_in_a_row == MOST_SKIPPED:
+            raise FloatingPointError(_non_finite_report(run, batches, mean_loss, norm_value))
+        _skip(run, mean_loss, norm_value)
+        return mean_loss, norm_value, stopping > 0
+    run.skipped_in_a_row = 0
     if config.optim.clip:
         nn.utils.clip_grads_with_norm_(model.parameters(), config.optim.clip, norm)
     run.optimizer.step()
@@ -141,16 +154,27 @@ def train_step(run: Run, stop: StopRequest) -> tuple[float, float, bool]:
     return mean_loss, norm_value, stopping > 0
 
 
+def _skip(run: Run, loss: float, norm: float) -> None:
+    """Leaves weights and moments as they are; the batch is spent."""
+    run.optimizer.zero_grad(set_to_none=True)
+    run.skipped += 1
+    run.skipped_in_a_row += 1
+    run.log("skipped", {"loss": loss, "grad_norm": norm, "so_far": run.skipped})
+    run.display.say(f"step {run.step + 1}: loss {loss}, gradient norm {norm}: skipped ({run.skipped} so far)")
+
+
 def open_run(config: AnyTrainConfig, world: World) -> Run:
     """Everything up to the first step, in an order in which a mistake shows before anything is written."""
-    checkpoint = check_folder(config)
+    has_run = check_folder(config) is not None
+    lock = lock_folder(config.out) if has_run and world.is_main else None  # before anything in it is touched
     task: Task = LanguageTask(config, world) if isinstance(config, TrainConfig) else PuzzleTask(config, world)
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
     model = wrap(task.build(), config.device, world)
     optimizer = task.make_optimizer(model)
-    state: dict[str, Any] = {}
+    checkpoint, state, damaged = None, {}, []  # type: ignore[var-annotated]
+    if has_run:
+        checkpoint, state, damaged = last_good_checkpoint(config.out, world)
     if checkpoint is not None:
-        state = read_state(checkpoint)
         load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=world)
         task.load_state(state, load_tensors(checkpoint))
     elif config.init_from is not None:
@@ -160,13 +184,16 @@ def open_run(config: AnyTrainConfig, world: World) -> Run:
     display = Display(
         total=config.optim.steps, done=state.get("step", 0), shown=world.is_main, title=config.out.name
     )
+    for what in damaged:
+        display.say(f"{what}: put aside; going on from {checkpoint.name if checkpoint else 'the start'}")
     run = Run(config, world, task, model, optimizer, display, step=state.get("step", 0))
     if world.is_main:
-        run.lock = lock_folder(config.out)
+        run.lock = lock or lock_folder(config.out)
         run.writer = _open_folder(config, task, state, display)
     run.tokens = state.get("tokens", 0)
     run.clock.total = state.get("seconds", 0.0)
     run.warned = state.get("warned", False)
+    run.skipped = state.get("skipped", 0)
     run.last_validation = state.get("validation", {})
     return run
 
@@ -251,6 +278,7 @@ def _save(run: Run) -> Path:
         "tokens": run.tokens,
         "seconds": run.clock.total,
         "warned": run.warned,
+        "skipped": run.skipped,
         "validation": run.last_validation,
         "config": to_dict(run.config),
         **provenance(),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -57,6 +58,8 @@ class OptimConfig(BaseOptimConfig):
     """Learning rate at the last step."""
     eps: float = 1e-8
     """AdamW's epsilon."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """A step with a loss or gradient that is not finite ends the run, or is skipped (20 in a row at most)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,6 +54,7 @@ class PuzzleTask:
 
     diagnose_every = 0
     stops_when_collapsed = False
+    skips_non_finite = False  # what is not finite may already be in the carried states
     model: Reasoner
     optimizer: AdamATan2
 

@@ -21,7 +21,8 @@ import torch
 import deeploop
 from deeploop.data.shards import atomic_file
 from deeploop.data.tokenizers import Tokenizer, get_tokenizer
-from deeploop.models.gpt import LoopedGPT
+from deeploop.models.accounting import parameter_count
+from deeploop.models.gpt import GPTConfig, LoopedGPT
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.train.checkpoint import last_checkpoint, load_moments, load_weights, read_state
 from deeploop.train.config import (
@@ -157,10 +158,26 @@ def load_model(run: Path, *, device: str | torch.device = "cpu") -> LoopedGPT:
     """The model alone: it needs nothing that a tokenizer does."""
     config = load_config(run)
     checkpoint = require_checkpoint(run)
+    check_size(config.model, checkpoint)
     read_state(checkpoint)
     model = LoopedGPT(config.model)
     load_weights(model, checkpoint)
     return model.to(device).eval()
+
+
+def check_size(model: GPTConfig, checkpoint: Path) -> None:
+    """Raises for a config that asks for more memory than the file of weights can fill."""
+    path = checkpoint / "model.safetensors"
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+    asked = 4 * parameter_count(model)
+    if asked > size or model.context * model.head_size > max(size, 2**28):
+        raise ValueError(
+            f"{path}: {size:,} bytes, but config.json describes a model of {asked:,} bytes of weights "
+            f"and a context of {model.context:,}"
+        )
 
 
 def tokenizer_name(run: Path) -> str:

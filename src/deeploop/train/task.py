@@ -14,6 +14,8 @@ class Task(Protocol):
     diagnose_every: int
     """Steps between two diagnoses; 0 is never."""
     stops_when_collapsed: bool
+    skips_non_finite: bool
+    """Whether a step whose loss or gradient is not finite is left out; else it ends the run."""
 
     def build(self) -> nn.Module:
         """The model with freshly drawn weights."""
