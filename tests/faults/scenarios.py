@@ -1,0 +1,391 @@
+"""Every fault that is injected: how, how often, what happened, what was lost. A row of docs/reliability.md each.
+
+A scenario disturbs real processes (forked or started by torchrun) and compares the end with an undisturbed run of
+the same seed, bit for bit: losses, weights, moments and generators.
+"""
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from victims import STEPS, differences, finish, small_config, start, undisturbed
+
+from deeploop.data.shards import HEADER_BYTES
+from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, read_state
+from deeploop.train.config import TrainConfig
+from deeploop.train.language import LanguageTask
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+
+NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the page."""
+
+    fault: str
+    injected: str
+    times: int
+    happened: str
+    lost: str
+
+
+def run_to_end(config: TrainConfig, log: Path) -> None:
+    if code := finish(start(lambda: train(config), log)):
+        raise AssertionError(f"exit {code}: {log.read_text()[-600:]}")
+
+
+def same_end(config: TrainConfig, reference: Path) -> None:
+    if wrong := differences(config.out, reference):
+        raise AssertionError(f"{config.out.name}: {'; '.join(wrong)}")
+
+
+def wait_until(holds: Callable[[], object], pid: int, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline or os.waitpid(pid, os.WNOHANG)[0]:
+            raise AssertionError("the run ended before it could be disturbed")
+        time.sleep(0.002)
+
+
+def step_of(config: TrainConfig) -> int:
+    found = last_checkpoint(config.out)
+    return int(found.name.removeprefix("step-")) if found else 0
+
+
+def kills(folder: Path, times: int) -> Row:
+    """SIGKILL at random moments; each resume is the next victim."""
+    reference, draw = undisturbed(folder), random.Random(0)
+    killed = in_save = runs = 0
+    while killed < times:
+        config = small_config(folder, f"victim-{runs}")
+        runs += 1
+        while True:
+            pid = start(lambda config=config: train(config), folder / "kills.log")
+            time.sleep(draw.uniform(0.03, 0.8))
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                break
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            killed += 1
+            in_save += any((config.out / "checkpoints").glob(".step-*"))
+        same_end(config, reference)
+    return Row(
+        "SIGKILL",
+        "at random moments of short runs, each resume the next victim",
+        killed,
+        f"{runs} runs ended as the undisturbed one; {in_save} kills fell inside the writing of a checkpoint",
+        NOTHING,
+    )
+
+
+def terminations(folder: Path, times: int) -> Row:
+    """SIGTERM, as SLURM sends it ahead of time: the run saves at once and leaves."""
+    reference, draw = undisturbed(folder), random.Random(1)
+    slowest = 0.0
+    for index in range(times):
+        config = replace(
+            small_config(folder, f"term-{index}"),
+            checkpoint=replace(small_config(folder).checkpoint, every=1000),
+        )
+        pid = start(lambda config=config: train(config), folder / "term.log")
+        after = draw.randrange(1, STEPS - 5)
+        wait_until(lambda config=config, after=after: len(read_metrics(config.out, "train")) >= after, pid)
+        os.kill(pid, signal.SIGTERM)
+        began = time.monotonic()
+        if code := finish(pid):
+            raise AssertionError(f"exit {code} after SIGTERM")
+        slowest = max(slowest, time.monotonic() - began)
+        if not 0 < step_of(config) < STEPS:
+            raise AssertionError("no checkpoint was saved on SIGTERM")
+        run_to_end(config, folder / "term.log")
+        same_end(config, reference)
+    return Row(
+        "SIGTERM (30 s notice)",
+        "between two steps of a run that would not save by itself",
+        times,
+        f"saved and left with exit 0 within {slowest:.1f} s; resumed to the undisturbed end",
+        NOTHING,
+    )
+
+
+def damaged_checkpoints(folder: Path, times: int) -> Row:
+    """The newest checkpoint is cut, flipped or robbed of a file."""
+    reference, draw = undisturbed(folder), random.Random(2)
+    for index in range(times):
+        config = small_config(folder, f"damaged-{index}")
+        half = replace(config, optim=replace(config.optim, steps=STEPS // 2))
+        shutil.rmtree(config.out, ignore_errors=True)
+        kill_at(config, STEPS // 2, folder / "damaged.log")
+        checkpoint = last_checkpoint(half.out)
+        assert checkpoint is not None
+        path = draw.choice([file for file in sorted(checkpoint.iterdir()) if file.is_file()])
+        raw = bytearray(path.read_bytes())
+        kind = draw.choice(("cut", "flip", "remove"))
+        if kind == "remove":
+            path.unlink()
+        else:
+            at = draw.randrange(len(raw))
+            raw[at] ^= 1 << draw.randrange(8)
+            path.write_bytes(raw[: len(raw) // 2] if kind == "cut" else raw)
+        try:
+            read_state(checkpoint)
+            continue  # a flipped bit in a digit beyond a float's precision: the same state
+        except ValueError:
+            pass
+        log = folder / f"damaged-{index}.log"
+        run_to_end(config, log)
+        if "put aside; going on from" not in log.read_text():
+            raise AssertionError("nobody was told")
+        same_end(config, reference)
+    return Row(
+        "damaged checkpoint",
+        "newest one truncated, a bit flipped, or a file removed",
+        times,
+        "found by its checksum, put aside and named; the run went on from the one before to the undisturbed end",
+        f"{NOTHING} but the steps since the checkpoint before, which were taken again",
+    )
+
+
+def kill_at(config: TrainConfig, step: int, log: Path) -> None:
+    pid = start(lambda: train(config), log)
+    wait_until(lambda: step_of(config) >= step, pid)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def full_disk(folder: Path, times: int) -> Row:
+    """No file may grow beyond a limit: the checkpoint's largest file can't be written."""
+    reference = undisturbed(folder)
+    for index in range(times):
+        config = small_config(folder, f"full-{index}")
+        kill_at(config, 6, folder / "full.log")
+        largest = max(file.stat().st_size for file in last_checkpoint(config.out).iterdir())  # type: ignore[union-attr]
+
+        def limited(config: TrainConfig = config, limit: int = largest - 1) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            train(config)
+
+        log = folder / f"full-{index}.log"
+        before = [checkpoint.name for checkpoint in list_checkpoints(config.out)]
+        if not finish(start(limited, log)):
+            raise AssertionError("it went through")
+        if "earlier checkpoints are whole" not in log.read_text():
+            raise AssertionError(log.read_text()[-600:])
+        if [checkpoint.name for checkpoint in list_checkpoints(config.out)] != before:
+            raise AssertionError("a checkpoint was lost")
+        run_to_end(config, log)
+        same_end(config, reference)
+    return Row(
+        "full disk",
+        "a limit on file size below that of a checkpoint's file",
+        times,
+        "the save failed with the path and the reason, older checkpoints stayed; with room again, the undisturbed end",
+        f"{NOTHING} but the steps since the last checkpoint, which were taken again",
+    )
+
+
+def shards(folder: Path, times: int) -> Row:
+    """A shard is removed, cut, or filled with tokens beyond the vocabulary while a run reads it."""
+    reference, draw = undisturbed(folder), random.Random(3)
+    said = {"remove": "can't be read any more", "cut": "truncated shard", "tokens": "outside the vocabulary"}
+    for index in range(times):
+        kind = list(said)[index % 3]
+        place = folder / f"shards-{index}"
+        place.mkdir()
+        config = small_config(place)
+        path = next((config.data.path).glob("train_*.bin"))
+        whole = path.read_bytes()
+        log = place / "log"
+        pid = start(lambda config=config: train(config), log)
+        wait_until(lambda config=config: step_of(config) >= 4 + draw.randrange(6), pid)
+        if kind == "remove":
+            path.unlink()
+        elif kind == "cut":
+            os.truncate(path, HEADER_BYTES + 200)
+        else:
+            with path.open("r+b") as file:
+                file.seek(HEADER_BYTES)
+                file.write(np.full(len(whole) // 2, 60000, "<u2").tobytes()[: len(whole) - HEADER_BYTES])
+        code = finish(pid)
+        text = log.read_text()
+        if code == 0 or said[kind] not in text or "last good checkpoint: " not in text:
+            raise AssertionError(f"{kind}: exit {code}: {text[-600:]}")
+        path.write_bytes(whole)
+        run_to_end(config, log)
+        same_end(config, reference)
+    return Row(
+        "a shard vanishes or is damaged mid-run",
+        "removed, truncated, or overwritten with tokens beyond the vocabulary while the run reads it",
+        times,
+        "the run ended with the shard's name and the last good checkpoint; with the shard back, the undisturbed end",
+        f"{NOTHING}. Bits that flip into other valid tokens are not seen while training (`Corpus.verify` finds them)",
+    )
+
+
+def second_run(folder: Path, times: int) -> Row:
+    reference = undisturbed(folder)
+    for index in range(times):
+        config = small_config(folder, f"twice-{index}")
+        pid = start(lambda config=config: train(config), folder / "first.log")
+        wait_until(lambda config=config: step_of(config) >= 2, pid)
+        log = folder / f"second-{index}.log"
+        code = finish(start(lambda config=config: train(config), log))
+        if code == 0 and finish_quietly(pid):
+            continue  # the first one was already done
+        if code == 0 or "another run is writing there" not in log.read_text():
+            raise AssertionError(f"exit {code}: {log.read_text()[-400:]}")
+        finish_quietly(pid)
+        same_end(config, reference)
+    return Row(
+        "two runs on one folder", "a second one started while the first trains", times, "the second refused in one line; "
+        "the first reached the undisturbed end", NOTHING,
+    )  # fmt: skip
+
+
+def finish_quietly(pid: int) -> bool:
+    try:
+        return finish(pid) == 0
+    except ChildProcessError:
+        return True
+
+
+def clock(folder: Path, times: int) -> Row:
+    """Clocks that jump by hours, forwards and backwards, at every reading."""
+    reference = undisturbed(folder)
+
+    def jumping(config: TrainConfig) -> None:
+        draw, real = random.Random(4), time.perf_counter
+        for name in ("time", "perf_counter", "monotonic"):
+            setattr(time, name, lambda: real() + draw.uniform(-1e5, 1e5))
+        train(config)
+
+    for index in range(times):
+        config = small_config(folder, f"clock-{index}")
+        if code := finish(start(lambda config=config: jumping(config), folder / "clock.log")):
+            raise AssertionError(f"exit {code}: {(folder / 'clock.log').read_text()[-600:]}")
+        same_end(config, reference)
+    return Row("clock jumps", "every clock reads up to a day too early or too late, anew each time", times,
+               "the undisturbed end; only the times in the metrics are wrong", NOTHING)  # fmt: skip
+
+
+def non_finite(folder: Path, times: int) -> Row:
+    """A NaN in one step's loss: the run stops where it can be resumed, or skips the step, as set."""
+    reference = undisturbed(folder)
+    real = LanguageTask.loss
+
+    def poison(config: TrainConfig, step: int) -> None:
+        seen = iter(range(10**6))
+
+        def loss(self: LanguageTask, *args: object) -> torch.Tensor:
+            return real(self, *args) * (float("nan") if next(seen) == step else 1.0)  # type: ignore[arg-type]
+
+        LanguageTask.loss = loss  # type: ignore[method-assign]
+        train(config)
+
+    for index in range(times):
+        config = small_config(folder, f"nan-{index}")
+        log = folder / f"nan-{index}.log"
+        if not finish(start(lambda c=config, i=index: poison(c, 7 + i), log)):
+            raise AssertionError("a NaN went through")
+        if "last good checkpoint" not in log.read_text():
+            raise AssertionError(log.read_text()[-600:])
+        run_to_end(config, log)
+        same_end(config, reference)
+        skipping = small_config(folder, f"skip-{index}", non_finite="skip")
+        if finish(start(lambda c=skipping, i=index: poison(c, 7 + i), log)):
+            raise AssertionError(log.read_text()[-600:])
+        if [line["so_far"] for line in read_metrics(skipping.out, "skipped")] != [1]:
+            raise AssertionError("the skipped step was not counted")
+    return Row("non-finite gradient", "NaN in one step's loss, with `optim.non_finite` stop and skip", 2 * times,
+               "stop: named, resumed to the undisturbed end; skip: left out, counted, trained on",
+               "nothing; with skip, one step's batch")  # fmt: skip
+
+
+def elastic(folder: Path, times: int) -> Row:
+    """A rank killed under torchrun, which starts all of them again; --resume does the rest."""
+    for index in range(times):
+        place = folder / f"elastic-{index}"
+        place.mkdir()
+        config = small_config(place)
+        common = torchrun_words(config, place / "undisturbed")
+        subprocess.run([*launcher(), *common], check=True, capture_output=True, timeout=180)
+        words = torchrun_words(config, place / "run")
+        process = subprocess.Popen(
+            [*launcher(restarts=2), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        victim = wait_for_rank(process.pid, place / "run")
+        os.kill(victim, signal.SIGKILL)
+        if code := process.wait(timeout=180):
+            raise AssertionError(f"torchrun ended with {code}")
+        if wrong := differences(place / "run", place / "undisturbed"):
+            raise AssertionError("; ".join(wrong))
+    return Row("a rank dies under torchrun", "SIGKILL of one of two ranks, --max-restarts 2", times,
+               "elastic started both again, --resume went on: the undisturbed end of two ranks", NOTHING)  # fmt: skip
+
+
+def launcher(restarts: int = 0) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            "--max-restarts", str(restarts), "-m", "deeploop"]  # fmt: skip
+
+
+def torchrun_words(config: TrainConfig, out: Path) -> list[str]:
+    fields = {
+        "out": out,
+        "data.path": config.data.path,
+        "model.blocks": 1,
+        "model.rounds": 2,
+        "model.width": 32,
+        "model.hidden": 32,
+        "model.context": 16,
+        "data.validation-sequences": 4,
+        "data.validate-every": 100,
+        "optim.steps": 400,
+        "optim.batch": 4,
+        "checkpoint.every": 20,
+        "log.every": 1,
+        "device.kind": "cpu",
+    }
+    return [
+        "train",
+        "tiny",
+        "--resume",
+        *(word for key, value in fields.items() for word in (f"--{key}", str(value))),
+    ]
+
+
+def wait_for_rank(agent: int, out: Path) -> int:
+    """The process of a rank, once the run has saved something."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+        if children and last_checkpoint(out) is not None:
+            return int(children[-1])
+        time.sleep(0.01)
+    raise AssertionError("no rank saved anything")
+
+
+# name → scenario, times in the short version (part of the tests), times in `make faults`
+SCENARIOS: dict[str, tuple[Callable[[Path, int], Row], int, int]] = {
+    "kills": (kills, 6, 210),
+    "terminations": (terminations, 1, 10),
+    "damaged checkpoints": (damaged_checkpoints, 2, 30),
+    "full disk": (full_disk, 1, 5),
+    "shards": (shards, 3, 12),
+    "second run": (second_run, 1, 10),
+    "clock": (clock, 1, 5),
+    "non-finite": (non_finite, 1, 5),
+    "elastic": (elastic, 0, 3),
+}
