@@ -249,7 +249,7 @@ def test_all_but_the_known_twelve_hold():
 
 
 def test_every_claim_can_fail(monkeypatch):
-    """Some change of a single published number turns each claim over."""
+    """Some change of the published numbers turns each claim over; for all but one, of a single number."""
     before = claims()
     still = {*before} - OF_THE_THEORY
     places = [published.LOSS, published.LOSS_DELTA, published.ACCURACY, published.ARC, published.ESCAPES]
@@ -257,7 +257,7 @@ def test_every_claim_can_fail(monkeypatch):
     for place in places:
         for key, value in place.items():
             last_digit = D(value.printed).as_tuple().exponent
-            for by in (1, -1, 50, -50, 130, 3000):
+            for by in (1, -1, 2, 50, -50, 130, -500, 3000):
                 changed = number(value) + by * D(10) ** last_digit
                 if place is published.ESCAPES and not 0 <= changed <= 5:
                     continue
@@ -269,6 +269,9 @@ def test_every_claim_can_fail(monkeypatch):
             still -= {name for name, holds in after.items() if holds != before[name]}
             monkeypatch.undo()
     monkeypatch.setattr(published, "CELLS_GPU_HOURS", replace(published.CELLS_GPU_HOURS, printed="3734"))
+    for size, shots, _ in SERIES:  # one number is not enough here: three settings at R=1 are worse
+        key = (size, shots, "sandwich", 1, "average")
+        monkeypatch.setitem(published.ACCURACY, key, replace(published.ACCURACY[key], printed="60.00"))
     still -= {name for name, holds in claims().items() if holds != before[name]}
     assert not still
 
