@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from deeploop.experiments.page import text_table
+from deeploop.experiments.page import MISSING, text_table
 from deeploop.experiments.runs import Run, differing, find_runs
 
-MISSING = "–"
 # What a narrow terminal does without, the first first; the settings that differ go after these.
 EXPENDABLE = ("written", "floor", "tokens/s", "GPU-h", "seed", "verdict", "state")
 NARROW_NAME = 24

@@ -1,7 +1,13 @@
 """A self-contained HTML page: prose, tables and inline figures, for light and dark, wide and narrow."""
 
 import html
+import re
 from collections.abc import Iterable, Sequence
+
+HERE = "here"
+"""First cell of a row with numbers of ours, which stand out beside the paper's."""
+MISSING = "–"
+"""A cell without a run behind it."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1e; --mute: #6e6e73; --line: #d8d8dc; --paper: #fff; }
@@ -14,6 +20,10 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 figure { margin: 1rem 0; color: var(--mute); } figure svg { width: 100%; min-width: 36rem; height: auto; }
 figcaption, .note { color: var(--mute); font-size: .9rem; }
 .scroll { overflow-x: auto; }
+nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: 1rem 0 2rem; font-size: .9rem; }
+a { color: inherit; text-underline-offset: .2em; } caption { text-align: left; padding-bottom: .4rem; }
+tbody tr:hover { background: color-mix(in srgb, var(--ink) 6%, transparent); }
+tr.ours td { font-weight: 600; } td.absent { color: var(--mute); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
 th, td { padding: .35rem .8rem; border-bottom: 1px solid var(--line); text-align: right; }
 th { color: var(--mute); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
@@ -32,7 +42,22 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def heading(text: str) -> str:
-    return f"<h2>{html.escape(text)}</h2>"
+    return f'<h2 id="{anchor(text)}">{html.escape(text)}</h2>'
+
+
+def anchor(text: str) -> str:
+    """A heading's name for links: letters, digits and hyphens only."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "section"
+
+
+def contents(titles: Iterable[str]) -> str:
+    """Links to the headings."""
+    links = (f'<a href="#{anchor(title)}">{html.escape(title)}</a>' for title in titles)
+    return f"<nav>{' '.join(links)}</nav>"
+
+
+def note(text: str) -> str:
+    return f'<p class="note">{html.escape(text)}</p>'
 
 
 def paragraph(text: str) -> str:
@@ -48,13 +73,42 @@ def figure(svg: str, caption: str) -> str:
     return f'<figure><div class="scroll">{svg}</div><figcaption>{html.escape(caption)}</figcaption></figure>'
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that scrolls by itself when the window is narrow."""
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, name: str = "", caption: str = "") -> str:
+    """A table that scrolls by itself when the window is narrow; `name` is its id."""
+    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in header)
+    body = "".join(f"<tr{_row_class(row)}>{''.join(map(_cell, row))}</tr>\n" for row in rows)
+    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    identity = f' id="{html.escape(name)}"' if name else ""
+    # A box that scrolls can be reached by the keyboard too.
+    return (
+        f'<div class="scroll" tabindex="0"><table{identity}>{title}<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>{body}</tbody></table></div>"
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+
+
+def _row_class(row: Sequence[str]) -> str:
+    return ' class="ours"' if row and row[0] == HERE else ""
+
+
+def _cell(text: str) -> str:
+    absent = ' class="absent"' if text == MISSING else ""
+    return f"<td{absent}>{html.escape(text)}</td>"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The same table in Markdown: numbers to the right, nothing in a cell read as markup."""
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(map(markdown_text, cells))} |"
+
+    rule = "|---|" + "---:|" * (len(header) - 1)
+    return "\n".join([line(header), rule, *map(line, rows)])
+
+
+def markdown_text(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    escaped = html.escape(text, quote=False)
+    return re.sub(r"([\\`*_\[\]|~#])", r"\\\1", " ".join(escaped.split()))
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from deeploop.train.metrics import Record, stream_back
+from deeploop.train.metrics import Record, stream_back, stream_metrics
 
 DEFINING = ("model.", "data.path", "optim.")
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
@@ -198,3 +198,47 @@ def natural(text: str) -> list[tuple[int, float, str]]:
     """Sorts r3 before r12."""
     words = re.findall(r"[0-9]+(?:\.[0-9]+)?|[^0-9]+", text)
     return [(0, float(word), "") if word[0] in "0123456789" else (1, 0.0, word) for word in words]
+
+
+# ── The whole history of a run, for tables and figures ──────────────────────────────────────────────────
+POINTS = 400
+
+
+@dataclass(frozen=True)
+class History:
+    """A run's metrics, read once."""
+
+    curve: list[tuple[int, float]]
+    """(step, training loss), thinned to what a picture can show."""
+    validations: list[Record]
+    kappas: list[Record]
+    """Of each diagnosis: step, rounds, updates, kappa, kappa_raw, similarity."""
+
+
+def read_history(folder: Path) -> History:
+    curve: list[tuple[int, float]] = []
+    validations, kappas = [], []
+    stride, seen = 1, 0
+    for record in stream_metrics(folder):
+        if record["kind"] == "validation" and record.get("loss") is not None:
+            validations.append(record)
+        elif record["kind"] == "diagnose":
+            kappas.append({name: record.get(name) for name in KAPPA})
+        elif record["kind"] == "train" and record.get("loss") is not None:
+            if seen % stride == 0:
+                curve.append((record["step"], record["loss"]))
+            seen += 1
+            if len(curve) == 2 * POINTS:
+                curve, stride = curve[::2], 2 * stride
+    return History(curve, validations, kappas)
+
+
+KAPPA = ("step", "rounds", "updates", "kappa", "kappa_raw", "similarity")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A result beside the metrics, or nothing where there is none that can be read."""
+    try:
+        return read_object(path)
+    except (OSError, ValueError):
+        return {}

@@ -55,22 +55,22 @@ class MetricsWriter:
             self._wandb.finish()
 
 
-def read_metrics(folder: Path, kind: str | None = None) -> list[Record]:
+def read_metrics(folder: Path, kind: str | None = None, *, file: str = "metrics.jsonl") -> list[Record]:
     """The records of a run, in order; a line cut off by a crash is left out."""
-    return [record for record in stream_metrics(folder) if kind is None or record["kind"] == kind]
+    return [record for record in stream_metrics(folder, file) if kind is None or record["kind"] == kind]
 
 
-def stream_metrics(folder: Path) -> Iterator[Record]:
+def stream_metrics(folder: Path, file: str = "metrics.jsonl") -> Iterator[Record]:
     """The same one by one, for files that are better not held whole."""
-    path = folder / "metrics.jsonl"
+    path = folder / file
     if not path.is_file():
         return
-    with path.open("rb") as file:
-        yield from (record for record in map(_parse, file) if record is not None)
+    with path.open("rb") as lines:
+        yield from (record for record in map(_parse, lines) if record is not None)
 
 
 def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
-    """The same from the last to the first, read from the end: the last of a million lines is there at once."""
+    """The same from the last to the first: of a million lines, the last is there at once."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return
@@ -86,7 +86,7 @@ def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
             yield record
 
 
-def _parse(line: bytes) -> Record | None:
+def _parse(line: bytes | str) -> Record | None:
     try:
         record = json.loads(line)
     except ValueError:
