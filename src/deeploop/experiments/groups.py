@@ -78,6 +78,7 @@ class Cell:
 class Setup:
     """Runs that may stand in one table."""
 
+    letter: str
     runs: tuple[Run, ...]
 
     @property
@@ -85,7 +86,16 @@ class Setup:
         own = self.runs[0].fields
         shape = f"{own['model.blocks']} blocks of width {own['model.width']}"
         amount = f"{own['optim.steps']:,} steps of {own['optim.batch']} × {own['model.context']} tokens"
-        return f"{shape}, {amount}, {Path(own['data.path']).name}"
+        steps = "step" if own["optim.steps"] == 1 else "steps"
+        return f"{shape}, {amount.replace('steps', steps)}, {Path(own['data.path']).name}"
+
+    @property
+    def title(self) -> str:
+        return f"set-up {self.letter}, {self.label}"
+
+    @property
+    def methods(self) -> set[str]:
+        return {method(run) for run in self.runs}
 
     @property
     def size(self) -> str:
@@ -113,7 +123,7 @@ class Setup:
     def rows(self) -> dict[str, dict[int, Cell]]:
         """Row label → rounds → cell."""
         rows: dict[str, dict[int, list[Run]]] = {}
-        for name in sorted({method(run) for run in self.runs}, key=METHOD_ORDER):
+        for name in sorted(self.methods, key=METHOD_ORDER):
             own = [run for run in self.runs if method(run) == name]
             for run in own:
                 label = f"{name}, {variant(run, own)}" if _is_split(own) else name
@@ -134,7 +144,13 @@ def setups(runs: Sequence[Run]) -> list[Setup]:
             if name.startswith(OF_A_SETUP) and name not in NOT_OF_A_SETUP
         }
         found.setdefault(json.dumps(shape, sort_keys=True), []).append(run)
-    return [Setup(tuple(own)) for own in sorted(found.values(), key=len, reverse=True)]
+    largest = sorted(found.values(), key=len, reverse=True)
+    return [Setup(letter(index), tuple(own)) for index, own in enumerate(largest)]
+
+
+def letter(index: int) -> str:
+    """A, B, …, Z, A2, B2, …"""
+    return chr(ord("A") + index % 26) + (str(index // 26 + 1) if index >= 26 else "")
 
 
 def is_language(run: Run) -> bool:

@@ -132,7 +132,9 @@ def inline_svg(figure: Figure) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "deeploop"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
-    return text[text.index("<svg") :].replace(INK, "currentColor")
+    # As wide as the page, but not so wide that its letters outgrow the page's.
+    style = f'<svg style="max-width: {7 * figure.get_figwidth():.1f}rem"'
+    return text[text.index("<svg") :].replace("<svg", style, 1).replace(INK, "currentColor")
 
 
 def quiet(axes: Axes) -> None:

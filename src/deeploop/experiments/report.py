@@ -79,8 +79,8 @@ def count_states(runs: Iterable[Run]) -> dict[str, int]:
 def make_sections(runs: Sequence[Run]) -> list[Section]:
     histories, groups = Histories(), setups(runs)
     sections = [
-        Section("Summary", [summary(runs, groups)]),
-        Section("What differs from the paper", [tables.setup_table(groups), *evaluation_notes(runs)]),
+        Section("Summary", [summary(runs, groups), tables.setups_table(groups)]),
+        Section("What differs from the paper", [tables.differences_table(groups), *evaluation_notes(runs)]),
         loss_section(groups, histories),
         p_sweep_section(groups),
         accuracy_section(groups),
@@ -97,9 +97,9 @@ def summary(runs: Sequence[Run], groups: Sequence[Setup]) -> str:
     hours = sum(one.gpu_hours or 0 for one in runs)
     cost = f"{hours:.2f} GPU-hours of training" if hours else "no GPU-hours recorded"
     return (
-        f"{len(runs)} runs in {len(groups)} set-ups: {states}; {cost}. Made by deeploop {deeploop.__version__} "
-        "from their files. Every number of ours has a run behind it, named at the end with its command; "
-        f"{page.MISSING} means that there is none."
+        f"{len(runs)} runs in {len(groups)} set-ups: {states}; {cost}. Made from their files by deeploop "
+        f"{deeploop.__version__}. Every number of ours has a run behind it, named at the end with its "
+        f"command; {page.MISSING} means that there is none."
     )
 
 
@@ -108,19 +108,19 @@ def evaluation_notes(runs: Sequence[Run]) -> list[str]:
     return ["Evaluations deviate from the paper's: " + "; ".join(notes) + "."] if notes else []
 
 
-def numbered(name: str, groups: Sequence[Setup]) -> list[tuple[str, Setup]]:
-    """A name for each set-up's table: with a number where there are several."""
-    return [(name if len(groups) == 1 else f"{name}-{i}", setup) for i, setup in enumerate(groups, start=1)]
+def named(name: str, groups: Sequence[Setup]) -> list[tuple[str, Setup]]:
+    """A name for each set-up's table, with its letter."""
+    return [(f"{name}-{setup.letter.lower()}", setup) for setup in groups]
 
 
 def loss_section(groups: Sequence[Setup], histories: Histories) -> Section:
     parts: list[Part] = []
     chosen = [setup for setup in groups if not (setup.is_p_sweep and len(setup.rounds) == 1)]
-    for name, setup in numbered("loss", chosen):
+    for name, setup in named("loss", chosen):
         parts.append(tables.loss_table(setup, histories, name))
         if figure := figures.loss_against_rounds(setup, histories):
             parts.append(
-                Picture(f"{name}-against-rounds", figure, f"Validation loss against R: {setup.label}.")
+                Picture(f"{name}-against-rounds", figure, f"Validation loss against R: {setup.title}.")
             )
         parts.append(tables.seeds_table(setup, histories, name.replace("loss", "seeds")))
     return Section("Validation loss (Table 1)", parts or ["No run here compares losses over R."])
@@ -129,10 +129,10 @@ def loss_section(groups: Sequence[Setup], histories: Histories) -> Section:
 def p_sweep_section(groups: Sequence[Setup]) -> Section:
     parts: list[Part] = []
     chosen = [setup for setup in groups if tables.p_sweeps(setup)]
-    for name, setup in numbered("p-sweep", chosen):
+    for name, setup in named("p-sweep", chosen):
         sweeps = tables.p_sweeps(setup)
-        parts.append(tables.p_sweep_table(sweeps, setup.label, name))
-        caption = f"Exponent p against loss and escapes: {setup.label}."
+        parts.append(tables.p_sweep_table(sweeps, setup.title, name))
+        caption = f"Exponent p against loss and escapes: {setup.title}."
         parts.append(Picture(name, figures.p_sweep_figure(sweeps), caption))
     absent = "No p-sweep among these runs: that takes three exponents or more at one R and one ramp."
     return Section("The exponent (Appendix C)", parts or [absent])
@@ -140,14 +140,14 @@ def p_sweep_section(groups: Sequence[Setup]) -> Section:
 
 def accuracy_section(groups: Sequence[Setup]) -> Section:
     parts: list[Part] = []
-    for name, setup in numbered("accuracy", groups):
+    for name, setup in named("accuracy", groups):
         if (table := tables.accuracy_table(setup, name)) is None:
             continue
         parts.append(table)
         for shots in (0, 1):
             if figure := figures.accuracy_figure(setup, shots):
                 caption = (
-                    f"{shots}-shot accuracy against R; dashed: the paper's GPT-2 {setup.size}. {setup.label}."
+                    f"{shots}-shot accuracy against R; dashed: the paper's GPT-2 {setup.size}. {setup.title}."
                 )
                 parts.append(Picture(f"{name}-{shots}-shot", figure, caption))
     absent = "None of these runs was scored on the eight tasks (deeploop eval RUN): both tables are missing."
@@ -164,9 +164,9 @@ def compute_section(groups: Sequence[Setup], runs: Sequence[Run]) -> Section:
 def curve_pictures(groups: Sequence[Setup], histories: Histories) -> list[Part]:
     return [
         Picture(
-            name, figures.loss_curves(setup, histories), f"Training loss, means of 5 lines: {setup.label}."
+            name, figures.loss_curves(setup, histories), f"Training loss, means of 5 lines: {setup.title}."
         )
-        for name, setup in numbered("curves", groups)
+        for name, setup in named("curves", groups)
     ]
 
 
@@ -210,7 +210,7 @@ def html_part(part: Part) -> str:
         return page.paragraph(part)
     if isinstance(part, Picture):
         return page.figure(plots.inline_svg(part.figure), part.caption)
-    text = page.table(part.header, part.rows, name=part.name, caption=part.title)
+    text = page.subheading(part.title) + page.table(part.header, part.rows, name=part.name)
     return text + (page.note(part.note) if part.note else "")
 
 
@@ -227,6 +227,6 @@ def markdown_part(part: Part) -> str:
         return page.markdown_text(part)
     if isinstance(part, Picture):
         return f"![{page.markdown_text(part.caption)}](figures/{part.name}.png)"
-    pieces = [page.markdown_text(part.title) + f" ([CSV](tables/{part.name}.csv))"]
+    pieces = [f"**{page.markdown_text(part.title)}** ([CSV](tables/{part.name}.csv))"]
     pieces.append(page.markdown_table(part.header, part.rows))
     return "\n\n".join([*pieces, page.markdown_text(part.note)] if part.note else pieces)

@@ -165,8 +165,8 @@ def accuracy_figure(setup: Setup, shots: int) -> Figure | None:
             points = [(R, value.number) for R, value in theirs if value]
             axes.plot(*zip(*points, strict=True), "o--", color=colour, ms=3, lw=1, alpha=0.7)
         for label in setup.rows:
-            points = [(R, accuracy(own, shots, task)) for (name, R), own in ours.items() if name == label]
-            known = [(R, value) for R, value in points if value is not None]
+            here = [(R, accuracy(own, shots, task)) for (name, R), own in ours.items() if name == label]
+            known = [(R, value) for R, value in here if value is not None]
             axes.plot(
                 [R for R, _ in known],
                 [v for _, v in known],
@@ -199,7 +199,7 @@ def cost_against_rounds(groups: Sequence[Setup]) -> Figure | None:
         for label, cells in setup.rows.items():
             rates = {R: rate for R, cell in cells.items() if (rate := speed(cell))}
             if 1 in rates and len(rates) > 1:
-                lines[f"{label}: {setup.label}"] = {R: rates[1] / rate for R, rate in rates.items()}
+                lines[f"{label}, set-up {setup.letter}"] = {R: rates[1] / rate for R, rate in rates.items()}
     if not lines:
         return None
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")

@@ -4,7 +4,7 @@ Every number of ours comes from a run's files; where there is no run, the cell s
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -15,9 +15,11 @@ from deeploop.experiments.groups import Cell, Histories, Setup, columns, is_sand
 from deeploop.experiments.listing import number, setting
 from deeploop.experiments.page import HERE, MISSING
 from deeploop.experiments.published import TASKS
-from deeploop.experiments.runs import Run, read_json
+from deeploop.experiments.runs import Run, natural, read_json
 
 PAPER = "paper"
+PAPER_ROWS = {"pre-norm": "prenorm", "DeepLoop p=0.5": "sandwich"}
+"""Our names of the paper's two methods, which have a row even where nobody ran them."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,13 @@ def loss_table(setup: Setup, histories: Histories, name: str) -> Table:
     rows = [paper_loss_row(setup.size, block, rounds) for block in published.METHODS]
     deltas = [published.LOSS_DELTA.get((setup.size, R)) for R in rounds]
     rows.append([PAPER, "Δ DeepLoop − baseline", *(value.printed if value else MISSING for value in deltas)])
-    for label, cells in setup.rows.items():
+    absent: dict[str, dict[int, Cell]] = {label: {} for label in PAPER_ROWS if label not in setup.methods}
+    for label, cells in (absent | setup.rows).items():
         rows.append([HERE, label, *(cells[R].text(histories) if R in cells else MISSING for R in rounds)])
     rows += [[HERE, f"Δ {label} − pre-norm", *texts] for label, texts in our_deltas(setup, histories, rounds)]
     return Table(
         name,
-        f"Validation loss, nats a token: the paper's GPT-2 {setup.size}, and {setup.label}",
+        f"Validation loss, nats a token: the paper's GPT-2 {setup.size}, and here {setup.title}",
         ["", "method", *(f"R={R}" for R in rounds)],
         rows,
         "Mean ± standard deviation over the seeds that trained; runs that end at the unigram floor are "
@@ -105,7 +108,7 @@ def seeds_table(setup: Setup, histories: Histories, name: str) -> Table:
         "most",
         "runs' names",
     ]
-    return Table(name, f"Seeds and spread: {setup.label}", header, rows)
+    return Table(name, f"Seeds and spread: {setup.title}", header, rows)
 
 
 # ── Tables 2 and 4: downstream ──────────────────────────────────────────────────────────────────────────
@@ -126,7 +129,7 @@ def accuracy_table(setup: Setup, name: str) -> Table | None:
     for shots in (0, 1):
         for label, cells in setup.rows.items():
             for R in columns(setup):
-                block = {"pre-norm": "prenorm", "DeepLoop p=0.5": "sandwich"}.get(label.split(",")[0], "")
+                block = PAPER_ROWS.get(label.split(",")[0], "")
                 ours = [scores(run) for run in cells[R].runs] if R in cells else []
                 paper = [
                     published.ACCURACY.get((setup.size, shots, block, R, task))
@@ -143,7 +146,7 @@ def accuracy_table(setup: Setup, name: str) -> Table | None:
         return None
     return Table(
         name,
-        f"Accuracy, %: the paper's GPT-2 {setup.size}, and {setup.label}",
+        f"Accuracy, %: the paper's GPT-2 {setup.size}, and here {setup.title}",
         ["", "shots", "method", "R", *TASKS.values(), "Avg"],
         rows,
         "Mean over seeds. Avg is the plain mean of the eight tasks, and missing where one of them is.",
@@ -222,7 +225,7 @@ def p_sweep_table(sweeps: dict[str, list[Run]], label: str, name: str) -> Table:
         rows,
         "below floor: the paper's rule, any validation below the floor. escaped: a validation more than 0.1 "
         "nats below it with token similarity under 0.95. 95%: Wilson intervals. mean loss: of the seeds that "
-        "escaped; * has training losses in it, for want of a validation. undecided: cut off before they escaped.",
+        "escaped; * has training losses in it, for want of a validation. undecided: cut off before that.",
     )  # fmt: skip
 
 
@@ -247,7 +250,7 @@ def compute_table(groups: Sequence[Setup], runs: Sequence[Run]) -> Table:
         for label, cells in setup.rows.items():
             first = speed(cells.get(1))
             for R, cell in cells.items():
-                rows.append([setup.label, label, str(R), *compute_cells(setup, label, R, cell, first)])
+                rows.append([setup.letter, label, str(R), *compute_cells(setup, label, R, cell, first)])
     total = sum(run.gpu_hours or 0 for run in runs), sum(run.hours or 0 for run in runs)
     rows.append(["all runs given", "", "", "", "", *(f"{hours:.3f}" for hours in total), "", ""])
     header = [
@@ -268,7 +271,7 @@ def compute_table(groups: Sequence[Setup], runs: Sequence[Run]) -> Table:
         rows,
         "tokens/s: median of the last hundred lines of each run, all its devices together; mean over the "
         "cell's runs. × R=1: time a token over that of the same row at R = 1. Hours: training steps only, "
-        "summed over the cell's runs, unfinished ones too; runs that share a GPU each count all of their time. "
+        "summed over the cell's runs, also unfinished ones; runs that share a GPU each count all their time. "
         "GPU-hours are missing for runs on CPUs. The paper's hours are for one of its own cells, on H200s.",
     )  # fmt: skip
 
@@ -328,33 +331,58 @@ KAPPA_NOTE = "κ_R is at most R: visits that pull together give R, orthogonal on
 
 
 # ── What differs, and the runs themselves ───────────────────────────────────────────────────────────────
-def setup_table(groups: Sequence[Setup]) -> Table:
-    """Every setting of the paper's in which some run of a set-up differs from it."""
+def setups_table(groups: Sequence[Setup]) -> Table:
+    """What the letters of set-ups mean."""
     rows = []
     for setup in groups:
-        paper = published.SETUP[setup.size]
-        for name, theirs in paper.items():
-            ours = list({setting(run.fields.get(name, MISSING)): None for run in setup.runs})
-            if ours != [setting(theirs)]:
-                rows.append([setup.label, name, setting(theirs), ", ".join(sorted(ours))])
-        tokens = [
-            own["optim.steps"] * own["optim.batch"] * own["model.context"]
-            for own in (setup.runs[0].fields, paper)
-        ]
-        if tokens[0] != tokens[1]:
-            rows.append([setup.label, "tokens", f"{tokens[1]:,}", f"{tokens[0]:,}"])
-        devices = {str(run.stamp.get("device", "not recorded")) for run in setup.runs}
-        ranks = {str(run.stamp.get("ranks", "not recorded")) for run in setup.runs}
-        here = f"{', '.join(sorted(devices))}; ranks {', '.join(sorted(ranks))}"
-        rows.append([setup.label, "devices", f"{published.GPUS[setup.size]} × H200 141 GB", here])
+        beside = f"GPT-2 {setup.size}"
+        rows.append(
+            [setup.letter, setup.label, str(len(setup.runs)), f"{setup.runs[0].fields['data.path']}", beside]
+        )
+    header = ["set-up", "what", "runs", "data", "stands beside the paper's"]
+    return Table("set-ups", "Set-ups: runs of one shape, one corpus and one number of tokens", header, rows)
+
+
+def differences_table(groups: Sequence[Setup]) -> Table:
+    """Every setting of the paper's in which some run differs from it, a column for each set-up."""
+    sizes = [size for size in published.SIZES if any(setup.size == size for setup in groups)]
+    rows = []
+    for name in published.SETUP["small"]:
+        theirs = {size: setting(published.SETUP[size][name]) for size in sizes}
+        ours = [values(setup, name) for setup in groups]
+        if any(own != theirs[setup.size] for own, setup in zip(ours, groups, strict=True)):
+            rows.append([name, *theirs.values(), *ours])
+    paper_tokens = [f"{tokens(published.SETUP[size]):,}" for size in sizes]
+    rows.append(["tokens", *paper_tokens, *(f"{tokens(setup.runs[0].fields):,}" for setup in groups)])
+    rows.append(
+        ["devices", *(f"{published.GPUS[size]} × H200 141 GB" for size in sizes), *map(devices, groups)]
+    )
     return Table(
-        "set-up",
+        "differences",
         "Where these runs differ from the paper's set-up",
-        ["set-up", "setting", "paper", "here"],
+        ["setting", *(f"paper, {size}" for size in sizes), *(setup.letter for setup in groups)],
         rows,
         "The paper states no learning rate, warm-up or optimizer settings: those are of its lineage's public "
         "configs. block, p, rounds and seed are what is compared.",
     )
+
+
+def values(setup: Setup, name: str) -> str:
+    """A field's values among the runs of a set-up."""
+    found = {setting(run.fields.get(name, MISSING)) for run in setup.runs}
+    return ", ".join(sorted(found, key=natural))
+
+
+def tokens(fields: Mapping[str, Any]) -> int:
+    return int(fields["optim.steps"] * fields["optim.batch"] * fields["model.context"])
+
+
+def devices(setup: Setup) -> str:
+    found = {
+        f"{run.stamp['ranks']} × {run.stamp['device']}" if "ranks" in run.stamp else "not recorded"
+        for run in setup.runs
+    }
+    return ", ".join(sorted(found))
 
 
 def runs_table(runs: Sequence[Run], histories: Histories) -> Table:
