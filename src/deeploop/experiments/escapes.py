@@ -81,7 +81,7 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 
 
 def read_outcome(run: Path, axes: Mapping[str, Any], compare_at: int | None = None) -> Outcome | None:
-    """The outcome of a run folder, all attempts pooled; None if nothing was trained there."""
+    """The outcome of a run folder, all attempts pooled; None if nothing was trained, or has no such floor."""
     try:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -90,11 +90,11 @@ def read_outcome(run: Path, axes: Mapping[str, Any], compare_at: int | None = No
     records = attempts[-1]
     validations = [r for attempt in attempts for r in attempt if r["kind"] == "validation" and r.get("floor")]
     trained = [r for r in validations if r["step"] > 0 and r["loss"] is not None]
-    if not any(r["step"] > 0 for r in records):
+    if not validations or not any(r["step"] > 0 for r in records):
         return None
     loss, surrogate = loss_at(records, compare_at or config["optim"]["steps"])
     below = any(r["loss"] < r["floor"] for r in trained)
-    if not trained and validations and loss is not None:  # only the surrogate can tell
+    if not trained and loss is not None:  # only the surrogate can tell
         below = loss < validations[0]["floor"]
     last = next((r for r in reversed(records) if r["kind"] == "validation"), {})
     stopped = (

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 import deeploop
 from deeploop.experiments import page, plots
 from deeploop.experiments import report_figures as figures
+from deeploop.experiments import report_ledger as ledger
 from deeploop.experiments import report_tables as tables
 from deeploop.experiments.groups import Histories, Setup, setups
 from deeploop.experiments.report_tables import Table
@@ -79,15 +80,16 @@ def count_states(runs: Iterable[Run]) -> dict[str, int]:
 def make_sections(runs: Sequence[Run]) -> list[Section]:
     histories, groups = Histories(), setups(runs)
     sections = [
-        Section("Summary", [summary(runs, groups), tables.setups_table(groups)]),
-        Section("What differs from the paper", [tables.differences_table(groups), *evaluation_notes(runs)]),
+        Section("Summary", [summary(runs, groups), ledger.setups_table(groups)]),
+        Section("What differs from the paper", [ledger.differences_table(groups), *evaluation_notes(runs)]),
         loss_section(groups, histories),
         p_sweep_section(groups),
         accuracy_section(groups),
+        Section("Reasoners on ARC-AGI-1 (Table 3)", [tables.arc_table(), ARC_ABSENT]),
         compute_section(groups, runs),
         Section("Loss curves", curve_pictures(groups, histories)),
         kappa_section([one for setup in groups for one in setup.runs], histories),
-        Section("Runs and commands", [tables.runs_table(runs, histories), tables.commands_table(runs)]),
+        Section("Runs and commands", [ledger.runs_table(runs, histories), ledger.commands_table(runs)]),
     ]
     return [section for section in sections if section.parts]
 
@@ -154,8 +156,11 @@ def accuracy_section(groups: Sequence[Setup]) -> Section:
     return Section("Downstream accuracy (Tables 2 and 4)", parts or [absent])
 
 
+ARC_ABSENT = "Votes of reasoners are not read yet: the row of ours is missing whatever was run."
+
+
 def compute_section(groups: Sequence[Setup], runs: Sequence[Run]) -> Section:
-    parts: list[Part] = [tables.compute_table(groups, runs)]
+    parts: list[Part] = [ledger.compute_table(groups, runs)]
     if figure := figures.cost_against_rounds(groups):
         parts.append(Picture("cost-against-rounds", figure, "Time a token against R, by the rates above."))
     return Section("Compute (Appendix D)", parts)
@@ -171,7 +176,7 @@ def curve_pictures(groups: Sequence[Setup], histories: Histories) -> list[Part]:
 
 
 def kappa_section(runs: Sequence[Run], histories: Histories) -> Section:
-    table, figure = tables.kappa_table(runs, histories), figures.kappa_figure(runs, histories)
+    table, figure = ledger.kappa_table(runs, histories), figures.kappa_figure(runs, histories)
     if table is None or figure is None:
         absent = "κ_R was measured in none of these runs (--diagnose.every, or deeploop diagnose RUN)."
         return Section("Visit alignment κ_R", [absent])

@@ -12,7 +12,8 @@ from deeploop.experiments.escapes import tally
 from deeploop.experiments.groups import Histories, Setup, method
 from deeploop.experiments.plots import COLOURS, INK, quiet, running_mean
 from deeploop.experiments.published import ROUNDS, TASKS
-from deeploop.experiments.report_tables import kappas, outcomes, scores, speed
+from deeploop.experiments.report_ledger import kappas, speed
+from deeploop.experiments.report_tables import outcomes, scores
 from deeploop.experiments.runs import Run
 
 PAPER_COLOURS = {"prenorm": COLOURS[0], "sandwich": COLOURS[1]}

@@ -88,9 +88,9 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def _runs_under(folder: Path, depth: int) -> Iterator[Run]:
-    if (folder / "run.json").exists():
+    if (folder / "run.json").is_file():
         yield read_run(folder)
-    elif (folder / "sweep.json").exists():
+    elif (folder / "sweep.json").is_file():
         yield from read_sweep(folder)
     elif depth:
         for child in sorted(path for path in folder.iterdir() if path.is_dir()):
@@ -112,7 +112,7 @@ def read_run(folder: Path, axes: Mapping[str, Any] | None = None, compare_at: in
     """The run in a folder, from its JSON and the end of its metrics."""
     place: dict[str, Any] = {"axes": axes or {}, "compare_at": compare_at}
     failed = _failed(folder)
-    if not (folder / "run.json").exists():
+    if not (folder / "run.json").is_file():
         return Run(folder, folder.name, "failed" if failed else "absent", **place)
     try:
         fields = flatten(read_object(folder / "config.json"))
