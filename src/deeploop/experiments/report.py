@@ -172,6 +172,7 @@ def curve_pictures(groups: Sequence[Setup], histories: Histories) -> list[Part]:
             name, figures.loss_curves(setup, histories), f"Training loss, means of 5 lines: {setup.title}."
         )
         for name, setup in named("curves", groups)
+        if any(len(histories[one].curve) > 1 for one in setup.runs)
     ]
 
 

@@ -1,6 +1,7 @@
 """The figures of a report. No torch. The paper's numbers are dashed, ours solid."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import cycle
 from statistics import fmean
 
 from matplotlib.axes import Axes
@@ -17,6 +18,7 @@ from deeploop.experiments.report_tables import outcomes, scores
 from deeploop.experiments.runs import Run
 
 PAPER_COLOURS = {"prenorm": COLOURS[0], "sandwich": COLOURS[1]}
+PAPER_LINES = {"pre-norm": COLOURS[0], "DeepLoop p=0.5": COLOURS[1]}
 RED = "#d62728"
 
 
@@ -25,11 +27,12 @@ def plain(text: str) -> str:
     return "\u200b" * text.startswith("_") + text.replace("$", r"\$")
 
 
-def colours(setup: Setup) -> dict[str, str]:
-    """Row label → colour; pre-norm and DeepLoop as the paper's lines."""
-    fixed = {"pre-norm": COLOURS[0], "DeepLoop p=0.5": COLOURS[1]}
-    rest = iter(COLOURS[2:] * len(setup.rows))
-    return {label: fixed[label] if label in fixed else next(rest) for label in setup.rows}
+def colours(labels: Iterable[str]) -> dict[str, str]:
+    """Label → colour; pre-norm and DeepLoop as the paper's lines, whatever stands beside them."""
+    names = [*labels]
+    own = {label: colour for label, colour in PAPER_LINES.items() if label in names}
+    rest = cycle(colour for colour in COLOURS if colour not in own.values())
+    return {label: own[label] if label in own else next(rest) for label in names}
 
 
 def finish(figure: Figure, *, legend: Axes | None = None) -> Figure:
@@ -50,7 +53,7 @@ def loss_against_rounds(setup: Setup, histories: Histories) -> Figure | None:
         losses = [published.LOSS[setup.size, block, R].number for R in ROUNDS]
         left.plot(ROUNDS, losses, "o--", color=colour, label=published.METHODS[block], ms=4, lw=1.4)
     left.set_title(f"paper, GPT-2 {setup.size}")
-    own = colours(setup)
+    own = colours(setup.rows)
     for label, cells in setup.rows.items():
         points = [(R, cell.losses(histories)) for R, cell in cells.items()]
         points = [(R, losses) for R, losses in points if losses]
@@ -74,7 +77,7 @@ def loss_curves(setup: Setup, histories: Histories) -> Figure:
     tall = -(-len(rounds) // wide)
     figure = Figure(figsize=(max(5.2, 3.1 * wide), 3.2 * tall), layout="constrained")
     grid = figure.subplots(tall, wide, sharex=True, sharey=True, squeeze=False).flat
-    own = colours(setup)
+    own = colours(setup.rows)
     for R, axes in zip(rounds, grid, strict=False):
         for label, cells in setup.rows.items():
             for index, run in enumerate(cells[R].runs if R in cells else ()):
@@ -159,7 +162,7 @@ def accuracy_figure(setup: Setup, shots: int) -> Figure | None:
         return None
     figure = Figure(figsize=(10.0, 8.4), layout="constrained")
     grid = figure.subplots(3, 3, sharex=True)
-    own_colours = colours(setup)
+    own_colours = colours(setup.rows)
     for axes, (task, title) in zip(grid.flat, [*TASKS.items(), ("average", "average")], strict=True):
         for block, colour in PAPER_COLOURS.items():
             theirs = [(R, published.ACCURACY.get((setup.size, shots, block, R, task))) for R in ROUNDS]
@@ -242,22 +245,22 @@ def kappa_figure(runs: Sequence[Run], histories: Histories) -> Figure | None:
         return None
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     over_steps, over_rounds = figure.subplots(1, 2)
-    names = sorted({method(run) for run, _ in lines})
+    own = colours(sorted({method(run) for run, _ in lines}))
     depths = sorted({found[0]["rounds"] for _, found in lines})
     for run, found in lines:
-        colour = COLOURS[names.index(method(run)) % len(COLOURS)]
+        colour = own[method(run)]
         strength = 0.35 + 0.65 * (depths.index(found[0]["rounds"]) + 1) / len(depths)
         R = found[0]["rounds"]
         steps, values = [one["step"] for one in found], [one["kappa"] for one in found]
         over_steps.plot(steps, values, "o-", ms=2.5, lw=1, color=colour, alpha=strength)
         over_rounds.plot([R], values[-1:], "o", ms=5, color=colour, alpha=0.7)
-    for name in names:
-        over_rounds.plot([], [], "o", color=COLOURS[names.index(name) % len(COLOURS)], label=plain(name))
+    for name, colour in own.items():
+        over_rounds.plot([], [], "o", color=colour, label=plain(name))
     over_rounds.plot(depths, depths, ls="--", lw=1, color=INK, label="R, the most it can be")
     over_rounds.set_xticks(depths)
     over_rounds.set_xlabel("rounds R")
     over_rounds.set_title("at the last diagnosis")
     over_steps.set_xlabel("step")
     over_steps.set_ylabel("κ_R")
-    over_steps.set_title("over training (darker: more rounds)")
+    over_steps.set_title("over training (stronger: more rounds)")
     return finish(figure, legend=over_rounds)

@@ -9,7 +9,7 @@ from deeploop.experiments import published
 from deeploop.experiments.groups import Cell, Histories, Setup, method
 from deeploop.experiments.listing import number, setting
 from deeploop.experiments.page import MISSING
-from deeploop.experiments.report_tables import Table
+from deeploop.experiments.report_tables import PAPER_ROWS, Table
 from deeploop.experiments.runs import Run, natural, read_json
 
 
@@ -21,7 +21,7 @@ def compute_table(groups: Sequence[Setup], runs: Sequence[Run]) -> Table:
         for label, cells in setup.rows.items():
             first = speed(cells.get(1))
             for R, cell in cells.items():
-                rows.append([setup.letter, label, str(R), *compute_cells(setup, label, R, cell, first)])
+                rows.append([setup.letter, label, str(R), *compute_cells(setup, R, cell, first)])
     total = sum(run.gpu_hours or 0 for run in runs), sum(run.hours or 0 for run in runs)
     rows.append(["all runs given", "", "", "", "", *(f"{hours:.3f}" for hours in total), "", ""])
     header = [
@@ -52,11 +52,11 @@ def speed(cell: Cell | None) -> float | None:
     return fmean(rates) if rates else None
 
 
-def compute_cells(setup: Setup, label: str, R: int, cell: Cell, first: float | None) -> list[str]:
+def compute_cells(setup: Setup, R: int, cell: Cell, first: float | None) -> list[str]:
     own = speed(cell)
     hours = [run.hours for run in cell.runs if run.hours is not None]
     gpu = [run.gpu_hours for run in cell.runs if run.gpu_hours is not None]
-    block = str(cell.runs[0].fields["model.block"])
+    block = PAPER_ROWS.get(method(cell.runs[0]), "")
     paper, paper_first = (published.gpu_hours(setup.size, block, rounds) for rounds in (R, 1))
     return [
         number(own, ",.0f"),
