@@ -27,6 +27,8 @@ deeploop: train transformers whose blocks are visited many times
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
   deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect
+  deeploop runs [FOLDER…]                       list and compare runs: settings, progress, losses, cost
+  deeploop report RUN… [--out FOLDER]           tables and figures beside the paper's, as one HTML page
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
   deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's ceiling, peak memory
   deeploop demo                                 see looped depth collapse and train, in five minutes
@@ -175,6 +177,20 @@ def _diagnose(arguments: list[str]) -> int:
     return 0
 
 
+def _runs(arguments: list[str]) -> int:
+    from deeploop.experiments import listing
+
+    print(listing.run(_parse(listing.RunsArgs, arguments, prog="deeploop runs")))
+    return 0
+
+
+def _report(arguments: list[str]) -> int:
+    from deeploop.experiments import report
+
+    print(report.run(_parse(report.ReportArgs, arguments, prog="deeploop report")))
+    return 0
+
+
 def _export(arguments: list[str]) -> int:
     from deeploop.experiments import export
 
@@ -204,6 +220,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": _eval,
     "generate": _generate,
     "diagnose": _diagnose,
+    "runs": _runs,
+    "report": _report,
     "export": _export,
     "bench": _bench,
     "demo": _demo,

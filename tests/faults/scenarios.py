@@ -1,7 +1,7 @@
-"""Every fault that is injected: how, how often, what happened, what was lost. A row of docs/reliability.md each.
+"""Every fault that is injected: how, how often, what happened, what was lost; one row of the page each.
 
-A scenario disturbs real processes (forked or started by torchrun) and compares the end with an undisturbed run of
-the same seed, bit for bit: losses, weights, moments and generators.
+A scenario disturbs real processes (forked or started by torchrun) and compares the end with an undisturbed run
+of the same seed, bit for bit: losses, weights, moments and generators.
 """
 
 import os
@@ -153,7 +153,7 @@ def damaged_checkpoints(folder: Path, times: int) -> Row:
         "damaged checkpoint",
         "newest one truncated, a bit flipped, or a file removed",
         times,
-        "found by its checksum, put aside and named; the run went on from the one before to the undisturbed end",
+        "found by its checksum, named, put aside; went on from the one before, to the undisturbed end",
         f"{NOTHING} but the steps since the checkpoint before, which were taken again",
     )
 
@@ -192,7 +192,7 @@ def full_disk(folder: Path, times: int) -> Row:
         "full disk",
         "a limit on file size below that of a checkpoint's file",
         times,
-        "the save failed with the path and the reason, older checkpoints stayed; with room again, the undisturbed end",
+        "the save failed in one line, older checkpoints stayed; with room again, the undisturbed end",
         f"{NOTHING} but the steps since the last checkpoint, which were taken again",
     )
 
@@ -230,8 +230,8 @@ def shards(folder: Path, times: int) -> Row:
         "a shard vanishes or is damaged mid-run",
         "removed, truncated, or overwritten with tokens beyond the vocabulary while the run reads it",
         times,
-        "the run ended with the shard's name and the last good checkpoint; with the shard back, the undisturbed end",
-        f"{NOTHING}. Bits that flip into other valid tokens are not seen while training (`Corpus.verify` finds them)",
+        "ended with the shard's name and the last good checkpoint; with the shard back, the undisturbed end",
+        f"{NOTHING}. Bits that flip into other valid tokens are not seen in training (`verify` finds them)",
     )
 
 
@@ -250,9 +250,12 @@ def second_run(folder: Path, times: int) -> Row:
         finish_quietly(pid)
         same_end(config, reference)
     return Row(
-        "two runs on one folder", "a second one started while the first trains", times, "the second refused in one line; "
-        "the first reached the undisturbed end", NOTHING,
-    )  # fmt: skip
+        "two runs on one folder",
+        "a second one started while the first trains",
+        times,
+        "the second refused in one line; the first reached the undisturbed end",
+        NOTHING,
+    )
 
 
 def finish_quietly(pid: int) -> bool:
@@ -277,8 +280,13 @@ def clock(folder: Path, times: int) -> Row:
         if code := finish(start(lambda config=config: jumping(config), folder / "clock.log")):
             raise AssertionError(f"exit {code}: {(folder / 'clock.log').read_text()[-600:]}")
         same_end(config, reference)
-    return Row("clock jumps", "every clock reads up to a day too early or too late, anew each time", times,
-               "the undisturbed end; only the times in the metrics are wrong", NOTHING)  # fmt: skip
+    return Row(
+        "clock jumps",
+        "every clock reads up to a day too early or too late, anew each time",
+        times,
+        "the undisturbed end; only the times in the metrics are wrong",
+        NOTHING,
+    )
 
 
 def non_finite(folder: Path, times: int) -> Row:
@@ -309,9 +317,13 @@ def non_finite(folder: Path, times: int) -> Row:
             raise AssertionError(log.read_text()[-600:])
         if [line["so_far"] for line in read_metrics(skipping.out, "skipped")] != [1]:
             raise AssertionError("the skipped step was not counted")
-    return Row("non-finite gradient", "NaN in one step's loss, with `optim.non_finite` stop and skip", 2 * times,
-               "stop: named, resumed to the undisturbed end; skip: left out, counted, trained on",
-               "nothing; with skip, one step's batch")  # fmt: skip
+    return Row(
+        "non-finite gradient",
+        "NaN in one step's loss, with `optim.non_finite` stop and skip",
+        2 * times,
+        "stop: named, resumed to the undisturbed end; skip: left out, counted, trained on",
+        "nothing; with skip, one step's batch",
+    )
 
 
 def elastic(folder: Path, times: int) -> Row:
@@ -332,8 +344,13 @@ def elastic(folder: Path, times: int) -> Row:
             raise AssertionError(f"torchrun ended with {code}")
         if wrong := differences(place / "run", place / "undisturbed"):
             raise AssertionError("; ".join(wrong))
-    return Row("a rank dies under torchrun", "SIGKILL of one of two ranks, --max-restarts 2", times,
-               "elastic started both again, --resume went on: the undisturbed end of two ranks", NOTHING)  # fmt: skip
+    return Row(
+        "a rank dies under torchrun",
+        "SIGKILL of one of two ranks, --max-restarts 2",
+        times,
+        "elastic started both again, --resume went on: the undisturbed end of two ranks",
+        NOTHING,
+    )
 
 
 def launcher(restarts: int = 0) -> list[str]:

@@ -1,7 +1,13 @@
 """A self-contained HTML page: prose, tables and inline figures, for light and dark, wide and narrow."""
 
 import html
+import re
 from collections.abc import Iterable, Sequence
+
+HERE = "here"
+"""First cell of a row with numbers of ours, which stand out beside the paper's."""
+MISSING = "–"
+"""A cell without a run behind it."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1e; --mute: #6e6e73; --line: #d8d8dc; --paper: #fff; }
@@ -9,16 +15,25 @@ STYLE = """
   :root { --ink: #e8e8ea; --mute: #9a9aa0; --line: #3a3a3e; --paper: #17171a; }
 }
 body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-       max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+       max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
+h3 { font-size: 1rem; font-weight: 600; margin: 1.6rem 0 .4rem; } p { max-width: 60rem; }
 figure { margin: 1rem 0; color: var(--mute); } figure svg { width: 100%; min-width: 36rem; height: auto; }
 figcaption, .note { color: var(--mute); font-size: .9rem; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th, td { padding: .35rem .8rem; border-bottom: 1px solid var(--line); text-align: right; }
-th { color: var(--mute); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
+nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: 1rem 0 2rem; font-size: .9rem; }
+a { color: inherit; text-underline-offset: .2em; }
+tbody tr:hover { background: color-mix(in srgb, var(--ink) 6%, transparent); }
+tr.ours td { font-weight: 600; } td.absent { color: var(--mute); }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap;
+        font-size: .9rem; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; }
+th { color: var(--mute); font-weight: 500; } th:first-child, td:first-child, .words { text-align: left; }
 code, pre { font: .9em ui-monospace, monospace; } pre { overflow-x: auto; }
 """
+
+# Nothing is fetched and no script runs, whatever a quoted name might say.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(title: str, parts: Iterable[str]) -> str:
@@ -26,13 +41,33 @@ def page(title: str, parts: Iterable[str]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
         f"<h1>{html.escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
 
 def heading(text: str) -> str:
-    return f"<h2>{html.escape(text)}</h2>"
+    return f'<h2 id="{anchor(text)}">{html.escape(text)}</h2>'
+
+
+def anchor(text: str) -> str:
+    """A heading's name for links: letters, digits and hyphens only."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "section"
+
+
+def contents(titles: Iterable[str]) -> str:
+    """Links to the headings."""
+    links = (f'<a href="#{anchor(title)}">{html.escape(title)}</a>' for title in titles)
+    return f"<nav>{' '.join(links)}</nav>"
+
+
+def subheading(text: str) -> str:
+    return f"<h3>{html.escape(text)}</h3>"
+
+
+def note(text: str) -> str:
+    return f'<p class="note">{html.escape(text)}</p>'
 
 
 def paragraph(text: str) -> str:
@@ -48,13 +83,57 @@ def figure(svg: str, caption: str) -> str:
     return f'<figure><div class="scroll">{svg}</div><figcaption>{html.escape(caption)}</figcaption></figure>'
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that scrolls by itself when the window is narrow."""
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, name: str = "") -> str:
+    """A table that scrolls by itself when the window is narrow; `name` is its id."""
+    kinds = column_kinds(header, rows)
+    head = "".join(
+        f'<th scope="col"{kind}>{html.escape(cell)}</th>' for cell, kind in zip(header, kinds, strict=True)
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+    body = "".join(f"<tr{_row_class(row)}>{''.join(map(_cell, row, kinds))}</tr>\n" for row in rows)
+    identity = f' id="{html.escape(name)}"' if name else ""
+    # A box that scrolls can be reached by the keyboard too.
+    return (
+        f'<div class="scroll" tabindex="0"><table{identity}><thead><tr>{head}</tr></thead>\n'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _row_class(row: Sequence[str]) -> str:
+    return ' class="ours"' if row and row[0] == HERE else ""
+
+
+def _cell(text: str, kind: str) -> str:
+    return f"<td{ABSENT if text == MISSING else kind}>{html.escape(text)}</td>"
+
+
+def column_kinds(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The class of each column: words stand to the left, numbers and what is missing to the right."""
+    return [
+        "" if all(NUMBER.fullmatch(row[i]) for row in rows) else ' class="words"' for i in range(len(header))
+    ]
+
+
+ABSENT = ' class="absent"'
+# 2.8631, +0.0004, 5.90 ± 0.01 (1 of 3 collapsed), 3/5, 0.23 to 0.88, and the words in place of a number.
+NUMBER = re.compile(
+    r"(?:[-+]?\d[\d.,e+/* ±-]*(?: to [\d.]+)?(?:\(\d+ of \d+ collapsed\))?|–||collapsed|unfinished)"
+)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The same table in Markdown: numbers to the right, nothing in a cell read as markup."""
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(map(markdown_text, cells))} |"
+
+    rule = "|---|" + "---:|" * (len(header) - 1)
+    return "\n".join([line(header), rule, *map(line, rows)])
+
+
+def markdown_text(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    escaped = html.escape(text, quote=False)
+    return re.sub(r"([\\`*_\[\]|~#])", r"\\\1", " ".join(escaped.split()))
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -127,9 +128,13 @@ def save_png(figure: Figure, path: Path) -> None:
 def inline_svg(figure: Figure) -> str:
     """The figure as an SVG element that takes the text colour of the page around it."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    # With a fixed salt the same figure is the same text, so a page made again differs only where runs do.
+    with matplotlib.rc_context({"svg.hashsalt": "deeploop"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
-    return text[text.index("<svg") :].replace(INK, "currentColor")
+    # As wide as the page, but not so wide that its letters outgrow the page's.
+    style = f'<svg style="max-width: {7 * figure.get_figwidth():.1f}rem"'
+    return text[text.index("<svg") :].replace("<svg", style, 1).replace(INK, "currentColor")
 
 
 def quiet(axes: Axes) -> None:

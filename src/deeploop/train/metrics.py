@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,17 +55,38 @@ class MetricsWriter:
             self._wandb.finish()
 
 
-def read_metrics(folder: Path, kind: str | None = None) -> list[Record]:
+def read_metrics(folder: Path, kind: str | None = None, *, file: str = "metrics.jsonl") -> list[Record]:
     """The records of a run, in order; a line cut off by a crash is left out."""
+    return [record for record in stream_metrics(folder, file) if kind is None or record["kind"] == kind]
+
+
+def stream_metrics(folder: Path, file: str = "metrics.jsonl") -> Iterator[Record]:
+    """The same one by one, for files that are better not held whole."""
+    path = folder / file
+    if not path.is_file():
+        return
+    with path.open("rb") as lines:
+        yield from (record for record in map(_parse, lines) if record is not None)
+
+
+def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
+    """The same from the last to the first: of a million lines, the last is there at once."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    records = (record for record in map(_parse, lines) if record is not None)
-    return [record for record in records if kind is None or record["kind"] == kind]
+        return
+    with path.open("rb") as file:
+        start, rest = file.seek(0, os.SEEK_END), b""
+        while start > 0:
+            start, end = max(0, start - block), start
+            file.seek(start)
+            # The first line of a block may have begun in the one before it.
+            rest, *lines = (file.read(end - start) + rest).split(b"\n")
+            yield from (record for record in map(_parse, reversed(lines)) if record is not None)
+        if (record := _parse(rest)) is not None:
+            yield record
 
 
-def _parse(line: str) -> Record | None:
+def _parse(line: bytes | str) -> Record | None:
     try:
         record = json.loads(line)
     except ValueError:

@@ -44,13 +44,22 @@ def create_run(config: AnyTrainConfig, stamp: dict[str, Any]) -> None:
     """Writes what is known before the first step."""
     folder = config.out
     try:
-        _write(folder / "run.json", {"format": FORMAT, **stamp, **provenance()})
+        _write(folder / "run.json", {"format": FORMAT, **stamp, **hardware(config), **provenance()})
         write_config(config)
         # What an earlier run left without a checkpoint is put aside, not lost.
         if (metrics := folder / "metrics.jsonl").exists():
             metrics.replace(folder / "metrics.previous.jsonl")
     except OSError as error:
         raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
+
+
+def hardware(config: AnyTrainConfig) -> dict[str, Any]:
+    """What the run started on: hours × ranks are its device-hours."""
+    gpu = config.device.kind != "cpu" and torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if gpu else "cpu",
+        "ranks": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
+    }
 
 
 def lock_folder(folder: Path) -> TextIO:

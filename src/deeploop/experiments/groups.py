@@ -1,0 +1,194 @@
+"""Runs of one set-up, sorted into the cells of a table: a row for each method, a column for each R. No torch.
+
+Two runs share a set-up when they agree in the model's shape, the data and the number of tokens; they share a
+cell when they also agree in method and rounds. Learning rates may differ between methods; where they differ
+within one method at one R, the method has a row for each.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+
+from deeploop.experiments.published import ROUNDS, SETUP
+from deeploop.experiments.runs import History, Run, read_history
+
+TABLE_AXES = ("model.block", "model.p", "model.rounds")
+OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch")
+NOT_OF_A_SETUP = ("data.validate_every", *TABLE_AXES)
+
+
+class Histories:
+    """Metrics of runs, each file read once and only when asked for."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, History] = {}
+
+    def __getitem__(self, run: Run) -> History:
+        if run.folder not in self._read:
+            self._read[run.folder] = read_history(run.folder)
+        return self._read[run.folder]
+
+    def loss(self, run: Run) -> float | None:
+        """The validation loss a run is judged by: at its sweep's step of comparison, else its last."""
+        if run.compare_at is not None:
+            for line in self[run].validations:
+                if line["step"] == run.compare_at:
+                    return float(line["loss"])
+        return run.validation.get("loss")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The seeds of one method at one R."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def trained(self) -> list[Run]:
+        """Those that came to their end and do not stand at the floor there."""
+        return [run for run in self.runs if run.ended and run.validation.get("verdict") != "collapsed"]
+
+    @property
+    def collapsed(self) -> list[Run]:
+        return [run for run in self.runs if run.ended and run.validation.get("verdict") == "collapsed"]
+
+    def losses(self, histories: Histories) -> list[float]:
+        found = [histories.loss(run) for run in self.trained]
+        return [loss for loss in found if loss is not None]
+
+    def mean(self, histories: Histories) -> float | None:
+        losses = self.losses(histories)
+        return fmean(losses) if losses else None
+
+    def text(self, histories: Histories) -> str:
+        """Mean and spread of the seeds that trained; words where there is no number."""
+        losses, fallen = self.losses(histories), len(self.collapsed)
+        if not losses:
+            return "collapsed" if fallen else "unfinished"
+        spread = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
+        return f"{fmean(losses):.4f}{spread}" + (
+            f" ({fallen} of {len(losses) + fallen} collapsed)" if fallen else ""
+        )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Runs that may stand in one table."""
+
+    letter: str
+    runs: tuple[Run, ...]
+
+    @property
+    def label(self) -> str:
+        own = self.runs[0].fields
+        shape = f"{own['model.blocks']} blocks of width {own['model.width']}"
+        amount = f"{own['optim.steps']:,} steps of {own['optim.batch']} × {own['model.context']} tokens"
+        steps = "step" if own["optim.steps"] == 1 else "steps"
+        return f"{shape}, {amount.replace('steps', steps)}, {Path(own['data.path']).name}"
+
+    @property
+    def title(self) -> str:
+        return f"set-up {self.letter}, {self.label}"
+
+    @property
+    def methods(self) -> set[str]:
+        return {method(run) for run in self.runs}
+
+    @property
+    def size(self) -> str:
+        """The paper's size it stands beside: its sweep's label, else by width and blocks."""
+        for run in self.runs:
+            if run.axes.get("size") in SETUP:
+                return str(run.axes["size"])
+        own = self.runs[0].fields
+        medium = (own["model.blocks"], own["model.width"]) == (24, 1024)
+        return "medium" if medium else "small"
+
+    @property
+    def rounds(self) -> list[int]:
+        return sorted({run.fields["model.rounds"] for run in self.runs})
+
+    @property
+    def exponents(self) -> list[float]:
+        return sorted({run.fields["model.p"] for run in self.runs if is_sandwich(run)})
+
+    @property
+    def is_p_sweep(self) -> bool:
+        return len(self.exponents) >= 3
+
+    @cached_property
+    def rows(self) -> dict[str, dict[int, Cell]]:
+        """Row label → rounds → cell."""
+        rows: dict[str, dict[int, list[Run]]] = {}
+        for name in sorted(self.methods, key=METHOD_ORDER):
+            own = [run for run in self.runs if method(run) == name]
+            for run in own:
+                label = f"{name}, {variant(run, own)}" if _is_split(own) else name
+                rows.setdefault(label, {}).setdefault(run.fields["model.rounds"], []).append(run)
+        return {
+            label: {R: Cell(tuple(runs)) for R, runs in sorted(cells.items())}
+            for label, cells in rows.items()
+        }
+
+
+def setups(runs: Sequence[Run]) -> list[Setup]:
+    """The set-ups among language runs; the largest first."""
+    found: dict[str, list[Run]] = {}
+    for run in filter(is_language, runs):
+        shape = {
+            name: value
+            for name, value in run.fields.items()
+            if name.startswith(OF_A_SETUP) and name not in NOT_OF_A_SETUP
+        }
+        found.setdefault(json.dumps(shape, sort_keys=True), []).append(run)
+    largest = sorted(found.values(), key=len, reverse=True)
+    return [Setup(letter(index), tuple(own)) for index, own in enumerate(largest)]
+
+
+def letter(index: int) -> str:
+    """A, B, …, Z, A2, B2, …"""
+    return chr(ord("A") + index % 26) + (str(index // 26 + 1) if index >= 26 else "")
+
+
+def is_language(run: Run) -> bool:
+    wanted = ("model.rounds", "model.p", "model.blocks", "model.width", "model.context", "data.path")
+    return run.stamp.get("task", "language") == "language" and all(name in run.fields for name in wanted)
+
+
+def is_sandwich(run: Run) -> bool:
+    return run.fields.get("model.block") == "sandwich"
+
+
+def method(run: Run) -> str:
+    """What the paper would call the block."""
+    block, p = run.fields["model.block"], run.fields["model.p"]
+    if block != "sandwich":
+        return {"prenorm": "pre-norm", "postnorm": "post-norm"}.get(block, str(block))
+    return f"{ {0.5: 'DeepLoop', 0.25: 'DeepNorm'}.get(p, 'sandwich') } p={p:g}"
+
+
+def METHOD_ORDER(name: str) -> tuple[bool, bool, str]:
+    return (not name.startswith("pre-norm"), name.startswith("DeepLoop"), name)
+
+
+def variant(run: Run, among: Sequence[Run]) -> str:
+    """The optimizer's settings in which a run differs from others of its method."""
+    names = [name for name in run.fields if name.startswith("optim.")]
+    told = [name for name in names if len({json.dumps(one.fields.get(name)) for one in among}) > 1]
+    return ", ".join(f"{name.partition('.')[2]} {run.fields[name]:g}" for name in told) or "as the others"
+
+
+def _is_split(runs: Sequence[Run]) -> bool:
+    """Whether some R has runs with different settings, so that one row could not hold them."""
+    return any(
+        len({variant(run, runs) for run in runs if run.fields["model.rounds"] == R}) > 1
+        for R in {run.fields["model.rounds"] for run in runs}
+    )
+
+
+def columns(setup: Setup) -> list[int]:
+    """The paper's R and ours."""
+    return sorted({*ROUNDS, *setup.rounds})

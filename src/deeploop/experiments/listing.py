@@ -1,0 +1,133 @@
+"""`deeploop runs`: run folders one below the other, with the settings that tell them apart. No torch."""
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from deeploop.experiments.page import MISSING, text_table
+from deeploop.experiments.runs import Run, differing, find_runs
+
+# What a narrow terminal does without, the first first; the settings that differ go after these.
+EXPENDABLE = ("written", "floor", "tokens/s", "GPU-h", "seed", "verdict", "state")
+NARROW_NAME = 24
+
+
+@dataclass(frozen=True)
+class RunsArgs:
+    """Lists run folders and sweeps: settings that differ, progress, last validation, speed and cost."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
+    """Run folders, sweep folders, or folders of them."""
+    sort: Literal["name", "loss", "written"] = "name"
+    """Order of the rows."""
+    json: bool = False
+    """Print everything as JSON."""
+
+
+def run(args: RunsArgs, width: int | None = None) -> str:
+    """What to print; `width` is the terminal's unless given, and without bounds where there is none."""
+    runs = sorted(find_runs(args.folders), key=ORDERS[args.sort])  # stable: by name within equals
+    settings = differing(runs)
+    if args.json:
+        return json.dumps([as_json(one, settings) for one in runs], indent=1)
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    return table(runs, settings, width)
+
+
+ORDERS: dict[str, Callable[[Run], Any]] = {
+    "name": lambda run: 0,
+    "loss": lambda run: run.validation.get("loss") or math.inf,
+    "written": lambda run: run.stamp.get("written", ""),
+}
+
+
+def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "state": run.state,
+        "step": run.step,
+        "steps": run.steps,
+        "seed": run.seed,
+        "settings": {name: run.fields.get(name) for name in settings},
+        "axes": dict(run.axes),
+        "loss": run.validation.get("loss"),
+        "floor": run.validation.get("floor"),
+        "verdict": run.validation.get("verdict"),
+        "tokens_per_s": run.tokens_per_s,
+        "gpu_hours": run.gpu_hours,
+        "written": run.stamp.get("written"),
+        "command": run.stamp.get("command"),
+    }
+
+
+def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> str:
+    """All columns that fit; what was left out is named below."""
+    columns = all_columns(runs, settings)
+    dropped: list[str] = []
+    expendable = [*EXPENDABLE, *(short(name, settings) for name in reversed(settings))]
+    while width is not None and total_width(columns) > width and expendable:
+        if expendable[0] in columns:
+            dropped.append(expendable[0])
+            del columns[expendable[0]]
+        del expendable[0]
+    if width is not None and total_width(columns) > width:
+        columns["run"] = [clip(name, NARROW_NAME) for name in columns["run"]]
+    text = text_table([*columns], list(zip(*columns.values(), strict=True)))
+    if dropped:
+        text += f"\nnot shown: {', '.join(dropped)} (a wider terminal, or --json)"
+    return text
+
+
+def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[str]]:
+    """Heading → a cell for each run."""
+    cells: dict[str, Callable[[Run], str]] = {"run": lambda run: printable(run.name)}
+    for name in settings:
+        cells[short(name, settings)] = lambda run, name=name: setting(run.fields.get(name, MISSING))  # type: ignore[misc]
+    cells |= {
+        "seed": lambda run: number(run.seed, "d"),
+        "step": lambda run: f"{run.step:,}/{number(run.steps, ',d')}" if run.fields else MISSING,
+        "state": lambda run: run.state,
+        "loss": lambda run: number(run.validation.get("loss"), ".4f"),
+        "floor": lambda run: number(run.validation.get("floor"), ".3f"),
+        "verdict": lambda run: str(run.validation.get("verdict", MISSING)),
+        "tokens/s": lambda run: number(run.tokens_per_s, ",.0f"),
+        "GPU-h": lambda run: number(run.gpu_hours, ".3f"),
+        "written": lambda run: str(run.stamp.get("written", MISSING))[:16].replace("T", " "),
+    }
+    return {heading: [printable(cell(run)) for run in runs] for heading, cell in cells.items()}
+
+
+def short(name: str, among: Sequence[str]) -> str:
+    """`model.p` → `p`, unless another field ends alike."""
+    word = name.rpartition(".")[2]
+    return word if [other.rpartition(".")[2] for other in among].count(word) == 1 else name
+
+
+def setting(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def number(value: float | None, form: str) -> str:
+    return MISSING if value is None else format(value, form)
+
+
+def printable(text: str) -> str:
+    """A name from disk must not move the cursor."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def clip(text: str, length: int) -> str:
+    return text if len(text) <= length else f"…{text[1 - length :]}"
+
+
+def total_width(columns: dict[str, list[str]]) -> int:
+    return sum(max(map(len, [heading, *cells])) + 2 for heading, cells in columns.items()) - 2

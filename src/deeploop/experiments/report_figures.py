@@ -1,0 +1,266 @@
+"""The figures of a report. No torch. The paper's numbers are dashed, ours solid."""
+
+from collections.abc import Iterable, Sequence
+from itertools import cycle
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from deeploop.experiments import published
+from deeploop.experiments.escapes import tally
+from deeploop.experiments.groups import Histories, Setup, method
+from deeploop.experiments.plots import COLOURS, INK, quiet, running_mean
+from deeploop.experiments.published import ROUNDS, TASKS
+from deeploop.experiments.report_ledger import kappas, speed
+from deeploop.experiments.report_tables import outcomes, scores
+from deeploop.experiments.runs import Run
+
+PAPER_COLOURS = {"prenorm": COLOURS[0], "sandwich": COLOURS[1]}
+PAPER_LINES = {"pre-norm": COLOURS[0], "DeepLoop p=0.5": COLOURS[1]}
+RED = "#d62728"
+
+
+def plain(text: str) -> str:
+    """A label as it is: matplotlib reads formulas between dollars, and hides what begins with _."""
+    return "\u200b" * text.startswith("_") + text.replace("$", r"\$")
+
+
+def colours(labels: Iterable[str]) -> dict[str, str]:
+    """Label → colour; pre-norm and DeepLoop as the paper's lines, whatever stands beside them."""
+    names = [*labels]
+    own = {label: colour for label, colour in PAPER_LINES.items() if label in names}
+    rest = cycle(colour for colour in COLOURS if colour not in own.values())
+    return {label: own[label] if label in own else next(rest) for label in names}
+
+
+def finish(figure: Figure, *, legend: Axes | None = None) -> Figure:
+    for axes in figure.axes:
+        quiet(axes)
+    if legend is not None and legend.get_legend_handles_labels()[0]:
+        legend.legend(frameon=False, labelcolor=INK, fontsize=8)
+    return figure
+
+
+def loss_against_rounds(setup: Setup, histories: Histories) -> Figure | None:
+    """Left the paper, right ours: each on a scale of its own, for the data differ."""
+    if len(setup.rounds) < 2:
+        return None
+    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for block, colour in PAPER_COLOURS.items():
+        losses = [published.LOSS[setup.size, block, R].number for R in ROUNDS]
+        left.plot(ROUNDS, losses, "o--", color=colour, label=published.METHODS[block], ms=4, lw=1.4)
+    left.set_title(f"paper, GPT-2 {setup.size}")
+    own = colours(setup.rows)
+    for label, cells in setup.rows.items():
+        points = [(R, cell.losses(histories)) for R, cell in cells.items()]
+        points = [(R, losses) for R, losses in points if losses]
+        for R, losses in points:
+            right.plot([R] * len(losses), losses, ".", color=own[label], alpha=0.6)
+        means = [fmean(losses) for _, losses in points]
+        right.plot([R for R, _ in points], means, "o-", color=own[label], label=plain(label), ms=4, lw=1.6)
+    right.set_title("here: mean, and each seed")
+    for axes in (left, right):
+        axes.set_xticks(sorted({*ROUNDS, *setup.rounds}))
+        axes.set_xlabel("rounds R")
+        axes.legend(frameon=False, labelcolor=INK, fontsize=8)
+    left.set_ylabel("validation loss (nats a token)")
+    return finish(figure)
+
+
+def loss_curves(setup: Setup, histories: Histories) -> Figure:
+    """Training loss, a panel for each R, a line for each run, the unigram floor dashed."""
+    rounds = setup.rounds
+    wide = min(4, len(rounds))
+    tall = -(-len(rounds) // wide)
+    figure = Figure(figsize=(max(5.2, 3.1 * wide), 3.2 * tall), layout="constrained")
+    grid = figure.subplots(tall, wide, sharex=True, sharey=True, squeeze=False).flat
+    own = colours(setup.rows)
+    for R, axes in zip(rounds, grid, strict=False):
+        for label, cells in setup.rows.items():
+            for index, run in enumerate(cells[R].runs if R in cells else ()):
+                curve = histories[run].curve
+                losses = running_mean([loss for _, loss in curve], 5)
+                name = plain(label) if index == 0 else None
+                axes.plot(
+                    [step for step, _ in curve], losses, color=own[label], lw=1.1, alpha=0.85, label=name
+                )
+        floors = [run.validation["floor"] for run in setup.runs if run.validation.get("floor")]
+        if floors:
+            axes.axhline(floors[0], color=INK, ls="--", lw=1)
+            place = {
+                "xy": (1, floors[0]),
+                "xycoords": ("axes fraction", "data"),
+                "ha": "right",
+                "va": "bottom",
+            }
+            axes.annotate("unigram floor", fontsize=8, **place)
+        axes.set_title(f"R = {R}")
+        axes.set_xlabel("step")
+        axes.legend(frameon=False, labelcolor=INK, fontsize=7)
+    for axes in list(grid):
+        axes.set_visible(False)
+    figure.axes[0].set_ylabel("training loss (nats a token)")
+    return finish(figure)
+
+
+def p_sweep_figure(sweeps: dict[str, list[Run]]) -> Figure:
+    """Above, the loss of every run: circles escape, crosses do not. Below, the shares, beside the paper's."""
+    figure = Figure(figsize=(max(5.6, 4.6 * len(sweeps)), 5.6), layout="constrained")
+    grid = figure.subplots(2, len(sweeps), sharex=True, sharey="row", squeeze=False, height_ratios=[2, 1])
+    for column, (ramp, runs) in enumerate(sweeps.items()):
+        losses, shares = grid[0, column], grid[1, column]
+        found = [one for one in outcomes(runs) if one.loss is not None]
+        for escaped, style, colour in ((True, "o", COLOURS[0]), (False, "x", RED)):
+            own = [(one.axes["p"], one.loss) for one in found if one.escaped == escaped]
+            label = "escapes" if escaped else "does not"
+            losses.plot(
+                [p for p, _ in own], [loss for _, loss in own], style, color=colour, label=label, ms=5
+            )
+        counts = sorted(tally(outcomes(runs)), key=lambda count: count.axes["p"])
+        means = [(count.axes["p"], count.mean_loss) for count in counts if count.mean_loss is not None]
+        losses.plot(
+            [p for p, _ in means],
+            [loss for _, loss in means],
+            "-",
+            color=COLOURS[0],
+            lw=1.2,
+            label="mean of those that escape",
+        )
+        floors = [run.validation["floor"] for run in runs if run.validation.get("floor")]
+        if floors:
+            losses.axhline(floors[0], color=INK, ls="--", lw=1, label="unigram floor")
+        known = [count for count in counts if count.seeds]
+        ps, share = [count.axes["p"] for count in known], [count.escaped / count.seeds for count in known]
+        bars = [[s - count.escaped_interval[0] for s, count in zip(share, known, strict=True)],
+                [count.escaped_interval[1] - s for s, count in zip(share, known, strict=True)]]  # fmt: skip
+        shares.errorbar(
+            ps, share, yerr=bars, fmt="o-", color=COLOURS[0], ms=4, lw=1.4, elinewidth=0.8, label="here, 95%"
+        )
+        theirs = [value.number / published.SWEEP_SEEDS for value in published.ESCAPES.values()]
+        shares.plot([*published.ESCAPES], theirs, "s--", color=INK, ms=3, lw=1, label="paper")
+        shares.set_ylim(-0.05, 1.05)
+        shares.set_xlabel("exponent p")
+        losses.set_title(plain(ramp))
+    grid[0, 0].set_ylabel("validation loss (nats a token)")
+    grid[1, 0].set_ylabel("share that escapes")
+    for axes in grid[:, 0]:
+        axes.legend(frameon=False, labelcolor=INK, fontsize=8)
+    return finish(figure)
+
+
+def accuracy_figure(setup: Setup, shots: int) -> Figure | None:
+    """Accuracy against R, a panel for each task and the average."""
+    ours = {
+        (label, R): [scores(run) for run in cell.runs]
+        for label, cells in setup.rows.items()
+        for R, cell in cells.items()
+    }
+    if not any(key[0] == shots for own in ours.values() for one in own for key in one):
+        return None
+    figure = Figure(figsize=(10.0, 8.4), layout="constrained")
+    grid = figure.subplots(3, 3, sharex=True)
+    own_colours = colours(setup.rows)
+    for axes, (task, title) in zip(grid.flat, [*TASKS.items(), ("average", "average")], strict=True):
+        for block, colour in PAPER_COLOURS.items():
+            theirs = [(R, published.ACCURACY.get((setup.size, shots, block, R, task))) for R in ROUNDS]
+            points = [(R, value.number) for R, value in theirs if value]
+            axes.plot(*zip(*points, strict=True), "o--", color=colour, ms=3, lw=1, alpha=0.7)
+        for label in setup.rows:
+            here = [(R, accuracy(own, shots, task)) for (name, R), own in ours.items() if name == label]
+            known = [(R, value) for R, value in here if value is not None]
+            axes.plot(
+                [R for R, _ in known],
+                [v for _, v in known],
+                "o-",
+                color=own_colours[label],
+                ms=4,
+                lw=1.6,
+                label=plain(label),
+            )
+        axes.set_title(title)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in grid[-1]:
+        axes.set_xlabel("rounds R")
+    grid[0, 0].set_ylabel("accuracy (%)")
+    return finish(figure, legend=grid[0, 0])
+
+
+def accuracy(own: Sequence[dict[tuple[int, str], float]], shots: int, task: str) -> float | None:
+    tasks = TASKS if task == "average" else (task,)
+    found = [
+        [one[shots, name] for name in tasks] for one in own if all((shots, name) in one for name in tasks)
+    ]
+    return fmean(fmean(one) for one in found) if found else None
+
+
+def cost_against_rounds(groups: Sequence[Setup]) -> Figure | None:
+    """Time a token relative to R = 1: linear would be R itself."""
+    lines = {}
+    for setup in groups:
+        for label, cells in setup.rows.items():
+            rates = {R: rate for R, cell in cells.items() if (rate := speed(cell))}
+            if 1 in rates and len(rates) > 1:
+                lines[f"{label}, set-up {setup.letter}"] = {R: rates[1] / rate for R, rate in rates.items()}
+    if not lines:
+        return None
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    most = max(R for line in lines.values() for R in line)
+    axes.plot([1, most], [1, most], ls=":", color=INK, lw=1, label="R")
+    for size, marker in (("small", "o"), ("medium", "s")):
+        hours = [published.GPU_HOURS[size, R].number for R in ROUNDS]
+        axes.plot(
+            ROUNDS,
+            [own / hours[0] for own in hours],
+            f"{marker}--",
+            color=INK,
+            ms=3,
+            lw=1,
+            label=f"paper, {size}",
+        )
+    for index, (label, line) in enumerate(lines.items()):
+        axes.plot(
+            [*line],
+            [*line.values()],
+            "o-",
+            color=COLOURS[index % len(COLOURS)],
+            ms=4,
+            lw=1.6,
+            label=plain(label),
+        )
+    axes.set_xlabel("rounds R")
+    axes.set_ylabel("time a token, R = 1 is 1")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return finish(figure, legend=axes)
+
+
+def kappa_figure(runs: Sequence[Run], histories: Histories) -> Figure | None:
+    """κ_R / R over training, a line for each run; colours tell methods, strength tells R."""
+    lines = [(run, kappas(run, histories)) for run in runs]
+    lines = [(run, found) for run, found in lines if found]
+    if not lines:
+        return None
+    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
+    over_steps, over_rounds = figure.subplots(1, 2)
+    own = colours(sorted({method(run) for run, _ in lines}))
+    depths = sorted({found[0]["rounds"] for _, found in lines})
+    for run, found in lines:
+        colour = own[method(run)]
+        strength = 0.35 + 0.65 * (depths.index(found[0]["rounds"]) + 1) / len(depths)
+        R = found[0]["rounds"]
+        steps, values = [one["step"] for one in found], [one["kappa"] for one in found]
+        over_steps.plot(steps, values, "o-", ms=2.5, lw=1, color=colour, alpha=strength)
+        over_rounds.plot([R], values[-1:], "o", ms=5, color=colour, alpha=0.7)
+    for name, colour in own.items():
+        over_rounds.plot([], [], "o", color=colour, label=plain(name))
+    over_rounds.plot(depths, depths, ls="--", lw=1, color=INK, label="R, the most it can be")
+    over_rounds.set_xticks(depths)
+    over_rounds.set_xlabel("rounds R")
+    over_rounds.set_title("at the last diagnosis")
+    over_steps.set_xlabel("step")
+    over_steps.set_ylabel("κ_R")
+    over_steps.set_title("over training (stronger: more rounds)")
+    return finish(figure, legend=over_rounds)

@@ -1,0 +1,249 @@
+"""The tables of a report: the paper's numbers and ours in the same shape. No torch.
+
+Every number of ours comes from a run's files; where there is no run, the cell says so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from deeploop.experiments import published
+from deeploop.experiments.escapes import Count, Outcome, read_outcome, tally
+from deeploop.experiments.groups import Cell, Histories, Setup, columns, is_sandwich
+from deeploop.experiments.listing import number
+from deeploop.experiments.page import HERE, MISSING
+from deeploop.experiments.published import TASKS, VOTES
+from deeploop.experiments.runs import Run, read_json
+
+PAPER = "paper"
+PAPER_ROWS = {"pre-norm": "prenorm", "DeepLoop p=0.5": "sandwich"}
+"""Our names of the paper's two methods, which have a row even where nobody ran them."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of strings: the page, the Markdown and the CSV show the same."""
+
+    name: str
+    """File name of its CSV, and its id on the page."""
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+# ── Table 1: validation loss against R ──────────────────────────────────────────────────────────────────
+def loss_table(setup: Setup, histories: Histories, name: str) -> Table:
+    """The paper's rows of one size above, ours below, Δ against pre-norm under each."""
+    rounds = columns(setup)
+    rows = [paper_loss_row(setup.size, block, rounds) for block in published.METHODS]
+    deltas = [published.LOSS_DELTA.get((setup.size, R)) for R in rounds]
+    rows.append([PAPER, "Δ DeepLoop − baseline", *(value.printed if value else MISSING for value in deltas)])
+    absent: dict[str, dict[int, Cell]] = {label: {} for label in PAPER_ROWS if label not in setup.methods}
+    for label, cells in (absent | setup.rows).items():
+        rows.append([HERE, label, *(cells[R].text(histories) if R in cells else MISSING for R in rounds)])
+    rows += [[HERE, f"Δ {label} − pre-norm", *texts] for label, texts in our_deltas(setup, histories, rounds)]
+    return Table(
+        name,
+        f"Validation loss, nats a token: the paper's GPT-2 {setup.size}, and here {setup.title}",
+        ["", "method", *(f"R={R}" for R in rounds)],
+        rows,
+        "Mean ± standard deviation over the seeds that trained; runs that end at the unigram floor are "
+        "counted apart. – : no run. Losses on other data, or after other numbers of tokens, compare only "
+        "within themselves: read the Δ rows.",
+    )
+
+
+def paper_loss_row(size: str, block: str, rounds: Sequence[int]) -> list[str]:
+    values = [published.LOSS.get((size, block, R)) for R in rounds]
+    return [PAPER, published.METHODS[block], *(value.printed if value else MISSING for value in values)]
+
+
+def our_deltas(setup: Setup, histories: Histories, rounds: Sequence[int]) -> list[tuple[str, list[str]]]:
+    """Method − pre-norm where both have a mean; nothing where pre-norm has several rows to choose from."""
+    base = [cells for label, cells in setup.rows.items() if label.startswith("pre-norm")]
+    if len(base) != 1:
+        return []
+    found = []
+    for label, cells in setup.rows.items():
+        if not label.startswith("pre-norm"):
+            texts = [delta(cells.get(R), base[0].get(R), histories) for R in rounds]
+            found.append((label, texts))
+    return found
+
+
+def delta(cell: Cell | None, base: Cell | None, histories: Histories) -> str:
+    means = [None if one is None else one.mean(histories) for one in (cell, base)]
+    return MISSING if means[0] is None or means[1] is None else f"{means[0] - means[1]:+.4f}"
+
+
+def seeds_table(setup: Setup, histories: Histories, name: str) -> Table:
+    """Every cell of ours: its seeds, their spread, and the runs behind it."""
+    rows = []
+    for label, cells in setup.rows.items():
+        for R, cell in cells.items():
+            losses = cell.losses(histories)
+            numbers = [
+                number(fmean(losses) if losses else None, ".4f"),
+                number(stdev(losses) if len(losses) > 1 else None, ".4f"),
+                number(min(losses, default=None), ".4f"),
+                number(max(losses, default=None), ".4f"),
+            ]
+            unfinished = sum(not run.ended for run in cell.runs)
+            counts = [len(cell.runs), len(losses), len(cell.collapsed), unfinished]
+            names = " ".join(run.name for run in cell.runs)
+            rows.append([label, str(R), *map(str, counts), *numbers, names])
+    header = [
+        "method",
+        "R",
+        "runs",
+        "trained",
+        "collapsed",
+        "unfinished",
+        "mean",
+        "s.d.",
+        "least",
+        "most",
+        "runs' names",
+    ]
+    return Table(name, f"Seeds and spread: {setup.title}", header, rows)
+
+
+# ── Tables 2 and 4: downstream ──────────────────────────────────────────────────────────────────────────
+def scores(run: Run) -> dict[tuple[int, str], float]:
+    """(shots, task) → accuracy in %, at the rounds it was trained with; the newest evaluation wins."""
+    found: dict[tuple[int, str], float] = {}
+    for record in read_json(run.folder / "eval.json").get("evaluations", []):
+        for row in record.get("results", []):
+            if row.get("rounds") == record.get("trained_rounds") and "acc" in row:
+                found[row["shots"], row["task"]] = 100 * row["acc"]
+    return found
+
+
+def accuracy_table(setup: Setup, name: str) -> Table | None:
+    """Rows of the paper's Table 2 or 4, and under each ours; None where no run was scored."""
+    rows: list[list[str]] = []
+    any_scored = False
+    for shots in (0, 1):
+        for label, cells in setup.rows.items():
+            for R in columns(setup):
+                block = PAPER_ROWS.get(label.split(",")[0], "")
+                ours = [scores(run) for run in cells[R].runs] if R in cells else []
+                paper = [
+                    published.ACCURACY.get((setup.size, shots, block, R, task))
+                    for task in (*TASKS, "average")
+                ]
+                if any(paper):
+                    rows.append(
+                        [PAPER, f"{shots}-shot", label, str(R), *(v.printed if v else MISSING for v in paper)]
+                    )
+                if any(paper) or any(ours):
+                    rows.append([HERE, f"{shots}-shot", label, str(R), *accuracy_cells(ours, shots)])
+                any_scored |= any(ours)
+    if not any_scored:
+        return None
+    return Table(
+        name,
+        f"Accuracy, %: the paper's GPT-2 {setup.size}, and here {setup.title}",
+        ["", "shots", "method", "R", *TASKS.values(), "Avg"],
+        rows,
+        "Mean over seeds. Avg is the plain mean of the eight tasks, and missing where one of them is.",
+    )
+
+
+def accuracy_cells(ours: Sequence[dict[tuple[int, str], float]], shots: int) -> list[str]:
+    means = []
+    for task in TASKS:
+        found = [own[shots, task] for own in ours if (shots, task) in own]
+        means.append(fmean(found) if found else None)
+    whole = [mean for mean in means if mean is not None]
+    average = fmean(whole) if len(whole) == len(TASKS) else None
+    return [number(mean, ".2f") for mean in (*means, average)]
+
+
+def evaluation_notes(runs: Sequence[Run]) -> list[str]:
+    """Where evaluations differ from the paper's, as they say themselves."""
+    found: dict[str, int] = {}
+    for run in runs:
+        for record in read_json(run.folder / "eval.json").get("evaluations", []):
+            for text in record.get("deviations", []):
+                found[text] = found.get(text, 0) + 1
+    return [f"{text} ({count} evaluations)" for text, count in found.items()]
+
+
+# ── Appendix C: the p-sweep ─────────────────────────────────────────────────────────────────────────────
+def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
+    """Ramp (and R) → sandwich runs over at least three exponents."""
+    own = [run for run in setup.runs if is_sandwich(run)]
+    found: dict[str, list[Run]] = {}
+    for run in own:
+        rise = run.fields["optim.peak_lr"] / max(1, run.fields["optim.warmup_steps"])
+        found.setdefault(f"R={run.fields['model.rounds']}, {rise:.1e} a step", []).append(run)
+    return {ramp: runs for ramp, runs in found.items() if len({run.fields["model.p"] for run in runs}) >= 3}
+
+
+def outcomes(runs: Sequence[Run]) -> list[Outcome]:
+    """What became of each run that was trained at all."""
+    found = []
+    for run in runs:
+        axes = {"p": run.fields["model.p"], "seed": run.seed}
+        outcome = read_outcome(run.folder, axes, run.compare_at)
+        if outcome is not None:
+            found.append(outcome)
+    return found
+
+
+def p_sweep_table(sweeps: dict[str, list[Run]], label: str, name: str) -> Table:
+    rows = []
+    for ramp, runs in sweeps.items():
+        counts = {count.axes["p"]: count for count in tally(outcomes(runs))}
+        for p in sorted({*counts, *published.ESCAPES}):
+            paper, loss = published.ESCAPES.get(p), published.SWEEP_LOSS.get(p)
+            theirs = [
+                f"{paper.printed}/{published.SWEEP_SEEDS}" if paper else MISSING,
+                loss.printed if loss else MISSING,
+            ]
+            rows.append([ramp, f"{p:g}", *theirs, *count_cells(counts.get(p))])
+    header = [
+        "sweep",
+        "p",
+        "paper: escaped",
+        "paper: loss",
+        "below floor",
+        "95%",
+        "escaped",
+        "95%",
+        "mean loss",
+        "undecided",
+    ]
+    return Table(
+        name,
+        f"Escapes from the unigram floor: the paper's p-sweep, and {label}",
+        header,
+        rows,
+        "below floor: the paper's rule, any validation below the floor. escaped: a validation more than 0.1 "
+        "nats below it with token similarity under 0.95. 95%: Wilson intervals. mean loss: of the seeds that "
+        "escaped; * has training losses in it, for want of a validation. undecided: cut off before that.",
+    )  # fmt: skip
+
+
+def count_cells(count: Count | None) -> list[str]:
+    if count is None:
+        return [MISSING] * 6
+    below, escaped = (
+        "{:.2f} to {:.2f}".format(*b) for b in (count.below_floor_interval, count.escaped_interval)
+    )
+    loss = number(count.mean_loss, ".4f") + "*" * bool(count.surrogates)
+    return [
+        f"{count.below_floor}/{count.seeds}", below, f"{count.escaped}/{count.seeds}", escaped, loss,
+        str(count.undecided or MISSING),
+    ]  # fmt: skip
+
+
+# ── Table 3 ─────────────────────────────────────────────────────────────────────────────────────────────
+def arc_table() -> Table:
+    """The paper's voting ladder."""
+    names = {"hrm": "Vanilla HRM", "hrm-deeploop": "HRM, DeepLoop p=1/2", "delta": "Δ"}
+    rows = [[PAPER, name, *(published.ARC[key, K].printed for K in VOTES)] for key, name in names.items()]
+    rows += [[HERE, name, *[MISSING] * len(VOTES)] for name in names.values()]
+    return Table("arc", "Voted accuracy on ARC-AGI-1, %", ["", "model", *(f"K={K}" for K in VOTES)], rows)

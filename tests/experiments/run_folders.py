@@ -1,0 +1,65 @@
+"""Run folders written by hand, in a millisecond each: what a reader of runs must cope with."""
+
+import json
+
+CONFIG = {
+    "seed": 0,
+    "model": {
+        "blocks": 2,
+        "rounds": 3,
+        "width": 32,
+        "heads": 2,
+        "hidden": 64,
+        "vocabulary": 257,
+        "context": 32,
+    },
+    "data": {"path": "data/words", "validation_sequences": 15, "validate_every": 4},
+    "optim": {"steps": 40, "batch": 8, "peak_lr": 1e-3, "floor_lr": 1e-4, "warmup_steps": 10},
+    "guard": {"stop": False},
+}
+FLOOR = 3.0
+
+
+def write_run(
+    folder, *, block="sandwich", p=0.5, rounds=3, seed=0, loss=2.0, step=40, similarity=0.2, mfu=None,
+    guard=False, stamp=None, **optim
+):  # fmt: skip
+    """A run whose losses fall in a straight line to `loss`, which it reaches at `step`."""
+    folder.mkdir(parents=True)
+    config = json.loads(json.dumps(CONFIG)) | {"seed": seed, "guard": {"stop": guard}}
+    config["model"] |= {"block": block, "p": p, "rounds": rounds}
+    config["optim"] |= optim
+    (folder / "config.json").write_text(json.dumps(config))
+    command = ["deeploop", "train", "tiny", "--out", str(folder.name), "--seed", str(seed)]
+    written = {"command": command, "written": f"2026-01-0{1 + seed}T00:00:00+00:00", "git": "abc"}
+    (folder / "run.json").write_text(
+        json.dumps({"format": 1, "task": "language", **written, **(stamp or {})})
+    )
+    lines = []
+    for at in range(0, step + 1, 4):
+        now = 5 + (loss - 5) * at / max(1, step)
+        if at:
+            speed = {"tokens": at * 256, "seconds": at * 0.9, "tokens_per_s": 900 / rounds, "mfu": mfu}
+            lines.append({"kind": "train", "step": at, "loss": now + 0.1, **speed})
+        off = now < FLOOR - 0.1
+        verdict = (
+            "escaped"
+            if off and similarity < 0.95
+            else "collapsed"
+            if not off and similarity > 0.95
+            else "between"
+        )
+        lines.append({"kind": "validation", "step": at, "loss": now, "floor": FLOOR, "similarity": similarity,
+                      "verdict": verdict})  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def write_sweep(folder, cells, **more):
+    """sweep.json over cells {name: axes}."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = {name: {"recipe": "tiny", "settings": {}, "axes": axes} for name, axes in cells.items()}
+    (folder / "sweep.json").write_text(
+        json.dumps({"format": 1, "sweep": "s", "scale": "own", "cells": cells} | more)
+    )
+    return folder

@@ -1,0 +1,222 @@
+"""`deeploop report`: numbers come from the runs, cells without a run are missing, quoted text stays text."""
+
+import csv
+import json
+import re
+from statistics import fmean, stdev
+
+import pytest
+from run_folders import FLOOR, write_run, write_sweep
+
+from deeploop.cli import main
+from deeploop.experiments import published
+from deeploop.experiments.groups import setups
+from deeploop.experiments.page import MISSING
+from deeploop.experiments.report import ReportArgs, run
+from deeploop.experiments.runs import find_runs
+
+EVIL = "<img src=x onerror=alert(1)> $x_1$ | `a` _"
+LOSSES = {
+    ("prenorm", 1): (2.5, 2.51),
+    ("prenorm", 3): (2.3, 2.32),
+    ("sandwich", 1): (2.6, 2.62),
+    ("sandwich", 3): (2.2, 2.1),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A report over a table with a missing cell, a p-sweep, an evaluation, a diagnosis, an evil name."""
+    root = tmp_path_factory.mktemp("report")
+    cells = {}
+    for (block, R), losses in LOSSES.items():
+        for seed, loss in enumerate(losses):
+            name = f"{block}-r{R}-s{seed}"
+            cells[name] = {"block": block, "rounds": R, "seed": seed, "size": "medium"}
+            write_run(
+                root / "table" / name, block=block, rounds=R, seed=seed, loss=loss, mfu=0.3, peak_lr=2e-3
+            )
+    cells["sandwich-r7-s0"] = {"block": "sandwich", "rounds": 7, "seed": 0, "size": "medium"}
+    write_sweep(root / "table", cells)
+    for p in (0.25, 0.5, 0.6):
+        for seed in (0, 1):
+            falls = p == 0.25 or (p == 0.5 and seed == 1)
+            write_run(root / "p" / f"p{p}-s{seed}", p=p, seed=seed, steps=36, step=36,
+                      loss=3.1 if falls else 2 + p, similarity=1.0 if falls else 0.1)  # fmt: skip
+    stamp = {"command": ["deeploop", "</pre><script>alert(1)</script>", "two words"]}
+    evil = write_run(root / EVIL, rounds=5, block="prenorm", steps=80, step=40, stamp=stamp)
+    results = [
+        {"task": task, "shots": 0, "rounds": R, "acc": 0.3 + 0.01 * i}
+        for i, task in enumerate(published.TASKS)
+        for R in (3, 5)
+    ]
+    record = {
+        "trained_rounds": 3,
+        "results": results,
+        "deviations": ["<b>few</b> documents"],
+        "command": ["deeploop", "eval"],
+    }
+    (root / "table" / "sandwich-r3-s0" / "eval.json").write_text(json.dumps({"evaluations": [record]}))
+    kappa = {"step": 40, "rounds": 3, "kappa": 1.25, "kappa_raw": 1.5, "similarity": 0.2, "updates": "raw"}
+    (root / "table" / "sandwich-r3-s1" / "diagnose.json").write_text(json.dumps(kappa))
+    out = root / "out"
+    run(ReportArgs((root / "table", root / "p", evil), out))
+    return out
+
+
+def rows(made, name):
+    with (made / "tables" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def tables_named(made, stem):
+    return [path.stem for path in sorted((made / "tables").glob(f"{stem}*.csv"))]
+
+
+def loss_rows(made):
+    found = {}
+    for name in tables_named(made, "loss-"):
+        if any("2.1" in cell for row in rows(made, name) for cell in row):
+            found = {(row[0], row[1]): row[2:] for row in rows(made, name)}
+    return found
+
+
+def test_losses_are_means_and_spreads_of_the_runs(made):
+    table = loss_rows(made)
+    assert table["", "method"] == ["R=1", "R=3", "R=5", "R=7"]
+    for label, block in (("pre-norm", "prenorm"), ("DeepLoop p=0.5", "sandwich")):
+        one, three = LOSSES[block, 1], LOSSES[block, 3]
+        expected = [f"{fmean(own):.4f} ± {stdev(own):.4f}" for own in (one, three)]
+        assert table["here", label] == [*expected, MISSING, MISSING]
+    deltas = [f"{fmean(LOSSES['sandwich', R]) - fmean(LOSSES['prenorm', R]):+.4f}" for R in (1, 3)]
+    assert table["here", "Δ DeepLoop p=0.5 − pre-norm"] == [*deltas, MISSING, MISSING]
+    # The sweep calls itself medium, so the paper's medium stands beside it.
+    assert table["paper", "DeepLoop"] == [
+        published.LOSS["medium", "sandwich", R].printed for R in (1, 3, 5, 7)
+    ]
+
+
+def test_the_p_sweep_counts_escapes(made):
+    (name,) = tables_named(made, "p-sweep")
+    table = {row[1]: row for row in rows(made, name)[1:]}
+    assert [table[p][6] for p in ("0.25", "0.5", "0.6")] == ["0/2", "1/2", "2/2"]
+    assert table["0.5"][2:4] == ["3/5", "3.73"]
+    assert table["0.6"][8] == "2.6000"
+    assert table["0.35"][4:] == [MISSING] * 6  # the paper has it, nobody ran it here
+
+
+def test_accuracy_is_at_the_trained_rounds(made):
+    (name,) = tables_named(made, "accuracy")
+    ours = [row for row in rows(made, name) if row[:4] == ["here", "0-shot", "DeepLoop p=0.5", "3"]]
+    assert ours == [["here", "0-shot", "DeepLoop p=0.5", "3", *(f"{30 + i:.2f}" for i in range(8)), "33.50"]]
+    absent = [row for row in rows(made, name) if row[:2] == ["here", "1-shot"]]
+    assert {cell for row in absent for cell in row[4:]} == {MISSING}
+
+
+def test_compute_and_its_total(made):
+    table = rows(made, "compute")
+    deeploop = {row[2]: row for row in table if row[1] == "DeepLoop p=0.5" and row[5] != MISSING}
+    assert (deeploop["1"][3:5], deeploop["3"][3:5]) == (["900", "1.00"], ["300", "3.00"])
+    assert deeploop["3"][7:] == ["260", "2.74"]  # the paper's medium cell
+    assert table[-1][5] == f"{8 * 36 / 3600:.3f}"  # eight runs on a GPU, 36 s each
+
+
+def test_kappa_missing_cells_differences_and_commands(made):
+    assert rows(made, "kappa")[1][:6] == ["sandwich-r3-s1", "DeepLoop p=0.5", "3", "40", "raw", "1.250"]
+    states = {row[0]: row[1] for row in rows(made, "runs")}
+    assert states["sandwich-r7-s0"] == "absent"
+    assert states[EVIL] == "started"
+    differences = {row[0]: row[1:] for row in rows(made, "differences")}
+    assert differences["optim.batch"][:3] == ["480", "480", "8"]
+    assert "model.mup_base_width" not in differences or MISSING in differences["model.mup_base_width"]
+    commands = rows(made, "commands")
+    assert [EVIL, "train", "deeploop '</pre><script>alert(1)</script>' 'two words'"] in commands
+    assert ["sandwich-r3-s0", "eval", "deeploop eval"] in commands
+    trained = {row[0] for row in commands if row[1] == "train"}
+    assert trained == {name for name, state in states.items() if state in ("finished", "started")}
+
+
+def test_no_number_of_an_unfinished_run(made):
+    (row,) = [row for row in rows(made, "runs") if row[0] == EVIL]
+    assert row[6] == MISSING
+    texts = [cell for name in tables_named(made, "loss-") for row in rows(made, name) for cell in row]
+    assert "unfinished" in texts
+
+
+def test_quoted_text_stays_text(made):
+    page = (made / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "<b>few" not in page
+    assert "&lt;img src=x" in page
+    assert not re.search(r'(?:src|href)="(?!#)', page)  # nothing is fetched
+    markdown = (made / "report.md").read_text(encoding="utf-8")
+    assert "<script" not in markdown
+    assert "<img" not in markdown
+    assert r"\| \`a\` \_" in markdown
+    lines = markdown.splitlines()
+    for name in tables_named(made, "runs"):
+        width = len(rows(made, name)[0])
+        own = [line for line in lines if line.startswith("| &lt;img") and "started" in line]
+        assert [len(re.findall(r"(?<!\\)\|", line)) for line in own] == [width + 1]
+
+
+def test_a_second_report_forgets_the_first(made, tmp_path):
+    out = tmp_path / "out"
+    folder = write_run(tmp_path / "run")
+    (out / "tables").mkdir(parents=True)
+    (out / "tables" / "mine.csv").write_text("kept")
+    run(ReportArgs((folder,), out))
+    assert (out / "tables" / "mine.csv").exists()  # there was no report here
+    (out / "tables" / "old.csv").write_text("of the first")
+    first = (out / "report.html").read_text()
+    run(ReportArgs((folder,), out))
+    assert not (out / "tables" / "old.csv").exists()
+    assert (out / "report.html").read_text() == first  # the same runs give the same page
+
+
+def test_set_ups_part_what_does_not_compare(tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, peak_lr=2e-3)
+    write_run(tmp_path / "c", seed=1, steps=80)
+    first, second = setups(find_runs([tmp_path]))
+    assert ([run.name for run in first.runs], [run.name for run in second.runs]) == (["a", "b"], ["c"])
+    # The same method and R at two rates: two rows, not one mean.
+    assert [*first.rows] == ["DeepLoop p=0.5, peak_lr 0.001", "DeepLoop p=0.5, peak_lr 0.002"]
+    write_run(tmp_path / "d", block="prenorm", peak_lr=4e-3)
+    first, _ = setups(find_runs([tmp_path / "a", tmp_path / "c", tmp_path / "d"]))
+    assert [*first.rows] == ["pre-norm", "DeepLoop p=0.5"]
+
+
+def test_collapsed_seeds_are_counted_apart(tmp_path):
+    for seed, loss, similarity in ((0, 2.0, 0.1), (1, FLOOR + 0.1, 1.0)):
+        write_run(tmp_path / f"s{seed}", seed=seed, loss=loss, similarity=similarity)
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    assert loss_cell(tmp_path / "out") == "2.0000 (1 of 2 collapsed)"
+
+
+def loss_cell(out):
+    (row,) = [row for row in rows(out, "loss-a") if row[:2] == ["here", "DeepLoop p=0.5"]]
+    return row[3]
+
+
+def test_the_comparison_step_of_a_sweep(tmp_path):
+    write_run(tmp_path / "sweep" / "cell", loss=2.0)  # 5 − 3·step/40
+    write_sweep(tmp_path / "sweep", {"cell": {}}, compare_at=20)
+    run(ReportArgs((tmp_path / "sweep",), tmp_path / "out"))
+    assert loss_cell(tmp_path / "out") == "3.5000"
+
+
+def test_reasoners_are_listed_but_not_compared(tmp_path):
+    folder = write_run(tmp_path / "hrm", stamp={"task": "puzzle"})
+    config = json.loads((folder / "config.json").read_text())
+    config["model"] = {"width": 64, "p": 0.5, "cycles": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    run(ReportArgs((folder,), tmp_path / "out"))
+    assert rows(tmp_path / "out", "runs")[1][:3] == ["hrm", "finished", "40/40"]
+    assert tables_named(tmp_path / "out", "loss-") == []
+
+
+def test_mistakes(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err == f"deeploop report: error: {tmp_path / 'none'}: no such folder\n"

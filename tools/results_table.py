@@ -1,0 +1,76 @@
+"""Makes README's table of results from docs/results (`make results`); `--check` says whether it is in step.
+
+Each docs/results/FOLDER with a results.json is a row:
+
+{"order": 1, "what": "…", "result": "validation loss {loss:.3f}", "values": {"loss": SELECTOR}}
+
+where a SELECTOR names one number of the files beside it:
+
+{"last": "validation", "field": "loss"}           of the last such line of metrics.jsonl
+{"median": "train", "field": "tokens_per_s"}      over all such lines
+{"escaped_in": "seeds.json", "where": {…}}        entries, as in `where`, whose last validation escaped
+{"json": "gamma.json", "path": ["…", "gamma"]}    a number in a JSON file
+any of them with "file": a metrics file of another name, "times": a factor
+"""
+
+import json
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from deeploop.train.metrics import read_metrics
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results -->"
+
+
+def value(folder: Path, selector: dict[str, Any]) -> float:
+    """The number that a selector names."""
+    if "escaped_in" in selector:
+        entries = json.loads((folder / selector["escaped_in"]).read_text(encoding="utf-8"))
+        chosen = [one for one in entries if selector["where"].items() <= one.items()]
+        return sum(one["validations"][-1]["verdict"] == "escaped" for one in chosen)
+    if "json" in selector:
+        found = json.loads((folder / selector["json"]).read_text(encoding="utf-8"))
+        for key in selector["path"]:
+            found = found[key]
+        return found * selector.get("times", 1)
+    kind = selector.get("last") or selector["median"]
+    lines = read_metrics(folder, kind, file=selector.get("file", "metrics.jsonl"))
+    numbers = [line[selector["field"]] for line in lines if line.get(selector["field"]) is not None]
+    if not numbers:
+        raise ValueError(f"{folder}: no {kind} line has {selector['field']}")
+    return (numbers[-1] if "last" in selector else median(numbers)) * selector.get("times", 1)
+
+
+def row(folder: Path) -> tuple[int, str]:
+    """Its place in the table, and its line."""
+    entry = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    values = {name: value(folder, selector) for name, selector in entry["values"].items()}
+    cells = (entry["what"].format(**values), entry["result"].format(**values))
+    place = f"docs/results/{folder.name}"
+    return entry["order"], f"| {cells[0]} | {cells[1]} | [{place}]({place}) |"
+
+
+def table(results: Path) -> str:
+    rows = sorted(row(path.parent) for path in results.glob("*/results.json"))
+    return "\n".join(["| what | result | where |", "|---|---|---|", *(line for _, line in rows)])
+
+
+def renewed(text: str, results: Path) -> str:
+    """README's text with the table between the two markers made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"README.md: lacks the markers {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    old = readme.read_text(encoding="utf-8")
+    new = renewed(old, ROOT / "docs" / "results")
+    if "--check" in sys.argv[1:]:
+        sys.exit("README.md: its table of results is out of step; run: make results" if old != new else 0)
+    readme.write_text(new, encoding="utf-8")
