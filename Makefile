@@ -2,6 +2,7 @@
 #   make demo    see looped depth collapse and train, on two CPU cores, in five minutes
 #   make test    the whole test suite
 #   make check   formatting, lint, types and tests: what CI runs
+#   make faults     inject every fault, fuzz, load; writes docs/reliability.md (15 minutes)
 #   make results    README's table of results anew, from docs/results
 #   make checkpoint   train the small model that comes with the package anew, in a quarter of an hour
 PYTHON ?= python3
@@ -11,7 +12,7 @@ RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 # An interrupted `-m venv` leaves a python without pip.
 VENV_WORKS := $(BIN)/python $(RECENT) && test -x $(BIN)/pip
 
-.PHONY: setup setup-dev demo test check checkpoint results format clean
+.PHONY: setup setup-dev demo test check faults checkpoint results format clean
 
 setup: .venv/.core
 setup-dev: .venv/.dev
@@ -46,6 +47,9 @@ checkpoint: .venv/.core
 	$(BIN)/deeploop train tiny --out runs/shipped --optim.steps 2000 --optim.peak-lr 2e-3 --optim.warmup-steps 400 \
 	  --data.validate-every 250 --checkpoint.every 1000 --log.every 50
 	$(BIN)/python tools/ship_checkpoint.py runs/shipped src/deeploop/assets/tiny
+
+faults: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/make_reliability.py
 
 results: .venv/.core
 	$(BIN)/python tools/results_table.py

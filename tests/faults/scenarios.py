@@ -1,7 +1,7 @@
 """Every fault that is injected: how, how often, what happened, what was lost; one row of the page each.
 
-A scenario disturbs real processes (forked or started by torchrun) and compares the end with an undisturbed run
-of the same seed, bit for bit: losses, weights, moments and generators.
+A scenario disturbs real processes (forked or started by torchrun) and compares the end with an undisturbed
+run of the same seed, bit for bit: losses, weights, moments and generators.
 """
 
 import os

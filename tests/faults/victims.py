@@ -54,6 +54,7 @@ def start(work: Callable[[], object], log: Path) -> int:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))  # not a test's capture
         torch.set_num_threads(1)
         work()
         code = 0
