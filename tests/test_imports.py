@@ -28,6 +28,7 @@ FORBIDDEN = {
     "models": ["torch.distributed"],
     "nn": ["torch.distributed"],
     "experiments/plots.py": ["torch", "deeploop.train.loop", "deeploop.models"],
+    "experiments/escapes.py": ["torch", "deeploop.train.loop", "deeploop.models"],
     "experiments/alignment_plots.py": ["torch", "deeploop.train.loop", "deeploop.models"],
 }
 ROOT_FILES = {"__init__.py", "__main__.py", "cli.py"}
@@ -81,6 +82,7 @@ def test_some_do_without(place):
         "import deeploop",
         "import deeploop.theory",
         "import deeploop.experiments.plots",
+        "import deeploop.experiments.escapes",
         "from deeploop.cli import main; main(['plan', '--blocks', '12', '--rounds', '3'])",
     ],
 )

@@ -53,14 +53,26 @@ class MetricsWriter:
             self._wandb.finish()
 
 
-def read_metrics(folder: Path, kind: str | None = None) -> list[Record]:
+def read_metrics(folder: Path, kind: str | None = None, *, file: str = "metrics.jsonl") -> list[Record]:
     """The records of a run, in order; a line cut off by a crash is left out."""
-    path = folder / "metrics.jsonl"
+    path = folder / file
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     records = (record for record in map(_parse, lines) if record is not None)
     return [record for record in records if kind is None or record["kind"] == kind]
+
+
+def read_metrics_tail(folder: Path, size: int = 1 << 18) -> list[Record]:
+    """The last records of a run, for one who looks at it every second: `size` bytes hold a few hundred."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            end = file.seek(0, 2)
+            file.seek(max(0, end - size))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return [record for record in map(_parse, lines) if record is not None]  # the first line may be half a one
 
 
 def _parse(line: str) -> Record | None:
