@@ -27,6 +27,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
   deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect
+  deeploop sweep table1 | p-sweep | … | FILE     the paper's grids of runs, or your own, in parallel
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
   deeploop demo                                 see looped depth collapse and train, in five minutes
 
@@ -174,6 +175,16 @@ def _diagnose(arguments: list[str]) -> int:
     return 0
 
 
+def _sweep(arguments: list[str]) -> int:
+    from deeploop.experiments import sweep
+    from deeploop.experiments.paper_grids import GRIDS
+
+    if not arguments:
+        _choose("sweep", arguments, {name: _summary(make) for name, make in GRIDS.items()})
+        return 0
+    return sweep.run(_parse(sweep.SweepArgs, arguments, prog="deeploop sweep"))
+
+
 def _export(arguments: list[str]) -> int:
     from deeploop.experiments import export
 
@@ -196,6 +207,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": _eval,
     "generate": _generate,
     "diagnose": _diagnose,
+    "sweep": _sweep,
     "export": _export,
     "demo": _demo,
 }
