@@ -33,13 +33,13 @@ def sweep(tmp_path, corpus):
 
 def test_a_job_trains_its_cell_under_torchrun(sweep):
     config = slurm.SlurmConfig(hours=0.1, cpus=1)
-    (job,) = slurm.submit(sweep, config, keep_weights=False, cluster="local")
-    assert job.result() == "finished"
+    jobs = slurm.submit(sweep, config, keep_weights=False, cluster="local")
+    assert {name: job.result() for name, job in jobs.items()} == {"seed0": "finished"}
     (cell,) = sweep.cells
     assert read_metrics(sweep.run_folder(cell), "validation")[-1]["step"] == 4
     assert not (sweep.run_folder(cell) / "checkpoints").exists()
     assert "torch.distributed.run --standalone --nproc-per-node 1" in sweep.log_file(cell).read_text()
-    assert slurm.submit(sweep, config, keep_weights=False, cluster="local") == []
+    assert slurm.submit(sweep, config, keep_weights=False, cluster="local") == {}
 
 
 def with_command(sweep, *lines):

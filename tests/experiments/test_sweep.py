@@ -290,6 +290,7 @@ def test_a_changed_cell_is_refused_and_a_larger_grid_is_not(small):
         ValueError, match=r"its cell seed0 has optim\.batch=the recipe's, not 4; choose another"
     ):
         changed.write()
+    small(**{"data.path": "moved", "device.micro_batch": 2})[0].write()  # of no consequence
     more = Grid("own", "tiny", along("seed", [0, 1]), folder.grid.settings)
     SweepFolder(folder.out, more, more.cells()).write()
     folder.write()  # the smaller one again: what was added stays

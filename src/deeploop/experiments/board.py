@@ -10,6 +10,7 @@ from deeploop.experiments.cells import Progress, State, SweepFolder
 from deeploop.experiments.page import text_table
 
 HEADER = ("cell", "state", "step", "loss", "validation", "similarity", "verdict", "tokens/s", "time left")
+WORDS = {"absent": "waiting"}
 # Among too many cells, those a person wants to see first.
 ORDER: tuple[State, ...] = ("running", "failed", "started", "absent", "finished")
 
@@ -23,7 +24,7 @@ def row(name: str, p: Progress) -> tuple[str, ...]:
     left = p.seconds_left if p.state == "running" else None
     return (
         name,
-        p.state,
+        WORDS.get(p.state, p.state),
         f"{p.step:,}/{p.steps:,}",
         _number(p.loss, ".3f"),
         _number(p.validation, ".4f"),
@@ -38,7 +39,7 @@ def summary(cells: Mapping[str, Progress], at_once: int) -> str:
     """`3 of 16 cells finished, 2 running; about 12 min left`."""
     states = [p.state for p in cells.values()]
     parts = [f"{states.count('finished')} of {len(states)} cells finished"]
-    parts += [f"{count} {state}" for state in ORDER[:-1] if (count := states.count(state))]
+    parts += [f"{count} {WORDS.get(state, state)}" for state in ORDER[:-1] if (count := states.count(state))]
     left = _seconds_left(cells, at_once)
     return ", ".join(parts) + ("" if left is None else f"; about {duration(left)} left")
 

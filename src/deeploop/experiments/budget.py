@@ -53,7 +53,7 @@ def table(grid: Grid, cells: list[Cell], utilization: float) -> str:
         )
     total = (
         f"{len(cells)} cells",
-        f"{all_tokens:,}",
+        f"{all_tokens:,}" if all_tokens else "–",
         "",
         show_hours(ours or None),
         show_hours(papers or None),

@@ -25,6 +25,7 @@ from deeploop.train.rundir import provenance
 
 FORMAT = 1
 State = Literal["absent", "started", "running", "finished", "failed"]
+HARMLESS = ("data.path", "device.", "checkpoint.", "log.")  # may differ between two starts of one cell
 ERROR = re.compile(r"deeploop (?:train|eval|sweep): error: (.*)")
 
 
@@ -127,7 +128,7 @@ class SweepFolder:
             train.get("loss"),
             validation.get("loss"),
             validation.get("similarity"),
-            validation.get("verdict"),
+            _outcome(validation),
             train.get("tokens_per_s"),
             (steps - step) * seconds / step if step and seconds is not None else None,
             log_error(self.log_file(cell)),
@@ -207,10 +208,18 @@ def log_error(log: Path) -> str | None:
     return match.group(1) if match else None
 
 
+def _outcome(validation: dict[str, Any]) -> str | None:
+    """The collapse verdict of a language model, the puzzles a reasoner solved."""
+    exact = validation.get("exact")
+    return validation.get("verdict") or (None if exact is None else f"{exact:.1%} exact")
+
+
 def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     if old["recipe"] != new["recipe"]:
         return f"recipe={old['recipe']}, not {new['recipe']}"
     for path in sorted(old["settings"].keys() | new["settings"].keys()):
+        if path.startswith(HARMLESS):
+            continue
         a, b = (side["settings"].get(path, "the recipe's") for side in (old, new))
         if a != b:
             return f"{path}={a}, not {b}"

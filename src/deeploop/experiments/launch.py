@@ -63,9 +63,11 @@ class Local:
                 self.watch({cell.name for cell, _ in working.values()})
                 time.sleep(POLL_SECONDS)
             self._stop(working)
-        except BaseException:  # a second Ctrl-C does not want to wait
+        except BaseException as error:
+            # A second Ctrl-C does not want to wait; after anything else the cells still save.
+            impatient = isinstance(error, KeyboardInterrupt)
             for _, work in working.values():
-                _signal(work, signal.SIGKILL)
+                _signal(work, signal.SIGKILL if impatient else signal.SIGTERM)
             raise
         self.watch(set())
 

@@ -90,8 +90,8 @@ def submit(
     *,
     keep_weights: bool,
     cluster: Literal["slurm", "local"] = "slurm",
-) -> list[Any]:
-    """Submits the unfinished cells; `local` is submitit's stand-in for a cluster on this machine."""
+) -> dict[str, Any]:
+    """Submits the unfinished cells, cell name → job; `local` is submitit's stand-in on this machine."""
     try:
         import submitit
     except ImportError:
@@ -116,6 +116,6 @@ def submit(
         **({"slurm_account": config.account} if config.account else {}),
     )
     if not cells:
-        return []
+        return {}
     with executor.batch():
-        return [executor.submit(CellJob(sweep, cell, keep_weights)) for cell in cells]
+        return {cell.name: executor.submit(CellJob(sweep, cell, keep_weights)) for cell in cells}

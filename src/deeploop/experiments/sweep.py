@@ -140,7 +140,7 @@ def run_here(folder: SweepFolder, args: SweepArgs) -> int:
 
 def submit(folder: SweepFolder, args: SweepArgs) -> int:
     jobs = slurm.submit(folder, args.slurm, keep_weights=args.keep_weights)
-    print("\n".join(f"job {job.job_id}" for job in jobs) or "every cell is finished")
+    print("\n".join(f"{name}: job {job.job_id}" for name, job in jobs.items()) or "every cell is finished")
     print(f"see how far they are: {_command()} --status")
     return 0
 
