@@ -88,6 +88,7 @@ def test_some_do_without(place):
         "import deeploop.experiments.report",
         "import deeploop.experiments.published",
         f"from deeploop.cli import main; main(['runs', {str(SOURCE / 'assets')!r}])",
+        "import deeploop.experiments.escapes",
         "from deeploop.cli import main; main(['plan', '--blocks', '12', '--rounds', '3'])",
     ],
 )

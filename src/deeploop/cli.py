@@ -27,6 +27,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
   deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect
+  deeploop sweep table1 | p-sweep | … | FILE    the paper's grids of runs, or your own, in parallel
   deeploop runs [FOLDER…]                       list and compare runs: settings, progress, losses, cost
   deeploop report RUN… [--out FOLDER]           tables and figures beside the paper's, as one HTML page
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
@@ -191,6 +192,16 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
+def _sweep(arguments: list[str]) -> int:
+    from deeploop.experiments import sweep
+    from deeploop.experiments.paper_grids import GRIDS
+
+    if not arguments:
+        _choose("sweep", arguments, {name: _summary(make) for name, make in GRIDS.items()})
+        return 0
+    return sweep.run(_parse(sweep.SweepArgs, arguments, prog="deeploop sweep"))
+
+
 def _export(arguments: list[str]) -> int:
     from deeploop.experiments import export
 
@@ -222,6 +233,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "diagnose": _diagnose,
     "runs": _runs,
     "report": _report,
+    "sweep": _sweep,
     "export": _export,
     "bench": _bench,
     "demo": _demo,

@@ -118,9 +118,9 @@ changes in the files; the arithmetic does.
 """
 
 FUZZ = """Every kind of file that may come from a stranger, and command lines, damaged at random: bits
-flipped, pieces cut, doubled or replaced, JSON values exchanged for others. In process; a case is opened as the
-commands open it. It is either accepted (the damage did not matter, or gave another valid file) or refused
-with an error that the command line prints in one line."""
+flipped, pieces cut, doubled or replaced, JSON values exchanged for others. In process; a case is opened as
+the commands open it. It is either accepted (the damage did not matter, or gave another valid file) or
+refused with an error that the command line prints in one line."""
 
 TAIL = """
 ## Determinism

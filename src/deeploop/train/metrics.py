@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
             yield from (record for record in map(_parse, reversed(lines)) if record is not None)
         if (record := _parse(rest)) is not None:
             yield record
+
+
+def read_metrics_tail(folder: Path, lines: int = 500) -> list[Record]:
+    """The last records of a run, in order, for one who looks at it every second."""
+    return [*islice(stream_back(folder), lines)][::-1]
 
 
 def _parse(line: bytes | str) -> Record | None:

@@ -1,0 +1,169 @@
+"""Cells as processes of this machine: one a cell, several at a time, on the devices at hand."""
+
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from deeploop.experiments.cells import SweepFolder, is_locked, log_error
+from deeploop.experiments.grids import Cell
+from deeploop.train.progress import StopRequest
+
+POLL_SECONDS = 0.3
+Slot = dict[str, str]  # the environment that ties a process to its devices
+
+
+class Work(Protocol):
+    """A process that works on a cell."""
+
+    def poll(self) -> int | None: ...
+
+
+@dataclass
+class Elsewhere:
+    """A process that outlived the sweep that started it; it is waited for."""
+
+    log: Path
+
+    def poll(self) -> int | None:
+        return None if is_locked(self.log) else 0
+
+
+@dataclass
+class Local:
+    """Runs the cells of a sweep; `failed` says why those did that did."""
+
+    sweep: SweepFolder
+    slots: list[Slot]
+    keep_weights: bool
+    watch: Callable[[set[str]], None]
+    """Called every moment with the names of the cells that run."""
+    failed: dict[str, str] = field(default_factory=dict)
+    _begun_at: dict[str, tuple[object, int]] = field(default_factory=dict)
+
+    def run(self, stop: StopRequest) -> None:
+        """Until every cell is finished or has failed, or someone asks to stop; what runs then saves first."""
+        waiting = [cell for cell in self.sweep.cells if self._unfinished(cell)]
+        working: dict[int, tuple[Cell, Work]] = {}
+        try:
+            while (waiting or working) and not stop.requested:
+                for number in range(len(self.slots)):
+                    if number not in working and waiting:
+                        cell = waiting.pop(0)
+                        working[number] = (cell, self._start(cell, self.slots[number]))
+                self._collect(working, waiting)
+                self.watch({cell.name for cell, _ in working.values()})
+                time.sleep(POLL_SECONDS)
+            self._stop(working)
+        except BaseException as error:
+            # A second Ctrl-C does not want to wait; after anything else the cells still save.
+            impatient = isinstance(error, KeyboardInterrupt)
+            for _, work in working.values():
+                _signal(work, signal.SIGKILL if impatient else signal.SIGTERM)
+            raise
+        self.watch(set())
+
+    def _unfinished(self, cell: Cell) -> bool:
+        if self.sweep.next_command(cell) is not None:
+            return True
+        if not self.keep_weights:
+            self.sweep.drop_weights(cell)
+        return False
+
+    def _start(self, cell: Cell, slot: Slot) -> Work:
+        log, command = self.sweep.log_file(cell), self.sweep.next_command(cell)
+        assert command is not None
+        self._begun_at[cell.name] = self._stand(cell)
+        try:
+            return start(command, log, slot)
+        except BlockingIOError:
+            del self._begun_at[cell.name]
+            return Elsewhere(log)
+
+    def _stand(self, cell: Cell) -> tuple[object, int]:
+        return self.sweep.next_command(cell), self.sweep.progress(cell, running=True).step
+
+    def _collect(self, working: dict[int, tuple[Cell, Work]], waiting: list[Cell]) -> None:
+        """Frees the slots whose processes have ended; a cell with more to do goes first in the queue."""
+        for number, (cell, work) in list(working.items()):
+            if (code := work.poll()) is None:
+                continue
+            del working[number]
+            if code != 0:
+                self.failed[cell.name] = note_failure(self.sweep.log_file(cell), code)
+            elif self._unfinished(cell):
+                if self._begun_at.get(cell.name) == self._stand(cell):
+                    self.failed[cell.name] = note_failure(self.sweep.log_file(cell), code)
+                else:
+                    waiting.insert(0, cell)
+
+    def _stop(self, working: dict[int, tuple[Cell, Work]]) -> None:
+        for _, work in working.values():
+            _signal(work, signal.SIGTERM)
+        while any(isinstance(work, subprocess.Popen) and work.poll() is None for _, work in working.values()):
+            self.watch({cell.name for cell, work in working.values() if work.poll() is None})
+            time.sleep(POLL_SECONDS)
+
+
+def start(
+    command: list[str], log: Path, env: Slot, before: Callable[[], object] | None = None
+) -> "subprocess.Popen[bytes]":
+    """The process, its command and all it prints in the log; `before` is called in the child.
+
+    The lock on the log is the child's too, and with it the descriptor's: it ends when the last process does
+    that has it as its output. BlockingIOError: another one works on this cell.
+    """
+    with log.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        print(f"$ {shlex.join(command)}", file=file, flush=True)
+        # A session of its own: Ctrl-C in the terminal reaches the sweep alone, which then asks each cell.
+        return subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **env},
+            start_new_session=True,
+            preexec_fn=before,
+        )
+
+
+def note_failure(log: Path, code: int) -> str:
+    """Makes sure that the log of a failed process ends in its error; returns that."""
+    if log_error(log) is None:
+        ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}" if code else "no progress"
+        with log.open("a") as file:
+            print(f"\ndeeploop sweep: error: {ended}", file=file)
+    return log_error(log) or ""
+
+
+def _signal(work: Work, number: int) -> None:
+    """Asks the process itself to stop, which tells its children; kills with all of them."""
+    if isinstance(work, subprocess.Popen) and work.poll() is None:
+        if number == signal.SIGKILL:
+            os.killpg(work.pid, number)
+        else:
+            work.send_signal(number)
+
+
+def local_slots(gpus: int, jobs: int) -> list[Slot]:
+    """Places for a process each: `jobs` on every group of `gpus` devices, or on the CPU if there is none."""
+    count = torch.cuda.device_count()
+    if count == 0:
+        threads = str(max(1, (os.cpu_count() or 1) // (jobs * gpus)))
+        # Threads of several processes on the same cores lose more than they gain.
+        return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)} for _ in range(jobs)]
+    if count < gpus:
+        raise ValueError(f"gpus={gpus}: this machine has {count}")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = named.split(",")[:count] if named else [str(number) for number in range(count)]
+    groups = [",".join(devices[i : i + gpus]) for i in range(0, count - gpus + 1, gpus)]
+    return [{"CUDA_VISIBLE_DEVICES": group} for _ in range(jobs) for group in groups]

@@ -1,0 +1,175 @@
+"""`deeploop sweep`: the cells of a grid, in parallel, until all are finished.
+
+A sweep may be stopped or killed at any moment and started again with the same command: what is finished is
+not repeated, what was cut off goes on from its last checkpoint.
+"""
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from deeploop.experiments import board, budget, escapes, slurm
+from deeploop.experiments.cells import SweepFolder
+from deeploop.experiments.grids import Grid, read_grid
+from deeploop.experiments.launch import Local, local_slots
+from deeploop.experiments.page import text_table
+from deeploop.experiments.paper_grids import GRIDS, Scale
+from deeploop.experiments.slurm import SlurmConfig
+from deeploop.train.progress import StopRequest
+from deeploop.train.rundir import lock_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepArgs:
+    """Runs a grid of training runs: table1, p-sweep, downstream, hrm-arc, depth, or one from a file."""
+
+    name: Positional[str]
+    """A sweep of the paper, or a file of your own grid (.toml, .json)."""
+    scale: Scale = "paper"
+    """The paper's size, one that a single GPU finishes, or one for a laptop. A file has its own."""
+    out: Path | None = None
+    """Folder of the cells; unset: runs/sweeps/NAME-SCALE."""
+    data: Path | None = None
+    """Corpus or puzzles to train on, in place of the grid's (data.path)."""
+    set: tuple[str, ...] = ()
+    """Fields to change in every cell, such as optim.steps=200 device.micro_batch=16."""
+    jobs: int = 1
+    """Cells at a time on each device (or group of --gpus devices)."""
+    gpus: int = 1
+    """GPUs of each cell; more than one are joined by torchrun."""
+    keep_weights: bool = True
+    """Keep the checkpoints of finished cells; without, their metrics alone stay."""
+    tasks: Path | None = None
+    """Local files of the eight tasks for sweeps that are scored, as in deeploop eval --data."""
+    launcher: Literal["local", "slurm"] = "local"
+    """Processes of this machine, or jobs of a cluster."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    dry_run: bool = False
+    """Print the cells and what they cost, and do nothing."""
+    status: bool = False
+    """Print how far the cells are, and do nothing."""
+    utilization: float = budget.UTILIZATION
+    """Share of the H200's peak that --dry-run reckons with."""
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "gpus"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if not 0 < self.utilization <= 1:
+            raise ValueError(f"utilization={self.utilization}: must be above 0 and at most 1")
+
+    def overrides(self) -> dict[str, Any]:
+        """--set and --data as settings."""
+        found: dict[str, Any] = {}
+        for word in self.set:
+            path, equals, text = word.partition("=")
+            if not equals:
+                raise ValueError(f"set={word}: must be field=value")
+            found[path.replace("-", "_")] = _value(text)
+        return found if self.data is None else {**found, "data.path": str(self.data)}
+
+
+def run(args: SweepArgs) -> int:
+    """Does what the arguments ask for; 1 when a cell failed, 130 when it was stopped."""
+    grid = get_grid(args.name, args.scale)
+    cells = grid.cells(args.overrides())
+    if args.dry_run:
+        print(budget.table(grid, cells, args.utilization))
+        return 0
+    folder = SweepFolder(
+        args.out or default_out(grid),
+        grid,
+        cells,
+        gpus=args.gpus,
+        torchrun=args.launcher == "slurm",
+        tasks=args.tasks,
+    )
+    if args.status:
+        if not folder.read_old():
+            raise ValueError(f"out={folder.out}: holds no sweep")
+        print(report(folder))
+        return 0
+    check_data(folder)
+    with lock_folder(folder.out):
+        folder.write()
+        if args.launcher == "slurm":
+            return submit(folder, args)
+        return run_here(folder, args)
+
+
+def get_grid(name: str, scale: Scale) -> Grid:
+    if name in GRIDS:
+        return GRIDS[name](scale)
+    if name.endswith((".toml", ".json")):
+        return read_grid(Path(name))
+    raise ValueError(f"sweep {name!r}: unknown; choose one of {', '.join(GRIDS)}, or a .toml or .json file")
+
+
+def default_out(grid: Grid) -> Path:
+    return Path("runs/sweeps") / f"{grid.shares_folder_of or grid.name}-{grid.scale}"
+
+
+def check_data(folder: SweepFolder) -> None:
+    """Says once what every cell would say by itself."""
+    for path in sorted({Path(config.data.path) for config in folder.configs.values()}):
+        if not path.is_dir():
+            raise ValueError(
+                f"data.path={path}: no such folder; make it with `deeploop prepare`, or name one with --data"
+            )
+
+
+def run_here(folder: SweepFolder, args: SweepArgs) -> int:
+    slots = local_slots(args.gpus, args.jobs)
+    shown = board.Board(folder, len(slots))
+    launcher = Local(folder, slots, args.keep_weights, shown.show)
+    with StopRequest() as stop:
+        launcher.run(stop)
+    print(report(folder) if not shown.live else closing(folder), flush=True)
+    for name, error in launcher.failed.items():
+        print(f"failed: {name}: {error} ({folder.out / name}.log)", file=sys.stderr)
+    if stop.requested:
+        print(f"stopped; go on with the same command: {_command()}", file=sys.stderr)
+        return 130
+    return 1 if launcher.failed else 0
+
+
+def submit(folder: SweepFolder, args: SweepArgs) -> int:
+    jobs = slurm.submit(folder, args.slurm, keep_weights=args.keep_weights)
+    print("\n".join(f"{name}: job {job.job_id}" for name, job in jobs.items()) or "every cell is finished")
+    print(f"see how far they are: {_command()} --status")
+    return 0
+
+
+def report(folder: SweepFolder) -> str:
+    """The cells as they stand, and how many escaped the floor."""
+    progress = {cell.name: folder.progress(cell) for cell in folder.cells}
+    return (
+        f"{text_table(board.HEADER, board.rows(progress))}\n{board.summary(progress, 1)}\n{closing(folder)}"
+    )
+
+
+def closing(folder: SweepFolder) -> str:
+    """The count of escapes, where a grid has seeds to count, and where everything lies."""
+    lines = [f"cells  {folder.out}"]
+    if "seed" in folder.grid.axes:
+        counts = escapes.count(folder.out, compare_at=folder.grid.compare_at)
+        if counts:
+            lines.insert(0, f"\n{escapes.table(counts)}\n")
+    return "\n".join(lines)
+
+
+def _command() -> str:
+    return shlex.join(["deeploop", *sys.argv[1:]])
+
+
+def _value(text: str) -> Any:
+    """A value of the command line: a JSON one where it reads as such, else the word itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"None": None, "True": True, "False": False}.get(text, text)
