@@ -3,6 +3,7 @@
 import json
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -134,4 +135,62 @@ def long_metrics(folder: Path, lines: int = 10**6) -> Load:
     )
 
 
-LOADS = (large_corpus, rotation, long_metrics)
+GRID = """
+recipe = "tiny"
+
+[settings]
+model.blocks = 1
+model.rounds = 2
+model.width = 32
+model.hidden = 32
+model.context = 16
+data.path = "{corpus}"
+data.validation_sequences = 4
+optim.steps = 4
+optim.batch = 4
+checkpoint.keep = 1
+device.kind = "cpu"
+
+[axes]
+seed = {seeds}
+"""
+
+
+def many_cells(folder: Path, count: int = 200) -> Load:
+    """A sweep of many cells of which all but two are finished: those two are run, the others left alone."""
+    from victims import small_config
+
+    corpus = small_config(folder).data.path
+    grid, out = folder / "grid.toml", folder / "sweep"
+    command = [sys.executable, "-m", "deeploop", "sweep", str(grid), "--out", str(out), "--jobs", "2"]
+    grid.write_text(GRID.format(corpus=corpus, seeds=[0]))
+    subprocess.run(command, capture_output=True, check=True)
+    (made,) = [path for path in out.iterdir() if path.is_dir()]
+    config = json.loads((made / "config.json").read_text())
+    for seed in range(1, count - 2):
+        copy = out / made.name.replace("0", str(seed))
+        shutil.copytree(made, copy)
+        (copy / "config.json").write_text(json.dumps(config | {"seed": seed, "out": str(copy)}))
+    (out / "sweep.json").unlink()
+    grid.write_text(GRID.format(corpus=corpus, seeds=list(range(count))))
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*/metrics.jsonl")}
+    began = time.perf_counter()
+    subprocess.run([*command, "--status"], capture_output=True, check=True)
+    looked = time.perf_counter() - began
+    began = time.perf_counter()
+    subprocess.run(command, capture_output=True, check=True)
+    ran = time.perf_counter() - began
+    touched = [path for path, changed in before.items() if path.stat().st_mtime_ns != changed]
+    finished = len([*out.glob("*/checkpoints/step-00000004")])
+    if touched or finished != count:
+        raise AssertionError(
+            f"{len(touched)} finished cells were touched, {finished} of {count} are finished"
+        )
+    return Load(
+        "sweep",
+        f"{count} cells, all but two finished",
+        f"`--status` in {looked:.1f} s; the two were run in {ran:.1f} s and no finished one was touched",
+    )
+
+
+LOADS = (large_corpus, rotation, long_metrics, many_cells)
