@@ -103,7 +103,13 @@ def hrm_sudoku4() -> HRMTrainConfig:
 def hrm_sudoku4_deeploop() -> HRMTrainConfig:
     """HRM on 4 × 4 Sudoku with p = 1/2, at the N_g of its schedule."""
     small = hrm_sudoku4()
-    return replace(small, out=Path("runs/hrm-sudoku4-deeploop"), model=replace(small.model, p=0.5))
+    return replace(
+        small,
+        out=Path("runs/hrm-sudoku4-deeploop"),
+        model=replace(small.model, p=0.5),
+        # Its small branches are slow at the rate of the other: after 1,200 steps 16% exact, and 49% at 3e-3.
+        optim=replace(small.optim, peak_lr=3e-3, puzzle_lr=3e-3, steps=2_500),
+    )
 
 
 def trm_sudoku4() -> TRMTrainConfig:
