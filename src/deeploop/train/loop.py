@@ -61,6 +61,8 @@ class Run:
     warned: bool = False
     skipped: int = 0
     skipped_in_a_row: int = 0
+    looked_at: int = 0
+    """The last step after which what was due of validation and diagnosis has been done."""
     last_validation: dict[str, Any] = field(default_factory=dict)
 
     def log(self, kind: str, values: dict[str, Any]) -> None:
@@ -91,11 +93,10 @@ def _train(config: AnyTrainConfig, world: World, stop: StopRequest) -> dict[str,
 
 def _loop(run: Run, stop: StopRequest) -> str:
     config = run.config
-    if run.step == 0:
-        _validate(run)
-        _diagnose(run)
-    elif run.step >= config.optim.steps:
+    if run.step >= config.optim.steps:
         run.display.say(f"{config.out} already finished its {config.optim.steps} steps")
+    elif run.looked_at < run.step or run.step == 0:  # a run that was told to stop left this for later
+        _look(run)
     while run.step < config.optim.steps:
         run.clock.start()
         rate = learning_rate(run.step, config.optim)
@@ -107,11 +108,7 @@ def _loop(run: Run, stop: StopRequest) -> str:
         _report_step(run, loss, norm, rate)
 
         last = run.step == config.optim.steps
-        collapsed = False
-        if last or (run.step % config.data.validate_every == 0 and not stopping):
-            collapsed = _validate(run) and run.task.stops_when_collapsed
-        if (every := run.task.diagnose_every) and (last or run.step % every == 0):
-            _diagnose(run)
+        collapsed = _look(run) if last or not stopping else False
         if last or stopping or collapsed or run.step % config.checkpoint.every == 0:
             saved = _save(run)
         if stopping:
@@ -120,6 +117,17 @@ def _loop(run: Run, stop: StopRequest) -> str:
         if collapsed:
             return "collapsed"
     return "finished"
+
+
+def _look(run: Run) -> bool:
+    """The validation and the diagnosis that are due at this step; whether the guard ends the run."""
+    config, run.looked_at = run.config, run.step
+    last, collapsed = run.step == config.optim.steps, False
+    if last or run.step % config.data.validate_every == 0:
+        collapsed = _validate(run) and run.task.stops_when_collapsed
+    if (every := run.task.diagnose_every) and (last or run.step % every == 0):
+        _diagnose(run)
+    return collapsed
 
 
 def train_step(run: Run, stop: StopRequest) -> tuple[float, float, bool]:
@@ -194,6 +202,7 @@ def open_run(config: AnyTrainConfig, world: World) -> Run:
     run.clock.total = state.get("seconds", 0.0)
     run.warned = state.get("warned", False)
     run.skipped = state.get("skipped", 0)
+    run.looked_at = state.get("looked_at", run.step)
     run.last_validation = state.get("validation", {})
     return run
 
@@ -279,6 +288,7 @@ def _save(run: Run) -> Path:
         "seconds": run.clock.total,
         "warned": run.warned,
         "skipped": run.skipped,
+        "looked_at": run.looked_at,
         "validation": run.last_validation,
         "config": to_dict(run.config),
         **provenance(),
