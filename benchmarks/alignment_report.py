@@ -8,8 +8,9 @@ The folder holds CELL/metrics.jsonl; tables.md, gamma.json and the pictures are 
 import json
 import sys
 from collections.abc import Iterator
+from math import prod as product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -23,7 +24,7 @@ from deeploop.train.metrics import read_metrics
 ROUNDS = (1, 3, 5, 7)
 Record = dict[str, Any]
 STARTS = {
-    "start-deeploop-warmup2000": "p = ½, 5e-7 a step (escapes)",
+    "start-deeploop-warmup2000": "p = ½, 5e-7 a step",
     "start-deeploop-warmup600": "p = ½, 1.7e-6 a step",
     "start-deeploop-warmup100": "p = ½, 1e-5 a step",
     "start-deepnorm-warmup600": "p = ¼, 1.7e-6 a step",
@@ -121,7 +122,7 @@ def first(stage: dict[tuple[int, int], Record]) -> Record:
 def bound_table(folder: Path) -> Iterator[str]:
     yield "| cell | step | ‖ΔF‖/‖F‖ measured | first order | bound | bound / measured |"
     yield "|---|---|---|---|---|---|"
-    for cell in [*(f"deeploop-r{R}-s0" for R in ROUNDS), *STARTS]:
+    for cell in [*(f"deeploop-r{R}-s{seed}" for seed in (0, 1) for R in ROUNDS), *STARTS]:
         own = records(folder, cell)
         for step in (20, 100, 300, 500):
             if effect := own.get(step, {}).get("step_effect"):
@@ -130,6 +131,59 @@ def bound_table(folder: Path) -> Iterator[str]:
                     f"{effect['bound']:.2f} | {effect['bound'] / effect['measured']:.0f} |"
                 )
     yield ""
+
+
+def growth_table(folder: Path) -> Iterator[str]:
+    """How the parts of the bound change with R at step 500: slopes of log against log, by seed."""
+    quantities = {
+        "largest visits, max‖U‖·max‖G‖": lambda line: product(constants(line)),
+        "(β/α)², which the paper puts for it": ratio_squared,
+        "κ_R": lambda line: line["kappa"],
+        "bound with the constants measured": lambda line: line["step_effect"]["bound"],
+        "‖ΔF‖/‖F‖ of the step": lambda line: line["step_effect"]["measured"],
+    }
+    yield "| p = ½, step 500 | seed | R = 1 | 3 | 5 | 7 | slope |"
+    yield "|---" * 7 + "|"
+    for name, value in quantities.items():
+        for seed in (0, 1):
+            lines = {R: records(folder, f"deeploop-r{R}-s{seed}")[500] for R in ROUNDS}
+            found = {R: value(line) for R, line in lines.items()}
+            slope = fit_gamma([Point(R, v) for R, v in found.items()]).gamma
+            cells = " | ".join(f"{v:.3g}" for v in found.values())
+            yield f"| {name} | {seed} | {cells} | {slope:.2f} |"
+    yield ""
+
+
+def ratio_squared(line: Record) -> float:
+    """(β/α)² from M κ (β/α)²; M counts the residual visits of all sublayers."""
+    M = len(line["stream"]) * line["rounds"]
+    return line["step_effect"]["bound_bare"] / line["kappa"] / M
+
+
+def constants(line: Record) -> tuple[float, float]:
+    own = line["sublayers"].values()
+    return (
+        max(max(one["sensitivity_norms"]) for one in own),
+        max(max(one["update_norms"]) for one in own),
+    )
+
+
+def error_lines(folder: Path) -> Iterator[str]:
+    """First order against fact, and the bound against both, over every recorded step from the tenth on."""
+    effects = [
+        line["step_effect"]
+        for path in sorted(folder.glob("*/metrics.jsonl"))
+        for step, line in records(folder, path.parent.name).items()
+        if step >= 10 and "step_effect" in line
+    ]
+    errors = sorted(effect["error"] for effect in effects)
+    ratios = sorted(effect["bound"] / effect["measured"] for effect in effects)
+    far = sum(error > 0.15 for error in errors)
+    yield (
+        f"{len(effects)} steps from the tenth on (the `init` cells end before): the linear prediction is off "
+        f"by {median(errors):.1%} (median), by more than 15% at {far} of them; bound / measured "
+        f"{median(ratios):.0f} (median), {ratios[0]:.0f} to {ratios[-1]:.0f}\n"
+    )
 
 
 def start_table(folder: Path) -> Iterator[str]:
@@ -251,7 +305,7 @@ def start_panels(folder: Path) -> Figure:
 def main() -> None:
     folder = Path(sys.argv[1])
     trained, prenorm = stages(folder, "deeploop"), stages(folder, "prenorm")
-    titles = {"init": "at init", "floor": "at the floor", "trained": "at step 500"}
+    titles = {"init": "at init", "floor": "most alike (step 100)", "trained": "at step 500"}
     chosen = {f"DeepLoop {titles[name]}": stage for name, stage in trained.items()}
     chosen |= {f"pre-norm {'at init' if n == 'init' else 'at step 500'}": s for n, s in prenorm.items()}
     deep = {
@@ -260,7 +314,7 @@ def main() -> None:
     }
     deep = {name: stage for name, stage in deep.items() if len({R for R, _ in stage}) > 1}
     lines = [line for title, stage in (chosen | deep).items() for line in kappa_table(title, stage)]
-    lines += [*bound_table(folder), *start_table(folder)]
+    lines += [*bound_table(folder), *error_lines(folder), *growth_table(folder), *start_table(folder)]
     (folder / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     gammas = {
         title: {

@@ -42,7 +42,7 @@ def test_the_report_reads_as_a_page(runs, capsys):
     assert main(["diagnose", str(runs / "r3"), "--iterations", "2"]) == 0
     text = capsys.readouterr().out
     assert "2 blocks × 3 rounds, p = 0.5, α = 3.464" in text
-    assert "audit: blocks tied, α right at all 4 residuals" in text
+    assert "audit: each of 2 blocks is visited 3 times, α is right at all 4 residuals" in text
     assert "of at most 3" in text
     assert "last step: ‖ΔF‖/‖F‖ = " in text
     assert "it asks for p from" in text
@@ -57,7 +57,7 @@ def test_several_depths_give_gamma(runs, capsys):
     assert "One round: nothing is revisited" in text
     assert "own κ: γ = 1.00 [" in text  # fresh β-scaled branches are small: every visit sees one stream
     assert "¼ falls short by 0.25" in text
-    assert (runs / "gamma.png").is_file()
+    assert (runs / "r1" / "gamma.png").is_file()
 
 
 def test_at_init_the_draws_are_audited(runs, capsys, monkeypatch):

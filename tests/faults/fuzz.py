@@ -33,13 +33,14 @@ from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.requests import Request, Requests, Scores, load_scores, save_scores
 from deeploop.eval.tasks import read_rows
+from deeploop.experiments.grids import read_grid
 from deeploop.experiments.recipes import tiny
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.checkpoint import load_moments, load_weights, read_state
 from deeploop.train.config import TrainConfig, from_dict, to_dict
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics, rewind_metrics
-from deeploop.train.rundir import load_config
+from deeploop.train.rundir import load, load_config
 
 # What `deeploop` turns into one line and exit code 2.
 REFUSALS = (ValueError, OSError, ArithmeticError)
@@ -50,6 +51,19 @@ ODD_VALUES = [
 ]
 
 
+GRID = """recipe = "tiny"
+
+[settings]
+model.blocks = 1
+optim.steps = 4
+
+[axes]
+seed = [0, 1, 2]
+
+[axes.method]
+prenorm = {model.block = "prenorm", optim.peak_lr = 1e-3}
+deeploop = {model.p = 0.5}
+"""
 COMMANDS = [*"plan train validate generate diagnose export eval bench prepare x".split(), ""]  # noqa: SIM905
 WORDS = [
     *"--model.rounds --optim.batch --out --blocks --rounds --json --help --seed --model.block --p".split(),  # noqa: SIM905
@@ -225,6 +239,8 @@ class Targets:
         return {
             "config": lambda draw: from_dict(TrainConfig, damage_json(self.config, draw)),  # type: ignore[arg-type]
             "run folder": self._damaged(self.run, load_config, ("run.json", "config.json")),
+            "model of a run": self._loaded_run,
+            "grid file": lambda draw: self._grid(draw),
             "metrics": self._damaged(self.run, self.metrics, ("metrics.jsonl",)),
             "checkpoint": self._damaged(checkpoint, self.checkpoint),
             "weights": self._damaged(
@@ -243,6 +259,21 @@ class Targets:
             "text": self._damaged(self.folder / "text", self.text),
             "command line": self.command_line,
         }
+
+    def _loaded_run(self, draw: random.Random) -> None:
+        """Config and stamp of a whole run: a model of another size than its weights must not be built."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as place:
+            copy = Path(place) / "run"
+            shutil.copytree(self.run, copy)
+            damage_file(copy / draw.choice(("run.json", "config.json")), draw)
+            load(copy)
+
+    def _grid(self, draw: random.Random) -> None:
+        with tempfile.TemporaryDirectory(dir=self.folder) as place:
+            path = Path(place) / "grid.toml"
+            path.write_bytes(damage_bytes(GRID.encode(), draw))
+            for cell in read_grid(path).cells({}):
+                cell.config()
 
     def _damaged(
         self, original: Path, use: Callable[[Path], object], names: tuple[str, ...] = ()
@@ -300,7 +331,11 @@ def fuzz(cases: int, seed: int = 0, only: str = "", seconds: float = 30.0) -> tu
     with tempfile.TemporaryDirectory() as folder:
         targets = {name: case for name, case in Targets(Path(folder)).cases().items() if only in name}
         # A parsed command line takes as long as fifty other cases.
-        names = [name for name in targets for _ in range(1 if name in ("command line", "text") else 10)]
+        names = [
+            name
+            for name in targets
+            for _ in range(1 if name in ("command line", "text", "grid file", "model of a run") else 10)
+        ]
         for index in range(cases):
             name = names[index % len(names)]
             draw = random.Random(f"{seed}-{index}")

@@ -156,7 +156,7 @@ def test_a_second_sigterm_only_asks_again():
 
 
 def test_a_validation_that_a_stop_left_out_is_made_up_for(make_config, tmp_path, monkeypatch):
-    """Told to stop at the very step at which a validation is due, the run leaves at once; the resume does it."""
+    """Told to stop at the step at which a validation is due, the run leaves at once; the resume does it."""
     train = loop.train
     train(make_config(tmp_path / "whole"))
     real = loop.train_step

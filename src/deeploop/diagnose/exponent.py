@@ -8,7 +8,7 @@ from statistics import fmean, linear_regression, stdev
 
 from deeploop.theory import exponent_threshold
 
-# 97.5% points of Student's t for 1, 2, … degrees of freedom; 1.96 beyond the table.
+# 97.5% points of Student's t for 1, 2, … degrees of freedom; beyond the table the last, a little too wide.
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
@@ -60,10 +60,15 @@ def fit_gamma(points: Iterable[Point]) -> GammaFit:
     return GammaFit(gamma, gamma - spread, gamma + spread, slopes)
 
 
-def verdict(fit: GammaFit, *, margin: float = 0.02) -> str:
-    """Which of the two rules the measured growth calls for, in words."""
+def verdict(fit: GammaFit, what: str = "κ_R", *, margin: float = 0.02) -> str:
+    """Which of the two rules the measured growth calls for, in words; `what` names the κ that was fitted.
+
+    The exponent holds if single visits shrink as β/α, which the paper assumes and Adam does not promise.
+    """
     low, high = fit.p_range
-    asked = f"κ_R grows as R^{fit.gamma:.2f}, which asks for p ≥ {fit.p:.2f}"
+    asked = (
+        f"If single visits shrink as β/α: {what} grows as R^{fit.gamma:.2f}, which asks for p ≥ {fit.p:.2f}"
+    )
     asked += f" ({low:.2f} to {high:.2f})" if math.isfinite(fit.low) else " (one series: no interval)"
     upper = high if math.isfinite(fit.high) else fit.p
     if upper <= 0.25 + margin:
@@ -85,5 +90,5 @@ def _half_width(values: Sequence[float]) -> float:
     n = len(values)
     if n < 2:
         return math.inf
-    t = STUDENT[n - 2] if n - 2 < len(STUDENT) else 1.96
+    t = STUDENT[min(n - 2, len(STUDENT) - 1)]
     return t * stdev(values) / math.sqrt(n)

@@ -7,7 +7,7 @@ and the exponent that it asks for.
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from deeploop.data.corpora import stdlib
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.diagnose.audit import audit_alpha, audit_beta, audit_tying, problems
+from deeploop.diagnose.audit import Finding, audit_alpha, audit_beta, count_visits, problems
 from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.exponent import GammaFit, Point, fit_gamma, verdict
 from deeploop.diagnose.perturbation import AdamState
@@ -93,17 +93,20 @@ def run(args: DiagnoseArgs) -> str:
         (folder / "diagnose.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
         texts.append(f"{report(record, config, path)}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
+    found: dict[str, Any] = {str(path): record for path, record in records.items()}
     if len({record["rounds"] for record in records.values()}) > 1:
-        texts.append(gamma_report(records, configs))
-    if args.json:
-        return json.dumps({str(path): record for path, record in records.items()}, indent=1)
-    return "\n\n".join(texts)
+        fits, text = gamma_report(records, configs)
+        texts.append(text)
+        found["gamma"] = {title: asdict(fit) for title, fit in fits.items()}
+    return json.dumps(found, indent=1) if args.json else "\n\n".join(texts)
 
 
 def check_family(configs: dict[Path, TrainConfig]) -> None:
-    """κ_R over R means something only where nothing but the rounds and the seed differ."""
+    """κ_R over R means something only for one model on one corpus, but for the rounds and the seed."""
     (first, reference), *rest = configs.items()
     for path, config in rest:
+        if config.data.path != reference.data.path:
+            raise ValueError(f"{path}: trained on {config.data.path}, but {first} on {reference.data.path}")
         for name, old, new in differences(to_dict(reference.model), to_dict(config.model)):
             if name != "rounds":
                 raise ValueError(
@@ -144,6 +147,8 @@ def weights_of(
 ) -> tuple[LoopedGPT, Tokenizer, AdamState | None, int]:
     """The model, and what its optimizer knew, at the last checkpoint or at the start."""
     model, tokenizer = load(path, device=device)
+    if at == "init" and config.init_from is not None:
+        raise ValueError(f"{path}: began with the weights of {config.init_from}; diagnose that run instead")
     if at == "init":
         return LoopedGPT(config.model, seed=config.seed).to(device).eval(), tokenizer, None, 0
     checkpoint = require_checkpoint(path)
@@ -154,7 +159,7 @@ def weights_of(
     state = AdamState(
         exp_avg={name: own["exp_avg"] for name, own in moments.items()},
         exp_avg_sq={name: own["exp_avg_sq"] for name, own in moments.items()},
-        step=step,
+        step=int(next(iter(moments.values()))["step"]),  # Adam's own: skipped steps are not in it
         lr=learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier,
         betas=config.optim.betas,
         eps=config.optim.eps,
@@ -191,7 +196,13 @@ def stdlib_windows(tokenizer: Tokenizer, context: int, count: int) -> tuple[Tens
 
 def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
     """What is wrong with the loop itself; the matrices' spread is judged only where they were just drawn."""
-    findings = audit_tying([list(model.blocks)] * model.rounds)
+    visits = count_visits(
+        {f"blocks.{k}": block for k, block in enumerate(model.blocks)}, lambda: model(tokens[:1])
+    )
+    findings = [
+        Finding(f"visits of {name}", str(model.rounds), str(count), count == model.rounds)
+        for name, count in visits.items()
+    ]
     if rule := model.config.rule:
         findings += audit_alpha(model, rule, lambda: model(tokens[:1]))
     if fresh:
@@ -221,11 +232,13 @@ def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
         for name, own in record["sublayers"].items()
     ]
     header = ("sublayer", "‖ΣU‖/max‖U‖", "‖ΣG‖/max‖G‖", "own κ", "κ", "last change of a norm")
+    audited = f"audit: each of {model.blocks} blocks is visited {R} times"
+    audited += f", α is right at all {2 * model.blocks} residuals" if model.rule else ""
     ratios = [max(own["ratio"]) for own in record["stream"].values()]
     parts = [
         f"{path} at step {record['step']}: {model.blocks} blocks × {R} rounds, {rule}; "
         f"{record['updates']} updates G; probe of {record['tokens']:,} tokens of {record['probe']}",
-        "\n".join(record["audit"]) or f"audit: blocks tied, α right at all {2 * model.blocks} residuals",
+        "\n".join(record["audit"]) or audited,
         page.text_table(header, rows),
         f"κ_R = {record['kappa']:.2f} of at most {R} (raw gradients {record['kappa_raw']:.2f}); "
         f"token similarity {record['similarity']:.2f}; branch to skip at most {max(ratios):.3g}",
@@ -233,7 +246,8 @@ def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
     if effect := record.get("step_effect"):
         parts.append(
             f"last step: ‖ΔF‖/‖F‖ = {effect['measured']:.2e}, to first order {effect['first_order']:.2e}, "
-            f"the bound says at most {effect['bound']:.2e}; largest update to weight "
+            f"bound (of the {len(record['sublayers'])} sublayers looked at, without momentum and clipping) "
+            f"{effect['bound']:.2e}; largest update to weight "
             f"{max(effect['update_to_weight'].values()):.2%}"
         )
     parts.append(one_depth_verdict(record, model.block))
@@ -255,14 +269,18 @@ def one_depth_verdict(record: dict[str, Any], block: str) -> str:
     return text if block == "sandwich" else text + f" ({block} has no β/α: its alignment, not its bound.)"
 
 
-def gamma_report(records: dict[Path, dict[str, Any]], configs: dict[Path, TrainConfig]) -> str:
-    """γ over the runs given, by each sublayer's own κ and by the paper's κ_R."""
+def gamma_report(
+    records: dict[Path, dict[str, Any]], configs: dict[Path, TrainConfig]
+) -> tuple[dict[str, GammaFit], str]:
+    """γ over the runs given, by each sublayer's own κ and by the paper's κ_R; and that in words."""
     points = gamma_points(records, {path: config.seed for path, config in configs.items()})
     fits = {title: fit_gamma(own) for title, own in points.items()}
-    target = results_folder(next(iter(records))).parent / "gamma.png"
+    target = results_folder(next(iter(records))) / "gamma.png"
     plots.save_png(gamma_figure(as_series(points["own κ"]), "own κ", fits["own κ"].gamma), target)
     lines = [f"{title}: {describe(fit)}" for title, fit in fits.items()]
-    return "\n".join(["γ of κ ~ R^γ over these runs", *lines, verdict(fits["own κ"]), f"written: {target}"])
+    return fits, "\n".join(
+        ["γ of κ ~ R^γ over these runs", *lines, verdict(fits["own κ"], "own κ"), f"written: {target}"]
+    )
 
 
 def as_series(points: Sequence[Point]) -> dict[str, list[tuple[int, float]]]:

@@ -158,9 +158,9 @@ def judge_scores(args: EvalArgs, path: Path) -> str:
 
     meta, answers = load_scores(path)
     try:
-        settings, stamp = dict(meta["settings"]), dict(meta["stamp"])
+        settings, stamp = checked_settings(meta["settings"]), dict(meta["stamp"])
         tokenizer = get_tokenizer(stamp["tokenizer"])
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not a file of scores ({error})") from None
     if args.data:
         settings["data"] = str(args.data)
@@ -168,6 +168,19 @@ def judge_scores(args: EvalArgs, path: Path) -> str:
     lm = HarnessLM(tokenizer, replays[min(replays)])
     rows, notes = ask_harness(lm, settings, sorted(replays), replays.__getitem__)
     return finish(args, path.parent, settings, stamp, rows, notes)
+
+
+def checked_settings(found: Any) -> dict[str, Any]:
+    """What the harness was asked for, as a file of scores tells it; the data may lie elsewhere here."""
+    settings = dict(found)
+    for name in ("tasks", "shots"):
+        kind = str if name == "tasks" else int
+        if not settings[name] or any(type(value) is not kind for value in settings[name]):
+            raise ValueError(f"settings.{name}: {settings[name]!r:.40}")
+    for name, kinds in (("limit", (int, type(None))), ("data", (str, type(None)))):
+        if type(settings[name]) not in kinds:
+            raise ValueError(f"settings.{name}: {settings[name]!r:.40}")
+    return settings
 
 
 def ask_harness(

@@ -120,7 +120,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version, checksums = state["format"], state.pop("sha256")
         own = checksums.pop("state.json")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path}: not the state of a checkpoint ({error!r})") from None
     if version != FORMAT:
         raise ValueError(f"{path}: checkpoint format {version}, this deeploop reads {FORMAT}")
@@ -139,17 +139,17 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
     """
     found: tuple[Path | None, dict[str, Any], list[str]] = (None, {}, [])
     if world.is_main:  # the others take its word, so that all go on from the same one
-        wrong: list[str] = []
+        damaged: dict[Path, str] = {}
         for checkpoint in reversed(list_checkpoints(folder)):
             try:
-                found = checkpoint, read_state(checkpoint), wrong
+                found = checkpoint, read_state(checkpoint), [*damaged.values()]
                 break
             except DamagedCheckpoint as error:
-                wrong.append(str(error))
-                checkpoint.rename(_unused(checkpoint.with_name(f"damaged-{checkpoint.name}")))
-        else:
-            if wrong:
-                raise ValueError(f"{wrong[0]}; no checkpoint of {folder} is whole")
+                damaged[checkpoint] = str(error)
+        if damaged and found[0] is None:  # nothing is moved: the next start must not take the folder for new
+            raise ValueError(f"{next(iter(damaged.values()))}; no checkpoint of {folder} is whole")
+        for checkpoint in damaged:
+            checkpoint.rename(_unused(checkpoint.with_name(f"damaged-{checkpoint.name}")))
     return world.gather(found)[0]
 
 
@@ -254,8 +254,10 @@ def _hash(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path}: can't be read ({error.strerror})") from None
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"{path}: is missing") from None
+    except OSError as error:  # a disk that does not answer now is no damage
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
 
 
 def _sync_and_hash(path: Path) -> str:

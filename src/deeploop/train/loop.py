@@ -197,6 +197,8 @@ def open_run(config: AnyTrainConfig, world: World) -> Run:
     run = Run(config, world, task, model, optimizer, display, step=state.get("step", 0))
     if world.is_main:
         run.lock = lock or lock_folder(config.out)
+        if not has_run and last_checkpoint(config.out) is not None:
+            raise ValueError(f"out={config.out}: another run has been there meanwhile; choose another --out")
         run.writer = _open_folder(config, task, state, display)
     run.tokens = state.get("tokens", 0)
     run.clock.total = state.get("seconds", 0.0)
@@ -264,7 +266,7 @@ def _validate(run: Run) -> bool:
 
 def _diagnose(run: Run) -> None:
     """Measures the loop on the main rank alone: replicas are the same, and nothing here talks to a rank."""
-    if not run.task.diagnose_every or not run.world.is_main:
+    if not run.world.is_main or run.skipped_in_a_row:  # a skipped step has no effect to look at
         return
     if run.config.device.parallel == "fsdp" and run.world.size > 1:
         if run.step == 0:

@@ -22,7 +22,7 @@ import deeploop
 from deeploop.data.shards import atomic_file
 from deeploop.data.tokenizers import Tokenizer, get_tokenizer
 from deeploop.models.accounting import parameter_count
-from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.models.gpt import LoopedGPT
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.train.checkpoint import last_checkpoint, load_moments, load_weights, read_state
 from deeploop.train.config import (
@@ -71,9 +71,12 @@ def lock_folder(folder: Path) -> TextIO:
         raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.close()
         raise ValueError(f"out={folder}: another run is writing there; choose another --out") from None
+    except OSError as error:  # a file system without locks
+        file.close()
+        raise ValueError(f"out={folder}: can't be locked ({error.strerror}); choose another --out") from None
     return file
 
 
@@ -132,11 +135,10 @@ def results_folder(run: Path) -> Path:
 def load_any_config(run: Path) -> AnyTrainConfig:
     """The config of the run in a folder, of whatever kind it is."""
     stamp = read_stamp(run)
-    if stamp.get("task") not in KINDS:
-        raise ValueError(
-            f"{run}: a run of task {stamp.get('task')!r}; this deeploop knows {', '.join(KINDS)}"
-        )
-    config: AnyTrainConfig = from_dict(KINDS[stamp["task"]], _read(resolve(run) / "config.json"))
+    task = str(stamp.get("task"))
+    if task not in KINDS:
+        raise ValueError(f"{run}: a run of task {task!r:.40}; this deeploop knows {', '.join(KINDS)}")
+    config: AnyTrainConfig = from_dict(KINDS[task], _read(resolve(run) / "config.json"))
     return config
 
 
@@ -167,30 +169,35 @@ def load_model(run: Path, *, device: str | torch.device = "cpu") -> LoopedGPT:
     """The model alone: it needs nothing that a tokenizer does."""
     config = load_config(run)
     checkpoint = require_checkpoint(run)
-    check_size(config.model, checkpoint)
+    check_size(checkpoint, parameter_count(config.model), config.model.context * config.model.head_size)
     read_state(checkpoint)
     model = LoopedGPT(config.model)
     load_weights(model, checkpoint)
     return model.to(device).eval()
 
 
-def check_size(model: GPTConfig, checkpoint: Path) -> None:
-    """Raises for a config that asks for more memory than the file of weights can fill."""
+def check_size(checkpoint: Path, weights: int, table: int) -> None:
+    """Raises for a config that asks for more memory than the file of weights can fill.
+
+    `weights` and `table` are numbers of fp32 values: at least those of the model, and of its rotary table.
+    """
     path = checkpoint / "model.safetensors"
     try:
         size = path.stat().st_size
     except OSError as error:
         raise ValueError(f"{path}: can't be read ({error.strerror})") from None
-    asked = 4 * parameter_count(model)
-    if asked > size or model.context * model.head_size > max(size, 2**28):
+    if 4 * weights > size or table > max(size, 2**28):
         raise ValueError(
-            f"{path}: {size:,} bytes, but config.json describes a model of {asked:,} bytes of weights "
-            f"and a context of {model.context:,}"
+            f"{path}: {size:,} bytes, but the run describes a model of {4 * weights:,} bytes of weights "
+            f"and a table of {4 * table:,}"
         )
 
 
 def tokenizer_name(run: Path) -> str:
-    return str(_read(resolve(run) / "run.json")["tokenizer"])
+    name = read_stamp(run).get("tokenizer")
+    if not isinstance(name, str):
+        raise ValueError(f"{run / 'run.json'}: tokenizer={name!r:.40}: must be a name")
+    return name
 
 
 def load_reasoner(
@@ -201,9 +208,13 @@ def load_reasoner(
     config = load_any_config(run)
     if isinstance(config, TrainConfig):
         raise ValueError(f"{run}: a run of a language model; this is for reasoners")
-    checkpoint = require_checkpoint(run)
+    checkpoint, shape = require_checkpoint(run), puzzle_shape(run)
+    model_config = config.model
+    blocks = sum(model_config.blocks_of.values()) * model_config.width**2
+    embedded = (shape.puzzle_ids + shape.vocabulary) * model_config.width
+    check_size(checkpoint, blocks + embedded, shape.length * model_config.head_size)
     read_state(checkpoint)
-    model = Reasoner(config.model, PuzzleShape(**read_stamp(run)["shape"]))
+    model = Reasoner(config.model, shape)
     load_weights(model, checkpoint)
     if config.optim.ema:
         averages = {
@@ -211,6 +222,15 @@ def load_reasoner(
         }
         model.load_state_dict(averages, strict=False)
     return model.to(device).eval(), config
+
+
+def puzzle_shape(run: Path) -> PuzzleShape:
+    """The shape that run.json gives of a reasoner's puzzles."""
+    found = read_stamp(run).get("shape")
+    fields = PuzzleShape._fields
+    if not isinstance(found, dict) or any(type(found.get(name)) is not int for name in fields):
+        raise ValueError(f"{run / 'run.json'}: shape must give {', '.join(fields)} as whole numbers")
+    return PuzzleShape(*(found[name] for name in fields))
 
 
 def require_checkpoint(run: Path) -> Path:
