@@ -4,6 +4,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -160,6 +161,9 @@ def test_what_a_cell_still_needs(small):
     assert folder.progress(cell).state == "finished"
     (run / "checkpoints" / "step-00000004").rename(run / "checkpoints" / ".step-00000004.part")
     assert folder.next_command(cell) is not None  # killed while it saved its last weights
+    shutil.rmtree(run / "checkpoints")
+    assert folder.next_command(cell) is not None  # killed before it saved any
+    assert folder.progress(cell).state == "started"
     folder.drop_weights(cell)
     assert not (run / "checkpoints").exists()
     assert folder.next_command(cell) is None  # weights that nobody wants are not made again
@@ -183,6 +187,8 @@ def test_a_scored_cell_is_trained_then_evaluated(small):
     fake(run)
     assert folder.next_command(cell)[3:] == ["eval", str(run), "--data", "tasks"]
     assert folder.progress(cell).state == "started"
+    folder.drop_weights(cell)
+    assert "train" in folder.next_command(cell)  # there is nothing left to score
     (run / "eval.json").write_text("{}")
     assert folder.next_command(cell) is None
 
@@ -321,7 +327,10 @@ def test_a_changed_cell_is_refused_and_a_larger_grid_is_not(small):
         ValueError, match=r"its cell seed0 has optim\.batch=the recipe's, not 4; choose another"
     ):
         changed.write()
-    small(**{"data.path": "moved", "device.micro_batch": 2})[0].write()  # of no consequence
+    other, _ = small(**{"data.path": "other"})  # cells of two corpora do not compare
+    with pytest.raises(ValueError, match=r"data\.path=the recipe's, not other; choose another --out"):
+        other.write()
+    small(**{"device.micro_batch": 2})[0].write()  # of no consequence
     more = Grid("own", "tiny", along("seed", [0, 1]), folder.grid.settings)
     SweepFolder(folder.out, more, more.cells()).write()
     folder.write()  # the smaller one again: what was added stays
