@@ -238,7 +238,7 @@ def cost_against_rounds(groups: Sequence[Setup]) -> Figure | None:
 
 
 def kappa_figure(runs: Sequence[Run], histories: Histories) -> Figure | None:
-    """κ_R / R over training, a line for each run; colours tell methods, strength tells R."""
+    """κ_R over training and against R, a line for each run; colours tell methods, strength tells R."""
     lines = [(run, kappas(run, histories)) for run in runs]
     lines = [(run, found) for run, found in lines if found]
     if not lines:
