@@ -14,7 +14,7 @@ from deeploop.experiments.groups import Histories, Setup, method
 from deeploop.experiments.plots import COLOURS, INK, quiet, running_mean
 from deeploop.experiments.published import ROUNDS, TASKS
 from deeploop.experiments.report_ledger import kappas, speed
-from deeploop.experiments.report_tables import outcomes, scores
+from deeploop.experiments.report_tables import accuracy, outcomes, scores
 from deeploop.experiments.runs import Run
 
 PAPER_COLOURS = {"prenorm": COLOURS[0], "sandwich": COLOURS[1]}
@@ -186,14 +186,6 @@ def accuracy_figure(setup: Setup, shots: int) -> Figure | None:
         axes.set_xlabel("rounds R")
     grid[0, 0].set_ylabel("accuracy (%)")
     return finish(figure, legend=grid[0, 0])
-
-
-def accuracy(own: Sequence[dict[tuple[int, str], float]], shots: int, task: str) -> float | None:
-    tasks = TASKS if task == "average" else (task,)
-    found = [
-        [one[shots, name] for name in tasks] for one in own if all((shots, name) in one for name in tasks)
-    ]
-    return fmean(fmean(one) for one in found) if found else None
 
 
 def cost_against_rounds(groups: Sequence[Setup]) -> Figure | None:
