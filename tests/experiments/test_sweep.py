@@ -293,7 +293,8 @@ def test_one_who_only_looks_does_not_keep_a_process_from_starting(tmp_path):
         assert launch.start(["true"], log, {}).wait() == 0
 
 
-def test_torchrun_gives_its_ranks_time_to_save(tmp_path):
+def test_torchrun_gives_its_ranks_time_to_save(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     log = tmp_path / "cell.log"
     launch.start(["sh", "-c", "echo $TORCH_ELASTIC_SHUTDOWN_TIMEOUT"], log, {}).wait()
     assert log.read_text().splitlines()[-1] == str(launch.SAVE_SECONDS)
