@@ -1,12 +1,13 @@
 """The puzzle folder: numbering of examples, the hash, and everything that can be wrong with a folder."""
 
 import json
+import multiprocessing
 import shutil
 
 import numpy as np
 import pytest
 
-from deeploop.data import PuzzleSet
+from deeploop.data import PuzzleSet, puzzles
 from deeploop.data.puzzles import write_puzzles
 
 # Pairs, puzzles and first id of each group.
@@ -168,3 +169,30 @@ def test_nothing_is_left_of_a_write_that_failed(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         written(tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_two_that_write_one_folder_at_once(tmp_path, monkeypatch, same):
+    """The first to be done stays; the other is content with it if it is the same set."""
+    out, save, begun = tmp_path / "set", np.save, []
+
+    def save_between(*args, **options):
+        if not begun:
+            build = {"seed": 0 if same else 1}
+            other = multiprocessing.get_context("fork").Process(
+                target=written, args=(out,), kwargs={"build": build}
+            )
+            begun.append(other)
+            other.start()
+            other.join()
+        save(*args, **options)
+
+    monkeypatch.setattr(puzzles.np, "save", save_between)
+    if same:
+        written(out).verify()
+    else:
+        with pytest.raises(OSError, match="not empty"):
+            written(out)
+        assert PuzzleSet.open(out).facts["build"] == {"seed": 1}
+    assert begun[0].exitcode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]

@@ -71,15 +71,26 @@ def test_the_words_of_a_cell_parse_to_its_config(name, scale):
         assert tyro.cli(type(base), args=words, default=base) == cell.config()
 
 
-@pytest.mark.parametrize("name", ["hrm-arc", "depth"])
-def test_reasoners_wait_for_their_recipes(name):
-    """Either the recipe is there and the grid is whole, or one line says that it is not."""
-    grid = GRIDS[name]("paper")
-    if grid.recipe in RECIPES:
-        assert len(grid.cells()) == {"hrm-arc": 2, "depth": 12}[name]
-    else:
-        with pytest.raises(ValueError, match=f"recipe={grid.recipe}: unknown"):
-            grid.cells()
+@pytest.mark.parametrize("scale", SCALES)
+def test_reasoners_are_the_recipes_of_both_methods(scale):
+    cells = by_axes(GRIDS["hrm-arc"](scale))
+    assert len(cells) == {"paper": 2, "gpu": 4, "laptop": 6}[scale]
+    assert {(method, cell.config().model.p) for (method, *_), cell in cells.items()} == {
+        ("hrm", 0.0),
+        ("deeploop", 0.5),
+    }
+    if scale == "laptop":  # at the rate that is good for each
+        assert cells["deeploop", 0].config() == RECIPES["hrm-sudoku4-deeploop"]()
+        assert cells["hrm", 0].config() == RECIPES["hrm-sudoku4"]()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_depth_has_no_graph_twice(scale):
+    configs = [cell.config() for cell in GRIDS["depth"](scale).cells()]
+    graphs = {(c.model.p, str(c.model.schedule)) for c in configs}
+    assert len(graphs) == len(configs) == 2 * (3 * 4 - 1)
+    if scale == "laptop":
+        assert {(c.model.p, c.optim.peak_lr) for c in configs} == {(0.0, 1e-3), (0.5, 3e-3)}
 
 
 def test_odd_kinds_of_values_survive_the_command_line():
@@ -165,6 +176,7 @@ def test_a_file_of_ones_own(tmp_path):
         ('recipe = "gpt3"\n[axes]\nseed = [0]', "recipe=gpt3: unknown"),
         ('recipe = "tiny"\n[axes]\nseed = 3', "axes.seed=3: must be a list"),
         ('recipe = "tiny"\n[axes]\nseed = []', r"axes.seed=\[\]: must be a list"),
+        ('recipe = "tiny"\n[axes.model]', r"axes.model=\{\}: must be a list"),
         ('recipe = "tiny"\n[axes]\nseed = [0, 0]', "axes.seed=.*twice"),
         ('recipe = "tiny"\n[axes]\n"model.round" = [3]', "model.round: not a field"),
         ('recipe = "tiny"\n[axes]\nseed = [0]\n[settings]\nseeds = 3', "seeds: not a field"),

@@ -9,10 +9,11 @@ import pytest
 from run_folders import FLOOR, write_run, write_sweep
 
 from deeploop.cli import main
-from deeploop.experiments import published
+from deeploop.experiments import published, report_figures
 from deeploop.experiments.groups import setups
 from deeploop.experiments.page import MISSING
 from deeploop.experiments.report import ReportArgs, run
+from deeploop.experiments.report_tables import accuracy_cells
 from deeploop.experiments.runs import find_runs
 
 EVIL = "<img src=x onerror=alert(1)> $x_1$ | `a` _"
@@ -186,6 +187,38 @@ def test_set_ups_part_what_does_not_compare(tmp_path):
     write_run(tmp_path / "d", block="prenorm", peak_lr=4e-3)
     first, _ = setups(find_runs([tmp_path / "a", tmp_path / "c", tmp_path / "d"]))
     assert [*first.rows] == ["pre-norm", "DeepLoop p=0.5"]
+
+
+def test_a_row_is_named_by_settings_of_any_kind(tmp_path):
+    write_run(tmp_path / "a", betas=[0.9, 0.95], non_finite="stop")
+    write_run(tmp_path / "b", seed=1, betas=[0.8, 0.95], non_finite="skip")
+    (setup,) = setups(find_runs([tmp_path]))
+    assert [*setup.rows] == [
+        "DeepLoop p=0.5, betas [0.9, 0.95], non_finite stop",
+        "DeepLoop p=0.5, betas [0.8, 0.95], non_finite skip",
+    ]
+
+
+def test_a_damaged_run_does_not_spoil_the_report(tmp_path):
+    for p in (0.25, 0.5, 0.6):
+        write_run(tmp_path / f"p{p}", p=p)
+    write_run(tmp_path / "damaged", peak_lr=None)
+    folder = write_run(tmp_path / "old")  # of a time that knew no such field
+    config = json.loads((folder / "config.json").read_text())
+    del config["optim"]["warmup_steps"]
+    (folder / "config.json").write_text(json.dumps(config))
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    states = {row[0]: row[1] for row in rows(tmp_path / "out", "runs")}
+    assert (states["damaged"], states["old"], states["p0.5"]) == ("unreadable", "finished", "finished")
+
+
+def test_table_and_figure_have_the_same_average():
+    tasks = [*published.TASKS]
+    whole = {(0, task): 40.0 for task in tasks}
+    part = {(0, task): 60.0 for task in tasks[:4]}  # a seed that was scored on half of the tasks
+    assert accuracy_cells([whole, part], 0) == ["50.00"] * 4 + ["40.00"] * 4 + ["45.00"]
+    assert report_figures.accuracy([whole, part], 0, "average") == 45.0
+    assert report_figures.accuracy([part], 0, "average") is None
 
 
 def test_collapsed_seeds_are_counted_apart(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from run_folders import write_run, write_sweep
 
 from deeploop.cli import main
+from deeploop.experiments import runs
 from deeploop.experiments.listing import RunsArgs, run
 from deeploop.experiments.runs import differing, find_runs, read_history, read_run
 from deeploop.train.loop import train
@@ -64,6 +65,47 @@ def test_damage_is_shown_not_fatal(tmp_path):
         file.write('{"kind": "train", "st')
     states = {one["name"]: one["state"] for one in listed(tmp_path)}
     assert states == {"good": "finished", "config.json": "unreadable", "run.json": "unreadable"}
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "value"),
+    [
+        ("config.json", ("optim", "steps"), "x"),
+        ("config.json", ("optim", "peak_lr"), None),
+        ("config.json", ("model", "p"), "half"),
+        ("config.json", ("data", "path"), 3),
+        ("config.json", ("seed",), "0"),
+        ("run.json", ("ranks",), "two"),
+        ("run.json", ("written",), 5),
+        ("run.json", ("command",), 5),
+        ("metrics.jsonl", ("loss",), "x"),
+    ],
+)
+def test_a_value_of_another_kind_is_damage(tmp_path, file, path, value):
+    write_run(tmp_path / "good")
+    place = write_run(tmp_path / "odd") / file
+    *lines, last = place.read_text().splitlines()
+    record = inner = json.loads(last)
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    place.write_text("\n".join([*lines, json.dumps(record)]))
+    for sort in ("name", "loss", "written"):
+        assert "unreadable" in run(RunsArgs((tmp_path,), sort=sort))
+    assert {one["name"]: one["state"] for one in listed(tmp_path)} == {
+        "good": "finished",
+        "odd": "unreadable",
+    }
+
+
+def test_a_sweep_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    write_sweep(tmp_path / "sweep", {"cell": {}})
+    monkeypatch.setattr(runs, "read_object", refuse)
+    with pytest.raises(ValueError, match=r"sweep\.json: can't be read"):
+        find_runs([tmp_path])
 
 
 def test_only_differing_settings_are_columns(tmp_path):

@@ -77,6 +77,25 @@ def test_a_warned_job_saves_and_is_queued_again(sweep):
     assert job.again.function.cell == sweep.cells[0]
 
 
+def test_a_job_that_is_warned_before_it_began_is_queued_again(sweep):
+    again = slurm.CellJob(sweep, sweep.cells[0], True).checkpoint()
+    assert again.function.cell == sweep.cells[0]
+
+
+def test_a_job_may_run_out_of_time_often(sweep, monkeypatch):
+    made = {}
+
+    class Executor:
+        def __init__(self, **options):
+            made.update(options)
+            raise RuntimeError("no cluster")
+
+    monkeypatch.setattr(submitit, "AutoExecutor", Executor)
+    with pytest.raises(ValueError, match="no cluster"):
+        slurm.submit(sweep, slurm.SlurmConfig(), keep_weights=True)
+    assert made["slurm_max_num_timeout"] >= 1000
+
+
 def test_without_a_cluster_or_without_submitit_one_line_says_so(sweep, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match="launcher=slurm: "):

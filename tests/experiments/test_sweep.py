@@ -4,7 +4,9 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -159,6 +161,9 @@ def test_what_a_cell_still_needs(small):
     assert folder.progress(cell).state == "finished"
     (run / "checkpoints" / "step-00000004").rename(run / "checkpoints" / ".step-00000004.part")
     assert folder.next_command(cell) is not None  # killed while it saved its last weights
+    shutil.rmtree(run / "checkpoints")
+    assert folder.next_command(cell) is not None  # killed before it saved any
+    assert folder.progress(cell).state == "started"
     folder.drop_weights(cell)
     assert not (run / "checkpoints").exists()
     assert folder.next_command(cell) is None  # weights that nobody wants are not made again
@@ -182,6 +187,8 @@ def test_a_scored_cell_is_trained_then_evaluated(small):
     fake(run)
     assert folder.next_command(cell)[3:] == ["eval", str(run), "--data", "tasks"]
     assert folder.progress(cell).state == "started"
+    folder.drop_weights(cell)
+    assert "train" in folder.next_command(cell)  # there is nothing left to score
     (run / "eval.json").write_text("{}")
     assert folder.next_command(cell) is None
 
@@ -249,10 +256,11 @@ def test_asked_to_stop_a_sweep_asks_its_cells_and_says_how_to_go_on(grid_file, t
     assert "stopped; go on with the same command: deeploop " in capfd.readouterr().err
 
 
-def test_a_process_that_outlived_its_sweep_is_waited_for(run_fakes, tmp_path):
+def test_a_process_that_outlived_its_sweep_is_waited_for(run_fakes, tmp_path, monkeypatch):
     log = tmp_path / "seed0.log"
     process = launch.start(["sh", "-c", "sleep 0.5;" + FINISH.format(run=tmp_path / "seed0")], log, {})
     assert is_locked(log)
+    monkeypatch.setattr(launch, "LOCK_SECONDS", 0.1)
     with pytest.raises(BlockingIOError):
         launch.start(["true"], log, {})
     _, _, failed = run_fakes("echo must not be started")
@@ -260,6 +268,36 @@ def test_a_process_that_outlived_its_sweep_is_waited_for(run_fakes, tmp_path):
     assert failed == {}
     assert "must not" not in log.read_text()
     assert not is_locked(log)
+
+
+def test_a_cell_that_others_finish_while_it_waits_is_left_alone(tmp_path, monkeypatch):
+    grid = Grid("own", "tiny", along("seed", [0, 1]), {"optim.steps": 4, "optim.warmup_steps": 2})
+    folder = SweepFolder(tmp_path, grid, grid.cells())
+    one, two = map(folder.run_folder, folder.cells)
+    asked = folder.next_command
+    both = ";".join(FINISH.format(run=run) for run in (one, two))  # the first cell's process does both
+    monkeypatch.setattr(folder, "next_command", lambda cell: asked(cell) and ["sh", "-c", both])
+    monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
+    local = launch.Local(folder, [{}], False, lambda running: None)
+    local.run(Stop())
+    assert local.failed == {}
+    assert not (tmp_path / "seed1.log").exists()
+    assert not (two / "checkpoints").exists()
+
+
+def test_one_who_only_looks_does_not_keep_a_process_from_starting(tmp_path):
+    log = tmp_path / "cell.log"
+    with log.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as is_locked does
+        threading.Timer(0.2, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
+        assert launch.start(["true"], log, {}).wait() == 0
+
+
+def test_torchrun_gives_its_ranks_time_to_save(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    log = tmp_path / "cell.log"
+    launch.start(["sh", "-c", "echo $TORCH_ELASTIC_SHUTDOWN_TIMEOUT"], log, {}).wait()
+    assert log.read_text().splitlines()[-1] == str(launch.SAVE_SECONDS)
 
 
 def test_devices(monkeypatch):
@@ -290,7 +328,10 @@ def test_a_changed_cell_is_refused_and_a_larger_grid_is_not(small):
         ValueError, match=r"its cell seed0 has optim\.batch=the recipe's, not 4; choose another"
     ):
         changed.write()
-    small(**{"data.path": "moved", "device.micro_batch": 2})[0].write()  # of no consequence
+    other, _ = small(**{"data.path": "other"})  # cells of two corpora do not compare
+    with pytest.raises(ValueError, match=r"data\.path=the recipe's, not other; choose another --out"):
+        other.write()
+    small(**{"device.micro_batch": 2})[0].write()  # of no consequence
     more = Grid("own", "tiny", along("seed", [0, 1]), folder.grid.settings)
     SweepFolder(folder.out, more, more.cells()).write()
     folder.write()  # the smaller one again: what was added stays

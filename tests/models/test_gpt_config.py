@@ -1,4 +1,4 @@
-"""GPTConfig: derived numbers as recipe.md and the paper state them, and one-line errors."""
+"""GPTConfig: derived numbers as the paper states them, and one-line errors."""
 
 import pytest
 

@@ -178,7 +178,7 @@ def write_puzzles(
     _check_arrays(facts, arrays)
     folder.parent.mkdir(parents=True, exist_ok=True)
     whole = folder.resolve()
-    partial = whole.with_name(f".{whole.name}.part")
+    partial = whole.with_name(f".{whole.name}.{os.getpid()}.part")  # another process may write the same set
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
@@ -188,6 +188,9 @@ def write_puzzles(
         with atomic_file(partial / "puzzles.json") as file:
             file.write(json.dumps(facts, indent=1).encode())
         os.replace(partial, whole)
+    except OSError:
+        if not (whole / "puzzles.json").is_file() or PuzzleSet.open(whole).hash != facts["hash"]:
+            raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return PuzzleSet.open(folder)

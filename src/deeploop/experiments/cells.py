@@ -1,7 +1,7 @@
 """The cells of a sweep on disk: where each one stands, and which command brings it further.
 
 OUT/sweep.json        the grid: {"format": 1, "sweep", "scale", "cells": {name: recipe, settings, axes}}
-OUT/<cell>/           its run folder
+OUT/<cell>/           its run folder, with an empty file weights-dropped once its checkpoints were deleted
 OUT/<cell>.log        what its processes printed, attempt after attempt; locked for as long as one lives
 
 A cell's state is read from its run folder and its log, never kept elsewhere: a sweep that is killed has
@@ -24,8 +24,9 @@ from deeploop.train.metrics import read_metrics_tail
 from deeploop.train.rundir import provenance
 
 FORMAT = 1
+DROPPED = "weights-dropped"
 State = Literal["absent", "started", "running", "finished", "failed"]
-HARMLESS = ("data.path", "device.", "checkpoint.", "log.")  # may differ between two starts of one cell
+HARMLESS = ("device.", "checkpoint.", "log.")  # may differ between two starts of one cell
 ERROR = re.compile(r"deeploop (?:train|eval|sweep): error: (.*)")
 
 
@@ -144,19 +145,18 @@ class SweepFolder:
         return "started" if validation else "absent"
 
     def _trained(self, cell: Cell, validation: dict[str, Any]) -> bool:
-        """Whether the last validation is in, and the weights that come after it were not cut off.
+        """Whether the last validation is in, and the weights that come after it.
 
-        Without a folder of checkpoints the weights were dropped on purpose.
+        Weights that were dropped on purpose are missed only if they are yet to be scored.
         """
         config, folder = self.configs[cell.name], self.run_folder(cell)
         step = validation.get("step", -1)
         # Reasoners have no collapse guard.
         collapsed = validation.get("verdict") == "collapsed" and step >= config.optim.warmup_steps
         ended = step >= config.optim.steps or (collapsed and config.guard.stop)
-        whole = not (folder / "checkpoints").exists() or any(
-            path.name == f"step-{step:08d}" for path in list_checkpoints(folder)
-        )
-        return ended and whole
+        saved = any(path.name == f"step-{step:08d}" for path in list_checkpoints(folder))
+        dropped = (folder / DROPPED).exists() and not self._unscored(cell)
+        return ended and (saved or dropped)
 
     def _unscored(self, cell: Cell) -> bool:
         return self.grid.evaluate and not (self.run_folder(cell) / "eval.json").exists()
@@ -179,7 +179,9 @@ class SweepFolder:
 
     def drop_weights(self, cell: Cell) -> None:
         """Deletes a finished cell's checkpoints; its metrics stay."""
-        shutil.rmtree(self.run_folder(cell) / "checkpoints", ignore_errors=True)
+        folder = self.run_folder(cell)
+        (folder / DROPPED).touch()  # first: killed in between, the cell is still a finished one
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def is_locked(log: Path) -> bool:

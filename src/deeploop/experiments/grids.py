@@ -219,4 +219,5 @@ def _flat(table: Mapping[str, Any], prefix: str = "", lists_end: bool = False) -
 
 
 def _ends_in_lists(value: Any) -> bool:
-    return isinstance(value, list) or (isinstance(value, dict) and all(map(_ends_in_lists, value.values())))
+    inner = isinstance(value, dict) and value and all(map(_ends_in_lists, value.values()))
+    return isinstance(value, list) or bool(inner)

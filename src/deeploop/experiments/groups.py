@@ -12,8 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 
+from deeploop.experiments.listing import setting
 from deeploop.experiments.published import ROUNDS, SETUP
-from deeploop.experiments.runs import History, Run, read_history
+from deeploop.experiments.runs import CONFIG_KINDS, History, Run, read_history
 
 TABLE_AXES = ("model.block", "model.p", "model.rounds")
 OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch")
@@ -154,8 +155,7 @@ def letter(index: int) -> str:
 
 
 def is_language(run: Run) -> bool:
-    wanted = ("model.rounds", "model.p", "model.blocks", "model.width", "model.context", "data.path")
-    return run.stamp.get("task", "language") == "language" and all(name in run.fields for name in wanted)
+    return run.stamp.get("task", "language") == "language" and run.fields.keys() >= CONFIG_KINDS.keys()
 
 
 def is_sandwich(run: Run) -> bool:
@@ -178,7 +178,8 @@ def variant(run: Run, among: Sequence[Run]) -> str:
     """The optimizer's settings in which a run differs from others of its method."""
     names = [name for name in run.fields if name.startswith("optim.")]
     told = [name for name in names if len({json.dumps(one.fields.get(name)) for one in among}) > 1]
-    return ", ".join(f"{name.partition('.')[2]} {run.fields[name]:g}" for name in told) or "as the others"
+    parts = [f"{name.partition('.')[2]} {setting(run.fields[name])}" for name in told]
+    return ", ".join(parts) or "as the others"
 
 
 def _is_split(runs: Sequence[Run]) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
 import torch
 
@@ -18,6 +18,8 @@ from deeploop.experiments.grids import Cell
 from deeploop.train.progress import StopRequest
 
 POLL_SECONDS = 0.3
+LOCK_SECONDS = 1.0
+SAVE_SECONDS = 110  # torchrun kills its ranks 30 s after SIGTERM unless told otherwise
 Slot = dict[str, str]  # the environment that ties a process to its devices
 
 
@@ -51,14 +53,15 @@ class Local:
 
     def run(self, stop: StopRequest) -> None:
         """Until every cell is finished or has failed, or someone asks to stop; what runs then saves first."""
-        waiting = [cell for cell in self.sweep.cells if self._unfinished(cell)]
+        waiting = [cell for cell in self.sweep.cells if self._left(cell)]
         working: dict[int, tuple[Cell, Work]] = {}
         try:
             while (waiting or working) and not stop.requested:
                 for number in range(len(self.slots)):
-                    if number not in working and waiting:
+                    while number not in working and waiting:
                         cell = waiting.pop(0)
-                        working[number] = (cell, self._start(cell, self.slots[number]))
+                        if command := self._left(cell):  # others may have finished it meanwhile
+                            working[number] = (cell, self._start(cell, command, self.slots[number]))
                 self._collect(working, waiting)
                 self.watch({cell.name for cell, _ in working.values()})
                 time.sleep(POLL_SECONDS)
@@ -71,16 +74,15 @@ class Local:
             raise
         self.watch(set())
 
-    def _unfinished(self, cell: Cell) -> bool:
-        if self.sweep.next_command(cell) is not None:
-            return True
-        if not self.keep_weights:
+    def _left(self, cell: Cell) -> list[str] | None:
+        """The command that is left to do; a cell without one is finished."""
+        command = self.sweep.next_command(cell)
+        if command is None and not self.keep_weights:
             self.sweep.drop_weights(cell)
-        return False
+        return command
 
-    def _start(self, cell: Cell, slot: Slot) -> Work:
-        log, command = self.sweep.log_file(cell), self.sweep.next_command(cell)
-        assert command is not None
+    def _start(self, cell: Cell, command: list[str], slot: Slot) -> Work:
+        log = self.sweep.log_file(cell)
         self._begun_at[cell.name] = self._stand(cell)
         try:
             return start(command, log, slot)
@@ -99,7 +101,7 @@ class Local:
             del working[number]
             if code != 0:
                 self.failed[cell.name] = note_failure(self.sweep.log_file(cell), code)
-            elif self._unfinished(cell):
+            elif self._left(cell):
                 if self._begun_at.get(cell.name) == self._stand(cell):
                     self.failed[cell.name] = note_failure(self.sweep.log_file(cell), code)
                 else:
@@ -122,7 +124,7 @@ def start(
     that has it as its output. BlockingIOError: another one works on this cell.
     """
     with log.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file)
         print(f"$ {shlex.join(command)}", file=file, flush=True)
         # A session of its own: Ctrl-C in the terminal reaches the sweep alone, which then asks each cell.
         return subprocess.Popen(
@@ -130,10 +132,22 @@ def start(
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **env},
+            env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVE_SECONDS), **os.environ, **env},
             start_new_session=True,
             preexec_fn=before,
         )
+
+
+def _lock(file: TextIO) -> None:
+    """Tries for a moment: one who only asks whether the log is locked holds a shared lock while it does."""
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
 
 
 def note_failure(log: Path, code: int) -> str:

@@ -72,7 +72,7 @@ def trm_sudoku() -> TRMTrainConfig:
 
 
 def hrm_maze() -> HRMTrainConfig:
-    """HRM on 30 × 30 mazes as published: 1,000 mazes, 20,000 epochs."""
+    """HRM on 30 × 30 mazes, the published settings: 1,000 mazes, 20,000 epochs."""
     return HRMTrainConfig(
         out=Path("runs/hrm-maze"),
         data=PuzzleDataConfig(path=Path("data/maze"), validate_every=2_000),

@@ -14,7 +14,7 @@ from deeploop.experiments.groups import Histories, Setup, method
 from deeploop.experiments.plots import COLOURS, INK, quiet, running_mean
 from deeploop.experiments.published import ROUNDS, TASKS
 from deeploop.experiments.report_ledger import kappas, speed
-from deeploop.experiments.report_tables import outcomes, scores
+from deeploop.experiments.report_tables import accuracy, outcomes, scores
 from deeploop.experiments.runs import Run
 
 PAPER_COLOURS = {"prenorm": COLOURS[0], "sandwich": COLOURS[1]}
@@ -188,14 +188,6 @@ def accuracy_figure(setup: Setup, shots: int) -> Figure | None:
     return finish(figure, legend=grid[0, 0])
 
 
-def accuracy(own: Sequence[dict[tuple[int, str], float]], shots: int, task: str) -> float | None:
-    tasks = TASKS if task == "average" else (task,)
-    found = [
-        [one[shots, name] for name in tasks] for one in own if all((shots, name) in one for name in tasks)
-    ]
-    return fmean(fmean(one) for one in found) if found else None
-
-
 def cost_against_rounds(groups: Sequence[Setup]) -> Figure | None:
     """Time a token relative to R = 1: linear would be R itself."""
     lines = {}
@@ -238,7 +230,7 @@ def cost_against_rounds(groups: Sequence[Setup]) -> Figure | None:
 
 
 def kappa_figure(runs: Sequence[Run], histories: Histories) -> Figure | None:
-    """κ_R / R over training, a line for each run; colours tell methods, strength tells R."""
+    """κ_R over training and against R, a line for each run; colours tell methods, strength tells R."""
     lines = [(run, kappas(run, histories)) for run in runs]
     lines = [(run, found) for run, found in lines if found]
     if not lines:

@@ -152,13 +152,17 @@ def accuracy_table(setup: Setup, name: str) -> Table | None:
 
 
 def accuracy_cells(ours: Sequence[dict[tuple[int, str], float]], shots: int) -> list[str]:
-    means = []
-    for task in TASKS:
-        found = [own[shots, task] for own in ours if (shots, task) in own]
-        means.append(fmean(found) if found else None)
-    whole = [mean for mean in means if mean is not None]
-    average = fmean(whole) if len(whole) == len(TASKS) else None
-    return [number(mean, ".2f") for mean in (*means, average)]
+    return [number(accuracy(ours, shots, task), ".2f") for task in (*TASKS, "average")]
+
+
+def accuracy(ours: Sequence[dict[tuple[int, str], float]], shots: int, task: str) -> float | None:
+    """Mean over the seeds that have the task; `average` is the mean of these, where none is missing."""
+    if task == "average":
+        means = [accuracy(ours, shots, name) for name in TASKS]
+        known = [mean for mean in means if mean is not None]
+        return fmean(known) if len(known) == len(TASKS) else None
+    found = [own[shots, task] for own in ours if (shots, task) in own]
+    return fmean(found) if found else None
 
 
 def evaluation_notes(runs: Sequence[Run]) -> list[str]:

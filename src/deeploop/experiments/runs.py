@@ -16,6 +16,18 @@ from deeploop.train.metrics import Record, stream_back, stream_metrics
 DEFINING = ("model.", "data.path", "optim.")
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
 RATES = 100
+# What tables reckon with; a file where one of these is of another kind is a damaged one.
+CONFIG_KINDS = {
+    "seed": int,
+    "model.block": str,
+    "model.p": int | float,
+    **dict.fromkeys(("model.blocks", "model.rounds", "model.width", "model.context"), int),
+    "data.path": str,
+    "optim.peak_lr": int | float,
+    **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
+}
+STAMP_KINDS = {"ranks": int, "written": str, "command": list}
+METRIC_KINDS = dict.fromkeys(("loss", "floor", "seconds", "tokens_per_s", "mfu"), int | float | None)
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,7 @@ def read_sweep(folder: Path) -> Iterator[Run]:
     try:
         sweep = read_object(folder / "sweep.json")
         cells = {str(name): dict(cell.get("axes", {})) for name, cell in sweep["cells"].items()}
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
+    except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'sweep.json'}: can't be read ({error})") from None
     for name, axes in cells.items():
         yield read_run(folder / name, axes, sweep.get("compare_at"))
@@ -118,11 +130,24 @@ def read_run(folder: Path, axes: Mapping[str, Any] | None = None, compare_at: in
         fields = flatten(read_object(folder / "config.json"))
         stamp = read_object(folder / "run.json")
         train, validation, rates = _last_lines(folder)
+        for values, kinds in (
+            (fields, CONFIG_KINDS),
+            (stamp, STAMP_KINDS),
+            (train, METRIC_KINDS),
+            (validation, METRIC_KINDS),
+        ):
+            _check_kinds(values, kinds)
     except (OSError, ValueError):
         return Run(folder, folder.name, "unreadable", **place)
     rate = median(rates) if rates else None
     run = Run(folder, folder.name, "started", fields, stamp, train, validation, rate, **place)
     return replace(run, state=_state(run, failed))
+
+
+def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    for name in values.keys() & kinds.keys():
+        if not isinstance(values[name], kinds[name]):
+            raise ValueError(f"{name}={values[name]!r}: must be a {kinds[name]}")
 
 
 def _last_lines(folder: Path) -> tuple[Record, Record, list[float]]:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deeploop.experiments.cells import SweepFolder
 from deeploop.experiments.grids import Cell
-from deeploop.experiments.launch import note_failure, start
+from deeploop.experiments.launch import SAVE_SECONDS, note_failure, start
 
 if TYPE_CHECKING:
     import subprocess
 
-SAVE_SECONDS = 120  # between SLURM's warning and the end of the allocation
-# torchrun kills its ranks 30 s after SIGTERM otherwise.
-ENVIRONMENT = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVE_SECONDS - 10)}
+WARNING_SECONDS = SAVE_SECONDS + 10  # between SLURM's warning and the end of the allocation
+TIMEOUTS = 1000  # submitit queues a job again three times otherwise
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,13 @@ class CellJob:
 
     def __init__(self, sweep: SweepFolder, cell: Cell, keep_weights: bool) -> None:
         self.sweep, self.cell, self.keep_weights = sweep, cell, keep_weights
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> str:
         log = self.sweep.log_file(self.cell)
         while (command := self.sweep.next_command(self.cell)) is not None:
             try:
-                process = start(command, log, ENVIRONMENT, before=_ignore_warning)
+                process = start(command, log, {}, before=_ignore_warning)
             except BlockingIOError:
                 return "another job is at it"
             if (code := self._wait(process)) != 0:
@@ -63,9 +63,9 @@ class CellJob:
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> int:
         # In a thread: submitit's signal handler below must not find this one inside a wait that holds a lock.
-        self._process, self._waiter = process, threading.Thread(target=process.wait, daemon=True)
-        self._waiter.start()
-        while self._waiter.is_alive():
+        self._process, waiter = process, threading.Thread(target=process.wait, daemon=True)
+        waiter.start()
+        while waiter.is_alive():
             time.sleep(0.2)
         return process.returncode
 
@@ -73,9 +73,10 @@ class CellJob:
         """Called by submitit when the time is up or the job is preempted: save, then queue again."""
         from submitit.helpers import DelayedSubmission
 
-        self._process.send_signal(signal.SIGTERM)
-        while self._waiter.is_alive():
-            time.sleep(0.2)
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            while self._process.poll() is None:
+                time.sleep(0.2)
         return DelayedSubmission(CellJob(self.sweep, self.cell, self.keep_weights))
 
 
@@ -100,7 +101,9 @@ def submit(
         ) from None
     cells = [cell for cell in sweep.cells if sweep.next_command(cell) is not None]
     try:
-        executor = submitit.AutoExecutor(folder=sweep.out / "slurm", cluster=cluster)
+        executor = submitit.AutoExecutor(
+            folder=sweep.out / "slurm", cluster=cluster, slurm_max_num_timeout=TIMEOUTS
+        )
     except RuntimeError as error:  # no sbatch or srun
         raise ValueError(f"launcher=slurm: {error}") from None
     executor.update_parameters(
@@ -111,7 +114,7 @@ def submit(
         cpus_per_task=sweep.gpus * config.cpus,
         timeout_min=round(config.hours * 60),
         slurm_array_parallelism=config.at_once,
-        slurm_signal_delay_s=SAVE_SECONDS,
+        slurm_signal_delay_s=WARNING_SECONDS,
         **({"slurm_partition": config.partition} if config.partition else {}),
         **({"slurm_account": config.account} if config.account else {}),
     )
