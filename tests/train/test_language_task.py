@@ -68,3 +68,9 @@ def test_metrics_of_a_run_without_checkpoint_are_put_aside(tiny_config):
     train(config)
     assert read_metrics(config.out)[0]["step"] == 0
     assert "7.0" in (config.out / "metrics.previous.jsonl").read_text()
+
+
+def test_a_step_larger_than_the_corpus_is_refused(tiny_config):
+    """A slip of the finger in the batch must not fill the machine's memory first."""
+    with pytest.raises(ValueError, match=r"optim.batch=1000000000: a step of 32,000,000,000 tokens is more"):
+        train(tiny_config(optim={"batch": 10**9}))
