@@ -117,10 +117,11 @@ no window is read twice and none is left out, whatever the number of ranks. From
 changes in the files; the arithmetic does.
 """
 
-FUZZ = """Every kind of file that may come from a stranger, and command lines, damaged at random: bits
+FUZZ = """Kinds of files that may come from a stranger, and command lines, damaged at random: bits
 flipped, pieces cut, doubled or replaced, JSON values exchanged for others. In process; a case is opened as
 the commands open it. It is either accepted (the damage did not matter, or gave another valid file) or
-refused with an error that the command line prints in one line."""
+refused with an error that the command line prints in one line. Command lines, and texts given to `prepare`,
+end with exit 0 or with one line and exit 2; both count as accepted here."""
 
 TAIL = """
 ## Determinism
