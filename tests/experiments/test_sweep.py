@@ -253,7 +253,7 @@ def test_asked_to_stop_a_sweep_asks_its_cells_and_says_how_to_go_on(grid_file, t
     assert process.exitcode == 130
     assert all(log.read_text().endswith("ready\nsaved\n") for log in logs)
     assert not (out / "other.log").exists()
-    assert "stopped; go on with the same command: deeploop " in capfd.readouterr().err
+    assert "stopped; go on with the same command: deeploop" in capfd.readouterr().err
 
 
 def test_a_process_that_outlived_its_sweep_is_waited_for(run_fakes, tmp_path, monkeypatch):

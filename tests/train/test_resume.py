@@ -137,6 +137,9 @@ def test_a_resumed_run_may_change_its_length_and_says_so(train_arguments, tmp_pa
 
 
 def test_the_first_signal_asks_and_the_second_acts():
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs start with it ignored
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with StopRequest() as stop:
         assert not stop.requested

@@ -53,11 +53,6 @@ class LanguageTask:
                 f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}"
             )
         context = config.model.context
-        if (step := config.optim.batch * context) > len(self.corpus.train):
-            raise ValueError(
-                f"optim.batch={config.optim.batch}: a step of {step:,} tokens is more than the "
-                f"{len(self.corpus.train):,} that {config.data.path} has to train on"
-            )
         self.loader = TokenLoader(
             self.corpus.train,
             context=context,
@@ -66,6 +61,11 @@ class LanguageTask:
             rank=world.rank,
             world=world.size,
         )
+        if (step := config.optim.batch * context) > len(self.corpus.train):
+            raise ValueError(
+                f"optim.batch={config.optim.batch}: a step of {step:,} tokens is more than the "
+                f"{len(self.corpus.train):,} that {config.data.path} has to train on"
+            )
         inputs, targets = validation_windows(
             self.corpus.validation, context, config.data.validation_sequences
         )
