@@ -10,7 +10,7 @@ from puzzle_runs import MODELS, write_boards
 from deeploop.cli import main
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
-from deeploop.eval.reasoning import score, spread_rows
+from deeploop.eval.reasoning import Solver, score, spread_rows
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, load_tensors
@@ -83,14 +83,14 @@ def test_a_run_folder_gives_the_model_that_was_validated_last(make_puzzle_config
     model, found = load_reasoner(tmp_path)
     assert (found, model.training) == (config, False)
     rows = spread_rows(PuzzleSet.open(boards).test, 7)
-    assert score(model, rows, config.halting, batch=8).means()["loss"] == result["loss"]
+    assert score(Solver(model, config.halting, 8), rows).means()["loss"] == result["loss"]
 
 
 def test_evaluation_does_not_depend_on_batches_or_ranks(boards):
     split, config = PuzzleSet.open(boards).test, HaltingConfig(segments=2)
     model = Reasoner(MODELS["hrm"][1], PuzzleShape(5, 9, 19), seed=3)
-    whole = score(model, spread_rows(split, 7), config, batch=7)
-    shares = [score(model, spread_rows(split, 7, rank, 2), config, batch=2) for rank in (0, 1)]
+    whole = score(Solver(model, config, 7), spread_rows(split, 7))
+    shares = [score(Solver(model, config, 2), spread_rows(split, 7, rank, 2)) for rank in (0, 1)]
     assert tuple(map(sum, zip(*shares, strict=True))) == pytest.approx(tuple(whole), rel=1e-5)
     assert whole.puzzles == 7
     assert whole.scored == 7 * 8

@@ -70,6 +70,19 @@ def crop(tokens: np.ndarray) -> np.ndarray:
     return (tokens.reshape(SIDE, SIDE)[:height, :width] - FIRST_COLOUR).astype(np.uint8)
 
 
+def read_back(tokens: np.ndarray, views: np.ndarray) -> list[np.ndarray]:
+    """The grids of colours in predictions (B, 900), each cropped and as it was before its view (B, 11)."""
+    tables = np.zeros((len(views), VOCABULARY), dtype=np.uint8)  # what each token was
+    tables[:, FIRST_COLOUR:] = np.argsort(views[:, 1:], axis=1)
+    colours = np.take_along_axis(tables, tokens.astype(np.intp), axis=1).reshape(-1, SIDE, SIDE)
+    return [
+        turn(grid[:height, :width], INVERSE[move])
+        for grid, (height, width), move in zip(
+            colours, crop_shapes(tokens).tolist(), views[:, 0].tolist(), strict=True
+        )
+    ]
+
+
 def show(
     inputs: np.ndarray, labels: np.ndarray, views: np.ndarray, shifts: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from deeploop.data.puzzles import PuzzleSplit
-from deeploop.models.halting import PAD, HaltingConfig, answers_right, puzzle_loss, solve
+from deeploop.models.halting import PAD, Answers, HaltingConfig, answers_right, puzzle_loss, solve
 from deeploop.models.reasoner import Reasoner
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # inputs, labels (B, length) and ids (B,)
@@ -34,41 +36,60 @@ class Score(NamedTuple):
         }
 
 
+@dataclass(frozen=True)
+class Solver:
+    """A model on its device, and how it is asked: all segments, or (`adaptive`) until it wants to halt."""
+
+    model: Reasoner
+    config: HaltingConfig
+    batch: int
+    device: torch.device | str = "cpu"
+    arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
+    adaptive: bool = False
+
+    @torch.no_grad()
+    def __call__(self, rows: Rows) -> tuple[Answers, Score]:
+        """The answers to one batch, and how good they are."""
+        inputs, labels, ids = (torch.from_numpy(part).to(self.device, torch.long) for part in rows)
+        carry, puzzle = self.model.initial(len(inputs)), self.model.puzzle_rows(ids)
+        with self.arithmetic():
+            found = solve(self.model, carry, inputs, puzzle, self.config, adaptive=self.adaptive)
+        scored = (labels != PAD).sum(-1)
+        real = (scored > 0).double()
+        right, solved = answers_right(found.tokens, labels)
+        columns = (real, puzzle_loss(found.logits, labels), solved, right.sum(-1), scored, found.segments)
+        return found, Score(*torch.stack([(column * real).sum() for column in columns]).tolist())
+
+
+def added(scores: list[Score]) -> Score:
+    """The sums over all of them."""
+    return Score(*map(sum, zip(*scores, strict=True)))
+
+
+def spread(count: int, over: int) -> np.ndarray:
+    """At most `count` of the numbers below `over`, evenly spread."""
+    count = min(count, over)
+    return np.arange(count) * over // count
+
+
 def spread_rows(split: PuzzleSplit, count: int, rank: int = 0, ranks: int = 1) -> Rows:
     """At most `count` examples, spread evenly over a split; of several ranks, one's share.
 
     Sharded blocks meet in every call, so every rank gets as many rows; a blank one isn't counted.
     """
-    count = min(count, len(split))
-    numbers = np.arange(count) * len(split) // count
-    mine = np.concatenate([numbers, np.full(-count % ranks, -1)])[rank::ranks]
+    numbers = spread(count, len(split))
+    mine = np.concatenate([numbers, np.full(-len(numbers) % ranks, -1)])[rank::ranks]
     inputs, labels, ids = split.rows(mine.clip(0))
     labels[mine < 0] = PAD
     return inputs, labels, ids
 
 
-@torch.no_grad()
-def score(
-    model: Reasoner,
-    rows: Rows,
-    config: HaltingConfig,
-    *,
-    batch: int,
-    device: torch.device | str = "cpu",
-    arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
-    adaptive: bool = False,
-) -> Score:
-    """Solves the puzzles, `batch` at a time; the model is left in eval mode."""
-    model.eval()
-    sums = torch.zeros(len(Score._fields), dtype=torch.float64)
-    for piece in zip(*(torch.from_numpy(part).split(batch) for part in rows), strict=True):
-        inputs, labels, ids = (tensor.to(device, torch.long) for tensor in piece)
-        carry, puzzle = model.initial(len(inputs)), model.puzzle_rows(ids)
-        with arithmetic():
-            found = solve(model, carry, inputs, puzzle, config, adaptive=adaptive)
-        scored = (labels != PAD).sum(-1)
-        real = (scored > 0).double()
-        right, solved = answers_right(found.tokens, labels)
-        columns = (real, puzzle_loss(found.logits, labels), solved, right.sum(-1), scored, found.segments)
-        sums += torch.stack([(column * real).sum() for column in columns]).cpu()
-    return Score(*sums.tolist())
+def score(solver: Solver, rows: Rows, *, progress: bool = False) -> Score:
+    """Solves the puzzles, a batch at a time; the model is left in eval mode."""
+    solver.model.eval()
+    batches = range(0, len(rows[0]), solver.batch)
+    bar = tqdm(
+        batches, desc="puzzles", unit=" batches", dynamic_ncols=True, disable=None if progress else True
+    )
+    pieces = (tuple(part[first : first + solver.batch] for part in rows) for first in bar)
+    return added([solver(piece)[1] for piece in pieces])  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """`deeploop eval`: a run on the paper's eight tasks, or on any other of the lm-evaluation-harness.
 
+A reasoner's run is solved on its own puzzles instead: `evaluate_reasoner.py`.
+
 With the harness and the run on one machine it is one command. Else it is three, of which only the first and
 the last need the harness: requests are written (`--requests FILE`), scored (`RUN --requests FILE`) and judged
 (`--scores FILE`).
@@ -9,25 +11,27 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tyro.conf import Positional
+from tyro.conf import OmitArgPrefixes, Positional
 
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.requests import Requests, Scores, load_scores, save_scores
 from deeploop.eval.scoring import default_batch_tokens, input_lengths, score
 from deeploop.eval.tasks import PAPER_TASKS, deviations, load_tasks
-from deeploop.experiments import scoreboard
+from deeploop.experiments import evaluate_reasoner, scoreboard
+from deeploop.experiments.evaluate_reasoner import ReasonerOptions
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.distributed import arithmetic, open_world
 from deeploop.train.rundir import (
     load_config,
     load_model,
     provenance,
+    read_stamp,
     require_checkpoint,
     results_folder,
     tokenizer_name,
@@ -36,7 +40,8 @@ from deeploop.train.rundir import (
 
 @dataclass(frozen=True, kw_only=True)
 class EvalArgs:
-    """Accuracy of a run on the paper's eight tasks, 0 and 1 shot, or other tasks of lm-evaluation-harness."""
+    """Accuracy of a run: a language model's on the paper's eight tasks, or others of lm-evaluation-harness; a
+    reasoner's on the test split of its puzzles, on ARC with votes over the views of each task."""
 
     run: Positional[Path | None] = None
     """Run folder, as `deeploop train` writes it; unset: --requests are written, or --scores judged."""
@@ -45,9 +50,10 @@ class EvalArgs:
     shots: tuple[int, ...] = ()
     """Examples in front of each question; unset: 0 and 1."""
     limit: int | None = None
-    """Only the first so many documents of each task."""
+    """Only the first so many documents of each task; of a reasoner's puzzles so many, evenly spread."""
     data: Path | None = None
-    """Folder of <task>/<split>.jsonl with the eight tasks; unset: the data sets are downloaded."""
+    """Folder of <task>/<split>.jsonl with the eight tasks; unset: the data sets are downloaded. Of a reasoner
+    the folder of its puzzles; unset: where training found them."""
     rounds: tuple[int, ...] = ()
     """Rounds R to evaluate at; several make a picture. Unset: as trained."""
     recompute_alpha: bool = False
@@ -64,6 +70,7 @@ class EvalArgs:
     """Device to compute on."""
     json: bool = False
     """Print the result as JSON."""
+    reasoner: OmitArgPrefixes[ReasonerOptions] = field(default_factory=ReasonerOptions)
 
     def __post_init__(self) -> None:
         for name in ("limit", "batch_tokens"):
@@ -93,12 +100,35 @@ def run(args: EvalArgs) -> str:
     if args.scores:
         return judge_scores(args, args.scores)
     if args.run:
+        if (task := read_stamp(args.run).get("task")) in REASONERS:
+            refuse(args, OF_LANGUAGE, f"for language models; {args.run} is a run of {task}")
+            return evaluate_reasoner.run(
+                args.run,
+                args.reasoner,
+                data=args.data,
+                limit=args.limit,
+                device=args.device,
+                as_json=args.json,
+            )
+        refuse(args.reasoner, OF_REASONERS, f"for reasoners; {args.run} is a run of a language model")
         return (
             score_requests(args, args.run, args.requests) if args.requests else evaluate_run(args, args.run)
         )
     if args.requests:
         return write_requests(args, args.requests)
     raise ValueError("run: name a run folder, or write requests without one: --requests FILE")
+
+
+REASONERS = ("hrm", "trm")
+OF_LANGUAGE = ("tasks", "shots", "rounds", "recompute_alpha", "requests", "batch_tokens")
+OF_REASONERS = tuple(own.name for own in fields(ReasonerOptions))
+
+
+def refuse(options: EvalArgs | ReasonerOptions, names: tuple[str, ...], why: str) -> None:
+    """Raises where one of the named options was given."""
+    for own in fields(options):
+        if own.name in names and getattr(options, own.name) != own.default:
+            raise ValueError(f"--{own.name.replace('_', '-')}: {why}")
 
 
 def evaluate_run(args: EvalArgs, folder: Path) -> str:

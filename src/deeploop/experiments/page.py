@@ -36,13 +36,13 @@ code, pre { font: .9em ui-monospace, monospace; } pre { overflow-x: auto; }
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """A whole page around parts made by the functions below."""
+def page(title: str, parts: Iterable[str], style: str = "") -> str:
+    """A whole page around parts made by the functions below; `style` is more CSS."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
+        f"<title>{html.escape(title)}</title>\n<style>{STYLE}{style}</style></head>\n<body>\n"
         f"<h1>{html.escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 

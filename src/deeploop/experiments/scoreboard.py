@@ -38,13 +38,19 @@ def deviations(settings: dict[str, Any], stamp: dict[str, Any]) -> list[str]:
     return [text for holds, text in checks if holds]
 
 
-def keep(folder: Path, record: dict[str, Any]) -> list[Path]:
-    """Adds the record to the folder's eval.json, and draws the picture of several rounds."""
+def add(folder: Path, record: dict[str, Any], identity: Sequence[str]) -> Path:
+    """Adds the record to the folder's eval.json, in place of one that agrees with it in these fields."""
     path = folder / "eval.json"
-    others = [old for old in read(path) if any(old.get(key) != record[key] for key in IDENTITY)]
+    others = [old for old in read(path) if any(old.get(key) != record[key] for key in identity)]
     text = json.dumps({"evaluations": [*others, record]}, indent=1)
     with atomic_file(path) as file:
         file.write((text + "\n").encode())
+    return path
+
+
+def keep(folder: Path, record: dict[str, Any]) -> list[Path]:
+    """Adds the record to the folder's eval.json, and draws the picture of several rounds."""
+    path = add(folder, record, IDENTITY)
     if len(record["rounds"]) == 1 or not record["average"]:
         return [path]
     from deeploop.experiments import plots  # here: scoring has no need of matplotlib

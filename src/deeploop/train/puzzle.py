@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from deeploop.data.draws import keys, words
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
-from deeploop.eval.reasoning import Score, score, spread_rows
+from deeploop.eval.reasoning import Score, Solver, score, spread_rows
 from deeploop.models.accounting import flops_per_segment
 from deeploop.models.halting import Slots, minimum_segments, supervise
 from deeploop.models.hrm import HRMConfig
@@ -157,14 +157,14 @@ class PuzzleTask:
         """Loss, share of puzzles and of cells that are right, segments until the model wants to halt."""
         config, world = self.config, self.world
         with averaged(self.optimizer):
-            found = score(
+            solver = Solver(
                 self.model,
-                self.test,
                 config.halting,
-                batch=self.micro_batch,
-                device=world.device,
-                arithmetic=partial(arithmetic, config.device, world.device),
+                self.micro_batch,
+                world.device,
+                partial(arithmetic, config.device, world.device),
             )
+            found = score(solver, self.test)
         sums = world.sum(torch.tensor(found, dtype=torch.float64, device=world.device))
         return Score(*sums.tolist()).means()
 
@@ -182,12 +182,12 @@ class PuzzleTask:
         raise AssertionError("no evaluation of a reasoner says that it collapsed")
 
 
-def open_puzzles(path: Path) -> PuzzleSet:
-    """The puzzles of a folder, after their content was found to have its hash."""
+def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
+    """The puzzles of a folder, after their content was found to have its hash; `field` named the folder."""
     try:
         puzzles = PuzzleSet.open(path)
         puzzles.verify()
     except ValueError as error:
         what = str(error).removeprefix(str(path)).lstrip("/: ")  # the path is named once
-        raise ValueError(f"data.path={path}: {what}") from None
+        raise ValueError(f"{field}={path}: {what}") from None
     return puzzles

@@ -1,0 +1,59 @@
+"""Votes over answers: count equal ones, rank them, and ask how far down the right one stands.
+
+An answer is a grid of colours: the same cells in another shape are another answer. Most votes first, of
+equals the higher mean confidence, of equals in that too the smaller grid by shape and then by content, so
+that a ranking never depends on the order of the votes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Vote:
+    """An answer, how often it was given, and the mean confidence with which it was."""
+
+    grid: np.ndarray
+    count: int
+    confidence: float
+
+
+class Ballot:
+    """The answers to one test input, one entry for each that differs."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[tuple[int, ...], bytes], tuple[int, float]] = {}
+
+    def add(self, grid: np.ndarray, confidence: float) -> None:
+        key = grid.shape, grid.astype(np.uint8, copy=False).tobytes()
+        count, total = self._entries.get(key, (0, 0.0))
+        self._entries[key] = count + 1, total + confidence
+
+    def ranked(self) -> list[Vote]:
+        """All answers, the best first."""
+        order = sorted(
+            (-count, -total / count, shape, cells) for (shape, cells), (count, total) in self._entries.items()
+        )
+        return [
+            Vote(np.frombuffer(cells, dtype=np.uint8).reshape(shape), -count, -mean)
+            for count, mean, shape, cells in order
+        ]
+
+
+def place_of(expected: np.ndarray, ranked: Sequence[Vote]) -> int | None:
+    """Where the right answer stands, from 1; None where nobody gave it."""
+    places = (place for place, vote in enumerate(ranked, 1) if np.array_equal(vote.grid, expected))
+    return next(places, None)
+
+
+def budget_needed(places: Sequence[int | None]) -> int | None:
+    """The least K at which a task is solved, of its test inputs' places: all of them must be right."""
+    known = [place for place in places if place is not None]
+    return max(known) if len(known) == len(places) else None
+
+
+def ladder(needed: Sequence[int | None], budgets: Sequence[int]) -> dict[int, float]:
+    """Share of tasks that are solved with the best K answers to each input, for every K."""
+    return {K: sum(own is not None and own <= K for own in needed) / len(needed) for K in budgets}
