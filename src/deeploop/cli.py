@@ -24,7 +24,8 @@ deeploop: train transformers whose blocks are visited many times
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
-  deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other
+  deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;
+                                                a reasoner's on its puzzles, with votes on ARC
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
   deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect
   deeploop sweep table1 | p-sweep | … | FILE    the paper's grids of runs, or your own, in parallel

@@ -14,6 +14,7 @@ from deeploop.data.arc_grids import (
     crop,
     crop_shapes,
     encode,
+    read_back,
     restore,
     show,
     turn,
@@ -114,3 +115,14 @@ def test_crop_finds_the_largest_rectangle():
         assert tuple(shape) == slow_crop(prediction)
     assert shapes[-1].tolist() == [10, 30]
     assert crop(np.ones(SIDE * SIDE, dtype=np.uint8)).shape == (0, 0)
+
+
+def test_read_back_is_crop_then_restore_of_each():
+    draw = np.random.default_rng(3)
+    views = random_views(48)
+    views[:8, 0] = np.arange(8)
+    tokens = np.stack([encode(random_grid(draw)) for _ in views])
+    tokens[draw.random(tokens.shape) < 0.001] = 1
+    tokens[-1] = 0
+    for row, view, grid in zip(tokens, views, read_back(tokens, views), strict=True):
+        np.testing.assert_array_equal(grid, restore(crop(row), view))

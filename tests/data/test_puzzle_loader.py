@@ -1,4 +1,4 @@
-"""The puzzle loader: one puzzle of each group an epoch, ranks that partition, exact resume."""
+"""The puzzle loader: one puzzle of each group an epoch, rows that partition a batch, exact resume."""
 
 import json
 from itertools import chain
@@ -49,8 +49,8 @@ def real(tmp_path_factory):
     }
 
 
-def loader(puzzles, batch=6, seed=1, rank=0, world=1, augment=True):
-    return PuzzleLoader(puzzles, batch=batch, seed=seed, rank=rank, world=world, augment=augment)
+def loader(puzzles, seed=1, augment=True):
+    return PuzzleLoader(puzzles, seed=seed, augment=augment)
 
 
 def drawn(stream, count):
@@ -110,37 +110,24 @@ def loader_after(puzzles, count):
 
 
 @pytest.mark.parametrize("kind", ["arc", "sudoku", "maze"])
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_partition_the_one_rank_batch(real, kind, world):
-    alone = loader(real[kind])
-    ranks = [loader(real[kind], rank=rank, world=world) for rank in range(world)]
-    for _ in range(12):
-        batch = alone.step_batch()
-        parts = [rank.step_batch() for rank in ranks]
-        for whole, *some in zip(batch, *parts, strict=True):
-            assert torch.equal(torch.cat(some), whole)
-        assert all(rank.state() == alone.state() for rank in ranks)
-
-
-@pytest.mark.parametrize("kind", ["arc", "sudoku", "maze"])
 @pytest.mark.parametrize("done", [0, 3, 17])
-def test_resume_equals_uninterrupted_for_any_number_of_ranks(real, kind, done):
+def test_resume_equals_uninterrupted_whichever_rows_are_asked_for(real, kind, done):
     uninterrupted = loader(real[kind])
-    for _ in range(done):
-        uninterrupted.step_batch()
+    uninterrupted.next_batch(6 * done)
     state = json.loads(json.dumps(uninterrupted.state()))
-    ranks = [loader(real[kind], rank=rank, world=2) for rank in range(2)]
-    for rank in ranks:
-        rank.load_state(state)
+    halves = [loader(real[kind]) for _ in range(2)]
+    for half in halves:
+        half.load_state(state)
     for _ in range(12):
-        parts = [rank.step_batch() for rank in ranks]
-        for whole, *some in zip(uninterrupted.step_batch(), *parts, strict=True):
+        parts = [half.next_batch(6, rows) for half, rows in zip(halves, (slice(3), slice(3, 6)), strict=True)]
+        for whole, *some in zip(uninterrupted.next_batch(6), *parts, strict=True):
             assert torch.equal(torch.cat(some), whole)
+        assert all(half.state() == uninterrupted.state() for half in halves)
 
 
 def test_batches_are_int64_rows_with_ids_in_range(real):
     for puzzles in real.values():
-        inputs, labels, ids = loader(puzzles, batch=30).step_batch()
+        inputs, labels, ids = loader(puzzles).next_batch(30)
         assert inputs.shape == labels.shape == (30, puzzles.length)
         assert ids.shape == (30,)
         assert {inputs.dtype, labels.dtype, ids.dtype} == {torch.int64}
@@ -190,16 +177,6 @@ def test_state_of_another_stream_is_refused(real):
             other.load_state(state)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"batch": 5, "world": 2}, "batch 5.*2 ranks"),
-        ({"batch": 0}, "batch 0"),
-        ({"rank": 2, "world": 2}, "rank 2"),
-    ],
-)
-def test_impossible_settings_are_named(counted, settings, message):
-    with pytest.raises(ValueError, match=message):
-        loader(counted, **settings)
+def test_a_negative_count_is_refused(counted):
     with pytest.raises(ValueError, match="count -1"):
         loader(counted).next_batch(-1)

@@ -2,34 +2,12 @@
 
 import csv
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import pytest
 from run_folders import write_run
 
 from deeploop.experiments.report import ReportArgs, run
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome on the PATH")
-QUIET = (
-    "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --hide-scrollbars"
-)
-
-
-@pytest.fixture(scope="module")
-def browse(tmp_path_factory):
-    """`browse(page, "--dump-dom")` → what the browser prints, and its console."""
-    profile = tmp_path_factory.mktemp("profile")
-
-    def go(page, *words):
-        where = [f"--user-data-dir={profile}", "--enable-logging=stderr", *words, page.as_uri()]
-        done = subprocess.run([BROWSER, *QUIET.split(), *where], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        return done.stdout, re.findall(r":CONSOLE.*", done.stderr)
-
-    return go
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def test_a_slot_keeps_its_puzzle_until_it_halts_and_the_stream_moves_on_all_the_
 ):
     run = open_run(make_puzzle_config(tmp_path), ALONE)
     batch, seen = run.config.optim.batch, 0
-    stream = PuzzleLoader(run.task.puzzles, batch=batch, seed=run.config.seed)
+    stream = PuzzleLoader(run.task.puzzles, seed=run.config.seed)
     for run.step in range(8):
         before = run.task.slots
         train_step(run, StopRequest())

@@ -1,4 +1,4 @@
-"""Batches of puzzles: in a seeded order, split over ranks, resumable to the example.
+"""Batches of puzzles: in a seeded order, any rows of them, resumable to the example.
 
 An epoch visits the groups in a random order, draws one puzzle of each, and gives all examples of that
 puzzle in a random order. Epochs follow one another without a gap: where one ends inside a batch, the next
@@ -24,32 +24,13 @@ AUGMENTATIONS = {"sudoku": shuffle_sudokus, "maze": turn_mazes}
 
 
 class PuzzleLoader:
-    """An endless, deterministic stream of training examples; `batch` counts those of all ranks together."""
+    """An endless, deterministic stream of training examples, the same on every rank."""
 
-    def __init__(
-        self,
-        puzzles: PuzzleSet,
-        *,
-        batch: int,
-        seed: int,
-        augment: bool = True,
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
-        if batch < 1 or batch % world:
-            raise ValueError(f"batch {batch}: must be a positive multiple of the {world} ranks")
-        if not 0 <= rank < world:
-            raise ValueError(f"rank {rank}: must be at least 0 and below the {world} ranks")
-        self._puzzles, self._batch, self._seed = puzzles, batch, seed
+    def __init__(self, puzzles: PuzzleSet, *, seed: int, augment: bool = True) -> None:
+        self._puzzles, self._seed = puzzles, seed
         self._augment = AUGMENTATIONS.get(puzzles.kind) if augment else None
         self._augment_key = keys(seed, 0, 1)[0]  # not a key of any epoch's order
-        share = batch // world
-        self._mine = slice(rank * share, (rank + 1) * share)
         self._open(epoch=0, position=0)
-
-    def step_batch(self) -> Batch:
-        """This rank's part of the next `batch` examples: inputs, labels (batch / world, length), and ids."""
-        return self.next_batch(self._batch, self._mine)
 
     def next_batch(self, count: int, rows: Rows = slice(None)) -> Batch:
         """Moves on by `count` examples of the one global stream and returns those at `rows` among them.

@@ -112,19 +112,19 @@ def matching_puzzles(folder: Path, data: Path | None) -> PuzzleSet:
         puzzles = open_puzzles(path, "data")
     except ValueError as error:
         raise ValueError("; ".join(filter(None, [str(error), hint]))) from None
-    wanted = {
-        str(read_stamp(folder).get("puzzles")),
-        str(read_state(require_checkpoint(folder)).get("puzzles")),
-    }
-    if wanted != {puzzles.hash}:
-        other = next(iter(wanted - {puzzles.hash}))
+    checkpoint, trained = require_checkpoint(folder), str(read_stamp(folder).get("puzzles"))
+    if (saved := str(read_state(checkpoint).get("puzzles"))) != trained:
         raise ValueError(
-            f"data={path}: puzzles of hash {puzzles.hash:.12}…, {folder} was trained on {other:.12}…; "
+            f"{checkpoint}: a checkpoint of other puzzles ({saved:.12}…) than the run's ({trained:.12}…)"
+        )
+    if puzzles.hash != trained:
+        raise ValueError(
+            f"data={path}: puzzles of hash {puzzles.hash:.12}…, {folder} was trained on {trained:.12}…; "
             "point --data to those"
         )
     shape = PuzzleShape(puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids)
     if (own := puzzle_shape(folder)) != shape:
-        raise ValueError(f"data={path}: puzzles of {shape}, the run was made for {own}")
+        raise ValueError(f"{folder / 'run.json'}: made for puzzles of {own}, those in {path} are {shape}")
     return puzzles
 
 

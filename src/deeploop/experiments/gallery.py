@@ -35,6 +35,7 @@ article h3 span { font-weight: 400; font-size: .9rem; color: var(--mute); }
 .right svg { outline-color: var(--right); } .right b { color: var(--right); }
 .wrong svg { outline-color: var(--wrong); } .wrong b { color: var(--wrong); }
 .asked { border-right: 1px solid var(--line); padding-right: 1.2rem; }
+@media (max-width: 40rem) { .asked { border: 0; padding: 0; } }
 .empty { width: 4rem; height: 4rem; margin: .3rem 0; border: 2px dashed var(--wrong); }
 path { stroke-width: 0; } .lines { fill: none; stroke: #777; stroke-width: .05; stroke-opacity: .7; }
 .off { fill: #fff; stroke: #000; stroke-width: .09; }
@@ -76,7 +77,8 @@ def summary(record: dict[str, Any]) -> str:
         f"{record['inputs']} test inputs, up to {record['most_views']:,} views of each, "
         f"{record['examples']:,} answers in all, of which {record['exact']:.1%} are right by themselves. A "
         "task is solved at K when the right answer to each of its test inputs is among the best K: most "
-        "votes first, then the higher mean σ(q_halt)."
+        "votes first, then the higher mean σ(q_halt), here called confidence. A small square marks a cell "
+        "that differs from the expected answer."
     )
 
 
@@ -127,10 +129,10 @@ def task_card(task: TaskVotes) -> str:
 
 
 def question_row(question: Question, views: int) -> str:
-    cell = cell_size(question)
+    cell = cell_size(question.expected)  # votes have it too, unless they are larger
     place = f"place {question.place:,}" if question.place else "no votes"
     asked = [
-        figure(question.input, "input", [size(question.input)], cell),
+        figure(question.input, "input", [size(question.input)], LARGEST_CELL),
         figure(
             question.expected,
             "expected",
@@ -163,10 +165,9 @@ def size(grid: np.ndarray) -> str:
     return f"{grid.shape[0]} × {grid.shape[1]}"
 
 
-def cell_size(question: Question) -> float:
-    """Pixels of a cell: the same in all grids of a question."""
-    shown = [question.input, question.expected, *(vote.grid for vote in question.best)]
-    return min(LARGEST_CELL, SIZE / max(max(grid.shape) for grid in shown))
+def cell_size(grid: np.ndarray, most: float = LARGEST_CELL) -> float:
+    """Pixels of a cell, such that the grid fits its place."""
+    return min(most, SIZE / max(grid.shape))
 
 
 def figure(
@@ -178,7 +179,7 @@ def figure(
     kind: str = "",
     marked: np.ndarray | None = None,
 ) -> str:
-    drawn = draw(grid, title, cell, marked) if grid.size else '<div class="empty"></div>'
+    drawn = draw(grid, title, cell_size(grid, cell), marked) if grid.size else '<div class="empty"></div>'
     text = "<br>".join(map(html.escape, lines))
     return f'<div class="grid {kind}"><b>{html.escape(title)}</b>{drawn}{text}</div>'
 

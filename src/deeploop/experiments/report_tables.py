@@ -6,6 +6,7 @@ Every number of ours comes from a run's files; where there is no run, the cell s
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 from deeploop.experiments import published
 from deeploop.experiments.escapes import Count, Outcome, read_outcome, tally
@@ -245,9 +246,49 @@ def count_cells(count: Count | None) -> list[str]:
 
 
 # ── Table 3 ─────────────────────────────────────────────────────────────────────────────────────────────
-def arc_table() -> Table:
-    """The paper's voting ladder."""
-    names = {"hrm": "Vanilla HRM", "hrm-deeploop": "HRM, DeepLoop p=1/2", "delta": "Δ"}
+ARC_ROWS = {("hrm", 0, None): "Vanilla HRM", ("hrm", 0.5, None): "HRM, DeepLoop p=1/2"}
+"""Model, p and the p of module H → the paper's two rows."""
+Ladder = dict[int, float]  # K → tasks solved, %
+
+
+def arc_table(runs: Sequence[Run]) -> Table:
+    """The paper's voting ladder, and those of runs that were evaluated on ARC."""
+    names = dict(zip(("hrm", "hrm-deeploop", "delta"), (*ARC_ROWS.values(), "Δ"), strict=True))
     rows = [[PAPER, name, *(published.ARC[key, K].printed for K in VOTES)] for key, name in names.items()]
-    rows += [[HERE, name, *[MISSING] * len(VOTES)] for name in names.values()]
-    return Table("arc", "Voted accuracy on ARC-AGI-1, %", ["", "model", *(f"K={K}" for K in VOTES)], rows)
+    ours = arc_ladders(runs) or {name: [] for name in ARC_ROWS.values()}
+    for label, ladders in ours.items():
+        means = [fmean(ladder[K] for ladder in ladders) if ladders else None for K in VOTES]
+        rows.append([HERE, label, *(number(mean, ".2f") for mean in means)])
+    return Table(
+        "arc",
+        "Voted accuracy on ARC-AGI-1, %",
+        ["", "model", *(f"K={K}" for K in VOTES)],
+        rows,
+        "Tasks whose test inputs all have the right answer among the best K. Mean over the runs of a row, of "
+        "each its newest evaluation. 400 tasks and about 1,000 views of each, unless a row says otherwise.",
+    )
+
+
+def arc_ladders(runs: Sequence[Run]) -> dict[str, list[Ladder]]:
+    """Row label → the ladder of each run."""
+    found: dict[str, dict[str, Ladder]] = {}
+    for run in runs:
+        for record in read_json(run.folder / "eval.json").get("evaluations", []):
+            if record.get("kind") == "arc":
+                ladder = {K: 100 * record["ladder"][str(K)] for K in VOTES}
+                found.setdefault(arc_label(run, record), {})[run.name] = ladder
+    return {label: list(found[label].values()) for label in sorted(found)}
+
+
+def arc_label(run: Run, record: dict[str, Any]) -> str:
+    """Model and rule, and where the evaluation is not the paper's."""
+    model, p, high_p = record["model"], run.fields.get("model.p", 0), run.fields.get("model.high_p")
+    rule = f"p={p:g}" if high_p is None else f"p={p:g}, H p={high_p:g}"
+    parts = [ARC_ROWS.get((model, p, high_p), f"{model.upper()} {rule}")]
+    if record["tasks"] != 400:
+        parts.append(f"{record['tasks']} tasks")
+    if (views := record["most_views"]) < 1_000:
+        parts.append(f"{views} view{'s' * (views > 1)}")
+    if record["halt"]:
+        parts.append("halting")
+    return ", ".join(parts)

@@ -64,7 +64,7 @@ class PuzzleTask:
         self.micro_batch = micro_batch(batch, config.device, world)
         self.puzzles = open_puzzles(config.data.path)
         self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
-        self.loader = PuzzleLoader(self.puzzles, batch=batch, seed=config.seed)
+        self.loader = PuzzleLoader(self.puzzles, seed=config.seed)
         self.share = batch // world.size
         self.first = world.rank * self.share  # this rank's slots are those from here on
         self.test = spread_rows(self.puzzles.test, config.data.test_examples, world.rank, world.size)
