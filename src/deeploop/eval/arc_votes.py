@@ -56,9 +56,16 @@ def vote(
 ) -> tuple[list[TaskVotes], Score]:
     """The tasks of these groups, each with its `keep` best answers, and the sums over all examples."""
     solver.model.eval()
+    examples = chosen_examples(split, groups, views)
     scores: list[Score] = []
-    stream = answers(solver, split, chosen_examples(split, groups, views), scores)
-    tasks = [count_votes(split, group, own, keep) for group, own in groupby(stream, key=itemgetter(0))]
+    tasks: list[TaskVotes] = []
+    with tqdm(total=len(examples), desc="arc", unit=" answers", dynamic_ncols=True, disable=None) as bar:
+        stream = answers(solver, split, examples, scores)
+        for group, own in groupby(stream, key=itemgetter(0)):
+            tasks.append(count_votes(split, group, own, keep))
+            solved = sum(task.needed == 1 for task in tasks)
+            bar.set_postfix_str(f"{solved} of {len(tasks)} tasks solved at K=1", refresh=False)
+            bar.update(tasks[-1].views * len(tasks[-1].questions))
     return tasks, added(scores)
 
 
@@ -66,17 +73,14 @@ def answers(
     solver: Solver, split: PuzzleSplit, examples: np.ndarray, scores: list[Score]
 ) -> Iterator[Answer]:
     """What the model answers to each example, read back from its view; a batch's sums go to `scores`."""
-    with tqdm(total=len(examples), desc="arc", unit=" views", dynamic_ncols=True, disable=None) as bar:
-        for first in range(0, len(examples), solver.batch):
-            numbers = examples[first : first + solver.batch]
-            rows = split.rows(numbers)
-            found, score = solver(rows)
-            scores.append(score)
-            tokens, confidence = found.tokens.cpu().numpy(), found.q[:, 0].double().sigmoid().tolist()
-            group, ids, pair = split.origin(numbers)
-            grids = read_back(tokens, split.views[ids])
-            yield from zip(group.tolist(), pair.tolist(), grids, confidence, strict=True)
-            bar.update(len(numbers))
+    for first in range(0, len(examples), solver.batch):
+        numbers = examples[first : first + solver.batch]
+        found, score = solver(split.rows(numbers))
+        scores.append(score)
+        tokens, confidence = found.tokens.cpu().numpy(), found.q[:, 0].double().sigmoid().tolist()
+        group, ids, pair = split.origin(numbers)
+        grids = read_back(tokens, split.views[ids])
+        yield from zip(group.tolist(), pair.tolist(), grids, confidence, strict=True)
 
 
 def count_votes(split: PuzzleSplit, group: int, stream: Iterator[Answer], keep: int) -> TaskVotes:

@@ -87,9 +87,8 @@ def spread_rows(split: PuzzleSplit, count: int, rank: int = 0, ranks: int = 1) -
 def score(solver: Solver, rows: Rows, *, progress: bool = False) -> Score:
     """Solves the puzzles, a batch at a time; the model is left in eval mode."""
     solver.model.eval()
-    batches = range(0, len(rows[0]), solver.batch)
-    bar = tqdm(
-        batches, desc="puzzles", unit=" batches", dynamic_ncols=True, disable=None if progress else True
-    )
-    pieces = (tuple(part[first : first + solver.batch] for part in rows) for first in bar)
-    return added([solver(piece)[1] for piece in pieces])  # type: ignore[arg-type]
+    batches = [slice(first, first + solver.batch) for first in range(0, len(rows[0]), solver.batch)]
+    quiet = None if progress else True  # None: where nobody watches
+    bar = tqdm(batches, desc="puzzles", unit=" batches", dynamic_ncols=True, disable=quiet)
+    inputs, labels, ids = rows
+    return added([solver((inputs[piece], labels[piece], ids[piece]))[1] for piece in bar])
