@@ -13,10 +13,11 @@ from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import TokenLoader, validation_windows
 from deeploop.diagnose.collapse import judge, unigram_floor
 from deeploop.eval.validation import validate
-from deeploop.models.accounting import flops_per_token
+from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.diagnosis import diagnose
-from deeploop.train.distributed import World, arithmetic, micro_batch, share_of_rank
+from deeploop.train.distributed import World, arithmetic, share_of_rank
+from deeploop.train.memory import fit, shards
 from deeploop.train.optim import make_optimizer
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class LanguageTask:
 
     def __init__(self, config: "TrainConfig", world: World) -> None:
         self.config, self.world = config, world
-        self.micro_batch = micro_batch(config.optim.batch, config.device, world)
+        needs = partial(training_bytes, config.model, shards=shards(config.device, world))
+        self.micro_batch, self.recompute = self.fit = fit(config.optim.batch, config.device, world, needs)
         self.corpus = open_corpus(config.data.path)
         if self.corpus.vocabulary != config.model.vocabulary:
             raise ValueError(
@@ -81,6 +83,7 @@ class LanguageTask:
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
         model = LoopedGPT(self.config.model, seed=self.config.seed)
+        model.recompute = self.recompute
         self.config.diagnose.check(model)
         return model
 
