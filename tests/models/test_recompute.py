@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deeploop.models import Block, Carry, GPTConfig, HRMConfig, LoopedGPT, PuzzleShape, Reasoner, TRMConfig
+from deeploop.models import Block, GPTConfig, HRMConfig, LoopedGPT, PuzzleShape, Reasoner, TRMConfig
 from deeploop.models.accounting import activation_bytes, reasoner_activation_bytes
 from deeploop.models.reasoner import ReasonerBlock
 from deeploop.nn.layers import rotary_table
@@ -130,3 +130,34 @@ def test_saved_memory_is_flat_in_the_rounds():
     assert held(7, "off") > 5 * held(1, "off")
     assert held(7, "round") < 1.35 * held(1, "off")
     assert held(7, "block") < held(7, "round")
+
+
+def kept_a_token(block, width, positions, rotary):
+    """Bytes a token that a compiled block keeps in bf16, without the copies of its weights."""
+    torch._dynamo.reset()
+    block.compile(backend="aot_eager_decomp_partition")  # the compiler's own choice of what is kept
+    x = torch.randn(3, positions, width, requires_grad=True)
+
+    def compute():
+        with torch.autocast("cpu", torch.bfloat16):
+            block(x, rotary)
+
+    saved = saved_by(block, compute)
+    weights = {tuple(sorted(p.shape)) for p in block.parameters() if p.ndim == 2}
+    held = saved.bytes(lambda tensor: tuple(sorted(tensor.shape)) not in weights)
+    return held / (3 * positions)
+
+
+@pytest.mark.parametrize(("width", "heads", "hidden"), [(128, 2, 344), (96, 3, 416)])
+def test_the_estimate_of_a_visit_is_what_autograd_keeps(width, heads, hidden):
+    config = GPTConfig(blocks=1, rounds=1, width=width, heads=heads, hidden=hidden, vocabulary=64, context=64)
+    found = kept_a_token(Block(config), width, 64, rotary_table(64, config.head_size))
+    assert activation_bytes(config) == pytest.approx(found, rel=0.2)
+
+
+@pytest.mark.parametrize("mixer", ["attention", "mlp"])
+def test_the_estimate_of_a_reasoners_visit_is_too(mixer):
+    config = HRMConfig(width=128, heads=2, hidden=384, mixer=mixer, p=0.5)
+    rotary = rotary_table(100, config.head_size)
+    found = kept_a_token(ReasonerBlock(config, "H", 100), 128, 100, rotary)
+    assert reasoner_activation_bytes(config, 100) == pytest.approx(found, rel=0.2)

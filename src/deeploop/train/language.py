@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.data.shards import Corpus
-from deeploop.data.token_loader import TokenLoader, validation_windows
+from deeploop.data.token_loader import Ahead, TokenLoader, validation_windows
 from deeploop.diagnose.collapse import judge, unigram_floor
 from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
@@ -55,7 +55,7 @@ class LanguageTask:
                 f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}"
             )
         context = config.model.context
-        self.loader = TokenLoader(
+        loader = TokenLoader(
             self.corpus.train,
             context=context,
             batch=config.optim.batch,
@@ -63,6 +63,7 @@ class LanguageTask:
             rank=world.rank,
             world=world.size,
         )
+        self.loader = Ahead(loader, pin=world.device.type == "cuda")
         if (step := config.optim.batch * context) > len(self.corpus.train):
             raise ValueError(
                 f"optim.batch={config.optim.batch}: a step of {step:,} tokens is more than the "
