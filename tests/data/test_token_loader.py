@@ -9,7 +9,7 @@ import torch
 from deeploop.data import TokenStream
 from deeploop.data.draws import permute
 from deeploop.data.shards import write_shard
-from deeploop.data.token_loader import TokenLoader, validation_windows
+from deeploop.data.token_loader import Ahead, TokenLoader, validation_windows
 
 
 class Counting:
@@ -185,3 +185,35 @@ def test_validation_windows_of_a_short_stream_are_all_there_are():
         validation_windows(Counting(1005), 10, 0)
     with pytest.raises(ValueError, match="context 2000"):
         validation_windows(Counting(1005), 2000, 1)
+
+
+def test_made_ahead_the_batches_and_the_states_are_the_same():
+    """Also from a state in the middle, taken while the next batch is already made."""
+    plain, ahead = (TokenLoader(Counting(500), context=4, batch=8, seed=1) for _ in range(2))
+    ahead = Ahead(ahead)
+    assert ahead.state() == plain.state()
+    for _ in range(20):  # more than an epoch
+        for mine, expected in zip(ahead.step_batch(), plain.step_batch(), strict=True):
+            assert torch.equal(mine, expected)
+        assert ahead.state() == plain.state()
+    resumed = Ahead(TokenLoader(Counting(500), context=4, batch=8, seed=1))
+    resumed.step_batch()
+    resumed.load_state(ahead.state())
+    assert resumed.state() == plain.state()
+    assert torch.equal(resumed.step_batch()[0], plain.step_batch()[0])
+
+
+def test_an_error_made_ahead_belongs_to_its_own_batch():
+    class Breaking(Counting):
+        reads = 0
+
+        def slice(self, start, stop):
+            self.reads += 1
+            if self.reads > 8:
+                raise ValueError("truncated shard")
+            return super().slice(start, stop)
+
+    ahead = Ahead(TokenLoader(Breaking(500), context=4, batch=8, seed=1))
+    ahead.step_batch()
+    with pytest.raises(ValueError, match="truncated shard"):
+        ahead.step_batch()

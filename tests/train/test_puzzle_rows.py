@@ -1,8 +1,12 @@
 """Sign-SGD on puzzle vectors: touched rows only, a row's gradients added up before the sign is taken."""
 
+import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deeploop.train.distributed import World
+from deeploop.train.loop import open_run, train_step
+from deeploop.train.progress import StopRequest
 from deeploop.train.puzzle_rows import sign_sgd_
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -28,3 +32,32 @@ def test_ranks_make_one_step_together(monkeypatch):
     monkeypatch.setattr(World, "gather_rows", lambda self, rows: whole[rows.dtype])
     sign_sgd_(two, ids[:4], gradient[:4], lr=0.1, weight_decay=1.0, world=World(0, 2, torch.device("cpu")))
     assert torch.equal(one, two)
+
+
+class Touches(TorchDispatchMode):
+    """Operations that are given the memory of a table."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table, self.found = table.untyped_storage().data_ptr(), set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        tensors = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)]
+        if any(tensor.untyped_storage().data_ptr() == self.table for tensor in tensors):
+            self.found.add(function._schema.name.removeprefix("aten::"))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["hrm", "trm"])
+def test_no_part_of_a_step_goes_through_the_whole_table(make_puzzle_config, tmp_path, kind):
+    """Loss, backward, norm, clipping, optimizer, average, zeroing: rows are taken out and put back, no more."""
+    config = make_puzzle_config(tmp_path / kind, kind, optim={"clip": 1.0})
+    run = open_run(config, ALONE)
+    table = run.task.model.puzzles
+    before = table.clone()
+    train_step(run, StopRequest())
+    with Touches(table) as touched:
+        train_step(run, StopRequest())
+    assert touched.found == {"index", "index_put_"}
+    assert not torch.equal(table, before)
+    assert all(state["exp_avg"].shape != table.shape for state in run.optimizer.state.values())

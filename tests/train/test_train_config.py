@@ -7,9 +7,10 @@ import pytest
 
 from deeploop.experiments.recipes import RECIPES, get_recipe
 from deeploop.train.config import TrainConfig, differences, from_dict, to_dict
-from deeploop.train.distributed import DeviceConfig, World, micro_batch
+from deeploop.train.distributed import DeviceConfig, World
 from deeploop.train.language import DataConfig
 from deeploop.train.loop import train
+from deeploop.train.memory import even_splits
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
 
@@ -42,7 +43,7 @@ def test_a_recipe_splits_over_the_ranks_it_is_meant_for(name):
     config = get_recipe(name)
     for ranks in (1, 4, 8):
         limit = config.device.micro_batch or config.optim.batch
-        size = micro_batch(config.optim.batch, config.device, World(0, ranks, device="cpu"))
+        size = even_splits(config.optim.batch, config.device, World(0, ranks, device="cpu"))[0]
         assert size == min(limit, config.optim.batch // ranks)
 
 
@@ -103,12 +104,12 @@ def test_micro_batch_must_not_be_negative():
     [(8, 0, 1, 8), (8, 0, 2, 4), (8, 3, 1, 2), (8, 8, 2, 4), (480, 30, 1, 30), (64, 30, 1, 16), (7, 3, 1, 1)],
 )
 def test_the_micro_batch_is_the_largest_even_split_within_its_limit(batch, limit, ranks, size):
-    assert micro_batch(batch, DeviceConfig(micro_batch=limit), World(0, ranks, device="cpu")) == size
+    assert even_splits(batch, DeviceConfig(micro_batch=limit), World(0, ranks, device="cpu"))[0] == size
 
 
 def test_the_batch_must_split_over_the_ranks():
     with pytest.raises(ValueError, match=r"optim\.batch=9: must be a multiple of the 2 ranks"):
-        micro_batch(9, DeviceConfig(), World(0, 2, device="cpu"))
+        even_splits(9, DeviceConfig(), World(0, 2, device="cpu"))
 
 
 def test_the_floor_rate_must_not_exceed_the_peak():

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from two_ranks_worker import gradients
 
+from deeploop.models import parameter_count
 from deeploop.train.checkpoint import list_checkpoints, read_state
 from deeploop.train.config import to_dict
 from deeploop.train.loop import train
@@ -24,6 +25,8 @@ REASONERS = ["hrm", "trm"]
 GRADIENT_TOLERANCE = 1e-6  # of each tensor's largest entry
 LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-5  # of each tensor's largest entry
+ROUNDS = [1, 3, 7]
+RECOMPUTE = ["round", "block"]
 DIAGNOSE = {"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 2}
 
 
@@ -47,6 +50,7 @@ def runs(make_config, make_puzzle_config, tmp_path_factory):
             ("poison", make_config(folder / f"poison-{parallel}", device=device)),
         ]:
             jobs.append({"do": do, "kind": "language", "config": to_dict(config)})
+    jobs += traffic_jobs(make_config, folder)
     odd = make_config(folder / "odd", optim={"batch": 7})
     jobs.append({"do": "train", "kind": "language", "config": to_dict(odd)})
     jobs += puzzle_jobs(make_puzzle_config, folder)
@@ -61,18 +65,41 @@ def runs(make_config, make_puzzle_config, tmp_path_factory):
     return SimpleNamespace(folder=folder, stderr=done.stderr, stdout=done.stdout)
 
 
+def traffic_jobs(make_config, folder):
+    """Steps whose traffic is counted, and gradients with everything that changes it."""
+    for parallel in PARALLEL:
+        for rounds in ROUNDS:
+            for pieces in (1, 2):
+                out = folder / f"traffic-{parallel}-{rounds}-{pieces}"
+                device = {"parallel": parallel, "micro_batch": 4 // pieces}
+                config = make_config(out, model={"rounds": rounds}, device=device)
+                yield {"do": "traffic", "kind": "language", "config": to_dict(config)}
+        for recompute in RECOMPUTE:
+            device = {"parallel": parallel, "micro_batch": 2, "recompute": recompute}
+            for do in ("gradients", "traffic"):
+                config = make_config(folder / f"{do}-{parallel}-{recompute}", optim={"clip": 0.0}, device=device)
+                yield {"do": do, "kind": "language", "config": to_dict(config)}
+    for recompute in ("off", "round"):
+        device = {"parallel": "fsdp", "micro_batch": 2, "reshard": True, "recompute": recompute}
+        for do in ("gradients", "traffic"):
+            config = make_config(folder / f"{do}-fsdp-reshard-{recompute}", optim={"clip": 0.0}, device=device)
+            yield {"do": do, "kind": "language", "config": to_dict(config)}
+
+
 def puzzle_jobs(make_puzzle_config, folder):
     """Reasoners on two ranks, from the start and from one rank's checkpoint; one rank's own are made here."""
     for kind in REASONERS:
-        train(make_puzzle_config(folder / kind, kind))
+        # Validations between checkpoints: what they gather must not be trained with.
+        data = {"validate_every": 3}
+        train(make_puzzle_config(folder / kind, kind, data=data))
         for parallel in PARALLEL:
             device = {"parallel": parallel, "micro_batch": 2}
             resumed = folder / f"{kind}-to-{parallel}"
             shutil.copytree(folder / kind, resumed)
             shutil.rmtree(list_checkpoints(resumed)[-1])
             for config in (
-                make_puzzle_config(folder / f"{kind}-{parallel}", kind, device=device),
-                make_puzzle_config(resumed, kind, resume=True, device=device),
+                make_puzzle_config(folder / f"{kind}-{parallel}", kind, data=data, device=device),
+                make_puzzle_config(resumed, kind, data=data, resume=True, device=device),
             ):
                 yield {"do": "train", "kind": kind, "config": to_dict(config)}
 
@@ -90,10 +117,52 @@ def assert_same_tensors(file, other, tolerance):
         assert error < tolerance, f"{name}: {error}"
 
 
-@pytest.mark.parametrize("parallel", PARALLEL)
-def test_gradients_of_two_ranks_equal_one_ranks(runs, parallel):
-    files = (runs.folder / name / "gradients.safetensors" for name in (f"gradients-{parallel}", "gradients"))
+WAYS = [*PARALLEL, *(f"{p}-{r}" for p in PARALLEL for r in RECOMPUTE), "fsdp-reshard-off", "fsdp-reshard-round"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_two_ranks_equal_one_ranks(runs, way):
+    files = (runs.folder / name / "gradients.safetensors" for name in (f"gradients-{way}", "gradients"))
     assert_same_tensors(*files, GRADIENT_TOLERANCE)
+
+
+def traffic_of(runs, way):
+    """Collectives of a step by kind, without the few numbers that every step exchanges (loss, norm)."""
+    calls = json.loads((runs.folder / f"traffic-{way}" / "traffic.json").read_text())
+    kinds = {"allreduce": [], "allgather_base": [], "reduce_scatter_base": []}
+    for name, count in calls:
+        if count > 200:
+            kinds[name].append(count)
+    return kinds
+
+
+CASES = [f"{rounds}-{pieces}" for rounds in ROUNDS for pieces in (1, 2)]
+
+
+@pytest.mark.parametrize("case", [*CASES, *RECOMPUTE])
+def test_replicas_reduce_one_gradient_a_step_whatever_the_rounds(runs, make_config, case):
+    traffic = traffic_of(runs, f"ddp-{case}")
+    assert sum(traffic["allreduce"]) == 4 * parameter_count(make_config("x").model)
+    assert traffic["allgather_base"] == traffic["reduce_scatter_base"] == []
+
+
+@pytest.mark.parametrize("case", [*CASES, *RECOMPUTE])
+def test_shards_reduce_and_gather_each_block_once_a_step_whatever_the_rounds(runs, make_config, case):
+    """Two blocks and the rest: three groups, each gathered once and reduced once, also in two micro-batches."""
+    traffic = traffic_of(runs, f"fsdp-{case}")
+    whole = 4 * parameter_count(make_config("x").model)
+    assert traffic["allreduce"] == []
+    for kind in ("allgather_base", "reduce_scatter_base"):
+        assert len(traffic[kind]) == 3
+        assert whole <= sum(traffic[kind]) < 1.01 * whole  # padding, so that every rank has the same
+
+
+@pytest.mark.parametrize("recompute", ["off", "round"])
+def test_blocks_given_back_are_gathered_again_but_reduced_once(runs, recompute):
+    traffic = traffic_of(runs, f"fsdp-reshard-{recompute}")
+    assert len(traffic["reduce_scatter_base"]) == 3
+    # Forward and backward of 2 blocks × 3 rounds × 2 micro-batches; what is shared with the neighbour is spared.
+    assert 3 * 2 * 2 * 2 * 0.75 < len(traffic["allgather_base"])
 
 
 @pytest.mark.parametrize("micro_batch", [1, 4])

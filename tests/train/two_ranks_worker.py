@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deeploop.train import loop
 from deeploop.train.config import KINDS, from_dict
@@ -46,7 +47,33 @@ def poison(config):
         loop.train_step(run, StopRequest())
 
 
-JOBS = {"gradients": gradients, "poison": poison, "train": loop.train}
+class Traffic(TorchDispatchMode):
+    """Every collective's name and the bytes that go through it on this rank: of a whole tensor, not a shard."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            tensors = [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)]
+            name = function._schema.name.removeprefix("c10d::").strip("_")
+            self.calls.append((name, max(t.nbytes for t in tensors)))
+        return function(*args, **(kwargs or {}))
+
+
+def traffic(config):
+    """What the ranks exchange in the second step of a run."""
+    with open_world(config.device) as world:
+        run = loop.open_run(config, world)
+        loop.train_step(run, StopRequest())
+        with Traffic() as counted:
+            loop.train_step(run, StopRequest())
+        if world.is_main:
+            (config.out / "traffic.json").write_text(json.dumps(counted.calls))
+
+
+JOBS = {"gradients": gradients, "poison": poison, "traffic": traffic, "train": loop.train}
 
 
 def main():

@@ -5,6 +5,7 @@ Windows start every `context` tokens, from an offset drawn anew each epoch. An e
 windows once, in the order of a keyed permutation that is computed, not stored.
 """
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,6 +82,43 @@ class TokenLoader:
         return offset, (len(self._stream) - 1 - offset) // self._context, np.array(keys)
 
 
+class Ahead:
+    """A loader whose next batch is made in a thread while the present one is worked on, pinned if asked.
+
+    Its state is that of the batches handed out, so that one made ahead is made again after a resume. What
+    goes wrong in reading is raised when the batch is asked for.
+    """
+
+    def __init__(self, loader: TokenLoader, *, pin: bool = False) -> None:
+        self._loader, self._pin = loader, pin
+        self._pool = ThreadPoolExecutor(1)
+        self._state = loader.state()
+        self._next: Future[tuple[Tensor, ...]] | None = None
+
+    def step_batch(self) -> tuple[Tensor, ...]:
+        """The loader's next inputs and targets; the ones after them are begun."""
+        batch = (self._next or self._begin()).result()
+        self._state = self._loader.state()
+        self._next = self._begin()
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        return self._state
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        if self._next is not None:
+            self._next.exception()  # waits: the thread moves the loader on
+        self._loader.load_state(state)
+        self._state, self._next = state, None
+
+    def _begin(self) -> Future[tuple[Tensor, ...]]:
+        return self._pool.submit(self._make)
+
+    def _make(self) -> tuple[Tensor, ...]:
+        batch = self._loader.step_batch()
+        return tuple(tensor.pin_memory() for tensor in batch) if self._pin else batch
+
+
 def validation_windows(stream: Tokens, context: int, count: int) -> tuple[Tensor, Tensor]:
     """`count` windows spread evenly over the stream, always the same; all of them if it has fewer."""
     _check_length(stream, context)
@@ -92,10 +130,11 @@ def validation_windows(stream: Tokens, context: int, count: int) -> tuple[Tensor
 
 
 def _windows(stream: Tokens, context: int, starts: np.ndarray) -> tuple[Tensor, Tensor]:
-    rows = np.empty((len(starts), context + 1), dtype=np.int64)
-    for row, start in zip(rows, starts.tolist(), strict=True):
-        row[:] = stream.slice(start, start + context + 1)
-    return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+    inputs, targets = (np.empty((len(starts), context), dtype=np.int64) for _ in range(2))
+    for row, start in enumerate(starts.tolist()):
+        window = stream.slice(start, start + context + 1)
+        inputs[row], targets[row] = window[:-1], window[1:]
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 def _check_length(stream: Tokens, context: int) -> None:

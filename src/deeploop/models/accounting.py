@@ -1,7 +1,9 @@
-"""Parameters and FLOPs of a looped GPT, FLOPs of a reasoner, by formula."""
+"""Parameters, FLOPs and training memory of a looped GPT and of a reasoner, by formula."""
 
 from deeploop.models.gpt import GPTConfig
 from deeploop.models.reasoner import PuzzleShape, ReasonerConfig, swiglu_hidden
+from deeploop.models.recompute import Recompute
+from deeploop.nn.loss import MAX_LOGITS
 
 
 def block_matrix_count(config: GPTConfig) -> int:
@@ -45,3 +47,62 @@ def flops_per_segment(config: ReasonerConfig, shape: PuzzleShape, *, forward_aga
     forward = schedule.N * (2 if forward_again else 1)
     head = 6 * shape.length * config.width * shape.vocabulary
     return block * (forward + 2 * schedule.N_g) + head
+
+
+def activation_bytes(config: GPTConfig) -> int:
+    """Bytes a token that one visit of a compiled sandwich block keeps for the backward pass, in bf16.
+
+    The stream is fp32, what the products touch is bf16, and the compiler computes norms and SiLU again:
+        attention   the stream 4d; its norm 2d; q and k before their norm 4d; q, k, v and the output 8d;
+                    the branch 2d                                                        = 20d
+        SwiGLU      the stream 4d; its norm 2d; gate, up and their product 6·hidden; the branch 2d
+    and one fp32 number a head or a token of each norm and of the attention. Other residual kinds keep less.
+    """
+    return 28 * config.width + 6 * config.hidden + 4 * (3 * config.heads + 4)
+
+
+def training_bytes(config: GPTConfig, sequences: int, recompute: Recompute = "off", *, shards: int = 1) -> int:
+    """Peak GPU memory of a step on `sequences` at once, estimated; `shards` are the ranks of FSDP.
+
+    A parameter has 16 bytes of weight, gradient and two moments; sharded ones stand whole beside it while
+    the step lasts. Of the activations those of K·R visits are held at a time, or of K (by round) or 1 (by
+    block), each with the block's bf16 weights, and every state of the stream that something is recomputed
+    from. One more visit is what the backward pass works with. Logits: the chunk's, in bf16 and twice fp32.
+    """
+    tokens, parameters = sequences * config.context, parameter_count(config)
+    held = {"off": config.depth, "round": config.blocks, "block": 1}[recompute] + 1
+    states = {"off": 1, "round": config.rounds, "block": config.depth}[recompute] + 2  # embedding, loss
+    visits = held * (tokens * activation_bytes(config) + 2 * block_matrix_count(config))
+    logits = 10 * min(MAX_LOGITS, tokens * config.padded_vocabulary)
+    whole = 16 * parameters // shards + (8 * parameters if shards > 1 else 0)
+    return whole + visits + 4 * states * tokens * config.width + logits
+
+
+def reasoner_activation_bytes(config: ReasonerConfig, positions: int) -> int:
+    """`activation_bytes` of a reasoner's block, which has one norm a sublayer, none of them on q and k.
+
+    attention   the sum before the norm 4d; input, q, k, v, their rotated copies and the output 14d; branch 2d
+    SwiGLU      its input and its branch 2d each; gate, up and product 6·hidden. Over the sequence, the same
+                of its hidden width, for each of d columns.
+    """
+    mlp = 2 * config.width + 6 * config.hidden
+    if config.mixer == "attention":
+        return 20 * config.width + mlp
+    return 10 * config.width + 6 * config.width * swiglu_hidden(positions) // positions + mlp
+
+
+def segment_bytes(
+    config: ReasonerConfig, shape: PuzzleShape, puzzles: int, recompute: Recompute = "off", *, shards: int = 1
+) -> int:
+    """`training_bytes` of a reasoner's step on `puzzles` at once: a round is a call of a module."""
+    positions = config.puzzle_positions + shape.length
+    blocks, calls = max(config.blocks_of.values()), config.schedule.N_g
+    held = {"off": calls, "round": blocks, "block": 1}[recompute] + 1
+    tokens = puzzles * positions
+    mixing = 3 * positions * swiglu_hidden(positions) if config.mixer == "mlp" else 4 * config.width**2
+    block = mixing + 3 * config.width * config.hidden
+    parameters = sum(config.blocks_of.values()) * block
+    whole = 16 * parameters // shards + (8 * parameters if shards > 1 else 0)
+    table = 4 * shape.puzzle_ids * config.width
+    states = 4 * (calls + 6) * tokens * config.width  # the carry before and after, and what enters a call
+    return whole + table + held * (tokens * reasoner_activation_bytes(config, positions) + 2 * block) + states

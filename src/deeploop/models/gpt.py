@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.models.recompute import Recompute, visit
 from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
@@ -170,6 +171,7 @@ class LoopedGPT(nn.Module):
         super().__init__()
         self.config = config
         self.rounds = config.rounds
+        self.recompute: Recompute = "off"
         self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
         self.input_norm = RMSNorm(config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
@@ -207,14 +209,24 @@ class LoopedGPT(nn.Module):
         rotary, mask = self.positions(tokens, own) if places is None else places
         x = self.input_norm(self.embedding(tokens))
         for index in range(self.rounds):
-            for k, block in enumerate(self.blocks):
-                if cache is None:  # compiled blocks must not see a number that changes
-                    x = block(x, rotary, mask)
-                else:
-                    x = block(x, rotary, mask, cache, index * len(self.blocks) + k)
+            # The last round's activations are needed at once: there is nothing to gain in it.
+            again = self.recompute == "round" and cache is None and index < self.rounds - 1
+            x = visit(self.run_round, x, index, rotary, mask, cache, again=again)
         if own is not None:
             own.length += tokens.shape[1]
         return self.read_out(x, targets)
+
+    def run_round(
+        self, x: Tensor, index: int, rotary: Rotary, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        """Round number `index`: every block once."""
+        last = self.rounds * len(self.blocks) - 1
+        for slot, block in enumerate(self.blocks, start=index * len(self.blocks)):
+            if cache is None:  # compiled blocks must not see a number that changes
+                x = visit(block, x, rotary, mask, again=self.recompute == "block" and slot < last)
+            else:
+                x = block(x, rotary, mask, cache, slot)
+        return x
 
     def positions(self, tokens: Tensor, cache: KeyValueCache | None) -> Places:
         """Rotary table and mask of tokens that stand behind those in the cache."""

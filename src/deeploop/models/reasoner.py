@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deeploop.models.recompute import Recompute, visit
 from deeploop.nn.init import BRANCH, init_truncated_
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU, rotary_table
 from deeploop.nn.residual import ScaledResidual
@@ -164,9 +165,10 @@ class Stack(nn.Module):
             ReasonerBlock(config, module, positions) for _ in range(config.blocks_of[module])
         )
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        for block in self.blocks:
-            x = block(x, rotary)
+    def forward(self, x: Tensor, rotary: Rotary, recomputed: int = 0) -> Tensor:
+        """All blocks once; the activations of the first `recomputed` are not kept."""
+        for k, block in enumerate(self.blocks):
+            x = visit(block, x, rotary, again=k < recomputed)
         return x
 
 
@@ -185,6 +187,7 @@ class Reasoner(nn.Module):
     def __init__(self, config: ReasonerConfig, shape: PuzzleShape, *, seed: int = 0) -> None:
         super().__init__()
         self.config, self.shape = config, shape
+        self.recompute: Recompute = "off"
         self.positions = config.puzzle_positions + shape.length
         self.embedding = nn.Embedding(shape.vocabulary, config.width)
         self.stacks = nn.ModuleDict({name: Stack(config, name, self.positions) for name in config.blocks_of})
@@ -228,21 +231,28 @@ class Reasoner(nn.Module):
 
     def forward(self, carry: Carry, tokens: Tensor, puzzle: Tensor) -> Segment:
         """All cycles of a segment on tokens (B, length); `puzzle` (B, width) are their puzzles' vectors."""
-        config, rotary = self.config, (self.cos, self.sin)
+        config = self.config
         x = self._input(tokens, puzzle)
         z_H, z_L = carry
         grad = torch.is_grad_enabled()
-        for call in recurrence(config.cycles, config.low_cycles, config.horizon):
-            run = self.stacks[config.module_of(call.role)]
+        *_, last = calls = list(recurrence(config.cycles, config.low_cycles, config.horizon))
+        for call in calls:
+            run = partial(self._call, config.module_of(call.role), last=call is last)
             with torch.set_grad_enabled(grad and call.has_grad):
                 if call.role == "L":
-                    z_L = run(z_L + z_H + x, rotary)
+                    z_L = run(z_L + z_H + x)
                 else:
-                    z_H = run(z_H + z_L, rotary)
+                    z_H = run(z_H + z_L)
         logits = self.head(z_H[:, config.puzzle_positions :])
         q = self.halting(z_H[:, 0])
         q = q.to(torch.promote_types(q.dtype, torch.float32))
         return Segment(Carry(z_H.detach(), z_L.detach()), logits, q)
+
+    def _call(self, module: str, x: Tensor, *, last: bool) -> Tensor:
+        """One call of a module; a "round" of `recompute` is a call here, and the last visit is always kept."""
+        blocks = self.config.blocks_of[module] - last if self.recompute == "block" else 0
+        rotary = self.cos, self.sin
+        return visit(self.stacks[module], x, rotary, blocks, again=self.recompute == "round" and not last)
 
     def _input(self, tokens: Tensor, puzzle: Tensor) -> Tensor:
         """x (B, T, width): the puzzle's vector, zeros up to its positions, the tokens; of unit size."""

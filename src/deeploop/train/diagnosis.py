@@ -52,14 +52,19 @@ def diagnose(
     device = next(model.parameters()).device
     cut = slice(None, config.tokens or None)
     tokens, targets = (part[: config.sequences, cut].to(device) for part in probe)
-    record = examine(
-        model,
-        tokens,
-        targets,
-        sublayers=config.sublayers,
-        state=adam_state(model, optimizer),
-        effort=Effort(iterations=config.iterations),
-    )
+    # A visit that is computed twice would be taken for two.
+    recompute, model.recompute = model.recompute, "off"
+    try:
+        record = examine(
+            model,
+            tokens,
+            targets,
+            sublayers=config.sublayers,
+            state=adam_state(model, optimizer),
+            effort=Effort(iterations=config.iterations),
+        )
+    finally:
+        model.recompute = recompute
     return record | {"seconds": time.perf_counter() - began}
 
 

@@ -14,8 +14,9 @@ from typing import Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+from deeploop.train.sharding import FirstVisits, shard
 
 T = TypeVar("T")
 Switch = Literal["auto", "on", "off"]
@@ -33,8 +34,14 @@ class DeviceConfig:
     """Compile each block with torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp), or shard each physical block by itself (fsdp)."""
+    reshard: bool = False
+    """Under fsdp: give a block's gathered weights back after every visit. Less memory, 2R times the traffic."""
     micro_batch: int = 0
-    """Sequences a rank computes at once, at most; 0 takes its whole share. The rest is accumulated."""
+    """Sequences a rank computes at once, at most; 0 takes its whole share, on a GPU as much of it as fits. The
+    rest is accumulated."""
+    recompute: Literal["auto", "off", "round", "block"] = "auto"
+    """Activations to compute again in the backward pass: of all rounds but the last, or of all block visits.
+    auto: the first of off, round and block that fits a GPU's free memory."""
     deterministic: bool = False
     """Ask torch for deterministic kernels on the GPU (slower). On a CPU runs repeat bit for bit anyway."""
 
@@ -129,7 +136,7 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     if world.size == 1:
         return model
     if config.parallel == "fsdp":
-        return shard(model)
+        return shard(model, physical_blocks(model), reshard=config.reshard)
     # A tied gradient is ready only after the backward of its earliest visit, so views of one flat
     # bucket save a copy that could not be overlapped anyway.
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -137,15 +144,6 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     # replaces it is unknown to 2.11.
     replica.broadcast_buffers = False
     return replica
-
-
-def shard(model: nn.Module) -> nn.Module:
-    """FSDP2, one group a physical block: grouped sharding fails for modules used twice in a step."""
-    for block in physical_blocks(model):
-        # Kept whole between its rounds: R all-gathers of each block in place of 2R.
-        fully_shard(block, reshard_after_forward=False)
-    fully_shard(model)
-    return model
 
 
 def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -166,8 +164,8 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
         with model.no_sync():
             yield
         return
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(enabled)
+    if isinstance(visits := getattr(model, "first_visits", None), FirstVisits):
+        visits.begin(last=enabled)
     yield
 
 
@@ -186,11 +184,3 @@ def share_of_rank(windows: Tensor, world: World, filler: int) -> Tensor:
     missing = -len(windows) % world.size
     filled = torch.cat([windows, windows.new_full((missing, windows.shape[1]), filler)])
     return filled[world.rank :: world.size]
-
-
-def micro_batch(batch: int, config: DeviceConfig, world: World) -> int:
-    """Sequences computed at once: the largest even split of a rank's share within the limit set."""
-    if batch % world.size:
-        raise ValueError(f"optim.batch={batch}: must be a multiple of the {world.size} ranks")
-    share = batch // world.size
-    return next(size for size in range(min(config.micro_batch or share, share), 0, -1) if share % size == 0)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.data.shards import Corpus
-from deeploop.data.token_loader import TokenLoader, validation_windows
+from deeploop.data.token_loader import Ahead, TokenLoader, validation_windows
 from deeploop.diagnose.collapse import judge, unigram_floor
 from deeploop.eval.validation import validate
-from deeploop.models.accounting import flops_per_token
+from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.diagnosis import diagnose
-from deeploop.train.distributed import World, arithmetic, micro_batch, share_of_rank
+from deeploop.train.distributed import World, arithmetic, share_of_rank
+from deeploop.train.memory import fit, shards
 from deeploop.train.optim import make_optimizer
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class LanguageTask:
 
     def __init__(self, config: "TrainConfig", world: World) -> None:
         self.config, self.world = config, world
-        self.micro_batch = micro_batch(config.optim.batch, config.device, world)
+        needs = partial(training_bytes, config.model, shards=shards(config.device, world))
+        self.micro_batch, self.recompute = self.fit = fit(config.optim.batch, config.device, world, needs)
         self.corpus = open_corpus(config.data.path)
         if self.corpus.vocabulary != config.model.vocabulary:
             raise ValueError(
@@ -53,7 +55,7 @@ class LanguageTask:
                 f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}"
             )
         context = config.model.context
-        self.loader = TokenLoader(
+        loader = TokenLoader(
             self.corpus.train,
             context=context,
             batch=config.optim.batch,
@@ -61,6 +63,7 @@ class LanguageTask:
             rank=world.rank,
             world=world.size,
         )
+        self.loader = Ahead(loader, pin=world.device.type == "cuda")
         if (step := config.optim.batch * context) > len(self.corpus.train):
             raise ValueError(
                 f"optim.batch={config.optim.batch}: a step of {step:,} tokens is more than the "
@@ -81,6 +84,7 @@ class LanguageTask:
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
         model = LoopedGPT(self.config.model, seed=self.config.seed)
+        model.recompute = self.recompute
         self.config.diagnose.check(model)
         return model
 

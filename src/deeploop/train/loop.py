@@ -38,6 +38,7 @@ from deeploop.train.rundir import (
     require_checkpoint,
     write_config,
 )
+from deeploop.train.sharding import give_back
 from deeploop.train.task import Task
 
 MOST_SKIPPED = 20  # steps in a row: what is broken by then does not mend itself
@@ -194,6 +195,8 @@ def open_run(config: AnyTrainConfig, world: World) -> Run:
     )
     for what in damaged:
         display.say(f"{what}: put aside; going on from {checkpoint.name if checkpoint else 'the start'}")
+    if world.device.type == "cuda":
+        display.say(f"micro-batch {task.fit.micro_batch}, recompute {task.fit.recompute}")
     run = Run(config, world, task, model, optimizer, display, step=state.get("step", 0))
     if world.is_main:
         run.lock = lock or lock_folder(config.out)
@@ -249,6 +252,7 @@ def _report_step(run: Run, loss: float, norm: float, rate: float) -> None:
 def _validate(run: Run) -> bool:
     """Evaluates, logs and prints; whether the model is collapsed although warm-up is over."""
     result = run.task.evaluate(run.model)
+    give_back(run.model)
     if not math.isfinite(result["loss"]):  # before anything is saved
         raise FloatingPointError(_non_finite_report(run, run.task.micro_batches(), result["loss"], math.nan))
     run.last_validation = result

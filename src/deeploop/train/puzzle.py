@@ -17,12 +17,13 @@ from deeploop.data.draws import keys, words
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.eval.reasoning import Score, Solver, score, spread_rows
-from deeploop.models.accounting import flops_per_segment
+from deeploop.models.accounting import flops_per_segment, segment_bytes
 from deeploop.models.halting import Slots, minimum_segments, supervise
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.train.adam_atan2 import AdamATan2, averaged
-from deeploop.train.distributed import World, arithmetic, micro_batch
+from deeploop.train.distributed import World, arithmetic
+from deeploop.train.memory import fit, shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
 from deeploop.train.puzzle_rows import sign_sgd_
 
@@ -61,9 +62,10 @@ class PuzzleTask:
     def __init__(self, config: "ReasonerTrainConfig", world: World) -> None:
         self.config, self.world = config, world
         batch = config.optim.batch
-        self.micro_batch = micro_batch(batch, config.device, world)
         self.puzzles = open_puzzles(config.data.path)
         self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
+        needs = partial(segment_bytes, config.model, self.shape, shards=shards(config.device, world))
+        self.micro_batch, self.recompute = self.fit = fit(batch, config.device, world, needs)
         self.loader = PuzzleLoader(self.puzzles, seed=config.seed)
         self.share = batch // world.size
         self.first = world.rank * self.share  # this rank's slots are those from here on
@@ -79,6 +81,7 @@ class PuzzleTask:
     def build(self) -> Reasoner:
         """The model with freshly drawn weights, the same on every machine; all slots wait."""
         self.model = Reasoner(self.config.model, self.shape, seed=self.config.seed).to(self.world.device)
+        self.model.recompute = self.recompute
         self.slots = Slots.waiting(self.share, self.shape.length, self.model.initial(self.share))
         return self.model
 

@@ -5,10 +5,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from deeploop.train.memory import Fit
+
 
 class Task(Protocol):
     """A model, its data, its loss and its evaluation."""
 
+    fit: Fit
     targets_per_step: int
     flops_per_step: int
     diagnose_every: int

@@ -1,0 +1,67 @@
+"""What fits the device: the micro-batch, and what is recomputed, where the config leaves them open.
+
+The choice is made once, from an estimate of a step's memory (`models/accounting.py`) and what is free on the
+fullest rank. Another micro-batch changes results by rounding: fix both where a run must repeat bit for bit.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from deeploop.models.recompute import Recompute
+from deeploop.train.distributed import DeviceConfig, World
+
+BUDGET = 0.8  # of the free memory: the estimate is within 20%, and the allocator leaves holes
+FEW = 4  # sequences; below that recomputing costs less than small products do
+
+
+class Fit(NamedTuple):
+    """Sequences computed at once on each rank, and what is computed again in the backward pass."""
+
+    micro_batch: int
+    recompute: Recompute
+
+
+def fit(batch: int, config: DeviceConfig, world: World, needs: Callable[[int, Recompute], int]) -> Fit:
+    """The config's micro-batch and recompute, or what fits; `needs` says the bytes that a choice takes.
+
+    On a CPU: the whole share at once, nothing recomputed. On a GPU, the first in this order that fits: off,
+    round, block, each at the micro-batch set or else at the largest even split of the share, of at least
+    four sequences except for block.
+    """
+    sizes = even_splits(batch, config, world)
+    free = free_memory(world)
+    if free is None:
+        return Fit(sizes[0], "off" if config.recompute == "auto" else config.recompute)
+    ways: tuple[Recompute, ...] = ("off", "round", "block")
+    ways = ways if config.recompute == "auto" else (config.recompute,)
+    for recompute in ways:
+        for size in sizes[:1] if config.micro_batch else sizes:
+            enough = size >= min(FEW, sizes[0]) or recompute == ways[-1]
+            if enough and needs(size, recompute) <= BUDGET * free:
+                return Fit(size, recompute)
+    return Fit(sizes[0] if config.micro_batch else 1, ways[-1])  # nothing else could be tried
+
+
+def even_splits(batch: int, config: DeviceConfig, world: World) -> list[int]:
+    """The micro-batches that divide a rank's share within the limit set, largest first."""
+    if batch % world.size:
+        raise ValueError(f"optim.batch={batch}: must be a multiple of the {world.size} ranks")
+    share = batch // world.size
+    most = min(config.micro_batch or share, share)
+    return [size for size in range(most, 0, -1) if share % size == 0]
+
+
+def free_memory(world: World) -> int | None:
+    """Bytes free on the fullest rank's GPU, with what this process holds in reserve; None on a CPU."""
+    if world.device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(world.device)
+    reserve = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
+    return min(world.gather(free + reserve))
+
+
+def shards(config: DeviceConfig, world: World) -> int:
+    """Ranks that a parameter is spread over."""
+    return world.size if config.parallel == "fsdp" else 1

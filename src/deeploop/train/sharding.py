@@ -1,0 +1,66 @@
+"""FSDP2 around a looped model: each physical block is gathered once a step, and its gradients reduced once.
+
+By itself FSDP gathers a block for every visit's backward, and what was accumulated from earlier micro-batches
+is reduced at the last visit already and once more at the first. Both are right for modules that are used once.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+
+class FirstVisits:
+    """Holds every block back until the backward of its first visit, which is its last in a micro-batch.
+
+    There its gradients are whole and its weights are no longer needed.
+    """
+
+    def __init__(self, model: FSDPModule, blocks: list[nn.Module], *, reshard: bool) -> None:
+        self.model, self.blocks, self.reshard = model, blocks, reshard
+        self.last, self.met = True, set[nn.Module]()
+        for block in blocks:
+            block.register_forward_hook(self._meet)
+
+    def begin(self, *, last: bool) -> None:
+        """A micro-batch begins; after the `last` of a step gradients are reduced and weights sharded."""
+        self.last, self.met = last, set()
+        set_backward(self.model, reduce=last, reshard=last or self.reshard)
+        for block in self.blocks:
+            set_backward(block, reduce=False, reshard=self.reshard)
+
+    @torch.compiler.disable
+    def _meet(self, block: nn.Module, args: object, output: Tensor) -> None:
+        # Calls outside the graph have no backward, and those of a recomputation come after the first.
+        if output.requires_grad and block not in self.met:
+            self.met.add(block)
+            output.register_hook(lambda _: set_backward(block, reduce=self.last, reshard=self.last or self.reshard))
+
+
+def shard(model: nn.Module, blocks: Iterator[nn.Module], *, reshard: bool) -> nn.Module:
+    """The model with one group a physical block: grouped sharding fails for modules used twice in a step.
+
+    Unless `reshard`, a block stays whole from its first visit's forward to its first visit's backward.
+    """
+    blocks = list(blocks)
+    for block in blocks:
+        fully_shard(block, reshard_after_forward=reshard)
+    fully_shard(model)
+    assert isinstance(model, FSDPModule)
+    model.first_visits = FirstVisits(model, blocks, reshard=reshard)
+    return model
+
+
+def set_backward(module: nn.Module, *, reduce: bool, reshard: bool) -> None:
+    """What FSDP does with this module alone after a backward of it."""
+    assert isinstance(module, FSDPModule)
+    module.set_requires_gradient_sync(reduce, recurse=False)
+    module.set_reshard_after_backward(reshard, recurse=False)
+
+
+def give_back(model: nn.Module) -> None:
+    """Shards what was gathered for an evaluation: its weights may have been others, or change now."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
