@@ -38,7 +38,7 @@ def test_the_papers_models_have_the_stated_parameters(config, count):
 def test_the_formula_follows_the_switches(block, inner_norm, final_norm):
     config = GPTConfig(
         blocks=3, width=32, heads=2, hidden=40, vocabulary=100, context=4,
-        block=block, inner_norm=inner_norm, final_norm=final_norm,
+        block=block, inner_norm=inner_norm, final_norm=final_norm, unigram_bias=not final_norm,
     )  # fmt: skip
     assert parameter_count(config) == built(config)
 

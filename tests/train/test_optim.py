@@ -48,8 +48,9 @@ def test_a_run_shorter_than_its_warmup_stays_on_the_ramp():
 @pytest.fixture
 def model():
     config = GPTConfig(
-        blocks=2, rounds=2, width=32, heads=2, hidden=64, vocabulary=257, context=16, mup_base_width=64
-    )
+        blocks=2, rounds=2, width=32, heads=2, hidden=64, vocabulary=257, context=16, mup_base_width=64,
+        unigram_bias=True,
+    )  # fmt: skip
     return LoopedGPT(config)
 
 
@@ -69,7 +70,7 @@ def test_every_parameter_is_in_exactly_one_group(model):
 def test_gains_are_not_decayed_and_everything_else_is(model):
     _, listed = grouped(model)
     for name, group in listed:
-        gain = "norm" in name or "inner" in name or "outer" in name
+        gain = any(word in name for word in ("norm", "inner", "outer", "output_bias"))
         assert gain == (model.get_parameter(name).ndim == 1)
         assert group["weight_decay"] == (0.0 if gain else 0.1), name
 

@@ -54,6 +54,8 @@ class GPTConfig:
     """Divide the initial output projections by sqrt(blocks); unset: yes without beta, no in the sandwich."""
     final_norm: bool = True
     """Keep the RMSNorm after the last block."""
+    unigram_bias: bool = False
+    """Add a learned output bias that starts at the log unigram frequencies of the training text."""
     recompute_alpha: bool = False
     """When rounds are changed at test time, take alpha of the new depth instead of the trained one."""
     mup_base_width: int = 0
@@ -165,6 +167,7 @@ class LoopedGPT(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    output_bias: nn.Parameter | None
 
     def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -174,6 +177,8 @@ class LoopedGPT(nn.Module):
         self.input_norm = RMSNorm(config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
         self.final_norm = RMSNorm(config.width) if config.final_norm else nn.Identity()
+        bias = nn.Parameter(torch.empty(config.padded_vocabulary)) if config.unigram_bias else None
+        self.register_parameter("output_bias", bias)
         for name in ("cos", "sin"):
             # fp32 whatever the weights are: the angles of late positions need it.
             table = torch.empty(config.context, config.head_size // 2, dtype=torch.float32)
@@ -184,6 +189,17 @@ class LoopedGPT(nn.Module):
         """Set every parameter and buffer; the same seed gives the same model on every device."""
         init_weights_(self, self.config.init_rule, seed)
         self.init_rotary()
+
+    @torch.no_grad()
+    def set_unigram_bias(self, counts: Tensor) -> None:
+        """Start the output bias at the log frequencies of `counts` (vocabulary,), one added to each.
+
+        The padding has the count 0 of a word that was never seen.
+        """
+        if self.output_bias is None:
+            raise ValueError("model.unigram_bias=False: must be True for a model with an output bias")
+        seen = F.pad(counts.double(), (0, self.config.padded_vocabulary - len(counts))) + 1
+        self.output_bias.copy_((seen / seen.sum()).log())
 
     def init_rotary(self) -> None:
         """Set the rotary table, which no checkpoint holds."""
@@ -239,14 +255,15 @@ class LoopedGPT(nn.Module):
             return GPTOutput(states, None)
         # In training the padding takes part in the softmax, as in the paper's lineage.
         padded = self.training or not self.config.mask_padding
-        weight = self.embedding.weight if padded else self.embedding.weight[: self.config.vocabulary]
-        return GPTOutput(states, linear_cross_entropy(self._head_input(states), weight, targets))
+        weight, bias = self._head(self.config.padded_vocabulary if padded else self.config.vocabulary)
+        return GPTOutput(states, linear_cross_entropy(self._head_input(states), weight, targets, bias))
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits over the real vocabulary, in fp32 (of a model that is not sharded)."""
-        weight = self.embedding.weight[: self.config.vocabulary]
+        weight, bias = self._head(self.config.vocabulary)
         logits = F.linear(self._head_input(states), weight)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits if bias is None else logits + bias  # after the cast: in bf16 it would lose its digits
 
     def set_rounds(self, rounds: int, *, recompute_alpha: bool | None = None) -> None:
         """Apply the blocks `rounds` times from now on: test-time depth. The weights stay.
@@ -259,6 +276,13 @@ class LoopedGPT(nn.Module):
         for module in self.modules():
             if isinstance(module, ScaledResidual):
                 module.alpha = changed.alpha if recompute else self.config.alpha
+
+    def _head(self, words: int) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the first `words` logits."""
+        weight, bias = self.embedding.weight, self.output_bias
+        if words == len(weight):
+            return weight, bias
+        return weight[:words], None if bias is None else bias[:words]
 
     def _head_input(self, states: Tensor) -> Tensor:
         # Scaling the states scales the logits, at width instead of vocabulary many products.
