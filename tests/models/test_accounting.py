@@ -33,7 +33,7 @@ def test_the_papers_models_have_the_stated_parameters(config, count):
 
 @pytest.mark.parametrize(
     ("block", "inner_norm", "final_norm"),
-    list(product(("postnorm", "sandwich"), (True, False), (True, False))),
+    [*product(("postnorm", "sandwich"), (True, False), (True, False)), ("averaged", True, True)],
 )
 def test_the_formula_follows_the_switches(block, inner_norm, final_norm):
     config = GPTConfig(

@@ -220,6 +220,7 @@ def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
     """One run for a terminal."""
     model, R = config.model, record["rounds"]
     rule = f"p = {model.p:g}, α = {model.alpha:.4g}, β = {model.beta:.4g}" if model.rule else model.block
+    rule += f", ε = {model.epsilon:.4g}" if model.epsilon != 1 else ""
     rows = [
         (
             name,
