@@ -15,6 +15,7 @@ def test_every_rule_has_a_row(tmp_path):
         "pre-norm λ/(R√K) λ=2": {"block": "factored", "model": {"factored_gain": 2.0}},
         "DeepLoop p=0.5": {},
         "DeepLoop p=0.5 + unigram bias": {"model": {"unigram_bias": True}},
+        "DeepLoop p=0.5 + branch rate ×0.1": {"branch_lr": 0.1},
     }
     for index, (name, fields) in enumerate(cases.items()):
         assert method(read_run(write_run(tmp_path / str(index), **fields))) == name

@@ -24,7 +24,9 @@ REASONERS = ["hrm", "trm"]
 GRADIENT_TOLERANCE = 1e-6  # of each tensor's largest entry
 LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-5  # of each tensor's largest entry
-OPTIONS = {"model": {"unigram_bias": True}}  # off by default, and with a parameter outside the blocks
+# Off by default, and with a parameter outside the blocks and a group more.
+OPTIONS = {"model": {"unigram_bias": True}, "optim": {"branch_lr": 0.25, "branch_release_steps": 5}}
+UNCLIPPED = {"model": OPTIONS["model"], "optim": {"clip": 0.0}}
 DIAGNOSE = {"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 2}
 
 
@@ -32,7 +34,7 @@ DIAGNOSE = {"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 2}
 def runs(make_config, make_puzzle_config, tmp_path_factory):
     """One rank's run, and beside it what two ranks made of the same configs."""
     folder = tmp_path_factory.mktemp("ranks")
-    gradients(make_config(folder / "gradients", optim={"clip": 0.0}, **OPTIONS))
+    gradients(make_config(folder / "gradients", **UNCLIPPED))
     train(make_config(folder / "one", **OPTIONS, diagnose=DIAGNOSE))
 
     jobs = []
@@ -44,7 +46,7 @@ def runs(make_config, make_puzzle_config, tmp_path_factory):
         for do, config in [
             (
                 "gradients",
-                make_config(folder / f"gradients-{parallel}", optim={"clip": 0.0}, device=device, **OPTIONS),
+                make_config(folder / f"gradients-{parallel}", device=device, **UNCLIPPED),
             ),
             ("train", make_config(folder / parallel, device=device, diagnose=DIAGNOSE, **OPTIONS)),
             ("train", make_config(resumed, resume=True, device=device, **OPTIONS)),
@@ -102,7 +104,7 @@ def test_gradients_of_two_ranks_equal_one_ranks(runs, parallel):
 
 @pytest.mark.parametrize("micro_batch", [1, 4])
 def test_accumulated_gradients_equal_the_whole_batchs(runs, tiny_config, micro_batch):
-    config = tiny_config(optim={"clip": 0.0}, device={"micro_batch": micro_batch}, **OPTIONS)
+    config = tiny_config(device={"micro_batch": micro_batch}, **UNCLIPPED)
     gradients(config)
     files = (folder / "gradients.safetensors" for folder in (config.out, runs.folder / "gradients"))
     assert_same_tensors(*files, GRADIENT_TOLERANCE)

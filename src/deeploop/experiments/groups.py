@@ -173,7 +173,9 @@ def method(run: Run) -> str:
 
 def cure(run: Run) -> str:
     """What was done against the unigram collapse; nothing in the paper's recipe."""
-    return " + unigram bias" if run.fields.get("model.unigram_bias") else ""
+    bias = " + unigram bias" if run.fields.get("model.unigram_bias") else ""
+    rate = run.fields.get("optim.branch_lr", 1)
+    return bias + (f" + branch rate ×{rate:g}" if rate != 1 else "")
 
 
 BLOCK_NAMES = {
