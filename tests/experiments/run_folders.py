@@ -22,12 +22,12 @@ FLOOR = 3.0
 
 def write_run(
     folder, *, block="sandwich", p=0.5, rounds=3, seed=0, loss=2.0, step=40, similarity=0.2, mfu=None,
-    guard=False, stamp=None, **optim
+    guard=False, stamp=None, model=None, **optim
 ):  # fmt: skip
     """A run whose losses fall in a straight line to `loss`, which it reaches at `step`."""
     folder.mkdir(parents=True)
     config = json.loads(json.dumps(CONFIG)) | {"seed": seed, "guard": {"stop": guard}}
-    config["model"] |= {"block": block, "p": p, "rounds": rounds}
+    config["model"] |= {"block": block, "p": p, "rounds": rounds, **(model or {})}
     config["optim"] |= optim
     (folder / "config.json").write_text(json.dumps(config))
     command = ["deeploop", "train", "tiny", "--out", str(folder.name), "--seed", str(seed)]

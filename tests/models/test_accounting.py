@@ -33,12 +33,12 @@ def test_the_papers_models_have_the_stated_parameters(config, count):
 
 @pytest.mark.parametrize(
     ("block", "inner_norm", "final_norm"),
-    list(product(("postnorm", "sandwich"), (True, False), (True, False))),
+    [*product(("postnorm", "sandwich"), (True, False), (True, False)), ("averaged", True, True)],
 )
 def test_the_formula_follows_the_switches(block, inner_norm, final_norm):
     config = GPTConfig(
         blocks=3, width=32, heads=2, hidden=40, vocabulary=100, context=4,
-        block=block, inner_norm=inner_norm, final_norm=final_norm,
+        block=block, inner_norm=inner_norm, final_norm=final_norm, unigram_bias=not final_norm,
     )  # fmt: skip
     assert parameter_count(config) == built(config)
 

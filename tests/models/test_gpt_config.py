@@ -25,7 +25,14 @@ def test_alpha_and_beta_of_the_papers_models(blocks, rounds, alpha, beta):
     assert config.beta == pytest.approx(beta, abs=5e-6)
 
 
-@pytest.mark.parametrize("block", ["prenorm", "postnorm"])
+def test_epsilon_of_the_blocks_that_scale_their_branches():
+    assert GPTConfig(block="factored").epsilon == pytest.approx(1 / (3 * 12**0.5))
+    assert GPTConfig(block="factored", factored_gain=2.5).epsilon == pytest.approx(2.5 / (3 * 12**0.5))
+    assert GPTConfig(block="averaged").epsilon == pytest.approx(1 / 36)
+    assert GPTConfig().epsilon == GPTConfig(block="prenorm").epsilon == 1.0
+
+
+@pytest.mark.parametrize("block", ["prenorm", "postnorm", "factored", "averaged"])
 def test_unscaled_blocks_have_no_rule(block):
     config = GPTConfig(block=block)
     assert (config.alpha, config.beta, config.rule) == (1.0, 1.0, None)
@@ -38,11 +45,13 @@ def test_derived_sizes():
     assert GPTConfig().head_size == 128
 
 
-def test_outputs_shrink_by_default_only_without_beta():
+def test_outputs_shrink_by_default_only_without_beta_and_epsilon():
     root = 12**0.5
     assert GPTConfig(block="prenorm").init_rule.output_divisor == root
     assert GPTConfig(block="postnorm").init_rule.output_divisor == root
     assert GPTConfig().init_rule.output_divisor == 1.0
+    assert GPTConfig(block="factored").init_rule.output_divisor == 1.0
+    assert GPTConfig(block="averaged").init_rule.output_divisor == 1.0
     assert GPTConfig(shrink_outputs=True).init_rule.output_divisor == root
     assert GPTConfig(block="prenorm", shrink_outputs=False).init_rule.output_divisor == 1.0
 
@@ -64,12 +73,20 @@ def test_width_mup_multiplier():
         ({"context": 0}, "model.context=0: must be at least 1"),
         ({"heads": 5}, "model.heads=5: must be a divisor of model.width=768"),
         ({"width": 6, "heads": 2}, "model.heads=2: must be such that model.width=6 / heads is even"),
-        ({"block": "norm"}, "model.block=norm: must be one of prenorm, postnorm, sandwich"),
+        (
+            {"block": "norm"},
+            "model.block=norm: must be one of prenorm, postnorm, sandwich, factored, averaged",
+        ),
         ({"p": 0.0}, "model.p=0.0: must be positive and finite"),
         ({"p": float("inf")}, "model.p=inf: must be positive and finite"),
         (
             {"block": "prenorm", "inner_norm": False},
             "model.inner_norm=False: must be True with model.block=prenorm",
+        ),
+        ({"factored_gain": 2.0}, "model.factored_gain=2.0: must be 1 with model.block=sandwich"),
+        (
+            {"block": "factored", "factored_gain": 0.0},
+            "model.factored_gain=0.0: must be positive and finite",
         ),
         ({"mup_base_width": -1}, "model.mup_base_width=-1: must be 0 (off) or a width"),
     ],

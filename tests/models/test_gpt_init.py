@@ -22,7 +22,7 @@ def matrices(model):
     return found
 
 
-@pytest.mark.parametrize("kind", ["prenorm", "postnorm", "sandwich"])
+@pytest.mark.parametrize("kind", ["prenorm", "postnorm", "sandwich", "factored"])
 def test_init_is_total(kind):
     model = LoopedGPT(replace(CONFIG, block=kind), seed=3)
     fresh = {name: tensor.clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}

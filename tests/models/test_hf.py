@@ -38,6 +38,8 @@ def make_gpt(**changes):
             elif isinstance(module, CausalSelfAttention):
                 module.k_norm.weight.uniform_(0, 2, generator=generator)
         gpt.embedding.weight.mul_(20)
+    if gpt.output_bias is not None:
+        gpt.set_unigram_bias(torch.arange(gpt.config.vocabulary) ** 2)
     return gpt
 
 
@@ -87,7 +89,13 @@ def test_loaded_logits_are_ours_bit_for_bit(gpt, model, tokens):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"block": "prenorm"}, {"final_norm": False, "mup_base_width": 16}, {"inner_norm": False}]
+    "changes",
+    [
+        {"block": "prenorm"},
+        {"final_norm": False, "mup_base_width": 16},
+        {"inner_norm": False},
+        {"unigram_bias": True},
+    ],
 )
 def test_every_kind_of_block_goes_through(changes, tokens, tmp_path):
     gpt = make_gpt(**changes)

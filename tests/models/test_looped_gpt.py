@@ -13,7 +13,7 @@ from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.nn import RMSNorm
 
 TINY = GPTConfig(blocks=2, rounds=3, width=16, heads=2, hidden=24, vocabulary=50, context=12)
-KINDS = ("prenorm", "postnorm", "sandwich")
+KINDS = ("prenorm", "postnorm", "sandwich", "factored", "averaged")
 
 
 def build(dtype=torch.float32, **fields):
@@ -183,6 +183,10 @@ def alphas(model):
     return {r.alpha for block in model.blocks for r in (block.attention, block.mlp)}
 
 
+def epsilons(model):
+    return {r.epsilon for block in model.blocks for r in (block.attention, block.mlp)}
+
+
 def test_set_rounds_keeps_the_trained_alpha(tokens):
     model = build()
     model.set_rounds(5)
@@ -206,6 +210,15 @@ def test_set_rounds_leaves_prenorm_at_one():
     model = build(block="prenorm", recompute_alpha=True)
     model.set_rounds(5)
     assert alphas(model) == {1.0}
+
+
+def test_set_rounds_treats_epsilon_as_it_does_alpha():
+    model = build(block="averaged")
+    assert epsilons(model) == {1 / 6}
+    model.set_rounds(5)
+    assert epsilons(model) == {1 / 6}
+    model.set_rounds(5, recompute_alpha=True)
+    assert epsilons(model) == {1 / 10}
 
 
 def test_bad_rounds_and_lengths_are_refused(tokens):

@@ -22,8 +22,12 @@ def problem(dtype=torch.float64):
     return x, weight, targets
 
 
-def plain(x, weight, targets):
-    logits = (x @ weight.T).flatten(0, -2)
+def some_bias(dtype=torch.float64):
+    return torch.randn(WORDS, dtype=dtype, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+def plain(x, weight, targets, bias=0):
+    logits = (x @ weight.T + bias).flatten(0, -2)
     kept = targets.flatten() >= 0
     return F.cross_entropy(logits[kept], targets.flatten()[kept], reduction="sum")
 
@@ -42,6 +46,36 @@ def test_equals_the_plain_loss(chunk, dtype):
     for grad, plain_grad in zip(grads, torch.autograd.grad(0.3 * expected, (x, weight)), strict=True):
         assert grad.dtype == dtype
         torch.testing.assert_close(grad, plain_grad, **tolerance)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, None])
+def test_the_bias_equals_the_plain_loss(chunk):
+    (x, weight, targets), bias = problem(), some_bias()
+    loss, expected = linear_cross_entropy(x, weight, targets, bias, chunk=chunk), plain(*problem(), bias)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    expected = plain(x, weight, targets, bias)
+    for inputs in ((x, weight, bias), (bias,)):
+        grads = torch.autograd.grad(0.3 * loss, inputs, retain_graph=True)
+        plain_grads = torch.autograd.grad(0.3 * expected, inputs, retain_graph=True)
+        for grad, plain_grad in zip(grads, plain_grads, strict=True):
+            torch.testing.assert_close(grad, plain_grad, rtol=1e-12, atol=1e-12)
+
+
+def test_the_bias_alone_can_be_trained():
+    (x, weight, targets), bias = problem(), some_bias()
+    frozen = x.detach(), weight.detach(), targets, bias
+    (grad,) = torch.autograd.grad(linear_cross_entropy(*frozen, chunk=4), bias)
+    torch.testing.assert_close(grad, torch.autograd.grad(plain(*frozen), bias)[0])
+
+
+def test_autocast_keeps_the_bias_exact():
+    """-9.87654 in bf16 is -9.875: a log frequency must not be rounded with the products."""
+    x, weight, targets = problem(torch.float32)
+    bias = torch.full((WORDS,), -9.87654).index_fill_(0, torch.tensor([3]), 0.0).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = linear_cross_entropy(torch.zeros_like(x), weight, targets, bias, chunk=4)
+    torch.testing.assert_close(loss, plain(torch.zeros_like(x), weight, targets, bias))
+    assert torch.autograd.grad(loss, bias)[0].dtype == torch.float32
 
 
 def test_gradcheck():

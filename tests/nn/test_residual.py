@@ -52,6 +52,15 @@ def test_postnorm(x):
     torch.testing.assert_close(residual(x), expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("kind", ["factored", "averaged"])
+def test_prenorm_with_a_scaled_branch(kind, x):
+    residual = build(kind=kind, epsilon=0.3)
+    expected = x + 0.3 * residual.branch(norm(x, residual.inner.weight))
+    torch.testing.assert_close(residual(x), expected, rtol=1e-12, atol=1e-14)
+    residual.epsilon = 1.0
+    assert torch.equal(residual(x), build(kind="prenorm")(x))
+
+
 def test_alpha_can_be_changed_afterwards(x):
     residual = build(alpha=3.7)
     residual.alpha = 5.0
@@ -79,12 +88,16 @@ def test_another_norm_can_be_given(x):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "norm"}, "kind='norm': must be one of prenorm, postnorm, sandwich"),
+        ({"kind": "norm"}, "kind='norm': must be one of prenorm, postnorm, sandwich, factored, averaged"),
         ({"kind": "prenorm", "alpha": 2.0}, "alpha=2.0: must be 1 with kind='prenorm'"),
         ({"kind": "postnorm", "alpha": 0.5}, "alpha=0.5: must be 1 with kind='postnorm'"),
         ({"alpha": 0.0}, "alpha=0.0: must be a positive number"),
         ({"alpha": float("nan")}, "alpha=nan: must be a positive number"),
         ({"kind": "prenorm", "inner_norm": False}, "inner_norm=False: must be True with kind='prenorm'"),
+        ({"kind": "averaged", "inner_norm": False}, "inner_norm=False: must be True with kind='averaged'"),
+        ({"kind": "averaged", "alpha": 2.0}, "alpha=2.0: must be 1 with kind='averaged'"),
+        ({"epsilon": 0.5}, "epsilon=0.5: must be 1 with kind='sandwich'"),
+        ({"kind": "factored", "epsilon": -1.0}, "epsilon=-1.0: must be a positive number"),
     ],
 )
 def test_meaningless_combinations_are_refused(options, message):

@@ -28,6 +28,7 @@ def test_gpt2_small_at_three_rounds():
         assert plan[key] == pytest.approx(1 / int(fraction[2:]), rel=1e-14)
     assert plan["comparison"]["deepnorm"]["aligned_bound_exact"] == "3/2"
     assert plan["exponent_thresholds"] == {"gamma_0": 0.25, "gamma_1": 0.5}
+    assert plan["epsilons"] == pytest.approx({"factored": 1 / (3 * 12**0.5), "averaged": 1 / 36})
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,15 @@ def test_loop_table_shows_the_papers_summary():
     assert rows["untied bound"] == ["1/2", "1/288"]
     assert rows["growth in N"] == ["Θ(1)", "Θ(1/N)"]
     assert rows["ratio β/α"] == ["1/(2√N)", "=", "1/12", "1/(4N)", "=", "1/144"]
-    for text in ("α = 8.485281", "β = 0.05892557", "DeepLoop (chosen)", "p ≥ 1/4", "p ≥ 1/2", "Verdict: "):
+    for text in (
+        "α = 8.485281",
+        "β = 0.05892557",
+        "DeepLoop (chosen)",
+        "p ≥ 1/4",
+        "p ≥ 1/2",
+        "Verdict: ",
+        "1/N = 0.02",
+    ):
         assert text in table
 
 

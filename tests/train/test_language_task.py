@@ -4,10 +4,12 @@ import json
 import math
 import shutil
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
+import deeploop
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.train.distributed import World, share_of_rank
@@ -24,6 +26,22 @@ def test_the_floor_is_the_entropy_of_the_targets_that_are_scored(tiny_config):
     total = sum(counts.values())
     assert total == 3 * 32
     assert task.floor == pytest.approx(-sum(n / total * math.log(n / total) for n in counts.values()))
+
+
+def test_the_output_bias_starts_at_the_frequencies_of_the_training_text(tiny_config):
+    task = LanguageTask(tiny_config(model={"unigram_bias": True}), ALONE)
+    stream = task.corpus.train
+    counts = torch.from_numpy(stream.slice(0, len(stream)).astype("int64")).bincount(minlength=320)
+    expected = ((counts + 1.0) / (len(stream) + 320)).log()
+    torch.testing.assert_close(task.build().output_bias.detach(), expected)
+
+
+def test_a_run_keeps_its_output_bias(tiny_config):
+    config = tiny_config(model={"unigram_bias": True})
+    train(replace(config, optim=replace(config.optim, peak_lr=1e-2)))
+    start, (trained, _) = LanguageTask(config, ALONE).build(), deeploop.load(config.out)
+    moved = (trained.output_bias - start.output_bias).abs()
+    assert 1e-3 < moved.max() < 0.1
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 9])

@@ -48,8 +48,9 @@ def test_a_run_shorter_than_its_warmup_stays_on_the_ramp():
 @pytest.fixture
 def model():
     config = GPTConfig(
-        blocks=2, rounds=2, width=32, heads=2, hidden=64, vocabulary=257, context=16, mup_base_width=64
-    )
+        blocks=2, rounds=2, width=32, heads=2, hidden=64, vocabulary=257, context=16, mup_base_width=64,
+        unigram_bias=True,
+    )  # fmt: skip
     return LoopedGPT(config)
 
 
@@ -69,7 +70,7 @@ def test_every_parameter_is_in_exactly_one_group(model):
 def test_gains_are_not_decayed_and_everything_else_is(model):
     _, listed = grouped(model)
     for name, group in listed:
-        gain = "norm" in name or "inner" in name or "outer" in name
+        gain = any(word in name for word in ("norm", "inner", "outer", "output_bias"))
         assert gain == (model.get_parameter(name).ndim == 1)
         assert group["weight_decay"] == (0.0 if gain else 0.1), name
 
@@ -80,6 +81,28 @@ def test_width_mup_multiplies_the_rate_of_block_matrices_alone(model):
     for name, group in listed:
         matrix = ".branch." in name and model.get_parameter(name).ndim == 2
         assert group["lr"] == pytest.approx(6e-4 if matrix else 3e-4), name
+
+
+@pytest.mark.parametrize(("release", "multiples"), [(0, (0.1, 0.1, 0.1)), (100, (0.1, 0.55, 1.0))])
+def test_the_branch_rate_is_for_the_matrices_drawn_at_beta(model, release, multiples):
+    at_beta = {"v", "o", "gate", "up", "down"}
+    config = OptimConfig(branch_lr=0.1, branch_release_steps=release)
+    optimizer = make_optimizer(model, config, fused=False, matrix_lr_multiplier=2.0)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for step, multiple in zip((0, 50, 200), multiples, strict=True):
+        set_learning_rate(optimizer, 1e-3, config.branch_multiplier(step))
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                *_, role, _ = ("", *names[parameter].split("."))
+                expected = {"q": 2, "k": 2} | dict.fromkeys(at_beta, 2 * multiple)
+                assert group["lr"] == pytest.approx(1e-3 * expected.get(role, 1)), names[parameter]
+    first = {names[parameter].split(".")[-2] for parameter in optimizer.param_groups[0]["params"]}
+    assert first == at_beta  # the diagnosis takes its rate from there
+
+
+def test_without_a_branch_rate_there_is_no_group_of_its_own(model):
+    optimizer = make_optimizer(model, OptimConfig(branch_release_steps=9), fused=False)
+    assert len(optimizer.param_groups) == 3
 
 
 def test_settings_reach_adamw(model):

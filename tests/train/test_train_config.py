@@ -133,7 +133,12 @@ def test_json_of_the_wrong_kind_is_named(change, message):
         from_dict(TrainConfig, change)
 
 
-@pytest.mark.parametrize("block", ["prenorm", "postnorm", "sandwich"])
+def test_a_branch_rate_is_for_sandwich_blocks(tiny_config):
+    with pytest.raises(ValueError, match=r"optim\.branch_lr=0\.1: must be 1 with model\.block=prenorm, "):
+        tiny_config(model={"block": "prenorm"}, optim={"branch_lr": 0.1})
+
+
+@pytest.mark.parametrize("block", ["prenorm", "postnorm", "sandwich", "factored", "averaged"])
 def test_every_block_trains_a_few_steps(tiny_config, block):
     result = train(tiny_config(model={"block": block}))
     assert result["ended"] == "finished"

@@ -27,6 +27,9 @@ LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-5  # of each tensor's largest entry
 ROUNDS = [1, 3, 7]
 RECOMPUTE = ["round", "block"]
+# Off by default, and with a parameter outside the blocks and a group more.
+OPTIONS = {"model": {"unigram_bias": True}, "optim": {"branch_lr": 0.25, "branch_release_steps": 5}}
+UNCLIPPED = {"model": OPTIONS["model"], "optim": {"clip": 0.0}}
 DIAGNOSE = {"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 2}
 
 
@@ -34,8 +37,8 @@ DIAGNOSE = {"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 2}
 def runs(make_config, make_puzzle_config, tmp_path_factory):
     """One rank's run, and beside it what two ranks made of the same configs."""
     folder = tmp_path_factory.mktemp("ranks")
-    gradients(make_config(folder / "gradients", optim={"clip": 0.0}))
-    train(make_config(folder / "one", diagnose=DIAGNOSE))
+    gradients(make_config(folder / "gradients", **UNCLIPPED))
+    train(make_config(folder / "one", **OPTIONS, diagnose=DIAGNOSE))
 
     jobs = []
     for parallel in PARALLEL:
@@ -44,9 +47,12 @@ def runs(make_config, make_puzzle_config, tmp_path_factory):
         shutil.copytree(folder / "one", resumed)
         shutil.rmtree(list_checkpoints(resumed)[-1])
         for do, config in [
-            ("gradients", make_config(folder / f"gradients-{parallel}", optim={"clip": 0.0}, device=device)),
-            ("train", make_config(folder / parallel, device=device, diagnose=DIAGNOSE)),
-            ("train", make_config(resumed, resume=True, device=device)),
+            (
+                "gradients",
+                make_config(folder / f"gradients-{parallel}", device=device, **UNCLIPPED),
+            ),
+            ("train", make_config(folder / parallel, device=device, diagnose=DIAGNOSE, **OPTIONS)),
+            ("train", make_config(resumed, resume=True, device=device, **OPTIONS)),
             ("poison", make_config(folder / f"poison-{parallel}", device=device)),
         ]:
             jobs.append({"do": do, "kind": "language", "config": to_dict(config)})
@@ -167,7 +173,7 @@ def test_blocks_given_back_are_gathered_again_but_reduced_once(runs, recompute):
 
 @pytest.mark.parametrize("micro_batch", [1, 4])
 def test_accumulated_gradients_equal_the_whole_batchs(runs, tiny_config, micro_batch):
-    config = tiny_config(optim={"clip": 0.0}, device={"micro_batch": micro_batch})
+    config = tiny_config(device={"micro_batch": micro_batch}, **UNCLIPPED)
     gradients(config)
     files = (folder / "gradients.safetensors" for folder in (config.out, runs.folder / "gradients"))
     assert_same_tensors(*files, GRADIENT_TOLERANCE)
@@ -195,7 +201,7 @@ def test_a_checkpoint_is_the_same_whoever_wrote_it(runs, parallel):
 def test_one_rank_resumes_what_two_began(runs, make_config, tmp_path, parallel):
     run = shutil.copytree(runs.folder / parallel, tmp_path / parallel)
     shutil.rmtree(list_checkpoints(run)[-1])
-    train(make_config(run, resume=True))
+    train(make_config(run, resume=True, **OPTIONS))
     assert losses(run, "train") == pytest.approx(losses(runs.folder / "one", "train"), rel=LOSS_TOLERANCE)
 
 

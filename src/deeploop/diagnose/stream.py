@@ -19,7 +19,7 @@ class BranchVisits:
 
     name: str
     ratio: list[float] = field(default_factory=list)
-    """‖f(x)‖ / ‖αx‖ over all positions: the branch against the skip it is added to."""
+    """‖εf(x)‖ / ‖αx‖ over all positions: the branch against the skip it is added to."""
     common: list[float] = field(default_factory=list)
     """Share of f's energy that is its mean over positions: 1 if the branch writes one vector everywhere."""
     similarity: list[float] = field(default_factory=list)
@@ -50,7 +50,7 @@ def _watch(module: ScaledResidual, record: BranchVisits) -> list[Any]:
     def compare(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         f, x = branch.pop().float().flatten(0, -2), arguments[0].float()
         energy = f.square().sum(-1).mean()
-        record.ratio.append(float(f.norm() / (module.alpha * x.norm())))
+        record.ratio.append(float(module.epsilon * f.norm() / (module.alpha * x.norm())))
         record.common.append(float(f.mean(0).square().sum() / energy.clamp(min=1e-30)))
         record.similarity.append(token_similarity(output))
 

@@ -150,7 +150,10 @@ def weights_of(
     if at == "init" and config.init_from is not None:
         raise ValueError(f"{path}: began with the weights of {config.init_from}; diagnose that run instead")
     if at == "init":
-        return LoopedGPT(config.model, seed=config.seed).to(device).eval(), tokenizer, None, 0
+        fresh = LoopedGPT(config.model, seed=config.seed)
+        if config.model.unigram_bias:
+            fresh.set_unigram_bias(torch.from_numpy(Corpus.open(config.data.path).counts("train")))
+        return fresh.to(device).eval(), tokenizer, None, 0
     checkpoint = require_checkpoint(path)
     step = int(checkpoint.name.removeprefix("step-"))
     moments = load_moments(checkpoint)
@@ -160,7 +163,9 @@ def weights_of(
         exp_avg={name: own["exp_avg"] for name, own in moments.items()},
         exp_avg_sq={name: own["exp_avg_sq"] for name, own in moments.items()},
         step=int(next(iter(moments.values()))["step"]),  # Adam's own: skipped steps are not in it
-        lr=learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier,
+        lr=learning_rate(step - 1, config.optim)
+        * config.optim.branch_multiplier(step - 1)
+        * config.model.matrix_lr_multiplier,
         betas=config.optim.betas,
         eps=config.optim.eps,
         weight_decay=config.optim.weight_decay,
@@ -220,6 +225,7 @@ def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
     """One run for a terminal."""
     model, R = config.model, record["rounds"]
     rule = f"p = {model.p:g}, α = {model.alpha:.4g}, β = {model.beta:.4g}" if model.rule else model.block
+    rule += f", ε = {model.epsilon:.4g}" if model.epsilon != 1 else ""
     rows = [
         (
             name,

@@ -123,6 +123,8 @@ def model_card(run: Path, model: LoopedGPT) -> str:
         "data": _source(train, state),
         "trained": f"{state['step']:,} steps, {state['tokens']:,} tokens",
     }
+    if config.epsilon != 1:
+        facts["ε"] = f"{config.epsilon:.6g}"
     if loss := (state.get("validation") or {}).get("loss"):
         facts["validation loss"] = f"{loss:.4f} nats a token"
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())

@@ -16,7 +16,7 @@ from deeploop.experiments.listing import setting
 from deeploop.experiments.published import ROUNDS, SETUP
 from deeploop.experiments.runs import CONFIG_KINDS, History, Run, read_history
 
-TABLE_AXES = ("model.block", "model.p", "model.rounds")
+TABLE_AXES = ("model.block", "model.p", "model.factored_gain", "model.unigram_bias", "model.rounds")
 OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch")
 NOT_OF_A_SETUP = ("data.validate_every", *TABLE_AXES)
 
@@ -163,11 +163,27 @@ def is_sandwich(run: Run) -> bool:
 
 
 def method(run: Run) -> str:
-    """What the paper would call the block."""
+    """What the paper would call the block, and what was added to it."""
     block, p = run.fields["model.block"], run.fields["model.p"]
     if block != "sandwich":
-        return {"prenorm": "pre-norm", "postnorm": "post-norm"}.get(block, str(block))
-    return f"{ {0.5: 'DeepLoop', 0.25: 'DeepNorm'}.get(p, 'sandwich') } p={p:g}"
+        gain = run.fields.get("model.factored_gain", 1)
+        return BLOCK_NAMES.get(block, str(block)) + (f" λ={gain:g}" if gain != 1 else "") + cure(run)
+    return f"{ {0.5: 'DeepLoop', 0.25: 'DeepNorm'}.get(p, 'sandwich') } p={p:g}{cure(run)}"
+
+
+def cure(run: Run) -> str:
+    """What was done against the unigram collapse; nothing in the paper's recipe."""
+    bias = " + unigram bias" if run.fields.get("model.unigram_bias") else ""
+    rate = run.fields.get("optim.branch_lr", 1)
+    return bias + (f" + branch rate ×{rate:g}" if rate != 1 else "")
+
+
+BLOCK_NAMES = {
+    "prenorm": "pre-norm",
+    "postnorm": "post-norm",
+    "factored": "pre-norm λ/(R√K)",
+    "averaged": "pre-norm 1/N",
+}
 
 
 def METHOD_ORDER(name: str) -> tuple[bool, bool, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from deeploop.experiments import published
 from deeploop.experiments.escapes import Count, Outcome, read_outcome, tally
-from deeploop.experiments.groups import Cell, Histories, Setup, columns, is_sandwich
+from deeploop.experiments.groups import Cell, Histories, Setup, columns, cure, is_sandwich
 from deeploop.experiments.listing import number
 from deeploop.experiments.page import HERE, MISSING
 from deeploop.experiments.published import TASKS, VOTES
@@ -183,7 +183,7 @@ def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for run in own:
         rise = run.fields["optim.peak_lr"] / max(1, run.fields["optim.warmup_steps"])
-        found.setdefault(f"R={run.fields['model.rounds']}, {rise:.1e} a step", []).append(run)
+        found.setdefault(f"R={run.fields['model.rounds']}, {rise:.1e} a step{cure(run)}", []).append(run)
     return {ramp: runs for ramp, runs in found.items() if len({run.fields["model.p"] for run in runs}) >= 3}
 
 

@@ -12,11 +12,12 @@ def block_matrix_count(config: GPTConfig) -> int:
 
 
 def parameter_count(config: GPTConfig) -> int:
-    """Stored parameters: the padded embedding (tied to the head), K blocks, all norm gains."""
+    """Stored parameters: the padded embedding (tied to the head) and its bias, K blocks, all norm gains."""
     norms = 2 if config.block != "sandwich" or not config.inner_norm else 4
     block = block_matrix_count(config) + norms * config.width + 2 * config.head_size  # QK-norm
     outside = 1 + config.final_norm
-    return (config.padded_vocabulary + outside) * config.width + config.blocks * block
+    head = config.padded_vocabulary * (config.width + config.unigram_bias)
+    return head + outside * config.width + config.blocks * block
 
 
 def flops_per_token(config: GPTConfig, rounds: int | None = None) -> int:

@@ -19,8 +19,8 @@ from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy
-from deeploop.nn.residual import ResidualKind, ScaledResidual
-from deeploop.theory.scaling import ScalingRule
+from deeploop.nn.residual import PRENORM, ResidualKind, ScaledResidual
+from deeploop.theory.scaling import ScalingRule, averaged_epsilon, factored_epsilon
 
 Places = tuple[Rotary, Tensor | None]  # where tokens stand, and the mask of what they see
 
@@ -44,19 +44,25 @@ class GPTConfig:
     context: int = 1024
     """Longest sequence, in tokens."""
     block: ResidualKind = "sandwich"
-    """Residual equation: the DeepLoop sandwich, or an unscaled pre-norm or post-norm."""
+    """Residual equation: the DeepLoop sandwich, an unscaled pre-norm or post-norm, or pre-norm with its
+    branches times 1/(R sqrt K) (factored) or 1/N (averaged)."""
     p: float = 0.5
     """Exponent of the sandwich's rule, alpha = (2N)^p and beta = (8N)^-p: 1/2 DeepLoop, 1/4 DeepNorm."""
+    factored_gain: float = 1.0
+    """Lambda of the factored block: epsilon = lambda / (R sqrt K)."""
     inner_norm: bool = True
     """Normalise the sandwich's branch input; without it the block is DeepNorm's Norm(alpha x + f(x))."""
     scale_gate: bool = True
     """Draw SwiGLU's gate at beta too, as its up and down matrices are."""
     shrink_outputs: bool | None = None
-    """Divide the initial output projections by sqrt(blocks); unset: yes without beta, no in the sandwich."""
+    """Divide the initial output projections by sqrt(blocks); unset: in pre-norm and post-norm, which no
+    beta or epsilon scales."""
     final_norm: bool = True
     """Keep the RMSNorm after the last block."""
+    unigram_bias: bool = False
+    """Add a learned output bias that starts at the log unigram frequencies of the training text."""
     recompute_alpha: bool = False
-    """When rounds are changed at test time, take alpha of the new depth instead of the trained one."""
+    """When rounds are changed at test time, take alpha (or epsilon) of the new depth, not the trained one."""
     mup_base_width: int = 0
     """Width-µP: multiply logits and the matrices' learning rate by this width / width; 0 is off."""
     mask_padding: bool = True
@@ -71,8 +77,11 @@ class GPTConfig:
         self._require("block", self.block in kinds, f"one of {', '.join(kinds)}")
         self._require("p", math.isfinite(self.p) and self.p > 0, "positive and finite")
         self._require(
-            "inner_norm", self.inner_norm or self.block != "prenorm", "True with model.block=prenorm"
+            "inner_norm", self.inner_norm or self.block not in PRENORM, f"True with model.block={self.block}"
         )
+        gain, factored = self.factored_gain, self.block == "factored"
+        self._require("factored_gain", math.isfinite(gain) and gain > 0, "positive and finite")
+        self._require("factored_gain", gain == 1 or factored, f"1 with model.block={self.block}")
         self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
 
     def _require(self, name: str, holds: bool, what: str) -> None:
@@ -94,7 +103,7 @@ class GPTConfig:
 
     @property
     def rule(self) -> ScalingRule | None:
-        """The sandwich's scaling rule; pre-norm and post-norm have none."""
+        """The sandwich's scaling rule; other blocks have none."""
         return ScalingRule(self.p) if self.block == "sandwich" else None
 
     @property
@@ -106,6 +115,13 @@ class GPTConfig:
         return self.rule.beta(self.depth) if self.rule else 1.0
 
     @property
+    def epsilon(self) -> float:
+        """What a visit multiplies its branch by; 1 but for the factored and the averaged block."""
+        if self.block == "factored":
+            return factored_epsilon(self.blocks, self.rounds, self.factored_gain)
+        return averaged_epsilon(self.blocks, self.rounds) if self.block == "averaged" else 1.0
+
+    @property
     def matrix_lr_multiplier(self) -> float:
         """What width-µP multiplies the logits by, and the learning rate of the blocks' matrices."""
         return self.mup_base_width / self.width if self.mup_base_width else 1.0
@@ -113,7 +129,8 @@ class GPTConfig:
     @property
     def init_rule(self) -> InitRule:
         """The standard deviation every matrix is drawn at."""
-        shrink = self.block != "sandwich" if self.shrink_outputs is None else self.shrink_outputs
+        plain = self.block in ("prenorm", "postnorm")
+        shrink = plain if self.shrink_outputs is None else self.shrink_outputs
         return InitRule(
             width=self.width,
             beta=self.beta,
@@ -132,6 +149,7 @@ class Block(nn.Module):
             width=config.width,
             kind=config.block,
             alpha=config.alpha,
+            epsilon=config.epsilon,
             inner_norm=config.inner_norm,
         )
         self.attention = residual(CausalSelfAttention(config.width, config.heads))
@@ -166,6 +184,7 @@ class LoopedGPT(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    output_bias: nn.Parameter | None
 
     def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -176,6 +195,8 @@ class LoopedGPT(nn.Module):
         self.input_norm = RMSNorm(config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
         self.final_norm = RMSNorm(config.width) if config.final_norm else nn.Identity()
+        bias = nn.Parameter(torch.empty(config.padded_vocabulary)) if config.unigram_bias else None
+        self.register_parameter("output_bias", bias)
         for name in ("cos", "sin"):
             # fp32 whatever the weights are: the angles of late positions need it.
             table = torch.empty(config.context, config.head_size // 2, dtype=torch.float32)
@@ -186,6 +207,17 @@ class LoopedGPT(nn.Module):
         """Set every parameter and buffer; the same seed gives the same model on every device."""
         init_weights_(self, self.config.init_rule, seed)
         self.init_rotary()
+
+    @torch.no_grad()
+    def set_unigram_bias(self, counts: Tensor) -> None:
+        """Start the output bias at the log frequencies of `counts` (vocabulary,), one added to each.
+
+        The padding has the count 0 of a word that was never seen.
+        """
+        if self.output_bias is None:
+            raise ValueError("model.unigram_bias=False: must be True for a model with an output bias")
+        seen = F.pad(counts.double(), (0, self.config.padded_vocabulary - len(counts))) + 1
+        self.output_bias.copy_((seen / seen.sum()).log())
 
     def init_rotary(self) -> None:
         """Set the rotary table, which no checkpoint holds."""
@@ -251,26 +283,35 @@ class LoopedGPT(nn.Module):
             return GPTOutput(states, None)
         # In training the padding takes part in the softmax, as in the paper's lineage.
         padded = self.training or not self.config.mask_padding
-        weight = self.embedding.weight if padded else self.embedding.weight[: self.config.vocabulary]
-        return GPTOutput(states, linear_cross_entropy(self._head_input(states), weight, targets))
+        weight, bias = self._head(self.config.padded_vocabulary if padded else self.config.vocabulary)
+        return GPTOutput(states, linear_cross_entropy(self._head_input(states), weight, targets, bias))
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits over the real vocabulary, in fp32 (of a model that is not sharded)."""
-        weight = self.embedding.weight[: self.config.vocabulary]
+        weight, bias = self._head(self.config.vocabulary)
         logits = F.linear(self._head_input(states), weight)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits if bias is None else logits + bias  # after the cast: in bf16 it would lose its digits
 
     def set_rounds(self, rounds: int, *, recompute_alpha: bool | None = None) -> None:
         """Apply the blocks `rounds` times from now on: test-time depth. The weights stay.
 
-        alpha is the trained one or the new depth's, as asked here or else in the config.
+        alpha and epsilon are the trained ones or the new depth's, as asked here or else in the config.
         """
         changed = replace(self.config, rounds=rounds)  # also checks the value
         self.rounds = rounds
         recompute = self.config.recompute_alpha if recompute_alpha is None else recompute_alpha
+        scales = changed if recompute else self.config
         for module in self.modules():
             if isinstance(module, ScaledResidual):
-                module.alpha = changed.alpha if recompute else self.config.alpha
+                module.alpha, module.epsilon = scales.alpha, scales.epsilon
+
+    def _head(self, words: int) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the first `words` logits."""
+        weight, bias = self.embedding.weight, self.output_bias
+        if words == len(weight):
+            return weight, bias
+        return weight[:words], None if bias is None else bias[:words]
 
     def _head_input(self, states: Tensor) -> Tensor:
         # Scaling the states scales the logits, at width instead of vocabulary many products.

@@ -76,15 +76,18 @@ class InitRule:
 
 @torch.no_grad()
 def init_weights_(model: nn.Module, rule: InitRule, seed: int) -> None:
-    """Set every parameter of `model`: gains (vectors) to 1, matrices drawn as `rule` says.
+    """Set every parameter of `model`: gains (vectors) to 1, biases to 0, matrices drawn as `rule` says.
 
     A parameter for which no initial value is stated is an error, so nothing is left as it was.
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     for name, parameter in model.named_parameters():
-        *_, role, attribute = name.split(".")  # blocks.0.attention.branch.v.weight: role v
+        *path, attribute = name.split(".")  # blocks.0.attention.branch.v.weight: role v
+        if attribute == "output_bias":
+            parameter.zero_()
+            continue
         assert attribute == "weight", f"{name}: no initial value is stated for it"
         if parameter.ndim == 1:
             parameter.fill_(1.0)
         else:
-            init_residual_branch_([parameter], std=rule.std(role), generator=generator)
+            init_residual_branch_([parameter], std=rule.std(path[-1]), generator=generator)

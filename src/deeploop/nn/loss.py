@@ -14,11 +14,13 @@ from torch.autograd.function import once_differentiable
 MAX_LOGITS = 2**27  # logits held at a time: 512 MiB in fp32
 
 
-def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, *, chunk: int | None = None) -> Tensor:
-    """Σ over positions with target ≥ 0 of −log softmax(x @ weight.T)[target], a scalar in fp32 or wider.
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, *, chunk: int | None = None
+) -> Tensor:
+    """Σ over positions with target ≥ 0 of −log softmax(x @ weight.T + bias)[target], in fp32 or wider.
 
-    x (..., width), weight (V, width), targets (...). Under autocast the products run in its dtype;
-    the softmax and the sums over chunks never do. `chunk` positions are held at a time.
+    x (..., width), weight (V, width), targets (...), bias (V,). Under autocast the products run in its
+    dtype; the bias, the softmax and the sums over chunks never do. `chunk` positions are held at a time.
     """
     if chunk is None:
         chunk = 1 << (max(1, MAX_LOGITS // len(weight)).bit_length() - 1)  # a power of two
@@ -26,9 +28,9 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, *, chunk: i
         raise ValueError(f"chunk={chunk}: must be at least 1")
     # The Function's own needs_input_grad is blind to no_grad, and grad mode is off inside it: ask here.
     grad = torch.is_grad_enabled()
-    wanted = (grad and x.requires_grad, grad and weight.requires_grad)
+    wanted = tuple(grad and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias))
     positions = x.flatten(0, -2), targets.flatten()
-    loss: Tensor = _LinearCrossEntropy.apply(*positions, weight, chunk, wanted)  # type: ignore[no-untyped-call]
+    loss: Tensor = _LinearCrossEntropy.apply(*positions, weight, bias, chunk, wanted)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -48,7 +50,13 @@ def stablemax_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, targets: Tensor, weight: Tensor, chunk: int, wanted: tuple[bool, bool]
+        ctx: Any,
+        x: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        chunk: int,
+        wanted: tuple[bool, bool, bool],
     ) -> Tensor:
         device = x.device.type
         narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
@@ -58,32 +66,41 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss = torch.zeros((), dtype=wide, device=x.device)
             grad_x = torch.empty_like(x) if wanted[0] else None
             grad_w = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
+            grad_b = torch.zeros(len(weight), dtype=wide, device=x.device) if wanted[2] else None
             for start in range(0, len(x), chunk):
                 rows = slice(start, start + chunk)
                 kept = (targets[rows] >= 0).unsqueeze(1)  # (C, 1)
                 target = targets[rows].clamp(min=0).unsqueeze(1)
                 h = x[rows].to(narrow)
-                logp = (h @ w.T).to(wide).log_softmax(dim=-1)  # (C, V)
+                logits = (h @ w.T).to(wide)  # (C, V)
+                if bias is not None:
+                    logits += bias
+                logp = logits.log_softmax(dim=-1)
                 loss -= (logp.gather(1, target) * kept).sum()
-                if grad_x is None and grad_w is None:
+                if not any(wanted):
                     continue
                 # d loss / d logits = softmax − onehot. Uncounted rows are masked where they are
                 # `width` long, not V.
-                d = logp.exp_().scatter_add_(1, target, logp.new_full(target.shape, -1.0)).to(narrow)
+                d = logp.exp_().scatter_add_(1, target, logp.new_full(target.shape, -1.0))
+                if grad_b is not None:
+                    grad_b += d.T @ kept.squeeze(1).to(wide)
+                d = d.to(narrow)
                 if grad_x is not None:
                     grad_x[rows] = (d @ w) * kept
                 if grad_w is not None:
                     grad_w += d.T @ (h * kept)
-        ctx.save_for_backward(grad_x, grad_w)
-        ctx.weight_dtype = weight.dtype
+        ctx.save_for_backward(grad_x, grad_w, grad_b)
+        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x, grad_w = ctx.saved_tensors
+        grad_x, grad_w, grad_b = ctx.saved_tensors
         if grad_x is not None:
             grad_x = grad_x * grad_loss
         if grad_w is not None:
-            grad_w = (grad_w * grad_loss).to(ctx.weight_dtype)
-        return grad_x, None, grad_w, None, None
+            grad_w = (grad_w * grad_loss).to(ctx.dtypes[0])
+        if grad_b is not None:
+            grad_b = (grad_b * grad_loss).to(ctx.dtypes[1])
+        return grad_x, None, grad_w, grad_b, None, None

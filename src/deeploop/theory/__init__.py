@@ -11,7 +11,7 @@ from deeploop.theory.bounds import (
     untied_bound,
 )
 from deeploop.theory.plan import Plan, PlanArgs, plan_hierarchy, plan_single
-from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, ScalingRule
+from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, ScalingRule, averaged_epsilon, factored_epsilon
 from deeploop.theory.visits import (
     HORIZONS,
     Horizon,
@@ -34,7 +34,9 @@ __all__ = [
     "Schedule",
     "Visit",
     "aligned_bound",
+    "averaged_epsilon",
     "exponent_threshold",
+    "factored_epsilon",
     "hierarchy",
     "kappa_bar",
     "kappa_bar_range",

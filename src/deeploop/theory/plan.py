@@ -19,7 +19,7 @@ from deeploop.theory.bounds import (
     rules_by_module,
     untied_bound,
 )
-from deeploop.theory.scaling import DEEPLOOP, PAPER_RULES, ScalingRule
+from deeploop.theory.scaling import DEEPLOOP, PAPER_RULES, ScalingRule, averaged_epsilon, factored_epsilon
 from deeploop.theory.visits import HORIZONS, Horizon, Schedule, hierarchy, single_loop
 
 
@@ -31,6 +31,7 @@ class Plan:
     schedule: Schedule
     rules: Mapping[str, ScalingRule]  # one a module
     horizons: Mapping[Horizon, Schedule] = field(default_factory=dict)  # a hierarchy's, at each horizon
+    epsilons: Mapping[str, float] = field(default_factory=dict)  # a loop's, of the rules that scale pre-norm
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain numbers, exact fractions beside them as strings (null where irrational)."""
@@ -49,6 +50,7 @@ class Plan:
                 name: _scales(schedule, rules_by_module(schedule, rule)) for name, rule in PAPER_RULES.items()
             },
             "horizons": {name: _horizon(at, self.rules) for name, at in self.horizons.items()},
+            "epsilons": dict(self.epsilons),
             "verdict": plan_table.verdict(self),
         }
 
@@ -60,7 +62,15 @@ class Plan:
 def plan_single(blocks: int, rounds: int, rule: ScalingRule = DEEPLOOP) -> Plan:
     """K blocks for R rounds under one rule."""
     schedule = single_loop(blocks, rounds)
-    return Plan({"blocks": blocks, "rounds": rounds}, schedule, rules_by_module(schedule, rule))
+    return Plan(
+        {"blocks": blocks, "rounds": rounds},
+        schedule,
+        rules_by_module(schedule, rule),
+        epsilons={
+            "factored": factored_epsilon(blocks, rounds),
+            "averaged": averaged_epsilon(blocks, rounds),
+        },
+    )
 
 
 def plan_hierarchy(

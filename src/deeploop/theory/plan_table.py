@@ -66,6 +66,9 @@ def _loop_parts(plan: Plan) -> list[str]:
         _comparison(plan, "N", "R", lambda p: _theta(R=2 - 4 * p, K=1 - 4 * p)) + "\n"
         "  untied bound M(β/α)²; aligned bound M·R(β/α)², growing in R with K fixed",
         "Exponents: where κ_R grows as R^γ, the bound M·κ_R(β/α)² stays finite if p ≥ (1+γ)/4\n" + THRESHOLDS,
+        "Other rules for a loop: pre-norm with a scaled branch, x ← x + ε·f(Norm(x)), no β\n"
+        f"  factored ε = λ/(R√K) = {plan.epsilons['factored']:.6g} at λ = 1      "
+        f"averaged ε = 1/N = {plan.epsilons['averaged']:.6g}",
     ]
 
 

@@ -2,6 +2,8 @@
 
 N is the effective depth in blocks. The paper keeps DeepNorm's constants (c, d) = (2, 8) and changes only
 the exponent: DEEPNORM p = 1/4, DEEPLOOP p = 1/2.
+
+Their rivals are pre-norm with a scaled branch, x + epsilon f(Norm(x)), and scale nothing else.
 """
 
 import math
@@ -58,6 +60,16 @@ class ScalingRule:
 DEEPNORM = ScalingRule(Fraction(1, 4))
 DEEPLOOP = ScalingRule(Fraction(1, 2))
 PAPER_RULES = {"deepnorm": DEEPNORM, "deeploop": DEEPLOOP}
+
+
+def factored_epsilon(K: int, R: int, gain: float = 1.0) -> float:
+    """lambda / (R sqrt(K)), arXiv 2606.18524: 1/R for a block's own visits, 1/sqrt(K) across blocks."""
+    return gain / (_depth(R) * math.sqrt(_depth(K)))
+
+
+def averaged_epsilon(K: int, R: int) -> float:
+    """1 / N."""
+    return 1 / (_depth(K) * _depth(R))
 
 
 def exact(x: Real) -> Fraction:

@@ -63,6 +63,14 @@ class TrainConfig(RunConfig):
     guard: GuardConfig = field(default_factory=GuardConfig)
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optim.branch_lr != 1 and self.model.block != "sandwich":
+            raise ValueError(
+                f"optim.branch_lr={self.optim.branch_lr}: must be 1 with model.block={self.model.block}, "
+                "which draws no matrix at beta"
+            )
+
 
 @dataclass(frozen=True)
 class HRMTrainConfig(RunConfig):

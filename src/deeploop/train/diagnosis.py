@@ -71,7 +71,7 @@ def diagnose(
 def adam_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState | None:
     """What AdamW knows of the blocks' matrices after its last step; None before the first."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    matrices = optimizer.param_groups[0]  # make_optimizer puts them first
+    matrices = optimizer.param_groups[0]  # make_optimizer puts those of the branches first
     own = {names[parameter]: optimizer.state[parameter] for parameter in matrices["params"]}
     if not all(own.values()):
         return None

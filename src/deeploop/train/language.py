@@ -85,6 +85,8 @@ class LanguageTask:
         """The model with freshly drawn weights, the same on every machine."""
         model = LoopedGPT(self.config.model, seed=self.config.seed)
         model.recompute = self.recompute
+        if self.config.model.unigram_bias:
+            model.set_unigram_bias(torch.from_numpy(self.corpus.counts("train")))
         self.config.diagnose.check(model)
         return model
 

@@ -101,7 +101,7 @@ def _loop(run: Run, stop: StopRequest) -> str:
     while run.step < config.optim.steps:
         run.clock.start()
         rate = learning_rate(run.step, config.optim)
-        set_learning_rate(run.optimizer, rate)
+        set_learning_rate(run.optimizer, rate, config.optim.branch_multiplier(run.step))
         loss, norm, stopping = train_step(run, stop)
         run.step += 1
         run.tokens += run.task.targets_per_step

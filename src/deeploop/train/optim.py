@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from deeploop.nn.init import BRANCH
 from deeploop.train.adam_atan2 import AdamATan2
 
 
@@ -49,6 +50,10 @@ class BaseOptimConfig:
         """Learning rate at the last step; the peak's where there is no decay."""
         return self.peak_lr
 
+    def branch_multiplier(self, step: int) -> float:
+        """Rate of the matrices drawn at beta over that of the others, after `step` finished steps."""
+        return 1.0
+
 
 @dataclass(frozen=True)
 class OptimConfig(BaseOptimConfig):
@@ -58,12 +63,17 @@ class OptimConfig(BaseOptimConfig):
     """Learning rate at the last step."""
     eps: float = 1e-8
     """AdamW's epsilon."""
+    branch_lr: float = 1.0
+    """Learning rate of the matrices drawn at beta (value, output, feed-forward), as a multiple of the
+    others'."""
+    branch_release_steps: int = 0
+    """Steps over which that multiple goes to 1, in a straight line; 0 keeps it."""
     non_finite: Literal["stop", "skip"] = "stop"
     """A step with a loss or gradient that is not finite ends the run, or is skipped (20 in a row at most)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._not_negative("floor_lr", "eps")
+        self._not_negative("floor_lr", "eps", "branch_lr", "branch_release_steps")
         if self.floor_lr > self.peak_lr:
             raise ValueError(
                 f"optim.floor_lr={self.floor_lr}: must be at most optim.peak_lr={self.peak_lr}, or the rate "
@@ -73,6 +83,10 @@ class OptimConfig(BaseOptimConfig):
     @property
     def final_lr(self) -> float:
         return self.floor_lr
+
+    def branch_multiplier(self, step: int) -> float:
+        released = min(1.0, step / self.branch_release_steps) if self.branch_release_steps else 0.0
+        return self.branch_lr + (1 - self.branch_lr) * released
 
 
 @dataclass(frozen=True)
@@ -115,19 +129,23 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """AdamW over three groups: block matrices, embeddings, and the undecayed norm gains.
 
-    Each group carries `lr_multiplier`, so that the schedule stays one number a step.
+    With a rate of their own, the branches' matrices come first, in a fourth. Each group carries
+    `lr_multiplier` and whether it is that one, so that the schedule stays one number a step.
     """
-    groups: dict[str, list[nn.Parameter]] = {"matrices": [], "embedding": [], "gains": []}
+    apart = BRANCH if config.branch_lr != 1 else ()
+    groups: dict[str, list[nn.Parameter]] = {"branch": [], "matrices": [], "embedding": [], "gains": []}
     for name, parameter in model.named_parameters():
         kind = "gains" if parameter.ndim < 2 else "embedding" if "embedding" in name else "matrices"
-        groups[kind].append(parameter)
-    multiplier = {"matrices": matrix_lr_multiplier}
+        role = name.split(".")[-2:][0]  # blocks.0.attention.branch.v.weight: role v
+        groups["branch" if role in apart else kind].append(parameter)
+    multiplier = dict.fromkeys(("branch", "matrices"), matrix_lr_multiplier)
     return torch.optim.AdamW(
         [
             {
                 "params": parameters,
                 "weight_decay": 0.0 if kind == "gains" else config.weight_decay,
                 "lr_multiplier": multiplier.get(kind, 1.0),
+                "branch": kind == "branch",
             }
             for kind, parameters in groups.items()
             if parameters
@@ -141,12 +159,12 @@ def make_optimizer(
 
 def make_reasoner_optimizer(model: nn.Module, config: ReasonerOptimConfig) -> AdamATan2:
     """AdamATan2 over all parameters alike, as published."""
-    group = {"params": list(model.parameters()), "lr_multiplier": 1.0}
+    group = {"params": list(model.parameters()), "lr_multiplier": 1.0, "branch": False}
     return AdamATan2(
         [group], config.peak_lr, betas=config.betas, weight_decay=config.weight_decay, ema=config.ema
     )
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, branch_multiplier: float = 1.0) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate * group["lr_multiplier"]
+        group["lr"] = rate * group["lr_multiplier"] * (branch_multiplier if group["branch"] else 1.0)
