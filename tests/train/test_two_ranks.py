@@ -73,6 +73,10 @@ def runs(make_config, make_puzzle_config, tmp_path_factory):
 
 def traffic_jobs(make_config, folder):
     """Steps whose traffic is counted, and gradients with everything that changes it."""
+
+    def settings(do):
+        return UNCLIPPED if do == "gradients" else {}
+
     for parallel in PARALLEL:
         for rounds in ROUNDS:
             for pieces in (1, 2):
@@ -83,12 +87,12 @@ def traffic_jobs(make_config, folder):
         for recompute in RECOMPUTE:
             device = {"parallel": parallel, "micro_batch": 2, "recompute": recompute}
             for do in ("gradients", "traffic"):
-                config = make_config(folder / f"{do}-{parallel}-{recompute}", optim={"clip": 0.0}, device=device)
+                config = make_config(folder / f"{do}-{parallel}-{recompute}", device=device, **settings(do))
                 yield {"do": do, "kind": "language", "config": to_dict(config)}
     for recompute in ("off", "round"):
         device = {"parallel": "fsdp", "micro_batch": 2, "reshard": True, "recompute": recompute}
         for do in ("gradients", "traffic"):
-            config = make_config(folder / f"{do}-fsdp-reshard-{recompute}", optim={"clip": 0.0}, device=device)
+            config = make_config(folder / f"{do}-fsdp-reshard-{recompute}", device=device, **settings(do))
             yield {"do": do, "kind": "language", "config": to_dict(config)}
 
 
