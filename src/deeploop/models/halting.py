@@ -63,7 +63,7 @@ class Slots:
         rows = self.halted.nonzero().squeeze(1)
 
         def put(was: Tensor, now: Tensor) -> Tensor:
-            return was.index_copy(0, rows, now)
+            return was.index_copy(0, rows, now.to(was.dtype))  # states that were computed in bf16 stay so
 
         return Slots(
             inputs=put(self.inputs, inputs),

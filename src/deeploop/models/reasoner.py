@@ -234,6 +234,9 @@ class Reasoner(nn.Module):
         config = self.config
         x = self._input(tokens, puzzle)
         z_H, z_L = carry
+        if torch.is_autocast_enabled(x.device.type):  # the states too are narrow, as published
+            narrow = torch.get_autocast_dtype(x.device.type)
+            x, z_H, z_L = (state.to(narrow) for state in (x, z_H, z_L))
         grad = torch.is_grad_enabled()
         *_, last = calls = list(recurrence(config.cycles, config.low_cycles, config.horizon))
         for call in calls:

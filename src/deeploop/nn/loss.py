@@ -5,6 +5,8 @@ Here the positions go through in chunks, and each chunk's gradients are taken at
 pass, while its logits are at hand; the backward pass only multiplies them by the incoming scalar.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MAX_LOGITS = 2**27  # logits held at a time: 512 MiB in fp32
+Chunk = Callable[..., Tensor]  # (logits, targets, bias, grad=…) → losses; the logits become their gradient
+MAX_NARROW_LOGITS = 2**29  # by the kernel, which holds them once, and in bf16: 1 GiB
 
 
 def linear_cross_entropy(
@@ -22,16 +26,28 @@ def linear_cross_entropy(
     x (..., width), weight (V, width), targets (...), bias (V,). Under autocast the products run in its
     dtype; the bias, the softmax and the sums over chunks never do. `chunk` positions are held at a time.
     """
+    kernel = _kernel() if x.is_cuda and torch.is_autocast_enabled("cuda") else None
     if chunk is None:
-        chunk = 1 << (max(1, MAX_LOGITS // len(weight)).bit_length() - 1)  # a power of two
+        most = MAX_LOGITS if kernel is None else MAX_NARROW_LOGITS
+        chunk = 1 << (max(1, most // len(weight)).bit_length() - 1)  # a power of two
     if chunk < 1:
         raise ValueError(f"chunk={chunk}: must be at least 1")
     # The Function's own needs_input_grad is blind to no_grad, and grad mode is off inside it: ask here.
     grad = torch.is_grad_enabled()
     wanted = tuple(grad and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias))
     positions = x.flatten(0, -2), targets.flatten()
-    loss: Tensor = _LinearCrossEntropy.apply(*positions, weight, bias, chunk, wanted)  # type: ignore[no-untyped-call]
+    loss: Tensor = _LinearCrossEntropy.apply(*positions, weight, bias, chunk, wanted, kernel)  # type: ignore[no-untyped-call]
     return loss
+
+
+@cache
+def _kernel() -> Chunk | None:
+    """One pass over the logits where Triton is at hand, in place of six."""
+    try:
+        from deeploop.nn.kernels import cross_entropy_
+    except ImportError:
+        return None
+    return cross_entropy_
 
 
 def stablemax_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -47,6 +63,22 @@ def stablemax_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.where(kept, s.sum(-1).log() - chosen.log(), 0.0)
 
 
+def _plain(logits: Tensor, targets: Tensor, bias: Tensor | None, *, grad: bool) -> Tensor:
+    """−log softmax(logits + bias)[target] of each row, 0 where the target is below 0.
+
+    The logits (C, V), in fp32 or wider, are overwritten: with `grad` by the gradient of the sum.
+    """
+    kept = (targets >= 0).unsqueeze(1)
+    target = targets.clamp(min=0).unsqueeze(1)
+    if bias is not None:
+        logits += bias
+    top = logits.logsumexp(dim=-1, keepdim=True)
+    losses = (top - logits.gather(1, target)) * kept
+    if grad:  # softmax − onehot
+        logits.sub_(top).exp_().scatter_add_(1, target, logits.new_full(target.shape, -1.0)).mul_(kept)
+    return losses.squeeze(1)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -57,6 +89,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         chunk: int,
         wanted: tuple[bool, bool, bool],
+        kernel: Chunk | None,
     ) -> Tensor:
         device = x.device.type
         narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
@@ -69,26 +102,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_b = torch.zeros(len(weight), dtype=wide, device=x.device) if wanted[2] else None
             for start in range(0, len(x), chunk):
                 rows = slice(start, start + chunk)
-                kept = (targets[rows] >= 0).unsqueeze(1)  # (C, 1)
-                target = targets[rows].clamp(min=0).unsqueeze(1)
                 h = x[rows].to(narrow)
-                logits = (h @ w.T).to(wide)  # (C, V)
-                if bias is not None:
-                    logits += bias
-                logp = logits.log_softmax(dim=-1)
-                loss -= (logp.gather(1, target) * kept).sum()
-                if not any(wanted):
-                    continue
-                # d loss / d logits = softmax − onehot. Uncounted rows are masked where they are
-                # `width` long, not V.
-                d = logp.exp_().scatter_add_(1, target, logp.new_full(target.shape, -1.0))
+                d = h @ w.T if kernel else (h @ w.T).to(wide)  # (C, V): logits, then their gradient
+                loss += (kernel or _plain)(d, targets[rows], bias, grad=any(wanted)).sum()
                 if grad_b is not None:
-                    grad_b += d.T @ kept.squeeze(1).to(wide)
-                d = d.to(narrow)
+                    grad_b += d.sum(0, dtype=wide)
                 if grad_x is not None:
-                    grad_x[rows] = (d @ w) * kept
+                    grad_x[rows] = d.to(narrow) @ w
                 if grad_w is not None:
-                    grad_w += d.T @ (h * kept)
+                    _add_product(grad_w, d.to(narrow).T, h)
         ctx.save_for_backward(grad_x, grad_w, grad_b)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return loss
@@ -103,4 +125,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_w = (grad_w * grad_loss).to(ctx.dtypes[0])
         if grad_b is not None:
             grad_b = (grad_b * grad_loss).to(ctx.dtypes[1])
-        return grad_x, None, grad_w, grad_b, None, None
+        return grad_x, None, grad_w, grad_b, None, None, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, in one pass where a GPU adds up narrow products in fp32 itself."""
+    if a.is_cuda and total.dtype == torch.float32 and a.dtype != torch.float32:
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total += a @ b

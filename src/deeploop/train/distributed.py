@@ -7,18 +7,27 @@ import gc
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
+from deeploop.nn import fused
 from deeploop.train.sharding import FirstVisits, shard
 
 T = TypeVar("T")
+# On Hopper cuDNN's attention takes two thirds of flash attention's time, forward and backward.
+ATTENTION = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 Switch = Literal["auto", "on", "off"]
 
 
@@ -31,7 +40,7 @@ class DeviceConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the matrix products; weights and norms stay in fp32."""
     compile: Switch = "auto"
-    """Compile each block with torch.compile."""
+    """Compile each block with torch.compile. auto: on a GPU, those that the Triton kernels do not know."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp), or shard each physical block by itself (fsdp)."""
     reshard: bool = False
@@ -130,8 +139,10 @@ def open_world(config: DeviceConfig) -> Iterator[World]:
 def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     """The model on its device, blocks compiled, replicated or sharded over the ranks."""
     model.to(world.device)
-    if config.compile == "on" or (config.compile == "auto" and world.device.type == "cuda"):
-        for block in physical_blocks(model):
+    for block in physical_blocks(model) if config.compile != "off" else ():
+        if config.compile == "on":
+            block.compile()
+        elif world.device.type == "cuda" and not (uses_bf16(config, world.device) and fused.install(block)):
             block.compile()
     if world.size == 1:
         return model
@@ -169,10 +180,20 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
     yield
 
 
-def arithmetic(config: DeviceConfig, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast to bf16 where it is asked for: on GPUs by default, never silently on a CPU."""
-    use_bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
-    return torch.autocast(device.type, torch.bfloat16) if use_bf16 else nullcontext()
+def uses_bf16(config: DeviceConfig, device: torch.device) -> bool:
+    """On GPUs by default, never silently on a CPU."""
+    return config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+
+
+@contextmanager
+def arithmetic(config: DeviceConfig, device: torch.device) -> Iterator[None]:
+    """Autocast to bf16 where it is asked for, and the fastest attention for it."""
+    with ExitStack() as stack:
+        if uses_bf16(config, device):
+            stack.enter_context(torch.autocast(device.type, torch.bfloat16))
+            if device.type == "cuda" and not config.deterministic:
+                stack.enter_context(sdpa_kernel(ATTENTION, set_priority=True))
+        yield
 
 
 def share_of_rank(windows: Tensor, world: World, filler: int) -> Tensor:
