@@ -35,7 +35,7 @@ class DeviceConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp), or shard each physical block by itself (fsdp)."""
     reshard: bool = False
-    """Under fsdp: give a block's gathered weights back after each visit: less memory, 2R times the traffic."""
+    """Under fsdp: give a gathered block back after every visit: less memory, 2R times the gathers."""
     micro_batch: int = 0
     """Sequences a rank computes at once, at most; 0 takes its whole share, or on a GPU as much as fits. The
     rest is accumulated."""
