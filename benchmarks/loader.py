@@ -2,16 +2,18 @@
 
     python benchmarks/loader.py [TEXT …] [--threads 1]
 
-The step is gpt2-small's at R=1: 32 windows of 1024 tokens, at 535 thousand tokens a second. Waiting is measured
-beside a main thread that sleeps for the rest of the step, as one does that waits for a GPU. TEXT is any file
-or folder that `deeploop prepare text` reads; the standard library's sources otherwise. Both encoders see the same
-documents and threads, in turn, three times; the best counts. Shared machines: CPU seconds are the fairer ratio.
+The step is gpt2-small's at R=1: 32 windows of 1024 tokens, at 535 thousand tokens a second. Waiting is
+measured beside a main thread that sleeps for the rest of the step, as one does that waits for a GPU. TEXT is
+any file or folder that `deeploop prepare text` reads; the standard library's sources otherwise. Both encoders
+see the same documents and threads, in turn, three times; the best counts. Where others share the cores, CPU
+seconds are the fairer ratio.
 """
 
 import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from statistics import median
@@ -52,8 +54,12 @@ def time_loader(stream: TokenStream) -> None:
         waits.append(seconds(ahead.step_batch)[0])
         time.sleep(step - waits[-1])
     waiting = median(waits[1:])
-    print(f"loader             {SEQUENCES * CONTEXT / alone / 1e6:.1f} M tokens/s, {1e3 * alone:.2f} ms a step")
-    print(f"of a {1e3 * step:.0f} ms step     {alone / step:.2%} if waited for, {waiting / step:.2%} made ahead")
+    print(
+        f"loader             {SEQUENCES * CONTEXT / alone / 1e6:.1f} M tokens/s, {1e3 * alone:.2f} ms a step"
+    )
+    print(
+        f"of a {1e3 * step:.0f} ms step     {alone / step:.2%} if waited for, {waiting / step:.2%} made ahead"
+    )
 
 
 def time_prepare(documents: list[str], threads: int) -> None:
@@ -63,13 +69,16 @@ def time_prepare(documents: list[str], threads: int) -> None:
     for _ in range(3):
         theirs.append(seconds(lambda: encoding.encode_ordinary_batch(documents, num_threads=threads)))
         with tempfile.TemporaryDirectory() as folder:
-            settings = {"validation_tokens": 10_000, "source": "benchmark", "workers": threads}
-            ours.append(seconds(lambda: prepare(documents, tokenizer, Path(folder) / "corpus", **settings)))
+            out, rest = (
+                Path(folder) / "corpus",
+                {"validation_tokens": 10_000, "source": "x", "workers": threads},
+            )
+            ours.append(seconds(partial(prepare, documents, tokenizer, out, **rest)))
     count = sum(len(tokens) for tokens in encoding.encode_ordinary_batch(documents, num_threads=threads))
     for name, found in (("tiktoken", theirs), ("prepare", ours)):
         wall, cpu = map(min, zip(*found, strict=True))
         print(f"{name:18} {count / wall / 1e6:.2f} M tokens/s, {count / cpu / 1e6:.2f} M a CPU second")
-    wall, cpu = (min(a) / min(b) for a, b in zip(zip(*theirs), zip(*ours), strict=True))
+    wall, cpu = (min(pair[i] for pair in theirs) / min(pair[i] for pair in ours) for i in (0, 1))
     print(f"prepare/tiktoken   {wall:.2f} by the clock, {cpu:.2f} by CPU seconds, {threads} threads")
 
 

@@ -117,7 +117,9 @@ def _train(arguments: list[str]) -> int:
         result = train(config)
     except OutOfMemoryError:
         half = max(1, (config.device.micro_batch or config.optim.batch) // 2)
-        raise ValueError(f"the GPU's memory is full; try --device.micro-batch {half}") from None
+        raise ValueError(
+            f"the GPU's memory is full; try --device.micro-batch {half} or --device.recompute block"
+        ) from None
     if int(os.environ.get("RANK", 0)) == 0:
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"

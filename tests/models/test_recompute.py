@@ -1,4 +1,4 @@
-"""Recomputation: the same gradients, fewer saved bytes, the blocks run as often as said; one compiled block."""
+"""Recomputation: the same gradients, fewer saved bytes, the blocks run as often as said; its estimates."""
 
 import pytest
 import torch

@@ -10,7 +10,9 @@ from deeploop.models import GPTConfig, HRMConfig, PuzzleShape
 from deeploop.models.accounting import segment_bytes, training_bytes
 from deeploop.train import memory
 from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train.loop import train
 from deeploop.train.memory import fit
+from deeploop.train.metrics import read_metrics
 
 NEED = {"off": 100, "round": 30, "block": 10}  # a sequence
 
@@ -81,3 +83,18 @@ def test_shards_and_puzzle_tables_are_counted():
     assert training_bytes(config, 8, shards=8) < training_bytes(config, 8)
     small, large = (PuzzleShape(12, 900, count) for count in (1, 876_407))
     assert segment_bytes(HRMConfig(), large, 8) - segment_bytes(HRMConfig(), small, 8) == 4 * 876_406 * 512
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", ["round", "block"])
+def test_a_run_that_recomputes_is_the_same_run(tiny_config, recompute, precision):
+    """Losses and the diagnosis, which must not take a visit that is computed again for another one."""
+    diagnosis = {"every": 3, "sublayers": ("blocks.0.mlp",), "iterations": 2}
+    found = []
+    for way in ("off", recompute):
+        device = {"recompute": way, "precision": precision}
+        config = tiny_config(way, device=device, diagnose=diagnosis, optim={"steps": 3, "batch": 2})
+        train(config)
+        losses = [line["loss"] for line in read_metrics(config.out, "train")]
+        found.append((losses, [line["kappa"] for line in read_metrics(config.out, "diagnose")]))
+    assert found[0] == found[1]

@@ -50,7 +50,7 @@ class Touches(TorchDispatchMode):
 
 @pytest.mark.parametrize("kind", ["hrm", "trm"])
 def test_no_part_of_a_step_goes_through_the_whole_table(make_puzzle_config, tmp_path, kind):
-    """Loss, backward, norm, clipping, optimizer, average, zeroing: rows are taken out and put back, no more."""
+    """Loss, backward, norm, clipping, optimizer, average, zeroing: rows are taken out and put back."""
     config = make_puzzle_config(tmp_path / kind, kind, optim={"clip": 1.0})
     run = open_run(config, ALONE)
     table = run.task.model.puzzles

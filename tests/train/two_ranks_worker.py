@@ -48,7 +48,7 @@ def poison(config):
 
 
 class Traffic(TorchDispatchMode):
-    """Every collective's name and the bytes that go through it on this rank: of a whole tensor, not a shard."""
+    """Every collective's name and the bytes that this rank has in it, counted whole and not by shard."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,9 @@ class Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "c10d":
-            tensors = [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)]
+            tensors = [
+                t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)
+            ]
             name = function._schema.name.removeprefix("c10d::").strip("_")
             self.calls.append((name, max(t.nbytes for t in tensors)))
         return function(*args, **(kwargs or {}))

@@ -62,7 +62,9 @@ def activation_bytes(config: GPTConfig) -> int:
     return 28 * config.width + 6 * config.hidden + 4 * (3 * config.heads + 4)
 
 
-def training_bytes(config: GPTConfig, sequences: int, recompute: Recompute = "off", *, shards: int = 1) -> int:
+def training_bytes(
+    config: GPTConfig, sequences: int, recompute: Recompute = "off", *, shards: int = 1
+) -> int:
     """Peak GPU memory of a step on `sequences` at once, estimated; `shards` are the ranks of FSDP.
 
     A parameter has 16 bytes of weight, gradient and two moments; sharded ones stand whole beside it while

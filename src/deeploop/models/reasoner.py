@@ -252,7 +252,7 @@ class Reasoner(nn.Module):
         return Segment(Carry(z_H.detach(), z_L.detach()), logits, q)
 
     def _call(self, module: str, x: Tensor, *, last: bool) -> Tensor:
-        """One call of a module; a "round" of `recompute` is a call here, and the last visit is always kept."""
+        """One call of a module. A "round" of `recompute` is a call here; the last visit is always kept."""
         blocks = self.config.blocks_of[module] - last if self.recompute == "block" else 0
         rotary = self.cos, self.sin
         return visit(self.stacks[module], x, rotary, blocks, again=self.recompute == "round" and not last)

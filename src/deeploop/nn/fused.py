@@ -68,7 +68,9 @@ def _wanted(x: Tensor) -> bool:
     return x.is_cuda and not _plain and torch.is_autocast_enabled("cuda")
 
 
-def run(first: ScaledResidual, second: ScaledResidual, x: Tensor, rotary: Rotary, narrow: torch.dtype) -> Tensor:
+def run(
+    first: ScaledResidual, second: ScaledResidual, x: Tensor, rotary: Rotary, narrow: torch.dtype
+) -> Tensor:
     """Both residual equations on x (B, T, width), branches in `narrow`; causal if the attention is."""
     with torch.autocast(x.device.type, enabled=False):
         x, h = _enter(first.inner, x, narrow)

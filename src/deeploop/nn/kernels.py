@@ -458,7 +458,14 @@ def cross_entropy_(logits: Tensor, targets: Tensor, bias: Tensor | None, *, grad
     n, words = logits.shape
     loss = torch.empty(n, dtype=torch.float32, device=logits.device)
     _cross_entropy[(n,)](
-        logits, bias, targets, loss, V=words, BLOCK=4096, HAS_BIAS=bias is not None, GRAD=grad,
+        logits,
+        bias,
+        targets,
+        loss,
+        V=words,
+        BLOCK=4096,
+        HAS_BIAS=bias is not None,
+        GRAD=grad,
         num_warps=8,
     )
     return loss

@@ -44,9 +44,9 @@ class DeviceConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp), or shard each physical block by itself (fsdp)."""
     reshard: bool = False
-    """Under fsdp: give a block's gathered weights back after every visit. Less memory, 2R times the traffic."""
+    """Under fsdp: give a gathered block back after every visit: less memory, 2R times the gathers."""
     micro_batch: int = 0
-    """Sequences a rank computes at once, at most; 0 takes its whole share, on a GPU as much of it as fits. The
+    """Sequences a rank computes at once, at most; 0 takes its whole share, or on a GPU as much as fits. The
     rest is accumulated."""
     recompute: Literal["auto", "off", "round", "block"] = "auto"
     """Activations to compute again in the backward pass: of all rounds but the last, or of all block visits.
@@ -147,7 +147,7 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     if world.size == 1:
         return model
     if config.parallel == "fsdp":
-        return shard(model, physical_blocks(model), reshard=config.reshard)
+        return shard(model, list(physical_blocks(model)), reshard=config.reshard)
     # A tied gradient is ready only after the backward of its earliest visit, so views of one flat
     # bucket save a copy that could not be overlapped anyway.
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True)

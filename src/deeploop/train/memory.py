@@ -5,6 +5,7 @@ fullest rank. Another micro-batch changes results by rounding: fix both where a 
 """
 
 from collections.abc import Callable
+from math import isqrt
 from typing import NamedTuple
 
 import torch
@@ -49,8 +50,9 @@ def even_splits(batch: int, config: DeviceConfig, world: World) -> list[int]:
     if batch % world.size:
         raise ValueError(f"optim.batch={batch}: must be a multiple of the {world.size} ranks")
     share = batch // world.size
-    most = min(config.micro_batch or share, share)
-    return [size for size in range(most, 0, -1) if share % size == 0]
+    small = [size for size in range(1, isqrt(share) + 1) if share % size == 0]
+    divisors = {*small, *(share // size for size in small)}
+    return sorted((size for size in divisors if size <= (config.micro_batch or share)), reverse=True)
 
 
 def free_memory(world: World) -> int | None:

@@ -1,10 +1,8 @@
 """FSDP2 around a looped model: each physical block is gathered once a step, and its gradients reduced once.
 
-By itself FSDP gathers a block for every visit's backward, and what was accumulated from earlier micro-batches
-is reduced at the last visit already and once more at the first. Both are right for modules that are used once.
+By itself FSDP gathers a block for every visit's backward, and reduces what earlier micro-batches accumulated
+after the last visit's backward already, the rest after the first visit's.
 """
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ class FirstVisits:
     There its gradients are whole and its weights are no longer needed.
     """
 
-    def __init__(self, model: FSDPModule, blocks: list[nn.Module], *, reshard: bool) -> None:
+    def __init__(self, model: nn.Module, blocks: list[nn.Module], *, reshard: bool) -> None:
         self.model, self.blocks, self.reshard = model, blocks, reshard
         self.last, self.met = True, set[nn.Module]()
         for block in blocks:
@@ -35,20 +33,20 @@ class FirstVisits:
         # Calls outside the graph have no backward, and those of a recomputation come after the first.
         if output.requires_grad and block not in self.met:
             self.met.add(block)
-            output.register_hook(lambda _: set_backward(block, reduce=self.last, reshard=self.last or self.reshard))
+            output.register_hook(
+                lambda _: set_backward(block, reduce=self.last, reshard=self.last or self.reshard)
+            )
 
 
-def shard(model: nn.Module, blocks: Iterator[nn.Module], *, reshard: bool) -> nn.Module:
+def shard(model: nn.Module, blocks: list[nn.Module], *, reshard: bool) -> nn.Module:
     """The model with one group a physical block: grouped sharding fails for modules used twice in a step.
 
     Unless `reshard`, a block stays whole from its first visit's forward to its first visit's backward.
     """
-    blocks = list(blocks)
     for block in blocks:
         fully_shard(block, reshard_after_forward=reshard)
     fully_shard(model)
-    assert isinstance(model, FSDPModule)
-    model.first_visits = FirstVisits(model, blocks, reshard=reshard)
+    model.first_visits = FirstVisits(model, blocks, reshard=reshard)  # type: ignore[assignment]
     return model
 
 
