@@ -13,7 +13,7 @@ from deeploop.experiments.recipes import RECIPES, get_recipe, gpt2_medium, gpt2_
 from deeploop.models.accounting import parameter_count
 from deeploop.train.config import differences, to_dict
 
-LANGUAGE = ("table1", "p-sweep", "downstream")
+LANGUAGE = ("table1", "p-sweep", "downstream", "escape", "rules")
 
 
 def by_axes(grid):
@@ -58,6 +58,25 @@ def test_the_gpu_scale_is_a_thousandth_of_the_tokens_and_has_the_size_that_was_m
         assert (c.model.blocks, c.model.width, c.model.context, c.optim.batch) == (6, 512, 512, 64)
     assert escapes.optim.steps == 300
     assert escapes.optim.peak_lr / escapes.optim.warmup_steps == pytest.approx(1.67e-6, rel=0.01)
+
+
+def test_escape_has_the_ramps_and_changes_nothing_but_the_bias_between_the_starts():
+    cells = by_axes(GRIDS["escape"]("gpu"))
+    assert len(cells) == 2 * 3 * 3 * 5
+    for (start, p, ramp, seed), cell in cells.items():
+        config = cell.config()
+        assert (config.model.p, config.seed, config.optim.peak_lr) == (p, seed, 1e-3)
+        assert 1e-3 / config.optim.warmup_steps == pytest.approx(float(ramp), rel=0.02)
+        changed = differences(to_dict(cells["paper", p, ramp, seed].config()), to_dict(config))
+        assert {path for path, *_ in changed} == (
+            {"model.unigram_bias", "out"} if start == "stable" else set()
+        )
+
+
+def test_rules_have_equal_tokens():
+    configs = [cell.config() for cell in GRIDS["rules"]("gpu").cells()]
+    assert len({(c.model.block, c.model.unigram_bias, c.model.rounds, c.seed) for c in configs}) == 5 * 3 * 2
+    assert len({(c.optim, c.data, c.model.blocks, c.model.width) for c in configs}) == 1
 
 
 @pytest.mark.parametrize("scale", SCALES)

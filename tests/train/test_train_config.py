@@ -1,6 +1,7 @@
 """Recipes and configs: valid, to JSON and back, and compared field by field."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_the_papers_recipe_sees_the_papers_tokens(name, steps, tokens):
     assert steps * config.optim.batch * config.model.context == tokens
     assert (config.optim.peak_lr, config.optim.floor_lr, config.optim.warmup_steps) == (1e-3, 5e-5, 2_000)
     assert (config.optim.betas, config.optim.weight_decay, config.optim.clip) == ((0.9, 0.95), 0.1, 1.0)
+
+
+@pytest.mark.parametrize("name", ["gpt2-small", "gpt2-medium", "tiny"])
+def test_a_stable_recipe_is_the_faithful_one_with_the_bias(name):
+    faithful, stable = get_recipe(name), get_recipe(f"{name}-stable")
+    assert stable == replace(
+        faithful, out=Path(f"runs/{name}-stable"), model=replace(faithful.model, unigram_bias=True)
+    )
 
 
 def test_an_unknown_recipe_is_named():

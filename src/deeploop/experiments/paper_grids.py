@@ -1,4 +1,4 @@
-"""The paper's sweeps as grids, at three scales.
+"""The paper's sweeps as grids, at three scales; and two on questions that it leaves open.
 
 `paper`   its settings, as far as they are known
 `gpu`     minutes on one GPU, on any corpus of GPT-2 tokens: K = 6, width 512, 64 × 512 tokens a step
@@ -130,6 +130,61 @@ def p_sweep(scale: Scale) -> Grid:
     return Grid("p-sweep", recipe, axes, settings, scale, compare_at=compare_at)
 
 
+# ── How a start escapes, and which rule to take ─────────────────────────────────────────────────────────
+def escape(scale: Scale) -> Grid:
+    """The paper's recipe and the stable one: escapes over p, the ramp and seeds; 90 cells (laptop: 24)."""
+    recipe = "tiny" if scale == "laptop" else "gpt2-small"
+    few = scale == "laptop"
+    # The peak is 1e-3 and stays, as at the start of a long schedule: what differs is the rise.
+    warmups = {"1e-5": 100, "2e-5": 50} if few else {"1.7e-6": 600, "5e-6": 200, "1e-5": 100}
+    return Grid(
+        "escape",
+        recipe,
+        {
+            "start": {"paper": {}, "stable": {"recipe": f"{recipe}-stable"}},
+            **along("model.p", (0.25, 0.5) if few else (0.25, 0.5, 0.75)),
+            "ramp": {ramp: {"optim.warmup_steps": steps} for ramp, steps in warmups.items()},
+            **along("seed", range(3 if few else 5)),
+        },
+        {
+            **{"paper": {}, "gpu": GPU, "laptop": {"model.blocks": 4, "model.context": 64}}[scale],
+            "optim.steps": 150 if few else 300,
+            "optim.floor_lr": 1e-3,
+            "data.validate_every": 25,
+            "checkpoint.every": 150,
+            "checkpoint.keep": 1,
+        },
+        scale,
+    )
+
+
+def rules(scale: Scale) -> Grid:
+    """Pre-norm, 1/N, λ/(R√K), DeepLoop, DeepLoop stable: loss at R = 1, 3, 7, equal tokens; 30 cells."""
+    recipe = "tiny" if scale == "laptop" else "gpt2-small"
+    return Grid(
+        "rules",
+        recipe,
+        {
+            "rule": {
+                "prenorm": {"model.block": "prenorm"},
+                "averaged": {"model.block": "averaged"},
+                "factored": {"model.block": "factored"},
+                "deeploop": {},
+                "stable": {"recipe": f"{recipe}-stable"},
+            },
+            **along("model.rounds", (1, 3, 7)),
+            **along("seed", range(2)),
+        },
+        # At gpu table1's tokens, at the peak and the ramp (1.7e-6) of the escapes.
+        {
+            "paper": {},
+            "gpu": TABLE1_SETTINGS["gpu"] | {"optim.peak_lr": 1e-3, "optim.warmup_steps": 600},
+            "laptop": TABLE1_SETTINGS["laptop"],
+        }[scale],
+        scale,
+    )
+
+
 # ── Reasoners ───────────────────────────────────────────────────────────────────────────────────────────
 # The published block, and p = ½: on 4 × 4 boards at a rate of its own, for it is slow at the other's.
 SUDOKU: dict[str, dict[Any, dict[str, Any]]] = {
@@ -172,4 +227,6 @@ GRIDS: dict[str, Callable[[Scale], Grid]] = {
     "downstream": downstream,
     "hrm-arc": hrm_arc,
     "depth": depth,
+    "escape": escape,
+    "rules": rules,
 }

@@ -1,6 +1,7 @@
 """Recipes: named functions that return a full config. Any field can be overridden on the command line."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from deeploop.experiments import reasoner_recipes
@@ -44,10 +45,34 @@ def tiny() -> TrainConfig:
     )
 
 
+def stable(config: TrainConfig) -> TrainConfig:
+    """The recipe with what keeps its start away from the unigram collapse (docs/escape.md)."""
+    model = replace(config.model, unigram_bias=True)
+    return replace(config, out=config.out.with_name(f"{config.out.name}-stable"), model=model)
+
+
+def gpt2_small_stable() -> TrainConfig:
+    """gpt2-small with an output bias that starts at the unigram frequencies, for a safer start."""
+    return stable(gpt2_small())
+
+
+def gpt2_medium_stable() -> TrainConfig:
+    """gpt2-medium with the same bias."""
+    return stable(gpt2_medium())
+
+
+def tiny_stable() -> TrainConfig:
+    """tiny with the same bias."""
+    return stable(tiny())
+
+
 RECIPES: dict[str, Callable[[], AnyTrainConfig]] = {
     "gpt2-small": gpt2_small,
     "gpt2-medium": gpt2_medium,
     "tiny": tiny,
+    "gpt2-small-stable": gpt2_small_stable,
+    "gpt2-medium-stable": gpt2_medium_stable,
+    "tiny-stable": tiny_stable,
     "hrm-arc1": reasoner_recipes.hrm_arc1,
     "hrm-arc1-deeploop": reasoner_recipes.hrm_arc1_deeploop,
     "trm-arc1": reasoner_recipes.trm_arc1,

@@ -10,6 +10,7 @@ from deeploop.theory.bounds import (
     tied_bound,
     untied_bound,
 )
+from deeploop.theory.escape import critical_ramp, critical_sum, ramp_exponent
 from deeploop.theory.plan import Plan, PlanArgs, plan_hierarchy, plan_single
 from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, ScalingRule, averaged_epsilon, factored_epsilon
 from deeploop.theory.visits import (
@@ -35,6 +36,8 @@ __all__ = [
     "Visit",
     "aligned_bound",
     "averaged_epsilon",
+    "critical_ramp",
+    "critical_sum",
     "exponent_threshold",
     "factored_epsilon",
     "hierarchy",
@@ -43,6 +46,7 @@ __all__ = [
     "module_bound",
     "plan_hierarchy",
     "plan_single",
+    "ramp_exponent",
     "shared_hierarchy",
     "single_loop",
     "tied_bound",
