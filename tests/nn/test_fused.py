@@ -1,4 +1,4 @@
-"""A block on the kernels against the same block as it is written: values and gradients, every residual kind."""
+"""A block on the kernels against the block as it is written: values and gradients, every residual kind."""
 
 import importlib.util
 import os
@@ -57,7 +57,7 @@ def sublayers(block):
 def test_a_fused_block_is_the_block(kind, narrow):
     torch.manual_seed(0)
     block = BLOCKS[kind]().to(DEVICE)
-    for name, parameter in block.named_parameters():
+    for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.3) if parameter.ndim == 2 else nn.init.uniform_(parameter, 0.5, 1.5)
     assert fused.fits(*sublayers(block))
     x = torch.randn(3, 9, 32, device=DEVICE, requires_grad=True)

@@ -51,15 +51,16 @@ def install(block: nn.Module) -> bool:
     sublayers = [child for child in block.children() if isinstance(child, ScaledResidual)]
     if len(sublayers) != 2 or not fits(*sublayers):
         return False
+    first, second = sublayers
     plain = block.forward
 
     def forward(x: Tensor, rotary: Rotary, *rest: Any) -> Any:
         # What follows are a mask, a cache and its slot: none of them in training.
         if _wanted(x) and all(item is None for item in rest):
-            return run(*sublayers, x, rotary, torch.get_autocast_dtype("cuda"))
+            return run(first, second, x, rotary, torch.get_autocast_dtype("cuda"))
         return plain(x, rotary, *rest)
 
-    block.forward = forward  # type: ignore[method-assign]
+    block.forward = forward
     return True
 
 

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 """Triton kernels for what stands between the matrix products of a block, each with its own backward.
 
 A block's time outside its products is memory traffic. Written out, it takes four passes over the data:
@@ -155,7 +156,7 @@ class _Norms(torch.autograd.Function):
 
 def prenorm(x: Tensor, gain: Tensor, eps: float, narrow: torch.dtype) -> tuple[Tensor, Tensor]:
     """x and N(x)·gain in `narrow`: both, so that the backward pass adds up their gradients in one pass."""
-    return _Norms.apply(x, None, None, gain, False, (1.0, 1.0, eps), narrow)  # type: ignore[no-untyped-call, no-any-return]
+    return _Norms.apply(x, None, None, gain, False, (1.0, 1.0, eps), narrow)
 
 
 def residual(
@@ -171,7 +172,7 @@ def residual(
 ) -> tuple[Tensor, Tensor | None]:
     """y = N(α·x + ε·f)·gain in x's dtype, without N unless `outer`; and N(y)·after in f's, if it is given."""
     scales = (alpha, epsilon, eps)
-    return _Norms.apply(x, f, gain, after, outer, scales, f.dtype)  # type: ignore[no-untyped-call, no-any-return]
+    return _Norms.apply(x, f, gain, after, outer, scales, f.dtype)
 
 
 # ── Rotary embedding and QK-norm ────────────────────────────────────────────────────────────────────────
@@ -201,7 +202,7 @@ def _rotary_forward(
     cos = tl.load(COS + t * (D // 2) + i, mask=i < D // 2, other=0.0)
     sin = tl.load(SIN + t * (D // 2) + i, mask=i < D // 2, other=0.0)
     for part in tl.static_range(2):
-        u, v, r = _turned(P, row * 3 * H * D + part * H * D + h * D + i, live, cos, sin, eps, D, NORM)
+        u, v, _ = _turned(P, row * 3 * H * D + part * H * D + h * D + i, live, cos, sin, eps, D, NORM)
         if NORM:
             G = GQ if part == 0 else GK
             u *= tl.load(G + i, mask=i < D // 2, other=0.0).to(tl.float32)
@@ -315,9 +316,9 @@ class _Rotary(torch.autograd.Function):
 def rotary(
     packed: Tensor, cos: Tensor, sin: Tensor, heads: int, gains: tuple[Tensor, Tensor] | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v (B, H, T, D) of a packed product (B, T, 3·width); q and k turned, and normalised with `gains`."""
+    """q, k, v (B, H, T, D) of a packed product (B, T, 3·width); q, k turned, and normalised with `gains`."""
     q_gain, k_gain = gains or (None, None)
-    return _Rotary.apply(packed, cos, sin, q_gain, k_gain, heads, eps)  # type: ignore[no-untyped-call, no-any-return]
+    return _Rotary.apply(packed, cos, sin, q_gain, k_gain, heads, eps)
 
 
 # ── SwiGLU ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -352,7 +353,7 @@ def _swiglu_grid(width: int) -> tuple[int, int]:
 
 
 class _SwiGLUDown(torch.autograd.Function):
-    """(packed, down) → (silu(gate)·up) @ down.T; the hidden values are computed again in the backward pass."""
+    """(packed, down) → (silu(gate)·up) @ down.T; the backward pass computes the hidden values again."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, down: Tensor) -> Tensor:
@@ -377,7 +378,7 @@ class _SwiGLUDown(torch.autograd.Function):
 
 def swiglu_down(packed: Tensor, down: Tensor) -> Tensor:
     """The down projection of silu(gate)·up, of gate and up side by side (n, 2·hidden)."""
-    return _SwiGLUDown.apply(packed, down)  # type: ignore[no-untyped-call, no-any-return]
+    return _SwiGLUDown.apply(packed, down)
 
 
 # ── Products with several matrices at once ──────────────────────────────────────────────────────────────
@@ -406,7 +407,7 @@ class _PackedLinear(torch.autograd.Function):
 
 def _pack(weights: Any, dtype: torch.dtype) -> Tensor:
     if len(weights) == 1:
-        return weights[0].to(dtype)  # type: ignore[no-any-return]
+        return weights[0].to(dtype)
     packed = torch.empty(sum(map(len, weights)), weights[0].shape[1], dtype=dtype, device=weights[0].device)
     torch._foreach_copy_(list(packed.split([len(w) for w in weights])), list(weights))
     return packed
@@ -414,7 +415,7 @@ def _pack(weights: Any, dtype: torch.dtype) -> Tensor:
 
 def packed_linear(x: Tensor, *weights: Tensor) -> Tensor:
     """The products of x (n, width) with several matrices, side by side, as one product."""
-    return _PackedLinear.apply(x, *weights)  # type: ignore[no-untyped-call, no-any-return]
+    return _PackedLinear.apply(x, *weights)
 
 
 # ── Cross-entropy ───────────────────────────────────────────────────────────────────────────────────────

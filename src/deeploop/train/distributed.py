@@ -139,11 +139,8 @@ def open_world(config: DeviceConfig) -> Iterator[World]:
 def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     """The model on its device, blocks compiled, replicated or sharded over the ranks."""
     model.to(world.device)
-    for block in physical_blocks(model) if config.compile != "off" else ():
-        if config.compile == "on":
-            block.compile()
-        elif world.device.type == "cuda" and not (uses_bf16(config, world.device) and fused.install(block)):
-            block.compile()
+    for block in physical_blocks(model):
+        quicken(block, config, world.device)
     if world.size == 1:
         return model
     if config.parallel == "fsdp":
@@ -155,6 +152,15 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     # replaces it is unknown to 2.11.
     replica.broadcast_buffers = False
     return replica
+
+
+def quicken(block: nn.Module, config: DeviceConfig, device: torch.device) -> None:
+    """The block on Triton kernels or compiled, as it is asked for and can be."""
+    if config.compile == "auto":
+        if device.type != "cuda" or (uses_bf16(config, device) and fused.install(block)):
+            return
+    if config.compile != "off":
+        block.compile()
 
 
 def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:
