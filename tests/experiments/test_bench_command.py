@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deeploop.cli import main
+from deeploop.data import prepare_puzzles
 from deeploop.experiments.bench import reference_model
 from deeploop.models import GPTConfig, LoopedGPT
 
@@ -33,11 +34,24 @@ def test_the_table_and_its_file(corpus, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "tiny R=2" in text
     record = json.loads(out.read_text())
-    assert [row["rounds"] for row in record["cells"]] == [1, 2]
+    assert [row["cell"] for row in record["cells"]] == ["tiny R=1", "tiny R=2"]
     for row in record["cells"]:
         assert row["ratio"] == pytest.approx(row["tokens_per_s"] / row["reference_tokens_per_s"])
         assert row["share_of_ceiling"] == pytest.approx(row["flops"] / record["ceiling_flops"])
         assert row["peak_memory"] is None
+
+
+def test_a_reasoner_is_timed_on_its_puzzles(tmp_path, capsys):
+    data = tmp_path / "sudoku"
+    prepare_puzzles.run(prepare_puzzles.PrepareSudoku(out=data, size=4, train=20, test=4))
+    out = tmp_path / "bench.json"
+    arguments = ["--recipes", "hrm-sudoku4", "--steps", "1", "--data", str(data), "--json", str(out)]
+    assert main(["bench", *arguments, "--reference", str(REFERENCE)]) == 0
+    (row,) = json.loads(out.read_text())["cells"]
+    assert row["tokens_per_s"] == pytest.approx(128 * 16 * row["steps_per_s"])
+    assert "ratio" not in row
+    assert main(["bench", "--recipes", "hrm-sudoku4"]) == 2
+    assert "give its puzzles with --data" in capsys.readouterr().err
 
 
 def test_the_reference_is_the_same_model():

@@ -9,7 +9,7 @@ import json
 import runpy
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -24,10 +24,9 @@ from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.experiments import page
 from deeploop.experiments.recipes import get_recipe
-from deeploop.models.accounting import flops_per_token
 from deeploop.models.gpt import GPTConfig
-from deeploop.train.config import TrainConfig
-from deeploop.train.distributed import World, arithmetic, open_world
+from deeploop.train.config import AnyTrainConfig, TrainConfig
+from deeploop.train.distributed import World, open_world
 from deeploop.train.loop import open_run, train_step
 from deeploop.train.progress import StopRequest
 from deeploop.train.rundir import provenance
@@ -41,11 +40,13 @@ class BenchArgs:
     """Tokens a second, model FLOP/s, share of the matrix-product ceiling, compile time and peak memory."""
 
     recipes: tuple[str, ...] = ("gpt2-small",)
-    """Recipes to time."""
+    """Recipes to time; a reasoner's needs --data."""
     rounds: tuple[int, ...] = (1, 3, 7)
-    """Rounds R of each."""
+    """Rounds R of each language model."""
     micro_batch: tuple[int, ...] = ()
-    """Sequences a step; unset: the recipe's micro-batch."""
+    """Sequences a step of a language model; unset: the recipe's micro-batch. A reasoner keeps its batch."""
+    recompute: Literal["off", "round", "block"] = "off"
+    """Activations to compute again in the backward pass, as in --device.recompute."""
     round_hidden: bool = False
     """Round SwiGLU's hidden width up to a multiple of 16 (2730 → 2736), which tensor cores prefer."""
     steps: int = 10
@@ -63,7 +64,8 @@ class BenchArgs:
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}: must be at least 1")
         for recipe in self.recipes:
-            language_recipe(recipe)
+            if not isinstance(get_recipe(recipe), TrainConfig) and self.data is None:
+                raise ValueError(f"recipes={recipe}: is a reasoner's; give its puzzles with --data")
         if self.reference is not None and not self.reference.is_file():
             raise ValueError(f"reference={self.reference}: no such file; try benchmarks/reference_gpt.py")
 
@@ -82,42 +84,45 @@ def run(args: BenchArgs) -> str:
     base = replace(get_recipe(args.recipes[0]).device, kind=args.device)
     with open_world(base) as world, tempfile.TemporaryDirectory() as folder:
         ceiling = matmul_ceiling(world.device)
-        cells = [
-            (recipe, R, size)
-            for recipe in args.recipes
-            for R in args.rounds
-            for size in args.micro_batch or (get_recipe(recipe).device.micro_batch or 16,)
+        cells = [cell for recipe in args.recipes for cell in cells_of(recipe, args, Path(folder))]
+        rows = [
+            measure(name, config, world, args, ceiling)
+            for name, config in tqdm(cells, desc="bench", disable=None, leave=False)
         ]
-        rows = []
-        for recipe, R, size in tqdm(cells, desc="bench", disable=None, leave=False):
-            config = cell_config(recipe, R, size, args, Path(folder))
-            rows.append(measure(recipe, config, world, args, ceiling))
     record = {"device": device_name(world.device), "ceiling_flops": ceiling, "cells": rows, **provenance()}
     if args.json is not None:
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return report(record)
 
 
-def language_recipe(name: str) -> TrainConfig:
-    recipe = get_recipe(name)
-    if not isinstance(recipe, TrainConfig):
-        raise ValueError(f"recipes={name}: is a reasoner's; bench times language models")
-    return recipe
+def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, AnyTrainConfig]]:
+    """What is timed of a recipe, each with its name."""
+    base = get_recipe(recipe)
+    device = replace(base.device, kind=args.device, recompute=args.recompute)
+    if not isinstance(base, TrainConfig):
+        data = replace(base.data, path=args.data or base.data.path)
+        yield recipe, replace(base, out=folder / recipe, data=data, device=device)
+        return
+    for rounds in args.rounds:
+        for size in args.micro_batch or (base.device.micro_batch or 16,):
+            yield (
+                f"{recipe} R={rounds}",
+                replace(
+                    base,
+                    out=folder / f"{recipe}-{rounds}-{size}",
+                    model=cell_model(base.model, rounds, args),
+                    data=replace(
+                        base.data, path=args.data or corpus_for(base.model, folder), validation_sequences=1
+                    ),
+                    optim=replace(base.optim, batch=size),
+                    device=replace(device, micro_batch=size),
+                ),
+            )
 
 
-def cell_config(recipe: str, rounds: int, size: int, args: BenchArgs, folder: Path) -> TrainConfig:
-    base = language_recipe(recipe)
-    hidden = -(-base.model.hidden // 16) * 16 if args.round_hidden else base.model.hidden
-    model = replace(base.model, rounds=rounds, hidden=hidden)
-    data = args.data or corpus_for(model, folder)
-    return replace(
-        base,
-        out=folder / f"{recipe}-{rounds}-{size}",
-        model=model,
-        data=replace(base.data, path=data, validation_sequences=1),
-        optim=replace(base.optim, batch=size),
-        device=replace(base.device, kind=args.device, micro_batch=size),
-    )
+def cell_model(model: GPTConfig, rounds: int, args: BenchArgs) -> GPTConfig:
+    hidden = -(-model.hidden // 16) * 16 if args.round_hidden else model.hidden
+    return replace(model, rounds=rounds, hidden=hidden)
 
 
 def corpus_for(model: GPTConfig, folder: Path) -> Path:
@@ -126,29 +131,28 @@ def corpus_for(model: GPTConfig, folder: Path) -> Path:
     tokenizer = get_tokenizer(TOKENIZERS[model.vocabulary])
     source = stdlib()
     path = folder / f"corpus-{tokenizer.name}"
+    if path.exists():
+        return path
     prepare(source, tokenizer, path, validation_tokens=100_000, source=source.description)
     return path
 
 
 def measure(
-    recipe: str, config: TrainConfig, world: World, args: BenchArgs, ceiling: float
+    name: str, config: AnyTrainConfig, world: World, args: BenchArgs, ceiling: float
 ) -> dict[str, Any]:
     """One cell: ours, and the reference where there is one."""
-    tokens = config.optim.batch * config.model.context
-    ours = time_training(config, world, args.steps)
-    flops = flops_per_token(config.model) * tokens / ours.seconds
+    ours, tokens, flops = time_training(config, world, args.steps)
     row: dict[str, Any] = {
-        "recipe": recipe,
-        "rounds": config.model.rounds,
-        "hidden": config.model.hidden,
-        "micro_batch": config.optim.batch,
+        "cell": name,
+        "batch": config.optim.batch,
+        "steps_per_s": 1 / ours.seconds,
         "tokens_per_s": tokens / ours.seconds,
-        "flops": flops,
-        "share_of_ceiling": flops / ceiling,
+        "flops": flops / ours.seconds,
+        "share_of_ceiling": flops / ours.seconds / ceiling,
         "first_step_s": ours.first,
         "peak_memory": ours.peak_memory,
     }
-    if args.reference is not None:
+    if args.reference is not None and isinstance(config, TrainConfig):
         theirs = time_reference(args.reference, config, world, args.steps)
         row |= {
             "reference_tokens_per_s": tokens / theirs.seconds,
@@ -159,12 +163,13 @@ def measure(
     return row
 
 
-def time_training(config: TrainConfig, world: World, steps: int) -> Timing:
-    """The loop's own step, as a run takes it."""
+def time_training(config: AnyTrainConfig, world: World, steps: int) -> tuple[Timing, int, int]:
+    """The loop's own step, as a run takes it; its tokens and its FLOPs."""
     opened = open_run(config, world)
     stop = StopRequest()
     try:
-        return time_steps(lambda: train_step(opened, stop), world.device, steps)
+        timing = time_steps(lambda: train_step(opened, stop), world.device, steps)
+        return timing, opened.task.targets_per_step, opened.task.flops_per_step
     finally:
         for thing in (opened.display, opened.writer, opened.lock):
             if thing is not None:
@@ -174,7 +179,20 @@ def time_training(config: TrainConfig, world: World, steps: int) -> Timing:
 
 
 def time_reference(file: Path, config: TrainConfig, world: World, steps: int) -> Timing:
-    """The same sizes in the reference: compiled block by block, fused AdamW, clipping at 1."""
+    step, close = reference_step(file, config, world)
+    try:
+        return time_steps(step, world.device, steps)
+    finally:
+        close()
+
+
+def reference_step(
+    file: Path, config: TrainConfig, world: World
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """A step of the same sizes in the reference: compiled block by block, fused AdamW, clipping at 1.
+
+    Plain bf16 autocast, and the attention that PyTorch picks. The second function frees its memory.
+    """
     model = reference_model(file, config.model).to(world.device)
     cuda = world.device.type == "cuda"
     for block in model.get_submodule("blocks").children() if cuda else ():
@@ -184,7 +202,7 @@ def time_reference(file: Path, config: TrainConfig, world: World, steps: int) ->
     batch: Tensor = torch.randint(config.model.vocabulary, shape, device=world.device)
 
     def step() -> None:
-        with arithmetic(config.device, world.device):
+        with torch.autocast(world.device.type, torch.bfloat16, enabled=cuda):
             loss = model(batch, batch)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -192,11 +210,11 @@ def time_reference(file: Path, config: TrainConfig, world: World, steps: int) ->
         optimizer.zero_grad(set_to_none=True)
         loss.item()
 
-    try:
-        return time_steps(step, world.device, steps)
-    finally:
-        model.to("meta")
+    def close() -> None:
+        model.to("meta")  # compiled code still holds the model
         optimizer.state.clear()
+
+    return step, close
 
 
 def reference_model(file: Path, config: GPTConfig) -> nn.Module:
@@ -253,8 +271,9 @@ def report(record: dict[str, Any]) -> str:
     for row in record["cells"]:
         memory = f"{row['peak_memory'] / 2**30:.1f} GiB" if row["peak_memory"] else "–"
         cells = [
-            f"{row['recipe']} R={row['rounds']}",
-            str(row["micro_batch"]),
+            row["cell"],
+            str(row["batch"]),
+            f"{row['steps_per_s']:.3g}",
             f"{row['tokens_per_s'] / 1e3:.1f} K",
             f"{row['flops'] / 1e12:.3g}",
             f"{row['share_of_ceiling']:.0%}",
@@ -264,8 +283,10 @@ def report(record: dict[str, Any]) -> str:
         if "ratio" in row:
             cells += [f"{row['reference_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio']:.2f}×"]
         rows.append(cells)
-    header = ["recipe", "batch", "tokens/s", "TFLOP/s", "of ceiling", "first step", "peak memory"]
-    header += ["reference", "ratio"] if "ratio" in record["cells"][0] else []
+    header = ["recipe", "batch", "steps/s", "tokens/s", "TFLOP/s", "of ceiling", "first step", "peak memory"]
+    if any("ratio" in row for row in record["cells"]):
+        header += ["reference", "ratio"]
+        rows = [row + ["–"] * (len(header) - len(row)) for row in rows]
     return (
         f"{record['device']}: products reach {record['ceiling_flops'] / 1e12:.3g} TFLOP/s; model FLOPs are 6 "
         f"a visited matrix entry, and causal attention\n\n{page.text_table(header, rows)}"

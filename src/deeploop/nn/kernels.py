@@ -384,7 +384,7 @@ def swiglu_down(packed: Tensor, down: Tensor) -> Tensor:
 # ── Products with several matrices at once ──────────────────────────────────────────────────────────────
 def weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     """dy.T @ x: in fp32 straight out of the product, if the gradient is wanted in it."""
-    if dy.is_cuda and dtype == torch.float32:
+    if dy.is_cuda and dy.dtype != dtype and dtype == torch.float32:
         return torch.mm(dy.T, x, out_dtype=torch.float32)
     return (dy.T @ x).to(dtype)
 

@@ -157,9 +157,11 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
 def quicken(block: nn.Module, config: DeviceConfig, device: torch.device) -> None:
     """The block on Triton kernels or compiled, as it is asked for and can be."""
     if config.compile == "auto":
-        if device.type != "cuda" or (uses_bf16(config, device) and fused.install(block)):
-            return
-    if config.compile != "off":
+        unknown = not (uses_bf16(config, device) and device.type == "cuda" and fused.install(block))
+        wanted = device.type == "cuda" and unknown
+    else:
+        wanted = config.compile == "on"
+    if wanted:
         block.compile()
 
 
