@@ -16,6 +16,7 @@ def test_every_rule_has_a_row(tmp_path):
         "DeepLoop p=0.5": {},
         "DeepLoop p=0.5 + unigram bias": {"model": {"unigram_bias": True}},
         "DeepLoop p=0.5 + branch rate ×0.1": {"branch_lr": 0.1},
+        "DeepLoop p=0.5 + unigram bias + wait": {"model": {"unigram_bias": True}, "wait_for_escape": True},
     }
     for index, (name, fields) in enumerate(cases.items()):
         assert method(read_run(write_run(tmp_path / str(index), **fields))) == name

@@ -28,7 +28,10 @@ WEIGHT_TOLERANCE = 1e-5  # of each tensor's largest entry
 ROUNDS = [1, 3, 7]
 RECOMPUTE = ["round", "block"]
 # Off by default, and with a parameter outside the blocks and a group more.
-OPTIONS = {"model": {"unigram_bias": True}, "optim": {"branch_lr": 0.25, "branch_release_steps": 5}}
+OPTIONS = {
+    "model": {"unigram_bias": True},
+    "optim": {"branch_lr": 0.25, "branch_release_steps": 5, "wait_for_escape": True},
+}
 UNCLIPPED = {"model": OPTIONS["model"], "optim": {"clip": 0.0}}
 DIAGNOSE = {"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 2}
 

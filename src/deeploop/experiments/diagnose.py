@@ -29,7 +29,7 @@ from deeploop.diagnose.visit_grads import residual_sublayers
 from deeploop.experiments import page, plots
 from deeploop.experiments.alignment_plots import alignment_figure, gamma_figure
 from deeploop.models.gpt import LoopedGPT
-from deeploop.train.checkpoint import load_moments
+from deeploop.train.checkpoint import load_moments, read_state
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import read_metrics
@@ -163,7 +163,7 @@ def weights_of(
         exp_avg={name: own["exp_avg"] for name, own in moments.items()},
         exp_avg_sq={name: own["exp_avg_sq"] for name, own in moments.items()},
         step=int(next(iter(moments.values()))["step"]),  # Adam's own: skipped steps are not in it
-        lr=learning_rate(step - 1, config.optim)
+        lr=learning_rate(step - 1 - read_state(checkpoint).get("held", 0), config.optim)
         * config.optim.branch_multiplier(step - 1)
         * config.model.matrix_lr_multiplier,
         betas=config.optim.betas,

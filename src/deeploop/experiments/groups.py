@@ -173,9 +173,13 @@ def method(run: Run) -> str:
 
 def cure(run: Run) -> str:
     """What was done against the unigram collapse; nothing in the paper's recipe."""
-    bias = " + unigram bias" if run.fields.get("model.unigram_bias") else ""
     rate = run.fields.get("optim.branch_lr", 1)
-    return bias + (f" + branch rate ×{rate:g}" if rate != 1 else "")
+    taken = {
+        "unigram bias": run.fields.get("model.unigram_bias"),
+        f"branch rate ×{rate:g}": rate != 1,
+        "wait": run.fields.get("optim.wait_for_escape"),
+    }
+    return "".join(f" + {name}" for name, used in taken.items() if used)
 
 
 BLOCK_NAMES = {

@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
 
-PROGRAMS = 1056  # rows of partial sums of the gains' gradients: 8 for each of an H200's multiprocessors
+PROGRAMS = 2112  # rows of partial sums of the gains' gradients: 16 for each of an H200's multiprocessors
 
 
 # ── Norms around a residual ─────────────────────────────────────────────────────────────────────────────
@@ -105,7 +105,7 @@ def _norm_backward(
 
 def _launch(width: int) -> dict[str, int]:
     block = triton.next_power_of_2(width)
-    return {"D": width, "BLOCK": block, "num_warps": min(8, max(1, block // 256))}
+    return {"D": width, "BLOCK": block, "num_warps": min(8, max(1, block // 512))}
 
 
 class _Norms(torch.autograd.Function):
@@ -258,13 +258,14 @@ def _rotary_backward(
             tl.store(DP + to, (du * cos + dv * sin).to(DP.dtype.element_ty), mask=live)
             tl.store(DP + to + D // 2, (dv * cos - du * sin).to(DP.dtype.element_ty), mask=live)
             # The values' gradient only moves into its place of the packed one: half with q, half with k.
-            at = DV + (row // T) * v_b + h * v_h + t * v_t + i + part * (D // 2)
-            to = row * 3 * H * D + 2 * H * D + h * D + i + part * (D // 2)
-            tl.store(DP + to, tl.load(at, mask=live, other=0.0).to(DP.dtype.element_ty), mask=live)
+            values = DV + (row // T) * v_b + h * v_h + t * v_t + i + part * (D // 2)
+            packed = DP + row * 3 * H * D + 2 * H * D + h * D + i + part * (D // 2)
+            tl.store(packed, tl.load(values, mask=live, other=0.0).to(DP.dtype.element_ty), mask=live)
         if NORM:
-            to = PG + program * 2 * D + part * D + tl.arange(0, HALF)
-            tl.store(to, tl.sum(pu, 0), mask=tl.arange(0, HALF) < D // 2)
-            tl.store(to + D // 2, tl.sum(pv, 0), mask=tl.arange(0, HALF) < D // 2)
+            half = tl.arange(0, HALF)
+            sums = PG + program * 2 * D + part * D + half
+            tl.store(sums, tl.sum(pu, 0), mask=half < D // 2)
+            tl.store(sums + D // 2, tl.sum(pv, 0), mask=half < D // 2)
 
 
 class _Rotary(torch.autograd.Function):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import Ahead, TokenLoader, validation_windows
-from deeploop.diagnose.collapse import judge, unigram_floor
+from deeploop.diagnose.collapse import judge, token_similarity, unigram_floor
 from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
@@ -22,6 +22,9 @@ from deeploop.train.optim import make_optimizer
 
 if TYPE_CHECKING:
     from deeploop.train.config import TrainConfig
+
+
+MERGED = 0.5  # token similarity half way into the collapse, or out of it
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class LanguageTask:
         self.diagnose_every = config.diagnose.every
         self.stops_when_collapsed = config.guard.stop
         self.skips_non_finite = config.optim.non_finite == "skip"
+        self.held = 0
+        self._similarity = 0.0
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
@@ -105,7 +110,7 @@ class LanguageTask:
 
     def state(self) -> dict[str, Any]:
         """Where the data stand, for a checkpoint."""
-        return {"loader": self.loader.state(), "corpus": self.corpus.checksum}
+        return {"loader": self.loader.state(), "corpus": self.corpus.checksum, "held": self.held}
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of the task's own, for a checkpoint: none."""
@@ -115,6 +120,7 @@ class LanguageTask:
         if state.get("corpus") != self.corpus.checksum:
             raise ValueError(f"data.path={self.config.data.path}: not the corpus that the run was started on")
         self.loader.load_state(state["loader"])
+        self.held = state.get("held", 0)
 
     def micro_batches(self) -> list[tuple[Tensor, ...]]:
         """This rank's share of the next step, in pieces that fit the device."""
@@ -128,10 +134,16 @@ class LanguageTask:
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Cross-entropy summed over the micro-batch, as a share of the whole step's targets."""
         inputs, targets = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
-        return model(inputs, targets).loss / self.targets_per_step
+        output = model(inputs, targets)
+        if self.config.optim.wait_for_escape:
+            self._similarity = token_similarity(output.states)
+        return output.loss / self.targets_per_step
 
     def after_step(self, step: int) -> None:
-        """Nothing follows a step here."""
+        """Counts the steps whose positions were merged, by the mean of the ranks' last micro-batches."""
+        if self.config.optim.wait_for_escape:
+            similarity = torch.tensor(self._similarity, device=self.world.device)
+            self.held += float(self.world.sum(similarity)) / self.world.size > MERGED
 
     def evaluate(self, model: nn.Module) -> dict[str, Any]:
         """Loss, distance to the unigram floor, token similarity, and what they say together."""
@@ -170,6 +182,8 @@ class LanguageTask:
         config = self.config
         ramp = config.optim.peak_lr / max(1, config.optim.warmup_steps)
         changes = [f"--optim.warmup-steps {4 * max(1, config.optim.warmup_steps)}"]
+        if not config.model.unigram_bias:
+            changes.insert(0, "--model.unigram-bias")
         if config.model.block == "sandwich" and config.model.p < 1:
             changes.append(f"--model.p {min(1.0, 2 * config.model.p):g}")
         return (

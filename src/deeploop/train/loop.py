@@ -100,7 +100,7 @@ def _loop(run: Run, stop: StopRequest) -> str:
         _look(run)
     while run.step < config.optim.steps:
         run.clock.start()
-        rate = learning_rate(run.step, config.optim)
+        rate = learning_rate(run.step - run.task.held, config.optim)
         set_learning_rate(run.optimizer, rate, config.optim.branch_multiplier(run.step))
         loss, norm, stopping = train_step(run, stop)
         run.step += 1

@@ -68,6 +68,8 @@ class OptimConfig(BaseOptimConfig):
     others'."""
     branch_release_steps: int = 0
     """Steps over which that multiple goes to 1, in a straight line; 0 keeps it."""
+    wait_for_escape: bool = False
+    """Hold the schedule at every step whose batch has its positions merged (token similarity above 0.5)."""
     non_finite: Literal["stop", "skip"] = "stop"
     """A step with a loss or gradient that is not finite ends the run, or is skipped (20 in a row at most)."""
 

@@ -74,6 +74,7 @@ class PuzzleTask:
         again = config.halting.learn_continue
         self.flops_per_step = batch * flops_per_segment(config.model, self.shape, forward_again=again)
         self.segment = 0
+        self.held = 0
         self._explore = keys(config.seed, 0, 2)[0]  # not a key of the loader's
         self._done: list[Slots] = []
         self._touched: list[tuple[Tensor, Tensor]] = []

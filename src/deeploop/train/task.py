@@ -17,6 +17,8 @@ class Task(Protocol):
     diagnose_every: int
     """Steps between two diagnoses; 0 is never."""
     stops_when_collapsed: bool
+    held: int
+    """Steps for which the schedule of the learning rate was held."""
     skips_non_finite: bool
     """Whether a step whose loss or gradient is not finite is left out; else it ends the run."""
 

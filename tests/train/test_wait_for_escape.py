@@ -1,0 +1,53 @@
+"""A schedule that is held while all positions are merged, counted in the checkpoint."""
+
+import pytest
+
+from deeploop.train import language
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+
+
+def rates(folder):
+    return [record["lr"] / 3e-3 * 4 for record in read_metrics(folder, "train")]  # in steps of the ramp
+
+
+@pytest.fixture
+def merged(monkeypatch):
+    """Says that positions are merged at the given calls, counted from 1: one a step."""
+
+    def at(*calls):
+        seen = iter(range(1, 100))
+        monkeypatch.setattr(language, "token_similarity", lambda _: 0.9 if next(seen) in calls else 0.1)
+
+    return at
+
+
+def test_the_rate_waits_and_then_goes_on(tiny_config, merged):
+    merged(2, 3, 4)
+    config = tiny_config(optim={"wait_for_escape": True})
+    train(config)
+    assert rates(config.out) == pytest.approx([1, 2, 2, 2, 2, 3])
+
+
+def test_a_resumed_run_goes_on_from_the_held_rate(tiny_config, merged):
+    merged(1, 2)
+    train(tiny_config(optim={"wait_for_escape": True, "steps": 4}))
+    merged()
+    config = tiny_config(optim={"wait_for_escape": True, "steps": 6}, resume=True)
+    train(config)
+    assert rates(config.out) == pytest.approx([1, 1, 1, 2, 3, 4])
+
+
+def test_without_it_nobody_looks(tiny_config, merged):
+    merged(1, 2, 3, 4, 5, 6)
+    config = tiny_config(optim={"steps": 4})
+    train(config)
+    assert rates(config.out) == pytest.approx([1, 2, 3, 4])
+
+
+def test_the_states_of_a_real_step_are_looked_at(tiny_config):
+    """At the start positions are far apart; nothing is held, and the numbers are those of a run without."""
+    plain, waiting = tiny_config("plain"), tiny_config("waiting", optim={"wait_for_escape": True})
+    results = [train(config) for config in (plain, waiting)]
+    assert results[0]["loss"] == results[1]["loss"]
+    assert rates(plain.out) == rates(waiting.out)
