@@ -16,8 +16,9 @@ from statistics import mean, stdev
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 
-from deeploop.experiments.bench import reference_model
+from deeploop.experiments.bench import USUAL_ATTENTION, reference_model
 from deeploop.experiments.page import text_table
 from deeploop.experiments.recipes import get_recipe
 from deeploop.train.config import TrainConfig
@@ -81,7 +82,8 @@ def reference_losses(model: nn.Module, run: Run, batches: list[tuple[Tensor, Ten
     for step, (inputs, targets) in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, optim)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        cuda = device.type == "cuda"
+        with torch.autocast(device.type, torch.bfloat16, enabled=cuda), sdpa_kernel(USUAL_ATTENTION):
             loss = model(inputs.to(device).long(), targets.to(device).long())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), optim.clip)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from deeploop.data.corpora import stdlib
@@ -32,6 +33,8 @@ from deeploop.train.progress import StopRequest
 from deeploop.train.rundir import provenance
 
 WARM_UP = 3
+# What PyTorch takes by itself on these shapes; ours may come first in the process's order.
+USUAL_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 TOKENIZERS = {257: "bytes", 50257: "gpt2"}
 
 
@@ -85,13 +88,17 @@ def run(args: BenchArgs) -> str:
     with open_world(base) as world, tempfile.TemporaryDirectory() as folder:
         ceiling = matmul_ceiling(world.device)
         cells = [cell for recipe in args.recipes for cell in cells_of(recipe, args, Path(folder))]
-        rows = [
-            measure(name, config, world, args, ceiling)
-            for name, config in tqdm(cells, desc="bench", disable=None, leave=False)
-        ]
-    record = {"device": device_name(world.device), "ceiling_flops": ceiling, "cells": rows, **provenance()}
-    if args.json is not None:
-        args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        rows: list[dict[str, Any]] = []
+        record = {
+            "device": device_name(world.device),
+            "ceiling_flops": ceiling,
+            "cells": rows,
+            **provenance(),
+        }
+        for name, config in tqdm(cells, desc="bench", disable=None, leave=False):
+            rows.append(measure(name, config, world, args, ceiling))
+            if args.json is not None:  # after every cell: the next one may not fit the memory
+                args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return report(record)
 
 
@@ -191,9 +198,10 @@ def reference_step(
 ) -> tuple[Callable[[], None], Callable[[], None]]:
     """A step of the same sizes in the reference: compiled block by block, fused AdamW, clipping at 1.
 
-    Plain bf16 autocast, and the attention that PyTorch picks. The second function frees its memory.
+    In plain bf16 autocast. The second function frees its memory.
     """
-    model = reference_model(file, config.model).to(world.device)
+    with world.device:
+        model = reference_model(file, config.model)
     cuda = world.device.type == "cuda"
     for block in model.get_submodule("blocks").children() if cuda else ():
         block.compile()
@@ -202,7 +210,7 @@ def reference_step(
     batch: Tensor = torch.randint(config.model.vocabulary, shape, device=world.device)
 
     def step() -> None:
-        with torch.autocast(world.device.type, torch.bfloat16, enabled=cuda):
+        with torch.autocast(world.device.type, torch.bfloat16, enabled=cuda), sdpa_kernel(USUAL_ATTENTION):
             loss = model(batch, batch)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -100,20 +100,34 @@ class World:
 
 @contextmanager
 def open_world(config: DeviceConfig) -> Iterator[World]:
-    """Joins the ranks that `torchrun` started, or stands alone."""
+    """Joins the ranks that `torchrun` started, or stands alone; sets how the device computes."""
+    device = open_device(config)
+    fast = device.type == "cuda" and not config.deterministic
+    # For as long as the world is open: what a backward pass computes again must be what it was.
+    with sdpa_kernel(ATTENTION, set_priority=True) if fast else nullcontext(), _ranks(device) as world:
+        yield world
+
+
+def open_device(config: DeviceConfig) -> torch.device:
+    """This rank's device, set to compute as it is asked to."""
     if config.kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("device.kind=cuda: this machine has no CUDA device; use auto or cpu")
-    use_cuda = config.kind != "cpu" and torch.cuda.is_available()
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-    if use_cuda:
-        torch.cuda.set_device(device)
-        # Under bf16, TF32 only touches the few products that stay in fp32.
-        exact = config.deterministic or config.precision == "fp32"
-        torch.set_float32_matmul_precision("highest" if exact else "high")
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    if config.kind == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(device)
+    # Under bf16, TF32 only touches the few products that stay in fp32.
+    exact = config.deterministic or config.precision == "fp32"
+    torch.set_float32_matmul_precision("highest" if exact else "high")
+    return device
+
+
+@contextmanager
+def _ranks(device: torch.device) -> Iterator[World]:
+    use_cuda = device.type == "cuda"
     size = int(os.environ.get("WORLD_SIZE", 1))
     if size == 1:
         yield World(0, 1, device)
@@ -193,15 +207,9 @@ def uses_bf16(config: DeviceConfig, device: torch.device) -> bool:
     return config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
 
 
-@contextmanager
-def arithmetic(config: DeviceConfig, device: torch.device) -> Iterator[None]:
-    """Autocast to bf16 where it is asked for, and the fastest attention for it."""
-    with ExitStack() as stack:
-        if uses_bf16(config, device):
-            stack.enter_context(torch.autocast(device.type, torch.bfloat16))
-            if device.type == "cuda" and not config.deterministic:
-                stack.enter_context(sdpa_kernel(ATTENTION, set_priority=True))
-        yield
+def arithmetic(config: DeviceConfig, device: torch.device) -> AbstractContextManager[object]:
+    """Autocast to bf16 where it is asked for."""
+    return torch.autocast(device.type, torch.bfloat16) if uses_bf16(config, device) else nullcontext()
 
 
 def share_of_rank(windows: Tensor, world: World, filler: int) -> Tensor:
