@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deeploop.models.gpt import GPTConfig, LoopedGPT
-from deeploop.train.optim import OptimConfig, learning_rate, make_optimizer, set_learning_rate
+from deeploop.train.optim import OptimConfig, guarded_step, learning_rate, make_optimizer, set_learning_rate
 
 SCHEDULE = OptimConfig(steps=110, warmup_steps=10, peak_lr=1e-3, floor_lr=1e-4)
 
@@ -121,3 +121,45 @@ def test_bad_settings_are_named(field, value):
     with pytest.raises(ValueError) as error:
         OptimConfig(**{field: value})
     assert str(error.value).startswith(f"optim.{field}={value}: ")
+
+
+def step_pair(model, scale, fused):
+    """Weights after two steps at a norm beyond the clip; the second may be spoiled."""
+    optimizer = make_optimizer(model, OptimConfig(weight_decay=0.1), fused=fused)
+    generator = torch.Generator().manual_seed(0)
+    for factor in (1.0, scale):
+        for parameter in model.parameters():
+            parameter.grad = factor * torch.randn(parameter.shape, generator=generator)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        values = torch.stack([norm, torch.zeros(())])
+        if not guarded_step(optimizer, values, norm, 0.5):
+            assert not fused
+            torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.5, norm)
+            optimizer.step()
+    return [p.detach().clone() for p in model.parameters()], optimizer.state_dict()["state"]
+
+
+def test_a_guarded_step_clips_and_steps_as_the_plain_one(model):
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    ours, _ = step_pair(model, 1.0, fused=True)
+    model.load_state_dict(start)
+    theirs, _ = step_pair(model, 1.0, fused=False)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_guarded_step_that_is_not_finite_changes_nothing(model, bad):
+    optimizer = make_optimizer(model, OptimConfig(), fused=True)
+    one = torch.ones(())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert guarded_step(optimizer, torch.stack([one, one]), one, 1.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    moments = {k: {n: t.clone() for n, t in s.items()} for k, s in optimizer.state_dict()["state"].items()}
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, bad)
+    assert guarded_step(optimizer, torch.stack([one, one * bad]), one * bad, 1.0)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    for key, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(tensor, moments[key][name]) for name, tensor in state.items())

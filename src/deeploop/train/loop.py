@@ -26,7 +26,7 @@ from deeploop.train.distributed import World, arithmetic, gradient_sync, open_wo
 from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
 from deeploop.train.non_finite import first_non_finite
-from deeploop.train.optim import learning_rate, set_learning_rate
+from deeploop.train.optim import guarded_step, learning_rate, set_learning_rate
 from deeploop.train.progress import Clock, Display, StopRequest, peak_flops
 from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.rundir import (
@@ -148,16 +148,19 @@ def train_step(run: Run, stop: StopRequest) -> tuple[float, float, bool]:
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 keeps it sharded
     # One meeting of the ranks and one wait for the device a step: the loss, and who was asked to stop.
     shared = world.sum(torch.stack([total, torch.full_like(total, float(stop.requested))]))
-    mean_loss, stopping, norm_value = torch.cat([shared, norm[None]]).tolist()
+    values = torch.cat([shared, norm[None]])
+    stepped = guarded_step(run.optimizer, values, norm, config.optim.clip)
+    mean_loss, stopping, norm_value = values.tolist()
     if not math.isfinite(mean_loss) or not math.isfinite(norm_value):
         if not run.task.skips_non_finite or run.skipped_in_a_row == MOST_SKIPPED:
             raise FloatingPointError(_non_finite_report(run, batches, mean_loss, norm_value))
         _skip(run, mean_loss, norm_value)
         return mean_loss, norm_value, stopping > 0
     run.skipped_in_a_row = 0
-    if config.optim.clip:
-        nn.utils.clip_grads_with_norm_(model.parameters(), config.optim.clip, norm)
-    run.optimizer.step()
+    if not stepped:
+        if config.optim.clip:
+            nn.utils.clip_grads_with_norm_(model.parameters(), config.optim.clip, norm)
+        run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
     run.task.after_step(run.step)
     return mean_loss, norm_value, stopping > 0

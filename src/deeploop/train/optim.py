@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from deeploop.nn.init import BRANCH
 from deeploop.train.adam_atan2 import AdamATan2
@@ -170,3 +171,18 @@ def make_reasoner_optimizer(model: nn.Module, config: ReasonerOptimConfig) -> Ad
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, branch_multiplier: float = 1.0) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate * group["lr_multiplier"] * (branch_multiplier if group["branch"] else 1.0)
+
+
+def guarded_step(optimizer: torch.optim.Optimizer, values: Tensor, norm: Tensor, clip: float) -> bool:
+    """Queues clipping and a step that the device takes only if all `values` are finite; whether it can.
+
+    So nobody has to wait for the values first. It is AdamW's fused kernel that knows such a condition, and
+    scales gradients on the way; sharded parameters can't have it.
+    """
+    group = optimizer.param_groups[0]
+    if not group.get("fused") or isinstance(group["params"][0], DTensor):
+        return False
+    optimizer.found_inf = (~values.isfinite().all()).float()  # type: ignore[attr-defined]
+    optimizer.grad_scale = ((norm + 1e-6) / clip).clamp(min=1) if clip else None  # type: ignore[attr-defined]
+    optimizer.step()
+    return True
