@@ -44,7 +44,7 @@ def linear_cross_entropy(
 def _kernel() -> Chunk | None:
     """One pass over the logits where Triton is at hand, in place of six."""
     try:
-        from deeploop.nn.kernels import cross_entropy_
+        from deeploop.nn.kernels.cross_entropy import cross_entropy_
     except ImportError:
         return None
     return cross_entropy_

@@ -1,0 +1,166 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
+"""RMSNorm around a residual, in one pass.
+
+prenorm     x and N(x)·g, at the start of a block
+residual    y = N(α·x + ε·f)·g, and N(y)·g′ of the sublayer that follows
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
+
+PROGRAMS = 2112  # rows of partial sums of the gains' gradients: 16 for each of an H200's multiprocessors
+
+
+@triton.jit
+def _norm_forward(
+    X, F, G, G2, Y, H, R, R2, alpha, epsilon, eps, D: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, OUTER: tl.constexpr, GAIN: tl.constexpr, NEXT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    live = i < D
+    y = tl.load(X + row * D + i, mask=live, other=0.0).to(tl.float32)
+    if ADD:
+        y = alpha * y + epsilon * tl.load(F + row * D + i, mask=live, other=0.0).to(tl.float32)
+        if OUTER:
+            r = tl.rsqrt(tl.sum(y * y, 0) / D + eps)
+            tl.store(R + row, r)
+            y *= r
+        if GAIN:
+            y *= tl.load(G + i, mask=live, other=0.0).to(tl.float32)
+        tl.store(Y + row * D + i, y.to(Y.dtype.element_ty), mask=live)
+        y = y.to(Y.dtype.element_ty).to(tl.float32)
+    if NEXT:
+        r2 = tl.rsqrt(tl.sum(y * y, 0) / D + eps)
+        tl.store(R2 + row, r2)
+        h = y * r2 * tl.load(G2 + i, mask=live, other=0.0).to(tl.float32)
+        tl.store(H + row * D + i, h.to(H.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _norm_backward(
+    X, F, G, G2, R, R2, DY, DH, DX, DF, PG, PG2, alpha, epsilon, n, ROWS: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr, ADD: tl.constexpr, OUTER: tl.constexpr, GAIN: tl.constexpr, NEXT: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    inside = i < D
+    if GAIN:
+        g = tl.load(G + i, mask=inside, other=0.0).to(tl.float32)
+    if NEXT:
+        g2 = tl.load(G2 + i, mask=inside, other=0.0).to(tl.float32)
+    pg = tl.zeros((BLOCK,), tl.float32)
+    pg2 = tl.zeros((BLOCK,), tl.float32)
+    for j in range(ROWS):
+        row = program + j * tl.num_programs(0)
+        at = row.to(tl.int64) * D + i
+        live = inside & (row < n)
+        y = tl.load(X + at, mask=live, other=0.0).to(tl.float32)
+        dy = tl.load(DY + at, mask=live, other=0.0).to(tl.float32)
+        if ADD:
+            y = alpha * y + epsilon * tl.load(F + at, mask=live, other=0.0).to(tl.float32)
+        if OUTER:
+            r = tl.load(R + row, mask=row < n, other=0.0)
+            unit = y * r
+            y = unit * g if GAIN else unit
+        if NEXT:  # h = y·r2·g2: what its gradient adds to that of y
+            r2 = tl.load(R2 + row, mask=row < n, other=0.0)
+            dh = tl.load(DH + at, mask=live, other=0.0).to(tl.float32)
+            unit2 = y * r2
+            pg2 += dh * unit2
+            d = dh * g2
+            dy += r2 * (d - unit2 * (tl.sum(d * unit2, 0) / D))
+        if OUTER:  # y = s·r·g
+            if GAIN:
+                pg += dy * unit
+                dy *= g
+            dy = r * (dy - unit * (tl.sum(dy * unit, 0) / D))
+        if ADD:  # s = α·x + ε·f
+            tl.store(DF + at, (epsilon * dy).to(DF.dtype.element_ty), mask=live)
+            dy *= alpha
+        tl.store(DX + at, dy.to(DX.dtype.element_ty), mask=live)
+    if GAIN:
+        tl.store(PG + program * D + i, pg, mask=inside)
+    if NEXT:
+        tl.store(PG2 + program * D + i, pg2, mask=inside)
+
+
+def _launch(width: int) -> dict[str, int]:
+    block = triton.next_power_of_2(width)
+    return {"D": width, "BLOCK": block, "num_warps": min(8, max(1, block // 512))}
+
+
+class _Norms(torch.autograd.Function):
+    """(x, f, gain, next gain) → (y, h); without f, y is x itself."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, f: Tensor | None, gain: Tensor | None, after: Tensor | None, outer: bool,
+        scales: tuple[float, float, float], narrow: torch.dtype,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        width = x.shape[-1]
+        n = x.numel() // width
+        x = x.contiguous()
+        y = torch.empty_like(x) if f is not None else x
+        h = torch.empty_like(x, dtype=narrow) if after is not None else None
+        r, r2 = (torch.empty(n, dtype=torch.float32, device=x.device) for _ in range(2))
+        flags = {"ADD": f is not None, "OUTER": outer, "GAIN": gain is not None, "NEXT": after is not None}
+        f = f if f is None else f.contiguous()
+        _norm_forward[(n,)](x, f, gain, after, y, h, r, r2, *scales, **flags, **_launch(width))
+        ctx.save_for_backward(x, f, gain, after, r, r2)
+        ctx.scales, ctx.flags = scales, flags
+        ctx.set_materialize_grads(False)
+        return y, h
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, f, gain, after, r, r2 = ctx.saved_tensors
+        width = x.shape[-1]
+        n = x.numel() // width
+        dy = torch.zeros_like(x) if dy is None else dy.contiguous()
+        if dh is None and after is not None:
+            dh = torch.zeros_like(x)
+        dh = dh if dh is None else dh.contiguous()
+        dx = torch.empty_like(x)
+        df = torch.empty_like(f) if f is not None else None
+        programs = min(n, PROGRAMS)
+        partial = torch.empty(2, programs, width, dtype=torch.float32, device=x.device)
+        _norm_backward[(programs,)](
+            x, f, gain, after, r, r2, dy, dh, dx, df, partial[0], partial[1], *ctx.scales[:2], n,
+            ROWS=triton.cdiv(n, programs), **ctx.flags, **_launch(width),
+        )  # fmt: skip
+        sums = partial.sum(1)
+        dgain = sums[0].to(gain.dtype) if gain is not None else None
+        dafter = sums[1].to(after.dtype) if after is not None else None
+        return dx, df, dgain, dafter, None, None, None
+
+
+def prenorm(x: Tensor, gain: Tensor, eps: float, narrow: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x and N(x)·gain in `narrow`: both, so that the backward pass adds up their gradients in one pass."""
+    return _Norms.apply(x, None, None, gain, False, (1.0, 1.0, eps), narrow)
+
+
+def residual(
+    x: Tensor,
+    f: Tensor,
+    *,
+    alpha: float = 1.0,
+    epsilon: float = 1.0,
+    outer: bool = True,
+    gain: Tensor | None = None,
+    after: Tensor | None = None,
+    eps: float,
+) -> tuple[Tensor, Tensor | None]:
+    """y = N(α·x + ε·f)·gain in x's dtype, without N unless `outer`; and N(y)·after in f's, if it is given."""
+    scales = (alpha, epsilon, eps)
+    return _Norms.apply(x, f, gain, after, outer, scales, f.dtype)

@@ -1,0 +1,162 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
+"""Queries, keys and values of one packed product: q, k turned by position and normalised by head."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
+
+PROGRAMS = 2112  # rows of partial sums of the gains' gradients: 16 for each of an H200's multiprocessors
+
+
+@triton.jit
+def _turn(P, at, live, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """The two halves of some heads after rotation, and 1/RMS of each (1 without a norm)."""
+    a = tl.load(P + at, mask=live, other=0.0).to(tl.float32)
+    b = tl.load(P + at + D // 2, mask=live, other=0.0).to(tl.float32)
+    u = a * cos - b * sin
+    v = b * cos + a * sin
+    r = tl.zeros((u.shape[0], 1), tl.float32) + 1.0
+    if NORM:
+        r = tl.rsqrt(tl.sum(u * u + v * v, 1)[:, None] / D + eps)
+    return u * r, v * r, r
+
+
+@triton.jit
+def _rotary_forward(
+    P, COS, SIN, GQ, GK, Q, K, T, eps, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, HALF: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HP)[:, None]
+    i = tl.arange(0, HALF)[None, :]
+    live = (h < H) & (i < D // 2)
+    t = row % T
+    cos = tl.load(COS + t * (D // 2) + i, mask=i < D // 2, other=0.0)
+    sin = tl.load(SIN + t * (D // 2) + i, mask=i < D // 2, other=0.0)
+    for part in tl.static_range(2):
+        u, v, _ = _turn(P, row * 3 * H * D + part * H * D + h * D + i, live, cos, sin, eps, D, NORM)
+        if NORM:
+            G = GQ if part == 0 else GK
+            u *= tl.load(G + i, mask=i < D // 2, other=0.0).to(tl.float32)
+            v *= tl.load(G + D // 2 + i, mask=i < D // 2, other=0.0).to(tl.float32)
+        O = Q if part == 0 else K
+        to = O + row * H * D + h * D + i
+        tl.store(to, u.to(O.dtype.element_ty), mask=live)
+        tl.store(to + D // 2, v.to(O.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _rotary_backward(
+    P, COS, SIN, GQ, GK, DQ, DK, DV, DP, PG, T, n, eps,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
+    ROWS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, HALF: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    h = tl.arange(0, HP)[:, None]
+    i = tl.arange(0, HALF)[None, :]
+    inside = (h < H) & (i < D // 2)
+    for part in tl.static_range(2):
+        G = GQ if part == 0 else GK
+        DO = DQ if part == 0 else DK
+        s_b = q_b if part == 0 else k_b
+        s_h = q_h if part == 0 else k_h
+        s_t = q_t if part == 0 else k_t
+        pu = tl.zeros((HP, HALF), tl.float32)
+        pv = tl.zeros((HP, HALF), tl.float32)
+        if NORM:
+            gu = tl.load(G + i, mask=i < D // 2, other=0.0).to(tl.float32)
+            gv = tl.load(G + D // 2 + i, mask=i < D // 2, other=0.0).to(tl.float32)
+        for j in range(ROWS):
+            row = (program + j * tl.num_programs(0)).to(tl.int64)
+            live = inside & (row < n)
+            t = row % T
+            angle = (i < D // 2) & (row < n)
+            cos = tl.load(COS + t * (D // 2) + i, mask=angle, other=0.0)
+            sin = tl.load(SIN + t * (D // 2) + i, mask=angle, other=0.0)
+            at = DO + (row // T) * s_b + h * s_h + t * s_t + i
+            du = tl.load(at, mask=live, other=0.0).to(tl.float32)
+            dv = tl.load(at + D // 2, mask=live, other=0.0).to(tl.float32)
+            to = row * 3 * H * D + part * H * D + h * D + i
+            if NORM:
+                u, v, r = _turn(P, to, live, cos, sin, eps, D, NORM)
+                pu += du * u
+                pv += dv * v
+                du *= gu
+                dv *= gv
+                mean = tl.sum(du * u + dv * v, 1)[:, None] / D
+                du = r * (du - u * mean)
+                dv = r * (dv - v * mean)
+            tl.store(DP + to, (du * cos + dv * sin).to(DP.dtype.element_ty), mask=live)
+            tl.store(DP + to + D // 2, (dv * cos - du * sin).to(DP.dtype.element_ty), mask=live)
+            # The values' gradient only moves into its place of the packed one: half with q, half with k.
+            values = DV + (row // T) * v_b + h * v_h + t * v_t + i + part * (D // 2)
+            packed = DP + row * 3 * H * D + 2 * H * D + h * D + i + part * (D // 2)
+            tl.store(packed, tl.load(values, mask=live, other=0.0).to(DP.dtype.element_ty), mask=live)
+        if NORM:
+            half = tl.arange(0, HALF)
+            sums = PG + program * 2 * D + part * D + half
+            tl.store(sums, tl.sum(pu, 0), mask=half < D // 2)
+            tl.store(sums + D // 2, tl.sum(pv, 0), mask=half < D // 2)
+
+
+class _Rotary(torch.autograd.Function):
+    """(B, T, 3·width) → q, k, v (B, H, T, D): views of memory in the order B, T, H, D."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, q_gain: Tensor | None, k_gain: Tensor | None,
+        heads: int, eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        B, T, _ = packed.shape
+        D = packed.shape[-1] // (3 * heads)
+        packed = packed.contiguous()
+        q, k = (torch.empty(B, T, heads, D, dtype=packed.dtype, device=packed.device) for _ in range(2))
+        sizes = {
+            "H": heads,
+            "D": D,
+            "HP": triton.next_power_of_2(heads),
+            "HALF": triton.next_power_of_2(D // 2),
+            "NORM": q_gain is not None,
+        }
+        _rotary_forward[(B * T,)](packed, cos, sin, q_gain, k_gain, q, k, T, eps, **sizes)
+        v = packed.view(B, T, 3, heads, D)[:, :, 2]
+        ctx.save_for_backward(packed, cos, sin, q_gain, k_gain)
+        ctx.sizes, ctx.eps = sizes, eps
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+        packed, cos, sin, q_gain, k_gain = ctx.saved_tensors
+        B, T, _ = packed.shape
+        dq, dk, dv = (d if d.stride(-1) == 1 else d.contiguous() for d in (dq, dk, dv))
+        strides = [s for d in (dq, dk, dv) for s in d.stride()[:3]]
+        n, D = B * T, ctx.sizes["D"]
+        programs = min(n, PROGRAMS)
+        out = torch.empty_like(packed)
+        partial = torch.empty(programs, 2, D, dtype=torch.float32, device=packed.device)
+        _rotary_backward[(programs,)](
+            packed, cos, sin, q_gain, k_gain, dq, dk, dv, out, partial, T, n, ctx.eps, *strides,
+            ROWS=triton.cdiv(n, programs), **ctx.sizes,
+        )  # fmt: skip
+        if q_gain is None:
+            return out, None, None, None, None, None, None
+        dq_gain, dk_gain = partial.sum(0).to(q_gain.dtype)
+        return out, None, None, dq_gain, dk_gain, None, None
+
+
+def turned(
+    packed: Tensor, cos: Tensor, sin: Tensor, heads: int, gains: tuple[Tensor, Tensor] | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v (B, H, T, D) of a packed product (B, T, 3·width); q, k turned, and normalised with `gains`."""
+    q_gain, k_gain = gains or (None, None)
+    return _Rotary.apply(packed, cos, sin, q_gain, k_gain, heads, eps)
