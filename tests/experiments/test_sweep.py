@@ -14,7 +14,8 @@ import pytest
 
 from deeploop.cli import main
 from deeploop.experiments import board, launch, sweep
-from deeploop.experiments.cells import SweepFolder, is_locked, log_error
+from deeploop.experiments.cells import SweepFolder, is_locked
+from deeploop.experiments.endings import log_error
 from deeploop.experiments.grids import Grid, along
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.metrics import read_metrics

@@ -10,7 +10,6 @@ nothing to repair.
 
 import fcntl
 import json
-import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deeploop.data.shards import atomic_file
+from deeploop.experiments.endings import ending, log_error, outcome
 from deeploop.experiments.grids import Cell, Grid
 from deeploop.train.checkpoint import list_checkpoints
+from deeploop.train.config import TrainConfig
 from deeploop.train.metrics import read_metrics_tail
 from deeploop.train.rundir import provenance
 
@@ -27,7 +28,6 @@ FORMAT = 1
 DROPPED = "weights-dropped"
 State = Literal["absent", "started", "running", "finished", "failed"]
 HARMLESS = ("device.", "checkpoint.", "log.")  # may differ between two starts of one cell
-ERROR = re.compile(r"deeploop (?:train|eval|sweep): error: (.*)")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class SweepFolder:
             train.get("loss"),
             validation.get("loss"),
             validation.get("similarity"),
-            _outcome(validation),
+            outcome(validation),
             train.get("tokens_per_s"),
             (steps - step) * seconds / step if step and seconds is not None else None,
             log_error(self.log_file(cell)),
@@ -150,10 +150,10 @@ class SweepFolder:
         Weights that were dropped on purpose are missed only if they are yet to be scored.
         """
         config, folder = self.configs[cell.name], self.run_folder(cell)
+        stops = isinstance(config, TrainConfig) and config.guard.stop  # reasoners have no collapse guard
+        optim = config.optim
+        ended = ending(validation, steps=optim.steps, since=optim.warmup_steps, stops=stops) is not None
         step = validation.get("step", -1)
-        # Reasoners have no collapse guard.
-        collapsed = validation.get("verdict") == "collapsed" and step >= config.optim.warmup_steps
-        ended = step >= config.optim.steps or (collapsed and config.guard.stop)
         saved = any(path.name == f"step-{step:08d}" for path in list_checkpoints(folder))
         dropped = (folder / DROPPED).exists() and not self._unscored(cell)
         return ended and (saved or dropped)
@@ -194,26 +194,6 @@ def is_locked(log: Path) -> bool:
     except OSError:
         return True
     return False
-
-
-def log_error(log: Path) -> str | None:
-    """What a cell's last process died of, if it did: the log then ends in a line that says so."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - 4096))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return None
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    match = ERROR.search(last)
-    return match.group(1) if match else None
-
-
-def _outcome(validation: dict[str, Any]) -> str | None:
-    """The collapse verdict of a language model, the puzzles a reasoner solved."""
-    exact = validation.get("exact")
-    return validation.get("verdict") or (None if exact is None else f"{exact:.1%} exact")
 
 
 def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
 
+from deeploop.experiments.endings import ending
 from deeploop.experiments.page import text_table
 from deeploop.train.metrics import Record, read_metrics
 
@@ -97,16 +98,14 @@ def read_outcome(run: Path, axes: Mapping[str, Any], compare_at: int | None = No
     if not trained and loss is not None:  # only the surrogate can tell
         below = loss < validations[0]["floor"]
     last = next((r for r in reversed(records) if r["kind"] == "validation"), {})
-    stopped = (
-        config.get("guard", {}).get("stop", False)
-        and last.get("verdict") == "collapsed"
-        and last["step"] >= config["optim"]["warmup_steps"]
-    )
+    steps, warm = config["optim"]["steps"], config["optim"]["warmup_steps"]
+    stops = config.get("guard", {}).get("stop", False)
+    over = ending(last, steps=steps, since=warm, stops=stops) is not None
     return Outcome(
         axes,
         below,
         any(r["verdict"] == "escaped" for r in trained),
-        stopped or records[-1]["step"] >= config["optim"]["steps"],
+        over or records[-1]["step"] >= steps,
         loss,
         surrogate,
     )

@@ -13,7 +13,8 @@ from typing import Protocol, TextIO
 
 import torch
 
-from deeploop.experiments.cells import SweepFolder, is_locked, log_error
+from deeploop.experiments.cells import SweepFolder, is_locked
+from deeploop.experiments.endings import log_error
 from deeploop.experiments.grids import Cell
 from deeploop.train.progress import StopRequest
 

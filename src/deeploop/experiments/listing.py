@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from deeploop.experiments.endings import outcome
 from deeploop.experiments.page import MISSING, text_table
 from deeploop.experiments.runs import Run, differing, find_runs
 
@@ -61,7 +62,7 @@ def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
         "axes": dict(run.axes),
         "loss": run.validation.get("loss"),
         "floor": run.validation.get("floor"),
-        "verdict": run.validation.get("verdict"),
+        "verdict": outcome(run.validation),
         "tokens_per_s": run.tokens_per_s,
         "gpu_hours": run.gpu_hours,
         "written": run.stamp.get("written"),
@@ -98,7 +99,7 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
         "state": lambda run: run.state,
         "loss": lambda run: number(run.validation.get("loss"), ".4f"),
         "floor": lambda run: number(run.validation.get("floor"), ".3f"),
-        "verdict": lambda run: str(run.validation.get("verdict", MISSING)),
+        "verdict": lambda run: outcome(run.validation) or MISSING,
         "tokens/s": lambda run: number(run.tokens_per_s, ",.0f"),
         "GPU-h": lambda run: number(run.gpu_hours, ".3f"),
         "written": lambda run: str(run.stamp.get("written", MISSING))[:16].replace("T", " "),

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from deeploop.experiments.endings import ending, log_error
 from deeploop.train.metrics import Record, stream_back, stream_metrics
 
 DEFINING = ("model.", "data.path", "optim.")
@@ -123,7 +124,7 @@ def read_sweep(folder: Path) -> Iterator[Run]:
 def read_run(folder: Path, axes: Mapping[str, Any] | None = None, compare_at: int | None = None) -> Run:
     """The run in a folder, from its JSON and the end of its metrics."""
     place: dict[str, Any] = {"axes": axes or {}, "compare_at": compare_at}
-    failed = _failed(folder)
+    failed = log_error(folder.with_name(folder.name + ".log")) is not None  # a sweep keeps it there
     if not (folder / "run.json").is_file():
         return Run(folder, folder.name, "failed" if failed else "absent", **place)
     try:
@@ -167,24 +168,13 @@ def _last_lines(folder: Path) -> tuple[Record, Record, list[float]]:
 
 
 def _state(run: Run, failed: bool) -> str:
-    if run.steps is not None and run.validation.get("step", -1) >= run.steps:
-        return "finished"
-    late = run.validation.get("step", -1) >= max(run.step, run.fields.get("optim.warmup_steps", 0))
-    if run.fields.get("guard.stop") and late and run.validation.get("verdict") == "collapsed":
-        return "collapsed"
-    return "failed" if failed else "started"
-
-
-def _failed(folder: Path) -> bool:
-    """Whether the log that a sweep keeps beside the folder ends in an error."""
-    log = folder.with_name(folder.name + ".log")
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 2000))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-    except OSError:
-        return False
-    return bool(lines) and re.search(r"deeploop \w+: error: ", lines[-1]) is not None
+    over = ending(
+        run.validation,
+        steps=run.steps,
+        since=max(run.step, run.fields.get("optim.warmup_steps", 0)),
+        stops=bool(run.fields.get("guard.stop")),
+    )
+    return over or ("failed" if failed else "started")
 
 
 def read_object(path: Path) -> dict[str, Any]:
