@@ -1,27 +1,53 @@
 """What a sweep costs, before it runs: tokens, and GPU-hours by the accounting model beside the paper's."""
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from deeploop.experiments import published
 from deeploop.experiments.grids import Cell, Grid
 from deeploop.experiments.page import text_table
-from deeploop.models.accounting import flops_per_token
+from deeploop.experiments.reasoner_recipes import BOARDS
+from deeploop.models.accounting import flops_per_segment, flops_per_token
 from deeploop.models.gpt import GPTConfig
+from deeploop.models.reasoner import PuzzleShape
 from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"
-UTILIZATION = 0.33  # measured: docs/results/gpt2-small-r3-britannica
+UTILIZATION = 0.40  # measured: docs/results/speed, gpt2-small at R = 3
 HEADER = ("cell", "tokens", "GFLOP a token", "GPU-hours", "paper's")
 
 
-def tokens(config: Any) -> int:
-    return config.optim.steps * config.optim.batch * config.model.context
+class Cost(NamedTuple):
+    """Of a whole run; a reasoner's tokens are the cells of its boards, at every segment."""
+
+    tokens: int
+    flops_per_token: float
+
+    def gpu_hours(self, utilization: float = UTILIZATION) -> float:
+        """Hours on one H200 at a share of its dense bf16 peak; training steps alone."""
+        return self.tokens * self.flops_per_token / (utilization * PEAK_FLOPS[GPU]) / 3600
 
 
-def gpu_hours(config: Any, utilization: float = UTILIZATION) -> float:
-    """Hours on one H200 at a share of its dense bf16 peak; training steps alone."""
-    flops = tokens(config) * flops_per_token(config.model)
-    return flops / (utilization * PEAK_FLOPS[GPU]) / 3600
+def cost(config: Any) -> Cost | None:
+    """None for a reasoner on boards of a size that nobody knows."""
+    examples = config.optim.steps * config.optim.batch
+    if isinstance(config.model, GPTConfig):
+        return Cost(examples * config.model.context, flops_per_token(config.model))
+    shape = board(config.data.path)
+    if shape is None:
+        return None
+    segment = flops_per_segment(config.model, shape, forward_again=config.halting.learn_continue)
+    return Cost(examples * shape.length, segment / shape.length)
+
+
+def board(path: Path) -> PuzzleShape | None:
+    """The shape of puzzles that were prepared, or else of those that a recipe expects under this name."""
+    try:
+        found = json.loads((path / "puzzles.json").read_text(encoding="utf-8"))
+        return PuzzleShape(found["vocabulary"], found["length"], found["puzzle_ids"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return BOARDS.get(path.name)
 
 
 def papers_hours(grid: Grid, cell: Cell) -> float | None:
@@ -36,17 +62,16 @@ def table(grid: Grid, cells: list[Cell], utilization: float) -> str:
     """Every cell and the sum of all; – where there is no model of the cost, or no number in the paper."""
     rows, ours, papers, all_tokens = [], 0.0, 0.0, 0
     for cell in cells:
-        config = cell.config()
-        known = isinstance(config.model, GPTConfig)
-        hours = gpu_hours(config, utilization) if known else None
+        known = cost(cell.config())
+        hours = known.gpu_hours(utilization) if known else None
         paper = papers_hours(grid, cell)
         ours, papers = ours + (hours or 0.0), papers + (paper or 0.0)
-        all_tokens += tokens(config) if known else 0
+        all_tokens += known.tokens if known else 0
         rows.append(
             (
                 cell.name,
-                f"{tokens(config):,}" if known else "–",
-                f"{flops_per_token(config.model) / 1e9:.3f}" if known else "–",
+                f"{known.tokens:,}" if known else "–",
+                f"{known.flops_per_token / 1e9:.3f}" if known else "–",
                 show_hours(hours),
                 show_hours(paper),
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
+from deeploop.models.reasoner import PuzzleShape
 from deeploop.models.trm import TRMConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import HRMTrainConfig, TRMTrainConfig
@@ -24,6 +25,13 @@ ARC_OPTIM = ReasonerOptimConfig(steps=ARC_STEPS)
 BOARD_OPTIM = ReasonerOptimConfig(
     peak_lr=1e-4, weight_decay=1.0, puzzle_lr=1e-4, puzzle_weight_decay=1.0, batch=768, steps=26_000
 )
+# The boards that the recipes expect in these folders of data/.
+BOARDS = {
+    "arc1": PuzzleShape(vocabulary=12, length=900, puzzle_ids=876_407),
+    "sudoku": PuzzleShape(vocabulary=11, length=81, puzzle_ids=1),
+    "sudoku4": PuzzleShape(vocabulary=6, length=16, puzzle_ids=1),
+    "maze": PuzzleShape(vocabulary=6, length=900, puzzle_ids=1),
+}
 RARELY = CheckpointConfig(every=10_000)
 
 
