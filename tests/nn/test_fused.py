@@ -1,8 +1,10 @@
 """A block on the kernels against the block as it is written: values and gradients, every residual kind."""
 
+import copy
 import importlib.util
 import os
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,3 +90,31 @@ def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):
     assert not fused.fits(attention, ScaledResidual(SwiGLU(32, 48), 32, norm=partial(RMSNorm, gain=False)))
     monkeypatch.setattr(fused, "HAS_TRITON", False)
     assert not fused.fits(attention, mlp)
+
+
+def test_installed_blocks_are_themselves_where_the_kernels_have_no_part(monkeypatch):
+    """On a CPU nothing changes, and a copy computes with its own weights."""
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    block, plain = gpt(), gpt()
+    plain.load_state_dict(block.state_dict())
+    assert fused.install(block)
+    x, rotary = torch.randn(2, 9, 32), rotary_table(9, 16)
+    assert torch.equal(block(x, rotary, None), plain(x, rotary))
+    twin = copy.deepcopy(block)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.zero_()
+    assert torch.equal(twin(x, rotary), plain(x, rotary))
+    assert not torch.equal(block(x, rotary), plain(x, rotary))
+
+
+def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: True)
+    x = SimpleNamespace(is_cuda=True)
+    assert fused._wanted(x)
+    with fused.plainly():
+        assert not fused._wanted(x)
+        with fused.plainly():
+            pass
+        assert not fused._wanted(x)
+    assert fused._wanted(x)
