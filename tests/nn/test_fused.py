@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import os
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from deeploop.models import GPTConfig
+from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.gpt import Block
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import ReasonerBlock
@@ -67,9 +68,9 @@ def test_a_fused_block_is_the_block(kind, narrow):
     rotary = tuple(table.to(DEVICE) for table in rotary_table(9, 16))
     inputs = [x, *block.parameters()]
     exact = torch.autograd.grad((block(x, rotary) * weights).sum(), inputs)
-    from deeploop.nn.kernels.block import run
+    from deeploop.nn.kernels.stack import run
 
-    y = run(*sublayers(block), x, rotary, narrow)
+    y = run([sublayers(block)], x, rotary, narrow)
     ours = torch.autograd.grad((y * weights).sum(), inputs)
     tolerance = 2e-5 if narrow == torch.float32 else 0.05
     for a, b in zip((y, *ours), (block(x, rotary), *exact), strict=True):
@@ -78,6 +79,30 @@ def test_a_fused_block_is_the_block(kind, narrow):
 
 
 test_a_fused_block_is_the_block.pytestmark += needs_triton
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("model", [{}, {"block": "prenorm"}, {"inner_norm": False}], ids=str)
+def test_a_chain_of_rounds_is_the_loop(model, again):
+    config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9, **model)
+    gpt = LoopedGPT(config).to(DEVICE)
+    for parameter in gpt.blocks.parameters():
+        nn.init.normal_(parameter, std=0.3) if parameter.ndim == 2 else nn.init.uniform_(parameter, 0.5, 1.5)
+    from deeploop.nn.kernels.stack import run
+
+    x = torch.randn(3, 9, 32, device=DEVICE, requires_grad=True)
+    weights = torch.randn(3, 9, 32, device=DEVICE)
+    rotary = gpt.cos, gpt.sin
+    inputs = [x, *gpt.blocks.parameters()]
+    y = run([sublayers(b) for b in gpt.blocks], x, rotary, torch.float32, rounds=3, again=again)
+    ours = torch.autograd.grad((y * weights).sum(), inputs)
+    expected = gpt.run_rounds(x, rotary, None, None)
+    exact = torch.autograd.grad((expected * weights).sum(), inputs)
+    for a, b in zip((y, *ours), (expected, *exact), strict=True):
+        assert (a - b).norm() < 1e-4 * b.norm()
+
+
+test_a_chain_of_rounds_is_the_loop.pytestmark += needs_triton
 
 
 def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):
@@ -106,6 +131,17 @@ def test_installed_blocks_are_themselves_where_the_kernels_have_no_part(monkeypa
             parameter.zero_()
     assert torch.equal(twin(x, rotary), plain(x, rotary))
     assert not torch.equal(block(x, rotary), plain(x, rotary))
+
+
+def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
+    model, plain = LoopedGPT(config), LoopedGPT(config)
+    assert fused.install_rounds(model)
+    tokens = torch.randint(64, (2, 9))
+    assert torch.equal(model(tokens).states, plain(tokens).states)
+    assert not fused.install_rounds(nn.Linear(2, 2))
+    assert not fused.install_rounds(LoopedGPT(replace(config, heads=16)))  # heads of 2
 
 
 def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):

@@ -115,15 +115,16 @@ def test_rotary(kernels, heads, size, normed):
 
 @pytest.mark.parametrize("hidden", [64, 1030])
 def test_swiglu_down(kernels, hidden):
-    packed, down = draws((5, 2 * hidden), (16, hidden))
-    y = kernels.swiglu_down(packed, down)
-    silu = lambda packed: F.silu(packed[:, :hidden]) * packed[:, hidden:]  # noqa: E731
-    assert_agree([y], [packed, down], lambda packed, down: [silu(packed) @ down.T], 1e-4)
+    sides, down = draws((5, 2 * hidden), (16, hidden))
+    y = kernels.swiglu_down(sides, kernels.pack(down, dtype=torch.float32), down)
+    silu = lambda sides: F.silu(sides[:, :hidden]) * sides[:, hidden:]  # noqa: E731
+    assert_agree([y], [sides, down], lambda sides, down: [silu(sides) @ down.T], 1e-4)
 
 
 def test_packed_linear(kernels):
     x, a, b = draws((6, 16), (8, 16), (24, 16))
-    assert_agree([kernels.packed_linear(x, a, b)], [x, a, b], lambda x, a, b: [x @ torch.cat([a, b]).T], 1e-4)
+    y = kernels.packed_linear(x, kernels.pack(a, b, dtype=torch.float32), a, b)
+    assert_agree([y], [x, a, b], lambda x, a, b: [x @ torch.cat([a, b]).T], 1e-4)
 
 
 @pytest.mark.parametrize("biased", [True, False])

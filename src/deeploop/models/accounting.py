@@ -2,8 +2,8 @@
 
 from deeploop.models.gpt import GPTConfig
 from deeploop.models.reasoner import PuzzleShape, ReasonerConfig, swiglu_hidden
-from deeploop.models.recompute import Recompute
 from deeploop.nn.loss import MAX_LOGITS
+from deeploop.nn.recompute import Recompute
 
 
 def block_matrix_count(config: GPTConfig) -> int:

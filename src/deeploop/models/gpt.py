@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop.models.recompute import Recompute, visit
 from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy
+from deeploop.nn.recompute import Recompute, visit
 from deeploop.nn.residual import PRENORM, ResidualKind, ScaledResidual
 from deeploop.theory.scaling import ScalingRule, averaged_epsilon, factored_epsilon
 
@@ -239,14 +239,18 @@ class LoopedGPT(nn.Module):
         """
         own = cache if isinstance(cache, KeyValueCache) else None
         rotary, mask = self.positions(tokens, own) if places is None else places
-        x = self.input_norm(self.embedding(tokens))
+        x = self.run_rounds(self.input_norm(self.embedding(tokens)), rotary, mask, cache)
+        if own is not None:
+            own.length += tokens.shape[1]
+        return self.read_out(x, targets)
+
+    def run_rounds(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache | None) -> Tensor:
+        """The loop: all blocks, `rounds` times."""
         for index in range(self.rounds):
             # The last round's activations are needed at once: there is nothing to gain in it.
             again = self.recompute == "round" and cache is None and index < self.rounds - 1
             x = visit(self.run_round, x, index, rotary, mask, cache, again=again)
-        if own is not None:
-            own.length += tokens.shape[1]
-        return self.read_out(x, targets)
+        return x
 
     def run_round(
         self, x: Tensor, index: int, rotary: Rotary, mask: Tensor | None, cache: Cache | None

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deeploop.models.recompute import Recompute, visit
 from deeploop.nn.init import BRANCH, init_truncated_
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU, rotary_table
+from deeploop.nn.recompute import Recompute, visit
 from deeploop.nn.residual import ScaledResidual
 from deeploop.theory.scaling import ScalingRule
 from deeploop.theory.visits import HORIZONS, Horizon, Schedule, recurrence

@@ -4,7 +4,7 @@ Everything else runs the modules as they are written, which is also what the ker
 """
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deeploop.nn.cache import Cache
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
 
@@ -54,6 +55,15 @@ def install(block: nn.Module) -> bool:
     return True
 
 
+def install_rounds(model: nn.Module) -> bool:
+    """The same for a loop over `blocks` in a method `run_rounds`, which then is one chain; whether it can."""
+    blocks = [_sublayers(block) for block in getattr(model, "blocks", ())]
+    if not hasattr(model, "run_rounds") or not all(len(pair) == 2 and fits(*pair) for pair in blocks):
+        return False
+    setattr(model, "run_rounds", MethodType(_run_rounds, model))  # noqa: B010
+    return True
+
+
 def _sublayers(block: nn.Module) -> list[ScaledResidual]:
     return [child for child in block.children() if isinstance(child, ScaledResidual)]
 
@@ -61,11 +71,21 @@ def _sublayers(block: nn.Module) -> list[ScaledResidual]:
 def _forward(block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
     # What follows are a mask, a cache and its slot: none of them in training.
     if _wanted(x) and all(item is None for item in rest):
-        from deeploop.nn.kernels.block import run  # there is Triton to import
-
-        first, second = _sublayers(block)
-        return run(first, second, x, rotary, torch.get_autocast_dtype("cuda"))
+        return _run([block], x, rotary)
     return type(block).forward(block, x, rotary, *rest)
+
+
+def _run_rounds(model: Any, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache | None) -> Any:
+    if _wanted(x) and mask is None and cache is None and model.recompute != "block":
+        return _run(model.blocks, x, rotary, rounds=model.rounds, again=model.recompute == "round")
+    return type(model).run_rounds(model, x, rotary, mask, cache)
+
+
+def _run(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any) -> Tensor:
+    from deeploop.nn.kernels.stack import run  # here there is Triton to import
+
+    pairs: Any = [tuple(_sublayers(block)) for block in blocks]
+    return run(pairs, x, rotary, torch.get_autocast_dtype("cuda"), **options)
 
 
 def _wanted(x: Tensor) -> bool:

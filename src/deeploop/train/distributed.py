@@ -153,8 +153,7 @@ def _ranks(device: torch.device) -> Iterator[World]:
 def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     """The model on its device, blocks compiled, replicated or sharded over the ranks."""
     model.to(world.device)
-    for block in physical_blocks(model):
-        quicken(block, config, world.device)
+    quicken(model, config, world)
     if world.size == 1:
         return model
     if config.parallel == "fsdp":
@@ -168,15 +167,17 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     return replica
 
 
-def quicken(block: nn.Module, config: DeviceConfig, device: torch.device) -> None:
-    """The block on Triton kernels or compiled, as it is asked for and can be."""
-    if config.compile == "auto":
-        unknown = not (uses_bf16(config, device) and device.type == "cuda" and fused.install(block))
-        wanted = device.type == "cuda" and unknown
-    else:
-        wanted = config.compile == "on"
-    if wanted:
-        block.compile()
+def quicken(model: nn.Module, config: DeviceConfig, world: World) -> None:
+    """The blocks on Triton kernels or compiled, as it is asked for and can be."""
+    on_gpu = world.device.type == "cuda"
+    on_kernels = config.compile == "auto" and on_gpu and uses_bf16(config, world.device)
+    for block in physical_blocks(model):
+        known = on_kernels and fused.install(block)
+        if not known and (config.compile == "on" or (config.compile == "auto" and on_gpu)):
+            block.compile()
+    # Sharded blocks are gathered when they are called, so each must be called by itself.
+    if on_kernels and not (config.parallel == "fsdp" and world.size > 1):
+        fused.install_rounds(model)
 
 
 def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from deeploop.models.recompute import Recompute
+from deeploop.nn.recompute import Recompute
 from deeploop.train.distributed import DeviceConfig, World
 
 BUDGET = 0.8  # of the free memory: the estimate is within 20%, and the allocator leaves holes

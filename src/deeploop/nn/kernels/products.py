@@ -15,30 +15,30 @@ def weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     return (dy.T @ x).to(dtype)
 
 
-class _PackedLinear(torch.autograd.Function):
-    """x @ [W; W′; …].T in x's dtype. The matrices are packed at each use: a pass over them, not over x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        ctx.save_for_backward(x, *weights)
-        return x @ _pack(weights, x.dtype).T
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
-        x, *weights = ctx.saved_tensors
-        whole = weight_gradient(dy, x, weights[0].dtype)
-        return dy @ _pack(weights, x.dtype), *whole.split([len(w) for w in weights])
-
-
-def _pack(weights: Any, dtype: torch.dtype) -> Tensor:
-    if len(weights) == 1:
-        return weights[0].to(dtype)
+def pack(*weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """The matrices one below the other, in another dtype; no part of any graph."""
     packed = torch.empty(sum(map(len, weights)), weights[0].shape[1], dtype=dtype, device=weights[0].device)
-    torch._foreach_copy_(list(packed.split([len(w) for w in weights])), list(weights))
+    with torch.no_grad():
+        torch._foreach_copy_(list(packed.split([len(w) for w in weights])), list(weights))
     return packed
 
 
-def packed_linear(x: Tensor, *weights: Tensor) -> Tensor:
-    """The products of x (n, width) with several matrices, side by side, as one product."""
-    return _PackedLinear.apply(x, *weights)
+class _PackedLinear(torch.autograd.Function):
+    """x @ packed.T, whose gradient goes to the matrices that were packed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Tensor, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, packed)
+        ctx.dtype, ctx.rows = weights[0].dtype, [len(w) for w in weights]
+        return x @ packed.T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, packed = ctx.saved_tensors
+        return dy @ packed, None, *weight_gradient(dy, x, ctx.dtype).split(ctx.rows)
+
+
+def packed_linear(x: Tensor, packed: Tensor, *weights: Tensor) -> Tensor:
+    """The products of x (n, width) with several matrices side by side, as one with what `pack` made of them."""
+    return _PackedLinear.apply(x, packed, *weights)

@@ -47,29 +47,30 @@ def _swiglu_grid(width: int) -> tuple[int, int]:
 
 
 class _SwiGLUDown(torch.autograd.Function):
-    """(packed, down) → (silu(gate)·up) @ down.T; the backward pass computes the hidden values again."""
+    """(gate and up, down) → (silu(gate)·up) @ down.T; the backward pass computes the hidden values again."""
 
     @staticmethod
-    def forward(ctx: Any, packed: Tensor, down: Tensor) -> Tensor:
-        n, width = packed.shape[0], packed.shape[1] // 2
+    def forward(ctx: Any, sides: Tensor, packed: Tensor, down: Tensor) -> Tensor:
+        n, width = sides.shape[0], sides.shape[1] // 2
         block, blocks = _swiglu_grid(width)
-        hidden = torch.empty(n, width, dtype=packed.dtype, device=packed.device)
-        _swiglu_forward[(n, blocks)](packed, hidden, W=width, BLOCK=block)
-        ctx.save_for_backward(packed, down)
-        return hidden @ down.to(packed.dtype).T
+        hidden = torch.empty(n, width, dtype=sides.dtype, device=sides.device)
+        _swiglu_forward[(n, blocks)](sides, hidden, W=width, BLOCK=block)
+        ctx.save_for_backward(sides, packed)
+        ctx.dtype = down.dtype
+        return hidden @ packed.T
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
-        packed, down = ctx.saved_tensors
-        n, width = packed.shape[0], packed.shape[1] // 2
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, Tensor]:
+        sides, packed = ctx.saved_tensors
+        n, width = sides.shape[0], sides.shape[1] // 2
         block, blocks = _swiglu_grid(width)
-        dhidden = dy @ down.to(packed.dtype)
-        hidden, dpacked = torch.empty_like(dhidden), torch.empty_like(packed)
-        _swiglu_backward[(n, blocks)](packed, dhidden, dpacked, hidden, W=width, BLOCK=block)
-        return dpacked, weight_gradient(dy, hidden, down.dtype)
+        dhidden = dy @ packed
+        hidden, dsides = torch.empty_like(dhidden), torch.empty_like(sides)
+        _swiglu_backward[(n, blocks)](sides, dhidden, dsides, hidden, W=width, BLOCK=block)
+        return dsides, None, weight_gradient(dy, hidden, ctx.dtype)
 
 
-def swiglu_down(packed: Tensor, down: Tensor) -> Tensor:
+def swiglu_down(sides: Tensor, packed: Tensor, down: Tensor) -> Tensor:
     """The down projection of silu(gate)·up, of gate and up side by side (n, 2·hidden)."""
-    return _SwiGLUDown.apply(packed, down)
+    return _SwiGLUDown.apply(sides, packed, down)

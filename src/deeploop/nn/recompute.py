@@ -5,21 +5,21 @@ block visit and K·R states. Either way a step computes almost every block forwa
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 Recompute = Literal["off", "round", "block"]
+T = TypeVar("T")
 
 
-def visit(function: Callable[..., Tensor], *args: Any, again: bool) -> Tensor:
+def visit(function: Callable[..., T], *args: Any, again: bool) -> T:
     """function(*args); if `again`, only the arguments are kept and the backward pass computes it once more.
 
     Nothing in a block is drawn at random, so no generator has to be put back for that.
     """
     if not (again and torch.is_grad_enabled()):
         return function(*args)
-    out: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+    out: T = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return out

@@ -1,0 +1,119 @@
+"""Blocks on the kernels, for any number of rounds: the same equations, a third of the memory traffic.
+
+The stream keeps its dtype, fp32 in a language model; the branches are bf16 as under autocast. Each residual
+also gives the normalised input of the sublayer that follows, in the next block or round too, and a matrix is
+cast once for all its visits.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deeploop.nn.kernels.norms import prenorm, residual
+from deeploop.nn.kernels.products import pack, packed_linear
+from deeploop.nn.kernels.rotary import turned
+from deeploop.nn.kernels.swiglu import swiglu_down
+from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
+from deeploop.nn.recompute import visit
+from deeploop.nn.residual import ScaledResidual
+
+Sublayers = tuple[ScaledResidual, ScaledResidual]  # attention, then SwiGLU
+
+
+class Packed(NamedTuple):
+    """A block's matrices as its products take them."""
+
+    qkv: Tensor
+    o: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def run(
+    blocks: Sequence[Sublayers],
+    x: Tensor,
+    rotary: Rotary,
+    narrow: torch.dtype,
+    *,
+    rounds: int = 1,
+    again: bool = False,
+) -> Tensor:
+    """All blocks on x (B, T, width), `rounds` times, branches in `narrow`; causal if the attention is.
+
+    `again`: the activations of every round but the last are computed again in the backward pass.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        packs = [_pack(*block, narrow) for block in blocks]
+        x, h = _enter(blocks[0][0].inner, x, narrow)
+        for index in range(rounds):
+            last = index == rounds - 1
+            x, h = visit(_round, blocks, packs, x, h, rotary, last, again=again and not last)
+    return x
+
+
+def _round(
+    blocks: Sequence[Sublayers], packs: Sequence[Packed], x: Tensor, h: Tensor, rotary: Rotary, last: bool
+) -> tuple[Tensor, Tensor]:
+    """Every block once; `h` is what the first attention reads, and then what the next round's reads."""
+    following = [first.inner for first, _ in (*blocks[1:], blocks[0])]
+    for k, ((first, second), packed) in enumerate(zip(blocks, packs, strict=True)):
+        after = None if last and k == len(blocks) - 1 else following[k]
+        x, h = _join(first, x, _attend(first.branch, packed, h, rotary), second.inner)
+        x, h = _join(second, x, _feed(second.branch, packed, h), after)
+    return x, h
+
+
+def _pack(first: ScaledResidual, second: ScaledResidual, narrow: torch.dtype) -> Packed:
+    a: Any = first.branch
+    m: Any = second.branch
+    return Packed(
+        pack(a.q.weight, a.k.weight, a.v.weight, dtype=narrow),
+        pack(a.o.weight, dtype=narrow),
+        pack(m.gate.weight, m.up.weight, dtype=narrow),
+        pack(m.down.weight, dtype=narrow),
+    )
+
+
+def _enter(inner: nn.Module, x: Tensor, narrow: torch.dtype) -> tuple[Tensor, Tensor]:
+    if isinstance(inner, RMSNorm):
+        assert inner.weight is not None
+        return prenorm(x, inner.weight, inner.eps, narrow)
+    return x, x.to(narrow)
+
+
+def _join(
+    sublayer: ScaledResidual, x: Tensor, f: Tensor, following: nn.Module | None
+) -> tuple[Tensor, Tensor]:
+    """x ← outer(α·x + ε·f), and what the sublayer that follows reads: by its inner norm, if it has one."""
+    outer, after = (norm if isinstance(norm, RMSNorm) else None for norm in (sublayer.outer, following))
+    x, h = residual(
+        x,
+        f.view_as(x),
+        alpha=sublayer.alpha,
+        epsilon=sublayer.epsilon,
+        outer=outer is not None,
+        gain=None if outer is None else outer.weight,
+        after=None if after is None else after.weight,
+        eps=next((norm.eps for norm in (outer, after) if norm is not None), 0.0),
+    )
+    return x, x.to(f.dtype) if h is None else h
+
+
+def _attend(attention: Any, packed: Packed, h: Tensor, rotary: Rotary) -> Tensor:
+    B, T, width = h.shape
+    weights = attention.q.weight, attention.k.weight, attention.v.weight
+    qkv = packed_linear(h.view(-1, width), packed.qkv, *weights).view(B, T, -1)
+    causal = isinstance(attention, CausalSelfAttention)
+    gains = (attention.q_norm.weight, attention.k_norm.weight) if causal else None
+    eps = attention.q_norm.eps if causal else 0.0
+    q, k, v = turned(qkv, *rotary, width // attention.head_size, gains, eps)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return packed_linear(y.transpose(1, 2).reshape(-1, width), packed.o, attention.o.weight)
+
+
+def _feed(swiglu: Any, packed: Packed, h: Tensor) -> Tensor:
+    sides = packed_linear(h.view(-1, h.shape[-1]), packed.gate_up, swiglu.gate.weight, swiglu.up.weight)
+    return swiglu_down(sides, packed.down, swiglu.down.weight)
