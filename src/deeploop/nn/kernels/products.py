@@ -40,5 +40,5 @@ class _PackedLinear(torch.autograd.Function):
 
 
 def packed_linear(x: Tensor, packed: Tensor, *weights: Tensor) -> Tensor:
-    """The products of x (n, width) with several matrices side by side, as one with what `pack` made of them."""
+    """The products of x (n, width) with matrices side by side, as one with what `pack` made of them."""
     return _PackedLinear.apply(x, packed, *weights)
