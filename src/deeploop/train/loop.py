@@ -258,7 +258,7 @@ def _validate(run: Run) -> bool:
     run.last_validation = result
     run.log("validation", result)
     run.display.say(f"step {run.step:>6}  {run.task.describe(result)}")
-    warm = run.step >= run.config.optim.warmup_steps
+    warm = run.step - run.task.held >= run.config.optim.warmup_steps
     collapsed = warm and result.get("verdict") == "collapsed"
     if collapsed and not run.warned:
         run.warned = True
