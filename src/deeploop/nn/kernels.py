@@ -426,6 +426,9 @@ def _cross_entropy(
 ):
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(TARGET + row)
+    kept = target >= 0
+    # Before the sums, whose barriers part it from the stores below: they overwrite it, from another warp.
+    chosen = tl.load(X + row * V + target, mask=kept, other=0.0).to(tl.float32)
     top = -float("inf")
     total = 0.0
     for start in range(0, V, BLOCK):
@@ -437,8 +440,6 @@ def _cross_entropy(
         total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
         top = higher
     lse = top + tl.log(total)
-    kept = target >= 0
-    chosen = tl.load(X + row * V + target, mask=kept, other=0.0).to(tl.float32)
     if HAS_BIAS:
         chosen += tl.load(BIAS + target, mask=kept, other=0.0).to(tl.float32)
     tl.store(LOSS + row, tl.where(kept, lse - chosen, 0.0))
