@@ -1,5 +1,6 @@
 """A block on the kernels against the block as it is written: values and gradients, every residual kind."""
 
+import copy
 import importlib.util
 import os
 from functools import partial
@@ -86,3 +87,29 @@ def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):
     assert not fused.fits(attention, ScaledResidual(SwiGLU(32, 48), 32, norm=partial(RMSNorm, gain=False)))
     monkeypatch.setattr(fused, "HAS_TRITON", False)
     assert not fused.fits(attention, mlp)
+
+
+def test_a_block_takes_the_kernels_where_a_call_is_one_for_them(monkeypatch):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(fused, "run", lambda first, second, *_: (first, second))
+    block, x, rotary = gpt(), torch.randn(2, 9, 32), rotary_table(9, 16)
+    plain = block(x, rotary)
+    assert fused.install(block)
+    assert torch.equal(block(x, rotary), plain)
+    monkeypatch.setattr(fused, "_wanted", lambda x: True)
+    assert block(x, rotary, None) == sublayers(block)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()
+    torch.testing.assert_close(block(x, rotary, mask), plain)
+
+
+def test_a_copied_block_runs_on_its_own_weights(monkeypatch):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    block, x, rotary = gpt(), torch.randn(2, 9, 32), rotary_table(9, 16)
+    assert fused.install(block)
+    other = copy.deepcopy(block)
+    nn.init.zeros_(other.mlp.outer.weight)
+    assert not other(x, rotary).any()
+    assert block(x, rotary).any()
+    monkeypatch.setattr(fused, "_wanted", lambda x: True)
+    monkeypatch.setattr(fused, "run", lambda first, second, *_: (first, second))
+    assert other(x, rotary) == sublayers(other)

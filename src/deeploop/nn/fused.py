@@ -8,6 +8,7 @@ are bf16 as under autocast.
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -48,20 +49,24 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
 
 def install(block: nn.Module) -> bool:
     """Lets the block run on the kernels wherever a call is one for them; whether it can."""
-    sublayers = [child for child in block.children() if isinstance(child, ScaledResidual)]
+    sublayers = _sublayers(block)
     if len(sublayers) != 2 or not fits(*sublayers):
         return False
-    first, second = sublayers
-    plain = block.forward
-
-    def forward(x: Tensor, rotary: Rotary, *rest: Any) -> Any:
-        # What follows are a mask, a cache and its slot: none of them in training.
-        if _wanted(x) and all(item is None for item in rest):
-            return run(first, second, x, rotary, torch.get_autocast_dtype("cuda"))
-        return plain(x, rotary, *rest)
-
-    block.forward = forward
+    # A method, not a closure: a copy of the block must not run on the weights of this one.
+    block.forward = MethodType(_forward, block)
     return True
+
+
+def _forward(block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
+    # What follows are a mask, a cache and its slot: none of them in training.
+    if _wanted(x) and all(item is None for item in rest):
+        first, second = _sublayers(block)
+        return run(first, second, x, rotary, torch.get_autocast_dtype("cuda"))
+    return type(block).forward(block, x, rotary, *rest)
+
+
+def _sublayers(block: nn.Module) -> list[ScaledResidual]:
+    return [child for child in block.children() if isinstance(child, ScaledResidual)]
 
 
 def _wanted(x: Tensor) -> bool:
