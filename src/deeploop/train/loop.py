@@ -292,6 +292,7 @@ def _save(run: Run) -> Path:
         **run.task.state(),
         "tokens": run.tokens,
         "seconds": run.clock.total,
+        "lr": run.optimizer.param_groups[0]["lr"],
         "warned": run.warned,
         "skipped": run.skipped,
         "looked_at": run.looked_at,
