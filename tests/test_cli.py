@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import deeploop
 from deeploop.cli import main
@@ -240,3 +241,15 @@ def test_a_reader_that_left_is_no_error(arguments):
         timeout=60,
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("size", "tried"), [(0, "N with an N below the one printed at the start"), (6, "3")])
+def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tried):
+    def full(config):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("deeploop.train.loop.train", full)
+    words = ["train", "tiny", "--out", tmp_path / "run", "--device.micro-batch", size]
+    assert refused(words) == (
+        f"the GPU's memory is full; try --device.recompute block, or --device.micro-batch {tried}"
+    )

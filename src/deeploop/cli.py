@@ -116,9 +116,10 @@ def _train(arguments: list[str]) -> int:
     try:
         result = train(config)
     except OutOfMemoryError:
-        half = max(1, (config.device.micro_batch or config.optim.batch) // 2)
+        size = config.device.micro_batch
+        smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
         raise ValueError(
-            f"the GPU's memory is full; try --device.micro-batch {half} or --device.recompute block"
+            f"the GPU's memory is full; try --device.recompute block, or --device.micro-batch {smaller}"
         ) from None
     if int(os.environ.get("RANK", 0)) == 0:
         print(

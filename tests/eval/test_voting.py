@@ -38,6 +38,12 @@ def test_full_ties_do_not_depend_on_the_order_of_the_votes():
         assert [text for text, *_ in ranked(*order)] == expected
 
 
+def test_a_mean_does_not_depend_on_the_order_of_its_votes():
+    """0.1 + 0.2 + 0.3 is 0.6000000000000001 in doubles, and 0.3 + 0.2 + 0.1 is 0.6."""
+    found = ranked(*(("2", c) for c in (0.1, 0.2, 0.3)), *(("1", c) for c in (0.3, 0.2, 0.1)))
+    assert [text for text, *_ in found] == ["1", "2"]
+
+
 def test_the_same_cells_in_another_shape_are_another_answer():
     assert [count for _, count, _ in ranked(("1234", 0.5), ("12/34", 0.5), ("1/2/3/4", 0.5))] == [1, 1, 1]
 

@@ -7,7 +7,9 @@ import torch
 
 from deeploop.cli import main
 from deeploop.experiments.alignment_plots import alignment_figure
+from deeploop.experiments.diagnose import weights_of
 from deeploop.models.gpt import LoopedGPT
+from deeploop.train import language
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
@@ -24,7 +26,7 @@ def runs(make_config, tmp_path_factory):
 
 
 def test_a_checkpoint_gives_what_training_recorded(runs, capsys):
-    """The optimizer's state from the file, the rate from the schedule: the same record as the live run's."""
+    """The optimizer's state and its rate from the files: the same record as the live run's."""
     same = ["--sequences", "1", "--sublayers", "blocks.0.mlp", "--iterations", "3"]
     assert main(["diagnose", str(runs / "r3"), *same, "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out).values()
@@ -36,6 +38,18 @@ def test_a_checkpoint_gives_what_training_recorded(runs, capsys):
         assert found["step_effect"][key] == pytest.approx(recorded["step_effect"][key], rel=1e-3)
     assert json.loads((runs / "r3" / "diagnose.json").read_text())["kappa"] == found["kappa"]
     assert (runs / "r3" / "diagnose.png").stat().st_size > 10_000
+
+
+def test_the_rate_of_the_last_step_is_the_one_it_was_taken_at(tiny_config, monkeypatch):
+    """A third of the others' for the branches, and held from the second step on, the last one too."""
+    seen = iter(range(1, 100))
+    monkeypatch.setattr(language, "token_similarity", lambda _: 0.9 if next(seen) > 1 else 0.1)
+    config = tiny_config(optim={"steps": 4, "branch_lr": 0.3, "wait_for_escape": True})
+    train(config)
+    *_, last = read_metrics(config.out, "train")
+    _, _, state, _ = weights_of(config.out, config, "last", torch.device("cpu"))
+    assert state.lr == pytest.approx(0.3 * last["lr"])
+    assert last["lr"] == pytest.approx(config.optim.peak_lr * 2 / config.optim.warmup_steps)
 
 
 def test_the_report_reads_as_a_page(runs, capsys):

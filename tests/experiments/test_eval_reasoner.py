@@ -161,6 +161,7 @@ def test_options_of_the_other_kind_are_refused(trained, mistake):
     assert mistake(run, "--views", 0) == "views=0: must be at least 1"
     assert mistake("shipped", "--views", 3).startswith("--views: for reasoners; shipped")
     assert mistake("shipped", "--gallery", 0).startswith("--gallery: for reasoners")
+    assert mistake("--requests", "new", "--halt").startswith("--halt: for reasoners")
     assert mistake(trained / "trm", "--views", 3).endswith("holds puzzles of kind sudoku")
 
 

@@ -154,3 +154,26 @@ def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):
             pass
         assert not fused._wanted(x)
     assert fused._wanted(x)
+
+
+def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
+    """In a block and in a loop; what has a mask or a cache is left to the modules."""
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(fused, "_wanted", lambda x: True)
+    monkeypatch.setattr(fused, "_run", lambda blocks, x, rotary, **options: (list(blocks), options))
+    block, x, rotary = gpt(), torch.randn(2, 9, 32), rotary_table(9, 16)
+    plain = block(x, rotary)
+    assert fused.install(block)
+    assert block(x, rotary, None) == ([block], {})
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()
+    torch.testing.assert_close(block(x, rotary, mask), plain)
+
+    config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
+    model = LoopedGPT(config)
+    assert fused.install_rounds(model)
+    model.recompute = "round"
+    blocks, options = model.run_rounds(x, rotary, None, None)
+    assert blocks == list(model.blocks)
+    assert options == {"rounds": 3, "again": True}
+    model.recompute = "block"  # each visit by itself
+    assert isinstance(model.run_rounds(x, rotary, None, None), torch.Tensor)

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from deeploop.models import GPTConfig, HRMConfig, PuzzleShape
-from deeploop.models.accounting import segment_bytes, training_bytes
+from deeploop.models import Block, GPTConfig, HRMConfig, PuzzleShape
+from deeploop.models.accounting import activation_bytes, segment_bytes, training_bytes
+from deeploop.nn.layers import rotary_table
 from deeploop.train import memory
 from deeploop.train.distributed import DeviceConfig, World
 from deeploop.train.loop import train
@@ -57,6 +58,38 @@ def test_a_micro_batch_that_is_set_stays(gpu, free, chosen):
 @pytest.mark.parametrize(("recompute", "size"), [("off", 6), ("round", 16), ("block", 48)])
 def test_a_recomputation_that_is_set_stays(gpu, recompute, size):
     assert fit(48, DeviceConfig(recompute=recompute), gpu(600), needs) == (size, recompute)
+
+
+@pytest.mark.parametrize("device", [{"precision": "fp32"}, {"compile": "off"}])
+def test_blocks_that_keep_more_get_less(gpu, device):
+    """Of 60 bytes for the weights and 600 to spend, 540 are left: a third of them for what is estimated."""
+
+    def needs(sequences, recompute):
+        return 60 + sequences * NEED[recompute]
+
+    for set_, size in (("off", 1), ("round", 6), ("block", 16)):
+        assert fit(48, DeviceConfig(recompute=set_, **device), gpu(600), needs) == (size, set_)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_blocks_as_they_are_written_keep_up_to_three_times_the_estimate(precision):
+    config = GPTConfig(blocks=1, rounds=1, width=128, heads=2, hidden=344, vocabulary=64, context=64)
+    block = Block(config)
+    x = torch.randn(3, 64, 128, requires_grad=True)
+    own, held = {p.data_ptr() for p in block.parameters()}, {}
+
+    def pack(tensor):
+        if tensor.data_ptr() not in own:
+            held[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16),
+    ):
+        block(x, rotary_table(64, config.head_size))
+    found = sum(tensor.untyped_storage().nbytes() for tensor in held.values()) / (3 * 64)
+    assert 2 < found / activation_bytes(config) < memory.PLAIN * 1.1
 
 
 def test_a_share_of_less_than_four_is_not_recomputed_for_that(gpu):

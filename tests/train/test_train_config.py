@@ -147,6 +147,11 @@ def test_a_branch_rate_is_for_sandwich_blocks(tiny_config):
         tiny_config(model={"block": "prenorm"}, optim={"branch_lr": 0.1})
 
 
+def test_a_run_that_waits_is_not_stopped_for_it(tiny_config):
+    with pytest.raises(ValueError, match=r"guard\.stop=True: must be False with optim\.wait_for_escape"):
+        tiny_config(optim={"wait_for_escape": True}, guard={"stop": True})
+
+
 @pytest.mark.parametrize("block", ["prenorm", "postnorm", "sandwich", "factored", "averaged"])
 def test_every_block_trains_a_few_steps(tiny_config, block):
     result = train(tiny_config(model={"block": block}))

@@ -3,6 +3,7 @@
 import pytest
 
 from deeploop.train import language
+from deeploop.train.checkpoint import last_checkpoint, read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -51,3 +52,13 @@ def test_the_states_of_a_real_step_are_looked_at(tiny_config):
     results = [train(config) for config in (plain, waiting)]
     assert results[0]["loss"] == results[1]["loss"]
     assert rates(plain.out) == rates(waiting.out)
+
+
+def test_a_real_collapse_holds_it(tiny_config):
+    """This ramp has all positions in one state by step 20."""
+    config = tiny_config(optim={"steps": 20, "wait_for_escape": True})
+    result = train(config)
+    held = read_state(last_checkpoint(config.out))["held"]
+    assert result["similarity"] > language.MERGED
+    assert 0 < held < 20
+    assert rates(config.out)[-1] == pytest.approx(rates(config.out)[-2])

@@ -7,6 +7,7 @@ that a ranking never depends on the order of the votes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 
 import numpy as np
 
@@ -24,17 +25,17 @@ class Ballot:
     """The answers to one test input, one entry for each that differs."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[tuple[int, ...], bytes], tuple[int, float]] = {}
+        self._entries: dict[tuple[tuple[int, ...], bytes], list[float]] = {}  # each vote's confidence
 
     def add(self, grid: np.ndarray, confidence: float) -> None:
         key = grid.shape, grid.astype(np.uint8, copy=False).tobytes()
-        count, total = self._entries.get(key, (0, 0.0))
-        self._entries[key] = count + 1, total + confidence
+        self._entries.setdefault(key, []).append(confidence)
 
     def ranked(self) -> list[Vote]:
         """All answers, the best first."""
+        # fsum: the last digit of a plain sum depends on the order, and would break ties by it.
         order = sorted(
-            (-count, -total / count, shape, cells) for (shape, cells), (count, total) in self._entries.items()
+            (-len(own), -fsum(own) / len(own), shape, cells) for (shape, cells), own in self._entries.items()
         )
         return [
             Vote(np.frombuffer(cells, dtype=np.uint8).reshape(shape), -count, -mean)

@@ -159,13 +159,13 @@ def weights_of(
     moments = load_moments(checkpoint)
     if not moments:  # weights that were published without their optimizer
         return model, tokenizer, None, step
+    # Of checkpoints that do not say it, which were written before anything could change the schedule.
+    scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
     state = AdamState(
         exp_avg={name: own["exp_avg"] for name, own in moments.items()},
         exp_avg_sq={name: own["exp_avg_sq"] for name, own in moments.items()},
         step=int(next(iter(moments.values()))["step"]),  # Adam's own: skipped steps are not in it
-        lr=learning_rate(step - 1 - read_state(checkpoint).get("held", 0), config.optim)
-        * config.optim.branch_multiplier(step - 1)
-        * config.model.matrix_lr_multiplier,
+        lr=read_state(checkpoint).get("lr", scheduled),
         betas=config.optim.betas,
         eps=config.optim.eps,
         weight_decay=config.optim.weight_decay,

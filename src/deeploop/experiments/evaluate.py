@@ -97,6 +97,8 @@ class EvalArgs:
 
 def run(args: EvalArgs) -> str:
     """Does what the arguments ask for; returns what to print."""
+    if args.run is None:
+        refuse(args.reasoner, OF_REASONERS, "for reasoners; name the folder of a run")
     if args.scores:
         return judge_scores(args, args.scores)
     if args.run:

@@ -70,6 +70,11 @@ class TrainConfig(RunConfig):
                 f"optim.branch_lr={self.optim.branch_lr}: must be 1 with model.block={self.model.block}, "
                 "which draws no matrix at beta"
             )
+        if self.optim.wait_for_escape and self.guard.stop:
+            raise ValueError(
+                "guard.stop=True: must be False with optim.wait_for_escape=True, "
+                "whose warm-up lasts as long as the collapse does"
+            )
 
 
 @dataclass(frozen=True)

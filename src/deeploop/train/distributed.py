@@ -33,14 +33,15 @@ Switch = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """Where and how to compute. `auto` means: the GPU with bf16 and compiled blocks where there is one."""
+    """Where and how to compute. `auto` means: the GPU with bf16 and fast blocks where there is one."""
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the matrix products; weights and norms stay in fp32."""
     compile: Switch = "auto"
-    """Compile each block with torch.compile. auto: on a GPU, those that the Triton kernels do not know."""
+    """Compile each block with torch.compile. auto: on a GPU those that the Triton kernels (bf16 only) do not
+    know; on and off are both without the kernels."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp), or shard each physical block by itself (fsdp)."""
     reshard: bool = False

@@ -261,7 +261,7 @@ def _validate(run: Run) -> bool:
     run.last_validation = result
     run.log("validation", result)
     run.display.say(f"step {run.step:>6}  {run.task.describe(result)}")
-    warm = run.step >= run.config.optim.warmup_steps
+    warm = run.step - run.task.held >= run.config.optim.warmup_steps
     collapsed = warm and result.get("verdict") == "collapsed"
     if collapsed and not run.warned:
         run.warned = True
@@ -295,6 +295,7 @@ def _save(run: Run) -> Path:
         **run.task.state(),
         "tokens": run.tokens,
         "seconds": run.clock.total,
+        "lr": run.optimizer.param_groups[0]["lr"],
         "warned": run.warned,
         "skipped": run.skipped,
         "looked_at": run.looked_at,

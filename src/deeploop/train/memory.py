@@ -5,16 +5,21 @@ fullest rank. Another micro-batch changes results by rounding: fix both where a 
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import isqrt
 from typing import NamedTuple
 
 import torch
 
 from deeploop.nn.recompute import Recompute
-from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train.distributed import DeviceConfig, World, uses_bf16
 
 BUDGET = 0.8  # of the free memory: the estimate is within 20%, and the allocator leaves holes
 FEW = 4  # sequences; below that recomputing costs less than small products do
+PLAIN = 3  # times the estimated activations, at most, are kept by blocks in fp32 or as they are written
+
+
+Needs = Callable[[int, Recompute], int]  # sequences at once, what is recomputed → bytes
 
 
 class Fit(NamedTuple):
@@ -24,7 +29,7 @@ class Fit(NamedTuple):
     recompute: Recompute
 
 
-def fit(batch: int, config: DeviceConfig, world: World, needs: Callable[[int, Recompute], int]) -> Fit:
+def fit(batch: int, config: DeviceConfig, world: World, needs: Needs) -> Fit:
     """The config's micro-batch and recompute, or what fits; `needs` says the bytes that a choice takes.
 
     On a CPU: the whole share at once, nothing recomputed. On a GPU, the first in this order that fits: off,
@@ -35,14 +40,26 @@ def fit(batch: int, config: DeviceConfig, world: World, needs: Callable[[int, Re
     free = free_memory(world)
     if free is None:
         return Fit(sizes[0], "off" if config.recompute == "auto" else config.recompute)
+    estimate = needs if is_quick(config, world) else partial(plain_needs, needs)
     ways: tuple[Recompute, ...] = ("off", "round", "block")
     ways = ways if config.recompute == "auto" else (config.recompute,)
     for recompute in ways:
         for size in sizes[:1] if config.micro_batch else sizes:
             enough = size >= min(FEW, sizes[0]) or recompute == ways[-1]
-            if enough and needs(size, recompute) <= BUDGET * free:
+            if enough and estimate(size, recompute) <= BUDGET * free:
                 return Fit(size, recompute)
     return Fit(sizes[0] if config.micro_batch else 1, ways[-1])  # nothing else could be tried
+
+
+def is_quick(config: DeviceConfig, world: World) -> bool:
+    """Whether blocks run in bf16 and on kernels or compiled, which is what the estimate is of."""
+    return uses_bf16(config, world.device) and config.compile != "off"
+
+
+def plain_needs(needs: Needs, size: int, recompute: Recompute) -> int:
+    """What other blocks need: the same without any sequence, and more for each."""
+    fixed = needs(0, recompute)
+    return fixed + PLAIN * (needs(size, recompute) - fixed)
 
 
 def even_splits(batch: int, config: DeviceConfig, world: World) -> list[int]:
