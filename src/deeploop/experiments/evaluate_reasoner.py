@@ -20,7 +20,7 @@ from deeploop.eval.reasoning import Solver, score, spread, spread_rows
 from deeploop.eval.voting import ladder
 from deeploop.experiments import gallery, scoreboard
 from deeploop.experiments.page import text_table
-from deeploop.experiments.published import VOTES
+from deeploop.experiments.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.models.reasoner import PuzzleShape
 from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import arithmetic, open_world, wrap
@@ -37,7 +37,6 @@ from deeploop.train.rundir import (
 # Results that agree in these replace one another; any other stays beside them in eval.json.
 IDENTITY = ("puzzles", "checkpoint", "views", "limit", "halt", "precision")
 GALLERY = 60
-ARC_TASKS, ARC_VIEWS = 400, 1_000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,6 +131,7 @@ ACCURACY: dict[tuple[str, int, str, int, str], Value] = _accuracy()
 
 # ── Table 3: voted accuracy on ARC-AGI-1, % of 400 puzzles ──────────────────────────────────────────────
 VOTES = (1, 2, 10, 100, 1000)
+ARC_TASKS, ARC_VIEWS = 400, 1_000  # that vote
 _TABLE_3 = {
     "hrm": ("Vanilla HRM", "31.50 36.50 41.50 47.50 50.75"),
     "hrm-deeploop": ("DeepLoop (p=1/2)", "35.50* 39.75* 44.25* 49.75* 51.50*"),

@@ -13,7 +13,7 @@ from deeploop.experiments.escapes import Count, Outcome, read_outcome, tally
 from deeploop.experiments.groups import Cell, Histories, Setup, columns, cure, is_sandwich
 from deeploop.experiments.listing import number
 from deeploop.experiments.page import HERE, MISSING
-from deeploop.experiments.published import TASKS, VOTES
+from deeploop.experiments.published import ARC_TASKS, ARC_VIEWS, TASKS, VOTES
 from deeploop.experiments.runs import Run, read_json
 
 PAPER = "paper"
@@ -265,7 +265,8 @@ def arc_table(runs: Sequence[Run]) -> Table:
         ["", "model", *(f"K={K}" for K in VOTES)],
         rows,
         "Tasks whose test inputs all have the right answer among the best K. Mean over the runs of a row, of "
-        "each its newest evaluation. 400 tasks and about 1,000 views of each, unless a row says otherwise.",
+        f"each its newest evaluation. {ARC_TASKS} tasks and about {ARC_VIEWS:,} views of each, unless a row says "
+        "otherwise.",
     )
 
 
@@ -285,9 +286,9 @@ def arc_label(run: Run, record: dict[str, Any]) -> str:
     model, p, high_p = record["model"], run.fields.get("model.p", 0), run.fields.get("model.high_p")
     rule = f"p={p:g}" if high_p is None else f"p={p:g}, H p={high_p:g}"
     parts = [ARC_ROWS.get((model, p, high_p), f"{model.upper()} {rule}")]
-    if record["tasks"] != 400:
+    if record["tasks"] != ARC_TASKS:
         parts.append(f"{record['tasks']} tasks")
-    if (views := record["most_views"]) < 1_000:
+    if (views := record["most_views"]) < ARC_VIEWS:
         parts.append(f"{views} view{'s' * (views > 1)}")
     if record["halt"]:
         parts.append("halting")
