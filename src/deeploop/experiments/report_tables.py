@@ -265,8 +265,8 @@ def arc_table(runs: Sequence[Run]) -> Table:
         ["", "model", *(f"K={K}" for K in VOTES)],
         rows,
         "Tasks whose test inputs all have the right answer among the best K. Mean over the runs of a row, of "
-        f"each its newest evaluation. {ARC_TASKS} tasks and about {ARC_VIEWS:,} views of each, unless a row says "
-        "otherwise.",
+        f"each its newest evaluation. {ARC_TASKS} tasks and about {ARC_VIEWS:,} views of each, unless a row "
+        "says otherwise.",
     )
 
 
