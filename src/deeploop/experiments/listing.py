@@ -62,6 +62,7 @@ def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
         "loss": run.validation.get("loss"),
         "floor": run.validation.get("floor"),
         "verdict": run.validation.get("verdict"),
+        "exact": run.validation.get("exact"),
         "tokens_per_s": run.tokens_per_s,
         "gpu_hours": run.gpu_hours,
         "written": run.stamp.get("written"),
@@ -98,7 +99,7 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
         "state": lambda run: run.state,
         "loss": lambda run: number(run.validation.get("loss"), ".4f"),
         "floor": lambda run: number(run.validation.get("floor"), ".3f"),
-        "verdict": lambda run: str(run.validation.get("verdict", MISSING)),
+        "verdict": verdict,
         "tokens/s": lambda run: number(run.tokens_per_s, ",.0f"),
         "GPU-h": lambda run: number(run.gpu_hours, ".3f"),
         "written": lambda run: str(run.stamp.get("written", MISSING))[:16].replace("T", " "),
@@ -110,6 +111,12 @@ def short(name: str, among: Sequence[str]) -> str:
     """`model.p` → `p`, unless another field ends alike."""
     word = name.rpartition(".")[2]
     return word if [other.rpartition(".")[2] for other in among].count(word) == 1 else name
+
+
+def verdict(run: Run) -> str:
+    """Whether it escaped; of a reasoner the share of puzzles solved, which is what it is judged by."""
+    exact = run.validation.get("exact")
+    return str(run.validation.get("verdict", MISSING)) if exact is None else f"{exact:.1%} exact"
 
 
 def setting(value: Any) -> str:
