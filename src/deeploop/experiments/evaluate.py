@@ -132,6 +132,7 @@ def refuse(options: EvalArgs | ReasonerOptions, names: tuple[str, ...], why: str
 
 def evaluate_run(args: EvalArgs, folder: Path) -> str:
     """Everything on this machine."""
+    scoreboard.check(results_folder(folder))
     with open_session(args, folder) as session:
         from deeploop.eval.harness import HarnessLM
 
