@@ -237,6 +237,12 @@ def test_help_breaks_lines_by_itself():
                     assert "\n" not in ast.literal_eval(text.value), (path.name, ast.unparse(field))
 
 
+def test_a_file_that_cannot_be_written_is_named(refused, tmp_path):
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "corpus"
+    assert refused(["prepare", "stdlib", "--out", place]).startswith(f"{tmp_path / 'file'}")
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"deeploop {deeploop.__version__}\n"
