@@ -79,10 +79,6 @@ class OptimConfig(BaseOptimConfig):
                 f"optim.floor_lr={self.floor_lr}: must be at most optim.peak_lr={self.peak_lr}, or the rate "
                 "rises after warm-up"
             )
-        if self.branch_release_steps and self.branch_lr == 1:
-            raise ValueError(
-                f"optim.branch_release_steps={self.branch_release_steps}: must be 0 with optim.branch_lr=1"
-            )
 
     @property
     def final_lr(self) -> float:
