@@ -93,12 +93,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for p in sorted({row["p"] for row in rows}):
         mine = sorted((row["rounds"], row["S"]) for row in rows if row["p"] == p and row["S"])
-        (points,) = axes.plot(*zip(*mine, strict=True), "o", label=f"p = {p:g}, measured")
+        slope = exponent(*map(list, zip(*mine, strict=True)))
+        (points,) = axes.plot(*zip(*mine, strict=True), "o", label=f"p = {p:g}: R^{slope:.2f}")
         model = sorted({(row["rounds"], row["predicted"]) for row in rows if row["p"] == p})
         label = f"predicted, R^{float(ramp_exponent(p)):g}"
-        axes.plot(*zip(*model, strict=True), "-", color=points.get_color(), label=label)
+        axes.plot(*zip(*model, strict=True), "--", color=points.get_color(), label=label)
     axes.set(xscale="log", yscale="log", xlabel="rounds R", ylabel="sum of rates at similarity ½")
-    axes.set_xticks(ticks := sorted({row["rounds"] for row in rows}), [str(R) for R in ticks], minor=False)
+    axes.minorticks_off()
+    axes.set_xticks(ticks := sorted({row["rounds"] for row in rows}), [str(R) for R in ticks])
     axes.legend()
     figure.savefig(path, dpi=150)
 

@@ -1,10 +1,13 @@
 """The command line: every mistake is one line that names field and value, and exit code 2."""
 
+import ast
 import os
 import pty
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -222,6 +225,23 @@ def test_every_field_is_in_the_recipes_help(capsys):
         "--data.path",
     ):
         assert flag in out
+
+
+def test_help_breaks_lines_by_itself():
+    """tyro keeps a line break of a field's docstring, and the frame then breaks the text a second time."""
+    for path in Path(deeploop.__file__).parent.rglob("*.py"):
+        for body in (
+            node.body for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+        ):
+            for field, text in pairwise(body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    assert "\n" not in ast.literal_eval(text.value), (path.name, ast.unparse(field))
+
+
+def test_a_file_that_cannot_be_written_is_named(refused, tmp_path):
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "corpus"
+    assert refused(["prepare", "stdlib", "--out", place]).startswith(f"{tmp_path / 'file'}")
 
 
 def test_version(capsys):

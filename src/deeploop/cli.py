@@ -59,8 +59,16 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("DEEPLOOP_TRACEBACK"):
             raise
         name = " ".join(["deeploop", *arguments[:1]])
-        print(f"{name}: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        print(f"{name}: error: {_message(error)}", file=sys.stderr)
         return 2
+
+
+def _message(error: Exception) -> str:
+    """One line; of an OSError the file and what is the matter, without Python's number for it."""
+    text = str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        text = f"{error.filename}: {error.strerror}"
+    return " ".join(text.split()) or type(error).__name__
 
 
 def _run(arguments: list[str]) -> int:
@@ -281,7 +289,9 @@ def _one_line(page: str) -> str:
     plain = re.sub(r"\x1b\[[\d;]*m", "", page)  # colours, where stdout is a terminal
     lines = [line.strip("│╭╮╰╯ ") for line in plain.splitlines()][1:]  # the first line is a title
     sections = [part for part in re.split(r"(?m)^[─-]{5,}$", "\n".join(lines)) if part.strip()]
-    message = re.sub(r"^Error parsing [\w.-]+: (?=\w+\.\w+=|\w+=)", "", " ".join(sections[0].split()))
+    message = re.sub(
+        r"^Error parsing ([\w.-]+: (?=\w+\.\w+=|\w+=)|\w+Args: )", "", " ".join(sections[0].split())
+    )
     hint = next((s for s in sections if "Perhaps you meant" in s), "")
     close = re.search(r"--[\w.-]+", hint)
     return message + (f"; perhaps you meant {close.group()}" if close else "")

@@ -84,6 +84,9 @@ def test_mistakes_are_one_line(capsys, tmp_path):
         (["--recipes", "huge"], "recipe=huge: unknown"),
         (["--reference", "nowhere.py"], "reference=nowhere.py: no such file"),
         (["--steps", "0"], "steps=0: must be at least 1"),
+        (["--rounds"], "bench: error: recipes, rounds: name at least one of each"),
+        (["--micro-batch", "4", "0"], "micro_batch=0: must be at least 1"),
+        (["--json", str(tmp_path / "no" / "x.json")], "x.json: can't be written"),
     ):
         assert main(["bench", *arguments]) == 2
         error = capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from deeploop.cli import main
 from deeploop.data.arc import Task, build_arc
 from deeploop.data.sudoku import build_sudoku
-from deeploop.experiments import scoreboard
+from deeploop.experiments import evaluate_reasoner, scoreboard
 from deeploop.experiments.report_tables import arc_table
 from deeploop.experiments.runs import find_runs
 from deeploop.models.halting import HaltingConfig
@@ -163,6 +163,17 @@ def test_options_of_the_other_kind_are_refused(trained, mistake):
     assert mistake("shipped", "--gallery", 0).startswith("--gallery: for reasoners")
     assert mistake("--requests", "new", "--halt").startswith("--halt: for reasoners")
     assert mistake(trained / "trm", "--views", 3).endswith("holds puzzles of kind sudoku")
+
+
+def test_what_could_not_be_kept_is_not_computed(trained, tmp_path, mistake, monkeypatch):
+    """Votes on ARC take hours: an eval.json that can't be added to is named before them."""
+    monkeypatch.setattr(evaluate_reasoner, "solve_puzzles", None)
+    run = shutil.copytree(trained / "hrm", tmp_path / "hrm")
+    (run / "eval.json").write_text('{"evalu')
+    assert "eval.json: can't be read" in mistake(run)
+    (run / "eval.json").unlink()
+    monkeypatch.setattr(scoreboard.os, "access", lambda path, mode: path != run)
+    assert mistake(run) == f"{run}: can't be written, and the result goes there; copy the run"
 
 
 def test_what_is_not_the_runs_is_refused(trained, tmp_path, mistake):

@@ -108,6 +108,25 @@ def test_a_sweep_that_may_not_be_read_is_named(tmp_path, monkeypatch):
         find_runs([tmp_path])
 
 
+def test_a_field_is_compared_among_the_runs_that_have_it(tmp_path):
+    """A reasoner has no context; that alone makes no column beside a language model."""
+    write_run(tmp_path / "gpt")
+    folder = write_run(tmp_path / "hrm", stamp={"task": "hrm"})
+    config = json.loads((folder / "config.json").read_text())
+    model = {"width": 16, "cycles": 2, "p": 0.5}
+    (folder / "config.json").write_text(json.dumps(config | {"model": model}))
+    last = {"kind": "validation", "step": 40, "loss": 1.0, "exact": 0.125}
+    (folder / "metrics.jsonl").write_text(json.dumps(last))
+    found = find_runs([tmp_path])
+    assert differing(found) == ["model.width"]
+    assert "12.5% exact" in run(RunsArgs((tmp_path,)))
+    assert [one["exact"] for one in listed(tmp_path)] == [None, 0.125]
+    del config["model"]["block"]  # of before there was such a field: it has a default
+    write_run(tmp_path / "old")
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    assert differing(find_runs([tmp_path])) == ["model.width", "model.block"]
+
+
 def test_only_differing_settings_are_columns(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"r1-s{seed}", rounds=1, seed=seed)

@@ -10,6 +10,7 @@ from puzzle_runs import MODELS, write_boards
 from deeploop.cli import main
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
+from deeploop.data.sudoku import build_sudoku
 from deeploop.eval.reasoning import Solver, score, spread_rows
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
@@ -119,8 +120,10 @@ def test_what_a_resumed_run_may_not_change(make_puzzle_config, tmp_path):
     out = tmp_path / "run"
     train(make_puzzle_config(out))
     other = write_boards(tmp_path / "other", seed=1).folder
+    wider = build_sudoku(tmp_path / "wider", size=4, train=4, test=2).folder
     for changes, message in [
         ({"data": {"path": other}}, "not the puzzles that the run was started on"),
+        ({"data": {"path": wider}}, "not the puzzles that the run was started on"),  # and not a shape
         ({"optim": {"batch": 4}}, "optim.batch=4: the run has 8 puzzles at work; keep it"),
         ({"model": {"horizon": "full"}}, "model.horizon=full: the run in"),
     ]:
@@ -128,6 +131,8 @@ def test_what_a_resumed_run_may_not_change(make_puzzle_config, tmp_path):
             train(make_puzzle_config(out, resume=True, **changes))
     with pytest.raises(ValueError, match="holds a run of another kind"):
         train(make_puzzle_config(out, "trm", resume=True))
+    with pytest.raises(ValueError, match=r"init_from=.*run: holds a run of another kind \(hrm\)"):
+        train(make_puzzle_config(tmp_path / "new", "trm", init_from=out))
 
 
 def test_damaged_and_absent_puzzles_are_one_line(make_puzzle_config, boards, tmp_path):

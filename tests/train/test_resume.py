@@ -100,6 +100,16 @@ def test_resuming_a_finished_run_changes_nothing(uninterrupted, train_arguments,
     assert f"last validation {last:.4f}" in out
 
 
+def test_a_finished_run_keeps_the_settings_it_was_trained_with(train_arguments, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(train_arguments(out)) == 0
+    config = (out / "config.json").read_bytes()
+    assert main(train_arguments(out, "--resume", "--optim.peak-lr", 1e-2, "--optim.steps", 4)) == 0
+    assert "already finished" in capsys.readouterr().out
+    assert (out / "config.json").read_bytes() == config
+    assert read_metrics(out, "resume") == []
+
+
 def test_a_stop_before_the_next_validation_reports_the_last_one(
     train_arguments, tmp_path, capsys, monkeypatch
 ):

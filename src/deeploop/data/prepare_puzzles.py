@@ -4,6 +4,7 @@ A folder that already holds the same build is left as it is; one that holds anyt
 """
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -96,7 +97,7 @@ def run(args: Args) -> str:
     found = _prepared(out, _settings(args, tasks))
     if found is not None:
         return f"already prepared: {_summary(found)}"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    _check_place(out)
     return _summary(_build(args, tasks, out))
 
 
@@ -142,6 +143,16 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
                 "remove it or choose another folder with --out"
             )
     return puzzles
+
+
+def _check_place(out: Path) -> None:
+    """Makes the folder's parent; raises where nothing can be written, before minutes of work."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"out={out}: can't be written ({error.strerror}); choose another --out") from None
 
 
 def _summary(puzzles: PuzzleSet) -> str:

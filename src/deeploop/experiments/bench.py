@@ -6,6 +6,7 @@ same process reaches and, if asked, a reference implementation of the same model
 
 import gc
 import json
+import os
 import runpy
 import tempfile
 import time
@@ -66,6 +67,12 @@ class BenchArgs:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}: must be at least 1")
+        if not self.recipes or not self.rounds:
+            raise ValueError("recipes, rounds: name at least one of each")
+        if any(size < 1 for size in self.micro_batch):
+            raise ValueError(f"micro_batch={min(self.micro_batch)}: must be at least 1")
+        if self.json is not None and not os.access(self.json.parent, os.W_OK):
+            raise ValueError(f"json={self.json}: can't be written; choose a folder that is there")
         for recipe in self.recipes:
             if not isinstance(get_recipe(recipe), TrainConfig) and self.data is None:
                 raise ValueError(f"recipes={recipe}: is a reasoner's; give its puzzles with --data")

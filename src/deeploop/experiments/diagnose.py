@@ -52,8 +52,7 @@ class DiagnoseArgs:
     """Measures how a run's visits align: κ_R, what it asks of the exponent, and what a real step does."""
 
     runs: Positional[tuple[Path, ...]] = (SHIPPED,)
-    """Run folders; several of one family with different rounds are also fitted together, for γ. Unset: the
-    small model that comes with deeploop."""
+    """Run folders; those of one family that differ in rounds are also fitted together, for γ."""
     at: Literal["last", "init"] = "last"
     """The weights to look at: the last checkpoint's, or those of the start, drawn anew from the seed."""
     data: Path | None = None

@@ -52,8 +52,7 @@ class EvalArgs:
     limit: int | None = None
     """Only the first so many documents of each task; of a reasoner's puzzles so many, evenly spread."""
     data: Path | None = None
-    """Folder of <task>/<split>.jsonl with the eight tasks; unset: the data sets are downloaded. Of a reasoner
-    the folder of its puzzles; unset: where training found them."""
+    """Folder of <task>/<split>.jsonl (unset: download), or of a reasoner's puzzles (unset: as trained)."""
     rounds: tuple[int, ...] = ()
     """Rounds R to evaluate at; several make a picture. Unset: as trained."""
     recompute_alpha: bool = False
@@ -135,6 +134,7 @@ def refuse(options: EvalArgs | ReasonerOptions, names: tuple[str, ...], why: str
 
 def evaluate_run(args: EvalArgs, folder: Path) -> str:
     """Everything on this machine."""
+    scoreboard.check(results_folder(folder))
     with open_session(args, folder) as session:
         from deeploop.eval.harness import HarnessLM
 

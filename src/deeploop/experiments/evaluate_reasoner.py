@@ -69,6 +69,7 @@ def run(
 ) -> str:
     """Solves the puzzles, writes the result into the run folder, and returns what to print."""
     checkpoint = require_checkpoint(folder)
+    scoreboard.check(folder)
     puzzles = matching_puzzles(folder, data)
     if puzzles.kind != "arc":
         for name in ("views", "gallery"):

@@ -130,13 +130,14 @@ def task_card(task: TaskVotes) -> str:
 
 def question_row(question: Question, views: int) -> str:
     cell = cell_size(question.expected)  # votes have it too, unless they are larger
-    place = f"place {question.place:,}" if question.place else "no votes"
+    given = question.answers
+    place = f"place {question.place:,} of {given:,}" if question.place else f"not among the {given:,} given"
     asked = [
         figure(question.input, "input", [size(question.input)], LARGEST_CELL),
         figure(
             question.expected,
             "expected",
-            [size(question.expected), f"{place} of {question.answers:,} answers"],
+            [size(question.expected), place],
             cell,
             kind="asked",
         ),

@@ -28,7 +28,7 @@ CONFIG_KINDS = {
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
 STAMP_KINDS = {"ranks": int, "written": str, "command": list}
-METRIC_KINDS = dict.fromkeys(("loss", "floor", "seconds", "tokens_per_s", "mfu"), int | float | None)
+METRIC_KINDS = dict.fromkeys(("loss", "floor", "exact", "seconds", "tokens_per_s", "mfu"), int | float | None)
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,21 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The fields that tell these runs apart, seed aside, in the order of the config."""
-    told = [run.fields for run in runs if run.fields]
-    names = {name: None for fields in told for name in fields if name.startswith(DEFINING)}
-    return [name for name in names if len({json.dumps(fields.get(name)) for fields in told}) > 1]
+    """The fields that tell these runs apart, seed aside, in the order of the config.
+
+    A field that only language models or only reasoners have is compared among those.
+    """
+    told = [run for run in runs if run.fields]
+    owners: dict[str, set[Any]] = {}
+    for run in told:
+        for name in run.fields:
+            if name.startswith(DEFINING):
+                owners.setdefault(name, set()).add(run.stamp.get("task"))
+
+    def values(name: str) -> set[str]:
+        return {json.dumps(run.fields.get(name)) for run in told if run.stamp.get("task") in owners[name]}
+
+    return [name for name in owners if len(values(name)) > 1]
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:

@@ -1,6 +1,7 @@
 """Results of `deeploop eval`: eval.json in the run folder, the paper's table, the picture against rounds."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,13 @@ def deviations(settings: dict[str, Any], stamp: dict[str, Any]) -> list[str]:
         ),
     ]
     return [text for holds, text in checks if holds]
+
+
+def check(folder: Path) -> None:
+    """Raises where a result could not be kept: better before the work than after it."""
+    read(folder / "eval.json")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{folder}: can't be written, and the result goes there; copy the run")
 
 
 def add(folder: Path, record: dict[str, Any], identity: Sequence[str]) -> Path:

@@ -44,8 +44,7 @@ class GPTConfig:
     context: int = 1024
     """Longest sequence, in tokens."""
     block: ResidualKind = "sandwich"
-    """Residual equation: the DeepLoop sandwich, an unscaled pre-norm or post-norm, or pre-norm with its
-    branches times 1/(R sqrt K) (factored) or 1/N (averaged)."""
+    """DeepLoop's sandwich, prenorm, postnorm, or prenorm times 1/(R sqrt K) (factored) or 1/N (averaged)."""
     p: float = 0.5
     """Exponent of the sandwich's rule, alpha = (2N)^p and beta = (8N)^-p: 1/2 DeepLoop, 1/4 DeepNorm."""
     factored_gain: float = 1.0
@@ -55,8 +54,7 @@ class GPTConfig:
     scale_gate: bool = True
     """Draw SwiGLU's gate at beta too, as its up and down matrices are."""
     shrink_outputs: bool | None = None
-    """Divide the initial output projections by sqrt(blocks); unset: in pre-norm and post-norm, which no
-    beta or epsilon scales."""
+    """Divide the initial output projections by sqrt(blocks); unset: where neither beta nor epsilon scales."""
     final_norm: bool = True
     """Keep the RMSNorm after the last block."""
     unigram_bias: bool = False

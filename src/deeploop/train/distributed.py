@@ -47,11 +47,9 @@ class DeviceConfig:
     reshard: bool = False
     """Under fsdp: give a gathered block back after every visit: less memory, 2R times the gathers."""
     micro_batch: int = 0
-    """Sequences a rank computes at once, at most; 0 takes its whole share, or on a GPU as much as fits. The
-    rest is accumulated."""
+    """Sequences a rank computes at once, at most; 0: its whole share, or on a GPU as many as fit."""
     recompute: Literal["auto", "off", "round", "block"] = "auto"
-    """Activations to compute again in the backward pass: of all rounds but the last, or of all block visits.
-    auto: the first of off, round and block that fits a GPU's free memory."""
+    """Compute activations again in the backward pass, by round or by block; auto: if a GPU needs it."""
     deterministic: bool = False
     """Ask torch for deterministic kernels on the GPU (slower). On a CPU runs repeat bit for bit anyway."""
 

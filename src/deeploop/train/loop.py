@@ -32,6 +32,7 @@ from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.rundir import (
     changes_since,
     check_folder,
+    check_kind,
     create_run,
     lock_folder,
     provenance,
@@ -188,10 +189,11 @@ def open_run(config: AnyTrainConfig, world: World) -> Run:
     if has_run:
         checkpoint, state, damaged = last_good_checkpoint(config.out, world)
     if checkpoint is not None:
+        task.load_state(state, load_tensors(checkpoint))  # other data are named as such, before shapes differ
         load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=world)
-        task.load_state(state, load_tensors(checkpoint))
     elif config.init_from is not None:
         source = require_checkpoint(config.init_from)
+        check_kind(config, config.init_from, "init_from")
         read_state(source)
         load_weights(model, source)
     display = Display(
@@ -222,7 +224,9 @@ def _open_folder(
     if not state:
         create_run(config, task.stamp())
         return MetricsWriter(config.out, config.log, to_dict(config))
-    changes = {name: [old, new] for name, old, new in changes_since(config)}
+    # A run that has no step left keeps the settings it was trained with.
+    going_on = state["step"] < config.optim.steps
+    changes = {name: [old, new] for name, old, new in changes_since(config) if going_on}
     for name, (old, new) in changes.items():
         display.say(f"resuming with {name}={new} (was {old})")
     rewind_metrics(config.out, state["step"])

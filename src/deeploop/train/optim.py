@@ -23,8 +23,7 @@ class BaseOptimConfig:
     peak_lr: float = 1e-3
     """Learning rate at the end of warm-up."""
     warmup_steps: int = 2_000
-    """Steps of linear warm-up. The sandwich block collapses when the rate rises too fast: see
-    docs/training.md before shortening it."""
+    """Steps of linear warm-up. A sandwich collapses when the rate rises too fast: see docs/training.md."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Adam's two decay rates."""
     weight_decay: float = 0.1
@@ -65,8 +64,7 @@ class OptimConfig(BaseOptimConfig):
     eps: float = 1e-8
     """AdamW's epsilon."""
     branch_lr: float = 1.0
-    """Learning rate of the matrices drawn at beta (value, output, feed-forward), as a multiple of the
-    others'."""
+    """Learning rate of the matrices drawn at beta (value, output, feed-forward) over that of the others."""
     branch_release_steps: int = 0
     """Steps over which that multiple goes to 1, in a straight line; 0 keeps it."""
     wait_for_escape: bool = False
@@ -100,6 +98,8 @@ class ReasonerOptimConfig(BaseOptimConfig):
     """Puzzles worked on at a time, over all ranks and micro-batches."""
     peak_lr: float = 1e-4
     """Learning rate after warm-up."""
+    warmup_steps: int = 2_000
+    """Steps of linear warm-up."""
     weight_decay: float = 0.1
     """Decay of all parameters."""
     clip: float = 0.0

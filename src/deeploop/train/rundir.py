@@ -98,12 +98,18 @@ def check_folder(config: AnyTrainConfig) -> Path | None:
             f"out={config.out}: already holds a run at {checkpoint.name}; "
             "add --resume to continue it, or choose another --out"
         )
-    if not isinstance(config, found := type(load_any_config(config.out))):
-        raise ValueError(f"out={config.out}: holds a run of another kind ({found.__name__})")
+    check_kind(config, config.out, "out")
     for name, old, new in changes_since(config):
         if name.startswith("model."):
             raise ValueError(f"{name}={new}: the run in {config.out} was started with {name}={old}")
     return checkpoint
+
+
+def check_kind(config: AnyTrainConfig, run: Path, field: str) -> None:
+    """Raises where a folder holds a language model's run and this is a reasoner's, or the like."""
+    task = str(read_stamp(run).get("task"))
+    if not isinstance(config, KINDS.get(task, object)):
+        raise ValueError(f"{field}={run}: holds a run of another kind ({task}); name another folder")
 
 
 def changes_since(config: AnyTrainConfig) -> list[tuple[str, Any, Any]]:
