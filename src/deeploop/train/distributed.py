@@ -40,8 +40,7 @@ class DeviceConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the matrix products; weights and norms stay in fp32."""
     compile: Switch = "auto"
-    """Compile each block with torch.compile. auto: on a GPU those that the Triton kernels (bf16 only) do not
-    know; on and off are both without the kernels."""
+    """torch.compile for each block; auto: on a GPU the Triton kernels instead, where they know a block."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp), or shard each physical block by itself (fsdp)."""
     reshard: bool = False
