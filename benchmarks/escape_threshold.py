@@ -90,7 +90,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
     for p in sorted({row["p"] for row in rows}):
         mine = sorted((row["rounds"], row["S"]) for row in rows if row["p"] == p and row["S"])
         slope = exponent(*map(list, zip(*mine, strict=True)))
@@ -101,7 +101,11 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="rounds R", ylabel="sum of rates at similarity ½")
     axes.minorticks_off()
     axes.set_xticks(ticks := sorted({row["rounds"] for row in rows}), [str(R) for R in ticks])
-    axes.legend()
+    marks = [m * 10.0**e for e in range(-5, 0) for m in (1, 2, 3, 5, 7)]
+    low, high = axes.get_ylim()
+    marks = [mark for mark in marks if low < mark < high]
+    axes.set_yticks(marks, [f"{mark:.0e}" for mark in marks])
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.savefig(path, dpi=150)
 
 
