@@ -72,10 +72,10 @@ def _plain(logits: Tensor, targets: Tensor, bias: Tensor | None, *, grad: bool) 
     target = targets.clamp(min=0).unsqueeze(1)
     if bias is not None:
         logits += bias
-    top = logits.logsumexp(dim=-1, keepdim=True)
-    losses = (top - logits.gather(1, target)) * kept
+    logp = logits.log_softmax(dim=-1)
+    losses = -logp.gather(1, target) * kept
     if grad:  # softmax − onehot
-        logits.sub_(top).exp_().scatter_add_(1, target, logits.new_full(target.shape, -1.0)).mul_(kept)
+        torch.exp(logp, out=logits).scatter_add_(1, target, logp.new_full(target.shape, -1.0)).mul_(kept)
     return losses.squeeze(1)
 
 

@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
 from deeploop.nn.layers import RMSNorm
@@ -64,8 +63,9 @@ class ScaledResidual(nn.Module):
         self.outer = norm(width) if kind not in PRENORM else nn.Identity()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        skip = self.alpha * x
         f = self.branch(self.inner(x), *args, **kwargs)
-        y: Tensor = self.outer(torch.add(self.alpha * x, f, alpha=self.epsilon))  # αx + εf
+        y: Tensor = self.outer(skip + f if self.epsilon == 1 else skip + self.epsilon * f)
         return y
 
     def extra_repr(self) -> str:
