@@ -13,7 +13,8 @@ try:
 except ImportError as error:
     raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
 
-PROGRAMS = 2112  # rows of partial sums of the gains' gradients: 16 for each of an H200's multiprocessors
+PROGRAMS = 660  # rows of partial sums of the gains' gradients: 5 for each of an H200's multiprocessors
+TILE = 1024  # numbers of a backward program's tile: 8 a thread, one load of 16 bytes
 
 
 @triton.jit
@@ -54,58 +55,73 @@ def _rotary_forward(
 
 
 @triton.jit
+def _part_backward(
+    P, COS, SIN, G, DO, DV, DP, PG, T, n, eps, s_b, s_h, s_t, v_b, v_h, v_t, part: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """Queries (part 0) or keys (1), with one half of the values."""
+    program = tl.program_id(0)
+    i = tl.arange(0, HALF)[None, :]
+    pu = tl.zeros((TILE, HALF), tl.float32)
+    pv = tl.zeros((TILE, HALF), tl.float32)
+    if NORM:
+        gu = tl.load(G + i, mask=i < D // 2, other=0.0).to(tl.float32)
+        gv = tl.load(G + D // 2 + i, mask=i < D // 2, other=0.0).to(tl.float32)
+    for j in range(TILES):
+        # A tile is TILE heads, of one row after another: no lane is idle, whatever their number.
+        head = (program + j * tl.num_programs(0)) * TILE + tl.arange(0, TILE)[:, None]
+        row = (head // H).to(tl.int64)
+        h = head % H
+        t = row % T
+        live = (row < n) & (i < D // 2)
+        cos = tl.load(COS + t * (D // 2) + i, mask=live, other=0.0)
+        sin = tl.load(SIN + t * (D // 2) + i, mask=live, other=0.0)
+        at = DO + (row // T) * s_b + h * s_h + t * s_t + i
+        du = tl.load(at, mask=live, other=0.0).to(tl.float32)
+        dv = tl.load(at + D // 2, mask=live, other=0.0).to(tl.float32)
+        # The values' gradient only moves into its place of the packed one.
+        half = (row // T) * v_b + h * v_h + t * v_t + i + part * (D // 2)
+        values = tl.load(DV + half, mask=live, other=0.0)
+        to = row * 3 * H * D + h * D + i
+        if NORM:
+            u, v, r = _turn(P, to + part * H * D, live, cos, sin, eps, D, NORM)
+            pu += du * u
+            pv += dv * v
+            du *= gu
+            dv *= gv
+            mean = tl.sum(du * u + dv * v, 1)[:, None] / D
+            du = r * (du - u * mean)
+            dv = r * (dv - v * mean)
+        out = DP + to + part * H * D
+        tl.store(out, (du * cos + dv * sin).to(DP.dtype.element_ty), mask=live)
+        tl.store(out + D // 2, (dv * cos - du * sin).to(DP.dtype.element_ty), mask=live)
+        packed = DP + to + 2 * H * D + part * (D // 2)
+        tl.store(packed, values.to(DP.dtype.element_ty), mask=live)
+    if NORM:
+        half_head = tl.arange(0, HALF)
+        sums = PG + program * 2 * D + part * D + half_head
+        tl.store(sums, tl.sum(pu, 0), mask=half_head < D // 2)
+        tl.store(sums + D // 2, tl.sum(pv, 0), mask=half_head < D // 2)
+
+
+@triton.jit
 def _rotary_backward(
     P, COS, SIN, GQ, GK, DQ, DK, DV, DP, PG, T, n, eps,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
-    ROWS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, HALF: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    h = tl.arange(0, HP)[:, None]
-    i = tl.arange(0, HALF)[None, :]
-    inside = (h < H) & (i < D // 2)
-    for part in tl.static_range(2):
-        G = GQ if part == 0 else GK
-        DO = DQ if part == 0 else DK
-        s_b = q_b if part == 0 else k_b
-        s_h = q_h if part == 0 else k_h
-        s_t = q_t if part == 0 else k_t
-        pu = tl.zeros((HP, HALF), tl.float32)
-        pv = tl.zeros((HP, HALF), tl.float32)
-        if NORM:
-            gu = tl.load(G + i, mask=i < D // 2, other=0.0).to(tl.float32)
-            gv = tl.load(G + D // 2 + i, mask=i < D // 2, other=0.0).to(tl.float32)
-        for j in range(ROWS):
-            row = (program + j * tl.num_programs(0)).to(tl.int64)
-            live = inside & (row < n)
-            t = row % T
-            angle = (i < D // 2) & (row < n)
-            cos = tl.load(COS + t * (D // 2) + i, mask=angle, other=0.0)
-            sin = tl.load(SIN + t * (D // 2) + i, mask=angle, other=0.0)
-            at = DO + (row // T) * s_b + h * s_h + t * s_t + i
-            du = tl.load(at, mask=live, other=0.0).to(tl.float32)
-            dv = tl.load(at + D // 2, mask=live, other=0.0).to(tl.float32)
-            to = row * 3 * H * D + part * H * D + h * D + i
-            if NORM:
-                u, v, r = _turn(P, to, live, cos, sin, eps, D, NORM)
-                pu += du * u
-                pv += dv * v
-                du *= gu
-                dv *= gv
-                mean = tl.sum(du * u + dv * v, 1)[:, None] / D
-                du = r * (du - u * mean)
-                dv = r * (dv - v * mean)
-            tl.store(DP + to, (du * cos + dv * sin).to(DP.dtype.element_ty), mask=live)
-            tl.store(DP + to + D // 2, (dv * cos - du * sin).to(DP.dtype.element_ty), mask=live)
-            # The values' gradient only moves into its place of the packed one: half with q, half with k.
-            values = DV + (row // T) * v_b + h * v_h + t * v_t + i + part * (D // 2)
-            packed = DP + row * 3 * H * D + 2 * H * D + h * D + i + part * (D // 2)
-            tl.store(packed, tl.load(values, mask=live, other=0.0).to(DP.dtype.element_ty), mask=live)
-        if NORM:
-            half = tl.arange(0, HALF)
-            sums = PG + program * 2 * D + part * D + half
-            tl.store(sums, tl.sum(pu, 0), mask=half < D // 2)
-            tl.store(sums + D // 2, tl.sum(pv, 0), mask=half < D // 2)
+    if tl.program_id(1) == 0:
+        _part_backward(
+            P, COS, SIN, GQ, DQ, DV, DP, PG, T, n, eps, q_b, q_h, q_t, v_b, v_h, v_t, 0,
+            TILES, TILE, H, D, HALF, NORM,
+        )  # fmt: skip
+    else:
+        _part_backward(
+            P, COS, SIN, GK, DK, DV, DP, PG, T, n, eps, k_b, k_h, k_t, v_b, v_h, v_t, 1,
+            TILES, TILE, H, D, HALF, NORM,
+        )  # fmt: skip
 
 
 class _Rotary(torch.autograd.Function):
@@ -123,11 +139,11 @@ class _Rotary(torch.autograd.Function):
         sizes = {
             "H": heads,
             "D": D,
-            "HP": triton.next_power_of_2(heads),
             "HALF": triton.next_power_of_2(D // 2),
             "NORM": q_gain is not None,
         }
-        _rotary_forward[(B * T,)](packed, cos, sin, q_gain, k_gain, q, k, T, eps, **sizes)
+        padded = triton.next_power_of_2(heads)
+        _rotary_forward[(B * T,)](packed, cos, sin, q_gain, k_gain, q, k, T, eps, HP=padded, **sizes)
         v = packed.view(B, T, 3, heads, D)[:, :, 2]
         ctx.save_for_backward(packed, cos, sin, q_gain, k_gain)
         ctx.sizes, ctx.eps = sizes, eps
@@ -141,12 +157,14 @@ class _Rotary(torch.autograd.Function):
         dq, dk, dv = (d if d.stride(-1) == 1 else d.contiguous() for d in (dq, dk, dv))
         strides = [s for d in (dq, dk, dv) for s in d.stride()[:3]]
         n, D = B * T, ctx.sizes["D"]
-        programs = min(n, PROGRAMS)
+        tile = max(1, TILE // ctx.sizes["HALF"])
+        tiles = triton.cdiv(n * ctx.sizes["H"], tile)
+        programs = min(tiles, PROGRAMS)
         out = torch.empty_like(packed)
         partial = torch.empty(programs, 2, D, dtype=torch.float32, device=packed.device)
-        _rotary_backward[(programs,)](
+        _rotary_backward[(programs, 2)](
             packed, cos, sin, q_gain, k_gain, dq, dk, dv, out, partial, T, n, ctx.eps, *strides,
-            ROWS=triton.cdiv(n, programs), **ctx.sizes,
+            TILES=triton.cdiv(tiles, programs), TILE=tile, **ctx.sizes,
         )  # fmt: skip
         if q_gain is None:
             return out, None, None, None, None, None, None
