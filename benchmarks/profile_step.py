@@ -8,6 +8,7 @@ With --reference the step of benchmarks/reference_gpt.py is taken apart beside i
 import argparse
 import re
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from deeploop.train.distributed import open_world
 from deeploop.train.loop import open_run, train_step
 from deeploop.train.progress import StopRequest
 
+STEPS = 5
 REFERENCE = Path(__file__).with_name("reference_gpt.py")
 KINDS = (  # the first that matches; names are those of CUDA kernels
     ("attention", r"flash|sdpa|fmha|cudnn"),
@@ -43,22 +45,32 @@ def kind_of(kernel: str) -> str:
 def take_apart(name: str, step: Callable[[], object], longest: int) -> None:
     for _ in range(4):  # compiled, planned and warm
         step()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(STEPS):
         step()
+    torch.cuda.synchronize()
+    wall = (time.perf_counter() - began) / STEPS
+    # Steps in a row and the device alone: a lone step runs at higher clocks than training does.
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(STEPS):
+            step()
         torch.cuda.synchronize()
-    events = [e for e in trace.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
-    events = [e for e in events if e.self_device_time_total > 0 and "Optimizer.step" not in e.key]
-    total = sum(e.self_device_time_total for e in events)
+    kernels = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [e for e in kernels if "Optimizer.step" not in e.name]
     kinds: Counter[str] = Counter()
-    for event in events:
-        kinds[kind_of(event.key)] += event.self_device_time_total
-    print(f"\n{name}: {total / 1e3:.1f} ms of kernels")
-    rows = [(kind, f"{us / 1e3:.1f}", f"{us / total:.1%}") for kind, us in kinds.most_common()]
+    names: Counter[str] = Counter()
+    for kernel in kernels:
+        kinds[kind_of(kernel.name)] += kernel.device_time
+        names[kernel.name] += kernel.device_time
+    total = sum(kinds.values())
+    times = Counter(kernel.name for kernel in kernels)
+    print(f"\n{name}: a step takes {wall * 1e3:.1f} ms, of which {total / STEPS / 1e3:.1f} ms in kernels")
+    rows = [(kind, f"{us / STEPS / 1e3:.1f}", f"{us / total:.1%}") for kind, us in kinds.most_common()]
     print(text_table(("kind", "ms", "share"), rows))
-    events.sort(key=lambda e: -e.self_device_time_total)
     rows = [
-        (e.key[:70], str(e.count), f"{e.self_device_time_total / 1e3:.2f}", kind_of(e.key))
-        for e in events[:longest]
+        (key[:70], str(times[key] // STEPS), f"{us / STEPS / 1e3:.2f}", kind_of(key))
+        for key, us in names.most_common(longest)
     ]
     print(text_table(("kernel", "times", "ms", "kind"), rows))
 

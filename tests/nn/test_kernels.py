@@ -116,14 +116,14 @@ def test_rotary(kernels, heads, size, normed):
 @pytest.mark.parametrize("hidden", [64, 1030])
 def test_swiglu_down(kernels, hidden):
     sides, down = draws((5, 2 * hidden), (16, hidden))
-    y = kernels.swiglu_down(sides, kernels.pack(down, dtype=torch.float32), down)
+    y = kernels.swiglu_down(sides, kernels.pack([down], dtype=torch.float32)[0], down)
     silu = lambda sides: F.silu(sides[:, :hidden]) * sides[:, hidden:]  # noqa: E731
     assert_agree([y], [sides, down], lambda sides, down: [silu(sides) @ down.T], 1e-4)
 
 
 def test_packed_linear(kernels):
     x, a, b = draws((6, 16), (8, 16), (24, 16))
-    y = kernels.packed_linear(x, kernels.pack(a, b, dtype=torch.float32), a, b)
+    y = kernels.packed_linear(x, kernels.pack([a, b], dtype=torch.float32)[0], a, b)
     assert_agree([y], [x, a, b], lambda x, a, b: [x @ torch.cat([a, b]).T], 1e-4)
 
 

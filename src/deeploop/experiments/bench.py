@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -223,7 +222,6 @@ def reference_step(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        loss.item()
 
     def close() -> None:
         model.to("meta")  # compiled code still holds the model
@@ -243,20 +241,25 @@ def reference_model(file: Path, config: GPTConfig) -> nn.Module:
 
 
 def time_steps(step: Callable[[], object], device: torch.device, steps: int) -> Timing:
-    """The median step; each one ends in a read-out of the loss, so nothing is still under way."""
+    """Steps in a row, as in a run: the host prepares one while the device still works on the last."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    seconds = []
-    for _ in range(WARM_UP + steps):
-        began = time.perf_counter()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
+    first = _seconds(step, 1, device)
+    _seconds(step, WARM_UP - 1, device)
+    seconds = _seconds(step, steps, device) / steps
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return Timing(median(seconds[WARM_UP:]), seconds[0], peak)
+    return Timing(seconds, first, peak)
+
+
+def _seconds(step: Callable[[], object], steps: int, device: torch.device) -> float:
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
 
 
 def matmul_ceiling(device: torch.device) -> float:

@@ -1,6 +1,7 @@
 """Cells as processes of this machine: one a cell, several at a time, on the devices at hand."""
 
 import fcntl
+import math
 import os
 import shlex
 import signal
@@ -49,15 +50,20 @@ class Local:
     keep_weights: bool
     watch: Callable[[set[str]], None]
     """Called every moment with the names of the cells that run."""
+    minutes: float | None = None
+    """After these no cell is started any more."""
     failed: dict[str, str] = field(default_factory=dict)
     _begun_at: dict[str, tuple[object, int]] = field(default_factory=dict)
 
     def run(self, stop: StopRequest) -> None:
         """Until every cell is finished or has failed, or someone asks to stop; what runs then saves first."""
+        end = math.inf if self.minutes is None else time.monotonic() + 60 * self.minutes
         waiting = [cell for cell in self.sweep.cells if self._left(cell)]
         working: dict[int, tuple[Cell, Work]] = {}
         try:
             while (waiting or working) and not stop.requested:
+                if time.monotonic() > end:
+                    waiting.clear()
                 for number in range(len(self.slots)):
                     while number not in working and waiting:
                         cell = waiting.pop(0)

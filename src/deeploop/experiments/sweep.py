@@ -42,6 +42,8 @@ class SweepArgs:
     """Cells at a time on each device (or group of --gpus devices)."""
     gpus: int = 1
     """GPUs of each cell; more than one are joined by torchrun."""
+    minutes: float | None = None
+    """Start no cell after this many minutes; those that run are finished. The same command goes on later."""
     keep_weights: bool = True
     """Keep the checkpoints of finished cells; without, their metrics alone stay."""
     tasks: Path | None = None
@@ -60,6 +62,8 @@ class SweepArgs:
         for name in ("jobs", "gpus"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes={self.minutes}: must be above 0")
         if not 0 < self.utilization <= 1:
             raise ValueError(f"utilization={self.utilization}: must be above 0 and at most 1")
 
@@ -126,7 +130,7 @@ def check_data(folder: SweepFolder) -> None:
 def run_here(folder: SweepFolder, args: SweepArgs) -> int:
     slots = local_slots(args.gpus, args.jobs)
     shown = board.Board(folder, len(slots))
-    launcher = Local(folder, slots, args.keep_weights, shown.show)
+    launcher = Local(folder, slots, args.keep_weights, shown.show, args.minutes)
     with StopRequest() as stop:
         launcher.run(stop)
     print(report(folder) if not shown.live else closing(folder), flush=True)
@@ -135,6 +139,9 @@ def run_here(folder: SweepFolder, args: SweepArgs) -> int:
     if stop.requested:
         print(f"stopped; go on with the same command: {_command()}", file=sys.stderr)
         return 130
+    if left := [cell.name for cell in folder.cells if folder.next_command(cell)]:
+        hint = "" if launcher.failed else f"; go on with the same command: {_command()}"
+        print(f"{len(left)} of {len(folder.cells)} cells are not finished{hint}", file=sys.stderr)
     return 1 if launcher.failed else 0
 
 

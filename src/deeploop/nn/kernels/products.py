@@ -1,6 +1,7 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 """Products of one input with several matrices at once."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ def weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     return (dy.T @ x).to(dtype)
 
 
-def pack(*weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """The matrices one below the other, in another dtype; no part of any graph."""
-    packed = torch.empty(sum(map(len, weights)), weights[0].shape[1], dtype=dtype, device=weights[0].device)
+def pack(*groups: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The matrices of each group one below the other, in another dtype; no part of any graph."""
+    packed = [torch.empty(sum(map(len, g)), g[0].shape[1], dtype=dtype, device=g[0].device) for g in groups]
+    places = [place for to, g in zip(packed, groups, strict=True) for place in to.split([len(w) for w in g])]
     with torch.no_grad():
-        torch._foreach_copy_(list(packed.split([len(w) for w in weights])), list(weights))
+        torch._foreach_copy_(places, [w for g in groups for w in g])  # one call: the device waits for it
     return packed
 
 

@@ -46,7 +46,7 @@ def run(
     `again`: the activations of every round but the last are computed again in the backward pass.
     """
     with torch.autocast(x.device.type, enabled=False):
-        packs = [_pack(*block, narrow) for block in blocks]
+        packs = _packs(blocks, narrow)
         x, h = _enter(blocks[0][0].inner, x, narrow)
         for index in range(rounds):
             last = index == rounds - 1
@@ -66,15 +66,15 @@ def _round(
     return x, h
 
 
-def _pack(first: ScaledResidual, second: ScaledResidual, narrow: torch.dtype) -> Packed:
-    a: Any = first.branch
-    m: Any = second.branch
-    return Packed(
-        pack(a.q.weight, a.k.weight, a.v.weight, dtype=narrow),
-        pack(a.o.weight, dtype=narrow),
-        pack(m.gate.weight, m.up.weight, dtype=narrow),
-        pack(m.down.weight, dtype=narrow),
-    )
+def _packs(blocks: Sequence[Sublayers], narrow: torch.dtype) -> list[Packed]:
+    groups: list[tuple[Tensor, ...]] = []
+    for first, second in blocks:
+        a: Any = first.branch
+        m: Any = second.branch
+        groups += [(a.q.weight, a.k.weight, a.v.weight), (a.o.weight,)]
+        groups += [(m.gate.weight, m.up.weight), (m.down.weight,)]
+    packed = iter(pack(*groups, dtype=narrow))
+    return [Packed(*four) for four in zip(packed, packed, packed, packed, strict=True)]
 
 
 def _enter(inner: nn.Module, x: Tensor, narrow: torch.dtype) -> tuple[Tensor, Tensor]:
