@@ -64,6 +64,11 @@ def install_rounds(model: nn.Module) -> bool:
     return True
 
 
+def has_rounds(model: nn.Module) -> bool:
+    """Whether its loop was given to the kernels."""
+    return "run_rounds" in vars(model)
+
+
 def _sublayers(block: nn.Module) -> list[ScaledResidual]:
     return [child for child in block.children() if isinstance(child, ScaledResidual)]
 

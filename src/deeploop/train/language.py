@@ -83,6 +83,7 @@ class LanguageTask:
         self.diagnose_every = config.diagnose.every
         self.stops_when_collapsed = config.guard.stop
         self.skips_non_finite = config.optim.non_finite == "skip"
+        self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
         self.held = 0
         self._similarity = 0.0
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from deeploop.nn import fused
 from deeploop.train.checkpoint import (
     last_checkpoint,
     last_good_checkpoint,
@@ -29,6 +30,7 @@ from deeploop.train.non_finite import first_non_finite
 from deeploop.train.optim import guarded_step, learning_rate, set_learning_rate
 from deeploop.train.progress import Clock, Display, StopRequest, peak_flops
 from deeploop.train.puzzle import PuzzleTask
+from deeploop.train.replay import Replay
 from deeploop.train.rundir import (
     changes_since,
     check_folder,
@@ -66,6 +68,15 @@ class Run:
     looked_at: int = 0
     """The last step after which what was due of validation and diagnosis has been done."""
     last_validation: dict[str, Any] = field(default_factory=dict)
+    replay: Replay | None = None
+
+    def gradients(self, batch: Any) -> Tensor:
+        """The loss of a micro-batch, whose gradients are added to the parameters'."""
+        with arithmetic(self.config.device, self.world.device):
+            loss = self.task.loss(self.model, batch)
+        # DDP and FSDP average gradients over ranks; the loss is a share of the global sum.
+        (loss * self.world.size).backward()
+        return loss.detach()
 
     def log(self, kind: str, values: dict[str, Any]) -> None:
         if self.writer is not None:
@@ -139,13 +150,11 @@ def train_step(run: Run, stop: StopRequest) -> tuple[float, float, bool]:
     model.train()
     batches = run.task.micro_batches()
     total = torch.zeros((), device=world.device)
+    if run.replay is not None:
+        run.replay.begin_step()
     for index, batch in enumerate(batches):
         with gradient_sync(model, index == len(batches) - 1):
-            with arithmetic(config.device, world.device):
-                loss = run.task.loss(model, batch)
-            # DDP and FSDP average gradients over ranks; the loss is a share of the global sum.
-            (loss * world.size).backward()
-        total += loss.detach()
+            total += (run.replay or run.gradients)(batch)
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 keeps it sharded
     # One meeting of the ranks and one wait for the device a step: the loss, and who was asked to stop.
@@ -204,6 +213,8 @@ def open_run(config: AnyTrainConfig, world: World) -> Run:
     if world.device.type == "cuda":
         display.say(f"micro-batch {task.fit.micro_batch}, recompute {task.fit.recompute}")
     run = Run(config, world, task, model, optimizer, display, step=state.get("step", 0))
+    if task.can_be_recorded and world.size == 1 and fused.has_rounds(model):
+        run.replay = Replay(run.gradients, model, display.say)
     if world.is_main:
         run.lock = lock or lock_folder(config.out)
         if not has_run and last_checkpoint(config.out) is not None:

@@ -55,6 +55,7 @@ class PuzzleTask:
 
     diagnose_every = 0
     stops_when_collapsed = False
+    can_be_recorded = False  # which puzzles go on depends on what the model says
     skips_non_finite = False  # what is not finite may already be in the carried states
     model: Reasoner
     optimizer: AdamATan2

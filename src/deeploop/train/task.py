@@ -22,6 +22,9 @@ class Task(Protocol):
     skips_non_finite: bool
     """Whether a step whose loss or gradient is not finite is left out; else it ends the run."""
 
+    can_be_recorded: bool
+    """Whether `loss` is the same work for every batch, and nothing in it waits for the device."""
+
     def build(self) -> nn.Module:
         """The model with freshly drawn weights."""
 
