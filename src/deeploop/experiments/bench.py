@@ -187,6 +187,7 @@ def time_training(config: AnyTrainConfig, world: World, steps: int) -> tuple[Tim
         for thing in (opened.display, opened.writer, opened.lock):
             if thing is not None:
                 thing.close()
+        opened.replay = None  # a graph has memory of its own
         opened.model.to("meta")  # gives the memory back although compiled code still holds the model
         opened.optimizer.state.clear()
 
