@@ -4,8 +4,10 @@ import ast
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import torch
 
 import deeploop
 from deeploop.cli import main
+from deeploop.data import prepare_puzzles
 from deeploop.train import loop
 from deeploop.train.checkpoint import list_checkpoints
 from deeploop.train.distributed import World
@@ -201,6 +204,25 @@ def test_ctrl_c_outside_training_is_quiet(monkeypatch, capsys):
     monkeypatch.setitem(deeploop.cli.COMMANDS, "plan", interrupt)
     assert main(["plan"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_prepare_that_is_told_to_stop_closes_its_pool(monkeypatch):
+    """Workers of one that just ends would wait for it for ever."""
+    previous, closed = signal.getsignal(signal.SIGTERM), []
+
+    def stopped(args):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(prepare_puzzles, "run", stopped)
+    with pytest.raises(SystemExit) as leaving:
+        main(["prepare", "sudoku"])
+    assert leaving.value.code == 128 + signal.SIGTERM
+    assert closed
+    assert signal.getsignal(signal.SIGTERM) == previous
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["train"], ["train", "--help"], ["prepare"]])

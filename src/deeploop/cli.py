@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -105,7 +106,13 @@ def _prepare(arguments: list[str]) -> int:
     choice, rest = _choose("source", arguments, {name: _summary(kind) for name, (kind, _) in sources.items()})
     if choice is not None:
         kind, run = sources[choice]
-        print(run(_parse(kind, rest, prog=f"deeploop prepare {choice}")))
+        args = _parse(kind, rest, prog=f"deeploop prepare {choice}")
+        # Ended at once, as is the default, it would leave its worker processes waiting for ever.
+        previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            print(run(args))
+        finally:
+            signal.signal(signal.SIGTERM, previous)
     return 0
 
 

@@ -86,7 +86,7 @@ def test_constants_are_shared_by_all_sublayers():
 def test_a_models_kappa_lies_between_0_and_R(block, rounds):
     torch.manual_seed(rounds)
     shape = {"blocks": 2, "width": 16, "heads": 2, "hidden": 24, "vocabulary": 30, "context": 8}
-    net = LoopedGPT(GPTConfig(**shape, rounds=rounds, block=block, p=0.25))
+    net = LoopedGPT(GPTConfig(**shape, rounds=rounds, block=block))
     tokens, targets = torch.randint(0, 30, (2, 2, 8))
     found = measure(
         residual_sublayers(net),

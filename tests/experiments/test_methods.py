@@ -16,12 +16,21 @@ def test_every_rule_has_a_row(tmp_path):
         "DeepLoop p=0.5": {},
         "DeepLoop p=0.5 + unigram bias": {"model": {"unigram_bias": True}},
         "DeepLoop p=0.5 + branch rate ×0.1": {"branch_lr": 0.1},
+        "DeepLoop p=0.5 + branch rate ×0.1 to ×1 in 600 steps": {
+            "branch_lr": 0.1,
+            "branch_release_steps": 600,
+        },
         "DeepLoop p=0.5 + unigram bias + wait": {"model": {"unigram_bias": True}, "wait_for_escape": True},
     }
     for index, (name, fields) in enumerate(cases.items()):
         assert method(read_run(write_run(tmp_path / str(index), **fields))) == name
     (setup,) = setups(find_runs([tmp_path]))
     assert set(setup.rows) == set(cases)
+
+
+def test_a_release_of_no_branch_rate_is_no_cure(tmp_path):
+    run = read_run(write_run(tmp_path / "run", branch_lr=1.0, branch_release_steps=600))
+    assert method(run) == "DeepLoop p=0.5"
 
 
 def test_a_p_sweep_with_the_bias_is_not_mixed_with_one_without(tmp_path):

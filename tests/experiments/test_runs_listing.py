@@ -157,6 +157,17 @@ def test_narrow_terminals(tmp_path, width):
     assert ("not shown: written" in lines[-1]) == (len(lines) > len(table)) == (width < 120)
 
 
+def test_the_verdict_outlasts_settings_and_whole_names(tmp_path):
+    for rounds in (1, 7):
+        write_run(tmp_path / f"a-rather-long-name-of-a-run-folder-{rounds}", rounds=rounds, peak_lr=rounds)
+    headers = {width: run(RunsArgs((tmp_path,)), width).splitlines()[0].split() for width in (80, 60, 36)}
+    assert headers == {
+        80: ["run", "rounds", "peak_lr", "step", "loss", "verdict"],
+        60: ["run", "step", "loss", "verdict"],
+        36: ["run", "step", "loss"],
+    }
+
+
 def test_gpu_hours_count_ranks(tmp_path):
     folder = write_run(tmp_path / "run", stamp={"ranks": 8, "device": "NVIDIA H200"})
     assert read_run(folder).gpu_hours == pytest.approx(8 * 36 / 3600)

@@ -79,6 +79,13 @@ def test_width_mup_multiplier():
         ),
         ({"p": 0.0}, "model.p=0.0: must be positive and finite"),
         ({"p": float("inf")}, "model.p=inf: must be positive and finite"),
+        *(
+            (
+                {"block": block, "p": 0.75},
+                f"model.p=0.75: must be 0.5 with model.block={block}; only the sandwich has a rule",
+            )
+            for block in ("prenorm", "postnorm", "factored", "averaged")
+        ),
         (
             {"block": "prenorm", "inner_norm": False},
             "model.inner_norm=False: must be True with model.block=prenorm",

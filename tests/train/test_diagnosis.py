@@ -46,15 +46,23 @@ def test_the_run_does_not_notice_it(runs):
         assert all((mine[key] == bare[key]).all() for key in bare), file
 
 
-def test_update_to_weight_is_that_of_the_last_step(make_config, tmp_path):
+@pytest.mark.parametrize(
+    ("more", "roles"),
+    [
+        ({}, ("gate", "up", "down")),
+        # The gate then learns at another rate than the rest of its sublayer, which alone is looked at.
+        ({"model": {"scale_gate": False}, "optim": {"branch_lr": 0.1}}, ("up", "down")),
+    ],
+)
+def test_update_to_weight_is_that_of_the_last_step(make_config, tmp_path, more, roles):
     """Two runs that differ by one step: their weights differ by what the record says."""
-    shared = {"optim": {"steps": 2}, "checkpoint": {"every": 1}}
+    shared = more | {"optim": {"steps": 2} | more.get("optim", {}), "checkpoint": {"every": 1}}
     train(make_config(tmp_path / "run", diagnose={"every": 2, "iterations": 1}, **shared))
     old, new = (
         load_file(tmp_path / "run" / "checkpoints" / f"step-0000000{step}" / "model.safetensors")
         for step in (1, 2)
     )
-    names = [f"blocks.1.mlp.branch.{role}.weight" for role in ("gate", "up", "down")]
+    names = [f"blocks.1.mlp.branch.{role}.weight" for role in roles]
     moved = sum((new[name] - old[name]).square().sum() for name in names).sqrt()
     size = sum(old[name].square().sum() for name in names).sqrt()
     effect = read_metrics(tmp_path / "run", "diagnose")[-1]["step_effect"]

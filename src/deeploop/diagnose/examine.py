@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deeploop.diagnose.alignment import Alignment, adam_updates, constants, kappa, kappas, summarise
 from deeploop.diagnose.collapse import token_similarity
@@ -30,9 +30,14 @@ class Effort:
     samples: int = 4
 
 
-def pick_sublayers(model: nn.Module, names: Sequence[str] = ()) -> list[Sublayer]:
+def scaled_sublayers(model: LoopedGPT) -> list[Sublayer]:
+    """All residual sublayers; without the gate where it is not drawn at β."""
+    return residual_sublayers(model, model.config.init_rule.branch)
+
+
+def pick_sublayers(model: LoopedGPT, names: Sequence[str] = ()) -> list[Sublayer]:
     """The sublayers of those names; without names both of the first and of the last block."""
-    found = {sublayer.name: sublayer for sublayer in residual_sublayers(model)}
+    found = {sublayer.name: sublayer for sublayer in scaled_sublayers(model)}
     if not names:
         names = [*dict.fromkeys([*found][:2] + [*found][-2:])]
     unknown = [name for name in names if name not in found]
@@ -96,7 +101,7 @@ def examine(
     }
     if state is not None:
         progress("step")
-        effect = step_effect(residual_sublayers(model), output, state)
+        effect = step_effect(scaled_sublayers(model), output, state)
         record["step_effect"] = asdict(effect) | bounds(model, alignments, state.lr, effect.output_norm)
     model.train(was_training)
     return record

@@ -5,7 +5,7 @@ alias of the parameters (the same memory, another leaf), so a single backward pa
 round r and sublayer j, with later states free to move; their sum over r is the gradient of the parameter.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -42,12 +42,12 @@ class Sublayer:
         return tuple(self.module.get_parameter(name) for name in self.parameters)
 
 
-def residual_sublayers(model: nn.Module) -> list[Sublayer]:
-    """The residual sublayers j of a model of this package, each with the matrices that β scales."""
+def residual_sublayers(model: nn.Module, branch: Collection[str] = BRANCH) -> list[Sublayer]:
+    """The residual sublayers j of a model of this package, each with the matrices that β scales, by role."""
     found = []
     for name, module in model.named_modules():
         if isinstance(module, ScaledResidual):
-            scaled = [key for key, _ in module.named_parameters() if key.split(".")[-2] in BRANCH]
+            scaled = [key for key, _ in module.named_parameters() if key.split(".")[-2] in branch]
             found.append(Sublayer(name, module, tuple(scaled)))
     if not found:
         raise ValueError("the model has no residual sublayers of deeploop.nn; name its blocks yourself")

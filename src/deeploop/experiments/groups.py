@@ -173,10 +173,11 @@ def method(run: Run) -> str:
 
 def cure(run: Run) -> str:
     """What was done against the unigram collapse; nothing in the paper's recipe."""
-    rate = run.fields.get("optim.branch_lr", 1)
+    rate, steps = run.fields.get("optim.branch_lr", 1), run.fields.get("optim.branch_release_steps", 0)
+    release = f" to ×1 in {steps:,} steps" if steps else ""
     taken = {
         "unigram bias": run.fields.get("model.unigram_bias"),
-        f"branch rate ×{rate:g}": rate != 1,
+        f"branch rate ×{rate:g}{release}": rate != 1,
         "wait": run.fields.get("optim.wait_for_escape"),
     }
     return "".join(f" + {name}" for name, used in taken.items() if used)

@@ -15,8 +15,9 @@ from deeploop.experiments.endings import outcome
 from deeploop.experiments.page import MISSING, text_table
 from deeploop.experiments.runs import Run, differing, find_runs
 
-# What a narrow terminal does without, the first first; the settings that differ go after these.
-EXPENDABLE = ("written", "floor", "tokens/s", "GPU-h", "seed", "verdict", "state")
+# What a narrow terminal does without, the first first. After these go the settings that differ, then long
+# names are cut; the verdict goes last.
+EXPENDABLE = ("written", "floor", "tokens/s", "GPU-h", "seed", "state")
 NARROW_NAME = 24
 
 
@@ -75,14 +76,15 @@ def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> st
     """All columns that fit; what was left out is named below."""
     columns = all_columns(runs, settings)
     dropped: list[str] = []
-    expendable = [*EXPENDABLE, *(short(name, settings) for name in reversed(settings))]
-    while width is not None and total_width(columns) > width and expendable:
-        if expendable[0] in columns:
-            dropped.append(expendable[0])
-            del columns[expendable[0]]
-        del expendable[0]
-    if width is not None and total_width(columns) > width:
-        columns["run"] = [clip(name, NARROW_NAME) for name in columns["run"]]
+    told_apart = [short(name, settings) for name in reversed(settings)]
+    for heading in (*EXPENDABLE, *told_apart, "run", "verdict"):
+        if width is None or total_width(columns) <= width:
+            break
+        if heading == "run":
+            columns["run"] = [clip(name, NARROW_NAME) for name in columns["run"]]
+        else:
+            dropped.append(heading)
+            del columns[heading]
     text = text_table([*columns], list(zip(*columns.values(), strict=True)))
     if dropped:
         text += f"\nnot shown: {', '.join(dropped)} (a wider terminal, or --json)"

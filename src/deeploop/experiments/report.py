@@ -6,7 +6,7 @@ OUT/tables/*.csv    every table, cell for cell
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +20,7 @@ from deeploop.experiments import report_figures as figures
 from deeploop.experiments import report_ledger as ledger
 from deeploop.experiments import report_tables as tables
 from deeploop.experiments.groups import Histories, Setup, setups
+from deeploop.experiments.report_boards import boards_table
 from deeploop.experiments.report_tables import Table
 from deeploop.experiments.runs import Run, find_runs
 
@@ -80,12 +81,16 @@ def count_states(runs: Iterable[Run]) -> dict[str, int]:
 def make_sections(runs: Sequence[Run]) -> list[Section]:
     histories, groups = Histories(), setups(runs)
     sections = [
-        Section("Summary", [summary(runs, groups), ledger.setups_table(groups)]),
-        Section("What differs from the paper", [ledger.differences_table(groups), *evaluation_notes(runs)]),
+        Section("Summary", [summary(runs, groups), *of_setups(ledger.setups_table, groups)]),
+        Section(
+            "What differs from the paper",
+            [*of_setups(ledger.differences_table, groups), *evaluation_notes(runs)],
+        ),
         loss_section(groups, histories),
         p_sweep_section(groups),
         accuracy_section(groups),
         Section("Reasoners on ARC-AGI-1 (Table 3)", [tables.arc_table(runs)]),
+        boards_section(runs),
         compute_section(groups, runs),
         Section("Loss curves", curve_pictures(groups, histories)),
         kappa_section([one for setup in groups for one in setup.runs], histories),
@@ -94,12 +99,18 @@ def make_sections(runs: Sequence[Run]) -> list[Section]:
     return [section for section in sections if section.parts]
 
 
+def of_setups(make: Callable[[Sequence[Setup]], Table], groups: Sequence[Setup]) -> list[Table]:
+    """A table over the set-ups, which reasoners have none of."""
+    return [make(groups)] if groups else []
+
+
 def summary(runs: Sequence[Run], groups: Sequence[Setup]) -> str:
     states = ", ".join(f"{count} {state}" for state, count in sorted(count_states(runs).items()))
     hours = sum(one.gpu_hours or 0 for one in runs)
+    among = f" in {len(groups)} set-ups" if groups else ""
     cost = f"{hours:.2f} GPU-hours of training" if hours else "no GPU-hours recorded"
     return (
-        f"{len(runs)} runs in {len(groups)} set-ups: {states}; {cost}. Made from their files by deeploop "
+        f"{len(runs)} runs{among}: {states}; {cost}. Made from their files by deeploop "
         f"{deeploop.__version__}. Every number of ours has a run behind it, named at the end with its "
         f"command; {page.MISSING} means that there is none."
     )
@@ -154,6 +165,11 @@ def accuracy_section(groups: Sequence[Setup]) -> Section:
                 parts.append(Picture(f"{name}-{shots}-shot", figure, caption))
     absent = "None of these runs was scored on the eight tasks (deeploop eval RUN): both tables are missing."
     return Section("Downstream accuracy (Tables 2 and 4)", parts or [absent])
+
+
+def boards_section(runs: Sequence[Run]) -> Section:
+    table = boards_table(runs)
+    return Section("Reasoners on Sudoku and mazes", [] if table is None else [table])
 
 
 def compute_section(groups: Sequence[Setup], runs: Sequence[Run]) -> Section:

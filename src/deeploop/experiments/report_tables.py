@@ -11,7 +11,7 @@ from typing import Any
 from deeploop.experiments import published
 from deeploop.experiments.escapes import Count, Outcome, read_outcome, tally
 from deeploop.experiments.groups import Cell, Histories, Setup, columns, cure, is_sandwich
-from deeploop.experiments.listing import number
+from deeploop.experiments.listing import number, setting
 from deeploop.experiments.page import HERE, MISSING
 from deeploop.experiments.published import ARC_TASKS, ARC_VIEWS, TASKS, VOTES
 from deeploop.experiments.runs import Run, read_json
@@ -281,11 +281,18 @@ def arc_ladders(runs: Sequence[Run]) -> dict[str, list[Ladder]]:
     return {label: list(found[label].values()) for label in sorted(found)}
 
 
+def reasoner_method(model: str, run: Run) -> str:
+    """HRM or TRM, and the rule of its blocks."""
+    p, high_p = run.fields.get("model.p", 0), run.fields.get("model.high_p")
+    if not p and not high_p:
+        return f"Vanilla {model.upper()}"
+    rule = f"p={setting(p)}" + (f", H p={setting(high_p)}" if high_p is not None else "")
+    return ARC_ROWS.get((model, p, high_p), f"{model.upper()} {rule}")
+
+
 def arc_label(run: Run, record: dict[str, Any]) -> str:
     """Model and rule, and where the evaluation is not the paper's."""
-    model, p, high_p = record["model"], run.fields.get("model.p", 0), run.fields.get("model.high_p")
-    rule = f"p={p:g}" if high_p is None else f"p={p:g}, H p={high_p:g}"
-    parts = [ARC_ROWS.get((model, p, high_p), f"{model.upper()} {rule}")]
+    parts = [reasoner_method(record["model"], run)]
     if record["tasks"] != ARC_TASKS:
         parts.append(f"{record['tasks']} tasks")
     if (views := record["most_views"]) < ARC_VIEWS:

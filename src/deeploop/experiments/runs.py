@@ -27,8 +27,10 @@ CONFIG_KINDS = {
     "optim.peak_lr": int | float,
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
-STAMP_KINDS = {"ranks": int, "written": str, "command": list}
-METRIC_KINDS = dict.fromkeys(("loss", "floor", "exact", "seconds", "tokens_per_s", "mfu"), int | float | None)
+STAMP_KINDS = {"ranks": int, "written": str, "command": list, "shape": dict}
+METRIC_KINDS = dict.fromkeys(
+    ("loss", "floor", "exact", "cells", "seconds", "tokens_per_s", "mfu"), int | float | None
+)
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ class GPTConfig:
         kinds = get_args(ResidualKind)
         self._require("block", self.block in kinds, f"one of {', '.join(kinds)}")
         self._require("p", math.isfinite(self.p) and self.p > 0, "positive and finite")
+        used = self.block == "sandwich" or self.p == GPTConfig.p
+        self._require("p", used, f"{GPTConfig.p} with model.block={self.block}; only the sandwich has a rule")
         self._require(
             "inner_norm", self.inner_norm or self.block not in PRENORM, f"True with model.block={self.block}"
         )

@@ -60,6 +60,11 @@ class InitRule:
     output_divisor: float = 1.0  # √K where the output projections are shrunk
     scale_gate: bool = True  # whether β reaches SwiGLU's gate
 
+    @property
+    def branch(self) -> tuple[str, ...]:
+        """The roles that are drawn at β."""
+        return BRANCH if self.scale_gate else tuple(role for role in BRANCH if role != "gate")
+
     def std(self, role: str) -> float:
         """0.5/√width for all matrices (down too), times β in the branch, over the divisor in outputs."""
         if role == "embedding":
@@ -67,7 +72,7 @@ class InitRule:
         if role not in UNSCALED + BRANCH:
             raise ValueError(f"role={role!r}: must be one of embedding, {', '.join(UNSCALED + BRANCH)}")
         std = 0.5 / math.sqrt(self.width)
-        if role in BRANCH and (role != "gate" or self.scale_gate):
+        if role in self.branch:
             std *= self.beta
         if role in OUTPUTS:
             std /= self.output_divisor

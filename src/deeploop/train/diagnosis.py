@@ -32,7 +32,7 @@ class DiagnoseConfig:
             if getattr(self, name) < least:
                 raise ValueError(f"diagnose.{name}={getattr(self, name)}: must be {least} or more")
 
-    def check(self, model: nn.Module) -> None:
+    def check(self, model: LoopedGPT) -> None:
         """A misspelt sublayer is an error before training, not at the first diagnosis."""
         if self.every:
             try:

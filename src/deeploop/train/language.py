@@ -103,6 +103,7 @@ class LanguageTask:
             self.config.optim,
             fused=self.world.device.type == "cuda",
             matrix_lr_multiplier=self.config.model.matrix_lr_multiplier,
+            branch=self.config.model.init_rule.branch,
         )
 
     def stamp(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """AdamW in groups, AdamATan2 for reasoners, and the learning rate as a function of the step."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -128,14 +129,19 @@ def learning_rate(step: int, config: BaseOptimConfig) -> float:
 
 
 def make_optimizer(
-    model: nn.Module, config: OptimConfig, *, fused: bool, matrix_lr_multiplier: float = 1.0
+    model: nn.Module,
+    config: OptimConfig,
+    *,
+    fused: bool,
+    matrix_lr_multiplier: float = 1.0,
+    branch: Collection[str] = BRANCH,
 ) -> torch.optim.AdamW:
     """AdamW over three groups: block matrices, embeddings, and the undecayed norm gains.
 
-    With a rate of their own, the branches' matrices come first, in a fourth. Each group carries
-    `lr_multiplier` and whether it is that one, so that the schedule stays one number a step.
+    With a rate of their own, the matrices of the roles in `branch` come first, in a fourth. Each group
+    carries `lr_multiplier` and whether it is that one, so that the schedule stays one number a step.
     """
-    apart = BRANCH if config.branch_lr != 1 else ()
+    apart = branch if config.branch_lr != 1 else ()
     groups: dict[str, list[nn.Parameter]] = {"branch": [], "matrices": [], "embedding": [], "gains": []}
     for name, parameter in model.named_parameters():
         kind = "gains" if parameter.ndim < 2 else "embedding" if "embedding" in name else "matrices"
