@@ -13,7 +13,7 @@ from deeploop.experiments.recipes import RECIPES, get_recipe, gpt2_medium, gpt2_
 from deeploop.models.accounting import parameter_count
 from deeploop.train.config import differences, to_dict
 
-LANGUAGE = ("table1", "p-sweep", "downstream", "escape", "rules")
+LANGUAGE = ("table1", "p-sweep", "downstream", "escape", "rules", "rules-search")
 
 
 def by_axes(grid):
@@ -75,7 +75,8 @@ def test_escape_has_the_ramps_and_changes_nothing_but_the_bias_between_the_start
 
 def test_rules_have_equal_tokens():
     configs = [cell.config() for cell in GRIDS["rules"]("gpu").cells()]
-    assert len({(c.model.block, c.model.unigram_bias, c.model.rounds, c.seed) for c in configs}) == 5 * 3 * 2
+    kinds = {(c.model.block, c.model.p, c.model.unigram_bias, c.model.rounds, c.seed) for c in configs}
+    assert len(kinds) == 6 * 4 * 2
     assert len({(c.optim, c.data, c.model.blocks, c.model.width) for c in configs}) == 1
 
 

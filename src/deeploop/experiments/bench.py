@@ -12,7 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -242,25 +244,37 @@ def reference_model(file: Path, config: GPTConfig) -> nn.Module:
 
 
 def time_steps(step: Callable[[], object], device: torch.device, steps: int) -> Timing:
-    """Steps in a row, as in a run: the host prepares one while the device still works on the last."""
+    """The median of steps in a row, as in a run: the host prepares one while the device works on the last."""
     gc.collect()
-    if device.type == "cuda":
+    cuda = device.type == "cuda"
+    if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    first = _seconds(step, 1, device)
-    _seconds(step, WARM_UP - 1, device)
-    seconds = _seconds(step, steps, device) / steps
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return Timing(seconds, first, peak)
+    intervals = _device_intervals if cuda else _host_intervals
+    first = intervals(step, 1)[0]
+    intervals(step, WARM_UP - 1)
+    seconds = median(intervals(step, steps))
+    return Timing(seconds, first, torch.cuda.max_memory_allocated(device) if cuda else None)
 
 
-def _seconds(step: Callable[[], object], steps: int, device: torch.device) -> float:
-    began = time.perf_counter()
+def _host_intervals(step: Callable[[], object], steps: int) -> list[float]:
+    seconds = []
     for _ in range(steps):
+        began = time.perf_counter()
         step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def _device_intervals(step: Callable[[], object], steps: int) -> list[float]:
+    """Seconds between the ends of steps on the device, which nobody waits for in between."""
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    ends[0].record()
+    for end in ends[1:]:
+        step()
+        end.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) / 1e3 for a, b in pairwise(ends)]
 
 
 def matmul_ceiling(device: torch.device) -> float:

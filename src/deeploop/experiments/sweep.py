@@ -20,22 +20,25 @@ from deeploop.experiments.launch import Local, local_slots
 from deeploop.experiments.page import text_table
 from deeploop.experiments.paper_grids import GRIDS, Scale
 from deeploop.experiments.slurm import SlurmConfig
+from deeploop.experiments.tuning import tuned
 from deeploop.train.progress import StopRequest
 from deeploop.train.rundir import lock_folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepArgs:
-    """Runs a grid of training runs: table1, p-sweep, downstream, hrm-arc, depth, or one from a file."""
+    """Runs a grid of training runs: a sweep of the paper, one of ours, or one from a file."""
 
     name: Positional[str]
-    """A sweep of the paper, or a file of your own grid (.toml, .json)."""
+    """table1, p-sweep, downstream, hrm-arc, depth, escape, rules, rules-search; or a file (.toml, .json)."""
     scale: Scale = "paper"
     """The paper's size, one that a single GPU finishes, or one for a laptop. A file has its own."""
     out: Path | None = None
     """Folder of the cells; unset: runs/sweeps/NAME-SCALE."""
     data: Path | None = None
     """Corpus or puzzles to train on, in place of the grid's (data.path)."""
+    tuned: Path | None = None
+    """A finished search, a sweep with an axis `trial`: every cell takes the best trial's settings."""
     set: tuple[str, ...] = ()
     """Fields to change in every cell, such as optim.steps=200 device.micro_batch=16."""
     jobs: int = 1
@@ -82,6 +85,8 @@ def run(args: SweepArgs) -> int:
     """Does what the arguments ask for; 1 when a cell failed, 130 when it was stopped."""
     grid = get_grid(args.name, args.scale)
     cells = grid.cells(args.overrides())
+    if args.tuned is not None:
+        cells = tuned(cells, args.tuned)
     if args.dry_run:
         print(budget.table(grid, cells, args.utilization))
         return 0

@@ -1,0 +1,59 @@
+"""The best trial of a search, and the cells that take it."""
+
+import json
+
+import pytest
+from run_folders import write_run, write_sweep
+
+from deeploop.experiments.paper_grids import GRIDS
+from deeploop.experiments.tuning import tuned
+
+RATES = {"slow": 1e-4, "good": 1e-3, "fast": 1e-2}
+LOSSES = {("prenorm", "slow"): 2.4, ("prenorm", "good"): 2.2, ("prenorm", "fast"): 2.1}
+LOSSES |= {("deeploop", "slow"): 2.3, ("deeploop", "good"): 2.0, ("deeploop", "fast"): 3.1}
+
+
+def search(folder, rules=("prenorm", "deeploop"), unfinished=()):
+    names = {f"{rule}-{trial}": (rule, trial) for rule, trial in LOSSES if rule in rules}
+    write_sweep(folder, {name: {"rule": rule, "trial": trial} for name, (rule, trial) in names.items()})
+    record = json.loads((folder / "sweep.json").read_text())
+    for name, (rule, trial) in names.items():
+        cell = record["cells"][name]
+        cell["settings"] = {"optim.steps": 40, "model.context": 64, "optim.peak_lr": RATES[trial]}
+        if rule == "prenorm":
+            cell["settings"]["model.block"] = "prenorm"
+        write_run(folder / name, loss=LOSSES[rule, trial], step=36 if name in unfinished else 40)
+    (folder / "sweep.json").write_text(json.dumps(record))
+    return folder
+
+
+def cells(*rules):
+    return [cell for cell in GRIDS["rules"]("laptop").cells() if cell.axes["rule"] in rules]
+
+
+def test_each_rule_takes_its_own_best_trial_and_nothing_else(tmp_path):
+    found = tuned(cells("prenorm", "deeploop"), search(tmp_path))
+    rates = {(cell.axes["rule"], cell.config().optim.peak_lr) for cell in found}
+    assert rates == {("prenorm", 1e-2), ("deeploop", 1e-3)}
+    assert {cell.config().optim.steps for cell in found} == {600}
+    assert len(found) == 2 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("rules", "unfinished", "message"),
+    [
+        (("prenorm",), (), "has 0 searches for the cell deeploop-rounds1-seed0"),
+        (("prenorm", "deeploop"), ("deeploop-good",), "its cell deeploop-good is not finished"),
+    ],
+)
+def test_a_search_that_does_not_fit(tmp_path, rules, unfinished, message):
+    with pytest.raises(ValueError, match=message):
+        tuned(cells("deeploop"), search(tmp_path, rules, unfinished))
+
+
+def test_a_folder_that_is_no_search(tmp_path):
+    with pytest.raises(ValueError, match="holds no sweep"):
+        tuned([], tmp_path)
+    write_sweep(tmp_path, {"a": {"seed": 0}})
+    with pytest.raises(ValueError, match="no axis trial"):
+        tuned([], tmp_path)
