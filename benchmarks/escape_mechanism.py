@@ -45,13 +45,15 @@ HELD = {
     "embedding held": ("embedding.weight",),
     "outer gains held": ("outer.weight",),
 }
-OTHER = ("the paper's", "untied head", "gradient, same length", "plain SGD", "unigram bias")
+HEADS = {"untied head": 0.02, "untied head from zero": 0.0}  # the deviation that it is drawn at
+OTHER = (*HEADS, "logits × 0.1", "gradient, same length", "plain SGD", "unigram bias")
+VARIANTS = ("the paper's", *HELD, *OTHER)
 
 
-def untie(model: LoopedGPT) -> nn.Parameter:
-    """Gives the model a head of its own, drawn as the embedding is."""
+def untie(model: LoopedGPT, deviation: float) -> nn.Parameter:
+    """Gives the model a head of its own."""
     draw = torch.Generator().manual_seed(1)
-    head = nn.Parameter(torch.randn(model.embedding.weight.shape, generator=draw) * 0.02)
+    head = nn.Parameter(torch.randn(model.embedding.weight.shape, generator=draw) * deviation)
 
     def own_head(self: LoopedGPT, words: int) -> tuple[Tensor, None]:
         return head[:words], None
@@ -85,6 +87,7 @@ def config_of(data: Path, variant: str, seed: int, steps: int, ramp: float, out:
         seed=seed,
         model=replace(tiny.model, blocks=4, unigram_bias=variant == "unigram bias"),
         data=replace(tiny.data, path=data, validation_sequences=FIRST),
+        device=replace(tiny.device, kind="cpu"),
         optim=replace(tiny.optim, steps=steps, warmup_steps=50, peak_lr=50 * ramp, floor_lr=50 * ramp),
     )
 
@@ -93,7 +96,9 @@ def train(config: TrainConfig, variant: str, world: World, every: int) -> list[d
     run = open_run(config, world)
     model = run.model
     assert isinstance(model, LoopedGPT)
-    extra = [untie(model)] if variant == "untied head" else []
+    if variant == "logits × 0.1":
+        model._head_input = lambda states: 0.1 * states  # type: ignore[method-assign]
+    extra = [untie(model, HEADS[variant])] if variant in HEADS else []
     if extra:
         run.optimizer.add_param_group({**run.optimizer.param_groups[0], "params": extra})
     held = [p for name, p in model.named_parameters() if name.endswith(HELD.get(variant, ("-",)))]
@@ -220,15 +225,15 @@ def name(variant: str, seed: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="a prepared corpus of bytes")
-    parser.add_argument("--variants", nargs="+", default=[OTHER[0], *HELD, *OTHER[1:]])
+    parser.add_argument("--variants", nargs="+", default=VARIANTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--ramp", type=float, default=2e-5, help="rise of the rate a step, for 50 steps")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--every", type=int, default=3, help="steps between two looks")
     parser.add_argument("--out", type=Path, default=Path("runs/mechanism"))
     options = parser.parse_args()
-    if unknown := set(options.variants) - {*HELD, *OTHER}:
-        parser.error(f"no variant {unknown.pop()!r}; choose from {', '.join((*OTHER, *HELD))}")
+    if unknown := set(options.variants) - {*VARIANTS}:
+        parser.error(f"no variant {unknown.pop()!r}; choose from {', '.join(VARIANTS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     kept = options.out / "mechanism.json"
     done: dict[str, list[dict[str, float]]] = (

@@ -134,7 +134,8 @@ def _train(arguments: list[str]) -> int:
         size = config.device.micro_batch
         smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
         raise ValueError(
-            f"the GPU's memory is full; try --device.recompute block, or --device.micro-batch {smaller}"
+            "the GPU's memory is full; try --device.no-graph, --device.recompute block, or "
+            f"--device.micro-batch {smaller}"
         ) from None
     if int(os.environ.get("RANK", 0)) == 0:
         print(

@@ -80,6 +80,13 @@ def test_rules_have_equal_tokens():
     assert len({(c.optim, c.data, c.model.blocks, c.model.width) for c in configs}) == 1
 
 
+@pytest.mark.parametrize("name", ["rules", "rules-search"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_rules_are_compared_after_their_warm_up(name, scale):
+    for cell in GRIDS[name](scale).cells():
+        assert cell.config().optim.warmup_steps < cell.config().optim.steps
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_the_words_of_a_cell_parse_to_its_config(name, scale):

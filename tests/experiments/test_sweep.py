@@ -17,6 +17,7 @@ from deeploop.experiments import board, launch, sweep
 from deeploop.experiments.cells import SweepFolder, is_locked
 from deeploop.experiments.endings import log_error
 from deeploop.experiments.grids import Grid, along
+from deeploop.experiments.sweep import SweepArgs
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.metrics import read_metrics
 
@@ -217,6 +218,34 @@ def run_fakes(small, monkeypatch):
 
 RECORD = '{{"kind": "validation", "step": 4}}'
 FINISH = f"mkdir -p {{run}}/checkpoints/step-00000004; echo '{RECORD}' > {{run}}/metrics.jsonl"
+
+
+def test_after_its_minutes_a_sweep_starts_nothing_but_finishes_what_it_began(tmp_path, monkeypatch):
+    grid = Grid("own", "tiny", along("seed", [0, 1]), {"optim.steps": 4, "optim.warmup_steps": 2})
+    folder = SweepFolder(tmp_path, grid, grid.cells())
+    asked, eval_done = folder.next_command, tmp_path / "scored"
+
+    def command(cell):
+        run = folder.run_folder(cell)
+        if asked(cell):
+            return ["sh", "-c", "sleep 0.2;" + FINISH.format(run=run)]
+        return None if eval_done.exists() else ["touch", str(eval_done)]
+
+    monkeypatch.setattr(folder, "next_command", command)
+    monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
+    local = launch.Local(folder, [{}], True, lambda running: None, minutes=0.1 / 60)
+    local.run(Stop())
+    assert local.failed == {}
+    assert eval_done.exists()
+    assert not folder.log_file(folder.cells[1]).exists()
+    local.minutes = None
+    local.run(Stop())
+    assert all(folder.progress(cell).state == "finished" for cell in folder.cells)
+
+
+def test_minutes_are_for_this_machine():
+    with pytest.raises(ValueError, match="minutes: is for --launcher local"):
+        SweepArgs(name="p-sweep", minutes=5, launcher="slurm")
 
 
 def test_weights_are_dropped_when_the_cell_is_finished(run_fakes):

@@ -13,7 +13,7 @@ LOSSES = {("prenorm", "slow"): 2.4, ("prenorm", "good"): 2.2, ("prenorm", "fast"
 LOSSES |= {("deeploop", "slow"): 2.3, ("deeploop", "good"): 2.0, ("deeploop", "fast"): 3.1}
 
 
-def search(folder, rules=("prenorm", "deeploop"), unfinished=()):
+def search(folder, rules=("prenorm", "deeploop"), unfinished=(), error=""):
     names = {f"{rule}-{trial}": (rule, trial) for rule, trial in LOSSES if rule in rules}
     write_sweep(folder, {name: {"rule": rule, "trial": trial} for name, (rule, trial) in names.items()})
     record = json.loads((folder / "sweep.json").read_text())
@@ -23,6 +23,7 @@ def search(folder, rules=("prenorm", "deeploop"), unfinished=()):
         if rule == "prenorm":
             cell["settings"]["model.block"] = "prenorm"
         write_run(folder / name, loss=LOSSES[rule, trial], step=36 if name in unfinished else 40)
+        (folder / f"{name}.log").write_text(error if name in unfinished else "")
     (folder / "sweep.json").write_text(json.dumps(record))
     return folder
 
@@ -32,7 +33,7 @@ def cells(*rules):
 
 
 def test_each_rule_takes_its_own_best_trial_and_nothing_else(tmp_path):
-    found = tuned(cells("prenorm", "deeploop"), search(tmp_path))
+    found = tuned(cells("prenorm", "deeploop"), search(tmp_path), {})
     rates = {(cell.axes["rule"], cell.config().optim.peak_lr) for cell in found}
     assert rates == {("prenorm", 1e-2), ("deeploop", 1e-3)}
     assert {cell.config().optim.steps for cell in found} == {600}
@@ -48,12 +49,27 @@ def test_each_rule_takes_its_own_best_trial_and_nothing_else(tmp_path):
 )
 def test_a_search_that_does_not_fit(tmp_path, rules, unfinished, message):
     with pytest.raises(ValueError, match=message):
-        tuned(cells("deeploop"), search(tmp_path, rules, unfinished))
+        tuned(cells("deeploop"), search(tmp_path, rules, unfinished), {})
+
+
+def test_a_trial_that_broke_off_has_lost_and_one_that_nobody_needs_may_go_on(tmp_path):
+    error = "deeploop train: error: step 37: loss nan\n"
+    folder = search(tmp_path / "broken", unfinished=["deeploop-good"], error=error)
+    assert {cell.config().optim.peak_lr for cell in tuned(cells("deeploop"), folder, {})} == {1e-4}
+    folder = search(tmp_path / "going on", unfinished=["deeploop-good"])
+    assert {cell.config().optim.peak_lr for cell in tuned(cells("prenorm"), folder, {})} == {1e-2}
+
+
+def test_what_the_command_line_sets_stays(tmp_path):
+    overrides = {"optim.peak_lr": 7e-4}
+    assert {cell.config().optim.peak_lr for cell in tuned(cells("prenorm"), search(tmp_path), overrides)} == {
+        7e-4
+    }
 
 
 def test_a_folder_that_is_no_search(tmp_path):
     with pytest.raises(ValueError, match="holds no sweep"):
-        tuned([], tmp_path)
+        tuned([], tmp_path, {})
     write_sweep(tmp_path, {"a": {"seed": 0}})
     with pytest.raises(ValueError, match="no axis trial"):
-        tuned([], tmp_path)
+        tuned([], tmp_path, {})

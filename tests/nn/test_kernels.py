@@ -30,8 +30,9 @@ def kernels(monkeypatch):
     """The functions by name; few programs share the rows of a backward pass, so that each has several."""
     from deeploop.nn.kernels import cross_entropy, norms, products, rotary, swiglu
 
-    for module in (norms, rotary):
-        monkeypatch.setattr(module, "PROGRAMS", 10)
+    monkeypatch.setattr(norms, "PROGRAMS", 10)
+    monkeypatch.setattr(rotary, "PROGRAMS", 2)
+    monkeypatch.setattr(rotary, "TILE", 64)
     modules = (cross_entropy, norms, products, rotary, swiglu)
     return SimpleNamespace(**{name: thing for module in modules for name, thing in vars(module).items()})
 
@@ -97,7 +98,7 @@ def test_prenorm_adds_up_both_gradients(kernels):
 
 
 @pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 32)])
+@pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 32), (5, 48)])
 def test_rotary(kernels, heads, size, normed):
     B, T = 2, 7
     cos, sin = (table.to(DEVICE) for table in rotary_table(T, size))

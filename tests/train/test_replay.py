@@ -8,56 +8,96 @@ from torch import nn
 
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.nn import fused
-from deeploop.train.replay import Replay
+from deeploop.train.distributed import World
+from deeploop.train.loop import open_run, train_step
+from deeploop.train.progress import StopRequest
+from deeploop.train.replay import Recorded, Replay
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = GPTConfig(blocks=2, rounds=3, width=128, heads=2, hidden=256, vocabulary=1000, context=64)
+ALONE = World(0, 1, device=torch.device("cpu"))
 
 
-class FakeGraph:
-    """Counts how often anything is replayed."""
+class Recording:
+    """In place of a graph: does the work again, on the memory and at the rounds it was recorded at."""
 
-    replays = 0
+    def __init__(self, replay, batch):
+        self.replay_of, self.batch, self.rounds = replay, batch, replay._model.rounds
+        self.loss = torch.zeros(())
 
     def replay(self):
-        FakeGraph.replays += 1
+        model = self.replay_of._model
+        rounds, model.rounds = model.rounds, self.rounds
+        self.loss.copy_(self.replay_of._gradients(self.batch))
+        model.rounds = rounds
 
 
 @pytest.fixture
-def recorder(monkeypatch):
-    @contextmanager
-    def record(graph, **_):
-        yield
+def recordings(monkeypatch):
+    made = []
 
-    FakeGraph.replays = 0
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "graph", record)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    def record(self, batch):
+        made.append(Recording(self, tuple(tensor.clone() for tensor in batch)))
+        return Recorded(made[-1], made[-1].batch, made[-1].loss)
+
+    monkeypatch.setattr(Replay, "_record", record)
+    return made
 
 
-def linear(gradients=None):
-    model = nn.Linear(3, 1, bias=False)
-    nn.init.ones_(model.weight)
+def steps(rounds, *, recorded, device="cpu"):
+    """Losses and the model, trained for one step at each of `rounds`, in micro-batches of two sizes."""
+    model = LoopedGPT(CONFIG).to(device)
+    assert device == "cpu" or fused.install_rounds(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    draw = torch.Generator().manual_seed(0)
 
-    def called(batch):
-        loss = model(batch[0]).sum()
+    def gradients(batch):
+        tokens, targets = (tensor.to(device) for tensor in batch)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = model(tokens, targets).loss / 512
         loss.backward()
         return loss.detach()
 
     said = []
-    return model, Replay(gradients or called, model, said.append), said
+    replay = Replay(gradients, model, said.append)
+    losses = []
+    for model.rounds in rounds:
+        if recorded:
+            replay.begin_step()
+        for size in (4, 4, 2):
+            tokens = torch.randint(1000, (size, 64), generator=draw)
+            losses.append((replay if recorded else gradients)((tokens, tokens.roll(-1, 1))).clone())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert said == []
+    return torch.stack(losses).cpu(), model
 
 
-def test_a_shape_is_called_once_and_then_recorded(recorder):
-    replay = linear()[1]
-    for rows, replays in ((2, 0), (2, 1), (2, 2), (5, 2), (5, 3), (2, 4)):
-        replay.begin_step()
-        replay((torch.ones(rows, 3),))
-        assert FakeGraph.replays == replays
+def test_replayed_steps_are_the_steps_that_would_have_been_called(recordings):
+    rounds = (3, 3, 2, 2, 3)
+    expected, plain = steps(rounds, recorded=False)
+    losses, model = steps(rounds, recorded=True)
+    assert len(recordings) == 4  # two sizes at two numbers of rounds
+    torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0)
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
 
 
-def test_a_step_begins_at_zero_in_the_same_memory(recorder):
-    model, replay, _ = linear()
+@pytest.mark.gpu
+@needs_gpu
+def test_graphs_train_as_called_kernels_do():
+    rounds = (3, 3, 3, 2, 2, 3)
+    expected, plain = steps(rounds, recorded=False, device="cuda")
+    losses, model = steps(rounds, recorded=True, device="cuda")
+    torch.testing.assert_close(losses, expected, rtol=2e-3, atol=0)
+    assert losses[-1] < losses[0]
+    for (name, p), q in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        assert (p - q[1]).norm() < 0.02 * q[1].norm(), name
+
+
+def test_a_step_begins_at_zero_in_the_same_memory():
+    model = nn.Linear(3, 1, bias=False)
+    replay = Replay(lambda batch: model(batch[0]).sum().backward() or torch.ones(()), model, print)
     replay.begin_step()
     replay((torch.ones(2, 3),))
     replay((torch.ones(5, 3),))
@@ -69,62 +109,52 @@ def test_a_step_begins_at_zero_in_the_same_memory(recorder):
     assert not model.weight.grad.any()
 
 
-def test_what_cannot_be_recorded_is_called(monkeypatch):
+def refused(monkeypatch, error, on_leaving=None):
+    """A linear model's replay whose recording fails."""
+
     @contextmanager
     def refuse(graph, **_):
-        raise RuntimeError("operation not permitted when stream is capturing\nand more")
-        yield
+        try:
+            yield
+            raise error
+        except RuntimeError:
+            raise (on_leaving or error)  # noqa: B904
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "graph", refuse)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    model, replay, said = linear()
+    model, said = nn.Linear(3, 1, bias=False), []
+    nn.init.ones_(model.weight)
+    return Replay(lambda batch: model(batch[0]).sum().detach(), model, said.append), said
+
+
+def test_without_memory_for_a_graph_the_batch_is_called(monkeypatch):
+    replay, said = refused(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
     for _ in range(3):
         replay.begin_step()
         assert replay((torch.ones(2, 3),)) == 6
-        torch.testing.assert_close(model.weight.grad, torch.full((1, 3), 2.0))
-    assert said == [
-        "no CUDA graph, steps are launched one by one: operation not permitted when stream is capturing"
-    ]
+    assert said == ["no memory for a CUDA graph: kernels are launched one by one"]
 
 
-def steps(record, rounds):
-    """Losses of a model trained for one step at each of `rounds`, two micro-batches a step."""
-    model = LoopedGPT(CONFIG).cuda()
-    assert fused.install_rounds(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    draw = torch.Generator().manual_seed(0)
-
-    def gradients(batch):
-        tokens, targets = (tensor.cuda() for tensor in batch)
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(tokens, targets).loss / 1024
-        loss.backward()
-        return loss.detach()
-
-    said = []
-    replay = Replay(gradients, model, said.append)
-    losses = []
-    for model.rounds in rounds:
-        if record:
-            replay.begin_step()
-        for _ in range(2):
-            tokens = torch.randint(1000, (8, 64), generator=draw).pin_memory()
-            losses.append((replay if record else gradients)((tokens, tokens.roll(-1, 1))).clone())
-        optimizer.step()
-        optimizer.zero_grad()
-    graphs = sum(recorded is not None for recorded in replay._recorded.values())
-    return torch.stack(losses).cpu(), model, graphs, said
+def test_what_cannot_be_recorded_is_an_error_that_names_the_cause(monkeypatch):
+    cause = RuntimeError("operation not permitted when stream is capturing\nCompile with …")
+    replay, _ = refused(monkeypatch, cause, RuntimeError("operation failed due to a previous error"))
+    replay.begin_step()
+    replay((torch.ones(2, 3),))
+    with pytest.raises(ValueError, match=r"not permitted when stream is capturing\); .* --device.no-graph"):
+        replay((torch.ones(2, 3),))
 
 
-@pytest.mark.gpu
-@needs_gpu
-def test_recorded_steps_train_as_called_ones_do():
-    rounds = (3, 3, 3, 2, 2, 3)
-    expected, plain, _, _ = steps(False, rounds)
-    losses, model, graphs, said = steps(True, rounds)
-    assert graphs == 2, said
-    torch.testing.assert_close(losses, expected, rtol=2e-3, atol=0)
-    assert losses[-1] < losses[0]
-    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert (p - q).norm() < 0.02 * q.norm(), name
+@pytest.mark.parametrize(
+    ("changes", "replays"),
+    [({}, True), ({"device": {"graph": False}}, False), ({"optim": {"wait_for_escape": True}}, False)],
+)
+def test_a_run_replays_where_its_loop_is_on_the_kernels(
+    tiny_config, monkeypatch, recordings, changes, replays
+):
+    assert open_run(tiny_config(), ALONE).replay is None
+    monkeypatch.setattr(fused, "has_rounds", lambda model: True)
+    run = open_run(tiny_config(**changes), ALONE)
+    assert (run.replay is not None) == replays
+    for _ in range(2):
+        train_step(run, StopRequest())
+    assert len(recordings) == replays

@@ -62,8 +62,8 @@ class Local:
         working: dict[int, tuple[Cell, Work]] = {}
         try:
             while (waiting or working) and not stop.requested:
-                if time.monotonic() > end:
-                    waiting.clear()
+                if time.monotonic() > end:  # what was begun may have a second command
+                    waiting = [cell for cell in waiting if cell.name in self._begun_at]
                 for number in range(len(self.slots)):
                     while number not in working and waiting:
                         cell = waiting.pop(0)

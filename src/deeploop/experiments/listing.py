@@ -82,9 +82,8 @@ def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> st
             break
         if heading == "run":
             columns["run"] = [clip(name, NARROW_NAME) for name in columns["run"]]
-        else:
+        elif columns.pop(heading, None) is not None:
             dropped.append(heading)
-            del columns[heading]
     text = text_table([*columns], list(zip(*columns.values(), strict=True)))
     if dropped:
         text += f"\nnot shown: {', '.join(dropped)} (a wider terminal, or --json)"

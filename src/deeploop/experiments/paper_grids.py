@@ -179,6 +179,7 @@ RULE_SETTINGS: dict[str, dict[str, Any]] = {
         "optim.batch": 16,
         "device.micro_batch": 16,
         "optim.steps": 1_000,
+        "optim.warmup_steps": 400,
         "data.validate_every": 250,
         "checkpoint.every": 1_000,
         "checkpoint.keep": 1,

@@ -67,6 +67,8 @@ class SweepArgs:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.minutes is not None and not self.minutes > 0:
             raise ValueError(f"minutes={self.minutes}: must be above 0")
+        if self.minutes is not None and self.launcher == "slurm":
+            raise ValueError("minutes: is for --launcher local; a job's limit is --slurm.hours")
         if not 0 < self.utilization <= 1:
             raise ValueError(f"utilization={self.utilization}: must be above 0 and at most 1")
 
@@ -82,11 +84,11 @@ class SweepArgs:
 
 
 def run(args: SweepArgs) -> int:
-    """Does what the arguments ask for; 1 when a cell failed, 130 when it was stopped."""
+    """Does what the arguments ask for; 1 when a cell failed, 130 when cells are left to another time."""
     grid = get_grid(args.name, args.scale)
     cells = grid.cells(args.overrides())
     if args.tuned is not None:
-        cells = tuned(cells, args.tuned)
+        cells = tuned(cells, args.tuned, args.overrides())
     if args.dry_run:
         print(budget.table(grid, cells, args.utilization))
         return 0
@@ -144,10 +146,12 @@ def run_here(folder: SweepFolder, args: SweepArgs) -> int:
     if stop.requested:
         print(f"stopped; go on with the same command: {_command()}", file=sys.stderr)
         return 130
+    if launcher.failed:
+        return 1
     if left := [cell.name for cell in folder.cells if folder.next_command(cell)]:
-        hint = "" if launcher.failed else f"; go on with the same command: {_command()}"
-        print(f"{len(left)} of {len(folder.cells)} cells are not finished{hint}", file=sys.stderr)
-    return 1 if launcher.failed else 0
+        print(f"{len(left)} cells are left; go on with the same command: {_command()}", file=sys.stderr)
+        return 130
+    return 0
 
 
 def submit(folder: SweepFolder, args: SweepArgs) -> int:

@@ -5,54 +5,69 @@ compete, by their last validation loss.
 """
 
 import json
-from collections.abc import Iterator
+import math
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from deeploop.experiments.endings import ending, log_error
 from deeploop.experiments.grids import Cell, Settings, configure
+from deeploop.train.config import TrainConfig
 from deeploop.train.metrics import read_metrics_tail
 
 TRIAL = "trial"
 Axes = dict[str, Any]
+Trials = dict[str, dict[str, Any]]  # name → recipe, settings, axes
 
 
-def tuned(cells: list[Cell], search: Path) -> list[Cell]:
-    """The cells, each with the settings of the best trial among those that share its labels."""
-    found = list(_best(search))
+def tuned(cells: list[Cell], search: Path, overrides: Settings) -> list[Cell]:
+    """The cells, each with the settings of the best trial among those that share its labels.
+
+    What the `overrides` set stays as it is.
+    """
+    groups = _groups(search)
     result = []
     for cell in cells:
-        fitting = [settings for axes, settings in found if axes.items() <= cell.axes.items()]
+        fitting = [trials for axes, trials in groups if axes.items() <= cell.axes.items()]
         if len(fitting) != 1:
             raise ValueError(f"tuned={search}: has {len(fitting)} searches for the cell {cell.name}, not one")
-        result.append(replace(cell, settings={**cell.settings, **fitting[0]}))
+        result.append(replace(cell, settings={**cell.settings, **_best(search, fitting[0]), **overrides}))
     return result
 
 
-def _best(search: Path) -> Iterator[tuple[Axes, Settings]]:
-    """The other axes of each group of trials, and what the best of them sets that differs within it."""
-    for axes, group in groupby(sorted(_trials(search), key=lambda t: json.dumps(t[0])), key=lambda t: t[0]):
-        trials = [(_loss(search / name, config.optim.steps), settings) for _, name, config, settings in group]
-        best = min(trials, key=lambda trial: trial[0])[1]
-        yield axes, {path: v for path, v in best.items() if any(s.get(path) != v for _, s in trials)}
-
-
-def _trials(search: Path) -> Iterator[tuple[Axes, str, Any, Settings]]:
+def _groups(search: Path) -> list[tuple[Axes, Trials]]:
+    """The trials that compete, by the labels that they share."""
     try:
         cells = json.loads((search / "sweep.json").read_text(encoding="utf-8"))["cells"]
     except (OSError, ValueError, KeyError):
         raise ValueError(f"tuned={search}: holds no sweep") from None
+    groups: list[tuple[Axes, Trials]] = []
     for name, cell in cells.items():
         if TRIAL not in cell["axes"]:
             raise ValueError(f"tuned={search}: no search, for it has no axis {TRIAL}")
-        axes = {axis: label for axis, label in cell["axes"].items() if axis != TRIAL}
-        yield axes, name, configure(cell["recipe"], cell["settings"]), cell["settings"]
+        shared = {axis: label for axis, label in cell["axes"].items() if axis != TRIAL}
+        trials = next((trials for axes, trials in groups if axes == shared), None)
+        if trials is None:
+            groups.append((shared, trials := {}))
+        trials[name] = cell
+    return groups
 
 
-def _loss(folder: Path, steps: int) -> float:
-    """The validation loss at the last step."""
-    last = [r["loss"] for r in read_metrics_tail(folder) if r["kind"] == "validation" and r["step"] == steps]
-    if not last:
-        raise ValueError(f"tuned={folder.parent}: its cell {folder.name} is not finished")
-    return float(last[-1])
+def _best(search: Path, trials: Trials) -> Settings:
+    """What the best trial sets that not all of them do."""
+    losses = {name: _loss(search, name, cell) for name, cell in trials.items()}
+    best = trials[min(losses, key=lambda name: losses[name])]["settings"]
+    everyone = [cell["settings"] for cell in trials.values()]
+    return {path: value for path, value in best.items() if any(s.get(path) != value for s in everyone)}
+
+
+def _loss(search: Path, name: str, cell: dict[str, Any]) -> float:
+    """The validation loss at the last step; infinite if the run broke off for good."""
+    config = configure(cell["recipe"], cell["settings"])
+    validations = [r for r in read_metrics_tail(search / name) if r["kind"] == "validation"]
+    last = validations[-1] if validations else {}
+    optim, stops = config.optim, isinstance(config, TrainConfig) and config.guard.stop
+    ended = ending(last, steps=optim.steps, since=optim.warmup_steps, stops=stops)
+    if ended is None and log_error(search / f"{name}.log") is None:
+        raise ValueError(f"tuned={search}: its cell {name} is not finished")
+    return float(last["loss"]) if ended == "finished" else math.inf

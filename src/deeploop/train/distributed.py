@@ -49,6 +49,8 @@ class DeviceConfig:
     """Sequences a rank computes at once, at most; 0: its whole share, or on a GPU as many as fit."""
     recompute: Literal["auto", "off", "round", "block"] = "auto"
     """Compute activations again in the backward pass, by round or by block; auto: if a GPU needs it."""
+    graph: bool = True
+    """On one GPU with the kernels: a micro-batch's passes as one CUDA graph, which keeps its memory."""
     deterministic: bool = False
     """Ask torch for deterministic kernels on the GPU (slower). On a CPU runs repeat bit for bit anyway."""
 

@@ -213,7 +213,7 @@ def open_run(config: AnyTrainConfig, world: World) -> Run:
     if world.device.type == "cuda":
         display.say(f"micro-batch {task.fit.micro_batch}, recompute {task.fit.recompute}")
     run = Run(config, world, task, model, optimizer, display, step=state.get("step", 0))
-    if task.can_be_recorded and world.size == 1 and fused.has_rounds(model):
+    if config.device.graph and task.can_be_recorded and world.size == 1 and fused.has_rounds(model):
         run.replay = Replay(run.gradients, model, display.say)
     if world.is_main:
         run.lock = lock or lock_folder(config.out)

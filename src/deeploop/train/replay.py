@@ -33,7 +33,7 @@ class Recorded:
 class Replay:
     """`gradients(batch)`, which adds to the parameters' gradients and returns the loss, by recorded graphs.
 
-    What can't be recorded goes on being called; `say` tells why.
+    Without memory for a graph of its own a batch goes on being called, and `say` tells so.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Replay:
         self._gradients, self._model, self._say = gradients, model, say
         self._recorded: dict[Any, Recorded | None] = {}  # None: called once
         self._sums: list[Tensor] = []
-        self._refused = False
+        self._too_large = False
 
     def begin_step(self) -> None:
         """Gradients at zero, in the memory that recorded graphs add to."""
@@ -54,7 +54,7 @@ class Replay:
 
     def __call__(self, batch: Batch) -> Tensor:
         key = (*(tensor.shape for tensor in batch), getattr(self._model, "rounds", None))
-        if key in self._recorded and self._recorded[key] is None and not self._refused:
+        if key in self._recorded and self._recorded[key] is None and not self._too_large:
             self._recorded[key] = self._record(batch)
         recorded = self._recorded.setdefault(key, None)
         return self._gradients(batch) if recorded is None else recorded.run(batch)
@@ -66,9 +66,13 @@ class Replay:
             # Other threads go on meanwhile: the loader's pins memory.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 loss = self._gradients(static)
-        except RuntimeError as error:  # something waits for the device, or the graph's memory is too much
-            self._refused = True
-            self._say(f"no CUDA graph, steps are launched one by one: {str(error).partition(chr(10))[0]}")
-            torch.cuda.synchronize()
+        except torch.OutOfMemoryError:
+            self._too_large = True
+            self._say("no memory for a CUDA graph: kernels are launched one by one")
             return None
+        except RuntimeError as error:  # torch leaves its allocator in a state that nothing can go on from
+            cause = str(error.__context__ or error).partition("\n")[0]
+            raise ValueError(
+                f"device.graph=True: can't be recorded ({cause}); start again with --device.no-graph"
+            ) from error
         return Recorded(graph, static, loss)
