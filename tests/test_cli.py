@@ -293,5 +293,6 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
     monkeypatch.setattr("deeploop.train.loop.train", full)
     words = ["train", "tiny", "--out", tmp_path / "run", "--device.micro-batch", size]
     assert refused(words) == (
-        f"the GPU's memory is full; try --device.recompute block, or --device.micro-batch {tried}"
+        "the GPU's memory is full; try --device.no-graph, --device.recompute block, or "
+        f"--device.micro-batch {tried}"
     )

@@ -9,6 +9,7 @@ where a SELECTOR names one number of the files beside it:
 {"last": "validation", "field": "loss"}           of the last such line of metrics.jsonl
 {"median": "train", "field": "tokens_per_s"}      over all such lines
 {"escaped_in": "seeds.json", "where": {…}}        entries, as in `where`, whose last validation escaped
+{"escaped_runs": "paper-p0.5-*"}                  run folders whose last validation escaped
 {"json": "gamma.json", "path": ["…", "gamma"]}    a number in a JSON file
 any of them with "file": a metrics file of another name, "times": a factor
 """
@@ -31,6 +32,9 @@ def value(folder: Path, selector: dict[str, Any]) -> float:
         entries = json.loads((folder / selector["escaped_in"]).read_text(encoding="utf-8"))
         chosen = [one for one in entries if selector["where"].items() <= one.items()]
         return sum(one["validations"][-1]["verdict"] == "escaped" for one in chosen)
+    if "escaped_runs" in selector:
+        lasts = [read_metrics(run, "validation")[-1] for run in folder.glob(selector["escaped_runs"])]
+        return sum(last["verdict"] == "escaped" for last in lasts)
     if "json" in selector:
         found = json.loads((folder / selector["json"]).read_text(encoding="utf-8"))
         for key in selector["path"]:
