@@ -34,7 +34,7 @@ from deeploop.train.progress import StopRequest
 MERGED, ENOUGH = 0.5, 0.8
 
 
-def base_config(size: str, data: Path, steps: int, ramp: float) -> TrainConfig:
+def base_config(size: str, width: int | None, data: Path, steps: int, ramp: float) -> TrainConfig:
     recipe = get_recipe("tiny" if size == "laptop" else "gpt2-small")
     assert isinstance(recipe, TrainConfig)
     model = recipe.model
@@ -42,6 +42,8 @@ def base_config(size: str, data: Path, steps: int, ramp: float) -> TrainConfig:
     if size == "gpu":
         fields = {name.removeprefix("model."): v for name, v in GPU.items() if name.startswith("model.")}
         model, batch = replace(model, **fields), GPU["optim.batch"]
+    if width is not None:
+        model = replace(model, width=width, hidden=8 * -(-width // 3))
     return replace(
         recipe,
         model=model,
@@ -113,6 +115,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--size", choices=("gpu", "laptop"), default="gpu")
+    parser.add_argument(
+        "--width", type=int, help="another width than the size's; give it an --out of its own"
+    )
     parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 3, 5, 7, 12])
     parser.add_argument("--p", type=float, nargs="+", default=[0.25, 0.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
@@ -125,7 +130,7 @@ def main() -> None:
     kept = options.out / "threshold.json"
     rows: list[dict[str, Any]] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
     done = {(row["rounds"], row["p"], row["seed"]) for row in rows}
-    base = base_config(options.size, options.data, options.steps, options.ramp)
+    base = base_config(options.size, options.width, options.data, options.steps, options.ramp)
     cells = [(R, p, seed) for seed in options.seeds for p in options.p for R in options.rounds]
     with open_world(base.device) as world, tempfile.TemporaryDirectory() as folder:
         for R, p, seed in tqdm([cell for cell in cells if cell not in done], desc="threshold", disable=None):
