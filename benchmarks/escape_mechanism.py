@@ -103,7 +103,7 @@ def train(config: TrainConfig, variant: str, world: World, every: int) -> list[d
         run.optimizer.add_param_group({**run.optimizer.param_groups[0], "params": extra})
     held = [p for name, p in model.named_parameters() if name.endswith(HELD.get(variant, ("-",)))]
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
-    total, looks = 0.0, [look(run, initial, 0.0)]
+    total, looks = 0.0, [look(run, initial, 0, 0.0)]
     for step in range(config.optim.steps):
         rate = learning_rate(step, config.optim)
         total += rate
@@ -122,12 +122,12 @@ def train(config: TrainConfig, variant: str, world: World, every: int) -> list[d
         for parameter in extra:
             parameter.grad = None
         if (step + 1) % every == 0:
-            looks.append({"step": step + 1, **look(run, initial, total)})
+            looks.append(look(run, initial, step + 1, total))
     return looks
 
 
 @torch.no_grad()
-def look(run: Run, initial: dict[str, Tensor], S: float) -> dict[str, float]:
+def look(run: Run, initial: dict[str, Tensor], step: int, S: float) -> dict[str, float]:
     """Everything that is measured, at one moment."""
     model = run.model
     result = run.task.evaluate(model)
@@ -137,7 +137,7 @@ def look(run: Run, initial: dict[str, Tensor], S: float) -> dict[str, float]:
     matrices = [moved[name] for name in moved if name.endswith(("branch.v.weight", "branch.o.weight"))]
     gains = [p for name, p in model.named_parameters() if name.endswith("outer.weight")]
     return {
-        "step": 0,
+        "step": step,
         "S": S,
         "loss": result["loss"],
         "floor": result["floor"],
