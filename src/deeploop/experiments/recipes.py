@@ -46,7 +46,7 @@ def tiny() -> TrainConfig:
 
 
 def stable(config: TrainConfig) -> TrainConfig:
-    """The recipe with what keeps its start away from the unigram collapse (docs/escape.md)."""
+    """The recipe with what brings its start back from the unigram collapse at once (docs/escape.md)."""
     model = replace(config.model, unigram_bias=True)
     return replace(config, out=config.out.with_name(f"{config.out.name}-stable"), model=model)
 
