@@ -1,5 +1,7 @@
 """A schedule that is held while all positions are merged, counted in the checkpoint."""
 
+import math
+
 import pytest
 
 from deeploop.train import language
@@ -30,6 +32,17 @@ def test_the_rate_waits_and_then_goes_on(tiny_config, merged):
     assert rates(config.out) == pytest.approx([1, 2, 2, 2, 2, 3])
 
 
+def test_the_cosine_has_the_steps_that_are_left_and_is_not_held(tiny_config, merged):
+    merged(2, 3, 4, 8, 9)  # the last two after warm-up, which ends with step 7
+    config = tiny_config(optim={"wait_for_escape": True, "steps": 11})
+    train(config)
+    found = rates(config.out)
+    assert found[:7] == pytest.approx([1, 2, 2, 2, 2, 3, 4])
+    floor = config.optim.floor_lr / 3e-3 * 4
+    cosine = [floor + (4 - floor) * 0.5 * (1 + math.cos(math.pi * n / 4)) for n in range(4)]
+    assert found[7:] == pytest.approx(cosine)
+
+
 def test_a_resumed_run_goes_on_from_the_held_rate(tiny_config, merged):
     merged(1, 2)
     train(tiny_config(optim={"wait_for_escape": True, "steps": 4}))
@@ -56,7 +69,8 @@ def test_the_states_of_a_real_step_are_looked_at(tiny_config):
 
 def test_a_real_collapse_holds_it(tiny_config):
     """This ramp has all positions in one state by step 20."""
-    config = tiny_config(optim={"steps": 20, "wait_for_escape": True})
+    ramp = {"warmup_steps": 40, "peak_lr": 3e-2}  # that of the others, for longer
+    config = tiny_config(optim={"steps": 20, "wait_for_escape": True, **ramp})
     result = train(config)
     held = read_state(last_checkpoint(config.out))["held"]
     assert result["similarity"] > language.MERGED

@@ -142,8 +142,8 @@ class LanguageTask:
         return output.loss / self.targets_per_step
 
     def after_step(self, step: int) -> None:
-        """Counts the steps whose positions were merged, by the mean of the ranks' last micro-batches."""
-        if self.config.optim.wait_for_escape:
+        """Counts the steps of warm-up whose positions were merged, by the ranks' last micro-batches."""
+        if self.config.optim.wait_for_escape and step - self.held < self.config.optim.warmup_steps:
             similarity = torch.tensor(self._similarity, device=self.world.device)
             self.held += float(self.world.sum(similarity)) / self.world.size > MERGED
 

@@ -112,9 +112,8 @@ def _loop(run: Run, stop: StopRequest) -> str:
         _look(run)
     while run.step < config.optim.steps:
         run.clock.start()
-        due = run.step - run.task.held  # where the schedule stands
-        rate = learning_rate(due, config.optim)
-        set_learning_rate(run.optimizer, rate, config.optim.branch_multiplier(due))
+        rate = learning_rate(run.step, config.optim, run.task.held)
+        set_learning_rate(run.optimizer, rate, config.optim.branch_multiplier(run.step - run.task.held))
         loss, norm, stopping = train_step(run, stop)
         run.step += 1
         run.tokens += run.task.targets_per_step

@@ -69,7 +69,7 @@ class OptimConfig(BaseOptimConfig):
     branch_release_steps: int = 0
     """Steps over which that multiple goes to 1, in a straight line; 0 keeps it."""
     wait_for_escape: bool = False
-    """Hold the schedule at every step whose batch has its positions merged (token similarity above 0.5)."""
+    """Hold the warm-up at every step whose batch has its positions merged (token similarity above 0.5)."""
     non_finite: Literal["stop", "skip"] = "stop"
     """A step with a loss or gradient that is not finite ends the run, or is skipped (20 in a row at most)."""
 
@@ -119,11 +119,15 @@ class ReasonerOptimConfig(BaseOptimConfig):
             raise ValueError(f"optim.ema={self.ema}: must be 0 (none) or more, and below 1")
 
 
-def learning_rate(step: int, config: BaseOptimConfig) -> float:
-    """The rate of the step after `step` finished ones: a linear ramp, then half a cosine."""
-    if step < config.warmup_steps:
-        return config.peak_lr * (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+def learning_rate(step: int, config: BaseOptimConfig, held: int = 0) -> float:
+    """The rate of the step after `step` finished ones: a linear ramp, then half a cosine.
+
+    In `held` of them the ramp stood still; the cosine has the steps that are left.
+    """
+    if step - held < config.warmup_steps:
+        return config.peak_lr * (step - held + 1) / config.warmup_steps
+    warm = config.warmup_steps + held
+    progress = (step - warm) / max(1, config.steps - warm)
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     return config.final_lr + (config.peak_lr - config.final_lr) * cosine
 

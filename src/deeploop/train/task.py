@@ -18,7 +18,7 @@ class Task(Protocol):
     """Steps between two diagnoses; 0 is never."""
     stops_when_collapsed: bool
     held: int
-    """Steps for which the schedule of the learning rate was held."""
+    """Steps for which the warm-up of the learning rate was held."""
     skips_non_finite: bool
     """Whether a step whose loss or gradient is not finite is left out; else it ends the run."""
 
