@@ -84,11 +84,16 @@ def main() -> None:
     parser.add_argument(
         "--compile", choices=("auto", "on", "off"), default="auto", help="as --device.compile"
     )
+    parser.add_argument("--round-hidden", action="store_true", help="as in deeploop bench")
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--longest", type=int, default=12, help="kernels to list")
     options = parser.parse_args()
     args = BenchArgs(
-        recipes=(options.recipe,), rounds=(options.rounds,), micro_batch=(options.batch,), data=options.data
+        recipes=(options.recipe,),
+        rounds=(options.rounds,),
+        micro_batch=(options.batch,),
+        round_hidden=options.round_hidden,
+        data=options.data,
     )
     with tempfile.TemporaryDirectory() as folder:
         ((name, config),) = cells_of(options.recipe, args, Path(folder))
