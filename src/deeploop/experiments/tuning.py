@@ -56,6 +56,8 @@ def _groups(search: Path) -> list[tuple[Axes, Trials]]:
 def _best(search: Path, trials: Trials) -> Settings:
     """What the best trial sets that not all of them do."""
     losses = {name: _loss(search, name, cell) for name, cell in trials.items()}
+    if math.isinf(min(losses.values())):
+        raise ValueError(f"tuned={search}: none of {', '.join(trials)} came to its end")
     best = trials[min(losses, key=lambda name: losses[name])]["settings"]
     everyone = [cell["settings"] for cell in trials.values()]
     return {path: value for path, value in best.items() if any(s.get(path) != value for s in everyone)}
