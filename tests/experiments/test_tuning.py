@@ -58,7 +58,7 @@ def test_a_trial_that_broke_off_has_lost_and_one_that_nobody_needs_may_go_on(tmp
     assert {cell.config().optim.peak_lr for cell in tuned(cells("deeploop"), folder, {})} == {1e-4}
     broken = [f"deeploop-{trial}" for trial in RATES]
     folder = search(tmp_path / "all broken", unfinished=broken, error=error)
-    with pytest.raises(ValueError, match="none of deeploop-slow, .* came to its end"):
+    with pytest.raises(ValueError, match=r"none of deeploop-slow, .* came to its end"):
         tuned(cells("deeploop"), folder, {})
     folder = search(tmp_path / "going on", unfinished=["deeploop-good"])
     assert {cell.config().optim.peak_lr for cell in tuned(cells("prenorm"), folder, {})} == {1e-2}
