@@ -44,7 +44,7 @@ def test_each_rule_takes_its_own_best_trial_and_nothing_else(tmp_path):
     ("rules", "unfinished", "message"),
     [
         (("prenorm",), (), "has 0 searches for the cell deeploop-rounds1-seed0"),
-        (("prenorm", "deeploop"), ("deeploop-good",), "its cell deeploop-good is not finished"),
+        (("prenorm", "deeploop"), ("deeploop-good",), "its cell deeploop-good is started, not finished"),
     ],
 )
 def test_a_search_that_does_not_fit(tmp_path, rules, unfinished, message):
@@ -71,9 +71,15 @@ def test_what_the_command_line_sets_stays(tmp_path):
     }
 
 
-def test_a_folder_that_is_no_search(tmp_path):
-    with pytest.raises(ValueError, match="holds no sweep"):
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"cells": [1]}', '{"cells": {"a": {}}}'])
+def test_a_folder_without_a_sweep(tmp_path, text):
+    if text is not None:
+        (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(ValueError, match="holds no sweep that can be read"):
         tuned([], tmp_path, {})
+
+
+def test_a_sweep_that_is_no_search(tmp_path):
     write_sweep(tmp_path, {"a": {"seed": 0}})
     with pytest.raises(ValueError, match="no axis trial"):
         tuned([], tmp_path, {})

@@ -4,20 +4,17 @@ A search is a sweep with an axis `trial`, such as `rules-search`. Its cells that
 compete, by their last validation loss.
 """
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deeploop.experiments.endings import ending, log_error
-from deeploop.experiments.grids import Cell, Settings, configure
-from deeploop.train.config import TrainConfig
-from deeploop.train.metrics import read_metrics_tail
+from deeploop.experiments.grids import Cell, Settings
+from deeploop.experiments.runs import read_object, read_run
 
 TRIAL = "trial"
 Axes = dict[str, Any]
-Trials = dict[str, dict[str, Any]]  # name → recipe, settings, axes
+Trials = dict[str, Settings]  # by the cell's name
 
 
 def tuned(cells: list[Cell], search: Path, overrides: Settings) -> list[Cell]:
@@ -38,38 +35,35 @@ def tuned(cells: list[Cell], search: Path, overrides: Settings) -> list[Cell]:
 def _groups(search: Path) -> list[tuple[Axes, Trials]]:
     """The trials that compete, by the labels that they share."""
     try:
-        cells = json.loads((search / "sweep.json").read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError, KeyError):
-        raise ValueError(f"tuned={search}: holds no sweep") from None
+        cells = {
+            name: (dict(cell["axes"]), dict(cell["settings"]))
+            for name, cell in read_object(search / "sweep.json")["cells"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"tuned={search}: holds no sweep that can be read") from None
     groups: list[tuple[Axes, Trials]] = []
-    for name, cell in cells.items():
-        if TRIAL not in cell["axes"]:
+    for name, (shared, settings) in cells.items():
+        if shared.pop(TRIAL, None) is None:
             raise ValueError(f"tuned={search}: no search, for it has no axis {TRIAL}")
-        shared = {axis: label for axis, label in cell["axes"].items() if axis != TRIAL}
         trials = next((trials for axes, trials in groups if axes == shared), None)
         if trials is None:
             groups.append((shared, trials := {}))
-        trials[name] = cell
+        trials[name] = settings
     return groups
 
 
 def _best(search: Path, trials: Trials) -> Settings:
     """What the best trial sets that not all of them do."""
-    losses = {name: _loss(search, name, cell) for name, cell in trials.items()}
+    losses = {name: _loss(search / name) for name in trials}
     if math.isinf(min(losses.values())):
         raise ValueError(f"tuned={search}: none of {', '.join(trials)} came to its end")
-    best = trials[min(losses, key=lambda name: losses[name])]["settings"]
-    everyone = [cell["settings"] for cell in trials.values()]
-    return {path: value for path, value in best.items() if any(s.get(path) != value for s in everyone)}
+    best = trials[min(losses, key=lambda name: losses[name])]
+    return {path: v for path, v in best.items() if any(s.get(path) != v for s in trials.values())}
 
 
-def _loss(search: Path, name: str, cell: dict[str, Any]) -> float:
-    """The validation loss at the last step; infinite if the run broke off for good."""
-    config = configure(cell["recipe"], cell["settings"])
-    validations = [r for r in read_metrics_tail(search / name) if r["kind"] == "validation"]
-    last = validations[-1] if validations else {}
-    optim, stops = config.optim, isinstance(config, TrainConfig) and config.guard.stop
-    ended = ending(last, steps=optim.steps, since=optim.warmup_steps, stops=stops)
-    if ended is None and log_error(search / f"{name}.log") is None:
-        raise ValueError(f"tuned={search}: its cell {name} is not finished")
-    return float(last["loss"]) if ended == "finished" else math.inf
+def _loss(folder: Path) -> float:
+    """The last validation loss; infinite if the run broke off for good."""
+    run = read_run(folder)
+    if run.state not in ("finished", "collapsed", "failed"):
+        raise ValueError(f"tuned={folder.parent}: its cell {folder.name} is {run.state}, not finished")
+    return float(run.validation["loss"]) if run.state == "finished" else math.inf
