@@ -271,6 +271,33 @@ def test_why_a_cell_failed_is_the_end_of_its_log(run_fakes, line, error):
     assert folder.progress(cell).state == "failed"
 
 
+# Takes a place in memory, of which there are `room`, and holds it for a moment.
+CROWDED = (
+    "for place in {places}; do mkdir {out}/place$place 2>/dev/null && mine=$place && break; done;"
+    '[ $mine ] || {{ echo "deeploop train: error: the GPU\'s memory is full; try …" >&2; exit 2; }};'
+    "sleep 0.1; rmdir {out}/place$mine;"
+)
+
+
+@pytest.mark.parametrize(("room", "fit", "failed"), [(2, 2, 0), (1, 1, 0), (0, 1, 5)])
+def test_a_full_card_takes_fewer_cells_at_a_time(tmp_path, monkeypatch, room, fit, failed):
+    grid = Grid("own", "tiny", along("seed", range(5)), {"optim.steps": 4, "optim.warmup_steps": 2})
+    folder = SweepFolder(tmp_path, grid, grid.cells())
+    asked = folder.next_command
+
+    def command(cell):
+        places = " ".join(map(str, range(room)))
+        line = CROWDED.format(out=tmp_path, places=places) + FINISH.format(run=folder.run_folder(cell))
+        return asked(cell) and ["sh", "-c", line]
+
+    monkeypatch.setattr(folder, "next_command", command)
+    monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
+    local = launch.Local(folder, [{}] * 4, True, lambda running: None)
+    local.run(Stop())
+    assert len(local.slots) - len(local.given_up) == fit
+    assert len(local.failed) == failed
+
+
 def test_asked_to_stop_a_sweep_asks_its_cells_and_says_how_to_go_on(grid_file, tmp_path, monkeypatch, capfd):
     saves = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     monkeypatch.setattr(SweepFolder, "next_command", lambda self, cell: ["sh", "-c", saves])

@@ -144,6 +144,15 @@ def test_what_cannot_be_recorded_is_an_error_that_names_the_cause(monkeypatch):
         replay((torch.ones(2, 3),))
 
 
+def test_a_driver_without_memory_is_no_fault_of_the_recording(monkeypatch):
+    cause = RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be …")
+    replay, _ = refused(monkeypatch, cause, RuntimeError("operation failed due to a previous error"))
+    replay.begin_step()
+    replay((torch.ones(2, 3),))
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        replay((torch.ones(2, 3),))
+
+
 @pytest.mark.parametrize(
     ("changes", "replays"),
     [({}, True), ({"device": {"graph": False}}, False), ({"optim": {"wait_for_escape": True}}, False)],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 ERROR = re.compile(r"deeploop (?:train|eval|sweep): error: (.*)")
+MEMORY_IS_FULL = "the GPU's memory is full"  # how the error of `train` and `eval` begins
 TAIL = 4096  # bytes of a log that its last line lies in
 
 

@@ -15,7 +15,7 @@ from typing import Protocol, TextIO
 import torch
 
 from deeploop.experiments.cells import SweepFolder, is_locked
-from deeploop.experiments.endings import log_error
+from deeploop.experiments.endings import MEMORY_IS_FULL, log_error
 from deeploop.experiments.grids import Cell
 from deeploop.train.progress import StopRequest
 
@@ -53,6 +53,8 @@ class Local:
     minutes: float | None = None
     """After these no cell is started any more."""
     failed: dict[str, str] = field(default_factory=dict)
+    given_up: set[int] = field(default_factory=set)
+    """Slots that their device's memory had no room for beside the others."""
     _begun_at: dict[str, tuple[object, int]] = field(default_factory=dict)
 
     def run(self, stop: StopRequest) -> None:
@@ -64,7 +66,7 @@ class Local:
             while (waiting or working) and not stop.requested:
                 if time.monotonic() > end:  # what was begun may have a second command
                     waiting = [cell for cell in waiting if cell.name in self._begun_at]
-                for number in range(len(self.slots)):
+                for number in set(range(len(self.slots))) - self.given_up:
                     while number not in working and waiting:
                         cell = waiting.pop(0)
                         if command := self._left(cell):  # others may have finished it meanwhile
@@ -102,17 +104,28 @@ class Local:
 
     def _collect(self, working: dict[int, tuple[Cell, Work]], waiting: list[Cell]) -> None:
         """Frees the slots whose processes have ended; a cell with more to do goes first in the queue."""
+        together = set(working)
         for number, (cell, work) in list(working.items()):
             if (code := work.poll()) is None:
                 continue
             del working[number]
             if code != 0:
-                self.failed[cell.name] = note_failure(self.sweep.log_file(cell), code)
+                error = note_failure(self.sweep.log_file(cell), code)
+                if MEMORY_IS_FULL in error and self._beside(number, together):
+                    waiting.insert(0, cell)
+                    if self._beside(number, set(range(len(self.slots))) - self.given_up):
+                        self.given_up.add(number)
+                else:
+                    self.failed[cell.name] = error
             elif self._left(cell):
                 if self._begun_at.get(cell.name) == self._stand(cell):
                     self.failed[cell.name] = note_failure(self.sweep.log_file(cell), code)
                 else:
                     waiting.insert(0, cell)
+
+    def _beside(self, number: int, others: set[int]) -> bool:
+        """Whether one of the others is on this slot's device."""
+        return any(self.slots[other] == self.slots[number] for other in others - {number})
 
     def _stop(self, working: dict[int, tuple[Cell, Work]]) -> None:
         for _, work in working.values():
