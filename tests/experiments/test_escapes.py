@@ -49,6 +49,13 @@ def test_wilson(successes, trials, low, high):
     assert wilson(successes, trials) == pytest.approx((low, high), abs=6e-5)
 
 
+def test_the_share_itself_is_in_its_interval():
+    for trials in range(1, 40):
+        for successes in range(trials + 1):
+            low, high = wilson(successes, trials)
+            assert low <= successes / trials <= high
+
+
 def test_wilson_solves_its_own_equation():
     """Its ends are the shares p at which |k/n − p| is z standard deviations of p itself."""
     for p in wilson(2, 7):

@@ -10,10 +10,10 @@ from run_folders import FLOOR, write_run, write_sweep
 
 from deeploop.cli import main
 from deeploop.experiments import published, report_figures
-from deeploop.experiments.groups import setups
+from deeploop.experiments.groups import Histories, Setup, setups
 from deeploop.experiments.page import MISSING
 from deeploop.experiments.report import ReportArgs, run
-from deeploop.experiments.report_tables import accuracy_cells
+from deeploop.experiments.report_tables import accuracy_cells, p_sweep_table, p_sweeps
 from deeploop.experiments.runs import find_runs
 
 EVIL = "<img src=x onerror=alert(1)> $x_1$ | `a` _"
@@ -104,6 +104,43 @@ def test_the_p_sweep_counts_escapes(made):
     assert table["0.5"][2:4] == ["3/5", "3.73"]
     assert table["0.6"][8] == "2.6000"
     assert table["0.35"][4:] == [MISSING] * 6  # the paper has it, nobody ran it here
+
+
+def test_every_rule_has_its_delta_against_plain_prenorm(tmp_path):
+    for block, loss in (("prenorm", 2.5), ("averaged", 2.25), ("sandwich", 2.0)):
+        write_run(tmp_path / block, block=block, loss=loss)
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    table = {row[1]: row[3] for row in rows(tmp_path / "out", "loss-a")}
+    assert table["Δ pre-norm 1/N − pre-norm"] == "-0.2500"
+    assert table["Δ DeepLoop p=0.5 − pre-norm"] == "-0.5000"
+
+
+def test_ramps_and_cures_are_sweeps_of_their_own(tmp_path):
+    """The paper's recipe first, the gentle ramp before the steep one; two exponents do beside three."""
+    for warmup, bias, exponents in (
+        (10, True, (0.25, 0.5)),
+        (5, False, (0.25, 0.5)),
+        (10, False, (0.25, 0.5, 1)),
+    ):
+        for p in exponents:
+            write_run(
+                tmp_path / f"{warmup}-{bias}-{p}", p=p, warmup_steps=warmup, model={"unigram_bias": bias}
+            )
+    (setup,) = setups(find_runs((tmp_path,)))
+    found = p_sweeps(setup)
+    names = [f"R=3, {rise} a step{cure}" for rise, cure in
+             (("1.0e-04", ""), ("2.0e-04", ""), ("1.0e-04", " + unigram bias"))]  # fmt: skip
+    assert [*found] == names
+    table = p_sweep_table(found, "", "").rows
+    assert [row[1] for row in table if row[0] == names[2]] == ["0.25", "0.5"]
+    assert {row[1] for row in table if row[0] == names[1]} == {"0.25", *(f"{p:g}" for p in published.ESCAPES)}
+    figure = report_figures.exponent_curves(found, Histories())
+    assert [axes.get_title() for axes in figure.axes] == names
+    colours = [{line.get_color() for line in axes.lines if len(line.get_xdata()) > 2} for axes in figure.axes]
+    assert [len(own) for own in colours] == [3, 2, 2]
+    assert colours[1] == colours[2] < colours[0]  # an exponent has one colour everywhere
+    del found[names[0]]
+    assert p_sweeps(Setup("A", tuple(one for own in found.values() for one in own))) == {}
 
 
 def test_accuracy_is_at_the_trained_rounds(made):

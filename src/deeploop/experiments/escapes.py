@@ -68,7 +68,7 @@ class Count:
 
 
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share: it stays in [0, 1] and has a width also at 0 and at all."""
+    """Wilson's score interval of a share: in [0, 1], around the share, and with a width also at 0 and all."""
     if not 0 <= successes <= trials:
         raise ValueError(f"successes={successes}: must be between 0 and trials={trials}")
     if trials == 0:
@@ -78,7 +78,7 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
     centre = share + weight / 2
     half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials))
     low, high = (centre - half) / (1 + weight), (centre + half) / (1 + weight)
-    return max(0.0, low), min(1.0, high)
+    return min(share, max(0.0, low)), max(share, min(1.0, high))  # 5 of 5 would round to below 1
 
 
 def read_outcome(run: Path, axes: Mapping[str, Any], compare_at: int | None = None) -> Outcome | None:

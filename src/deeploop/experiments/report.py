@@ -8,6 +8,7 @@ OUT/tables/*.csv    every table, cell for cell
 import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -180,13 +181,15 @@ def compute_section(groups: Sequence[Setup], runs: Sequence[Run]) -> Section:
 
 
 def curve_pictures(groups: Sequence[Setup], histories: Histories) -> list[Part]:
-    return [
-        Picture(
-            name, figures.loss_curves(setup, histories), f"Training loss, means of 5 lines: {setup.title}."
-        )
-        for name, setup in named("curves", groups)
-        if any(len(histories[one].curve) > 1 for one in setup.runs)
-    ]
+    parts: list[Part] = []
+    for name, setup in named("curves", groups):
+        if not any(len(histories[one].curve) > 1 for one in setup.runs):
+            continue
+        sweeps = tables.p_sweeps(setup)
+        is_all = sum(map(len, sweeps.values())) == len(setup.runs)
+        draw = partial(figures.exponent_curves, sweeps) if is_all else partial(figures.loss_curves, setup)
+        parts.append(Picture(name, draw(histories), f"Training loss, means of 5 lines: {setup.title}."))
+    return parts
 
 
 def kappa_section(runs: Sequence[Run], histories: Histories) -> Section:

@@ -1,11 +1,15 @@
 """The figures of a report. No torch. The paper's numbers are dashed, ours solid."""
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from statistics import fmean
 
+import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from deeploop.experiments import published
@@ -72,83 +76,129 @@ def loss_against_rounds(setup: Setup, histories: Histories) -> Figure | None:
 
 def loss_curves(setup: Setup, histories: Histories) -> Figure:
     """Training loss, a panel for each R, a line for each run, the unigram floor dashed."""
-    rounds = setup.rounds
-    wide = min(4, len(rounds))
-    tall = -(-len(rounds) // wide)
-    figure = Figure(figsize=(max(5.2, 3.1 * wide), 3.2 * tall), layout="constrained")
-    grid = figure.subplots(tall, wide, sharex=True, sharey=True, squeeze=False).flat
     own = colours(setup.rows)
-    for R, axes in zip(rounds, grid, strict=False):
-        for label, cells in setup.rows.items():
-            for index, run in enumerate(cells[R].runs if R in cells else ()):
-                curve = histories[run].curve
-                losses = running_mean([loss for _, loss in curve], 5)
-                name = plain(label) if index == 0 else None
-                axes.plot(
-                    [step for step, _ in curve], losses, color=own[label], lw=1.1, alpha=0.85, label=name
-                )
-        floors = [run.validation["floor"] for run in setup.runs if run.validation.get("floor")]
+    panels = {
+        f"R = {R}": [
+            (plain(label), own[label], run)
+            for label, cells in setup.rows.items()
+            for run in (cells[R].runs if R in cells else ())
+        ]
+        for R in setup.rounds
+    }
+    return draw_curves(panels, histories)
+
+
+def exponent_curves(sweeps: dict[str, list[Run]], histories: Histories) -> Figure:
+    """Training loss, a panel for each ramp, a line for each run, coloured by its exponent."""
+    exponents = sorted({run.fields["model.p"] for runs in sweeps.values() for run in runs})
+    shades = matplotlib.colormaps["viridis"].resampled(len(exponents) + 2)  # both ends vanish on some page
+    own = {p: to_hex(shades(index + 1)) for index, p in enumerate(exponents)}
+    panels = {
+        plain(ramp): [
+            (f"p = {p:g}", own[p], run)
+            for run in sorted(runs, key=lambda run: run.fields["model.p"])
+            for p in [run.fields["model.p"]]
+        ]
+        for ramp, runs in sweeps.items()
+    }
+    return draw_curves(panels, histories)
+
+
+def draw_curves(panels: dict[str, list[tuple[str, str, Run]]], histories: Histories) -> Figure:
+    """Title → label, colour and run of each line; one legend for all panels."""
+    wide = 3 if len(panels) in (5, 6) else min(4, len(panels))
+    tall = -(-len(panels) // wide)
+    figure = Figure(figsize=(max(5.2, 3.1 * wide), 3.0 * tall + 0.6), layout="constrained")
+    grid = figure.subplots(tall, wide, sharex=True, sharey=True, squeeze=False).flat
+    named: dict[str, Line2D] = {}
+    for (title, lines), axes in zip(panels.items(), grid, strict=False):
+        for label, colour, run in lines:
+            curve = histories[run].curve
+            losses = running_mean([loss for _, loss in curve], 5)
+            (line,) = axes.plot([step for step, _ in curve], losses, color=colour, lw=1.1, alpha=0.85)
+            named.setdefault(label, line)
+        floors = [run.validation["floor"] for *_, run in lines if run.validation.get("floor")]
         if floors:
-            axes.axhline(floors[0], color=INK, ls="--", lw=1)
-            place = {
-                "xy": (1, floors[0]),
-                "xycoords": ("axes fraction", "data"),
-                "ha": "right",
-                "va": "bottom",
-            }
-            axes.annotate("unigram floor", fontsize=8, **place)
-        axes.set_title(f"R = {R}")
+            named["unigram floor"] = axes.axhline(floors[0], color=INK, ls="--", lw=1)
+        axes.set_title(title, fontsize=10)
         axes.set_xlabel("step")
-        axes.legend(frameon=False, labelcolor=INK, fontsize=7)
+        axes.tick_params(labelbottom=True)  # the panel below may be an empty place
     for axes in list(grid):
         axes.set_visible(False)
     figure.axes[0].set_ylabel("training loss (nats a token)")
+    ranked = sorted(named, key=lambda label: label == "unigram floor")
+    figure.legend(
+        [named[label] for label in ranked], ranked, loc="outside lower center", ncols=max(2, wide + 1),
+        frameon=False, labelcolor=INK, fontsize=8,
+    )  # fmt: skip
     return finish(figure)
 
 
 def p_sweep_figure(sweeps: dict[str, list[Run]]) -> Figure:
-    """Above, the loss of every run: circles escape, crosses do not. Below, the shares, beside the paper's."""
-    figure = Figure(figsize=(max(5.6, 4.6 * len(sweeps)), 5.6), layout="constrained")
-    grid = figure.subplots(2, len(sweeps), sharex=True, sharey="row", squeeze=False, height_ratios=[2, 1])
-    for column, (ramp, runs) in enumerate(sweeps.items()):
-        losses, shares = grid[0, column], grid[1, column]
-        found = [one for one in outcomes(runs) if one.loss is not None]
-        for escaped, style, colour in ((True, "o", COLOURS[0]), (False, "x", RED)):
-            own = [(one.axes["p"], one.loss) for one in found if one.escaped == escaped]
-            label = "escapes" if escaped else "does not"
-            losses.plot(
-                [p for p, _ in own], [loss for _, loss in own], style, color=colour, label=label, ms=5
-            )
-        counts = sorted(tally(outcomes(runs)), key=lambda count: count.axes["p"])
-        means = [(count.axes["p"], count.mean_loss) for count in counts if count.mean_loss is not None]
-        losses.plot(
-            [p for p, _ in means],
-            [loss for _, loss in means],
-            "-",
-            color=COLOURS[0],
-            lw=1.2,
-            label="mean of those that escape",
-        )
-        floors = [run.validation["floor"] for run in runs if run.validation.get("floor")]
-        if floors:
-            losses.axhline(floors[0], color=INK, ls="--", lw=1, label="unigram floor")
-        known = [count for count in counts if count.seeds]
-        ps, share = [count.axes["p"] for count in known], [count.escaped / count.seeds for count in known]
-        bars = [[s - count.escaped_interval[0] for s, count in zip(share, known, strict=True)],
-                [count.escaped_interval[1] - s for s, count in zip(share, known, strict=True)]]  # fmt: skip
-        shares.errorbar(
-            ps, share, yerr=bars, fmt="o-", color=COLOURS[0], ms=4, lw=1.4, elinewidth=0.8, label="here, 95%"
-        )
-        theirs = [value.number / published.SWEEP_SEEDS for value in published.ESCAPES.values()]
-        shares.plot([*published.ESCAPES], theirs, "s--", color=INK, ms=3, lw=1, label="paper")
-        shares.set_ylim(-0.05, 1.05)
+    """Pairs of panels: the loss of every run (circles escape, crosses do not), and the shares that do."""
+    wide = min(3, len(sweeps))
+    tall = -(-len(sweeps) // wide)
+    figure = Figure(figsize=(max(5.6, 4.2 * wide), 5.2 * tall), layout="constrained")
+    grid = figure.subplots(
+        2 * tall, wide, sharex=True, sharey="row", squeeze=False, height_ratios=[2, 1] * tall
+    )
+    for index, (ramp, runs) in enumerate(sweeps.items()):
+        row, column = divmod(index, wide)
+        losses, shares = grid[2 * row : 2 * row + 2, column]
+        draw_losses(losses, runs)
+        draw_shares(shares, runs)
+        losses.set_title(plain(ramp), fontsize=10)
         shares.set_xlabel("exponent p")
-        losses.set_title(plain(ramp))
-    grid[0, 0].set_ylabel("validation loss (nats a token)")
-    grid[1, 0].set_ylabel("share that escapes")
-    for axes in grid[:, 0]:
+    for index in range(len(sweeps), tall * wide):
+        for axes in grid[-2:, index % wide]:
+            axes.set_visible(False)
+    for row in range(tall):
+        grid[2 * row, 0].set_ylabel("validation loss (nats a token)")
+        grid[2 * row + 1, 0].set_ylabel("share that escapes")
+    for axes in grid[:2, 0]:
         axes.legend(frameon=False, labelcolor=INK, fontsize=8)
     return finish(figure)
+
+
+def draw_losses(axes: Axes, runs: Sequence[Run]) -> None:
+    found = [one for one in outcomes(runs) if one.loss is not None]
+    for escaped, style, colour, label in (
+        (True, "o", COLOURS[0], "escapes"),
+        (False, "x", RED, "does not"),
+    ):
+        own = [one for one in found if one.escaped == escaped]
+        ps, losses = [one.axes["p"] for one in own], [one.loss or math.nan for one in own]
+        axes.plot(ps, losses, style, color=colour, label=label, ms=5)
+    counts = sorted(tally(found), key=lambda count: count.axes["p"])
+    means = [(count.axes["p"], count.mean_loss) for count in counts if count.mean_loss is not None]
+    axes.plot(
+        [p for p, _ in means],
+        [loss for _, loss in means],
+        "-",
+        color=COLOURS[0],
+        lw=1.2,
+        label="mean of those that escape",
+    )
+    floors = [run.validation["floor"] for run in runs if run.validation.get("floor")]
+    if floors:
+        axes.axhline(floors[0], color=INK, ls="--", lw=1, label="unigram floor")
+
+
+def draw_shares(axes: Axes, runs: Sequence[Run]) -> None:
+    """With Wilson's intervals, and the paper's dashed beside them."""
+    counts = sorted(tally(outcomes(runs)), key=lambda count: count.axes["p"])
+    known = [count for count in counts if count.seeds]
+    ps, share = [count.axes["p"] for count in known], [count.escaped / count.seeds for count in known]
+    bars = [
+        [s - count.escaped_interval[0] for s, count in zip(share, known, strict=True)],
+        [count.escaped_interval[1] - s for s, count in zip(share, known, strict=True)],
+    ]
+    axes.errorbar(
+        ps, share, yerr=bars, fmt="o-", color=COLOURS[0], ms=4, lw=1.4, elinewidth=0.8, label="here, 95%"
+    )
+    theirs = [value.number / published.SWEEP_SEEDS for value in published.ESCAPES.values()]
+    axes.plot([*published.ESCAPES], theirs, "s--", color=INK, ms=3, lw=1, label="paper")
+    axes.set_ylim(-0.05, 1.05)
 
 
 def accuracy_figure(setup: Setup, shots: int) -> Figure | None:

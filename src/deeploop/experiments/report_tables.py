@@ -62,15 +62,15 @@ def paper_loss_row(size: str, block: str, rounds: Sequence[int]) -> list[str]:
 
 def our_deltas(setup: Setup, histories: Histories, rounds: Sequence[int]) -> list[tuple[str, list[str]]]:
     """Method − pre-norm where both have a mean; nothing where pre-norm has several rows to choose from."""
-    base = [cells for label, cells in setup.rows.items() if label.startswith("pre-norm")]
-    if len(base) != 1:
+    bases = [label for label in setup.rows if label.partition(",")[0] == "pre-norm"]
+    if len(bases) != 1:
         return []
-    found = []
-    for label, cells in setup.rows.items():
-        if not label.startswith("pre-norm"):
-            texts = [delta(cells.get(R), base[0].get(R), histories) for R in rounds]
-            found.append((label, texts))
-    return found
+    base = setup.rows[bases[0]]
+    return [
+        (label, [delta(cells.get(R), base.get(R), histories) for R in rounds])
+        for label, cells in setup.rows.items()
+        if label not in bases
+    ]
 
 
 def delta(cell: Cell | None, base: Cell | None, histories: Histories) -> str:
@@ -178,13 +178,20 @@ def evaluation_notes(runs: Sequence[Run]) -> list[str]:
 
 # ── Appendix C: the p-sweep ─────────────────────────────────────────────────────────────────────────────
 def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
-    """Ramp (and R) → sandwich runs over at least three exponents."""
-    own = [run for run in setup.runs if is_sandwich(run)]
-    found: dict[str, list[Run]] = {}
-    for run in own:
+    """Ramp (R, cure) → sandwich runs over exponents; none unless one ramp has three of them.
+
+    The paper's recipe first, cures after it, gentle ramps before steep ones.
+    """
+    found: dict[tuple[str, int, float], list[Run]] = {}
+    for run in filter(is_sandwich, setup.runs):
         rise = run.fields["optim.peak_lr"] / max(1, run.fields["optim.warmup_steps"])
-        found.setdefault(f"R={run.fields['model.rounds']}, {rise:.1e} a step{cure(run)}", []).append(run)
-    return {ramp: runs for ramp, runs in found.items() if len({run.fields["model.p"] for run in runs}) >= 3}
+        found.setdefault((cure(run), run.fields["model.rounds"], rise), []).append(run)
+    exponents = {key: len({run.fields["model.p"] for run in runs}) for key, runs in found.items()}
+    if max(exponents.values(), default=0) < 3:
+        return {}
+    return {
+        f"R={key[1]}, {key[2]:.1e} a step{key[0]}": found[key] for key in sorted(found) if exponents[key] > 1
+    }
 
 
 def outcomes(runs: Sequence[Run]) -> list[Outcome]:
@@ -202,7 +209,8 @@ def p_sweep_table(sweeps: dict[str, list[Run]], label: str, name: str) -> Table:
     rows = []
     for ramp, runs in sweeps.items():
         counts = {count.axes["p"]: count for count in tally(outcomes(runs))}
-        for p in sorted({*counts, *published.ESCAPES}):
+        beside = () if any(map(cure, runs)) else published.ESCAPES  # which has the paper's recipe alone
+        for p in sorted({*counts, *beside}):
             paper, loss = published.ESCAPES.get(p), published.SWEEP_LOSS.get(p)
             theirs = [
                 f"{paper.printed}/{published.SWEEP_SEEDS}" if paper else MISSING,
