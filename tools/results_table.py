@@ -10,6 +10,7 @@ where a SELECTOR names one number of the files beside it:
 {"median": "train", "field": "tokens_per_s"}      over all such lines
 {"escaped_in": "seeds.json", "where": {…}}        entries, as in `where`, whose last validation escaped
 {"escaped_runs": "paper-p0.5-*"}                  run folders whose last validation escaped
+{"mean_loss": "prenorm-rounds7-*"}                of the last validations of these run folders
 {"json": "gamma.json", "path": ["…", "gamma"]}    a number in a JSON file
 any of them with "file": a metrics file of another name, "times": a factor
 """
@@ -17,7 +18,7 @@ any of them with "file": a metrics file of another name, "times": a factor
 import json
 import sys
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from deeploop.train.metrics import read_metrics
@@ -33,8 +34,9 @@ def value(folder: Path, selector: dict[str, Any]) -> float:
         chosen = [one for one in entries if selector["where"].items() <= one.items()]
         return sum(one["validations"][-1]["verdict"] == "escaped" for one in chosen)
     if "escaped_runs" in selector:
-        lasts = [read_metrics(run, "validation")[-1] for run in folder.glob(selector["escaped_runs"])]
-        return sum(last["verdict"] == "escaped" for last in lasts)
+        return sum(last["verdict"] == "escaped" for last in lasts(folder, selector["escaped_runs"]))
+    if "mean_loss" in selector:
+        return fmean(last["loss"] for last in lasts(folder, selector["mean_loss"]))
     if "json" in selector:
         found = json.loads((folder / selector["json"]).read_text(encoding="utf-8"))
         for key in selector["path"]:
@@ -46,6 +48,14 @@ def value(folder: Path, selector: dict[str, Any]) -> float:
     if not numbers:
         raise ValueError(f"{folder}: no {kind} line has {selector['field']}")
     return (numbers[-1] if "last" in selector else median(numbers)) * selector.get("times", 1)
+
+
+def lasts(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    """The last validation of each run folder that the pattern names."""
+    found = [read_metrics(run, "validation")[-1] for run in sorted(folder.glob(pattern))]
+    if not found:
+        raise ValueError(f"{folder}: no run is named {pattern}")
+    return found
 
 
 def row(folder: Path) -> tuple[int, str]:
