@@ -5,8 +5,8 @@
 For each R, exponent and seed the border between ramps that escape and ramps that stay collapsed is closed in
 on: by factors of two from --ramp until both are seen, then by halves of the logarithm. A start escapes if
 its last look is more than 0.1 nats below the unigram floor with a token similarity below 0.95. Every start
-is kept in --out/ramp.json and not repeated; the table and ramp.png have the borders beside docs/escape.md's
-prediction r* ∝ R^-(1-p)/n with n = 2 and n = 1 factors.
+is kept in --out/ramp.json and not repeated; the table and ramp.png have the borders beside the law that was
+measured over exponents, r* ∝ R^-(1-p) (docs/escape.md).
 """
 
 import argparse
@@ -22,6 +22,9 @@ from escape_threshold import base_config, exponent
 from tqdm import tqdm
 
 from deeploop.experiments.page import text_table
+from deeploop.models import GPTConfig
+from deeploop.theory.escape import critical_ramp, ramp_exponent
+from deeploop.theory.scaling import ScalingRule
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.loop import open_run, train_step
@@ -76,7 +79,7 @@ def close_in(first: float, escapes: Callable[[float], bool], halvings: int) -> t
     return low, high
 
 
-def draw(borders: dict[tuple[float, int, int], tuple[float, float]], path: Path) -> None:
+def draw(borders: dict[tuple[float, int, int], tuple[float, float]], model: GPTConfig, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -91,9 +94,15 @@ def draw(borders: dict[tuple[float, int, int], tuple[float, float]], path: Path)
             [r - low for r, (_, (low, _)) in zip(ramps, mine, strict=True)],
             [high - r for r, (_, (_, high)) in zip(ramps, mine, strict=True)],
         ]
-        axes.errorbar(rounds, ramps, yerr=reach, fmt="o", capsize=3, label=f"p = {p:g}{slope}")
+        bars = axes.errorbar(rounds, ramps, yerr=reach, fmt="o", capsize=3, label=f"p = {p:g}{slope}")
+        law = [(R, critical_ramp(model.blocks * R, ScalingRule(p), model.width)) for R in sorted(set(rounds))]
+        label = f"expected, R^{float(ramp_exponent(p)):g}"
+        axes.plot(*zip(*law, strict=True), "--", color=bars.lines[0].get_color(), label=label)
     axes.set(xscale="log", yscale="log", xlabel="rounds R", ylabel="steepest ramp that escapes")
     axes.minorticks_off()
+    low, high = axes.get_ylim()
+    marks = [mark for e in range(-8, -2) for m in (1, 2, 3, 5, 7) if low < (mark := m * 10.0**e) < high]
+    axes.set_yticks(marks, [f"{mark:.0e}" for mark in marks])
     axes.set_xticks(ticks := sorted({R for _, R, _ in borders}), [str(R) for R in ticks])
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.savefig(path, dpi=150)
@@ -157,8 +166,8 @@ def main() -> None:
         mine = [(R, math.sqrt(low * high)) for (q, R, _), (low, high) in borders.items() if q == p]
         if len({R for R, _ in mine}) > 1:
             slope = exponent(*map(list, zip(*mine, strict=True)))
-            print(f"p = {p:g}: r* ~ R^{slope:.2f}; two factors R^{(p - 1) / 2:.3f}, one R^{p - 1:.2f}")
-    draw(borders, options.out / "ramp.png")
+            print(f"p = {p:g}: r* ~ R^{slope:.2f}, expected R^{float(ramp_exponent(p)):.2f}")
+    draw(borders, model, options.out / "ramp.png")
 
 
 if __name__ == "__main__":

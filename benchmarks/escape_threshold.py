@@ -23,7 +23,7 @@ from tqdm import tqdm
 from deeploop.experiments.page import text_table
 from deeploop.experiments.paper_grids import GPU
 from deeploop.experiments.recipes import get_recipe
-from deeploop.theory.escape import critical_sum, ramp_exponent
+from deeploop.theory.escape import critical_sum, sum_exponent
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
@@ -98,7 +98,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         slope = exponent(*map(list, zip(*mine, strict=True)))
         (points,) = axes.plot(*zip(*mine, strict=True), "o", label=f"p = {p:g}: R^{slope:.2f}")
         model = sorted({(row["rounds"], row["predicted"]) for row in rows if row["p"] == p})
-        label = f"predicted, R^{float(ramp_exponent(p)):g}"
+        label = f"predicted, R^{float(sum_exponent(p)):g}"
         axes.plot(*zip(*model, strict=True), "--", color=points.get_color(), label=label)
     axes.set(xscale="log", yscale="log", xlabel="rounds R", ylabel="sum of rates at similarity ½")
     axes.minorticks_off()
@@ -167,7 +167,7 @@ def main() -> None:
         mine = [row for row in rows if row["p"] == p and row["S"]]
         if len({row["rounds"] for row in mine}) > 1:
             slope = exponent([row["rounds"] for row in mine], [row["S"] for row in mine])
-            print(f"p = {p:g}: S ~ R^{slope:.2f}, predicted R^{float(ramp_exponent(p)):.3f}")
+            print(f"p = {p:g}: S ~ R^{slope:.2f}, predicted R^{float(sum_exponent(p)):.3f}")
     draw(rows, options.out / "threshold.png")
 
 

@@ -6,7 +6,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from deeploop.theory import DEEPLOOP, DEEPNORM, ScalingRule, critical_ramp, critical_sum, ramp_exponent
+from deeploop.theory import (
+    DEEPLOOP,
+    DEEPNORM,
+    ScalingRule,
+    critical_ramp,
+    critical_sum,
+    ramp_exponent,
+    sum_exponent,
+)
 from deeploop.theory.escape import OVERLAP, similarity, turn
 
 WIDTH, N = 256, 18
@@ -62,18 +70,33 @@ def test_the_critical_sum_is_where_the_visits_have_turned_a_state_by_one():
 
 @pytest.mark.parametrize("p", [Fraction(1, 4), Fraction(1, 2), 0.75, 1])
 @pytest.mark.parametrize("factors", [1, 2, 3])
-def test_the_exponent_is_the_slope_over_rounds_at_fixed_blocks(p, factors):
-    few, many = (critical_ramp(6 * R, ScalingRule(p), 512, factors=factors) for R in (3, 48))
-    slope = math.log(many / few) / math.log(16)
-    assert float(ramp_exponent(p, factors=factors)) == pytest.approx(slope, abs=1e-12)
+def test_exponents_are_slopes_over_rounds_at_fixed_blocks(p, factors):
+    rule = ScalingRule(p)
+
+    def slope(f):
+        return pytest.approx(math.log(f(6 * 48) / f(6 * 3)) / math.log(16), abs=1e-12)
+
+    assert float(sum_exponent(p, factors=factors)) == slope(
+        lambda N: critical_sum(N, rule, 512, factors=factors)
+    )
+    assert float(ramp_exponent(p)) == slope(lambda N: critical_ramp(N, rule, 512))
 
 
-def test_the_papers_exponent_asks_for_a_ramp_that_falls_as_the_fourth_root_of_r():
-    assert ramp_exponent(Fraction(1, 2)) == Fraction(-1, 4)
-    assert ramp_exponent(1) == 0
+def test_the_papers_exponent_asks_for_a_ramp_that_falls_as_the_root_of_r():
+    assert sum_exponent(Fraction(1, 2)) == Fraction(-1, 4)
+    assert ramp_exponent(Fraction(1, 2)) == Fraction(-1, 2)
+    assert sum_exponent(1) == ramp_exponent(1) == 0
 
 
-def test_thresholds_at_the_size_that_was_measured():
-    """K = 6, R = 3, width 512: p = ½ trained at 1.7e-6 a step and not at 3.3e-6, p = ¼ not at 1.7e-6."""
-    assert 1.7e-6 < critical_ramp(18, DEEPLOOP, 512) < 3.3e-6
-    assert critical_ramp(18, DEEPNORM, 512) < 1.7e-6
+@pytest.mark.parametrize(
+    ("ramp", "stay", "come_back"),
+    [
+        (1 / 6e5, (0.25, 0.30, 0.35), (0.45, 0.5, 0.75, 1)),
+        (5e-6, (0.25, 0.5, 0.6), (0.75, 1)),
+        (1e-5, (0.5, 0.75), (1,)),
+    ],
+)
+def test_the_critical_ramp_at_the_size_that_was_measured(ramp, stay, come_back):
+    """K = 6, R = 3, width 512: docs/results/p-sweep and escape; p = 1 at 1e-5 is a prototype's."""
+    assert all(critical_ramp(18, ScalingRule(p), 512) < ramp for p in stay)
+    assert all(critical_ramp(18, ScalingRule(p), 512) > ramp for p in come_back)

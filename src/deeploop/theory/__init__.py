@@ -10,7 +10,7 @@ from deeploop.theory.bounds import (
     tied_bound,
     untied_bound,
 )
-from deeploop.theory.escape import critical_ramp, critical_sum, ramp_exponent
+from deeploop.theory.escape import critical_ramp, critical_sum, ramp_exponent, sum_exponent
 from deeploop.theory.plan import Plan, PlanArgs, plan_hierarchy, plan_single
 from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, ScalingRule, averaged_epsilon, factored_epsilon
 from deeploop.theory.visits import (
@@ -49,6 +49,7 @@ __all__ = [
     "ramp_exponent",
     "shared_hierarchy",
     "single_loop",
+    "sum_exponent",
     "tied_bound",
     "untied_bound",
 ]

@@ -18,10 +18,8 @@ from deeploop.theory.scaling import Real, ScalingRule, exact
 
 OVERLAP = 0.6
 """Cosine between what a matrix reads and what it has drifted towards; fitted to five starts."""
-MEMORY = 10.0
-"""Steps that Adam's first moment remembers, 1 / (1 - 0.9)."""
-OVERSHOOT = 0.52
-"""Share of the critical sum that may be added within that memory; fitted to one threshold."""
+RAMP = 3.5e-3
+"""width * N / alpha times the steepest ramp that comes back; fitted to one border of 60 starts."""
 
 
 def turn(N: int, rule: ScalingRule, width: int, S: float, *, factors: int = 2) -> float:
@@ -39,16 +37,20 @@ def critical_sum(N: int, rule: ScalingRule, width: int, *, factors: int = 2) -> 
     return math.pow(rule.alpha(N) / N, 1 / factors) / (OVERLAP * width)
 
 
-def critical_ramp(N: int, rule: ScalingRule, width: int, *, factors: int = 2) -> float:
+def sum_exponent(p: Real, *, factors: int = 2) -> Fraction:
+    """The power of R, at fixed K, with which the critical sum changes: -(1 - p) / factors."""
+    return (exact(p) - 1) / factors
+
+
+def critical_ramp(N: int, rule: ScalingRule, width: int) -> float:
     """The rise of the rate a step, from 0, beyond which a run does not come back from the collapse.
 
-    Under a ramp r the sum is r t^2 / 2, so the rate at the critical sum S* is sqrt(2 r S*). Adam still goes
-    on for MEMORY steps after the gradients have turned, and adds that rate as often: r* is where this is
-    OVERSHOOT times S*.
+    Measured, not derived. That it goes with alpha / N was found over exponents (docs/escape.md); that it
+    goes with 1 / width is the model's.
     """
-    return OVERSHOOT**2 * critical_sum(N, rule, width, factors=factors) / (2 * MEMORY**2)
+    return RAMP * rule.alpha(N) / (N * width)
 
 
-def ramp_exponent(p: Real, *, factors: int = 2) -> Fraction:
-    """The power of R, at fixed K, with which critical sum and critical ramp change: -(1 - p) / factors."""
-    return (exact(p) - 1) / factors
+def ramp_exponent(p: Real) -> Fraction:
+    """The power of R, at fixed K, with which the critical ramp changes: -(1 - p)."""
+    return exact(p) - 1
