@@ -57,6 +57,7 @@ def test_numbers_over_run_folders(tool, tmp_path):
                  {"kind": "validation", "step": 4, "loss": loss, "verdict": verdict}]  # fmt: skip
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert tool.value(tmp_path, {"escaped_runs": "a-*"}) == 1
+    assert tool.value(tmp_path, {"runs": "a-*"}) == 2
     assert tool.value(tmp_path, {"mean_loss": "a-*"}) == 2.5
     with pytest.raises(ValueError, match=r"no run is named c-\*"):
         tool.value(tmp_path, {"mean_loss": "c-*"})

@@ -10,6 +10,7 @@ where a SELECTOR names one number of the files beside it:
 {"median": "train", "field": "tokens_per_s"}      over all such lines
 {"escaped_in": "seeds.json", "where": {…}}        entries, as in `where`, whose last validation escaped
 {"escaped_runs": "paper-p0.5-*"}                  run folders whose last validation escaped
+{"runs": "paper-p0.5-*"}                          how many run folders there are
 {"mean_loss": "prenorm-rounds7-*"}                of the last validations of these run folders
 {"json": "gamma.json", "path": ["…", "gamma"]}    a number in a JSON file
 any of them with "file": a metrics file of another name, "times": a factor
@@ -35,6 +36,8 @@ def value(folder: Path, selector: dict[str, Any]) -> float:
         return sum(one["validations"][-1]["verdict"] == "escaped" for one in chosen)
     if "escaped_runs" in selector:
         return sum(last["verdict"] == "escaped" for last in lasts(folder, selector["escaped_runs"]))
+    if "runs" in selector:
+        return len(lasts(folder, selector["runs"]))
     if "mean_loss" in selector:
         return fmean(last["loss"] for last in lasts(folder, selector["mean_loss"]))
     if "json" in selector:
