@@ -143,6 +143,17 @@ def test_ramps_and_cures_are_sweeps_of_their_own(tmp_path):
     assert p_sweeps(Setup("A", tuple(one for own in found.values() for one in own))) == {}
 
 
+def test_many_variants_share_their_methods_colour_and_name(tmp_path):
+    for peak in (1, 2, 3, 4):
+        for block in ("prenorm", "sandwich"):
+            write_run(tmp_path / f"{block}-{peak}", block=block, peak_lr=peak * 1e-3)
+    (setup,) = setups(find_runs((tmp_path,)))
+    figure = report_figures.loss_curves(setup, Histories())
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["pre-norm", "DeepLoop p=0.5", "unigram floor"]
+    assert len({line.get_color() for line in figure.axes[0].lines if len(line.get_xdata()) > 2}) == 2
+
+
 def test_accuracy_is_at_the_trained_rounds(made):
     (name,) = tables_named(made, "accuracy")
     ours = [row for row in rows(made, name) if row[:4] == ["here", "0-shot", "DeepLoop p=0.5", "3"]]

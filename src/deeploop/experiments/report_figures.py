@@ -39,6 +39,15 @@ def colours(labels: Iterable[str]) -> dict[str, str]:
     return {label: own[label] if label in own else next(rest) for label in names}
 
 
+def legend_names(setup: Setup) -> dict[str, str]:
+    """Row label → what a legend calls it: its method alone where variants are more than there are colours."""
+    many = len(setup.rows) > len(COLOURS)
+    return {
+        label: plain(method(next(iter(cells.values())).runs[0]) if many else label)
+        for label, cells in setup.rows.items()
+    }
+
+
 def finish(figure: Figure, *, legend: Axes | None = None) -> Figure:
     for axes in figure.axes:
         quiet(axes)
@@ -57,14 +66,19 @@ def loss_against_rounds(setup: Setup, histories: Histories) -> Figure | None:
         losses = [published.LOSS[setup.size, block, R].number for R in ROUNDS]
         left.plot(ROUNDS, losses, "o--", color=colour, label=published.METHODS[block], ms=4, lw=1.4)
     left.set_title(f"paper, GPT-2 {setup.size}")
-    own = colours(setup.rows)
+    called = legend_names(setup)
+    own = colours(dict.fromkeys(called.values()))
+    shown = set()
     for label, cells in setup.rows.items():
+        name = called[label]
         points = [(R, cell.losses(histories)) for R, cell in cells.items()]
         points = [(R, losses) for R, losses in points if losses]
         for R, losses in points:
-            right.plot([R] * len(losses), losses, ".", color=own[label], alpha=0.6)
+            right.plot([R] * len(losses), losses, ".", color=own[name], alpha=0.6)
         means = [fmean(losses) for _, losses in points]
-        right.plot([R for R, _ in points], means, "o-", color=own[label], label=plain(label), ms=4, lw=1.6)
+        first = name if name not in shown else None
+        right.plot([R for R, _ in points], means, "o-", color=own[name], label=first, ms=4, lw=1.6)
+        shown.add(name)
     right.set_title("here: mean, and each seed")
     for axes in (left, right):
         axes.set_xticks(sorted({*ROUNDS, *setup.rounds}))
@@ -76,10 +90,11 @@ def loss_against_rounds(setup: Setup, histories: Histories) -> Figure | None:
 
 def loss_curves(setup: Setup, histories: Histories) -> Figure:
     """Training loss, a panel for each R, a line for each run, the unigram floor dashed."""
-    own = colours(setup.rows)
+    called = legend_names(setup)
+    own = colours(dict.fromkeys(called.values()))
     panels = {
         f"R = {R}": [
-            (plain(label), own[label], run)
+            (called[label], own[called[label]], run)
             for label, cells in setup.rows.items()
             for run in (cells[R].runs if R in cells else ())
         ]
@@ -108,7 +123,7 @@ def draw_curves(panels: dict[str, list[tuple[str, str, Run]]], histories: Histor
     """Title → label, colour and run of each line; one legend for all panels."""
     wide = 3 if len(panels) in (5, 6) else min(4, len(panels))
     tall = -(-len(panels) // wide)
-    figure = Figure(figsize=(max(5.2, 3.1 * wide), 3.0 * tall + 0.6), layout="constrained")
+    figure = Figure(figsize=(max(5.2, 3.1 * wide), 3.0 * tall + 0.8), layout="constrained")
     grid = figure.subplots(tall, wide, sharex=True, sharey=True, squeeze=False).flat
     named: dict[str, Line2D] = {}
     for (title, lines), axes in zip(panels.items(), grid, strict=False):
@@ -127,8 +142,11 @@ def draw_curves(panels: dict[str, list[tuple[str, str, Run]]], histories: Histor
         axes.set_visible(False)
     figure.axes[0].set_ylabel("training loss (nats a token)")
     ranked = sorted(named, key=lambda label: label == "unigram floor")
+    fit = int(
+        14 * figure.get_figwidth() / (6 + max(map(len, ranked)))
+    )  # letters of the legend's size an inch
     figure.legend(
-        [named[label] for label in ranked], ranked, loc="outside lower center", ncols=max(2, wide + 1),
+        [named[label] for label in ranked], ranked, loc="outside lower center", ncols=max(1, min(6, fit)),
         frameon=False, labelcolor=INK, fontsize=8,
     )  # fmt: skip
     return finish(figure)
