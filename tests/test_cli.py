@@ -285,10 +285,18 @@ def test_a_reader_that_left_is_no_error(arguments):
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors …"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …"),
+    ],
+)
 @pytest.mark.parametrize(("size", "tried"), [(0, "N with an N below the one printed at the start"), (6, "3")])
-def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tried):
+def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tried, error):
     def full(config):
-        raise torch.OutOfMemoryError
+        raise error
 
     monkeypatch.setattr("deeploop.train.loop.train", full)
     words = ["train", "tiny", "--out", tmp_path / "run", "--device.micro-batch", size]

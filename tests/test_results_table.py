@@ -58,6 +58,9 @@ def test_numbers_over_run_folders(tool, tmp_path):
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert tool.value(tmp_path, {"escaped_runs": "a-*"}) == 1
     assert tool.value(tmp_path, {"runs": "a-*"}) == 2
-    assert tool.value(tmp_path, {"mean_loss": "a-*"}) == 2.5
+    assert tool.value(tmp_path, {"mean_loss": "*"}) == 5.5
     with pytest.raises(ValueError, match=r"no run is named c-\*"):
         tool.value(tmp_path, {"mean_loss": "c-*"})
+    (tmp_path / "c-0").mkdir()
+    with pytest.raises(ValueError, match="c-0: its last validation has no loss"):
+        tool.value(tmp_path, {"runs": "c-*"})

@@ -11,9 +11,9 @@ where a SELECTOR names one number of the files beside it:
 {"escaped_in": "seeds.json", "where": {…}}        entries, as in `where`, whose last validation escaped
 {"escaped_runs": "paper-p0.5-*"}                  run folders whose last validation escaped
 {"runs": "paper-p0.5-*"}                          how many run folders there are
-{"mean_loss": "prenorm-rounds7-*"}                of the last validations of these run folders
+{"mean_loss": "prenorm-rounds7-*"}                of the last validations of those that did not collapse
 {"json": "gamma.json", "path": ["…", "gamma"]}    a number in a JSON file
-any of them with "file": a metrics file of another name, "times": a factor
+the first two with "file": a metrics file of another name; these and "json" with "times": a factor
 """
 
 import json
@@ -35,11 +35,13 @@ def value(folder: Path, selector: dict[str, Any]) -> float:
         chosen = [one for one in entries if selector["where"].items() <= one.items()]
         return sum(one["validations"][-1]["verdict"] == "escaped" for one in chosen)
     if "escaped_runs" in selector:
-        return sum(last["verdict"] == "escaped" for last in lasts(folder, selector["escaped_runs"]))
+        verdicts = [last["verdict"] for last in last_validations(folder, selector["escaped_runs"])]
+        return verdicts.count("escaped")
     if "runs" in selector:
-        return len(lasts(folder, selector["runs"]))
+        return len(last_validations(folder, selector["runs"]))
     if "mean_loss" in selector:
-        return fmean(last["loss"] for last in lasts(folder, selector["mean_loss"]))
+        lasts = last_validations(folder, selector["mean_loss"])
+        return fmean(last["loss"] for last in lasts if last["verdict"] != "collapsed")
     if "json" in selector:
         found = json.loads((folder / selector["json"]).read_text(encoding="utf-8"))
         for key in selector["path"]:
@@ -53,12 +55,15 @@ def value(folder: Path, selector: dict[str, Any]) -> float:
     return (numbers[-1] if "last" in selector else median(numbers)) * selector.get("times", 1)
 
 
-def lasts(folder: Path, pattern: str) -> list[dict[str, Any]]:
-    """The last validation of each run folder that the pattern names."""
-    found = [read_metrics(run, "validation")[-1] for run in sorted(folder.glob(pattern))]
+def last_validations(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    """Of each run folder that the pattern names."""
+    found = {run: read_metrics(run, "validation") for run in sorted(folder.glob(pattern))}
+    for run, validations in found.items():
+        if not validations or validations[-1]["loss"] is None:
+            raise ValueError(f"{run}: its last validation has no loss")
     if not found:
         raise ValueError(f"{folder}: no run is named {pattern}")
-    return found
+    return [validations[-1] for validations in found.values()]
 
 
 def row(folder: Path) -> tuple[int, str]:

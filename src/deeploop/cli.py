@@ -124,17 +124,18 @@ def _train(arguments: list[str]) -> int:
         return 0
     recipe = get_recipe(choice)
     config = _parse(type(recipe), rest, prog=f"deeploop train {choice}", default=recipe)
-    from torch import OutOfMemoryError
-
+    from deeploop.experiments.endings import MEMORY_IS_FULL, is_out_of_memory
     from deeploop.train.loop import train
 
     try:
         result = train(config)
-    except OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         size = config.device.micro_batch
         smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
         raise ValueError(
-            "the GPU's memory is full; try --device.no-graph, --device.recompute block, or "
+            f"{MEMORY_IS_FULL}; try --device.no-graph, --device.recompute block, or "
             f"--device.micro-batch {smaller}"
         ) from None
     if int(os.environ.get("RANK", 0)) == 0:

@@ -12,7 +12,7 @@ from deeploop.cli import main
 from deeploop.experiments import published, report_figures
 from deeploop.experiments.groups import Histories, Setup, setups
 from deeploop.experiments.page import MISSING
-from deeploop.experiments.report import ReportArgs, run
+from deeploop.experiments.report import ReportArgs, curve_pictures, run
 from deeploop.experiments.report_tables import accuracy_cells, p_sweep_table, p_sweeps
 from deeploop.experiments.runs import find_runs
 
@@ -115,8 +115,9 @@ def test_every_rule_has_its_delta_against_plain_prenorm(tmp_path):
     assert table["Δ DeepLoop p=0.5 − pre-norm"] == "-0.5000"
 
 
-def test_ramps_and_cures_are_sweeps_of_their_own(tmp_path):
-    """The paper's recipe first, the gentle ramp before the steep one; two exponents do beside three."""
+@pytest.fixture
+def starts(tmp_path):
+    """A set-up with three exponents at one ramp, two at a steeper one and two under a cure."""
     for warmup, bias, exponents in (
         (10, True, (0.25, 0.5)),
         (5, False, (0.25, 0.5)),
@@ -127,20 +128,72 @@ def test_ramps_and_cures_are_sweeps_of_their_own(tmp_path):
                 tmp_path / f"{warmup}-{bias}-{p}", p=p, warmup_steps=warmup, model={"unigram_bias": bias}
             )
     (setup,) = setups(find_runs((tmp_path,)))
-    found = p_sweeps(setup)
-    names = [f"R=3, {rise} a step{cure}" for rise, cure in
-             (("1.0e-04", ""), ("2.0e-04", ""), ("1.0e-04", " + unigram bias"))]  # fmt: skip
-    assert [*found] == names
-    table = p_sweep_table(found, "", "").rows
-    assert [row[1] for row in table if row[0] == names[2]] == ["0.25", "0.5"]
-    assert {row[1] for row in table if row[0] == names[1]} == {"0.25", *(f"{p:g}" for p in published.ESCAPES)}
-    figure = report_figures.exponent_curves(found, Histories())
-    assert [axes.get_title() for axes in figure.axes] == names
+    return setup
+
+
+GENTLE, STEEP, CURED = (
+    "R=3, 1.0e-04 a step",
+    "R=3, 2.0e-04 a step",
+    "R=3, 1.0e-04 a step + unigram bias",
+)
+
+
+def test_ramps_and_cures_are_sweeps_of_their_own(starts):
+    found = p_sweeps(starts)
+    assert [*found] == [GENTLE, STEEP, CURED]
+    few = (*found[STEEP], *found[CURED])
+    assert p_sweeps(Setup("A", few)) == {}
+
+
+def test_ramps_that_are_printed_alike_are_one_sweep(tmp_path):
+    for p in (0.25, 0.5, 1):
+        for warmup in (600, 590):
+            write_run(tmp_path / f"{p}-{warmup}", p=p, warmup_steps=warmup)
+    (setup,) = setups(find_runs((tmp_path,)))
+    ((_, runs),) = p_sweeps(setup).items()
+    assert len(runs) == 6
+
+
+def test_the_paper_stands_beside_its_own_recipe_alone(starts):
+    table = p_sweep_table(p_sweeps(starts), "", "").rows
+    assert {row[1] for row in table if row[0] == STEEP} == {"0.25", *(f"{p:g}" for p in published.ESCAPES)}
+    assert [row[1:4] for row in table if row[0] == CURED] == [
+        ["0.25", MISSING, MISSING],
+        ["0.5", MISSING, MISSING],
+    ]
+    panels = report_figures.p_sweep_figure(p_sweeps(starts)).axes
+    labels = [{line.get_label() for line in axes.lines} for axes in panels[3:]]
+    assert ["paper" in own for own in labels] == [True, True, False]
+
+
+def test_curves_of_a_p_sweep_are_coloured_by_exponent(starts):
+    figure = report_figures.exponent_curves(p_sweeps(starts), Histories())
+    assert [axes.get_title() for axes in figure.axes] == [GENTLE, STEEP, CURED]
     colours = [{line.get_color() for line in axes.lines if len(line.get_xdata()) > 2} for axes in figure.axes]
     assert [len(own) for own in colours] == [3, 2, 2]
     assert colours[1] == colours[2] < colours[0]  # an exponent has one colour everywhere
-    del found[names[0]]
-    assert p_sweeps(Setup("A", tuple(one for own in found.values() for one in own))) == {}
+
+
+@pytest.mark.parametrize(("count", "rows"), [(1, 1), (3, 1), (4, 2), (5, 2)])
+def test_more_than_three_sweeps_are_drawn_in_rows(starts, count, rows):
+    (runs,) = (runs for name, runs in p_sweeps(starts).items() if name == GENTLE)
+    panels = report_figures.p_sweep_figure({f"{i}": runs for i in range(count)}).axes
+    assert sum(axes.get_visible() for axes in panels) == 2 * count
+    assert len(panels) == 2 * rows * min(3, count)
+    shares = [axes for axes in panels if axes.get_visible() and axes.get_xlabel()]
+    assert len(shares) == count
+    assert all(axes.xaxis.get_tick_params()["labelbottom"] for axes in shares)
+
+
+def test_curves_are_by_method_where_not_all_runs_are_of_a_p_sweep(starts, tmp_path):
+    def titles(setup):
+        (picture,) = curve_pictures([setup], Histories())
+        return [axes.get_title() for axes in picture.figure.axes]
+
+    assert titles(starts) == [GENTLE, STEEP, CURED]
+    write_run(tmp_path / "prenorm", block="prenorm")
+    (setup,) = setups(find_runs((tmp_path,)))
+    assert titles(setup) == ["R = 3"]
 
 
 def test_many_variants_share_their_methods_colour_and_name(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from deeploop.cli import main
 from deeploop.experiments import board, launch, sweep
 from deeploop.experiments.cells import SweepFolder, is_locked
-from deeploop.experiments.endings import log_error
+from deeploop.experiments.endings import MEMORY_IS_FULL, log_error
 from deeploop.experiments.grids import Grid, along
 from deeploop.experiments.sweep import SweepArgs
 from deeploop.train.checkpoint import last_checkpoint
@@ -271,31 +271,76 @@ def test_why_a_cell_failed_is_the_end_of_its_log(run_fakes, line, error):
     assert folder.progress(cell).state == "failed"
 
 
-# Takes a place in memory, of which there are `room`, and holds it for a moment.
+# Takes one of the device's places in memory, and holds it until two were turned away.
 CROWDED = (
-    "for place in {places}; do mkdir {out}/place$place 2>/dev/null && mine=$place && break; done;"
-    '[ $mine ] || {{ echo "deeploop train: error: the GPU\'s memory is full; try …" >&2; exit 2; }};'
-    "sleep 0.1; rmdir {out}/place$mine;"
+    "here={out}/device$CUDA_VISIBLE_DEVICES; mkdir -p $here;"
+    "for place in {places}; do mkdir $here/place$place 2>/dev/null && mine=$place && break; done;"
+    '[ $mine ] || {{ touch $here/full$$; echo "deeploop train: error: {full}; try …" >&2; exit 2; }};'
+    "for wait in $(seq 500); do [ $(ls {out}/device* | grep -c full) -ge 2 ] && break; sleep 0.02; done;"
+    "sleep 0.1; rmdir $here/place$mine;"
 )
 
 
-@pytest.mark.parametrize(("room", "fit", "failed"), [(2, 2, 0), (1, 1, 0), (0, 1, 5)])
-def test_a_full_card_takes_fewer_cells_at_a_time(tmp_path, monkeypatch, room, fit, failed):
-    grid = Grid("own", "tiny", along("seed", range(5)), {"optim.steps": 4, "optim.warmup_steps": 2})
+def crowd(tmp_path, monkeypatch, cells, room):
+    """Cells, of which each device has room for `room`."""
+    grid = Grid("own", "tiny", along("seed", range(cells)), {"optim.steps": 4, "optim.warmup_steps": 2})
     folder = SweepFolder(tmp_path, grid, grid.cells())
-    asked = folder.next_command
+    asked, places = folder.next_command, " ".join(map(str, range(room)))
 
     def command(cell):
-        places = " ".join(map(str, range(room)))
-        line = CROWDED.format(out=tmp_path, places=places) + FINISH.format(run=folder.run_folder(cell))
-        return asked(cell) and ["sh", "-c", line]
+        line = CROWDED.format(out=tmp_path, places=places, full=MEMORY_IS_FULL)
+        return asked(cell) and ["sh", "-c", line + FINISH.format(run=folder.run_folder(cell))]
 
     monkeypatch.setattr(folder, "next_command", command)
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
-    local = launch.Local(folder, [{}] * 4, True, lambda running: None)
+    return folder
+
+
+@pytest.mark.parametrize(("room", "slots", "failed"), [(2, 4, 0), (1, 3, 0), (0, 3, 6)])
+def test_a_full_card_takes_fewer_cells_at_a_time(tmp_path, monkeypatch, room, slots, failed):
+    folder = crowd(tmp_path, monkeypatch, 6, room)
+    local = launch.Local(folder, [{}] * slots, True, lambda running: None)
     local.run(Stop())
-    assert len(local.slots) - len(local.given_up) == fit
+    assert len(local.given_up) == 2
     assert len(local.failed) == failed
+    assert sum(folder.progress(cell).state == "finished" for cell in folder.cells) == 6 - failed
+
+
+def test_one_full_card_is_not_another(tmp_path, monkeypatch):
+    folder = crowd(tmp_path, monkeypatch, 7, 1)
+    slots = [{"CUDA_VISIBLE_DEVICES": device} for device in "0010"]
+    local = launch.Local(folder, slots, True, lambda running: None)
+    local.run(Stop())
+    assert len(local.given_up) == 2
+    assert 2 not in local.given_up
+    assert local.failed == {}
+
+
+def test_a_cell_that_is_too_large_for_the_card_costs_the_others_one_slot(tmp_path, monkeypatch):
+    grid = Grid("own", "tiny", along("seed", range(9)), {"optim.steps": 4, "optim.warmup_steps": 2})
+    folder = SweepFolder(tmp_path, grid, grid.cells())
+    asked = folder.next_command
+    large = f'echo "deeploop train: error: {MEMORY_IS_FULL}"; echo +++ ranks; exit 2'
+
+    def command(cell):
+        fits = FINISH.format(run=folder.run_folder(cell))
+        return asked(cell) and ["sh", "-c", large if cell.name == "seed1" else "sleep 0.1;" + fits]
+
+    monkeypatch.setattr(folder, "next_command", command)
+    monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
+    local = launch.Local(folder, [{}] * 3, True, lambda running: None)
+    local.run(Stop())
+    assert local.failed == {"seed1": MEMORY_IS_FULL}
+    assert len(local.given_up) == 1
+    assert folder.log_file(folder.cells[1]).read_text().count("\n$ ") == 1  # tried again once, alone
+
+
+def test_after_its_minutes_a_cell_that_found_no_room_is_left(tmp_path, monkeypatch):
+    folder = crowd(tmp_path, monkeypatch, 3, 1)
+    local = launch.Local(folder, [{}] * 3, True, lambda running: None, minutes=0.05 / 60)
+    local.run(Stop())  # begins all three; its time is over when there is room again
+    assert local.failed == {}
+    assert sum(folder.progress(cell).state == "finished" for cell in folder.cells) == 1
 
 
 def test_asked_to_stop_a_sweep_asks_its_cells_and_says_how_to_go_on(grid_file, tmp_path, monkeypatch, capfd):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 ERROR = re.compile(r"deeploop (?:train|eval|sweep): error: (.*)")
-MEMORY_IS_FULL = "the GPU's memory is full"  # how the error of `train` and `eval` begins
+MEMORY_IS_FULL = "the GPU's memory is full"  # how the errors of `train` and `eval` begin
 TAIL = 4096  # bytes of a log that its last line lies in
 
 
@@ -29,8 +29,17 @@ def outcome(validation: Mapping[str, Any]) -> str | None:
     return validation.get("verdict") or (None if exact is None else f"{exact:.1%} exact")
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device had no memory left, by torch's allocator, the driver or cuBLAS."""
+    of_torch = type(error).__name__ == "OutOfMemoryError"  # by name: readers of runs do without torch
+    return of_torch or any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
+
+
 def log_error(log: Path) -> str | None:
-    """What the last process of a log died of, if it did: the log then ends in a line that says so."""
+    """What the last process of a log died of, if it did: the last line of its own that says so.
+
+    Under torchrun a summary of the ranks comes after it.
+    """
     try:
         with log.open("rb") as file:
             file.seek(0, 2)
@@ -38,6 +47,9 @@ def log_error(log: Path) -> str | None:
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
         return None
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    match = ERROR.search(last)
-    return match.group(1) if match else None
+    for line in reversed(lines):
+        if match := ERROR.search(line):
+            return match.group(1)
+        if line.startswith("$ "):  # the command: what is above is another attempt's
+            break
+    return None

@@ -24,6 +24,7 @@ from deeploop.eval.requests import Requests, Scores, load_scores, save_scores
 from deeploop.eval.scoring import default_batch_tokens, input_lengths, score
 from deeploop.eval.tasks import PAPER_TASKS, deviations, load_tasks
 from deeploop.experiments import evaluate_reasoner, scoreboard
+from deeploop.experiments.endings import MEMORY_IS_FULL
 from deeploop.experiments.evaluate_reasoner import ReasonerOptions
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.distributed import arithmetic, open_world
@@ -292,7 +293,7 @@ class Session:
             )
         except torch.OutOfMemoryError:
             half = max(1, self.batch_tokens // 2)
-            raise ValueError(f"the GPU's memory is full; try --batch-tokens {half}") from None
+            raise ValueError(f"{MEMORY_IS_FULL}; try --batch-tokens {half}") from None
         self.seconds += time.perf_counter() - start
         self.requests += len(requests)
         self.cut += int((input_lengths(requests) > self.model.config.context).sum())

@@ -19,6 +19,7 @@ from deeploop.eval.arc_votes import TaskVotes, vote
 from deeploop.eval.reasoning import Solver, score, spread, spread_rows
 from deeploop.eval.voting import ladder
 from deeploop.experiments import gallery, scoreboard
+from deeploop.experiments.endings import MEMORY_IS_FULL
 from deeploop.experiments.page import text_table
 from deeploop.experiments.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.models.reasoner import PuzzleShape
@@ -82,7 +83,7 @@ def run(
             result, tasks = solve_puzzles(solver, puzzles, options, limit)
         except torch.OutOfMemoryError:
             half = max(1, solver.batch // 2)
-            raise ValueError(f"the GPU's memory is full; try --batch {half}") from None
+            raise ValueError(f"{MEMORY_IS_FULL}; try --batch {half}") from None
         seconds = time.perf_counter() - start
         record = {
             **read_model(folder, solver),

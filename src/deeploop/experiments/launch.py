@@ -56,6 +56,10 @@ class Local:
     given_up: set[int] = field(default_factory=set)
     """Slots that their device's memory had no room for beside the others."""
     _begun_at: dict[str, tuple[object, int]] = field(default_factory=dict)
+    _accompanied: set[str] = field(default_factory=set)
+    """Cells that shared their device with others since they were started."""
+    _to_be_alone: set[str] = field(default_factory=set)
+    """Cells that found their device full beside others: tried again when they have it to themselves."""
 
     def run(self, stop: StopRequest) -> None:
         """Until every cell is finished or has failed, or someone asks to stop; what runs then saves first."""
@@ -66,10 +70,11 @@ class Local:
             while (waiting or working) and not stop.requested:
                 if time.monotonic() > end:  # what was begun may have a second command
                     waiting = [cell for cell in waiting if cell.name in self._begun_at]
-                for number in set(range(len(self.slots))) - self.given_up:
-                    while number not in working and waiting:
-                        cell = waiting.pop(0)
+                for number in range(len(self.slots)):
+                    while number not in working and (cell := self._next(number, waiting, working)):
+                        waiting.remove(cell)
                         if command := self._left(cell):  # others may have finished it meanwhile
+                            self._accompany(number, cell, working)
                             working[number] = (cell, self._start(cell, command, self.slots[number]))
                 self._collect(working, waiting)
                 self.watch({cell.name for cell, _ in working.values()})
@@ -103,17 +108,21 @@ class Local:
         return self.sweep.next_command(cell), self.sweep.progress(cell, running=True).step
 
     def _collect(self, working: dict[int, tuple[Cell, Work]], waiting: list[Cell]) -> None:
-        """Frees the slots whose processes have ended; a cell with more to do goes first in the queue."""
-        together = set(working)
+        """Frees the slots whose processes have ended; a cell with more to do goes first in the queue.
+
+        One that found its device full beside others goes last, and its slot is given up.
+        """
         for number, (cell, work) in list(working.items()):
             if (code := work.poll()) is None:
                 continue
             del working[number]
             if code != 0:
                 error = note_failure(self.sweep.log_file(cell), code)
-                if MEMORY_IS_FULL in error and self._beside(number, together):
-                    waiting.insert(0, cell)
-                    if self._beside(number, set(range(len(self.slots))) - self.given_up):
+                if MEMORY_IS_FULL in error and cell.name in self._accompanied:
+                    del self._begun_at[cell.name]
+                    self._to_be_alone.add(cell.name)
+                    waiting.append(cell)
+                    if len(self._open_slots(number)) > 1:
                         self.given_up.add(number)
                 else:
                     self.failed[cell.name] = error
@@ -123,9 +132,28 @@ class Local:
                 else:
                     waiting.insert(0, cell)
 
-    def _beside(self, number: int, others: set[int]) -> bool:
-        """Whether one of the others is on this slot's device."""
-        return any(self.slots[other] == self.slots[number] for other in others - {number})
+    # ── who shares a device with whom ──
+    def _open_slots(self, number: int) -> list[int]:
+        """The slots on this one's device that are not given up."""
+        same = [other for other, slot in enumerate(self.slots) if slot == self.slots[number]]
+        return [other for other in same if other not in self.given_up]
+
+    def _neighbours(self, number: int, working: dict[int, tuple[Cell, Work]]) -> set[str]:
+        """The cells that work on this slot's device."""
+        return {cell.name for other, (cell, _) in working.items() if self.slots[other] == self.slots[number]}
+
+    def _next(self, number: int, waiting: list[Cell], working: dict[int, tuple[Cell, Work]]) -> Cell | None:
+        """The first cell that may be started in this slot now."""
+        neighbours = self._neighbours(number, working)
+        if number in self.given_up or neighbours & self._to_be_alone:
+            return None
+        return next((c for c in waiting if not neighbours or c.name not in self._to_be_alone), None)
+
+    def _accompany(self, number: int, cell: Cell, working: dict[int, tuple[Cell, Work]]) -> None:
+        neighbours = self._neighbours(number, working)
+        self._accompanied.discard(cell.name)
+        if neighbours:
+            self._accompanied |= {*neighbours, cell.name}
 
     def _stop(self, working: dict[int, tuple[Cell, Work]]) -> None:
         for _, work in working.values():

@@ -1,9 +1,9 @@
 """The figures of a report. No torch. The paper's numbers are dashed, ours solid."""
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from statistics import fmean
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from deeploop.experiments import published
-from deeploop.experiments.escapes import tally
-from deeploop.experiments.groups import Histories, Setup, method
+from deeploop.experiments.escapes import Outcome, tally
+from deeploop.experiments.groups import Histories, Setup, cure, method
 from deeploop.experiments.plots import COLOURS, INK, quiet, running_mean
 from deeploop.experiments.published import ROUNDS, TASKS
 from deeploop.experiments.report_ledger import kappas, speed
@@ -110,9 +110,8 @@ def exponent_curves(sweeps: dict[str, list[Run]], histories: Histories) -> Figur
     own = {p: to_hex(shades(index + 1)) for index, p in enumerate(exponents)}
     panels = {
         plain(ramp): [
-            (f"p = {p:g}", own[p], run)
+            (f"p = {run.fields['model.p']:g}", own[run.fields["model.p"]], run)
             for run in sorted(runs, key=lambda run: run.fields["model.p"])
-            for p in [run.fields["model.p"]]
         ]
         for ramp, runs in sweeps.items()
     }
@@ -163,10 +162,15 @@ def p_sweep_figure(sweeps: dict[str, list[Run]]) -> Figure:
     for index, (ramp, runs) in enumerate(sweeps.items()):
         row, column = divmod(index, wide)
         losses, shares = grid[2 * row : 2 * row + 2, column]
-        draw_losses(losses, runs)
-        draw_shares(shares, runs)
+        found = outcomes(runs)
+        draw_losses(losses, found)
+        draw_shares(shares, found, beside_paper=not cure(runs[0]))
+        floors = [run.validation["floor"] for run in runs if run.validation.get("floor")]
+        if floors:
+            losses.axhline(floors[0], color=INK, ls="--", lw=1, label="unigram floor")
         losses.set_title(plain(ramp), fontsize=10)
         shares.set_xlabel("exponent p")
+        shares.tick_params(labelbottom=True)  # the panel below may be an empty place
     for index in range(len(sweeps), tall * wide):
         for axes in grid[-2:, index % wide]:
             axes.set_visible(False)
@@ -178,33 +182,26 @@ def p_sweep_figure(sweeps: dict[str, list[Run]]) -> Figure:
     return finish(figure)
 
 
-def draw_losses(axes: Axes, runs: Sequence[Run]) -> None:
-    found = [one for one in outcomes(runs) if one.loss is not None]
+def draw_losses(axes: Axes, found: Sequence[Outcome]) -> None:
     for escaped, style, colour, label in (
         (True, "o", COLOURS[0], "escapes"),
         (False, "x", RED, "does not"),
     ):
-        own = [one for one in found if one.escaped == escaped]
-        ps, losses = [one.axes["p"] for one in own], [one.loss or math.nan for one in own]
-        axes.plot(ps, losses, style, color=colour, label=label, ms=5)
+        points = [(one.axes["p"], one.loss) for one in found if one.escaped == escaped]
+        draw_points(axes, points, style, color=colour, label=label, ms=5)
     counts = sorted(tally(found), key=lambda count: count.axes["p"])
-    means = [(count.axes["p"], count.mean_loss) for count in counts if count.mean_loss is not None]
-    axes.plot(
-        [p for p, _ in means],
-        [loss for _, loss in means],
-        "-",
-        color=COLOURS[0],
-        lw=1.2,
-        label="mean of those that escape",
-    )
-    floors = [run.validation["floor"] for run in runs if run.validation.get("floor")]
-    if floors:
-        axes.axhline(floors[0], color=INK, ls="--", lw=1, label="unigram floor")
+    means = [(count.axes["p"], count.mean_loss) for count in counts]
+    draw_points(axes, means, "-", color=COLOURS[0], lw=1.2, label="mean of those that escape")
 
 
-def draw_shares(axes: Axes, runs: Sequence[Run]) -> None:
-    """With Wilson's intervals, and the paper's dashed beside them."""
-    counts = sorted(tally(outcomes(runs)), key=lambda count: count.axes["p"])
+def draw_points(axes: Axes, points: Sequence[tuple[float, float | None]], style: str, **options: Any) -> None:
+    known = [(x, y) for x, y in points if y is not None]
+    axes.plot([x for x, _ in known], [y for _, y in known], style, **options)
+
+
+def draw_shares(axes: Axes, found: Sequence[Outcome], *, beside_paper: bool) -> None:
+    """With Wilson's intervals, and the paper's dashed."""
+    counts = sorted(tally(found), key=lambda count: count.axes["p"])
     known = [count for count in counts if count.seeds]
     ps, share = [count.axes["p"] for count in known], [count.escaped / count.seeds for count in known]
     bars = [
@@ -214,8 +211,9 @@ def draw_shares(axes: Axes, runs: Sequence[Run]) -> None:
     axes.errorbar(
         ps, share, yerr=bars, fmt="o-", color=COLOURS[0], ms=4, lw=1.4, elinewidth=0.8, label="here, 95%"
     )
-    theirs = [value.number / published.SWEEP_SEEDS for value in published.ESCAPES.values()]
-    axes.plot([*published.ESCAPES], theirs, "s--", color=INK, ms=3, lw=1, label="paper")
+    if beside_paper:
+        theirs = [value.number / published.SWEEP_SEEDS for value in published.ESCAPES.values()]
+        axes.plot([*published.ESCAPES], theirs, "s--", color=INK, ms=3, lw=1, label="paper")
     axes.set_ylim(-0.05, 1.05)
 
 

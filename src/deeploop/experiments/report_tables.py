@@ -178,19 +178,21 @@ def evaluation_notes(runs: Sequence[Run]) -> list[str]:
 
 # ── Appendix C: the p-sweep ─────────────────────────────────────────────────────────────────────────────
 def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
-    """Ramp (R, cure) → sandwich runs over exponents; none unless one ramp has three of them.
+    """R, ramp and cure → sandwich runs over two exponents or more; none unless one ramp has three.
 
-    The paper's recipe first, cures after it, gentle ramps before steep ones.
+    The paper's recipe first and cures after it; fewer rounds before more, gentle ramps before steep ones.
     """
     found: dict[tuple[str, int, float], list[Run]] = {}
     for run in filter(is_sandwich, setup.runs):
         rise = run.fields["optim.peak_lr"] / max(1, run.fields["optim.warmup_steps"])
-        found.setdefault((cure(run), run.fields["model.rounds"], rise), []).append(run)
+        found.setdefault((cure(run), run.fields["model.rounds"], float(f"{rise:.1e}")), []).append(run)
     exponents = {key: len({run.fields["model.p"] for run in runs}) for key, runs in found.items()}
     if max(exponents.values(), default=0) < 3:
         return {}
     return {
-        f"R={key[1]}, {key[2]:.1e} a step{key[0]}": found[key] for key in sorted(found) if exponents[key] > 1
+        f"R={R}, {rise:.1e} a step{cured}": found[cured, R, rise]
+        for cured, R, rise in sorted(found)
+        if exponents[cured, R, rise] > 1
     }
 
 
@@ -209,12 +211,12 @@ def p_sweep_table(sweeps: dict[str, list[Run]], label: str, name: str) -> Table:
     rows = []
     for ramp, runs in sweeps.items():
         counts = {count.axes["p"]: count for count in tally(outcomes(runs))}
-        beside = () if any(map(cure, runs)) else published.ESCAPES  # which has the paper's recipe alone
-        for p in sorted({*counts, *beside}):
+        is_theirs = not cure(runs[0])
+        for p in sorted({*counts, *(published.ESCAPES if is_theirs else ())}):
             paper, loss = published.ESCAPES.get(p), published.SWEEP_LOSS.get(p)
             theirs = [
-                f"{paper.printed}/{published.SWEEP_SEEDS}" if paper else MISSING,
-                loss.printed if loss else MISSING,
+                f"{paper.printed}/{published.SWEEP_SEEDS}" if paper and is_theirs else MISSING,
+                loss.printed if loss and is_theirs else MISSING,
             ]
             rows.append([ramp, f"{p:g}", *theirs, *count_cells(counts.get(p))])
     header = [

@@ -143,7 +143,7 @@ def run_here(folder: SweepFolder, args: SweepArgs) -> int:
     print(report(folder) if not shown.live else closing(folder), flush=True)
     if launcher.given_up:
         fit = len(slots) - len(launcher.given_up)
-        print(f"the GPU's memory had room for {fit} of {len(slots)} cells at a time", file=sys.stderr)
+        print(f"GPU memory had room for {fit} of {len(slots)} cells at a time", file=sys.stderr)
     for name, error in launcher.failed.items():
         print(f"failed: {name}: {error} ({folder.out / name}.log)", file=sys.stderr)
     if stop.requested:

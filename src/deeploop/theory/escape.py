@@ -19,7 +19,7 @@ from deeploop.theory.scaling import Real, ScalingRule, exact
 OVERLAP = 0.6
 """Cosine between what a matrix reads and what it has drifted towards; fitted to five starts."""
 RAMP = 3.5e-3
-"""width * N / alpha times the steepest ramp that comes back; fitted to one border of 60 starts."""
+"""width * N / alpha times the steepest ramp that comes back; fitted to one border of 30 starts."""
 
 
 def turn(N: int, rule: ScalingRule, width: int, S: float, *, factors: int = 2) -> float:

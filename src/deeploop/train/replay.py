@@ -72,7 +72,7 @@ class Replay:
             return None
         except RuntimeError as error:  # torch leaves its allocator in a state that nothing can go on from
             cause = str(error.__context__ or error).partition("\n")[0]
-            if "out of memory" in cause:  # of the driver itself, not of torch's allocator
+            if "out of memory" in cause:
                 raise torch.OutOfMemoryError(cause) from error
             raise ValueError(
                 f"device.graph=True: can't be recorded ({cause}); start again with --device.no-graph"
