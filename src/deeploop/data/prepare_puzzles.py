@@ -133,7 +133,9 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
     """The same build, if it is already there; anything else that is there raises."""
     if not (out / "puzzles.json").exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"out={out}: already there, and no set of puzzles; choose another --out")
+            raise ValueError(
+                f"out={out}: already there, and no set of puzzles; choose another --out, or delete it"
+            )
         return None
     puzzles = PuzzleSet.open(out)
     for name, value in settings.items():
@@ -142,6 +144,7 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
                 f"{out}: already holds puzzles with {name} {found!r}, not {value!r}; "
                 "remove it or choose another folder with --out"
             )
+    puzzles.verify()  # as training will: 24 MB for the whole of ARC
     return puzzles
 
 
