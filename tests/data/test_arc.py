@@ -182,6 +182,12 @@ def test_unreadable_task_files_are_named(tmp_path):
     (tmp_path / "bad.json").write_bytes(b'{"train": \xff')
     with pytest.raises(ValueError, match=r"bad\.json: not JSON"):
         concept_tasks(tmp_path)
+    (tmp_path / "bad.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"bad\.json: not JSON: maximum recursion depth"):
+        concept_tasks(tmp_path)
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(ValueError, match=r"a\.json: can't be read \(Is a directory\)"):
+        concept_tasks(tmp_path)
 
 
 def test_impossible_builds(tmp_path):

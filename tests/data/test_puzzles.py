@@ -124,6 +124,8 @@ def damage(folder, what):
         np.save(folder / "train_labels.npy", np.zeros((6, 4), dtype=np.uint8))
     elif what == "json":
         (folder / "puzzles.json").write_text("{")
+    elif what == "deep":
+        (folder / "puzzles.json").write_text("[" * 100_000)
     else:
         change(folder, **json.loads(what))
 
@@ -138,6 +140,7 @@ def damage(folder, what):
         ("pickle", "train_labels.npy: unreadable"),
         ("shape", "train_labels.npy: holds [6, 4] of |u1, puzzles.json has [6, 5]"),
         ("json", "puzzles.json: not a description of puzzles"),
+        ("deep", "puzzles.json: not a description of puzzles"),
         ('{"format": 9}', "puzzles.json: puzzle format 9, this version reads 1"),
         ('{"kind": "chess"}', "kind 'chess': must be one of arc, sudoku, maze"),
         ('{"vocabulary": "6"}', "puzzles.vocabulary: must be a whole number, not '6'"),

@@ -84,7 +84,9 @@ def concept_tasks(folder: Path) -> list[Task]:
     for file in files:
         try:
             task = json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            raise ValueError(f"{file}: can't be read ({error.strerror})") from None
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file}: not JSON: {error}") from None
         tasks.append(read_task(task, "concept", file.stem, file))
     return tasks

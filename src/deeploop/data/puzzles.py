@@ -230,7 +230,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads((folder / "puzzles.json").read_text(encoding="utf-8"))
         version = facts["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"puzzles.json: not a description of puzzles ({error!r})") from None
     if version != PUZZLE_FORMAT:
         raise ValueError(f"puzzles.json: puzzle format {version}, this version reads {PUZZLE_FORMAT}")
