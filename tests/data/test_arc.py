@@ -192,8 +192,12 @@ def test_unreadable_task_files_are_named(tmp_path):
 
 def test_impossible_builds(tmp_path):
     out = tmp_path / "arc"
-    with pytest.raises(ValueError, match="task a1: 2 tasks of this name"):
-        build_arc([*TASKS, TASKS[0]], out)
+    paths = [tmp_path / name / "a1.json" for name in ("above", "below")]
+    doubled = [read_task(as_json(TASKS[0]), "concept", "a1", path) for path in paths]
+    with pytest.raises(ValueError) as error:
+        build_arc([*TASKS, *doubled], out)
+    places = f"ARC-AGI-1's own, {paths[0]}, {paths[1]}"
+    assert str(error.value) == f"task a1: more than one of this name ({places}); rename a file"
     with pytest.raises(ValueError, match="none of the 2 is an evaluation task"):
         build_arc(TASKS[:2], out)
     with pytest.raises(ValueError, match="augmentations -1"):
