@@ -83,7 +83,7 @@ def test_generating_commands(say, tmp_path, kind):
     puzzles = PuzzleSet.open(tmp_path / kind)
     puzzles.verify()
     assert (len(puzzles.train), len(puzzles.test), puzzles.length) == (12, 3, 36)
-    assert out.endswith(f"hash {puzzles.hash}")
+    assert out.endswith(f"; 1 puzzle id; hash {puzzles.hash}")
     assert say(*words) == (0, f"already prepared: {out}", "")
 
 

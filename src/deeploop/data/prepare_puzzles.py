@@ -160,8 +160,9 @@ def _check_place(out: Path) -> None:
 
 def _summary(puzzles: PuzzleSet) -> str:
     train, test = (puzzles.facts["splits"][name] for name in ("train", "test"))
+    ids = puzzles.puzzle_ids
     return (
         f"{puzzles.folder}: {puzzles.kind}, {train['groups']:,} groups and {train['examples']:,} examples "
         f"to train on, {test['groups']:,} and {test['examples']:,} to test; "
-        f"{puzzles.puzzle_ids:,} puzzle ids; hash {puzzles.hash}"
+        f"{ids:,} puzzle id{'s' * (ids > 1)}; hash {puzzles.hash}"
     )
