@@ -1,10 +1,10 @@
 """How fast HRM learns 4 × 4 Sudoku on a CPU, with the published block and with DeepLoop's, over seeds.
 
-    python benchmarks/sudoku4.py --seeds 0 1 2
+    OMP_NUM_THREADS=1 python benchmarks/sudoku4.py --seeds 0 1 2
 
 Trains the recipes hrm-sudoku4 and hrm-sudoku4-deeploop for each seed and writes every validation, with the
 training seconds behind it, to docs/results/sudoku4/seeds.json. Prints when each run first solved 90% of the
-held-out puzzles. Finished runs are kept and not repeated. Ten minutes a run on two cores.
+held-out puzzles. Finished runs are kept and not repeated. Ten minutes a run on one CPU thread.
 """
 
 import argparse

@@ -182,12 +182,22 @@ def test_unreadable_task_files_are_named(tmp_path):
     (tmp_path / "bad.json").write_bytes(b'{"train": \xff')
     with pytest.raises(ValueError, match=r"bad\.json: not JSON"):
         concept_tasks(tmp_path)
+    (tmp_path / "bad.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"bad\.json: not JSON: maximum recursion depth"):
+        concept_tasks(tmp_path)
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(ValueError, match=r"a\.json: can't be read \(Is a directory\)"):
+        concept_tasks(tmp_path)
 
 
 def test_impossible_builds(tmp_path):
     out = tmp_path / "arc"
-    with pytest.raises(ValueError, match="task a1: 2 tasks of this name"):
-        build_arc([*TASKS, TASKS[0]], out)
+    paths = [tmp_path / name / "a1.json" for name in ("above", "below")]
+    doubled = [read_task(as_json(TASKS[0]), "concept", "a1", path) for path in paths]
+    with pytest.raises(ValueError) as error:
+        build_arc([*TASKS, *doubled], out)
+    places = f"ARC-AGI-1's own, {paths[0]}, {paths[1]}"
+    assert str(error.value) == f"task a1: more than one of this name ({places}); rename a file"
     with pytest.raises(ValueError, match="none of the 2 is an evaluation task"):
         build_arc(TASKS[:2], out)
     with pytest.raises(ValueError, match="augmentations -1"):

@@ -1,6 +1,7 @@
 """`deeploop prepare arc | sudoku | maze`: what they print, what they reuse, what they refuse."""
 
 import json
+import shutil
 from importlib.util import find_spec
 
 import pytest
@@ -82,7 +83,7 @@ def test_generating_commands(say, tmp_path, kind):
     puzzles = PuzzleSet.open(tmp_path / kind)
     puzzles.verify()
     assert (len(puzzles.train), len(puzzles.test), puzzles.length) == (12, 3, 36)
-    assert out.endswith(f"hash {puzzles.hash}")
+    assert out.endswith(f"; 1 puzzle id; hash {puzzles.hash}")
     assert say(*words) == (0, f"already prepared: {out}", "")
 
 
@@ -102,6 +103,23 @@ def test_mistakes_are_one_line(say, tmp_path, more, message):
     assert message in err
     assert "\n" not in err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
+def test_a_damaged_build_is_not_one_that_is_already_prepared(say, tmp_path, damage):
+    out = tmp_path / "set"
+    whole = say(*SUDOKU, "--out", out)
+    path = out / "train_inputs.npy"
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(content[:-1] if damage == "cut" else content[:-1] + b"\x07")
+    code, printed, err = say(*SUDOKU, "--out", out)
+    assert (code, printed) == (2, "")
+    assert f"{out}: train_inputs.npy" in err
+    assert err.endswith("; delete the folder and prepare it again")
+    shutil.rmtree(out)
+    assert say(*SUDOKU, "--out", out) == whole
 
 
 def test_folders_that_hold_something_else_are_refused(say, tmp_path):

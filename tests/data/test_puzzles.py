@@ -13,6 +13,7 @@ from deeploop.data.puzzles import write_puzzles
 # Pairs, puzzles and first id of each group.
 GROUPS = {"train": [[3, 1, 0], [1, 4, 0], [2, 2, 0]], "test": [[1, 2, 0]]}
 BLANKS = np.zeros((4, 0), dtype=np.uint8)
+WAY_OUT = "; delete the folder and prepare it again"
 
 
 def written(folder, groups=GROUPS, views=BLANKS, **changes):
@@ -78,12 +79,13 @@ def test_hash_is_of_the_content_alone(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train_inputs", "test_labels", "train_groups"])
-def test_changed_content_is_refused(folder, name):
+def test_changed_content_is_refused_with_a_way_out(folder, name):
     array = np.load(folder / f"{name}.npy")
     array[-1] = array[-1][::-1] if name == "train_groups" else 7
     np.save(folder / f"{name}.npy", array)
-    with pytest.raises(ValueError, match=rf"{name}.npy has sha256|does not add up|first ids"):
+    with pytest.raises(ValueError, match=rf"{name}.npy has sha256|does not add up|first ids") as error:
         PuzzleSet.open(folder).verify()
+    assert str(error.value).endswith(WAY_OUT)
 
 
 def test_changed_description_is_refused(folder):
@@ -122,6 +124,8 @@ def damage(folder, what):
         np.save(folder / "train_labels.npy", np.zeros((6, 4), dtype=np.uint8))
     elif what == "json":
         (folder / "puzzles.json").write_text("{")
+    elif what == "deep":
+        (folder / "puzzles.json").write_text("[" * 100_000)
     else:
         change(folder, **json.loads(what))
 
@@ -136,6 +140,7 @@ def damage(folder, what):
         ("pickle", "train_labels.npy: unreadable"),
         ("shape", "train_labels.npy: holds [6, 4] of |u1, puzzles.json has [6, 5]"),
         ("json", "puzzles.json: not a description of puzzles"),
+        ("deep", "puzzles.json: not a description of puzzles"),
         ('{"format": 9}', "puzzles.json: puzzle format 9, this version reads 1"),
         ('{"kind": "chess"}', "kind 'chess': must be one of arc, sudoku, maze"),
         ('{"vocabulary": "6"}', "puzzles.vocabulary: must be a whole number, not '6'"),
@@ -151,7 +156,8 @@ def test_damaged_folders_are_named(folder, what, message):
     with pytest.raises(ValueError) as error:
         PuzzleSet.open(folder)
     assert message in str(error.value)
-    assert str(folder) in str(error.value)
+    assert str(error.value).startswith(f"{folder}: ")
+    assert str(error.value).endswith("sudoku | maze`" if what in ("gone", "empty") else WAY_OUT)
     assert "\n" not in str(error.value)
 
 

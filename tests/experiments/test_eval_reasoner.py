@@ -129,11 +129,17 @@ def test_views_and_gallery_can_be_limited(trained, tmp_path, command):
     assert not (run / "gallery.html").exists()
 
 
-def test_puzzles_may_have_moved(trained, tmp_path, command, mistake):
-    run = shutil.copytree(trained / "hrm", tmp_path / "run")
+def moved_to(run, trained, puzzles):
+    """A copy of the HRM's run whose config has its puzzles elsewhere."""
+    shutil.copytree(trained / "hrm", run)
     config = json.loads((run / "config.json").read_text())
-    config["data"]["path"] = str(tmp_path / "gone")
+    config["data"]["path"] = str(puzzles)
     (run / "config.json").write_text(json.dumps(config))
+    return run
+
+
+def test_puzzles_may_have_moved(trained, tmp_path, command, mistake):
+    run = moved_to(tmp_path / "run", trained, tmp_path / "gone")
     assert mistake(run).endswith("if they moved, say where they are: --data FOLDER")
     assert "2 tasks" in command(run, "--data", trained / "arc", "--views", 1)
 
@@ -184,7 +190,7 @@ def test_what_is_not_the_runs_is_refused(trained, tmp_path, mistake):
 
     run = shutil.copytree(trained / "hrm", tmp_path / "swapped")
     shutil.rmtree(run / "checkpoints")
-    assert mistake(run) == f"{run}: holds no checkpoint yet; train it further with --resume"
+    assert mistake(run) == f"{run}: holds no checkpoint (none yet, or none was kept); train it with --resume"
     shutil.copytree(trained / "trm" / "checkpoints", run / "checkpoints")
     assert "a checkpoint of other puzzles" in mistake(run)
 
@@ -198,4 +204,7 @@ def test_what_is_not_the_runs_is_refused(trained, tmp_path, mistake):
     array = np.load(damaged / "test_labels.npy")
     array[0, 0] += 1
     np.save(damaged / "test_labels.npy", array)
-    assert "test_labels.npy has sha256" in mistake(trained / "hrm", "--data", damaged)
+    for words in ((trained / "hrm", "--data", damaged), (moved_to(tmp_path / "there", trained, damaged),)):
+        message = mistake(*words)
+        assert "test_labels.npy has sha256" in message
+        assert message.endswith("delete the folder and prepare it again")

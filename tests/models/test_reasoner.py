@@ -43,6 +43,13 @@ def test_published_parameter_counts(config, shape, count):
     assert swiglu_hidden(config.width) == config.hidden
 
 
+@pytest.mark.parametrize("ids", [[-1, 2], [0, 5]])
+def test_a_puzzle_that_the_table_does_not_have_is_refused(ids):
+    model = Reasoner(HRMConfig(**SMALL), SHAPE)
+    with pytest.raises(ValueError, match=rf"puzzle ids {ids[0]} to {ids[1]}: the model has 0 to 4"):
+        model.puzzle_rows(torch.tensor(ids))
+
+
 def block_runs(model):
     """How often the first block of each module ran, and how often in the graph."""
     runs = {name: [0, 0] for name in model.stacks}

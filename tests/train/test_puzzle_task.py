@@ -116,13 +116,16 @@ def test_resumed_is_as_if_never_stopped(make_puzzle_config, tmp_path, kind):
         assert one.read_bytes() == two.read_bytes(), name
 
 
-def test_what_a_resumed_run_may_not_change(make_puzzle_config, tmp_path):
-    out = tmp_path / "run"
+def test_what_a_resumed_run_may_not_change(make_puzzle_config, boards, tmp_path):
+    out, own = tmp_path / "run", PuzzleSet.open(boards).hash
     train(make_puzzle_config(out))
     other = write_boards(tmp_path / "other", seed=1).folder
     wider = build_sudoku(tmp_path / "wider", size=4, train=4, test=2).folder
     for changes, message in [
-        ({"data": {"path": other}}, "not the puzzles that the run was started on"),
+        (
+            {"data": {"path": other}},
+            rf"of hash {PuzzleSet.open(other).hash:.12}…, not the puzzles .* started on \({own:.12}…\)",
+        ),
         ({"data": {"path": wider}}, "not the puzzles that the run was started on"),  # and not a shape
         ({"optim": {"batch": 4}}, "optim.batch=4: the run has 8 puzzles at work; keep it"),
         ({"model": {"horizon": "full"}}, "model.horizon=full: the run in"),

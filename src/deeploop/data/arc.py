@@ -42,6 +42,8 @@ class Task:
     name: str
     train: tuple[Pair, ...]
     test: tuple[Pair, ...]
+    file: Path | None = None
+    """Where it was read."""
 
     @property
     def held_out(self) -> tuple[Pair, ...]:
@@ -84,7 +86,9 @@ def concept_tasks(folder: Path) -> list[Task]:
     for file in files:
         try:
             task = json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            raise ValueError(f"{file}: can't be read ({error.strerror})") from None
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file}: not JSON: {error}") from None
         tasks.append(read_task(task, "concept", file.stem, file))
     return tasks
@@ -107,7 +111,7 @@ def read_task(task: Any, part: str, name: str, path: Path) -> Task:
             )
             for index, pair in enumerate(listed)
         )
-    return Task(part, name, pairs["train"], pairs["test"])
+    return Task(part, name, pairs["train"], pairs["test"], path)
 
 
 def _grid(rows: Any, where: str) -> np.ndarray:
@@ -222,7 +226,9 @@ def _check_tasks(tasks: Sequence[Task], augmentations: int) -> None:
         raise ValueError(f"augmentations {augmentations}: must be at least 0")
     names = [task.name for task in tasks]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"task {doubled[0]}: {names.count(doubled[0])} tasks of this name")
+        named = [task for task in tasks if task.name == doubled[0]]
+        files = [str(task.file) if task.part == "concept" else "ARC-AGI-1's own" for task in named]
+        raise ValueError(f"task {doubled[0]}: more than one of this name ({', '.join(files)}); rename a file")
     if not any(task.held_out for task in tasks):
         raise ValueError(
             f"tasks: none of the {len(tasks)} is an evaluation task, so there is nothing to test"

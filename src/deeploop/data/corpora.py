@@ -175,7 +175,7 @@ def _json_lines(file: Path) -> Iterator[str]:
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (json.JSONDecodeError, RecursionError) as error:
                 raise ValueError(f"{file}:{number}: not JSON: {error}") from None
             if not isinstance(row, dict) or not isinstance(row.get("text"), str):
                 raise ValueError(f'{file}:{number}: no string field "text"')

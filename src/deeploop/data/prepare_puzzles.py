@@ -133,7 +133,9 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
     """The same build, if it is already there; anything else that is there raises."""
     if not (out / "puzzles.json").exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"out={out}: already there, and no set of puzzles; choose another --out")
+            raise ValueError(
+                f"out={out}: already there, and no set of puzzles; choose another --out, or delete it"
+            )
         return None
     puzzles = PuzzleSet.open(out)
     for name, value in settings.items():
@@ -142,6 +144,7 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
                 f"{out}: already holds puzzles with {name} {found!r}, not {value!r}; "
                 "remove it or choose another folder with --out"
             )
+    puzzles.verify()  # as training will: 24 MB for the whole of ARC
     return puzzles
 
 
@@ -157,8 +160,9 @@ def _check_place(out: Path) -> None:
 
 def _summary(puzzles: PuzzleSet) -> str:
     train, test = (puzzles.facts["splits"][name] for name in ("train", "test"))
+    ids = puzzles.puzzle_ids
     return (
         f"{puzzles.folder}: {puzzles.kind}, {train['groups']:,} groups and {train['examples']:,} examples "
         f"to train on, {test['groups']:,} and {test['examples']:,} to test; "
-        f"{puzzles.puzzle_ids:,} puzzle ids; hash {puzzles.hash}"
+        f"{ids:,} puzzle id{'s' * (ids > 1)}; hash {puzzles.hash}"
     )

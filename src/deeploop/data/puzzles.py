@@ -19,7 +19,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,12 +114,11 @@ class PuzzleSet:
     def open(cls, folder: Path | str) -> "PuzzleSet":
         """Opens a folder; checks names, types, shapes and puzzle ids, but not the hash."""
         folder = Path(folder)
-        facts = _read_facts(folder)
-        arrays = {name: _read_array(folder, name, entry) for name, entry in facts["arrays"].items()}
-        try:
+        _check_whole(folder)
+        with _damage_named(folder):
+            facts = _read_facts(folder)
+            arrays = {name: _read_array(folder, name, entry) for name, entry in facts["arrays"].items()}
             _check_arrays(facts, arrays)
-        except ValueError as error:
-            raise ValueError(f"{folder}: {error}; prepare it again") from None
         views = np.array(arrays["views"])
         train, test = (PuzzleSplit(_of(arrays, name), views, facts["names"][name]) for name in SPLITS)
         named = {name: facts[name] for name in ("kind", "vocabulary", "length", "puzzle_ids", "hash")}
@@ -126,16 +126,13 @@ class PuzzleSet:
 
     def verify(self) -> None:
         """Reads every array; raises unless its content has the hash of puzzles.json."""
-        for name, entry in self.facts["arrays"].items():
-            found = _digest(_read_array(self.folder, name, entry))
-            if found != entry["sha256"]:
-                raise ValueError(
-                    f"{self.folder}: {name}.npy has sha256 {found:.12}…, puzzles.json {entry['sha256']:.12}…"
-                )
-        if (found := _content_hash(self.facts)) != self.hash:
-            raise ValueError(
-                f"{self.folder}: its content has hash {found:.12}…, puzzles.json {self.hash:.12}…"
-            )
+        with _damage_named(self.folder):
+            for name, entry in self.facts["arrays"].items():
+                found, wanted = _digest(_read_array(self.folder, name, entry)), entry["sha256"]
+                if found != wanted:
+                    raise ValueError(f"{name}.npy has sha256 {found:.12}…, puzzles.json {wanted:.12}…")
+            if (found := _content_hash(self.facts)) != self.hash:
+                raise ValueError(f"its content has hash {found:.12}…, puzzles.json {self.hash:.12}…")
 
 
 def write_puzzles(
@@ -214,18 +211,29 @@ def _of(arrays: Mapping[str, np.ndarray], split: str) -> dict[str, np.ndarray]:
     return {name: array for name, array in found.items() if array is not None}
 
 
-def _read_facts(folder: Path) -> dict[str, Any]:
-    path = folder / "puzzles.json"
-    if not path.is_file():
+def _check_whole(folder: Path) -> None:
+    if not (folder / "puzzles.json").is_file():
         what = "not a whole set of puzzles (no puzzles.json)" if folder.is_dir() else "no such set of puzzles"
         raise ValueError(f"{folder}: {what}; make it with `deeploop prepare arc | sudoku | maze`")
+
+
+@contextmanager
+def _damage_named(folder: Path) -> Iterator[None]:
+    """Adds the folder and the way out to what is found wrong inside: `prepare` replaces nothing."""
     try:
-        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        yield
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}; delete the folder and prepare it again") from None
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = json.loads((folder / "puzzles.json").read_text(encoding="utf-8"))
         version = facts["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not a description of puzzles ({error!r})") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"puzzles.json: not a description of puzzles ({error!r})") from None
     if version != PUZZLE_FORMAT:
-        raise ValueError(f"{path}: puzzle format {version}, this version reads {PUZZLE_FORMAT}")
+        raise ValueError(f"puzzles.json: puzzle format {version}, this version reads {PUZZLE_FORMAT}")
     try:
         check_fields(facts, FIELDS, "puzzles")
         for name, entry in facts["arrays"].items():
@@ -233,22 +241,22 @@ def _read_facts(folder: Path) -> dict[str, Any]:
             if name != "views" and name not in {f"{s}_{n}" for s in SPLITS for n in (*REQUIRED, *OPTIONAL)}:
                 raise ValueError(f"puzzles.arrays: unknown array {name!r:.40}")
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"puzzles.json: {error}") from None
     return facts
 
 
 def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
     path = folder / f"{name}.npy"
     if not path.is_file():
-        raise ValueError(f"{path}: missing; prepare the puzzles again")
+        raise ValueError(f"{path.name}: missing")
     empty = 0 in entry["shape"]  # which has nothing to map
     try:
         array: np.ndarray = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
     except Exception as error:  # a damaged header is Python source to numpy: the tokenizer's errors come too
-        raise ValueError(f"{path}: unreadable ({error}); prepare the puzzles again") from None
+        raise ValueError(f"{path.name}: unreadable ({error})") from None
     found = [array.dtype.str, list(array.shape)]
     if found != [entry["dtype"], entry["shape"]]:
-        raise ValueError(f"{path}: holds {found[1]} of {found[0]}, puzzles.json has {entry['shape']}")
+        raise ValueError(f"{path.name}: holds {found[1]} of {found[0]}, puzzles.json has {entry['shape']}")
     return array
 
 

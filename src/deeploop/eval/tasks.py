@@ -152,7 +152,7 @@ def read_rows(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: is not JSON ({error})") from None
         rows.append(_checked(row, fields, f"{path}, line {number}"))
     if not rows:

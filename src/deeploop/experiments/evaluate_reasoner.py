@@ -108,11 +108,12 @@ def run(
 def matching_puzzles(folder: Path, data: Path | None) -> PuzzleSet:
     """The puzzles that the run was trained on, and no others."""
     path = load_any_config(folder).data.path if data is None else data
-    hint = "if they moved, say where they are: --data FOLDER" if data is None else ""
     try:
         puzzles = open_puzzles(path, "data")
     except ValueError as error:
-        raise ValueError("; ".join(filter(None, [str(error), hint]))) from None
+        if data is not None or path.exists():  # damaged, and not moved
+            raise
+        raise ValueError(f"{error}; if they moved, say where they are: --data FOLDER") from None
     checkpoint, trained = require_checkpoint(folder), str(read_stamp(folder).get("puzzles"))
     if (saved := str(read_state(checkpoint).get("puzzles"))) != trained:
         raise ValueError(

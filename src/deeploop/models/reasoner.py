@@ -13,6 +13,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deeploop.nn.init import BRANCH, init_truncated_
@@ -227,7 +228,11 @@ class Reasoner(nn.Module):
 
     def puzzle_rows(self, ids: Tensor) -> Tensor:
         """The learned vectors (B, width) of some puzzles, a copy: ask for its gradient to train them."""
-        return self.puzzles[ids]
+        try:
+            return F.embedding(ids, self.puzzles)  # an index would take −1 for the last row
+        except IndexError:
+            last = self.shape.puzzle_ids - 1
+            raise ValueError(f"puzzle ids {ids.min()} to {ids.max()}: the model has 0 to {last}") from None
 
     def forward(self, carry: Carry, tokens: Tensor, puzzle: Tensor) -> Segment:
         """All cycles of a segment on tokens (B, length); `puzzle` (B, width) are their puzzles' vectors."""

@@ -106,8 +106,11 @@ class PuzzleTask:
 
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         config = self.config
-        if state.get("puzzles") != self.puzzles.hash:
-            raise ValueError(f"data.path={config.data.path}: not the puzzles that the run was started on")
+        if (started := str(state.get("puzzles"))) != self.puzzles.hash:
+            raise ValueError(
+                f"data.path={config.data.path}: puzzles of hash {self.puzzles.hash:.12}…, "
+                f"not the puzzles that the run was started on ({started:.12}…); point data.path to those"
+            )
         if (batch := len(tensors["ids"])) != config.optim.batch:
             raise ValueError(
                 f"optim.batch={config.optim.batch}: the run has {batch} puzzles at work; keep it"

@@ -246,7 +246,7 @@ def require_checkpoint(run: Path) -> Path:
     if checkpoint is None:
         if not run.is_dir():
             raise ValueError(f"{run}: no such run folder")
-        raise ValueError(f"{run}: holds no checkpoint yet; train it further with --resume")
+        raise ValueError(f"{run}: holds no checkpoint (none yet, or none was kept); train it with --resume")
     return checkpoint
 
 
