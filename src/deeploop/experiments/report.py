@@ -68,7 +68,11 @@ def run(args: ReportArgs) -> str:
     sections = make_sections(runs)
     write(args.out, args.title, sections)
     states = ", ".join(f"{count} {state}" for state, count in count_states(runs).items())
-    return f"{len(runs)} runs ({states})\nwritten: {args.out / 'report.html'}, report.md, tables/, figures/"
+    return f"{count_of(runs)} ({states})\nwritten: {args.out / 'report.html'}, report.md, tables/, figures/"
+
+
+def count_of(runs: Sequence[Run]) -> str:
+    return f"{len(runs)} run{'s' * (len(runs) != 1)}"
 
 
 def count_states(runs: Iterable[Run]) -> dict[str, int]:
@@ -111,7 +115,7 @@ def summary(runs: Sequence[Run], groups: Sequence[Setup]) -> str:
     among = f" in {len(groups)} set-ups" if groups else ""
     cost = f"{hours:.2f} GPU-hours of training" if hours else "no GPU-hours recorded"
     return (
-        f"{len(runs)} runs{among}: {states}; {cost}. Made from their files by deeploop "
+        f"{count_of(runs)}{among}: {states}; {cost}. Made from their files by deeploop "
         f"{deeploop.__version__}. Every number of ours has a run behind it, named at the end with its "
         f"command; {page.MISSING} means that there is none."
     )
