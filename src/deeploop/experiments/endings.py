@@ -50,6 +50,6 @@ def log_error(log: Path) -> str | None:
     for line in reversed(lines):
         if match := ERROR.search(line):
             return match.group(1)
-        if line.startswith("$ "):  # the command: what is above is another attempt's
+        if line.startswith(("$ ", "step ")):  # another attempt's command, a run that went on
             break
     return None
