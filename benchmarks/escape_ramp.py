@@ -3,10 +3,10 @@
     python benchmarks/escape_ramp.py --data data/text --blocks 4
 
 For each R, exponent and seed the border between ramps that escape and ramps that stay collapsed is closed in
-on: by factors of two from --ramp until both are seen, then by halves of the logarithm. The rate rises to 1e-3
-and stays; a start escapes if its last look says so (training.md's verdict). Every start is kept in
---out/ramp.json and not repeated; the table and ramp.png have the borders beside the law that was measured over
-exponents, r* ∝ R^-(1-p) (docs/escape.md).
+on: by factors of two from --ramp until both are seen, then by halves of the logarithm. The rate rises to
+1e-3 and stays; a start escapes if its last look has that verdict (docs/training.md). Every start is kept in
+--out/ramp.json and not repeated; the table and ramp.png have the borders beside the law that was measured
+over exponents, r* ∝ R^-(1-p) (docs/escape.md).
 """
 
 import argparse
@@ -42,7 +42,7 @@ Border = tuple[float | None, float | None]
 
 
 def start(config: TrainConfig, world: World, every: int) -> Start:
-    """Trains one start; `escaped` is None where its positions have not merged yet, so that nothing is known."""
+    """Trains one start; `escaped` is None where positions have not merged yet, so that nothing is known."""
     run, stop, highest = open_run(config, world), StopRequest(), 0.0
     looks: list[tuple[int, float, float]] = []
     escaped = False

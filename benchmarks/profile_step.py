@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from deeploop.experiments.bench import BenchArgs, cells_of, reference_step
 from deeploop.experiments.page import text_table
 from deeploop.train.distributed import open_world
-from deeploop.train.loop import open_run, train_step
+from deeploop.train.loop import open_run, stepper
 from deeploop.train.progress import StopRequest
 
 STEPS = 5
@@ -100,7 +100,7 @@ def main() -> None:
         config = replace(config, device=replace(config.device, compile=options.compile))
         with open_world(config.device) as world:
             run, stop = open_run(config, world), StopRequest()
-            take_apart(name, lambda: train_step(run, stop), options.longest)
+            take_apart(name, stepper(run, stop), options.longest)
             run.model.to("meta")
             run.optimizer.state.clear()
             if options.reference:

@@ -1,8 +1,9 @@
-"""What the tests of puzzle training share: tiny boards, and a run that takes a second."""
+"""What the tests of training share: tiny boards, a run that takes a second, graphs without a GPU."""
 
 from dataclasses import replace
 
 import pytest
+import torch
 from puzzle_runs import MODELS, write_boards
 
 from deeploop.models.halting import HaltingConfig
@@ -11,6 +12,7 @@ from deeploop.train.distributed import DeviceConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import ReasonerOptimConfig
 from deeploop.train.puzzle import PuzzleDataConfig
+from deeploop.train.replay import Recorded, Replay
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +45,29 @@ def make_puzzle_config(boards):
         return replace(base, out=out, **parts)
 
     return make
+
+
+class Recording:
+    """In place of a graph: does the work again, on the memory and at the rounds it was recorded at."""
+
+    def __init__(self, replay, batch):
+        self.replay_of, self.batch, self.rounds = replay, batch, replay._model.rounds
+        self.loss = torch.zeros(())
+
+    def replay(self):
+        model = self.replay_of._model
+        rounds, model.rounds = model.rounds, self.rounds
+        self.loss.copy_(self.replay_of._gradients(self.batch))
+        model.rounds = rounds
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    made = []
+
+    def record(self, batch):
+        made.append(Recording(self, tuple(tensor.clone() for tensor in batch)))
+        return Recorded(made[-1], made[-1].batch, made[-1].loss)
+
+    monkeypatch.setattr(Replay, "_record", record)
+    return made

@@ -42,8 +42,8 @@ def harm_at_step_6(monkeypatch):
                     harm(run.model)
             return real(run, stop)
 
-        real = loop.train_step
-        monkeypatch.setattr(loop, "train_step", step)
+        real = loop.queue_step
+        monkeypatch.setattr(loop, "queue_step", step)
 
     return plan
 

@@ -11,37 +11,11 @@ from deeploop.nn import fused
 from deeploop.train.distributed import World
 from deeploop.train.loop import open_run, train_step
 from deeploop.train.progress import StopRequest
-from deeploop.train.replay import Recorded, Replay
+from deeploop.train.replay import Replay
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = GPTConfig(blocks=2, rounds=3, width=128, heads=2, hidden=256, vocabulary=1000, context=64)
 ALONE = World(0, 1, device=torch.device("cpu"))
-
-
-class Recording:
-    """In place of a graph: does the work again, on the memory and at the rounds it was recorded at."""
-
-    def __init__(self, replay, batch):
-        self.replay_of, self.batch, self.rounds = replay, batch, replay._model.rounds
-        self.loss = torch.zeros(())
-
-    def replay(self):
-        model = self.replay_of._model
-        rounds, model.rounds = model.rounds, self.rounds
-        self.loss.copy_(self.replay_of._gradients(self.batch))
-        model.rounds = rounds
-
-
-@pytest.fixture
-def recordings(monkeypatch):
-    made = []
-
-    def record(self, batch):
-        made.append(Recording(self, tuple(tensor.clone() for tensor in batch)))
-        return Recorded(made[-1], made[-1].batch, made[-1].loss)
-
-    monkeypatch.setattr(Replay, "_record", record)
-    return made
 
 
 def steps(rounds, *, recorded, device="cpu"):

@@ -172,16 +172,16 @@ def test_a_validation_that_a_stop_left_out_is_made_up_for(make_config, tmp_path,
     """Told to stop at the step at which a validation is due, the run leaves at once; the resume does it."""
     train = loop.train
     train(make_config(tmp_path / "whole"))
-    real = loop.train_step
+    real = loop.queue_step
 
     def stop_at_four(run, stop):
         if run.step == 3:
             stop.requested = True
         return real(run, stop)
 
-    monkeypatch.setattr(loop, "train_step", stop_at_four)
+    monkeypatch.setattr(loop, "queue_step", stop_at_four)
     assert train(make_config(tmp_path / "run"))["ended"] == "stopped"
     assert [line["step"] for line in read_metrics(tmp_path / "run", "validation")] == [0]
-    monkeypatch.setattr(loop, "train_step", real)
+    monkeypatch.setattr(loop, "queue_step", real)
     train(make_config(tmp_path / "run", resume=True))
     assert repeatable(tmp_path / "run") == repeatable(tmp_path / "whole")

@@ -30,7 +30,7 @@ from deeploop.experiments.recipes import get_recipe
 from deeploop.models.gpt import GPTConfig
 from deeploop.train.config import AnyTrainConfig, TrainConfig
 from deeploop.train.distributed import World, open_world
-from deeploop.train.loop import open_run, train_step
+from deeploop.train.loop import open_run, stepper
 from deeploop.train.progress import StopRequest
 from deeploop.train.rundir import provenance
 
@@ -183,7 +183,7 @@ def time_training(config: AnyTrainConfig, world: World, steps: int) -> tuple[Tim
     opened = open_run(config, world)
     stop = StopRequest()
     try:
-        timing = time_steps(lambda: train_step(opened, stop), world.device, steps)
+        timing = time_steps(stepper(opened, stop), world.device, steps)
         return timing, opened.task.targets_per_step, opened.task.flops_per_step
     finally:
         for thing in (opened.display, opened.writer, opened.lock):

@@ -5,6 +5,7 @@ built, what the loss is and how it is evaluated; everything else is here and the
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,7 +28,7 @@ from deeploop.train.distributed import World, arithmetic, gradient_sync, open_wo
 from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
 from deeploop.train.non_finite import first_non_finite
-from deeploop.train.optim import guarded_step, learning_rate, set_learning_rate
+from deeploop.train.optim import guarded_step, learning_rate, set_learning_rate, steps_by_itself
 from deeploop.train.progress import Clock, Display, StopRequest, peak_flops
 from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.replay import Replay
@@ -78,9 +79,31 @@ class Run:
         (loss * self.world.size).backward()
         return loss.detach()
 
-    def log(self, kind: str, values: dict[str, Any]) -> None:
+    def log(self, kind: str, values: dict[str, Any], step: int | None = None) -> None:
         if self.writer is not None:
-            self.writer.write(kind, self.step, values)
+            self.writer.write(kind, self.step if step is None else step, values)
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A step that the device was given, and what will be known of it."""
+
+    step: int
+    """Its number, from 1."""
+    batches: list[Any]
+    values: Tensor
+    """Mean loss, how many ranks were asked to stop, gradient norm: on the host, once they are known."""
+    norm: Tensor
+    stepped: bool
+    """The device takes the optimizer's step by itself, if the values are finite."""
+    known: torch.cuda.Event | None = None
+
+    def read(self) -> tuple[float, float, float]:
+        """Waits for this step, and for none that was queued after it."""
+        if self.known is not None:
+            self.known.synchronize()
+        loss, stopping, norm = self.values.tolist()
+        return loss, stopping, norm
 
 
 def train(config: AnyTrainConfig) -> dict[str, Any]:
@@ -110,15 +133,23 @@ def _loop(run: Run, stop: StopRequest) -> str:
         run.display.say(f"{config.out} already finished its {config.optim.steps} steps")
     elif run.looked_at < run.step or run.step == 0:  # a run that was told to stop left this for later
         _look(run)
+    ahead, lag = list[tuple[Queued, float]](), lag_of(run)
     while run.step < config.optim.steps:
         run.clock.start()
         rate = learning_rate(run.step, config.optim, run.task.held)
         set_learning_rate(run.optimizer, rate, config.optim.branch_multiplier(run.step - run.task.held))
-        loss, norm, stopping = train_step(run, stop)
+        ahead.append((queue_step(run, stop), rate))
         run.step += 1
         run.tokens += run.task.targets_per_step
+        stopping, settled = False, []
+        while len(ahead) > (0 if stopping or _is_due(run) else lag):
+            queued, its_rate = ahead.pop(0)
+            loss, norm, asked = settle(run, queued)
+            stopping = stopping or asked
+            settled.append((queued.step, loss, norm, its_rate))
         run.clock.stop()
-        _report_step(run, loss, norm, rate)
+        for result in settled:
+            _report_step(run, *result)
 
         last = run.step == config.optim.steps
         collapsed = _look(run) if last or not stopping else False
@@ -143,8 +174,28 @@ def _look(run: Run) -> bool:
     return collapsed
 
 
+def lag_of(run: Run) -> int:
+    """How many steps the host may be ahead of what it knows: one where the device needs it for nothing.
+
+    Then the device does not wait for the host between two steps.
+    """
+    return int(run.replay is not None and steps_by_itself(run.optimizer))
+
+
+def _is_due(run: Run) -> bool:
+    """Whether something is written, measured or saved after this step, for which all must be known."""
+    config, step = run.config, run.step
+    every = (config.log.every, config.data.validate_every, config.checkpoint.every, run.task.diagnose_every)
+    return step == config.optim.steps or any(n and step % n == 0 for n in every)
+
+
 def train_step(run: Run, stop: StopRequest) -> tuple[float, float, bool]:
     """One optimizer step over all micro-batches and ranks: mean loss, gradient norm, whether to stop."""
+    return settle(run, queue_step(run, stop))
+
+
+def queue_step(run: Run, stop: StopRequest) -> Queued:
+    """Hands the device a step, down to the optimizer's where it can take that by itself."""
     config, world, model = run.config, run.world, run.model
     model.train()
     batches = run.task.micro_batches()
@@ -156,33 +207,62 @@ def train_step(run: Run, stop: StopRequest) -> tuple[float, float, bool]:
             total += (run.replay or run.gradients)(batch)
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 keeps it sharded
-    # One meeting of the ranks and one wait for the device a step: the loss, and who was asked to stop.
+    # One meeting of the ranks a step: the loss, and who was asked to stop.
     shared = world.sum(torch.stack([total, torch.full_like(total, float(stop.requested))]))
     values = torch.cat([shared, norm[None]])
+    on_host, known = _sent_to_host(values)
     stepped = guarded_step(run.optimizer, values, norm, config.optim.clip)
-    mean_loss, stopping, norm_value = values.tolist()
-    if not math.isfinite(mean_loss) or not math.isfinite(norm_value):
+    return Queued(run.step + 1, batches, on_host, norm, stepped, known)
+
+
+def _sent_to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """A copy that is under way, and the event that it has arrived."""
+    if values.device.type != "cuda":
+        return values, None
+    on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    on_host.copy_(values, non_blocking=True)
+    known = torch.cuda.Event()
+    known.record()
+    return on_host, known
+
+
+def settle(run: Run, queued: Queued) -> tuple[float, float, bool]:
+    """Waits for a step and does what is left of it: mean loss, gradient norm, whether to stop."""
+    loss, stopping, norm = queued.read()
+    if not math.isfinite(loss) or not math.isfinite(norm):
         if not run.task.skips_non_finite or run.skipped_in_a_row == MOST_SKIPPED:
-            raise FloatingPointError(_non_finite_report(run, batches, mean_loss, norm_value))
-        _skip(run, mean_loss, norm_value)
-        return mean_loss, norm_value, stopping > 0
+            raise FloatingPointError(_non_finite_report(run, queued.step, queued.batches, loss, norm))
+        _skip(run, queued, loss, norm)
+        return loss, norm, stopping > 0
     run.skipped_in_a_row = 0
-    if not stepped:
-        if config.optim.clip:
-            nn.utils.clip_grads_with_norm_(model.parameters(), config.optim.clip, norm)
+    if not queued.stepped:
+        if run.config.optim.clip:
+            nn.utils.clip_grads_with_norm_(run.model.parameters(), run.config.optim.clip, queued.norm)
         run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=True)
-    run.task.after_step(run.step)
-    return mean_loss, norm_value, stopping > 0
+    run.optimizer.zero_grad(set_to_none=True)  # a replay attaches its own anew
+    run.task.after_step(queued.step - 1)
+    return loss, norm, stopping > 0
 
 
-def _skip(run: Run, loss: float, norm: float) -> None:
+def stepper(run: Run, stop: StopRequest) -> Callable[[], None]:
+    """A function that takes the next step as the loop does, for those who time it."""
+    ahead, lag = list[Queued](), lag_of(run)
+
+    def step() -> None:
+        ahead.append(queue_step(run, stop))
+        while len(ahead) > lag:
+            settle(run, ahead.pop(0))
+
+    return step
+
+
+def _skip(run: Run, queued: Queued, loss: float, norm: float) -> None:
     """Leaves weights and moments as they are; the batch is spent."""
     run.optimizer.zero_grad(set_to_none=True)
     run.skipped += 1
     run.skipped_in_a_row += 1
-    run.log("skipped", {"loss": loss, "grad_norm": norm, "so_far": run.skipped})
-    run.display.say(f"step {run.step + 1}: loss {loss}, gradient norm {norm}: skipped ({run.skipped} so far)")
+    run.log("skipped", {"loss": loss, "grad_norm": norm, "so_far": run.skipped}, queued.step - 1)
+    run.display.say(f"step {queued.step}: loss {loss}, gradient norm {norm}: skipped ({run.skipped} so far)")
 
 
 def open_run(config: AnyTrainConfig, world: World) -> Run:
@@ -247,8 +327,8 @@ def _open_folder(
     return writer
 
 
-def _report_step(run: Run, loss: float, norm: float, rate: float) -> None:
-    due = run.step % run.config.log.every == 0 or run.step == run.config.optim.steps
+def _report_step(run: Run, step: int, loss: float, norm: float, rate: float) -> None:
+    due = step % run.config.log.every == 0 or step == run.config.optim.steps
     tokens_per_s = None
     if due:
         steps_per_s = run.clock.read()
@@ -272,7 +352,8 @@ def _validate(run: Run) -> bool:
     result = run.task.evaluate(run.model)
     give_back(run.model)
     if not math.isfinite(result["loss"]):  # before anything is saved
-        raise FloatingPointError(_non_finite_report(run, run.task.micro_batches(), result["loss"], math.nan))
+        batches = run.task.micro_batches()
+        raise FloatingPointError(_non_finite_report(run, run.step + 1, batches, result["loss"], math.nan))
     run.last_validation = result
     run.log("validation", result)
     run.display.say(f"step {run.step:>6}  {run.task.describe(result)}")
@@ -330,14 +411,14 @@ def _save(run: Run) -> Path:
     )
 
 
-def _non_finite_report(run: Run, batches: list[Any], loss: float, norm: float) -> str:
+def _non_finite_report(run: Run, step: int, batches: list[Any], loss: float, norm: float) -> str:
     def forward() -> None:
         for batch in batches:
             with arithmetic(run.config.device, run.world.device):
                 run.task.loss(run.model, batch)
 
     return (
-        f"step {run.step + 1}: loss {loss}, gradient norm {norm}; first non-finite tensor: "
+        f"step {step}: loss {loss}, gradient norm {norm}; first non-finite tensor: "
         f"{first_non_finite(unwrap(run.model), forward, run.world)}; "
         f"last good checkpoint: {last_checkpoint(run.config.out) or 'none was saved yet'}"
     )

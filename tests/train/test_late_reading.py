@@ -1,0 +1,141 @@
+"""The host a step ahead of what it knows: the same run, the same files, and nothing late where it counts."""
+
+import pytest
+import torch
+
+from deeploop.nn import fused
+from deeploop.train import loop
+from deeploop.train.checkpoint import last_checkpoint, load_tensors
+from deeploop.train.language import LanguageTask
+from deeploop.train.metrics import read_metrics
+from deeploop.train.progress import StopRequest
+
+STEPS = {"steps": 14, "warmup_steps": 2}
+RARELY = {"checkpoint": {"every": 100}, "log": {"every": 5}}
+
+
+@pytest.fixture
+def late(monkeypatch, recordings):
+    """A device that takes the optimizer's step by itself, on a CPU; returns how late each step was read."""
+    seen, settle = [], loop.settle
+
+    def step_if_finite(optimizer, values, norm, clip):
+        if values.isfinite().all():
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+            optimizer.step()
+        return True
+
+    def noted(run, queued):
+        seen.append(run.step - queued.step)
+        return settle(run, queued)
+
+    monkeypatch.setattr(fused, "has_rounds", lambda model: True)
+    monkeypatch.setattr(loop, "guarded_step", step_if_finite)
+    monkeypatch.setattr(loop, "steps_by_itself", lambda optimizer: True)
+    monkeypatch.setattr(loop, "settle", noted)
+    return seen
+
+
+def lines(config):
+    return [
+        {key: value for key, value in line.items() if key not in ("seconds", "tokens_per_s")}
+        for kind in ("train", "validation", "skipped")
+        for line in read_metrics(config.out, kind)
+    ]
+
+
+def test_a_run_that_is_read_late_is_the_run(tiny_config, tmp_path, request):
+    plain = tiny_config(optim=STEPS, data={"validate_every": 7}, out=tmp_path / "plain", **RARELY)
+    loop.train(plain)
+    seen = request.getfixturevalue("late")
+    late = tiny_config(optim=STEPS, data={"validate_every": 7}, out=tmp_path / "late", **RARELY)
+    loop.train(late)
+    assert lines(late) == lines(plain)
+    old, new = (load_tensors(last_checkpoint(config.out)) for config in (plain, late))
+    assert all(torch.equal(old[name], new[name]) for name in old)
+    # Logged at 5, 10 and 14, validated at 7 and 14: these are known at once, and with them those before.
+    at_once = (5, 7, 10, 14)
+    assert seen == [0 if step in at_once else 1 for step in range(1, 15)]
+
+
+def test_what_is_not_finite_is_skipped_under_its_own_number(tiny_config, late, monkeypatch, capsys):
+    real, calls = LanguageTask.loss, []
+
+    def poisoned(self, model, batch):
+        calls.append(1)
+        loss = real(self, model, batch)
+        return loss * float("nan") if len(calls) == 3 else loss
+
+    monkeypatch.setattr(LanguageTask, "loss", poisoned)
+    config = tiny_config(optim={**STEPS, "non_finite": "skip"}, **RARELY)
+    assert loop.train(config)["ended"] == "finished"
+    (skipped,) = read_metrics(config.out, "skipped")
+    assert (skipped["step"], skipped["so_far"]) == (2, 1)
+    assert "step 3: loss nan" in capsys.readouterr().out
+
+
+def test_what_is_not_finite_ends_the_run_under_its_own_number(tiny_config, late, monkeypatch):
+    real, calls = LanguageTask.loss, []
+
+    def poisoned(self, model, batch):
+        calls.append(1)
+        return real(self, model, batch) * (float("inf") if len(calls) >= 3 else 1)
+
+    monkeypatch.setattr(LanguageTask, "loss", poisoned)
+    with pytest.raises(FloatingPointError, match="step 3: loss inf"):
+        loop.train(tiny_config(optim=STEPS, **RARELY))
+    assert late[-1] == 1
+
+
+def test_asked_to_stop_it_settles_what_is_under_way_and_resumes_to_the_same_end(tiny_config, late, tmp_path):
+    changes = {"optim": STEPS, "data": {"validate_every": 100}, **RARELY}
+    whole = tiny_config(out=tmp_path / "whole", **changes)
+    loop.train(whole)
+    cut = tiny_config(out=tmp_path / "cut", **changes)
+
+    class AskedInTheEighthStep(StopRequest):
+        asked = 0
+
+        @property
+        def requested(self):
+            self.asked += 1
+            return self.asked >= 8
+
+        @requested.setter
+        def requested(self, value):
+            pass
+
+    with loop.open_world(cut.device) as world:
+        result = loop._train(cut, world, AskedInTheEighthStep())
+    # Asked in step 8, known when step 9 is under way.
+    assert (result["ended"], result["step"]) == ("stopped", 9)
+    loop.train(tiny_config(out=tmp_path / "cut", resume=True, **changes))
+    old, new = (load_tensors(last_checkpoint(config.out)) for config in (whole, cut))
+    assert all(torch.equal(old[name], new[name]) for name in old)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_steps_are_read_late_and_are_the_same(tiny_config, tmp_path, monkeypatch):
+    seen, settle = [], loop.settle
+
+    def noted(run, queued):
+        seen.append(run.step - queued.step)
+        return settle(run, queued)
+
+    monkeypatch.setattr(loop, "settle", noted)
+    runs = {}
+    for graph in (True, False):
+        config = tiny_config(
+            out=tmp_path / f"{graph}",
+            model={"width": 128, "heads": 2, "hidden": 256},
+            optim=STEPS,
+            device={"kind": "cuda", "graph": graph},
+            data={"validate_every": 7},
+            **RARELY,
+        )
+        loop.train(config)
+        runs[graph] = [line["loss"] for line in read_metrics(config.out, "train")]
+    assert seen == [0 if step in (5, 7, 10, 14) else 1 for step in range(1, 15)] + [0] * 14
+    assert runs[True] == pytest.approx(runs[False], rel=2e-3)
