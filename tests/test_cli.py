@@ -144,7 +144,10 @@ def test_a_truncated_shard(refused, train_arguments, tmp_path, damaged, left):
 
 def test_a_wrong_vocabulary(refused, train_arguments, tmp_path, corpus):
     message = refused(train_arguments(tmp_path / "run", "--model.vocabulary", 50257))
-    assert message == f"model.vocabulary=50257: {corpus} holds bytes tokens, which need model.vocabulary=257"
+    assert message == (
+        f"model.vocabulary=50257: {corpus} holds bytes tokens, which need model.vocabulary=257; "
+        "set that, or prepare the text with another --tokenizer"
+    )
 
 
 def test_a_context_longer_than_the_corpus(refused, train_arguments, tmp_path):

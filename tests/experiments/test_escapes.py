@@ -49,6 +49,16 @@ def test_wilson(successes, trials, low, high):
     assert wilson(successes, trials) == pytest.approx((low, high), abs=6e-5)
 
 
+@pytest.mark.parametrize(
+    "config", ["{}", "[1, 2]", '{"optim": {"steps": 4}}', '{"optim": {"steps": "x"}}', "{"]
+)
+def test_a_damaged_config_has_no_outcome(tmp_path, config):
+    write_run(tmp_path / "run", [(300, 2.0, 0.1, "escaped")], train=[(10, 3.0)])
+    assert read_outcome(tmp_path / "run", {}) is not None
+    (tmp_path / "run" / "config.json").write_text(config)
+    assert read_outcome(tmp_path / "run", {}) is None
+
+
 def test_the_share_itself_is_in_its_interval():
     for trials in range(1, 40):
         for successes in range(trials + 1):

@@ -87,7 +87,9 @@ def read_outcome(run: Path, axes: Mapping[str, Any], compare_at: int | None = No
     """The outcome of a run folder, all attempts pooled; None if nothing was trained, or has no such floor."""
     try:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        steps, warm = (int(config["optim"][name]) for name in ("steps", "warmup_steps"))
+        stops = bool(config.get("guard", {}).get("stop", False))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # damaged: `deeploop runs` names it
         return None
     attempts = [read_metrics(run, file=name) for name in ATTEMPTS]
     records = attempts[-1]
@@ -95,13 +97,11 @@ def read_outcome(run: Path, axes: Mapping[str, Any], compare_at: int | None = No
     trained = [r for r in validations if r["step"] > 0 and r["loss"] is not None]
     if not validations or not any(r["step"] > 0 for r in records):
         return None
-    loss, surrogate = loss_at(records, compare_at or config["optim"]["steps"])
+    loss, surrogate = loss_at(records, compare_at or steps)
     below = any(r["loss"] < r["floor"] for r in trained)
     if not trained and loss is not None:  # only the surrogate can tell
         below = loss < validations[0]["floor"]
     last = next((r for r in reversed(records) if r["kind"] == "validation"), {})
-    steps, warm = config["optim"]["steps"], config["optim"]["warmup_steps"]
-    stops = config.get("guard", {}).get("stop", False)
     over = ending(last, steps=steps, since=warm, stops=stops) is not None
     return Outcome(
         axes,

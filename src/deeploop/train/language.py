@@ -55,7 +55,8 @@ class LanguageTask:
         if self.corpus.vocabulary != config.model.vocabulary:
             raise ValueError(
                 f"model.vocabulary={config.model.vocabulary}: {config.data.path} holds "
-                f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}"
+                f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}; "
+                "set that, or prepare the text with another --tokenizer"
             )
         context = config.model.context
         loader = TokenLoader(
