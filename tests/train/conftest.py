@@ -9,6 +9,7 @@ from puzzle_runs import MODELS, write_boards
 from deeploop.models.halting import HaltingConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.distributed import DeviceConfig
+from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import ReasonerOptimConfig
 from deeploop.train.puzzle import PuzzleDataConfig
@@ -45,6 +46,23 @@ def make_puzzle_config(boards):
         return replace(base, out=out, **parts)
 
     return make
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """`poison(3, float("nan"))`: the loss of the third micro-batch is that many times what it was."""
+
+    def plan(call, factor):
+        real, calls = LanguageTask.loss, []
+
+        def poisoned(self, model, batch):
+            calls.append(1)
+            loss = real(self, model, batch)
+            return loss * factor if len(calls) == call else loss
+
+        monkeypatch.setattr(LanguageTask, "loss", poisoned)
+
+    return plan
 
 
 class Recording:

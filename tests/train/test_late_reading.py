@@ -6,7 +6,6 @@ import torch
 from deeploop.nn import fused
 from deeploop.train import loop
 from deeploop.train.checkpoint import last_checkpoint, load_tensors
-from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import read_metrics
 from deeploop.train.progress import StopRequest
 
@@ -59,15 +58,8 @@ def test_a_run_that_is_read_late_is_the_run(tiny_config, tmp_path, request):
     assert seen == [0 if step in at_once else 1 for step in range(1, 15)]
 
 
-def test_what_is_not_finite_is_skipped_under_its_own_number(tiny_config, late, monkeypatch, capsys):
-    real, calls = LanguageTask.loss, []
-
-    def poisoned(self, model, batch):
-        calls.append(1)
-        loss = real(self, model, batch)
-        return loss * float("nan") if len(calls) == 3 else loss
-
-    monkeypatch.setattr(LanguageTask, "loss", poisoned)
+def test_what_is_not_finite_is_skipped_under_its_own_number(tiny_config, late, poison, capsys):
+    poison(3, float("nan"))
     config = tiny_config(optim={**STEPS, "non_finite": "skip"}, **RARELY)
     assert loop.train(config)["ended"] == "finished"
     (skipped,) = read_metrics(config.out, "skipped")
@@ -75,14 +67,8 @@ def test_what_is_not_finite_is_skipped_under_its_own_number(tiny_config, late, m
     assert "step 3: loss nan" in capsys.readouterr().out
 
 
-def test_what_is_not_finite_ends_the_run_under_its_own_number(tiny_config, late, monkeypatch):
-    real, calls = LanguageTask.loss, []
-
-    def poisoned(self, model, batch):
-        calls.append(1)
-        return real(self, model, batch) * (float("inf") if len(calls) >= 3 else 1)
-
-    monkeypatch.setattr(LanguageTask, "loss", poisoned)
+def test_what_is_not_finite_ends_the_run_under_its_own_number(tiny_config, late, poison):
+    poison(3, float("inf"))
     with pytest.raises(FloatingPointError, match="step 3: loss inf"):
         loop.train(tiny_config(optim=STEPS, **RARELY))
     assert late[-1] == 1

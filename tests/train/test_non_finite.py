@@ -74,16 +74,9 @@ def test_on_the_command_line_it_is_one_line(train_arguments, tmp_path, harm_at_s
     assert error.count("\n") == 1
 
 
-def test_a_step_may_be_skipped_and_is_counted(tiny_config, monkeypatch, capsys):
+def test_a_step_may_be_skipped_and_is_counted(tiny_config, poison, capsys):
     """One poisoned batch: the weights stay as they were before it, and the run goes on."""
-    real, calls = LanguageTask.loss, []
-
-    def poisoned(self, model, batch):
-        calls.append(1)
-        loss = real(self, model, batch)
-        return loss * float("nan") if len(calls) == 3 else loss
-
-    monkeypatch.setattr(LanguageTask, "loss", poisoned)
+    poison(3, float("nan"))
     config = tiny_config(optim={"non_finite": "skip"})
     assert train(config)["ended"] == "finished"
     (skipped,) = read_metrics(config.out, "skipped")

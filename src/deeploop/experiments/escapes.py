@@ -78,9 +78,8 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
     centre = share + weight / 2
     half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials))
     low, high = (centre - half) / (1 + weight), (centre + half) / (1 + weight)
-    return min(share, max(0.0, low)), max(
-        share, min(1.0, high)
-    )  # at 0 and all, rounding may leave it outside
+    # At 0 and at all, rounding may leave the share itself outside.
+    return min(share, max(0.0, low)), max(share, min(1.0, high))
 
 
 def read_outcome(run: Path, axes: Mapping[str, Any], compare_at: int | None = None) -> Outcome | None:
