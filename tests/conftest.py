@@ -10,6 +10,7 @@ from dataclasses import replace
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import torch
 
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
@@ -22,6 +23,13 @@ from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
 
 SENTENCE = "the loop visits one block again and then another until every round is done"
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    """A training run allows TF32 for its whole process: the next test has exact fp32 products again."""
+    yield
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(scope="session")
