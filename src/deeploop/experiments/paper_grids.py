@@ -192,10 +192,11 @@ RULE_SETTINGS: dict[str, dict[str, Any]] = {
         "checkpoint.keep": 1,
     },
 }
-# Peak and warm-up: the same five points for every rule, the rate rising by 1.2e-6 to 2e-5 a step.
+# Peak and warm-up: the same eight points for every rule, the rate rising by 1.2e-6 to 4e-5 a step.
 SEARCH = {
     f"{peak:g}+{warmup}": {"optim.peak_lr": peak, "optim.warmup_steps": warmup}
-    for peak, warmup in ((5e-4, 400), (1e-3, 400), (2e-3, 400), (1e-3, 100), (2e-3, 100))
+    for warmup, peaks in {400: (5e-4, 1e-3, 2e-3, 4e-3, 8e-3), 100: (1e-3, 2e-3, 4e-3)}.items()
+    for peak in peaks
 }
 
 
@@ -205,7 +206,7 @@ def _rules(scale: Scale) -> tuple[str, Axis]:
 
 
 def rules_search(scale: Scale) -> Grid:
-    """A rate and a warm-up for every rule of `rules`, by the same five trials at R = 3; 30 cells."""
+    """A rate and a warm-up for every rule of `rules`, by the same eight trials at R = 3; 48 cells."""
     recipe, axis = _rules(scale)
     return Grid("rules-search", recipe, {"rule": axis, "trial": SEARCH}, RULE_SETTINGS[scale], scale)
 
