@@ -123,9 +123,13 @@ def test_a_batch_that_does_not_split_over_the_ranks(refused, train_arguments, tm
     assert message == "optim.batch=7: must be a multiple of the 2 ranks"
 
 
-def test_a_missing_corpus(refused, train_arguments, tmp_path):
-    message = refused(train_arguments(tmp_path / "run", "--data.path", tmp_path / "none"))
-    assert message == f"data.path={tmp_path / 'none'}: no such corpus; make it with `deeploop prepare`"
+@pytest.mark.parametrize(("name", "source"), [("stdlib", "stdlib"), ("mine", "text FILE…")])
+def test_a_missing_corpus(refused, train_arguments, tmp_path, name, source):
+    """The command that makes it, to be copied."""
+    path = tmp_path / name
+    message = refused(train_arguments(tmp_path / "run", "--data.path", path))
+    made = f"`deeploop prepare {source} --out {path}`"
+    assert message == f"data.path={path}: no such corpus; make it with {made}"
 
 
 def test_a_missing_shard(refused, train_arguments, tmp_path, damaged):

@@ -467,6 +467,13 @@ def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_status_of_another_sweeps_folder_is_refused(small, capsys):
+    folder, _ = small()
+    folder.write()
+    assert main(["sweep", "escape", "--scale", "laptop", "--status", "--out", str(folder.out)]) == 2
+    assert "holds the sweep own" in capsys.readouterr().err
+
+
 def test_set_takes_values_as_they_are_written():
     args = sweep.SweepArgs(
         name="table1", set=("optim.peak-lr=6e-4", "model.scale_gate=False", "init_from=None")

@@ -222,7 +222,9 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     path = folder / "corpus.json"
     if not path.is_file():
         what = "not a whole corpus (no corpus.json)" if folder.is_dir() else "no such corpus"
-        raise ValueError(f"{folder}: {what}; make it with `deeploop prepare`")
+        # A folder of another name than these two is meant for the user's own text.
+        source = folder.name if folder.name in ("stdlib", "fineweb-edu") else "text FILE…"
+        raise ValueError(f"{folder}: {what}; make it with `deeploop prepare {source} --out {folder}`")
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = facts["format"]

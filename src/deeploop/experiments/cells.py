@@ -76,15 +76,12 @@ class SweepFolder:
         """Writes sweep.json. Cells that only an earlier start had stay; a changed one is refused."""
         old = self.read_old()
         known: dict[str, Any] = old.get("cells", {})
+        self.check_own(old)
         own = {
             c.name: {"recipe": c.recipe, "settings": dict(c.settings), "axes": dict(c.axes)}
             for c in self.cells
         }
         own = json.loads(json.dumps(own, default=str))  # as it will be read
-        if known and not known.keys() & own.keys():
-            raise ValueError(
-                f"out={self.out}: holds the sweep {old['sweep']} ({old['scale']}); choose another --out"
-            )
         for name in known.keys() & own.keys():
             if change := _first_change(known[name], own[name]):
                 raise ValueError(f"out={self.out}: its cell {name} has {change}; choose another --out")
@@ -100,6 +97,14 @@ class SweepFolder:
         with atomic_file(self.out / "sweep.json") as file:
             file.write((json.dumps(record, indent=1) + "\n").encode())
 
+    def check_own(self, old: dict[str, Any]) -> None:
+        """Refuses a folder whose cells are all another sweep's."""
+        known = old.get("cells", {})
+        if known and not any(cell.name in known for cell in self.cells):
+            raise ValueError(
+                f"out={self.out}: holds the sweep {old['sweep']} ({old['scale']}); choose another --out"
+            )
+
     def read_old(self) -> dict[str, Any]:
         path = self.out / "sweep.json"
         if not path.exists():
@@ -108,7 +113,9 @@ class SweepFolder:
             record = json.loads(path.read_text(encoding="utf-8"))
             if record["format"] != FORMAT:
                 raise ValueError(f"format {record['format']}, this deeploop reads {FORMAT}")
-        except (ValueError, KeyError, TypeError) as error:
+        except KeyError as error:
+            raise ValueError(f"{path}: not a sweep's (it has no {error})") from None
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: not a sweep's ({error})") from None
         return record
 

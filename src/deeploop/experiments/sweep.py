@@ -101,8 +101,10 @@ def run(args: SweepArgs) -> int:
         tasks=args.tasks,
     )
     if args.status:
-        if not folder.read_old():
+        old = folder.read_old()
+        if not old:
             raise ValueError(f"out={folder.out}: holds no sweep")
+        folder.check_own(old)
         print(report(folder))
         return 0
     check_data(folder)
