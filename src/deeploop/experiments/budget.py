@@ -14,7 +14,7 @@ from deeploop.models.reasoner import PuzzleShape
 from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"
-UTILIZATION = 0.45  # measured: docs/results/speed, gpt2-small and gpt2-medium at R = 1, 3, 7
+UTILIZATION = 0.45  # measured: docs/results/speed, gpt2-small at R = 1, 3, 7, gpt2-medium at R = 1, 3
 HEADER = ("cell", "tokens", "GFLOP a token", "GPU-hours", "paper's")
 
 
