@@ -115,6 +115,61 @@ def test_every_rule_has_its_delta_against_plain_prenorm(tmp_path):
     assert table["Δ DeepLoop p=0.5 − pre-norm"] == "-0.5000"
 
 
+def loss_panel(folder, losses):
+    """Our half of the figure, of runs {(block, R): a loss for each seed}."""
+    for (block, R), own in losses.items():
+        for seed, loss in enumerate(own):
+            write_run(folder / f"{block}-{R}-{seed}", block=block, rounds=R, seed=seed, loss=loss)
+    (setup,) = setups(find_runs((folder,)))
+    return report_figures.loss_against_rounds(setup, Histories()).axes[1]
+
+
+def triangles(axes):
+    """R of the marks at the upper edge, from left to right, and what is written at them."""
+    texts = sorted(axes.texts, key=lambda text: (text.xy[0], -text.xy[1]))
+    marks = [line for line in axes.lines if line.get_marker() == "^" and len(line.get_xdata())]
+    assert sorted(line.get_xdata()[0] for line in marks) == [text.xy[0] for text in texts]
+    return [(text.xy[0], text.get_text()) for text in texts]
+
+
+GOOD = {
+    ("prenorm", 1): (2.5, 2.52),
+    ("prenorm", 3): (2.45,),
+    ("averaged", 1): (2.48,),
+    ("averaged", 3): (2.44,),
+}
+
+
+def test_what_is_far_above_the_others_does_not_stretch_the_scale(tmp_path):
+    late = {("sandwich", 1): (2.9, 2.8), ("sandwich", 3): (4.0, 4.5), ("postnorm", 3): (3.9,)}
+    panel = loss_panel(tmp_path, GOOD | late)  # 2.44 to 2.52: far off is above 2.44 + 6 · 0.08
+    assert triangles(panel) == [(3, "4.25"), (3, "3.90")]
+    low, high = panel.get_ylim()
+    assert low < 2.44
+    assert 2.9 < high < 3.2
+
+
+def test_a_run_that_is_far_off_is_marked_where_its_mean_is_not(tmp_path):
+    panel = loss_panel(tmp_path, GOOD | {("sandwich", 3): (2.6, 2.61, 3.4)})  # on average 2.87
+    assert triangles(panel) == [(3, "3.40")]
+    assert 2.87 < panel.get_ylim()[1] < 3.4
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        GOOD | {("sandwich", 1): (2.7, 2.9), ("sandwich", 3): (2.8,)},
+        {("prenorm", 1): (2.5,), ("prenorm", 3): (2.49,), ("sandwich", 3): (2.9,)},  # two are always whole
+        {(block, R): (2.5,) for block in ("prenorm", "averaged") for R in (1, 3)} | {("sandwich", 3): (2.9,)},
+    ],
+)
+def test_a_scale_that_fits_all_is_left_alone(tmp_path, losses):
+    panel = loss_panel(tmp_path, losses)
+    assert panel.get_autoscaley_on()
+    assert triangles(panel) == []
+    assert panel.get_ylim()[1] > 2.9
+
+
 @pytest.fixture
 def starts(tmp_path):
     """A set-up with three exponents at one ramp, two at a steeper one and two under a cure."""
