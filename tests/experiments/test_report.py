@@ -384,6 +384,27 @@ def test_collapsed_seeds_are_counted_apart(tmp_path):
     assert loss_cell(tmp_path / "out") == "2.0000 (1 of 2 collapsed)"
 
 
+def test_a_seed_that_was_run_twice_is_not_two_seeds(tmp_path):
+    for name, seed, loss, similarity in (
+        ("first", 0, 2.0, 0.1),
+        ("again", 0, 2.1, 0.1),
+        ("other", 1, FLOOR + 0.1, 1.0),
+    ):
+        write_run(tmp_path / name, seed=seed, loss=loss, similarity=similarity)
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    assert loss_cell(tmp_path / "out") == "2.0500 ± 0.0707 (1 of 3 collapsed, 3 runs of 2 seeds)"
+    assert rows(tmp_path / "out", "seeds-a")[1][:4] == ["DeepLoop p=0.5", "3", "3 runs of 2 seeds", "2"]
+
+
+def test_a_seed_that_was_run_twice_escapes_once(tmp_path):
+    for p in (0.25, 0.5, 0.6):
+        for name, seed, loss in (("first", 0, 2.0), ("again", 0, 3.1), ("other", 1, 3.1)):
+            write_run(tmp_path / f"{p}-{name}", p=p, seed=seed, loss=loss)
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    (row,) = [row for row in rows(tmp_path / "out", "p-sweep-a") if row[1] == "0.5"]
+    assert row[4:8] == ["1/2", "0.09 to 0.91"] * 2
+
+
 def loss_cell(out):
     (row,) = [row for row in rows(out, "loss-a") if row[:2] == ["here", "DeepLoop p=0.5"]]
     return row[3]

@@ -69,7 +69,7 @@ def loss_against_rounds(setup: Setup, histories: Histories) -> Figure | None:
         left.plot(ROUNDS, losses, "o--", color=colour, label=published.METHODS[block], ms=4, lw=1.4)
     left.set_title(f"paper, GPT-2 {setup.size}")
     draw_rows(right, setup, histories)
-    right.set_title("here: mean, and each seed")
+    right.set_title("here: mean, and each run")
     for axes in (left, right):
         axes.set_xticks(sorted({*ROUNDS, *setup.rounds}))
         axes.set_xlabel("rounds R")
