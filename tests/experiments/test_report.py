@@ -368,6 +368,21 @@ def test_a_damaged_run_does_not_spoil_the_report(tmp_path):
     assert (states["damaged"], states["old"], states["p0.5"]) == ("unreadable", "finished", "finished")
 
 
+def test_damaged_lines_are_named_once_and_a_torn_last_one_is_not(tmp_path, capsys):
+    for name in ("broken", "killed", "whole"):
+        write_run(tmp_path / name)
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    path = tmp_path / "broken" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:4], lines[4][:30] + "\n", "\n", "[]\n", *lines[5:], '{"kind"']))
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    words = "Lines of metrics.jsonl that can't be read, and are left out: broken (2)."
+    assert capsys.readouterr().err == words + "\n"
+    assert (tmp_path / "out" / "report.md").read_text().count("can't be read") == 1
+    assert "broken (2)" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_table_and_figure_have_the_same_average():
     tasks = [*published.TASKS]
     whole = {(0, task): 40.0 for task in tasks}

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from deeploop.experiments.endings import ending, log_error
-from deeploop.train.metrics import Record, stream_back, stream_metrics
+from deeploop.train.metrics import Record, stream_back, stream_lines
 
 DEFINING = ("model.", "data.path", "optim.")
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
@@ -241,14 +241,18 @@ class History:
     validations: list[Record]
     kappas: list[Record]
     """Of each diagnosis: step, rounds, updates, kappa, kappa_raw, similarity."""
+    damaged: int = 0
+    """Lines that can't be read, save a last one that was cut off."""
 
 
 def read_history(folder: Path) -> History:
     curve: list[tuple[int, float]] = []
     validations, kappas = [], []
-    stride, seen = 1, 0
-    for record in stream_metrics(folder):
-        if record["kind"] == "validation" and record.get("loss") is not None:
+    stride, seen, damaged = 1, 0, 0
+    for record in stream_lines(folder):
+        if record is None:
+            damaged += 1
+        elif record["kind"] == "validation" and record.get("loss") is not None:
             validations.append(record)
         elif record["kind"] == "diagnose":
             kappas.append({name: record.get(name) for name in KAPPA})
@@ -258,7 +262,7 @@ def read_history(folder: Path) -> History:
             seen += 1
             if len(curve) == 2 * POINTS:
                 curve, stride = curve[::2], 2 * stride
-    return History(curve, validations, kappas)
+    return History(curve, validations, kappas, damaged)
 
 
 KAPPA = ("step", "rounds", "updates", "kappa", "kappa_raw", "similarity")
