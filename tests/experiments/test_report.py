@@ -9,7 +9,7 @@ import pytest
 from run_folders import FLOOR, write_run, write_sweep
 
 from deeploop.cli import main
-from deeploop.experiments import published, report_figures
+from deeploop.experiments import published, report_figures, report_ledger
 from deeploop.experiments.groups import Histories, Setup, setups
 from deeploop.experiments.page import MISSING
 from deeploop.experiments.report import ReportArgs, curve_pictures, run
@@ -276,6 +276,45 @@ def test_compute_and_its_total(made):
     assert (deeploop["1"][3:5], deeploop["3"][3:5]) == (["900", "1.00"], ["300", "3.00"])
     assert deeploop["3"][7:] == ["260", "2.74"]  # the paper's medium cell
     assert table[-1][5] == f"{8 * 36 / 3600:.3f}"  # eight runs on a GPU, 36 s each
+
+
+@pytest.fixture
+def beside_others(tmp_path):
+    """`beside_others(["--jobs", "4"])`: a sweep of R = 1 and 3, started with these words."""
+
+    def make(words):
+        for R in (1, 3):
+            write_run(tmp_path / "sweep" / f"r{R}", rounds=R, mfu=0.3)
+        cells = {f"r{R}": {"rounds": R} for R in (1, 3)}
+        return write_sweep(tmp_path / "sweep", cells, command=words and ["deeploop", "sweep", "s", *words])
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("words", "shared"),
+    [(["--jobs", "4"], True), (["--jobs=2"], True), (["--jobs", "1"], False), ([], False), (None, False)],
+)
+def test_speeds_of_runs_that_shared_their_device_are_left_out(beside_others, tmp_path, words, shared):
+    run(ReportArgs((beside_others(words),), tmp_path / "out"))
+    speeds = [row[3:5] for row in rows(tmp_path / "out", "compute")[1:-1]]
+    assert speeds == ([[MISSING] * 2] * 2 if shared else [["900", "1.00"], ["300", "3.00"]])
+    assert (tmp_path / "out" / "figures" / "cost-against-rounds.png").exists() is not shared
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert ("2 of 2 runs shared their device" in text) is shared
+    assert ("at most 0.02 GPU-hours" in text) is shared
+
+
+def test_a_cell_given_by_itself_is_known_to_have_shared(beside_others, tmp_path):
+    cell = beside_others(["--jobs", "4"]) / "r1"
+    metrics = cell / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"tokens_per_s": 900.0', '"tokens_per_s": 90.0'))
+    alone = write_run(tmp_path / "alone", rounds=1, seed=1)
+    found = find_runs((cell, alone))
+    assert {one.name: one.shared for one in found} == {"r1": True, "alone": False}
+    assert {one.tokens_per_s for one in found} == {90, 900}
+    (setup,) = setups(found)
+    assert report_ledger.speed(setup.rows["DeepLoop p=0.5"][1]) == 900
 
 
 def test_kappa_missing_cells_differences_and_commands(made):

@@ -119,7 +119,8 @@ def summary(runs: Sequence[Run], groups: Sequence[Setup]) -> str:
     states = ", ".join(f"{count} {state}" for state, count in sorted(count_states(runs).items()))
     hours = sum(one.gpu_hours or 0 for one in runs)
     among = f" in {len(groups)} set-ups" if groups else ""
-    cost = f"{hours:.2f} GPU-hours of training" if hours else "no GPU-hours recorded"
+    most = "at most " * any(one.shared for one in runs)  # each of them counts all its time
+    cost = f"{most}{hours:.2f} GPU-hours of training" if hours else "no GPU-hours recorded"
     return (
         f"{count_of(runs)}{among}: {states}; {cost}. Made from their files by deeploop "
         f"{deeploop.__version__}. Every number of ours has a run behind it, named at the end with its "
@@ -191,7 +192,9 @@ def boards_section(runs: Sequence[Run]) -> Section:
 
 
 def compute_section(groups: Sequence[Setup], runs: Sequence[Run]) -> Section:
-    parts: list[Part] = [ledger.compute_table(groups, runs)]
+    shared = sum(one.shared and one.tokens_per_s is not None for one in runs)
+    told = f"{shared} of {count_of(runs)} shared their device (sweep --jobs): their tokens/s are left out."
+    parts: list[Part] = [*([told] if shared else []), ledger.compute_table(groups, runs)]
     if figure := figures.cost_against_rounds(groups):
         parts.append(Picture("cost-against-rounds", figure, "Time a token against R, by the rates above."))
     return Section("Compute (Appendix D)", parts)

@@ -54,6 +54,8 @@ class Run:
     """Where it stands in its sweep."""
     compare_at: int | None = None
     """The step at which its sweep compares losses; None is the last."""
+    shared: bool = False
+    """Other cells of its sweep ran on its device at the same time, so its speed is not its own."""
 
     @property
     def step(self) -> int:
@@ -104,7 +106,8 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 def _runs_under(folder: Path, depth: int) -> Iterator[Run]:
     if (folder / "run.json").is_file():
-        yield read_run(folder)
+        sweep = read_json(folder.resolve().parent / "sweep.json")
+        yield read_run(folder, shared=has_several_jobs(sweep))
     elif (folder / "sweep.json").is_file():
         yield from read_sweep(folder)
     elif depth:
@@ -120,12 +123,25 @@ def read_sweep(folder: Path) -> Iterator[Run]:
     except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'sweep.json'}: can't be read ({error})") from None
     for name, axes in cells.items():
-        yield read_run(folder / name, axes, sweep.get("compare_at"))
+        yield read_run(folder / name, axes, sweep.get("compare_at"), shared=has_several_jobs(sweep))
 
 
-def read_run(folder: Path, axes: Mapping[str, Any] | None = None, compare_at: int | None = None) -> Run:
+def has_several_jobs(sweep: Mapping[str, Any]) -> bool:
+    """Whether the command that a sweep was last started with puts several cells on a device."""
+    command = sweep.get("command")
+    words = " ".join(map(str, command)) if isinstance(command, list) else ""
+    return any(int(jobs) > 1 for jobs in re.findall(r"--jobs[ =]([0-9]+)", words))
+
+
+def read_run(
+    folder: Path,
+    axes: Mapping[str, Any] | None = None,
+    compare_at: int | None = None,
+    *,
+    shared: bool = False,
+) -> Run:
     """The run in a folder, from its JSON and the end of its metrics."""
-    place: dict[str, Any] = {"axes": axes or {}, "compare_at": compare_at}
+    place: dict[str, Any] = {"axes": axes or {}, "compare_at": compare_at, "shared": shared}
     failed = log_error(folder.with_name(folder.name + ".log")) is not None  # a sweep keeps it there
     if not (folder / "run.json").is_file():
         return Run(folder, folder.name, "failed" if failed else "absent", **place)
