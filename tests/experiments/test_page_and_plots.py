@@ -24,6 +24,19 @@ def test_text_table_aligns_columns() -> None:
     assert lines == ["name         x", "──────  ──────", "a          1.5", "longer  -10.25"]
 
 
+def test_numbers_with_remarks_stand_to_the_right_as_numbers_do() -> None:
+    losses = [
+        "2.1",
+        "2.05 ± 0.07 (2 runs of 1 seed)",
+        "2.0 (1 of 3 collapsed, 3 runs of 2 seeds)",
+        page.MISSING,
+    ]
+    counts = ["2", "3 runs of 2 seeds", "3/5", "0.09 to 0.91"]
+    words = ["2", "2 blocks of width 32", "2", "2"]
+    kinds = page.column_kinds(["losses", "counts", "words"], list(zip(losses, counts, words, strict=True)))
+    assert kinds == ["", "", ' class="words"']
+
+
 def test_running_mean_against_definition() -> None:
     values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]
     expected = [sum(values[max(0, i - 2) : i + 1]) / len(values[max(0, i - 2) : i + 1]) for i in range(6)]

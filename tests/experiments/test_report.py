@@ -9,7 +9,7 @@ import pytest
 from run_folders import FLOOR, write_run, write_sweep
 
 from deeploop.cli import main
-from deeploop.experiments import published, report_figures
+from deeploop.experiments import published, report_figures, report_ledger
 from deeploop.experiments.groups import Histories, Setup, setups
 from deeploop.experiments.page import MISSING
 from deeploop.experiments.report import ReportArgs, curve_pictures, run
@@ -113,6 +113,61 @@ def test_every_rule_has_its_delta_against_plain_prenorm(tmp_path):
     table = {row[1]: row[3] for row in rows(tmp_path / "out", "loss-a")}
     assert table["Δ pre-norm 1/N − pre-norm"] == "-0.2500"
     assert table["Δ DeepLoop p=0.5 − pre-norm"] == "-0.5000"
+
+
+def loss_panel(folder, losses):
+    """Our half of the figure, of runs {(block, R): a loss for each seed}."""
+    for (block, R), own in losses.items():
+        for seed, loss in enumerate(own):
+            write_run(folder / f"{block}-{R}-{seed}", block=block, rounds=R, seed=seed, loss=loss)
+    (setup,) = setups(find_runs((folder,)))
+    return report_figures.loss_against_rounds(setup, Histories()).axes[1]
+
+
+def triangles(axes):
+    """R of the marks at the upper edge, from left to right, and what is written at them."""
+    texts = sorted(axes.texts, key=lambda text: (text.xy[0], -text.xy[1]))
+    marks = [line for line in axes.lines if line.get_marker() == "^" and len(line.get_xdata())]
+    assert sorted(line.get_xdata()[0] for line in marks) == [text.xy[0] for text in texts]
+    return [(text.xy[0], text.get_text()) for text in texts]
+
+
+GOOD = {
+    ("prenorm", 1): (2.5, 2.52),
+    ("prenorm", 3): (2.45,),
+    ("averaged", 1): (2.48,),
+    ("averaged", 3): (2.44,),
+}
+
+
+def test_what_is_far_above_the_others_does_not_stretch_the_scale(tmp_path):
+    late = {("sandwich", 1): (2.9, 2.8), ("sandwich", 3): (4.0, 4.5), ("postnorm", 3): (3.9,)}
+    panel = loss_panel(tmp_path, GOOD | late)  # 2.44 to 2.52: far off is above 2.44 + 6 · 0.08
+    assert triangles(panel) == [(3, "4.25"), (3, "3.90")]
+    low, high = panel.get_ylim()
+    assert low < 2.44
+    assert 2.9 < high < 3.2
+
+
+def test_a_run_that_is_far_off_is_marked_where_its_mean_is_not(tmp_path):
+    panel = loss_panel(tmp_path, GOOD | {("sandwich", 3): (2.6, 2.61, 3.4)})  # on average 2.87
+    assert triangles(panel) == [(3, "3.40")]
+    assert 2.87 < panel.get_ylim()[1] < 3.4
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        GOOD | {("sandwich", 1): (2.7, 2.9), ("sandwich", 3): (2.8,)},
+        {("prenorm", 1): (2.5,), ("prenorm", 3): (2.49,), ("sandwich", 3): (2.9,)},  # two are always whole
+        {(block, R): (2.5,) for block in ("prenorm", "averaged") for R in (1, 3)} | {("sandwich", 3): (2.9,)},
+    ],
+)
+def test_a_scale_that_fits_all_is_left_alone(tmp_path, losses):
+    panel = loss_panel(tmp_path, losses)
+    assert panel.get_autoscaley_on()
+    assert triangles(panel) == []
+    assert panel.get_ylim()[1] > 2.9
 
 
 @pytest.fixture
@@ -223,6 +278,45 @@ def test_compute_and_its_total(made):
     assert table[-1][5] == f"{8 * 36 / 3600:.3f}"  # eight runs on a GPU, 36 s each
 
 
+@pytest.fixture
+def beside_others(tmp_path):
+    """`beside_others(["--jobs", "4"])`: a sweep of R = 1 and 3, started with these words."""
+
+    def make(words):
+        for R in (1, 3):
+            write_run(tmp_path / "sweep" / f"r{R}", rounds=R, mfu=0.3)
+        cells = {f"r{R}": {"rounds": R} for R in (1, 3)}
+        return write_sweep(tmp_path / "sweep", cells, command=words and ["deeploop", "sweep", "s", *words])
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("words", "shared"),
+    [(["--jobs", "4"], True), (["--jobs=2"], True), (["--jobs", "1"], False), ([], False), (None, False)],
+)
+def test_speeds_of_runs_that_shared_their_device_are_left_out(beside_others, tmp_path, words, shared):
+    run(ReportArgs((beside_others(words),), tmp_path / "out"))
+    speeds = [row[3:5] for row in rows(tmp_path / "out", "compute")[1:-1]]
+    assert speeds == ([[MISSING] * 2] * 2 if shared else [["900", "1.00"], ["300", "3.00"]])
+    assert (tmp_path / "out" / "figures" / "cost-against-rounds.png").exists() is not shared
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert ("2 of 2 runs shared their device" in text) is shared
+    assert ("at most 0.02 GPU-hours" in text) is shared
+
+
+def test_a_cell_given_by_itself_is_known_to_have_shared(beside_others, tmp_path):
+    cell = beside_others(["--jobs", "4"]) / "r1"
+    metrics = cell / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"tokens_per_s": 900.0', '"tokens_per_s": 90.0'))
+    alone = write_run(tmp_path / "alone", rounds=1, seed=1)
+    found = find_runs((cell, alone))
+    assert {one.name: one.shared for one in found} == {"r1": True, "alone": False}
+    assert {one.tokens_per_s for one in found} == {90, 900}
+    (setup,) = setups(found)
+    assert report_ledger.speed(setup.rows["DeepLoop p=0.5"][1]) == 900
+
+
 def test_kappa_missing_cells_differences_and_commands(made):
     assert rows(made, "kappa")[1][:6] == ["sandwich-r3-s1", "DeepLoop p=0.5", "3", "40", "raw", "1.250"]
     states = {row[0]: row[1] for row in rows(made, "runs")}
@@ -313,6 +407,21 @@ def test_a_damaged_run_does_not_spoil_the_report(tmp_path):
     assert (states["damaged"], states["old"], states["p0.5"]) == ("unreadable", "finished", "finished")
 
 
+def test_damaged_lines_are_named_once_and_a_torn_last_one_is_not(tmp_path, capsys):
+    for name in ("broken", "killed", "whole"):
+        write_run(tmp_path / name)
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    path = tmp_path / "broken" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:4], lines[4][:30] + "\n", "\n", "[]\n", *lines[5:], '{"kind"']))
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    words = "Lines of metrics.jsonl that can't be read, and are left out: broken (2)."
+    assert capsys.readouterr().err == words + "\n"
+    assert (tmp_path / "out" / "report.md").read_text().count("can't be read") == 1
+    assert "broken (2)" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_table_and_figure_have_the_same_average():
     tasks = [*published.TASKS]
     whole = {(0, task): 40.0 for task in tasks}
@@ -327,6 +436,27 @@ def test_collapsed_seeds_are_counted_apart(tmp_path):
         write_run(tmp_path / f"s{seed}", seed=seed, loss=loss, similarity=similarity)
     run(ReportArgs((tmp_path,), tmp_path / "out"))
     assert loss_cell(tmp_path / "out") == "2.0000 (1 of 2 collapsed)"
+
+
+def test_a_seed_that_was_run_twice_is_not_two_seeds(tmp_path):
+    for name, seed, loss, similarity in (
+        ("first", 0, 2.0, 0.1),
+        ("again", 0, 2.1, 0.1),
+        ("other", 1, FLOOR + 0.1, 1.0),
+    ):
+        write_run(tmp_path / name, seed=seed, loss=loss, similarity=similarity)
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    assert loss_cell(tmp_path / "out") == "2.0500 ± 0.0707 (1 of 3 collapsed, 3 runs of 2 seeds)"
+    assert rows(tmp_path / "out", "seeds-a")[1][:4] == ["DeepLoop p=0.5", "3", "3 runs of 2 seeds", "2"]
+
+
+def test_a_seed_that_was_run_twice_escapes_once(tmp_path):
+    for p in (0.25, 0.5, 0.6):
+        for name, seed, loss in (("first", 0, 2.0), ("again", 0, 3.1), ("other", 1, 3.1)):
+            write_run(tmp_path / f"{p}-{name}", p=p, seed=seed, loss=loss)
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    (row,) = [row for row in rows(tmp_path / "out", "p-sweep-a") if row[1] == "0.5"]
+    assert row[4:8] == ["1/2", "0.09 to 0.91"] * 2
 
 
 def loss_cell(out):

@@ -61,6 +61,13 @@ def test_a_lone_or_unfinished_seed_has_no_spread(tmp_path):
     assert half == ["0", "1", *[MISSING] * 6]
 
 
+def test_a_seed_that_was_run_twice_is_not_two_seeds(tmp_path):
+    for name, step in (("first", 100), ("again", 100), ("half", 50)):
+        write_reasoner(tmp_path / name, 0.5, step=step)
+    (row,) = table_of(tmp_path)
+    assert (row["seeds"], row["unfinished"]) == ("2 runs of 1 seed", "1")
+
+
 def test_methods_stand_below_each_other_in_each_schedule(tmp_path):
     for horizon in ("last_call", "last_cycle"):
         for p, high_p in ((0.5, None), (0.0, None), (0.25, 0.5)):

@@ -43,7 +43,7 @@ class Histories:
 
 @dataclass(frozen=True)
 class Cell:
-    """The seeds of one method at one R."""
+    """The runs of one method at one R."""
 
     runs: tuple[Run, ...]
 
@@ -65,14 +65,20 @@ class Cell:
         return fmean(losses) if losses else None
 
     def text(self, histories: Histories) -> str:
-        """Mean and spread of the seeds that trained; words where there is no number."""
+        """Mean and spread of the runs that trained; words where there is no number."""
         losses, fallen = self.losses(histories), len(self.collapsed)
         if not losses:
             return "collapsed" if fallen else "unfinished"
         spread = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
-        return f"{fmean(losses):.4f}{spread}" + (
-            f" ({fallen} of {len(losses) + fallen} collapsed)" if fallen else ""
-        )
+        collapsed = f"{fallen} of {len(losses) + fallen} collapsed" if fallen else ""
+        notes = ", ".join(filter(None, [collapsed, repeats([*self.trained, *self.collapsed])]))
+        return f"{fmean(losses):.4f}{spread}" + (f" ({notes})" if notes else "")
+
+
+def repeats(runs: Sequence[Run]) -> str:
+    """`3 runs of 2 seeds` where some seed was run more than once, so that a spread is not one of seeds."""
+    seeds = len({run.seed for run in runs})
+    return f"{len(runs)} runs of {seeds} seed{'s' * (seeds > 1)}" if seeds < len(runs) else ""
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,10 @@ def column_kinds(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
 
 
 ABSENT = ' class="absent"'
-# 2.8631, +0.0004, 5.90 ± 0.01 (1 of 3 collapsed), 3/5, 0.23 to 0.88, and the words in place of a number.
+# 2.8631, +0.0004, 5.90 ± 0.01 (1 of 3 collapsed, 3 runs of 2 seeds), 3 runs of 2 seeds, 3/5, 0.23 to 0.88,
+# and the words in place of a number.
 NUMBER = re.compile(
-    r"(?:[-+]?\d[\d.,e+/* ±-]*(?: to [\d.]+)?(?:\(\d+ of \d+ collapsed\))?|–||collapsed|unfinished)"
+    r"(?:[-+]?\d[\d.,e+/* ±-]*(?: to [\d.]+)?(?:\(\d+ [^()]+\)|runs of \d+ seeds?)?|–||collapsed|unfinished)"
 )
 
 

@@ -6,6 +6,7 @@ OUT/tables/*.csv    every table, cell for cell
 """
 
 import csv
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from deeploop.experiments import report_figures as figures
 from deeploop.experiments import report_ledger as ledger
 from deeploop.experiments import report_tables as tables
 from deeploop.experiments.groups import Histories, Setup, setups
+from deeploop.experiments.listing import printable
 from deeploop.experiments.report_boards import boards_table
 from deeploop.experiments.report_tables import Table
 from deeploop.experiments.runs import Run, find_runs
@@ -65,8 +67,11 @@ class Section:
 def run(args: ReportArgs) -> str:
     """Writes the report; returns where it is."""
     runs = find_runs(args.runs)
-    sections = make_sections(runs)
+    histories = Histories()
+    sections = make_sections(runs, histories)
     write(args.out, args.title, sections)
+    for line in damage(runs, histories):
+        print(printable(line), file=sys.stderr)
     states = ", ".join(f"{count} {state}" for state, count in count_states(runs).items())
     return f"{count_of(runs)} ({states})\nwritten: {args.out / 'report.html'}, report.md, tables/, figures/"
 
@@ -83,10 +88,11 @@ def count_states(runs: Iterable[Run]) -> dict[str, int]:
 
 
 # ── What is in it ───────────────────────────────────────────────────────────────────────────────────────
-def make_sections(runs: Sequence[Run]) -> list[Section]:
-    histories, groups = Histories(), setups(runs)
+def make_sections(runs: Sequence[Run], histories: Histories) -> list[Section]:
+    groups = setups(runs)
+    head = [summary(runs, groups), *damage(runs, histories)]
     sections = [
-        Section("Summary", [summary(runs, groups), *of_setups(ledger.setups_table, groups)]),
+        Section("Summary", [*head, *of_setups(ledger.setups_table, groups)]),
         Section(
             "What differs from the paper",
             [*of_setups(ledger.differences_table, groups), *evaluation_notes(runs)],
@@ -113,12 +119,20 @@ def summary(runs: Sequence[Run], groups: Sequence[Setup]) -> str:
     states = ", ".join(f"{count} {state}" for state, count in sorted(count_states(runs).items()))
     hours = sum(one.gpu_hours or 0 for one in runs)
     among = f" in {len(groups)} set-ups" if groups else ""
-    cost = f"{hours:.2f} GPU-hours of training" if hours else "no GPU-hours recorded"
+    most = "at most " * any(one.shared for one in runs)  # each of them counts all its time
+    cost = f"{most}{hours:.2f} GPU-hours of training" if hours else "no GPU-hours recorded"
     return (
         f"{count_of(runs)}{among}: {states}; {cost}. Made from their files by deeploop "
         f"{deeploop.__version__}. Every number of ours has a run behind it, named at the end with its "
         f"command; {page.MISSING} means that there is none."
     )
+
+
+def damage(runs: Sequence[Run], histories: Histories) -> list[str]:
+    """Which runs have metrics that are lost to every number here; an unreadable run gives none anyway."""
+    counts = {one.name: histories[one].damaged for one in runs if one.state != "unreadable"}
+    found = ", ".join(f"{name} ({count})" for name, count in counts.items() if count)
+    return [f"Lines of metrics.jsonl that can't be read, and are left out: {found}."] if found else []
 
 
 def evaluation_notes(runs: Sequence[Run]) -> list[str]:
@@ -178,7 +192,9 @@ def boards_section(runs: Sequence[Run]) -> Section:
 
 
 def compute_section(groups: Sequence[Setup], runs: Sequence[Run]) -> Section:
-    parts: list[Part] = [ledger.compute_table(groups, runs)]
+    shared = sum(one.shared and one.tokens_per_s is not None for one in runs)
+    told = f"{shared} of {count_of(runs)} shared their device (sweep --jobs): their tokens/s are left out."
+    parts: list[Part] = [*([told] if shared else []), ledger.compute_table(groups, runs)]
     if figure := figures.cost_against_rounds(groups):
         parts.append(Picture("cost-against-rounds", figure, "Time a token against R, by the rates above."))
     return Section("Compute (Appendix D)", parts)

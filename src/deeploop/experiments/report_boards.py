@@ -1,6 +1,6 @@
 """The table of a report for reasoners on boards, Sudoku and mazes: how many they solve, over seeds. No torch.
 
-The seeds of one row agree in every setting of model, optimizer and halting, and in the puzzles.
+The runs of one row agree in every setting of model, optimizer and halting, and in the puzzles.
 """
 
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from deeploop.experiments.groups import repeats
 from deeploop.experiments.listing import number, setting, short
 from deeploop.experiments.page import MISSING
 from deeploop.experiments.report_tables import Table, reasoner_method
@@ -35,7 +36,7 @@ def boards_table(runs: Sequence[Run]) -> Table | None:
         "Boards solved at the last validation",
         [*COLUMNS, "method", *NUMBERS, "other settings", "runs' names"],
         [row(cell, own) for cell in found.values()],
-        "exact: test boards without a wrong cell after all segments. Means over the seeds that came to their "
+        "exact: test boards without a wrong cell after all segments. Means over the runs that came to their "
         "end. other settings: those in which runs on the same puzzles differ. The paper has no such table.",
     )
 
@@ -63,15 +64,16 @@ def row_order(run: Run) -> list[Any]:
 
 
 def row(cell: Sequence[Run], among: Sequence[Run]) -> list[str]:
-    ended = [run.validation for run in cell if run.ended]
+    ended = [run for run in cell if run.ended]
     exact, cells = (
-        [100 * last[name] for last in ended if last.get(name) is not None] for name in ("exact", "cells")
+        [100 * run.validation[name] for run in ended if run.validation.get(name) is not None]
+        for name in ("exact", "cells")
     )
     return [
-        *shown(cell[0]), reasoner_method(cell[0].stamp["task"], cell[0]), str(len(exact)),
-        str(len(cell) - len(ended)), *spread(exact), number(min(exact, default=None), ".1f"),
-        number(max(exact, default=None), ".1f"), *spread(cells), other_settings(cell[0], among),
-        " ".join(run.name for run in cell),
+        *shown(cell[0]), reasoner_method(cell[0].stamp["task"], cell[0]),
+        repeats(ended) or str(len(exact)), str(len(cell) - len(ended)), *spread(exact),
+        number(min(exact, default=None), ".1f"), number(max(exact, default=None), ".1f"), *spread(cells),
+        other_settings(cell[0], among), " ".join(run.name for run in cell),
     ]  # fmt: skip
 
 

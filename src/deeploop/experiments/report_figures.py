@@ -1,5 +1,7 @@
 """The figures of a report. No torch. The paper's numbers are dashed, ours solid."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from statistics import fmean
@@ -66,26 +68,75 @@ def loss_against_rounds(setup: Setup, histories: Histories) -> Figure | None:
         losses = [published.LOSS[setup.size, block, R].number for R in ROUNDS]
         left.plot(ROUNDS, losses, "o--", color=colour, label=published.METHODS[block], ms=4, lw=1.4)
     left.set_title(f"paper, GPT-2 {setup.size}")
-    called = legend_names(setup)
-    own = colours(dict.fromkeys(called.values()))
-    shown = set()
-    for label, cells in setup.rows.items():
-        name = called[label]
-        points = [(R, cell.losses(histories)) for R, cell in cells.items()]
-        points = [(R, losses) for R, losses in points if losses]
-        for R, losses in points:
-            right.plot([R] * len(losses), losses, ".", color=own[name], alpha=0.6)
-        means = [fmean(losses) for _, losses in points]
-        first = name if name not in shown else None
-        right.plot([R for R, _ in points], means, "o-", color=own[name], label=first, ms=4, lw=1.6)
-        shown.add(name)
-    right.set_title("here: mean, and each seed")
+    draw_rows(right, setup, histories)
+    right.set_title("here: mean, and each run")
     for axes in (left, right):
         axes.set_xticks(sorted({*ROUNDS, *setup.rounds}))
         axes.set_xlabel("rounds R")
         axes.legend(frameon=False, labelcolor=INK, fontsize=8)
     left.set_ylabel("validation loss (nats a token)")
     return finish(figure)
+
+
+def draw_rows(axes: Axes, setup: Setup, histories: Histories) -> None:
+    """A line for each row of the table; what lies far above the better ones stands at the upper edge."""
+    called = legend_names(setup)
+    own = colours(dict.fromkeys(called.values()))
+    found = {
+        label: {R: losses for R, cell in cells.items() if (losses := cell.losses(histories))}
+        for label, cells in setup.rows.items()
+    }
+    rows = [[y for losses in points.values() for y in (*losses, fmean(losses))] for points in found.values()]
+    top = ceiling(rows)
+    shown, above = set(), []
+    for label, points in found.items():
+        name = called[label]
+        for R, losses in points.items():
+            axes.plot([R] * len(losses), losses, ".", color=own[name], alpha=0.6)
+            above += [(R, loss, own[name]) for loss in far_off(losses, top)]
+        means = [fmean(losses) for losses in points.values()]
+        first = name if name not in shown else None
+        axes.plot([*points], means, "o-", color=own[name], label=first, ms=4, lw=1.6)
+        shown.add(name)
+    if above:
+        mark_above(axes, above, [y for row in rows for y in row if y <= top])
+
+
+def ceiling(rows: Sequence[Sequence[float]]) -> float:
+    """The loss above which a scale would leave the better half of the rows less than a sixth of its height.
+
+    That half has two rows at least, so a comparison of two is always shown whole.
+    """
+    ranked = sorted(filter(None, rows), key=max)
+    better = [loss for row in ranked[: max(2, (len(ranked) + 1) // 2)] for loss in row]
+    spread = max(better, default=0) - min(better, default=0)
+    return min(better) + 6 * spread if spread else math.inf
+
+
+def far_off(losses: Sequence[float], top: float) -> list[float]:
+    """What of a cell is marked above the scale: its mean, or single runs where the mean is in sight."""
+    mean = fmean(losses)
+    return [mean] if mean > top else [loss for loss in losses if loss > top]
+
+
+def mark_above(axes: Axes, above: Sequence[tuple[int, float, str]], kept: Sequence[float]) -> None:
+    """A triangle over its value for each (R, loss, colour), the greatest highest; a scale for the others."""
+    most = max(Counter(R for R, _, _ in above).values())
+    step = min(0.1, 0.4 / most)  # of the height, most of which is for the losses in sight
+    placed: Counter[int] = Counter()
+    across = axes.get_xaxis_transform()  # x is R, y a share of the height
+    for R, loss, colour in sorted(above, reverse=True):
+        at = (R, 0.98 - step * placed[R])
+        axes.plot(*at, "^", color=colour, ms=5, transform=across)
+        axes.annotate(
+            f"{loss:.2f}", at, xycoords=across, xytext=(0, -4), textcoords="offset points", ha="center",
+            va="top", fontsize=8,
+        )  # fmt: skip
+        placed[R] += 1
+    axes.plot([], [], "^", color=INK, ms=5, label="above the scale")
+    low, high = min(kept), max(kept)
+    share = 0.03 + step * most
+    axes.set_ylim(low - 0.05 * (high - low), high + 1.05 * (high - low) * share / (1 - share))
 
 
 def loss_curves(setup: Setup, histories: Histories) -> Figure:

@@ -41,14 +41,17 @@ def compute_table(groups: Sequence[Setup], runs: Sequence[Run]) -> Table:
         header,
         rows,
         "tokens/s: median of the last hundred lines of each run, all its devices together; mean over the "
-        "cell's runs. × R=1: time a token over that of the same row at R = 1. Hours: training steps only, "
+        "cell's runs that had these to themselves, as far as their sweep's --jobs tells. "
+        "× R=1: time a token over that of the same row at R = 1. Hours: training steps only, "
         "summed over the cell's runs, also unfinished ones; runs that share a GPU each count all their time. "
         "GPU-hours are missing for runs on CPUs. The paper's hours are for one of its own cells, on H200s.",
     )  # fmt: skip
 
 
 def speed(cell: Cell | None) -> float | None:
-    rates = [run.tokens_per_s for run in cell.runs if run.tokens_per_s] if cell else []
+    """Mean over the runs that shared their device with no other cell."""
+    alone = [run for run in cell.runs if not run.shared] if cell else []
+    rates = [run.tokens_per_s for run in alone if run.tokens_per_s]
     return fmean(rates) if rates else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from deeploop.experiments import published
 from deeploop.experiments.escapes import Count, Outcome, read_outcome, tally
-from deeploop.experiments.groups import Cell, Histories, Setup, columns, cure, is_sandwich
+from deeploop.experiments.groups import Cell, Histories, Setup, columns, cure, is_sandwich, repeats
 from deeploop.experiments.listing import number, setting
 from deeploop.experiments.page import HERE, MISSING
 from deeploop.experiments.published import ARC_TASKS, ARC_VIEWS, TASKS, VOTES
@@ -49,9 +49,9 @@ def loss_table(setup: Setup, histories: Histories, name: str) -> Table:
         f"Validation loss, nats a token: the paper's GPT-2 {setup.size}, and here {setup.title}",
         ["", "method", *(f"R={R}" for R in rounds)],
         rows,
-        "Mean ± standard deviation over the seeds that trained; runs that end at the unigram floor are "
-        "counted apart. – : no run. Losses on other data, or after other numbers of tokens, compare only "
-        "within themselves: read the Δ rows.",
+        "Mean ± standard deviation over the runs that trained, a seed each unless a cell says otherwise; "
+        "runs that end at the unigram floor are counted apart. – : no run. Losses on other data, or after "
+        "other numbers of tokens, compare only within themselves: read the Δ rows.",
     )
 
 
@@ -91,7 +91,7 @@ def seeds_table(setup: Setup, histories: Histories, name: str) -> Table:
                 number(max(losses, default=None), ".4f"),
             ]
             unfinished = sum(not run.ended for run in cell.runs)
-            counts = [len(cell.runs), len(losses), len(cell.collapsed), unfinished]
+            counts = [repeats(cell.runs) or len(cell.runs), len(losses), len(cell.collapsed), unfinished]
             names = " ".join(run.name for run in cell.runs)
             rows.append([label, str(R), *map(str, counts), *numbers, names])
     header = [
@@ -148,7 +148,7 @@ def accuracy_table(setup: Setup, name: str) -> Table | None:
         f"Accuracy, %: the paper's GPT-2 {setup.size}, and here {setup.title}",
         ["", "shots", "method", "R", *TASKS.values(), "Avg"],
         rows,
-        "Mean over seeds. Avg is the plain mean of the eight tasks, and missing where one of them is.",
+        "Mean over runs. Avg is the plain mean of the eight tasks, and missing where one of them is.",
     )
 
 
@@ -157,7 +157,7 @@ def accuracy_cells(ours: Sequence[dict[tuple[int, str], float]], shots: int) -> 
 
 
 def accuracy(ours: Sequence[dict[tuple[int, str], float]], shots: int, task: str) -> float | None:
-    """Mean over the seeds that have the task; `average` is the mean of these, where none is missing."""
+    """Mean over the runs that have the task; `average` is the mean of these, where none is missing."""
     if task == "average":
         means = [accuracy(ours, shots, name) for name in TASKS]
         known = [mean for mean in means if mean is not None]
@@ -238,7 +238,8 @@ def p_sweep_table(sweeps: dict[str, list[Run]], label: str, name: str) -> Table:
         rows,
         "below floor: the paper's rule, any validation below the floor. escaped: a validation more than 0.1 "
         "nats below it with token similarity under 0.95. 95%: Wilson intervals. mean loss: of the seeds that "
-        "escaped; * has training losses in it, for want of a validation. undecided: cut off before that.",
+        "escaped; * has training losses in it, for want of a validation. undecided: cut off before that. A "
+        "seed that was run twice is one, and escapes if one of its runs does.",
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from deeploop.experiments.endings import ending, log_error
-from deeploop.train.metrics import Record, stream_back, stream_metrics
+from deeploop.train.metrics import Record, stream_back, stream_lines
 
 DEFINING = ("model.", "data.path", "optim.")
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
@@ -54,6 +54,8 @@ class Run:
     """Where it stands in its sweep."""
     compare_at: int | None = None
     """The step at which its sweep compares losses; None is the last."""
+    shared: bool = False
+    """Other cells of its sweep ran on its device at the same time, so its speed is not its own."""
 
     @property
     def step(self) -> int:
@@ -104,7 +106,8 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 def _runs_under(folder: Path, depth: int) -> Iterator[Run]:
     if (folder / "run.json").is_file():
-        yield read_run(folder)
+        sweep = read_json(folder.resolve().parent / "sweep.json")
+        yield read_run(folder, shared=has_several_jobs(sweep))
     elif (folder / "sweep.json").is_file():
         yield from read_sweep(folder)
     elif depth:
@@ -120,12 +123,25 @@ def read_sweep(folder: Path) -> Iterator[Run]:
     except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'sweep.json'}: can't be read ({error})") from None
     for name, axes in cells.items():
-        yield read_run(folder / name, axes, sweep.get("compare_at"))
+        yield read_run(folder / name, axes, sweep.get("compare_at"), shared=has_several_jobs(sweep))
 
 
-def read_run(folder: Path, axes: Mapping[str, Any] | None = None, compare_at: int | None = None) -> Run:
+def has_several_jobs(sweep: Mapping[str, Any]) -> bool:
+    """Whether the command that a sweep was last started with puts several cells on a device."""
+    command = sweep.get("command")
+    words = " ".join(map(str, command)) if isinstance(command, list) else ""
+    return any(int(jobs) > 1 for jobs in re.findall(r"--jobs[ =]([0-9]+)", words))
+
+
+def read_run(
+    folder: Path,
+    axes: Mapping[str, Any] | None = None,
+    compare_at: int | None = None,
+    *,
+    shared: bool = False,
+) -> Run:
     """The run in a folder, from its JSON and the end of its metrics."""
-    place: dict[str, Any] = {"axes": axes or {}, "compare_at": compare_at}
+    place: dict[str, Any] = {"axes": axes or {}, "compare_at": compare_at, "shared": shared}
     failed = log_error(folder.with_name(folder.name + ".log")) is not None  # a sweep keeps it there
     if not (folder / "run.json").is_file():
         return Run(folder, folder.name, "failed" if failed else "absent", **place)
@@ -241,14 +257,18 @@ class History:
     validations: list[Record]
     kappas: list[Record]
     """Of each diagnosis: step, rounds, updates, kappa, kappa_raw, similarity."""
+    damaged: int = 0
+    """Lines that can't be read, save a last one that was cut off."""
 
 
 def read_history(folder: Path) -> History:
     curve: list[tuple[int, float]] = []
     validations, kappas = [], []
-    stride, seen = 1, 0
-    for record in stream_metrics(folder):
-        if record["kind"] == "validation" and record.get("loss") is not None:
+    stride, seen, damaged = 1, 0, 0
+    for record in stream_lines(folder):
+        if record is None:
+            damaged += 1
+        elif record["kind"] == "validation" and record.get("loss") is not None:
             validations.append(record)
         elif record["kind"] == "diagnose":
             kappas.append({name: record.get(name) for name in KAPPA})
@@ -258,7 +278,7 @@ def read_history(folder: Path) -> History:
             seen += 1
             if len(curve) == 2 * POINTS:
                 curve, stride = curve[::2], 2 * stride
-    return History(curve, validations, kappas)
+    return History(curve, validations, kappas, damaged)
 
 
 KAPPA = ("step", "rounds", "updates", "kappa", "kappa_raw", "similarity")

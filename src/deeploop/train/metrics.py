@@ -63,11 +63,19 @@ def read_metrics(folder: Path, kind: str | None = None, *, file: str = "metrics.
 
 def stream_metrics(folder: Path, file: str = "metrics.jsonl") -> Iterator[Record]:
     """The same one by one, for files that are better not held whole."""
+    return (record for record in stream_lines(folder, file) if record is not None)
+
+
+def stream_lines(folder: Path, file: str = "metrics.jsonl") -> Iterator[Record | None]:
+    """The same with None for each damaged line, unless it is a last one without its end, as a kill leaves."""
     path = folder / file
     if not path.is_file():
         return
     with path.open("rb") as lines:
-        yield from (record for record in map(_parse, lines) if record is not None)
+        for line in lines:
+            record = _parse(line)
+            if record is not None or (line.endswith(b"\n") and line.strip()):
+                yield record
 
 
 def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
