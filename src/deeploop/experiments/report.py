@@ -118,7 +118,7 @@ def of_setups(make: Callable[[Sequence[Setup]], Table], groups: Sequence[Setup])
 def summary(runs: Sequence[Run], groups: Sequence[Setup]) -> str:
     states = ", ".join(f"{count} {state}" for state, count in sorted(count_states(runs).items()))
     hours = sum(one.gpu_hours or 0 for one in runs)
-    among = f" in {len(groups)} set-ups" if groups else ""
+    among = f" in {len(groups)} set-up{'s' * (len(groups) > 1)}" if groups else ""
     most = "at most " * any(one.shared for one in runs)  # each of them counts all its time
     cost = f"{most}{hours:.2f} GPU-hours of training" if hours else "no GPU-hours recorded"
     return (
