@@ -48,6 +48,13 @@ HELD = {
 HEADS = {"untied head": 0.02, "untied head from zero": 0.0}  # the deviation that it is drawn at
 OTHER = (*HEADS, "logits × 0.1", "gradient, same length", "plain SGD", "unigram bias")
 VARIANTS = ("the paper's", *HELD, *OTHER)
+PANELS = {
+    "which matrices": ("feed-forward held", "value, output held", "all branches held", "query, key held"),
+    "embedding, head, gains": (
+        "embedding held", "outer gains held", "untied head", "untied head from zero", "logits × 0.1",
+    ),
+    "optimizer, and the cure": ("gradient, same length", "plain SGD", "unigram bias"),
+}  # fmt: skip
 
 
 def untie(model: LoopedGPT, deviation: float) -> nn.Parameter:
@@ -202,19 +209,24 @@ def draw(found: dict[str, list[list[dict[str, float]]]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharex=True)
-    for number, (variant, runs) in enumerate(found.items()):
-        style: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
-        for index, looks in enumerate(runs):
-            steps = [one["step"] for one in looks]
-            axes[0].plot(
-                steps, [one["similarity"] for one in looks], label=None if index else variant, **style
-            )
-            axes[1].plot(steps, [one["loss"] for one in looks], **style)
-    axes[1].axhline(next(iter(found.values()))[0][0]["floor"], color="gray", linewidth=0.8)
-    axes[0].set(xlabel="step", ylabel="token similarity")
-    axes[1].set(xlabel="step", ylabel="validation loss, and the unigram floor")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    figure, axes = plt.subplots(
+        2, len(PANELS), figsize=(12, 6), layout="constrained", sharex=True, sharey="row"
+    )
+    for (similarity, loss), (title, variants) in zip(axes.T, PANELS.items(), strict=True):
+        for number, variant in enumerate(("the paper's", *variants)):
+            colour = "black" if not number else f"C{number - 1}"
+            for index, looks in enumerate(found.get(variant, [])):
+                S, seen = [one["S"] for one in looks[1:]], looks[1:]
+                label = None if index else variant
+                similarity.plot(S, [one["similarity"] for one in seen], color=colour, label=label, lw=1.3)
+                loss.plot(S, [one["loss"] for one in seen], color=colour, lw=1.3)
+        loss.axhline(next(iter(found.values()))[0][0]["floor"], color="gray", lw=0.8, ls="--")
+        similarity.set_title(title)
+        similarity.legend(frameon=False, fontsize=8, loc="upper left")
+        loss.set(xlabel="sum of the learning rates S", xscale="log")
+    axes[0, 0].set_ylabel("token similarity")
+    axes[1, 0].set_ylabel("validation loss (dashed: unigram floor)")
+    axes[1, 0].set_ylim(top=5.6)
     figure.savefig(path, dpi=130)
 
 

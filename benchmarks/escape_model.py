@@ -1,15 +1,24 @@
 """The model of the collapse (theory/escape.py) beside the recorded starts of docs/results/alignment.
 
-Run: python benchmarks/escape_model.py
+    python benchmarks/escape_model.py --out docs/results/escape-model
+
+Prints, for each start, the sum of rates at which its positions merge beside the predicted one, and how large its
+branches became; then every record on the way in, with the similarity that the model predicts at its sum of
+rates. model.png has the same as a picture. No constant is fitted: S is the schedule's, m_0 that of step 0.
 """
 
+import argparse
 import json
 import math
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from deeploop.experiments.page import text_table
-from deeploop.theory.escape import critical_ramp, critical_sum
+from deeploop.models import GPTConfig
+from deeploop.theory.escape import critical_sum, similarity
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.config import TrainConfig, from_dict
 from deeploop.train.metrics import read_metrics
@@ -22,46 +31,131 @@ STARTS = (
     "deepnorm-warmup600",
     "p1-warmup100",
 )
-HALF = math.atanh(math.sqrt(0.5))  # G at a token similarity of one half
+MERGED = 0.99  # beyond it the way in is over
 
 
-def row(folder: Path) -> list[str]:
-    """One start: the sum of learning rates at similarity one half, and how large the branches became."""
+@dataclass(frozen=True)
+class Start:
+    """One recorded start: what was measured every ten steps, and the model's prediction."""
+
+    model: GPTConfig
+    ramp: float
+    records: list[dict[str, Any]]
+
+    @property
+    def initial(self) -> float:
+        return float(self.records[0]["similarity"])
+
+    def S(self, record: dict[str, Any]) -> float:
+        return float(self.ramp * record["step"] * (record["step"] + 1) / 2)
+
+    def predict(self, S: float) -> float:
+        rule = ScalingRule(self.model.p)
+        return similarity(self.model.depth, rule, self.model.width, S, initial=self.initial)
+
+    def merger(self) -> tuple[float, float, float]:
+        """Where the similarity passes one half, and the two records around it: log odds are straight in S²."""
+        for one, other in pairwise(self.records):
+            low, high = (log_odds(record["similarity"]) for record in (one, other))
+            if low < 0 <= high:
+                s, t = self.S(one), self.S(other)
+                return math.sqrt(s * s + (t * t - s * s) * low / (low - high)), s, t
+        raise ValueError("this start never merged")
+
+    def way_in(self) -> list[dict[str, Any]]:
+        """The records up to the first beyond MERGED."""
+        end = next(i for i, record in enumerate(self.records) if record["similarity"] > MERGED)
+        return self.records[1 : end + 1]
+
+
+def log_odds(m: float) -> float:
+    return math.log(m / (1 - min(m, 1 - 1e-6)))
+
+
+def read_start(folder: Path) -> Start:
     config = from_dict(TrainConfig, json.loads((folder / "config.json").read_text()))
-    model, ramp = config.model, config.optim.peak_lr / config.optim.warmup_steps
-    records = [record for record in read_metrics(folder, "diagnose") if record["step"]]
-    sums = {record["step"]: ramp * record["step"] * (record["step"] + 1) / 2 for record in records}
-    rule = ScalingRule(model.p)
-    predicted = math.sqrt(HALF) * critical_sum(model.depth, rule, model.width)
-    rate = math.sqrt(2 * ramp * critical_sum(model.depth, rule, model.width))
-    return [
-        f"{model.p:g}",
-        f"{ramp:.1e}",
-        f"{crossing(records, sums):.2e}",
-        f"{predicted:.2e}",
-        f"{max(attention(record) for record in records):.2f}",
-        f"{rate * model.width * math.sqrt(1 / (rule.alpha(model.depth) * model.depth)):.4f}",
-        f"{attention(records[-1]):.2f}",
-        f"{records[-1]['similarity']:.2f}",
-        f"{critical_ramp(model.depth, rule, model.width):.1e}",
-    ]
+    ramp = config.optim.peak_lr / config.optim.warmup_steps
+    return Start(config.model, ramp, read_metrics(folder, "diagnose"))
 
 
-def attention(record: dict) -> float:
-    """Mean of branch over skip, over all visits of attention."""
-    own = [visits["ratio"] for name, visits in record["stream"].items() if "attention" in name]
+def branch(record: dict[str, Any], kind: str) -> float:
+    """Mean of branch over skip, over all visits of attention or of the feed-forward."""
+    own = [visits["ratio"] for name, visits in record["stream"].items() if kind in name]
     return fmean(ratio for ratios in own for ratio in ratios)
 
 
-def crossing(records: list[dict], sums: dict[int, float]) -> float:
-    """Where the similarity passes one half: log G against log S between the two records around it."""
-    turned = [math.atanh(math.sqrt(min(0.9999, record["similarity"]))) for record in records]
-    after = next(index for index, G in enumerate(turned) if G >= HALF)
-    S, T = (sums[records[index]["step"]] for index in (after - 1, after))
-    share = math.log(HALF / turned[after - 1]) / math.log(turned[after] / turned[after - 1])
-    return S * (T / S) ** share
+def row(start: Start) -> list[str]:
+    measured, before, after = start.merger()
+    model, last = start.model, start.records[-1]
+    predicted = critical_sum(model.depth, ScalingRule(model.p), model.width, initial=start.initial)
+    return [
+        f"{model.p:g}",
+        f"{start.ramp:.1e}",
+        f"{measured:.2e}",
+        f"{before:.1e}–{after:.1e}",
+        f"{predicted:.2e}",
+        f"{measured / predicted:.2f}",
+        f"{max(branch(record, 'attention') for record in start.records[1:]):.2f}",
+        f"{branch(last, 'attention'):.2f}",
+        f"{branch(last, 'mlp'):.2f}",
+        f"{last['similarity']:.2f}",
+    ]
+
+
+HEADER = "p|ramp|S at ½|between|model|ratio|attention/skip, most|at the end|ff/skip there|similarity there"
+
+
+def draw(starts: list[Start], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    colours = {0.25: "C1", 0.5: "C0", 1.0: "C2"}
+    for start, mark in zip(starts, "osD^v", strict=True):
+        way = start.way_in()
+        points = [(start.S(record), min(record["similarity"], 0.999)) for record in way]
+        label = f"p = {start.model.p:g}, {start.ramp:.1e} a step"
+        axes.plot(*zip(*points, strict=True), mark, color=colours[start.model.p], label=label, ms=6, alpha=0.8)
+    for p, colour in colours.items():
+        start = next(start for start in starts if start.model.p == p)
+        sums = [10 ** (-4.7 + 2.6 * i / 400) for i in range(401)]
+        curve = [(S, m) for S in sums if (m := start.predict(S)) < 0.9995]
+        axes.plot(*zip(*curve, strict=True), color=colour, lw=1.2, label=f"model, p = {p:g}")
+    axes.set(xscale="log", yscale="logit", xlabel="sum of the learning rates S", ylabel="token similarity m")
+    axes.set_ylim(0.01, 0.9993)
+    ticks = (0.01, 0.03, 0.1, 0.5, 0.9, 0.99, 0.999)
+    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder for model.png")
+    options = parser.parse_args()
+    starts = [read_start(RECORDS / f"start-{name}") for name in STARTS]
+    print(text_table(tuple(HEADER.split("|")), [row(start) for start in starts]))
+    way = [
+        (
+            f"{start.model.p:g}",
+            f"{start.ramp:.1e}",
+            str(record["step"]),
+            f"{start.S(record):.2e}",
+            f"{record['similarity']:.3f}",
+            f"{start.predict(start.S(record)):.3f}",
+        )
+        for start in starts
+        for record in start.way_in()
+    ]
+    print(text_table(("p", "ramp", "step", "S", "similarity", "model"), way))
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        draw(starts, options.out / "model.png")
 
 
 if __name__ == "__main__":
-    header = ("p", "ramp", "S at ½", "model", "branch/skip, most", "d·rate/√(αN)", "last", "similarity", "r*")
-    print(text_table(header, [row(RECORDS / f"start-{name}") for name in STARTS]))
+    main()

@@ -5,8 +5,8 @@
 For each R, exponent and seed the border between ramps that escape and ramps that stay collapsed is closed in
 on: by factors of two from --ramp until both are seen, then by halves of the logarithm. The rate rises to
 1e-3 and stays; a start escapes if its last look has that verdict (docs/training.md). Every start is kept in
---out/ramp.json and not repeated; the table and ramp.png have the borders beside the law that was measured
-over exponents, r* ∝ R^-(1-p) (docs/escape.md).
+--out/ramp.json and not repeated; the table and ramp.png have all borders on record beside the law that was
+fitted over exponents, r* ∝ R^-(1-p) (docs/escape.md).
 """
 
 import argparse
@@ -92,6 +92,18 @@ class Record:
     def find(self, key: dict[str, Any]) -> Start | None:
         return next((one for one in self.starts if key.items() <= one.items()), None)
 
+    def borders(self) -> list[tuple[dict[str, Any], Border]]:
+        """Of every exponent, R and seed on record, as far as its starts tell."""
+        cells = sorted({(one["p"], one["rounds"], one["seed"]) for one in self.starts})
+        found = []
+        for p, rounds, seed in cells:
+            cell = {"p": p, "rounds": rounds, "seed": seed}
+            mine = [one for one in self.starts if cell.items() <= one.items()]
+            low = max((one["ramp"] for one in mine if one["escaped"]), default=None)
+            stay = (one["ramp"] for one in mine if one["escaped"] is False and one["ramp"] > (low or 0))
+            found.append((cell, (low, min(stay, default=None))))
+        return found
+
     def add(self, one: Start) -> None:
         self.starts.append(one)
         lines = ",\n".join(map(json.dumps, self.starts))
@@ -131,25 +143,32 @@ def draw(borders: list[tuple[dict[str, Any], Border]], model: GPTConfig, path: P
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    every = sorted({cell["rounds"] for cell, _ in borders})
     for index, p in enumerate(sorted({cell["p"] for cell, _ in borders})):
-        mine = [(cell["rounds"], *pair) for cell, pair in borders if cell["p"] == p and all(pair)]
-        rounds, middles = [R for R, *_ in mine], [math.sqrt(low * high) for _, low, high in mine]
-        slope = f": R^{exponent(rounds, middles):.2f}" if len(set(rounds)) > 1 else ""
-        reach = [
-            [middle - low for middle, (_, low, _) in zip(middles, mine, strict=True)],
-            [high - middle for middle, (_, _, high) in zip(middles, mine, strict=True)],
-        ]
-        bars = {"fmt": "o", "capsize": 3, "color": f"C{index}", "label": f"p = {p:g}{slope}"}
-        axes.errorbar(rounds, middles, yerr=reach, **bars)
-        law = [(R, critical_ramp(model.blocks * R, ScalingRule(p), model.width)) for R in sorted(set(rounds))]
-        label = f"H200's law, R^{float(ramp_exponent(p)):g}"
-        axes.plot(*zip(*law, strict=True), "--", color=f"C{index}", label=label)
+        colour = f"C{index}"
+        law = [(R, critical_ramp(model.blocks * R, ScalingRule(p), model.width)) for R in every]
+        label = f"p = {p:g}: r*, R^{float(ramp_exponent(p)):g}"
+        axes.plot(*zip(*law, strict=True), "--", color=colour, label=label)
+        for number, seed in enumerate(sorted({cell["seed"] for cell, _ in borders if cell["p"] == p})):
+            mine = [(cell["rounds"], *pair) for cell, pair in borders if (cell["p"], cell["seed"]) == (p, seed)]
+            closed = [one for one in mine if all(one)]
+            rounds, middles = [R for R, *_ in closed], [math.sqrt(low * high) for _, low, high in closed]
+            slope = f", R^{exponent(rounds, middles):.2f}" if len(rounds) > 1 else ""
+            reach = [
+                [middle - low for middle, (_, low, _) in zip(middles, closed, strict=True)],
+                [high - middle for middle, (_, _, high) in zip(middles, closed, strict=True)],
+            ]
+            style = {"fmt": "osDv"[number], "capsize": 3, "color": colour}
+            axes.errorbar(rounds, middles, yerr=reach, label=f"p = {p:g}, seed {seed}{slope}", **style)
+            if higher := [(R, low) for R, low, high in mine if low and not high]:
+                label = f"p = {p:g}, seed {seed}: at least"
+                axes.plot(*zip(*higher, strict=True), "^", color=colour, mfc="none", label=label)
     axes.set(xscale="log", yscale="log", xlabel="rounds R", ylabel="steepest ramp that comes back")
     axes.minorticks_off()
     low, high = axes.get_ylim()
     marks = [mark for e in range(-8, -2) for m in (1, 2, 3, 5, 7) if low < (mark := m * 10.0**e) < high]
     axes.set_yticks(marks, [f"{mark:.0e}" for mark in marks])
-    axes.set_xticks(ticks := sorted({cell["rounds"] for cell, _ in borders}), [str(R) for R in ticks])
+    axes.set_xticks(every, [str(R) for R in every])
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.savefig(path, dpi=150)
 
@@ -190,22 +209,14 @@ def main() -> None:
         for R in options.rounds
     ]
     with open_world(base.device) as world:
-        shown = tqdm(cells, desc="borders", disable=None)
-        borders = [(cell, border(base, world, record, options, cell)) for cell in shown]
+        for cell in tqdm(cells, desc="borders", disable=None):
+            border(base, world, record, options, cell)
+    borders = record.borders()
     table = [
         (*(f"{cell[name]:g}" for name in ("p", "rounds", "seed")), *(f"{r:.2e}" if r else "–" for r in pair))
-        for cell, pair in sorted(borders, key=lambda one: tuple(one[0].values()))
+        for cell, pair in borders
     ]
     print(text_table(("p", "R", "seed", "escapes at", "stays at"), table))
-    for p in options.p:
-        mine = [
-            (cell["rounds"], math.sqrt(math.prod(filter(None, pair))))
-            for cell, pair in borders
-            if cell["p"] == p and all(pair)
-        ]
-        if len({R for R, _ in mine}) > 1:
-            slope = exponent(*map(list, zip(*mine, strict=True)))
-            print(f"p = {p:g}: r* ~ R^{slope:.2f}, expected R^{float(ramp_exponent(p)):.2f}")
     draw(borders, model, options.out / "ramp.png")
 
 

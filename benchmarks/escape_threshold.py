@@ -4,7 +4,7 @@
     python benchmarks/escape_threshold.py --data data/stdlib --size laptop
 
 Trains each R, exponent and seed from the start until its positions have merged (or --steps), under one ramp,
-and sets the measured sums beside docs/escape.md's prediction S* ∝ R^-(1-p)/2: a table, threshold.json and
+and sets the measured sums beside docs/escape.md's prediction S* ∝ R^(-(1-p)/2): a table, threshold.json and
 threshold.png in --out. Finished runs are kept and not repeated.
 """
 
@@ -23,6 +23,7 @@ from tqdm import tqdm
 from deeploop.experiments.page import text_table
 from deeploop.experiments.paper_grids import GPU
 from deeploop.experiments.recipes import get_recipe
+from deeploop.models import GPTConfig
 from deeploop.theory.escape import critical_sum, sum_exponent
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.config import TrainConfig
@@ -55,9 +56,10 @@ def base_config(size: str, width: int | None, data: Path, steps: int, ramp: floa
     )
 
 
-def curve(config: TrainConfig, world: World, every: int) -> list[tuple[float, float]]:
-    """(sum of rates, token similarity) until the positions have merged."""
+def curve(config: TrainConfig, world: World, every: int, hold: bool) -> list[tuple[float, float]]:
+    """(sum of rates, token similarity) until the positions have merged; the embedding may be held still."""
     run, stop, total = open_run(config, world), StopRequest(), 0.0
+    run.model.embedding.weight.requires_grad_(not hold)
     found = [(0.0, run.task.evaluate(run.model)["similarity"])]
     for step in range(config.optim.steps):
         rate = learning_rate(step, config.optim)
@@ -79,6 +81,12 @@ def crossing(points: list[tuple[float, float]]) -> float | None:
     return None
 
 
+def predict(row: dict[str, Any], model: GPTConfig) -> float:
+    """What the model says of a start, by the similarity that it began with."""
+    N, initial = model.blocks * row["rounds"], row["curve"][0][1]
+    return critical_sum(N, ScalingRule(row["p"]), model.width, initial=initial)
+
+
 def exponent(rounds: list[int], sums: list[float]) -> float:
     """Slope of log S over log R, by least squares."""
     x, y = [math.log(R) for R in rounds], [math.log(S) for S in sums]
@@ -86,7 +94,7 @@ def exponent(rounds: list[int], sums: list[float]) -> float:
     return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def draw(rows: list[dict[str, Any]], model: GPTConfig, title: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -97,10 +105,12 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         mine = sorted((row["rounds"], row["S"]) for row in rows if row["p"] == p and row["S"])
         slope = exponent(*map(list, zip(*mine, strict=True)))
         (points,) = axes.plot(*zip(*mine, strict=True), "o", label=f"p = {p:g}: R^{slope:.2f}")
-        model = sorted({(row["rounds"], row["predicted"]) for row in rows if row["p"] == p})
+        own = [row for row in rows if row["p"] == p]
+        means = {R: fmean(predict(row, model) for row in own if row["rounds"] == R) for R, _ in mine}
         label = f"predicted, R^{float(sum_exponent(p)):g}"
-        axes.plot(*zip(*model, strict=True), "--", color=points.get_color(), label=label)
+        axes.plot(*zip(*means.items(), strict=True), "--", color=points.get_color(), label=label)
     axes.set(xscale="log", yscale="log", xlabel="rounds R", ylabel="sum of rates at similarity ½")
+    axes.set_title(title)
     axes.minorticks_off()
     axes.set_xticks(ticks := sorted({row["rounds"] for row in rows}), [str(R) for R in ticks])
     marks = [m * 10.0**e for e in range(-5, 0) for m in (1, 2, 3, 5, 7)]
@@ -124,6 +134,9 @@ def main() -> None:
     parser.add_argument("--ramp", type=float, default=5e-6, help="rise of the rate a step")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--every", type=int, default=2, help="steps between two looks at the similarity")
+    parser.add_argument(
+        "--hold-embedding", action="store_true", help="as in the model; give it an --out of its own"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/threshold"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -136,26 +149,15 @@ def main() -> None:
         for R, p, seed in tqdm([cell for cell in cells if cell not in done], desc="threshold", disable=None):
             model = replace(base.model, rounds=R, p=p)
             config = replace(base, seed=seed, model=model, out=Path(folder) / f"{R}-{p}-{seed}")
-            points = curve(config, world, options.every)
-            predicted = (
-                critical_sum(model.depth, ScalingRule(p), model.width) * math.atanh(math.sqrt(MERGED)) ** 0.5
-            )
-            row = {
-                "rounds": R,
-                "p": p,
-                "seed": seed,
-                "S": crossing(points),
-                "predicted": predicted,
-                "curve": points,
-            }
-            rows.append(row)
+            points = curve(config, world, options.every, options.hold_embedding)
+            rows.append({"rounds": R, "p": p, "seed": seed, "S": crossing(points), "curve": points})
             kept.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
     table = [
         (
             f"{p:g}",
             str(R),
             *(f"{row['S']:.2e}" if row["S"] else "–" for row in mine),
-            f"{mine[0]['predicted']:.2e}",
+            f"{fmean(predict(row, base.model) for row in mine):.2e}",
         )
         for p in options.p
         for R in options.rounds
@@ -168,7 +170,8 @@ def main() -> None:
         if len({row["rounds"] for row in mine}) > 1:
             slope = exponent([row["rounds"] for row in mine], [row["S"] for row in mine])
             print(f"p = {p:g}: S ~ R^{slope:.2f}, predicted R^{float(sum_exponent(p)):.3f}")
-    draw(rows, options.out / "threshold.png")
+    title = "embedding held still" if options.hold_embedding else "as trained"
+    draw(rows, base.model, title, options.out / "threshold.png")
 
 
 if __name__ == "__main__":
