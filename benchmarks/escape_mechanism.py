@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import MethodType
-from typing import Any
 
 import torch
 from torch import Tensor, nn

@@ -2,9 +2,9 @@
 
     python benchmarks/escape_model.py --out docs/results/escape-model
 
-Prints, for each start, the sum of rates at which its positions merge beside the predicted one, and how large its
-branches became; then every record on the way in, with the similarity that the model predicts at its sum of
-rates. model.png has the same as a picture. No constant is fitted: S is the schedule's, m_0 that of step 0.
+Prints, for each start, the sum of rates at which its positions merge beside the predicted one, and how large
+its branches became; then every record on the way in, with the similarity that the model predicts at its sum
+of rates. model.png has the same as a picture. No constant is fitted: S is the schedule's, m_0 that of step 0.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class Start:
         return similarity(self.model.depth, rule, self.model.width, S, initial=self.initial)
 
     def merger(self) -> tuple[float, float, float]:
-        """Where the similarity passes one half, and the two records around it: log odds are straight in S²."""
+        """Where the similarity passes one half, log odds straight in S², and the two records around it."""
         for one, other in pairwise(self.records):
             low, high = (log_odds(record["similarity"]) for record in (one, other))
             if low < 0 <= high:
@@ -117,7 +117,9 @@ def draw(starts: list[Start], path: Path) -> None:
         way = start.way_in()
         points = [(start.S(record), min(record["similarity"], 0.999)) for record in way]
         label = f"p = {start.model.p:g}, {start.ramp:.1e} a step"
-        axes.plot(*zip(*points, strict=True), mark, color=colours[start.model.p], label=label, ms=6, alpha=0.8)
+        axes.plot(
+            *zip(*points, strict=True), mark, color=colours[start.model.p], label=label, ms=6, alpha=0.8
+        )
     for p, colour in colours.items():
         start = next(start for start in starts if start.model.p == p)
         sums = [10 ** (-4.7 + 2.6 * i / 400) for i in range(401)]

@@ -150,7 +150,9 @@ def draw(borders: list[tuple[dict[str, Any], Border]], model: GPTConfig, path: P
         label = f"p = {p:g}: r*, R^{float(ramp_exponent(p)):g}"
         axes.plot(*zip(*law, strict=True), "--", color=colour, label=label)
         for number, seed in enumerate(sorted({cell["seed"] for cell, _ in borders if cell["p"] == p})):
-            mine = [(cell["rounds"], *pair) for cell, pair in borders if (cell["p"], cell["seed"]) == (p, seed)]
+            mine = [
+                (cell["rounds"], *pair) for cell, pair in borders if (cell["p"], cell["seed"]) == (p, seed)
+            ]
             closed = [one for one in mine if all(one)]
             rounds, middles = [R for R, *_ in closed], [math.sqrt(low * high) for _, low, high in closed]
             slope = f", R^{exponent(rounds, middles):.2f}" if len(rounds) > 1 else ""

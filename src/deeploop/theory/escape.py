@@ -20,7 +20,7 @@ from deeploop.theory.scaling import Real, ScalingRule, exact
 SIGNS = 2 / math.pi
 """Squared cosine between a Gaussian vector and its signs."""
 INITIAL = 0.0126
-"""Token similarity at step 0, as measured on GPT-2 tokens at widths 512 and 768; on bytes it is 0.08 to 0.1."""
+"""Token similarity at step 0, measured on GPT-2 tokens at widths 512 and 768; on bytes it is 0.08 to 0.1."""
 RAMP = 3.5e-3
 """width * N / alpha times the steepest ramp that comes back; fitted to one border of 30 starts."""
 
