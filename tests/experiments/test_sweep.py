@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from deeploop.experiments import board, launch, sweep
 from deeploop.experiments.cells import SweepFolder, is_locked
 from deeploop.experiments.endings import MEMORY_IS_FULL, log_error
 from deeploop.experiments.grids import Grid, along
+from deeploop.experiments.paper_grids import GRIDS
 from deeploop.experiments.sweep import SweepArgs
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.metrics import read_metrics
@@ -422,25 +424,45 @@ def test_several_gpus_a_cell_go_through_torchrun(small):
     assert four.next_command(cell)[3:8] == ["--standalone", "--nproc-per-node", "4", "-m", "deeploop"]
 
 
-def test_a_changed_cell_is_refused_and_a_larger_grid_is_not(small):
+def test_a_changed_cell_is_refused_and_a_larger_grid_is_not(small, monkeypatch):
     folder, _ = small()
+    monkeypatch.setattr(sys, "argv", ["deeploop", "sweep", "own.toml", "--jobs", "2"])
     folder.write()
     changed, _ = small(**{"optim.batch": 4})
-    with pytest.raises(
-        ValueError, match=r"its cell seed0 has optim\.batch=the recipe's, not 4; choose another"
-    ):
+    with pytest.raises(ValueError, match=r"its cell seed0 has optim\.batch=the recipe's, not 4; ") as refused:
         changed.write()
+    assert str(refused.value).endswith(
+        "repeat its last start (`deeploop sweep own.toml --jobs 2`) or choose another --out"
+    )
     other, _ = small(**{"data.path": "other"})  # cells of two corpora do not compare
-    with pytest.raises(ValueError, match=r"data\.path=the recipe's, not other; choose another --out"):
+    with pytest.raises(ValueError, match=r"data\.path=the recipe's, not other; repeat"):
         other.write()
     small(**{"device.micro_batch": 2})[0].write()  # of no consequence
     more = Grid("own", "tiny", along("seed", [0, 1]), folder.grid.settings)
     SweepFolder(folder.out, more, more.cells()).write()
     folder.write()  # the smaller one again: what was added stays
     assert list(json.loads((folder.out / "sweep.json").read_text())["cells"]) == ["seed0", "seed1"]
-    foreign = Grid("foreign", "tiny", along("model.p", [0.5]))
-    with pytest.raises(ValueError, match="holds the sweep own"):
-        SweepFolder(folder.out, foreign, foreign.cells()).write()
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        Grid("own", "tiny", along("model.p", [0.5])),  # another file of this name
+        Grid("foreign", "tiny", along("seed", [0]), {"optim.steps": 4, "optim.warmup_steps": 2}),
+    ],
+    ids=["same name", "same cells"],
+)
+def test_another_sweeps_folder_is_refused(small, foreign, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["deeploop", "sweep", "there/own.toml"])
+    folder, _ = small()
+    folder.write()
+    other = SweepFolder(folder.out, foreign, foreign.cells())
+    said = (
+        r"holds another sweep, own \(own\), last started with `deeploop sweep there/own.toml`; choose another"
+    )
+    for act in (other.write, lambda: sweep.status(other)):
+        with pytest.raises(ValueError, match=said):
+            act()
 
 
 @pytest.mark.parametrize(
@@ -467,11 +489,38 @@ def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_status_of_another_sweeps_folder_is_refused(small, capsys):
+def test_status_shows_what_was_started_whatever_is_asked_now(small, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["deeploop", "sweep", "own.toml", "--set", "optim.steps=3"])
+    begun, cell = small(**{"optim.steps": 3})
+    begun.write()
+    fake(begun.run_folder(cell), steps_done=3)
+    asked, _ = small()
+    assert "1 of 1 cells finished" in sweep.status(asked)
+    assert sweep.status(asked).endswith("with: deeploop sweep own.toml --set optim.steps=3")
+    more = Grid("own", "tiny", along("seed", [0, 1]), {"optim.steps": 4, "optim.warmup_steps": 2})
+    assert "1 of 1 cells" in sweep.status(SweepFolder(begun.out, more, more.cells()))
+
+
+@pytest.mark.parametrize("first", ["table1", "downstream"])
+def test_two_sweeps_that_share_a_folder_each_have_their_status(tmp_path, first):
+    cells = {"table1": 16, "downstream": 14}
+    grids = {name: GRIDS[name]("paper") for name in cells}
+    folders = {name: SweepFolder(tmp_path, grid, grid.cells()) for name, grid in grids.items()}
+    second = next(name for name in cells if name != first)
+    for name in (first, second):
+        folders[name].write()
+    for name, count in cells.items():
+        assert f"0 of {count} cells finished" in sweep.status(folders[name])
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"format": 9}', '{"format": 1, "sweep": "own", "scale": "own", "cells": {"a": 3}}']
+)
+def test_a_damaged_record_is_one_line(small, text):
     folder, _ = small()
-    folder.write()
-    assert main(["sweep", "escape", "--scale", "laptop", "--status", "--out", str(folder.out)]) == 2
-    assert "holds the sweep own" in capsys.readouterr().err
+    (folder.out / "sweep.json").write_text(text)
+    with pytest.raises(ValueError, match=r"sweep\.json: not a sweep's"):
+        folder.write()
 
 
 def test_set_takes_values_as_they_are_written():

@@ -34,7 +34,7 @@ class SweepArgs:
     scale: Scale = "paper"
     """The paper's size, one that a single GPU finishes, or one for a laptop. A file has its own."""
     out: Path | None = None
-    """Folder of the cells; unset: runs/sweeps/NAME-SCALE."""
+    """Folder of the cells; unset: runs/sweeps/NAME-SCALE, for a file NAME.toml runs/sweeps/NAME-own."""
     data: Path | None = None
     """Corpus or puzzles to train on, in place of the grid's (data.path)."""
     tuned: Path | None = None
@@ -57,7 +57,7 @@ class SweepArgs:
     dry_run: bool = False
     """Print the cells and what they cost, and do nothing."""
     status: bool = False
-    """Print how far the cells are, and do nothing."""
+    """Print how far the cells are that were started, with the settings of that start, and do nothing."""
     utilization: float = budget.UTILIZATION
     """Share of the H200's peak that --dry-run reckons with."""
 
@@ -87,7 +87,7 @@ def run(args: SweepArgs) -> int:
     """Does what the arguments ask for; 1 when a cell failed, 130 when cells are left to another time."""
     grid = get_grid(args.name, args.scale)
     cells = grid.cells(args.overrides())
-    if args.tuned is not None:
+    if args.tuned is not None and not args.status:
         cells = tuned(cells, args.tuned, args.overrides())
     if args.dry_run:
         print(budget.table(grid, cells, args.utilization))
@@ -101,11 +101,7 @@ def run(args: SweepArgs) -> int:
         tasks=args.tasks,
     )
     if args.status:
-        old = folder.read_old()
-        if not old:
-            raise ValueError(f"out={folder.out}: holds no sweep")
-        folder.check_own(old)
-        print(report(folder))
+        print(status(folder))
         return 0
     check_data(folder)
     with lock_folder(folder.out):
@@ -124,7 +120,7 @@ def get_grid(name: str, scale: Scale) -> Grid:
 
 
 def default_out(grid: Grid) -> Path:
-    return Path("runs/sweeps") / f"{grid.shares_folder_of or grid.name}-{grid.scale}"
+    return Path("runs/sweeps") / f"{grid.family}-{grid.scale}"
 
 
 def check_data(folder: SweepFolder) -> None:
@@ -166,6 +162,14 @@ def submit(folder: SweepFolder, args: SweepArgs) -> int:
     return 0
 
 
+def status(folder: SweepFolder) -> str:
+    """The cells that were started, with the settings that they were started with."""
+    record = folder.record()
+    if record is None:
+        raise ValueError(f"out={folder.out}: holds no sweep")
+    return f"{report(folder.as_recorded(record))}\nlast started on {record.day} with: {record.command}"
+
+
 def report(folder: SweepFolder) -> str:
     """The cells as they stand, and how many escaped the floor."""
     progress = {cell.name: folder.progress(cell) for cell in folder.cells}
@@ -177,7 +181,7 @@ def report(folder: SweepFolder) -> str:
 def closing(folder: SweepFolder) -> str:
     """The count of escapes, where a grid has seeds to count, and where everything lies."""
     lines = [f"cells  {folder.out}"]
-    if "seed" in folder.grid.axes:
+    if any("seed" in cell.axes for cell in folder.cells):
         counts = escapes.count(folder.out, compare_at=folder.grid.compare_at)
         if counts:
             lines.insert(0, f"\n{escapes.table(counts)}\n")
