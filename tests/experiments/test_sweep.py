@@ -17,7 +17,7 @@ from deeploop.cli import main
 from deeploop.experiments import board, launch, sweep
 from deeploop.experiments.cells import SweepFolder, is_locked
 from deeploop.experiments.endings import MEMORY_IS_FULL, log_error
-from deeploop.experiments.grids import Grid, along
+from deeploop.experiments.grids import Grid, along, read_grid
 from deeploop.experiments.paper_grids import GRIDS
 from deeploop.experiments.sweep import SweepArgs
 from deeploop.train.checkpoint import last_checkpoint
@@ -511,6 +511,35 @@ def test_two_sweeps_that_share_a_folder_each_have_their_status(tmp_path, first):
         folders[name].write()
     for name, count in cells.items():
         assert f"0 of {count} cells finished" in sweep.status(folders[name])
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_sweep_is_shown_and_its_folder_left_as_it_is(grid_file, tmp_path, capsys):
+    path, out = grid_file(short=KINDS["short"]), tmp_path / "out"
+    grid = read_grid(path)
+    SweepFolder(out, grid, grid.cells()).write()
+    fake(out / "short")
+    record = json.loads((out / "sweep.json").read_text())
+    (out / "sweep.json").write_text(json.dumps({**record, "written": "2026-11-15T21:49:00+00:00"}))
+    before = contents(out)
+
+    words = ["sweep", str(path), "--out", str(out)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "all 1 cells were finished already (last started on 2026-11-15); nothing was trained" in printed
+    assert "1 of 1 cells finished" in printed
+    assert contents(out) == before
+
+    assert main([*words, "--no-keep-weights"]) == 0  # still does what it says
+    assert not (out / "short" / "checkpoints").exists()
+    assert (out / "sweep.json").read_bytes() == before[out / "sweep.json"]
+
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"compare_at": 2}))
+    assert main(words) == 0
+    assert json.loads((out / "sweep.json").read_text())["compare_at"] == 2  # where reports look for it
 
 
 @pytest.mark.parametrize(

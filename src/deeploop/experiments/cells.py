@@ -125,6 +125,12 @@ class SweepFolder:
         cells = [c for c in record.cells.values() if c.name in own or self.grid.shares_folder_of is None]
         return SweepFolder(self.out, replace(self.grid, compare_at=record.compare_at), cells)
 
+    def is_done(self, record: Record) -> bool:
+        """Whether nothing is left to run, nor to record."""
+        return record.compare_at == self.grid.compare_at and all(
+            c.name in record.cells and self.progress(c).state == "finished" for c in self.cells
+        )
+
     def write(self) -> None:
         """Writes sweep.json. Cells that only an earlier start had stay; a changed one is refused."""
         old = self.unchanged_record()

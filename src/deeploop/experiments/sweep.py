@@ -14,7 +14,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from deeploop.experiments import board, budget, escapes, slurm
-from deeploop.experiments.cells import SweepFolder
+from deeploop.experiments.cells import Record, SweepFolder
 from deeploop.experiments.grids import Grid, read_grid
 from deeploop.experiments.launch import Local, local_slots
 from deeploop.experiments.page import text_table
@@ -103,6 +103,9 @@ def run(args: SweepArgs) -> int:
     if args.status:
         print(status(folder))
         return 0
+    record = folder.unchanged_record()
+    if record and folder.is_done(record):  # before the lock: a published folder is left as it is
+        return show_done(folder, record, args)
     check_data(folder)
     with lock_folder(folder.out):
         folder.write()
@@ -130,6 +133,19 @@ def check_data(folder: SweepFolder) -> None:
             raise ValueError(
                 f"data.path={path}: no such folder; make it with `deeploop prepare`, or name one with --data"
             )
+
+
+def show_done(folder: SweepFolder, record: Record, args: SweepArgs) -> int:
+    """Of a sweep with nothing left to do: its results, and that they are not new."""
+    if not args.keep_weights:
+        for cell in folder.cells:
+            folder.drop_weights(cell)
+    print(report(folder))
+    print(
+        f"all {len(folder.cells)} cells were finished already (last started on {record.day}); "
+        "nothing was trained; to train them anew, choose another --out"
+    )
+    return 0
 
 
 def run_here(folder: SweepFolder, args: SweepArgs) -> int:
