@@ -542,6 +542,20 @@ def test_a_finished_sweep_is_shown_and_its_folder_left_as_it_is(grid_file, tmp_p
     assert json.loads((out / "sweep.json").read_text())["compare_at"] == 2  # where reports look for it
 
 
+@pytest.mark.parametrize("compare_at", [5, 0])
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_step_that_no_run_reaches_is_refused_before_anything_starts(
+    grid_file, tmp_path, capsys, compare_at, more
+):
+    path, out = grid_file(long=KINDS["long"], short=KINDS["short"]), tmp_path / "out"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"compare_at": compare_at}))
+    assert main(["sweep", str(path), "--out", str(out), *more]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"compare_at={compare_at}: must be a step of every run, and " in error
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"format": 9}', '{"format": 1, "sweep": "own", "scale": "own", "cells": {"a": 3}}']
 )

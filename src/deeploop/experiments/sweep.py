@@ -89,9 +89,6 @@ def run(args: SweepArgs) -> int:
     cells = grid.cells(args.overrides())
     if args.tuned is not None and not args.status:
         cells = tuned(cells, args.tuned, args.overrides())
-    if args.dry_run:
-        print(budget.table(grid, cells, args.utilization))
-        return 0
     folder = SweepFolder(
         args.out or default_out(grid),
         grid,
@@ -102,6 +99,10 @@ def run(args: SweepArgs) -> int:
     )
     if args.status:
         print(status(folder))
+        return 0
+    check_compare_at(folder)
+    if args.dry_run:
+        print(budget.table(grid, cells, args.utilization))
         return 0
     record = folder.unchanged_record()
     if record and folder.is_done(record):  # before the lock: a published folder is left as it is
@@ -124,6 +125,16 @@ def get_grid(name: str, scale: Scale) -> Grid:
 
 def default_out(grid: Grid) -> Path:
     return Path("runs/sweeps") / f"{grid.family}-{grid.scale}"
+
+
+def check_compare_at(folder: SweepFolder) -> None:
+    """A step that a run never reaches would compare training losses instead."""
+    for name, config in folder.configs.items():
+        if folder.grid.compare_at is not None and not 1 <= folder.grid.compare_at <= config.optim.steps:
+            raise ValueError(
+                f"compare_at={folder.grid.compare_at}: must be a step of every run, and {name} has "
+                f"optim.steps={config.optim.steps}; change compare_at in the grid's file, or the steps"
+            )
 
 
 def check_data(folder: SweepFolder) -> None:
