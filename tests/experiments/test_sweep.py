@@ -1,6 +1,7 @@
 """Sweeps with real processes: killed, stopped, started again; a cell that fails; what is refused."""
 
 import fcntl
+import io
 import json
 import multiprocessing
 import os
@@ -611,6 +612,19 @@ def test_the_table_is_redrawn_in_place(small):
     assert len(screen.lines) == 4
     assert screen.lines[2].split()[:7] == ["seed0", "finished", "0/4", "–", "1.0000", "0.10", "escaped"]
     assert screen.lines[3] == "1 of 1 cells finished"
+
+
+def test_without_a_terminal_the_header_comes_once_before_the_first_line(small):
+    folder, cell = small()
+    stream = io.StringIO()
+    shown = board.Board(folder, 1, stream)
+    shown.show({cell.name})
+    fake(folder.run_folder(cell))
+    shown.show(set())
+    header, _, *lines = stream.getvalue().splitlines()
+    assert header.split() == list(board.HEADER[:-1])
+    assert [line.split()[:2] for line in lines] == [["seed0", "running"], ["seed0", "finished"]]
+    assert lines[1].index("1.0000") + len("1.0000") == header.index("validation") + len("validation")
 
 
 @pytest.mark.parametrize(
