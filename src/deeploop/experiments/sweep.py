@@ -102,7 +102,7 @@ def run(args: SweepArgs) -> int:
         return 0
     check_compare_at(folder)
     if args.dry_run:
-        print(budget.table(grid, cells, args.utilization))
+        print(f"{budget.table(grid, cells, args.utilization)}\ncells  {folder.out}")
         return 0
     record = folder.unchanged_record()
     if record and folder.is_done(record):  # before the lock: a published folder is left as it is
