@@ -64,3 +64,26 @@ def test_half_the_utilization_is_twice_the_hours(capsys):
 def test_other_scales_have_no_hours_of_the_papers(capsys):
     assert main(["sweep", "table1", "--scale", "gpu", "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[18].split()[-1] == "–"
+
+
+def test_a_sweep_for_a_laptop_is_told_in_flops(capsys):
+    """One ten-thousandth of a GPU-hour tells nobody anything."""
+    assert main(["sweep", "escape", "--scale", "laptop", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["cell", "tokens", "GFLOP", "a", "token", "TFLOP"]
+    costs = [budget.cost(cell.config()) for cell in GRIDS["escape"]("laptop").cells()]
+    assert lines[2].split()[-1] == f"{costs[0].tokens * costs[0].flops_per_token / 1e12:.2g}"
+    assert lines[62].split() == ["60", "cells", "9,216,000", f"{sum(c.flops for c in costs) / 1e12:.0f}"]
+    assert "in all under 0.01 hours of one H200" in lines[64]
+
+
+def test_where_the_cells_would_go_is_said(capsys, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('recipe = "tiny"\n[axes]\nseed = [0]')
+    for words, out in (
+        (["table1"], "runs/sweeps/table1-paper"),
+        ([str(file)], "runs/sweeps/mine-own"),
+        ([str(file), "--out", "there"], "there"),
+    ):
+        assert main(["sweep", *words, "--dry-run"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"cells  {out}"

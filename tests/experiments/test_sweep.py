@@ -1,11 +1,13 @@
 """Sweeps with real processes: killed, stopped, started again; a cell that fails; what is refused."""
 
 import fcntl
+import io
 import json
 import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +18,8 @@ from deeploop.cli import main
 from deeploop.experiments import board, launch, sweep
 from deeploop.experiments.cells import SweepFolder, is_locked
 from deeploop.experiments.endings import MEMORY_IS_FULL, log_error
-from deeploop.experiments.grids import Grid, along
+from deeploop.experiments.grids import Grid, along, read_grid
+from deeploop.experiments.paper_grids import GRIDS
 from deeploop.experiments.sweep import SweepArgs
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.metrics import read_metrics
@@ -422,25 +425,45 @@ def test_several_gpus_a_cell_go_through_torchrun(small):
     assert four.next_command(cell)[3:8] == ["--standalone", "--nproc-per-node", "4", "-m", "deeploop"]
 
 
-def test_a_changed_cell_is_refused_and_a_larger_grid_is_not(small):
+def test_a_changed_cell_is_refused_and_a_larger_grid_is_not(small, monkeypatch):
     folder, _ = small()
+    monkeypatch.setattr(sys, "argv", ["deeploop", "sweep", "own.toml", "--jobs", "2"])
     folder.write()
     changed, _ = small(**{"optim.batch": 4})
-    with pytest.raises(
-        ValueError, match=r"its cell seed0 has optim\.batch=the recipe's, not 4; choose another"
-    ):
+    with pytest.raises(ValueError, match=r"its cell seed0 has optim\.batch=the recipe's, not 4; ") as refused:
         changed.write()
+    assert str(refused.value).endswith(
+        "repeat its last start (`deeploop sweep own.toml --jobs 2`) or choose another --out"
+    )
     other, _ = small(**{"data.path": "other"})  # cells of two corpora do not compare
-    with pytest.raises(ValueError, match=r"data\.path=the recipe's, not other; choose another --out"):
+    with pytest.raises(ValueError, match=r"data\.path=the recipe's, not other; repeat"):
         other.write()
     small(**{"device.micro_batch": 2})[0].write()  # of no consequence
     more = Grid("own", "tiny", along("seed", [0, 1]), folder.grid.settings)
     SweepFolder(folder.out, more, more.cells()).write()
     folder.write()  # the smaller one again: what was added stays
     assert list(json.loads((folder.out / "sweep.json").read_text())["cells"]) == ["seed0", "seed1"]
-    foreign = Grid("foreign", "tiny", along("model.p", [0.5]))
-    with pytest.raises(ValueError, match="holds the sweep own"):
-        SweepFolder(folder.out, foreign, foreign.cells()).write()
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        Grid("own", "tiny", along("model.p", [0.5])),  # another file of this name
+        Grid("foreign", "tiny", along("seed", [0]), {"optim.steps": 4, "optim.warmup_steps": 2}),
+    ],
+    ids=["same name", "same cells"],
+)
+def test_another_sweeps_folder_is_refused(small, foreign, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["deeploop", "sweep", "there/own.toml"])
+    folder, _ = small()
+    folder.write()
+    other = SweepFolder(folder.out, foreign, foreign.cells())
+    said = (
+        r"holds another sweep, own \(own\), last started with `deeploop sweep there/own.toml`; choose another"
+    )
+    for act in (other.write, lambda: sweep.status(other)):
+        with pytest.raises(ValueError, match=said):
+            act()
 
 
 @pytest.mark.parametrize(
@@ -467,11 +490,81 @@ def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_status_of_another_sweeps_folder_is_refused(small, capsys):
+def test_status_shows_what_was_started_whatever_is_asked_now(small, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["deeploop", "sweep", "own.toml", "--set", "optim.steps=3"])
+    begun, cell = small(**{"optim.steps": 3})
+    begun.write()
+    fake(begun.run_folder(cell), steps_done=3)
+    asked, _ = small()
+    assert "1 of 1 cells finished" in sweep.status(asked)
+    assert sweep.status(asked).endswith("with: deeploop sweep own.toml --set optim.steps=3")
+    more = Grid("own", "tiny", along("seed", [0, 1]), {"optim.steps": 4, "optim.warmup_steps": 2})
+    assert "1 of 1 cells" in sweep.status(SweepFolder(begun.out, more, more.cells()))
+
+
+@pytest.mark.parametrize("first", ["table1", "downstream"])
+def test_two_sweeps_that_share_a_folder_each_have_their_status(tmp_path, first):
+    cells = {"table1": 16, "downstream": 14}
+    grids = {name: GRIDS[name]("paper") for name in cells}
+    folders = {name: SweepFolder(tmp_path, grid, grid.cells()) for name, grid in grids.items()}
+    second = next(name for name in cells if name != first)
+    for name in (first, second):
+        folders[name].write()
+    for name, count in cells.items():
+        assert f"0 of {count} cells finished" in sweep.status(folders[name])
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_sweep_is_shown_and_its_folder_left_as_it_is(grid_file, tmp_path, capsys):
+    path, out = grid_file(short=KINDS["short"]), tmp_path / "out"
+    grid = read_grid(path)
+    SweepFolder(out, grid, grid.cells()).write()
+    fake(out / "short")
+    record = json.loads((out / "sweep.json").read_text())
+    (out / "sweep.json").write_text(json.dumps({**record, "written": "2026-11-15T21:49:00+00:00"}))
+    before = contents(out)
+
+    words = ["sweep", str(path), "--out", str(out)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "all 1 cells were finished already (last started on 2026-11-15); nothing was trained" in printed
+    assert "1 of 1 cells finished" in printed
+    assert contents(out) == before
+
+    assert main([*words, "--no-keep-weights"]) == 0  # still does what it says
+    assert not (out / "short" / "checkpoints").exists()
+    assert (out / "sweep.json").read_bytes() == before[out / "sweep.json"]
+
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"compare_at": 2}))
+    assert main(words) == 0
+    assert json.loads((out / "sweep.json").read_text())["compare_at"] == 2  # where reports look for it
+
+
+@pytest.mark.parametrize("compare_at", [5, 0])
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_step_that_no_run_reaches_is_refused_before_anything_starts(
+    grid_file, tmp_path, capsys, compare_at, more
+):
+    path, out = grid_file(long=KINDS["long"], short=KINDS["short"]), tmp_path / "out"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"compare_at": compare_at}))
+    assert main(["sweep", str(path), "--out", str(out), *more]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"compare_at={compare_at}: must be a step of every run, and " in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"format": 9}', '{"format": 1, "sweep": "own", "scale": "own", "cells": {"a": 3}}']
+)
+def test_a_damaged_record_is_one_line(small, text):
     folder, _ = small()
-    folder.write()
-    assert main(["sweep", "escape", "--scale", "laptop", "--status", "--out", str(folder.out)]) == 2
-    assert "holds the sweep own" in capsys.readouterr().err
+    (folder.out / "sweep.json").write_text(text)
+    with pytest.raises(ValueError, match=r"sweep\.json: not a sweep's"):
+        folder.write()
 
 
 def test_set_takes_values_as_they_are_written():
@@ -519,6 +612,19 @@ def test_the_table_is_redrawn_in_place(small):
     assert len(screen.lines) == 4
     assert screen.lines[2].split()[:7] == ["seed0", "finished", "0/4", "–", "1.0000", "0.10", "escaped"]
     assert screen.lines[3] == "1 of 1 cells finished"
+
+
+def test_without_a_terminal_the_header_comes_once_before_the_first_line(small):
+    folder, cell = small()
+    stream = io.StringIO()
+    shown = board.Board(folder, 1, stream)
+    shown.show({cell.name})
+    fake(folder.run_folder(cell))
+    shown.show(set())
+    header, _, *lines = stream.getvalue().splitlines()
+    assert header.split() == list(board.HEADER[:-1])
+    assert [line.split()[:2] for line in lines] == [["seed0", "running"], ["seed0", "finished"]]
+    assert lines[1].index("1.0000") + len("1.0000") == header.index("validation") + len("validation")
 
 
 @pytest.mark.parametrize(

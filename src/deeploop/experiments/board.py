@@ -65,6 +65,7 @@ class Board:
         self.live = self._stream.isatty()
         self._drawn = 0  # lines to go up before drawing again
         self._due = 0.0
+        self._headed = False
         self._said: dict[str, tuple[object, ...]] = {}
 
     def read(self, running: set[str]) -> dict[str, Progress]:
@@ -96,11 +97,18 @@ class Board:
         self._drawn = len(lines)
 
     def _say(self, cells: dict[str, Progress]) -> None:
-        """A line when a cell changes its state or was validated."""
-        for name, p in cells.items():
+        """A line when a cell changes its state or was validated; the header before the first."""
+        most = max(p.steps for p in cells.values())
+        # Laid out with it, the lines of different moments stand under each other.
+        widest = row("", Progress("finished", most, most, loss=10.0, verdict="collapsed"))
+        table = text_table(HEADER[:-1], [line[:-1] for line in (*rows(cells), widest)])
+        head, rule, *lines, _ = table.splitlines()
+        for line, (name, p) in zip(lines, cells.items(), strict=True):
             news = (p.state, p.validation)
             if news != self._said.get(name) and p.state != "absent":
-                print("  ".join(row(name, p)[:-1]), file=self._stream, flush=True)
+                begin = "" if self._headed else f"{head}\n{rule}\n"
+                print(begin + line, file=self._stream, flush=True)
+                self._headed = True
             self._said[name] = news
 
 

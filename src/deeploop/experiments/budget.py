@@ -1,4 +1,7 @@
-"""What a sweep costs, before it runs: tokens, and GPU-hours by the accounting model beside the paper's."""
+"""What a sweep costs, before it runs: tokens, and GPU-hours by the accounting model beside the paper's.
+
+One for a laptop has FLOPs in their place.
+"""
 
 import json
 from pathlib import Path
@@ -15,7 +18,9 @@ from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"
 UTILIZATION = 0.45  # measured: docs/results/speed, gpt2-small at R = 1, 3, 7, gpt2-medium at R = 1, 3
-HEADER = ("cell", "tokens", "GFLOP a token", "GPU-hours", "paper's")
+SMALL = 0.01  # GPU-hours of a whole sweep below which they tell nobody anything: it is one for a laptop
+HOURS = ("GPU-hours", "paper's")
+HEADER = ("cell", "tokens", "GFLOP a token", "TFLOP", *HOURS)
 
 
 class Cost(NamedTuple):
@@ -24,9 +29,13 @@ class Cost(NamedTuple):
     tokens: int
     flops_per_token: float
 
+    @property
+    def flops(self) -> float:
+        return self.tokens * self.flops_per_token
+
     def gpu_hours(self, utilization: float = UTILIZATION) -> float:
         """Hours on one H200 at a share of its dense bf16 peak; training steps alone."""
-        return self.tokens * self.flops_per_token / (utilization * PEAK_FLOPS[GPU]) / 3600
+        return self.flops / (utilization * PEAK_FLOPS[GPU]) / 3600
 
 
 def cost(config: Any) -> Cost | None:
@@ -60,37 +69,52 @@ def papers_hours(grid: Grid, cell: Cell) -> float | None:
 
 def table(grid: Grid, cells: list[Cell], utilization: float) -> str:
     """Every cell and the sum of all; – where there is no model of the cost, or no number in the paper."""
-    rows, ours, papers, all_tokens = [], 0.0, 0.0, 0
+    rows, ours, papers, all_tokens, all_flops = [], 0.0, 0.0, 0, 0.0
     for cell in cells:
         known = cost(cell.config())
         hours = known.gpu_hours(utilization) if known else None
         paper = papers_hours(grid, cell)
         ours, papers = ours + (hours or 0.0), papers + (paper or 0.0)
         all_tokens += known.tokens if known else 0
+        all_flops += known.flops if known else 0.0
         rows.append(
             (
                 cell.name,
                 f"{known.tokens:,}" if known else "–",
                 f"{known.flops_per_token / 1e9:.3f}" if known else "–",
-                show_hours(hours),
-                show_hours(paper),
+                short(known.flops / 1e12 if known else None),
+                short(hours),
+                short(paper),
             )
         )
     total = (
         f"{len(cells)} cells",
         f"{all_tokens:,}" if all_tokens else "–",
         "",
-        show_hours(ours or None),
-        show_hours(papers or None),
+        short(all_flops / 1e12 or None),
+        short(ours or None),
+        short(papers or None),
     )
-    how = (
-        f"GPU-hours: FLOPs a token (6 a visited parameter, causal attention by half) at {utilization:.0%} of "
-        f"one {GPU}'s {PEAK_FLOPS[GPU] / 1e12:.0f} TFLOP/s; training steps alone. –: not known."
-    )
-    return f"{text_table(HEADER, [*rows, total])}\n\n{how}"
+    small = 0 < ours < SMALL and not papers
+    shown = [i for i, name in enumerate(HEADER) if (name not in HOURS if small else name != "TFLOP")]
+    lines = [[line[i] for i in shown] for line in (HEADER, *rows, total)]
+    return f"{text_table(lines[0], lines[1:])}\n\n{_note(small, utilization)} –: not known."
 
 
-def show_hours(hours: float | None) -> str:
-    if hours is None:
+def _note(small: bool, utilization: float) -> str:
+    counted = "6 a visited parameter, causal attention by half"
+    if small:
+        return (
+            f"TFLOP: of the training steps alone ({counted}); in all under {SMALL} hours of one {GPU}. "
+            "How long that is here, the sweep says while it runs."
+        )
+    return (
+        f"GPU-hours: FLOPs a token ({counted}) at {utilization:.0%} of one {GPU}'s "
+        f"{PEAK_FLOPS[GPU] / 1e12:.0f} TFLOP/s; training steps alone."
+    )
+
+
+def short(value: float | None) -> str:
+    if value is None:
         return "–"
-    return f"{hours:,.0f}" if hours >= 20 else f"{hours:.2g}"
+    return f"{value:,.0f}" if value >= 20 else f"{value:.2g}"

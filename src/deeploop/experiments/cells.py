@@ -1,6 +1,7 @@
 """The cells of a sweep on disk: where each one stands, and which command brings it further.
 
-OUT/sweep.json        the grid: {"format": 1, "sweep", "scale", "cells": {name: recipe, settings, axes}}
+OUT/sweep.json        the grid: {"format": 1, "sweep", "scale", "compare_at",
+                      "cells": {name: recipe, settings, axes}}, and the last start's command and time
 OUT/<cell>/           its run folder, with an empty file weights-dropped once its checkpoints were deleted
 OUT/<cell>.log        what its processes printed, attempt after attempt; locked for as long as one lives
 
@@ -10,9 +11,10 @@ nothing to repair.
 
 import fcntl
 import json
+import shlex
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +50,20 @@ class Progress:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class Record:
+    """What sweep.json holds of earlier starts."""
+
+    sweep: str
+    scale: str
+    compare_at: int | None
+    cells: dict[str, Cell]
+    command: str
+    """Of the last start, as a person types it."""
+    day: str
+    """Of the last start, such as 2026-11-15."""
+
+
 class SweepFolder:
     """A grid's cells under one folder, and what a cell's processes are started with."""
 
@@ -72,52 +88,64 @@ class SweepFolder:
         return self.out / f"{cell.name}.log"
 
     # ── the grid ──
+    def record(self) -> Record | None:
+        """What earlier starts left here; refuses another sweep's folder."""
+        old = read_record(self.out)
+        if old is None:
+            return None
+        named = old.sweep in (self.grid.name, self.grid.family)
+        # Two files of one name have the same folder, unless --out says otherwise.
+        if not named or old.cells.keys().isdisjoint(cell.name for cell in self.cells):
+            raise ValueError(
+                f"out={self.out}: holds another sweep, {old.sweep} ({old.scale}), last started with "
+                f"`{old.command}`; choose another --out"
+            )
+        return old
+
+    def unchanged_record(self) -> Record | None:
+        """The same; refuses to go on with cells that have other settings now."""
+        old = self.record()
+        if old is None:
+            return None
+        for cell in self.cells:
+            known = old.cells.get(cell.name)
+            if known and (change := _first_change(known, _as_read(cell))):
+                raise ValueError(
+                    f"out={self.out}: its cell {cell.name} has {change}; repeat its last start "
+                    f"(`{old.command}`) or choose another --out"
+                )
+        return old
+
+    def as_recorded(self, record: Record) -> "SweepFolder":
+        """The folder with the cells and settings that were started, whatever the command line says now.
+
+        Of a folder that two sweeps share, those of this one.
+        """
+        own = {cell.name for cell in self.cells}
+        cells = [c for c in record.cells.values() if c.name in own or self.grid.shares_folder_of is None]
+        return SweepFolder(self.out, replace(self.grid, compare_at=record.compare_at), cells)
+
+    def is_done(self, record: Record) -> bool:
+        """Whether nothing is left to run, nor to record."""
+        return record.compare_at == self.grid.compare_at and all(
+            c.name in record.cells and self.progress(c).state == "finished" for c in self.cells
+        )
+
     def write(self) -> None:
         """Writes sweep.json. Cells that only an earlier start had stay; a changed one is refused."""
-        old = self.read_old()
-        known: dict[str, Any] = old.get("cells", {})
-        self.check_own(old)
-        own = {
-            c.name: {"recipe": c.recipe, "settings": dict(c.settings), "axes": dict(c.axes)}
-            for c in self.cells
-        }
-        own = json.loads(json.dumps(own, default=str))  # as it will be read
-        for name in known.keys() & own.keys():
-            if change := _first_change(known[name], own[name]):
-                raise ValueError(f"out={self.out}: its cell {name} has {change}; choose another --out")
+        old = self.unchanged_record()
+        cells = (old.cells if old else {}) | {cell.name: cell for cell in self.cells}
         record = {
             "format": FORMAT,
-            "sweep": old.get("sweep", self.grid.name),
-            "scale": old.get("scale", self.grid.scale),
+            "sweep": self.grid.family,
+            "scale": old.scale if old else self.grid.scale,
             "compare_at": self.grid.compare_at,
-            "cells": known | own,
+            "cells": {name: _to_dict(cell) for name, cell in cells.items()},
             **provenance(),
         }
         self.out.mkdir(parents=True, exist_ok=True)
         with atomic_file(self.out / "sweep.json") as file:
-            file.write((json.dumps(record, indent=1) + "\n").encode())
-
-    def check_own(self, old: dict[str, Any]) -> None:
-        """Refuses a folder whose cells are all another sweep's."""
-        known = old.get("cells", {})
-        if known and not any(cell.name in known for cell in self.cells):
-            raise ValueError(
-                f"out={self.out}: holds the sweep {old['sweep']} ({old['scale']}); choose another --out"
-            )
-
-    def read_old(self) -> dict[str, Any]:
-        path = self.out / "sweep.json"
-        if not path.exists():
-            return {}
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if record["format"] != FORMAT:
-                raise ValueError(f"format {record['format']}, this deeploop reads {FORMAT}")
-        except KeyError as error:
-            raise ValueError(f"{path}: not a sweep's (it has no {error})") from None
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}: not a sweep's ({error})") from None
-        return record
+            file.write((json.dumps(record, indent=1, default=str) + "\n").encode())
 
     # ── one cell ──
     def progress(self, cell: Cell, *, running: bool = False) -> Progress:
@@ -203,13 +231,49 @@ def is_locked(log: Path) -> bool:
     return False
 
 
-def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    if old["recipe"] != new["recipe"]:
-        return f"recipe={old['recipe']}, not {new['recipe']}"
-    for path in sorted(old["settings"].keys() | new["settings"].keys()):
+def read_record(out: Path) -> Record | None:
+    """OUT/sweep.json; None where there is none."""
+    path = out / "sweep.json"
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] != FORMAT:
+            raise ValueError(f"format {found['format']}, this deeploop reads {FORMAT}")
+        return Record(
+            found["sweep"],
+            found["scale"],
+            found.get("compare_at"),
+            {name: _from_dict(name, cell) for name, cell in found["cells"].items()},
+            shlex.join(map(str, found["command"])),
+            str(found["written"])[:10],
+        )
+    except KeyError as error:
+        raise ValueError(f"{path}: not a sweep's (it has no {error})") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not a sweep's ({error})") from None
+
+
+def _to_dict(cell: Cell) -> dict[str, Any]:
+    return {"recipe": cell.recipe, "settings": dict(cell.settings), "axes": dict(cell.axes)}
+
+
+def _from_dict(name: str, found: dict[str, Any]) -> Cell:
+    return Cell(name, found["recipe"], dict(found["settings"]), dict(found["axes"]))
+
+
+def _as_read(cell: Cell) -> Cell:
+    """The cell as sweep.json gives it back: a tuple is a list there, a path its text."""
+    return _from_dict(cell.name, json.loads(json.dumps(_to_dict(cell), default=str)))
+
+
+def _first_change(old: Cell, new: Cell) -> str | None:
+    if old.recipe != new.recipe:
+        return f"recipe={old.recipe}, not {new.recipe}"
+    for path in sorted(old.settings.keys() | new.settings.keys()):
         if path.startswith(HARMLESS):
             continue
-        a, b = (side["settings"].get(path, "the recipe's") for side in (old, new))
+        a, b = (cell.settings.get(path, "the recipe's") for cell in (old, new))
         if a != b:
             return f"{path}={a}, not {b}"
     return None

@@ -62,6 +62,11 @@ class Grid:
     shares_folder_of: str | None = None
     """Another sweep with the same cells, so that none is trained twice."""
 
+    @property
+    def family(self) -> str:
+        """What its folder and record are named: the same for sweeps that share them."""
+        return self.shares_folder_of or self.name
+
     def cells(self, overrides: Settings | None = None) -> list[Cell]:
         """Every cell, in the order of its axes; each one's config is made once, so that a mistake shows."""
         cells = [self._cell(labels, overrides or {}) for labels in self._corners()]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from deeploop.experiments import board, budget, escapes, slurm
-from deeploop.experiments.cells import SweepFolder
+from deeploop.experiments.cells import Record, SweepFolder
 from deeploop.experiments.grids import Grid, read_grid
 from deeploop.experiments.launch import Local, local_slots
 from deeploop.experiments.page import text_table
@@ -34,7 +34,7 @@ class SweepArgs:
     scale: Scale = "paper"
     """The paper's size, one that a single GPU finishes, or one for a laptop. A file has its own."""
     out: Path | None = None
-    """Folder of the cells; unset: runs/sweeps/NAME-SCALE."""
+    """Folder of the cells; unset: runs/sweeps/NAME-SCALE, for a file NAME.toml runs/sweeps/NAME-own."""
     data: Path | None = None
     """Corpus or puzzles to train on, in place of the grid's (data.path)."""
     tuned: Path | None = None
@@ -57,7 +57,7 @@ class SweepArgs:
     dry_run: bool = False
     """Print the cells and what they cost, and do nothing."""
     status: bool = False
-    """Print how far the cells are, and do nothing."""
+    """Print how far the cells are that were started, with the settings of that start, and do nothing."""
     utilization: float = budget.UTILIZATION
     """Share of the H200's peak that --dry-run reckons with."""
 
@@ -87,11 +87,8 @@ def run(args: SweepArgs) -> int:
     """Does what the arguments ask for; 1 when a cell failed, 130 when cells are left to another time."""
     grid = get_grid(args.name, args.scale)
     cells = grid.cells(args.overrides())
-    if args.tuned is not None:
+    if args.tuned is not None and not args.status:
         cells = tuned(cells, args.tuned, args.overrides())
-    if args.dry_run:
-        print(budget.table(grid, cells, args.utilization))
-        return 0
     folder = SweepFolder(
         args.out or default_out(grid),
         grid,
@@ -101,12 +98,15 @@ def run(args: SweepArgs) -> int:
         tasks=args.tasks,
     )
     if args.status:
-        old = folder.read_old()
-        if not old:
-            raise ValueError(f"out={folder.out}: holds no sweep")
-        folder.check_own(old)
-        print(report(folder))
+        print(status(folder))
         return 0
+    check_compare_at(folder)
+    if args.dry_run:
+        print(f"{budget.table(grid, cells, args.utilization)}\ncells  {folder.out}")
+        return 0
+    record = folder.unchanged_record()
+    if record and folder.is_done(record):  # before the lock: a published folder is left as it is
+        return show_done(folder, record, args)
     check_data(folder)
     with lock_folder(folder.out):
         folder.write()
@@ -124,7 +124,17 @@ def get_grid(name: str, scale: Scale) -> Grid:
 
 
 def default_out(grid: Grid) -> Path:
-    return Path("runs/sweeps") / f"{grid.shares_folder_of or grid.name}-{grid.scale}"
+    return Path("runs/sweeps") / f"{grid.family}-{grid.scale}"
+
+
+def check_compare_at(folder: SweepFolder) -> None:
+    """A step that a run never reaches would compare training losses instead."""
+    for name, config in folder.configs.items():
+        if folder.grid.compare_at is not None and not 1 <= folder.grid.compare_at <= config.optim.steps:
+            raise ValueError(
+                f"compare_at={folder.grid.compare_at}: must be a step of every run, and {name} has "
+                f"optim.steps={config.optim.steps}; change compare_at in the grid's file, or the steps"
+            )
 
 
 def check_data(folder: SweepFolder) -> None:
@@ -134,6 +144,19 @@ def check_data(folder: SweepFolder) -> None:
             raise ValueError(
                 f"data.path={path}: no such folder; make it with `deeploop prepare`, or name one with --data"
             )
+
+
+def show_done(folder: SweepFolder, record: Record, args: SweepArgs) -> int:
+    """Of a sweep with nothing left to do: its results, and that they are not new."""
+    if not args.keep_weights:
+        for cell in folder.cells:
+            folder.drop_weights(cell)
+    print(report(folder))
+    print(
+        f"all {len(folder.cells)} cells were finished already (last started on {record.day}); "
+        "nothing was trained; to train them anew, choose another --out"
+    )
+    return 0
 
 
 def run_here(folder: SweepFolder, args: SweepArgs) -> int:
@@ -166,6 +189,14 @@ def submit(folder: SweepFolder, args: SweepArgs) -> int:
     return 0
 
 
+def status(folder: SweepFolder) -> str:
+    """The cells that were started, with the settings that they were started with."""
+    record = folder.record()
+    if record is None:
+        raise ValueError(f"out={folder.out}: holds no sweep")
+    return f"{report(folder.as_recorded(record))}\nlast started on {record.day} with: {record.command}"
+
+
 def report(folder: SweepFolder) -> str:
     """The cells as they stand, and how many escaped the floor."""
     progress = {cell.name: folder.progress(cell) for cell in folder.cells}
@@ -177,7 +208,7 @@ def report(folder: SweepFolder) -> str:
 def closing(folder: SweepFolder) -> str:
     """The count of escapes, where a grid has seeds to count, and where everything lies."""
     lines = [f"cells  {folder.out}"]
-    if "seed" in folder.grid.axes:
+    if any("seed" in cell.axes for cell in folder.cells):
         counts = escapes.count(folder.out, compare_at=folder.grid.compare_at)
         if counts:
             lines.insert(0, f"\n{escapes.table(counts)}\n")
