@@ -72,6 +72,12 @@ def test_a_mistake_is_one_line(refused, arguments, message):
     [
         ("train tiny --model.round 3", ["--model.round", "perhaps you meant --model.rounds"]),
         ("train tiny --optim.warmup 3", ["--optim.warmup", "perhaps you meant --optim.warmup-steps"]),
+        ("train tiny --optim.lr 1e-3", ["--optim.lr", "perhaps you meant --optim.peak-lr"]),
+        ("train tiny --lr=1e-3", ["--lr", "perhaps you meant --optim.peak-lr"]),
+        ("train hrm-sudoku4 --optim.learning_rate 1e-3", ["perhaps you meant --optim.peak-lr"]),
+        ("train tiny --warmup 3", ["perhaps you meant --optim.warmup-steps"]),
+        ("train tiny --steps 3", ["perhaps you meant --optim.steps"]),
+        ("train tiny --batch-size 3", ["perhaps you meant --optim.batch"]),
         ("train tiny --model.rounds three", ["--model.rounds", "three"]),
         ("train tiny --optim.peak-lr fast", ["--optim.peak-lr", "fast"]),
         ("train tiny --model.block sideways", ["--model.block", "sideways", "prenorm"]),
