@@ -18,7 +18,7 @@ import deeploop
 
 T = TypeVar("T")
 
-# What other trainers call a field of ours: tyro goes by letters alone, by which lr would be --optim.branch-lr.
+# What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
 TRAIN_WORDS = {
     **dict.fromkeys(("lr", "learning-rate", "learning-rates"), "--optim.peak-lr"),
     "warmup": "--optim.warmup-steps",
@@ -278,6 +278,8 @@ def _choose(what: str, arguments: list[str], choices: dict[str, str]) -> tuple[s
         print(f"choose a {what}; each has its own --help:\n")
         print("\n".join(f"  {name:<{width}}  {text}" for name, text in choices.items()))
         return None, []
+    if arguments[0].startswith("-"):
+        raise ValueError(f"{arguments[0]}: the {what} comes first; choose one of {', '.join(choices)}")
     if arguments[0] not in choices:
         raise ValueError(f"{what} {arguments[0]!r}: unknown; choose one of {', '.join(choices)}")
     return arguments[0], arguments[1:]

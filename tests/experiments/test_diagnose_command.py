@@ -103,7 +103,7 @@ def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere: not a run folder"),
+        (["nowhere"], "nowhere: no such run folder"),
         (["r3", "prenorm"], "model.block=prenorm, but"),
         (["r3", "--sublayers", "blocks.9.mlp"], "sublayer 'blocks.9.mlp': the model has blocks.0.attention"),
         (["r3", "--iterations", "0"], "iterations=0: must be 1 or more"),

@@ -198,7 +198,7 @@ def test_tasks_without_accuracy_stand_one_below_the_other():
     ("words", "message"),
     [
         ("", "run: name a run folder, or write requests without one: --requests FILE"),
-        ("{run}/nowhere", "not a run folder"),
+        ("{run}/nowhere", "no such run folder"),
         ("{empty} --data {tasks}", "holds no checkpoint"),
         ("{run} --data {tasks} --tasks pica", "tasks=pica: is not one of the eight tasks"),
         ("{run} --data {tasks} --tasks pica", "perhaps you meant piqa"),
