@@ -28,8 +28,8 @@ class ScaledResidual(nn.Module):
     """A residual around any `branch` that maps (..., width) to (..., width).
 
     The sandwich needs an `alpha`, the factored and the averaged block an `epsilon`: `deeploop.theory` has
-    both by K and R. They are read at every visit, so they may be changed for another depth at test time. β is no
-    part of the forward pass: it is drawn into the branch's matrices (`init_residual_branch_`).
+    both by K and R. They are read at every visit, so they may be changed for another depth at test time. β is
+    no part of the forward pass: it is drawn into the branch's matrices (`init_residual_branch_`).
     """
 
     def __init__(
