@@ -5,8 +5,8 @@
 The folder holds CELL/metrics.jsonl; tables.md, gamma.json and the pictures are written beside them.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator
 from math import prod as product
 from pathlib import Path
@@ -303,7 +303,9 @@ def start_panels(folder: Path) -> Figure:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder", type=Path, help="holds CELL/metrics.jsonl")
+    folder = parser.parse_args().folder
     trained, prenorm = stages(folder, "deeploop"), stages(folder, "prenorm")
     titles = {"init": "at init", "floor": "most alike (step 100)", "trained": "at step 500"}
     chosen = {f"DeepLoop {titles[name]}": stage for name, stage in trained.items()}

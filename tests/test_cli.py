@@ -3,6 +3,7 @@
 import ast
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,8 @@ import torch
 import deeploop
 from deeploop.cli import main
 from deeploop.data import prepare_puzzles
+from deeploop.experiments.reasoner_recipes import BOARDS
+from deeploop.experiments.recipes import RECIPES
 from deeploop.train import loop
 from deeploop.train.checkpoint import list_checkpoints
 from deeploop.train.distributed import World
@@ -50,6 +53,7 @@ def damaged(corpus, tmp_path):
     [
         ("fly", "command 'fly': unknown; choose one of plan, prepare, train, "),
         ("train gpt3", "recipe 'gpt3': unknown; choose one of gpt2-small, gpt2-medium, tiny"),
+        ("train --resume --out runs/mine", "--resume: the recipe comes first; choose one of gpt2-small, "),
         ("prepare web", "source 'web': unknown; choose one of stdlib, text, fineweb-edu"),
         ("train tiny --model.rounds 0", "model.rounds=0: must be at least 1"),
         ("train tiny --model.heads 3", "model.heads=3: must be a divisor of model.width=128"),
@@ -72,6 +76,12 @@ def test_a_mistake_is_one_line(refused, arguments, message):
     [
         ("train tiny --model.round 3", ["--model.round", "perhaps you meant --model.rounds"]),
         ("train tiny --optim.warmup 3", ["--optim.warmup", "perhaps you meant --optim.warmup-steps"]),
+        ("train tiny --optim.lr 1e-3", ["--optim.lr", "perhaps you meant --optim.peak-lr"]),
+        ("train tiny --lr=1e-3", ["--lr", "perhaps you meant --optim.peak-lr"]),
+        ("train hrm-sudoku4 --optim.learning_rate 1e-3", ["perhaps you meant --optim.peak-lr"]),
+        ("train tiny --warmup 3", ["perhaps you meant --optim.warmup-steps"]),
+        ("train tiny --steps 3", ["perhaps you meant --optim.steps"]),
+        ("train tiny --batch-size 3", ["perhaps you meant --optim.batch"]),
         ("train tiny --model.rounds three", ["--model.rounds", "three"]),
         ("train tiny --optim.peak-lr fast", ["--optim.peak-lr", "fast"]),
         ("train tiny --model.block sideways", ["--model.block", "sideways", "prenorm"]),
@@ -132,6 +142,19 @@ def test_a_missing_corpus(refused, train_arguments, tmp_path, name, source):
     assert message == f"data.path={path}: no such corpus; make it with {made}"
 
 
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name.startswith(("hrm", "trm"))])
+def test_missing_puzzles_of_a_recipe(refused, tmp_path, monkeypatch, recipe):
+    """The command that makes them, to be copied: it builds the board that the recipe expects."""
+    monkeypatch.chdir(tmp_path)
+    message = refused(["train", recipe, "--device.kind", "cpu"])
+    path = RECIPES[recipe]().data.path
+    found = re.fullmatch(rf"data.path={path}: no such .*; make it with `deeploop (prepare .+)`", message)
+    source, *words = found[1].split()[1:]
+    assert words[-2:] == ["--out", str(path)]
+    size = int(words[words.index("--size") + 1]) if "--size" in words else {"sudoku": 9}.get(source, 30)
+    assert BOARDS[path.name].length == size**2
+
+
 def test_a_missing_shard(refused, train_arguments, tmp_path, damaged):
     (damaged / "train_000000.bin").unlink()
     message = refused(train_arguments(tmp_path / "run", "--data.path", damaged))
@@ -184,8 +207,9 @@ def test_a_folder_that_holds_a_run(refused, train_arguments, tmp_path):
     )
     for field, value, old in [("hidden", 96, 64), ("rounds", 5, 3), ("block", "prenorm", "sandwich")]:
         message = refused(train_arguments(out, "--resume", f"--model.{field}", value))
-        assert message == f"model.{field}={value}: the run in {out} was started with model.{field}={old}"
-    assert "seed 0" in refused(train_arguments(out, "--resume", "--seed", 1, "--optim.steps", 9))
+        name = f"model.{field}"
+        assert message.startswith(f"{name}={value}: the run in {out} was started with {name}={old}; resume ")
+    assert "seed=0" in refused(train_arguments(out, "--resume", "--seed", 1, "--optim.steps", 9))
     assert [path.name for path in list_checkpoints(out)] == kept
 
 

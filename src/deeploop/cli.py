@@ -10,12 +10,21 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import deeploop
 
 T = TypeVar("T")
+
+# What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
+TRAIN_WORDS = {
+    **dict.fromkeys(("lr", "learning-rate", "learning-rates"), "--optim.peak-lr"),
+    "warmup": "--optim.warmup-steps",
+    "steps": "--optim.steps",
+    **dict.fromkeys(("batch", "batch-size"), "--optim.batch"),
+}
 
 USAGE = """\
 deeploop: train transformers whose blocks are visited many times
@@ -123,7 +132,8 @@ def _train(arguments: list[str]) -> int:
     if choice is None:
         return 0
     recipe = get_recipe(choice)
-    config = _parse(type(recipe), rest, prog=f"deeploop train {choice}", default=recipe)
+    prog = f"deeploop train {choice}"
+    config = _parse(type(recipe), rest, prog=prog, default=recipe, words=TRAIN_WORDS)
     from deeploop.experiments.endings import MEMORY_IS_FULL, is_out_of_memory
     from deeploop.train.loop import train
 
@@ -268,6 +278,8 @@ def _choose(what: str, arguments: list[str], choices: dict[str, str]) -> tuple[s
         print(f"choose a {what}; each has its own --help:\n")
         print("\n".join(f"  {name:<{width}}  {text}" for name, text in choices.items()))
         return None, []
+    if arguments[0].startswith("-"):
+        raise ValueError(f"{arguments[0]}: the {what} comes first; choose one of {', '.join(choices)}")
     if arguments[0] not in choices:
         raise ValueError(f"{what} {arguments[0]!r}: unknown; choose one of {', '.join(choices)}")
     return arguments[0], arguments[1:]
@@ -277,8 +289,18 @@ def _summary(thing: Any) -> str:
     return (thing.__doc__ or "").strip().splitlines()[0]
 
 
-def _parse(kind: type[T], arguments: list[str], *, prog: str, default: T | None = None) -> T:
-    """tyro's parse, with its framed error page cut down to the one line that says what is wrong."""
+def _parse(
+    kind: type[T],
+    arguments: list[str],
+    *,
+    prog: str,
+    default: T | None = None,
+    words: Mapping[str, str] = MappingProxyType({}),
+) -> T:
+    """tyro's parse, with its framed error page cut down to the one line that says what is wrong.
+
+    `words` are names that others would use for an option, and the option that is meant.
+    """
     import tyro
 
     stderr = io.StringIO()
@@ -290,11 +312,14 @@ def _parse(kind: type[T], arguments: list[str], *, prog: str, default: T | None 
     except SystemExit as leaving:
         if not leaving.code:
             raise
-        raise ValueError(_one_line(stderr.getvalue())) from None
+        raise ValueError(_one_line(stderr.getvalue(), words)) from None
 
 
-def _one_line(page: str) -> str:
-    """The message inside tyro's frame: the text up to the first rule, and what it thinks was meant."""
+def _one_line(page: str, words: Mapping[str, str]) -> str:
+    """The message inside tyro's frame: the text up to the first rule, and what was meant.
+
+    That is what `words` say of the unknown option's last part, or else tyro's own guess.
+    """
     plain = re.sub(r"\x1b\[[\d;]*m", "", page)  # colours, where stdout is a terminal
     lines = [line.strip("│╭╮╰╯ ") for line in plain.splitlines()][1:]  # the first line is a title
     sections = [part for part in re.split(r"(?m)^[─-]{5,}$", "\n".join(lines)) if part.strip()]
@@ -302,5 +327,8 @@ def _one_line(page: str) -> str:
         r"^Error parsing ([\w.-]+: (?=\w+\.\w+=|\w+=)|\w+Args: )", "", " ".join(sections[0].split())
     )
     hint = next((s for s in sections if "Perhaps you meant" in s), "")
-    close = re.search(r"--[\w.-]+", hint)
-    return message + (f"; perhaps you meant {close.group()}" if close else "")
+    unknown = re.match(r"Unrecognized options: --(?:[\w-]+\.)*([\w-]+)", message)
+    meant = words.get(unknown[1].replace("_", "-")) if unknown else None
+    if meant is None and (close := re.search(r"--[\w.-]+", hint)):
+        meant = close.group()
+    return message + (f"; perhaps you meant {meant}" if meant else "")

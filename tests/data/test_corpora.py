@@ -117,7 +117,11 @@ def test_a_long_text_is_never_held_whole(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{"body": "x"}\n', r'a\.jsonl:2: no string field "text"'),
+        (
+            "a.jsonl",
+            b'{"text": "x"}\n{"id": 1, "body": "x"}\n',
+            r'a\.jsonl:2: no string field "text"; it has body: name one with --field$',
+        ),
         ("a.jsonl", b'{"text": 3}\n', r'a\.jsonl:1: no string field "text"'),
         ("a.jsonl", b'["x"]\n', r'a\.jsonl:1: no string field "text"'),
         ("a.jsonl", b'\n{"text": \n', r"a\.jsonl:2: not JSON"),
@@ -135,9 +139,20 @@ def test_bad_files_are_named(tmp_path, name, content, message):
         list(text_files([tmp_path / name]))
 
 
+def test_the_text_may_stand_in_another_field(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "x", "text": "not this"}\n')
+    source = text_files([tmp_path / "a.jsonl"], field="body")
+    assert list(source) == ["x"]
+    assert source.description == text_files([tmp_path / "a.jsonl"]).description + ", field body"
+    write_parquet(tmp_path / "a.parquet", DOCUMENTS, column="body")
+    assert list(text_files([tmp_path / "a.parquet"], field="body")) == DOCUMENTS
+
+
 def test_bad_parquet_is_named(tmp_path):
     write_parquet(tmp_path / "a.parquet", DOCUMENTS, column="body")
-    with pytest.raises(ValueError, match=r'a\.parquet: no column "text"; it has id, body'):
+    with pytest.raises(
+        ValueError, match=r'a\.parquet: no column "text"; it has id, body: name one with --field'
+    ):
         list(text_files([tmp_path / "a.parquet"]))
     write_parquet(tmp_path / "a.parquet", ["x", None])
     with pytest.raises(ValueError, match=r"a\.parquet: row 1 of column"):

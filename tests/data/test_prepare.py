@@ -291,6 +291,16 @@ def test_text_command_on_a_few_files(tmp_path, sizes):
     assert len(corpus.train) > 0.95 * sum(sizes)
 
 
+def test_a_text_command_that_fails_leaves_no_folder(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
+    with pytest.raises(ValueError, match="--field"):
+        run(PrepareText(paths=(tmp_path / "a.jsonl",), out=tmp_path / "out", tokenizer="bytes"))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="nothing left for validation"):
+        run(PrepareText(paths=(tmp_path / "a.jsonl",), field="body", out=tmp_path / "out", tokenizer="bytes"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_text_command_takes_several_paths():
     args = tyro.cli(PrepareText, args=["a.txt", "b.jsonl", "--tokenizer", "bytes"])
     assert [path.name for path in args.paths] == ["a.txt", "b.jsonl"]

@@ -133,7 +133,7 @@ def damage(folder, what):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("gone", "no such set of puzzles; make it with `deeploop prepare arc | sudoku | maze`"),
+        ("gone", "no such set of puzzles; make it with `deeploop prepare arc | sudoku | maze --out "),
         ("empty", "not a whole set of puzzles (no puzzles.json)"),
         ("array gone", "train_labels.npy: missing"),
         ("cut", "train_labels.npy: unreadable"),
@@ -157,7 +157,7 @@ def test_damaged_folders_are_named(folder, what, message):
         PuzzleSet.open(folder)
     assert message in str(error.value)
     assert str(error.value).startswith(f"{folder}: ")
-    assert str(error.value).endswith("sudoku | maze`" if what in ("gone", "empty") else WAY_OUT)
+    assert str(error.value).endswith(f"--out {folder}`" if what in ("gone", "empty") else WAY_OUT)
     assert "\n" not in str(error.value)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from deeploop.cli import main
 from deeploop.experiments.alignment_plots import alignment_figure
-from deeploop.experiments.diagnose import weights_of
+from deeploop.experiments.diagnose import LEGEND, weights_of
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train import language
 from deeploop.train.checkpoint import last_checkpoint
@@ -96,6 +96,7 @@ def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, monkeypatch
     text = capsys.readouterr().out
     assert text.startswith("shipped at step")
     assert "raw updates G" in text  # it carries no optimizer state
+    assert LEGEND in text
     assert "Python's standard library" in text
     assert (tmp_path / "runs" / "shipped" / "diagnose.png").is_file()
 
@@ -103,7 +104,7 @@ def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere: not a run folder"),
+        (["nowhere"], "nowhere: no such run folder"),
         (["r3", "prenorm"], "model.block=prenorm, but"),
         (["r3", "--sublayers", "blocks.9.mlp"], "sublayer 'blocks.9.mlp': the model has blocks.0.attention"),
         (["r3", "--iterations", "0"], "iterations=0: must be 1 or more"),

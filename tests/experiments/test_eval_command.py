@@ -167,17 +167,18 @@ def test_the_picture_shows_accuracy_and_loss_against_rounds():
     results = [{"task": "piqa"}, {"task": "sciq"}]
     record = {"trained_rounds": 3, "shots": [0, 1], "average": average, "results": results}
     (axes,) = plots.accuracy_against_rounds(record).axes
-    trained, *curves = axes.lines
+    *curves, trained = axes.lines
     assert list(trained.get_xdata()) == [3, 3]
     assert [list(curve.get_xdata()) for curve in curves] == [[1, 3], [1, 3]]
     assert list(curves[1].get_ydata()) == pytest.approx([41, 43])
     loss = {
         "trained_rounds": 3,
         "rounds": [{"rounds": R, "loss": 4.0 - R, "bits_per_byte": 2.0} for R in (1, 3)],
+        "recompute_alpha": False,
         "adaptive": [],
     }
-    above, below = plots.accuracy_against_rounds(record, loss).axes
-    assert list(above.lines[1].get_ydata()) == [3, 1]
+    above, below = plots.accuracy_against_rounds(record, [loss]).axes
+    assert list(above.lines[0].get_ydata()) == [3, 1]
     assert "mean of 2 tasks" in below.get_ylabel()
 
 
@@ -197,7 +198,7 @@ def test_tasks_without_accuracy_stand_one_below_the_other():
     ("words", "message"),
     [
         ("", "run: name a run folder, or write requests without one: --requests FILE"),
-        ("{run}/nowhere", "not a run folder"),
+        ("{run}/nowhere", "no such run folder"),
         ("{empty} --data {tasks}", "holds no checkpoint"),
         ("{run} --data {tasks} --tasks pica", "tasks=pica: is not one of the eight tasks"),
         ("{run} --data {tasks} --tasks pica", "perhaps you meant piqa"),

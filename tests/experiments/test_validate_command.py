@@ -12,6 +12,7 @@ from deeploop.cli import main
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.depth import Windows, bits_per_byte, count_bytes, score_rounds
+from deeploop.experiments import plots, scoreboard
 from deeploop.experiments.recipes import tiny
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.train.loop import train
@@ -57,7 +58,7 @@ def test_the_trained_depth_has_the_loss_that_training_reported(home, validate):
     assert row["rounds"] == 3
     assert row["loss"] == pytest.approx(reported["loss"], abs=1e-4)
     assert row["similarity"] == pytest.approx(reported["similarity"], abs=1e-4)
-    assert json.loads((home / "run" / "validation.json").read_text())["rounds"] == [row]
+    assert scoreboard.read(home / "run" / "validation.json")[-1]["rounds"] == [row]
 
 
 def test_a_sweep_is_the_model_at_each_depth(home, validate):
@@ -71,8 +72,68 @@ def test_a_sweep_is_the_model_at_each_depth(home, validate):
         assert (row["rounds"], row["loss"]) == (rounds, pytest.approx(expected.item(), abs=1e-4))
     assert len({row["loss"] for row in record["rounds"]}) == 3
     assert record["trained_rounds"] == 3
-    assert json.loads((home / "run" / "depth.json").read_text()) == record
+    assert scoreboard.read(home / "run" / "depth.json")[-1] == record
     assert (home / "run" / "depth.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_sweep_stays_beside_those_of_another_kind(home, validate):
+    """Only one that asks for the same replaces its predecessor."""
+    kept = home / "run" / "depth.json"
+    kept.unlink(missing_ok=True)
+    rounds = ("--rounds", 1, 3)
+    plain = validate(*rounds)
+    others = [validate(*rounds, "--recompute-alpha"), validate(*rounds, "--adaptive", "kl")]
+    more = validate(*rounds, "--sequences", 10)
+    assert scoreboard.read(kept) == [plain, *others, more]
+    again = validate(*rounds)
+    assert scoreboard.read(kept) == [*others, more, again]
+    assert scoreboard.read_depth(home / "run") == [*others, again]  # the losses of fewer windows are others
+
+
+def test_a_single_record_of_before_is_kept(home, validate):
+    old = validate("--rounds", 1, 3)
+    kept = home / "run" / "depth.json"
+    kept.write_text(json.dumps(old))
+    new = validate("--rounds", 1, 3, "--recompute-alpha")
+    assert scoreboard.read(kept) == [old, new]
+
+
+def test_a_file_that_cannot_be_added_to_is_named_before_the_work(home, capsys, monkeypatch):
+    kept = home / "run" / "validation.json"
+    before = kept.read_text() if kept.exists() else None
+    kept.write_text("{")
+    monkeypatch.setattr("deeploop.experiments.validate.evaluate", lambda *_: pytest.fail("worked first"))
+    assert main(["validate", str(home / "run")]) == 2
+    assert "move it away" in capsys.readouterr().err
+    kept.unlink() if before is None else kept.write_text(before)
+
+
+def sweep_of(depths, **changes):
+    rows = [{"rounds": R, "loss": 4.0 - R / 10, "bits_per_byte": 2.0} for R in depths]
+    return {"trained_rounds": 3, "recompute_alpha": False, "rounds": rows, "adaptive": []} | changes
+
+
+def test_the_picture_has_a_curve_for_each_kind_of_sweep():
+    stopped = [{"criterion": "kl", "threshold": 0.1, "mean_rounds": 2.5, "loss": 3.9}]
+    records = [
+        sweep_of([1, 3]),
+        sweep_of([2, 5]),
+        sweep_of([1, 3], recompute_alpha=True),
+        sweep_of([3], adaptive=stopped),
+    ]
+    axes = plots.loss_against_rounds(records).axes[0]
+    curves = {line.get_label(): list(line.get_xdata()) for line in axes.lines[:-1]}
+    assert curves == {
+        "all tokens alike": [1, 2, 3, 5],
+        "all tokens alike, α recomputed": [1, 3],
+        "adaptive by kl, at most 3": [2.5],
+    }
+
+
+@pytest.mark.parametrize(("depths", "side"), [([1, 2, 3], "right"), ([1, 3, 8], "left")])
+def test_the_word_trained_stays_off_the_edge(depths, side):
+    axes = plots.loss_against_rounds([sweep_of(depths)]).axes[0]
+    assert [text.get_ha() for text in axes.texts] == [side]
 
 
 def windows_of(home):
@@ -131,12 +192,13 @@ def test_the_table_marks_the_trained_depth(home, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["validate", "{home}/nowhere"], "not a run folder"),
+        (["validate", "{home}/nowhere"], "no such run folder"),
         (["validate", "{home}/run", "--data", "{home}/gpt2"], "prepare it with --tokenizer bytes"),
-        (["validate", "{home}/run", "--data", "{home}/none"], "make it with `deeploop prepare`"),
+        (["validate", "{home}/run", "--data", "{home}/none"], "make it with `deeploop prepare text FILE…"),
         (["validate", "{home}/run", "--rounds", "0"], "model.rounds=0: must be at least 1"),
         (["validate", "{home}/run", "--sequences", "0"], "must be at least 1"),
-        (["generate", "{home}/nowhere"], "not a run folder"),
+        (["generate", "{home}/nowhere"], "no such run folder"),
+        (["validate", "{home}"], "a folder of runs; name one of them: empty, run"),
         (["generate", "{home}/empty"], "holds no checkpoint"),
         (
             ["generate", "{home}/run", "--prompt", 33 * "x"],

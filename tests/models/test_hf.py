@@ -275,11 +275,15 @@ class NoDeepLoop:
 
 sys.meta_path.insert(0, NoDeepLoop())
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 source, again, result = sys.argv[1:]
-tokenizer = AutoTokenizer.from_pretrained(source)  # theirs, and nobody is there to say that code may run
-assert tokenizer("Löop").input_ids == list("Löop".encode())
+for tokenizer in (
+    AutoTokenizer.from_pretrained(source),  # theirs, and nobody is there to say that code may run
+    AutoTokenizer.from_pretrained(source, trust_remote_code=True),  # where somebody is, it isn't asked
+    PreTrainedTokenizerFast.from_pretrained(source),
+):
+    assert tokenizer("Löop").input_ids == list("Löop".encode())
 try:
     AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False)
 except ValueError:

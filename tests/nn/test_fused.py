@@ -109,10 +109,12 @@ def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):
     monkeypatch.setattr(fused, "HAS_TRITON", True)
     attention, mlp = sublayers(gpt())
     assert fused.fits(attention, mlp)
-    assert not fused.fits(ScaledResidual(SwiGLU(32, 48), 32), mlp)
-    assert not fused.fits(attention, ScaledResidual(nn.Linear(32, 32), 32))
-    assert not fused.fits(attention, ScaledResidual(SwiGLU(32, 48), 32, norm=nn.LayerNorm))
-    assert not fused.fits(attention, ScaledResidual(SwiGLU(32, 48), 32, norm=partial(RMSNorm, gain=False)))
+    assert not fused.fits(ScaledResidual(SwiGLU(32, 48), 32, alpha=2.0), mlp)
+    assert not fused.fits(attention, ScaledResidual(nn.Linear(32, 32), 32, alpha=2.0))
+    assert not fused.fits(attention, ScaledResidual(SwiGLU(32, 48), 32, alpha=2.0, norm=nn.LayerNorm))
+    assert not fused.fits(
+        attention, ScaledResidual(SwiGLU(32, 48), 32, alpha=2.0, norm=partial(RMSNorm, gain=False))
+    )
     monkeypatch.setattr(fused, "HAS_TRITON", False)
     assert not fused.fits(attention, mlp)
 

@@ -59,6 +59,12 @@ def test_a_slice_of_a_fused_projection_can_be_drawn():
     assert attention.in_proj_weight[16:].abs().max() < 0.01
 
 
+def test_a_module_in_place_of_its_weight_is_named():
+    with pytest.raises(TypeError) as error:
+        init_residual_branch_([nn.Linear(8, 8)], std=1.0)
+    assert str(error.value) == "matrices: must be tensors, not Linear; give its .weight"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_draw_does_not_depend_on_the_dtype(dtype):
     narrow, single = torch.empty(20, 30, dtype=dtype), torch.empty(20, 30)

@@ -94,9 +94,14 @@ def test_another_norm_can_be_given(x):
         ({"alpha": 0.0}, "alpha=0.0: must be a positive number"),
         ({"alpha": float("nan")}, "alpha=nan: must be a positive number"),
         ({"kind": "prenorm", "inner_norm": False}, "inner_norm=False: must be True with kind='prenorm'"),
-        ({"kind": "averaged", "inner_norm": False}, "inner_norm=False: must be True with kind='averaged'"),
+        (
+            {"kind": "averaged", "epsilon": 0.5, "inner_norm": False},
+            "inner_norm=False: must be True with kind='averaged'",
+        ),
         ({"kind": "averaged", "alpha": 2.0}, "alpha=2.0: must be 1 with kind='averaged'"),
-        ({"epsilon": 0.5}, "epsilon=0.5: must be 1 with kind='sandwich'"),
+        ({"alpha": 2.0, "epsilon": 0.5}, "epsilon=0.5: must be 1 with kind='sandwich'"),
+        ({}, "alpha: must be given with kind='sandwich'; deeploop.theory has it by K and R"),
+        ({"kind": "factored"}, "epsilon: must be given with kind='factored'"),
         ({"kind": "factored", "epsilon": -1.0}, "epsilon=-1.0: must be a positive number"),
     ],
 )

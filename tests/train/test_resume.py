@@ -105,9 +105,28 @@ def test_a_finished_run_keeps_the_settings_it_was_trained_with(train_arguments, 
     assert main(train_arguments(out)) == 0
     config = (out / "config.json").read_bytes()
     assert main(train_arguments(out, "--resume", "--optim.peak-lr", 1e-2, "--optim.steps", 4)) == 0
-    assert "already finished" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "already finished its 6 steps, more than the 4 asked for" in said
+    assert "finished at step 6" in said
     assert (out / "config.json").read_bytes() == config
     assert read_metrics(out, "resume") == []
+
+
+def test_another_seed_is_refused_by_its_name(train_arguments, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(train_arguments(out)) == 0
+    assert main(train_arguments(out, "--resume", "--seed", 3)) == 2
+    message = (
+        f"seed=3: the run in {out} was started with seed=0; resume it with that, or choose another --out"
+    )
+    assert capsys.readouterr().err == f"deeploop train: error: {message}\n"
+
+
+@pytest.mark.parametrize(("warmup", "says"), [(9, True), (8, False)])
+def test_a_run_that_ends_inside_its_warm_up_says_so(train_arguments, tmp_path, capsys, warmup, says):
+    """Its verdict `collapsed` would otherwise look like a finding."""
+    assert main(train_arguments(tmp_path / "run", "--optim.steps", 8, "--optim.warmup-steps", warmup)) == 0
+    assert (f"ends at step 8, inside its warm-up of {warmup}:" in capsys.readouterr().out) == says
 
 
 def test_a_stop_before_the_next_validation_reports_the_last_one(

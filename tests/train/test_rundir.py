@@ -93,6 +93,13 @@ def test_a_folder_that_is_no_run_is_named(tmp_path):
         deeploop.load(tmp_path)
 
 
+def test_a_folder_of_runs_names_them(copied):
+    with pytest.raises(
+        ValueError, match=rf"{copied.parent}: a folder of runs; name one of them: .*{copied.name}"
+    ):
+        deeploop.load(copied.parent)
+
+
 def test_another_version_of_the_folder_is_refused(copied):
     edit(copied / "run.json", format=2)
     with pytest.raises(ValueError, match="run format 2, this deeploop reads 1"):

@@ -10,6 +10,7 @@ import torch
 
 import deeploop
 from deeploop.cli import main
+from deeploop.experiments import scoreboard
 from deeploop.train.checkpoint import copy_weights, last_checkpoint, read_state
 from deeploop.train.loop import train
 from deeploop.train.rundir import load_config, resolve, results_folder
@@ -76,7 +77,7 @@ def test_a_folder_of_that_name_comes_first(elsewhere):
 def test_results_about_it_are_written_elsewhere(elsewhere, corpus, capsys):
     before = {file: file.read_bytes() for file in FOLDER.rglob("*") if file.is_file()}
     assert main(["validate", "shipped", "--data", str(corpus), "--sequences", "3"]) == 0
-    written = json.loads((elsewhere / "runs" / "shipped" / "validation.json").read_text())
+    (written,) = scoreboard.read(elsewhere / "runs" / "shipped" / "validation.json")
     assert written["checkpoint"] == last_checkpoint(FOLDER).name
     assert {file: file.read_bytes() for file in FOLDER.rglob("*") if file.is_file()} == before
 

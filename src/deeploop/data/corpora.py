@@ -1,7 +1,7 @@
 """Where text comes from. A source is a description and a way to read its documents, in a fixed order.
 
 stdlib()          the Python standard library's own sources: always at hand, nothing to download
-text_files(paths) .txt, .jsonl (field "text"), either one as .xz or .gz, .parquet (column "text")
+text_files(paths) .txt, .jsonl (a field of each line), either one as .xz or .gz, .parquet (a column)
 fineweb_edu(…)    FineWeb-Edu, streamed through `datasets`, or a local copy in its layout
 """
 
@@ -68,16 +68,18 @@ def _stdlib_documents() -> Iterator[str]:
                     continue
 
 
-def text_files(paths: Sequence[Path]) -> Source:
+def text_files(paths: Sequence[Path], field: str = "text") -> Source:
     """The documents of files and folders (walked in sorted order): one a .txt file, .jsonl line or row.
 
+    `field` is what holds the text of a line or row.
     Of fewer than 64 files, each .txt is cut at line ends into pieces of some 64th of all the text, so that
     a part of it can be held out.
     """
     if not paths:
         raise ValueError("paths: name at least one file or folder of text")
     files = [file for path in paths for file in _walk(path, SUFFIXES)]
-    return Source(_described(paths, files), lambda: _all_documents(files))
+    chosen = "" if field == "text" else f", field {field}"
+    return Source(_described(paths, files) + chosen, lambda: _all_documents(files, field))
 
 
 def fineweb_edu(source: str = FINEWEB_EDU, name: str = FINEWEB_EDU_SAMPLE) -> Source:
@@ -128,13 +130,13 @@ def _described(paths: Sequence[Path], files: Sequence[Path]) -> str:
     return f"{names} ({len(files)} file{'s' * (len(files) != 1)}, {size} bytes)"
 
 
-def _all_documents(files: Sequence[Path]) -> Iterator[str]:
+def _all_documents(files: Sequence[Path], field: str) -> Iterator[str]:
     piece = max(1, sum(map(_length, files)) // FEW_FILES) if len(files) < FEW_FILES else None
     for file in files:
         if file.name.endswith(".parquet"):
-            yield from _parquet(file)
+            yield from _parquet(file, field)
         elif file.name.endswith(JSON_SUFFIXES):
-            yield from _json_lines(file)
+            yield from _json_lines(file, field)
         else:
             yield from _text(file, piece)
 
@@ -168,7 +170,7 @@ def _text(file: Path, piece: int | None) -> Iterator[str]:
             yield "".join(some)
 
 
-def _json_lines(file: Path) -> Iterator[str]:
+def _json_lines(file: Path, field: str) -> Iterator[str]:
     with _opened(file) as lines:
         for number, line in enumerate(lines, start=1):
             if line.isspace():
@@ -177,12 +179,18 @@ def _json_lines(file: Path) -> Iterator[str]:
                 row = json.loads(line)
             except (json.JSONDecodeError, RecursionError) as error:
                 raise ValueError(f"{file}:{number}: not JSON: {error}") from None
-            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-                raise ValueError(f'{file}:{number}: no string field "text"')
-            yield row["text"]
+            if not isinstance(row, dict) or not isinstance(row.get(field), str):
+                names = [name for name in row if isinstance(row[name], str)] if isinstance(row, dict) else []
+                raise ValueError(f'{file}:{number}: no string field "{field}"{_others(names)}')
+            yield row[field]
 
 
-def _parquet(file: Path) -> Iterator[str]:
+def _others(names: Sequence[str]) -> str:
+    """The way out of a field that isn't there: those that are."""
+    return f"; it has {', '.join(names[:9])}: name one with --field" if names else ""
+
+
+def _parquet(file: Path, field: str) -> Iterator[str]:
     try:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
@@ -193,12 +201,12 @@ def _parquet(file: Path) -> Iterator[str]:
     except ArrowInvalid as error:
         raise ValueError(f"{file}: not a parquet file: {error}") from None
     with table:
-        if "text" not in table.schema_arrow.names:
-            raise ValueError(f'{file}: no column "text"; it has {", ".join(table.schema_arrow.names)}')
+        if field not in table.schema_arrow.names:
+            raise ValueError(f'{file}: no column "{field}"{_others(table.schema_arrow.names)}')
         number = 0
-        for batch in table.iter_batches(batch_size=1024, columns=["text"]):
+        for batch in table.iter_batches(batch_size=1024, columns=[field]):
             for text in batch.column(0).to_pylist():
                 if not isinstance(text, str):
-                    raise ValueError(f'{file}: row {number} of column "text" is not a string')
+                    raise ValueError(f'{file}: row {number} of column "{field}" is not a string')
                 yield text
                 number += 1

@@ -10,9 +10,9 @@ killed and is called again reads past the documents of its full shards without e
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -59,16 +59,38 @@ def prepare(
         corpus = Corpus.open(out)
         settings.check_same(corpus.facts["settings"], out)
         return corpus
-    out.mkdir(parents=True, exist_ok=True)
-    size = None if stream else _measured(documents)
-    writer = CorpusWriter(out, settings, tokenizer, size)
+    with _folder(out):
+        size = None if stream else _measured(documents)
+        writer = CorpusWriter(out, settings, tokenizer, size)
+        _write(documents, tokenizer, writer, size, limit_tokens, workers or os.cpu_count() or 1)
+    return Corpus.open(out)
 
+
+@contextmanager
+def _folder(out: Path) -> Iterator[None]:
+    """Makes the folder; a failure before anything was written into it leaves none."""
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # it holds shards to go on from
+            out.rmdir()
+        raise
+
+
+def _write(
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    writer: CorpusWriter,
+    size: int | None,
+    limit_tokens: int | None,
+    workers: int,
+) -> None:
     def encode(text: str) -> tuple[np.ndarray, int]:
         ids = tokenizer.encode(text)
         return np.concatenate([np.array([tokenizer.end_of_text], dtype=np.uint16), ids]), len(utf8(text))
 
     texts = islice(filter(None, documents), writer.documents, None)
-    workers = workers or os.cpu_count() or 1
     encoded = ordered_map(ThreadPoolExecutor(workers), encode, texts, ahead=4 * workers)
     with closing(encoded), _bar(writer, size, limit_tokens) as bar:
         for tokens, text_bytes in encoded:
@@ -77,7 +99,6 @@ def prepare(
             writer.add(tokens, text_bytes)
             bar.update(text_bytes if limit_tokens is None else len(tokens))
     writer.finish()
-    return Corpus.open(out)
 
 
 def _measured(documents: Iterable[str]) -> int:
@@ -124,10 +145,13 @@ class PrepareStdlib(_Prepare):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareText(_Prepare):
-    """Your own text: .txt, .jsonl (field "text"), .gz or .xz of either, .parquet (column "text")."""
+    """Your own text: .txt, .jsonl, .gz or .xz of either, .parquet."""
 
     paths: Positional[tuple[Path, ...]]
     """Files, or folders to be searched for them."""
+
+    field: str = "text"
+    """Field of a .jsonl line, or column of a .parquet file, that holds the text."""
 
     out: Path = Path("data/text")
     """The corpus folder to write."""
@@ -186,7 +210,7 @@ def _source(args: PrepareStdlib | PrepareText | PrepareFinewebEdu) -> Source:
     if isinstance(args, PrepareStdlib):
         return stdlib()
     if isinstance(args, PrepareText):
-        return text_files(args.paths)
+        return text_files(args.paths, args.field)
     return fineweb_edu(args.source, args.name)
 
 

@@ -34,6 +34,13 @@ PUZZLE_FORMAT = 1
 PAD = 0
 SPLITS = ("train", "test")
 KINDS = ("arc", "sudoku", "maze")
+# The folders that the recipes expect in data/, and what makes them.
+RECIPE_SETS = {
+    "arc1": "arc",
+    "sudoku": "sudoku",
+    "sudoku4": "sudoku --size 4 --train 2000 --test 500",
+    "maze": "maze",
+}
 REQUIRED = ("inputs", "labels", "groups")
 OPTIONAL = ("shifts", "ratings")
 FIELDS = {
@@ -214,7 +221,8 @@ def _of(arrays: Mapping[str, np.ndarray], split: str) -> dict[str, np.ndarray]:
 def _check_whole(folder: Path) -> None:
     if not (folder / "puzzles.json").is_file():
         what = "not a whole set of puzzles (no puzzles.json)" if folder.is_dir() else "no such set of puzzles"
-        raise ValueError(f"{folder}: {what}; make it with `deeploop prepare arc | sudoku | maze`")
+        source = RECIPE_SETS.get(folder.name, "arc | sudoku | maze")
+        raise ValueError(f"{folder}: {what}; make it with `deeploop prepare {source} --out {folder}`")
 
 
 @contextmanager

@@ -45,6 +45,11 @@ from deeploop.train.rundir import (
 )
 
 PROBE_TOKENS = 1024
+LEGEND = (
+    "U maps a change that one visit reads to the output; G is the update that a visit asks for. A ratio is\n"
+    "R where the visits do the same, about √R where they are unrelated. Own κ is the two ratios' product\n"
+    "over R; κ has the largest visits of all sublayers below its line (docs/alignment.md)."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +250,7 @@ def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
         f"{record['updates']} updates G; probe of {record['tokens']:,} tokens of {record['probe']}",
         "\n".join(record["audit"]) or audited,
         page.text_table(header, rows),
+        LEGEND,
         f"κ_R = {record['kappa']:.2f} of at most {R} (raw gradients {record['kappa_raw']:.2f}); "
         f"token similarity {record['similarity']:.2f}; branch to skip at most {max(ratios):.3g}",
     ]

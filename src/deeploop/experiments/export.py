@@ -46,7 +46,7 @@ def run(args: ExportArgs) -> str:
     size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
     return (
         f"written: {args.folder} ({size / 1e6:.1f} MB)\n\n"
-        "  import deeploop.models.hf  # or: trust_remote_code=True, without deeploop\n"
+        "  import deeploop.models.hf  # without deeploop: trust_remote_code=True in both calls\n"
         "  from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}")\n'
         f'  tokenizer = AutoTokenizer.from_pretrained("{args.folder}")'
@@ -157,7 +157,7 @@ deeploop {version}.
 {table}
 
 ```python
-import deeploop.models.hf  # pip install "deeploop[hf]"; without it pass trust_remote_code=True below
+import deeploop.models.hf  # pip install "deeploop[hf]"; without it pass trust_remote_code=True to both calls
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(".")  # rounds=5 evaluates at another depth

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -52,29 +53,29 @@ def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: fl
     return figure
 
 
-def loss_against_rounds(record: dict[str, Any]) -> Figure:
+def loss_against_rounds(records: Sequence[dict[str, Any]]) -> Figure:
     """Validation loss against rounds, of a run's depth.json; adaptive depth at its mean rounds."""
     figure = Figure(figsize=(5.2, 3.6), layout="constrained")
     axes = figure.subplots()
-    _draw_loss(axes, record)
+    _draw_loss(axes, records)
     axes.set_xlabel("rounds R")
     quiet(axes)
     return figure
 
 
-def accuracy_against_rounds(record: dict[str, Any], loss: dict[str, Any] | None = None) -> Figure:
+def accuracy_against_rounds(record: dict[str, Any], losses: Sequence[dict[str, Any]] = ()) -> Figure:
     """Mean accuracy against rounds, of an evaluation; above it the loss, where there is a depth.json."""
-    panels = 1 if loss is None else 2
+    panels = 2 if losses else 1
     figure = Figure(figsize=(5.2, 3.6 * panels), layout="constrained")
     grid = figure.subplots(panels, sharex=True, squeeze=False)[:, 0]
-    if loss is not None:
-        _draw_loss(grid[0], loss)
+    if losses:
+        _draw_loss(grid[0], losses)
     axes = grid[-1]
-    _mark_trained(axes, record["trained_rounds"])
     for shots, colour in zip(record["shots"], COLOURS * len(record["shots"]), strict=False):
         rows = [row for row in record["average"] if row["shots"] == shots]
         points = [row["rounds"] for row in rows], [100 * row["acc"] for row in rows]
         axes.plot(*points, "o-", color=colour, label=f"{shots}-shot", ms=4, lw=1.6)
+    _mark_trained(axes, record["trained_rounds"])
     axes.set_xlabel("rounds R")
     tasks = len({row["task"] for row in record["results"]})
     axes.set_ylabel(f"accuracy (%), mean of {tasks} tasks" if tasks > 1 else "accuracy (%)")
@@ -84,17 +85,14 @@ def accuracy_against_rounds(record: dict[str, Any], loss: dict[str, Any] | None 
     return figure
 
 
-def _draw_loss(axes: Axes, record: dict[str, Any]) -> None:
-    _mark_trained(axes, record["trained_rounds"])
-    for rows, x, style, colour, label in (
-        (record["rounds"], "rounds", "o-", COLOURS[0], "all tokens alike"),
-        (record["adaptive"], "mean_rounds", "s:", COLOURS[1], "adaptive depth"),
-    ):
-        if rows:
-            points = [row[x] for row in rows], [row["loss"] for row in rows]
-            axes.plot(*points, style, color=colour, label=label, ms=4, lw=1.6)
+def _draw_loss(axes: Axes, records: Sequence[dict[str, Any]]) -> None:
+    for colour, (label, curve) in zip(cycle(COLOURS), _loss_curves(records).items(), strict=False):
+        style = "s:" if label.startswith("adaptive") else "o-"
+        axes.plot(*zip(*sorted(curve.items()), strict=True), style, color=colour, label=label, ms=4, lw=1.6)
+    _mark_trained(axes, records[-1]["trained_rounds"])
     # Both units are shares of the same summed loss, so one scale serves them.
-    factor = record["rounds"][0]["bits_per_byte"] / record["rounds"][0]["loss"]
+    first = records[-1]["rounds"][0]
+    factor = first["bits_per_byte"] / first["loss"]
     right = axes.secondary_yaxis("right", functions=(lambda y: y * factor, lambda y: y / factor))
     axes.set_ylabel("validation loss (nats a token)")
     right.set_ylabel("bits per byte", color=INK)
@@ -103,10 +101,25 @@ def _draw_loss(axes: Axes, record: dict[str, Any]) -> None:
     axes.legend(frameon=False, labelcolor=INK)
 
 
+def _loss_curves(records: Sequence[dict[str, Any]]) -> dict[str, dict[float, float]]:
+    """Label → rounds → loss; records that differ in nothing but their rounds make one curve."""
+    curves: dict[str, dict[float, float]] = {}
+    for record in records:
+        alpha = ", α recomputed" if record["recompute_alpha"] else ""
+        for row in record["rounds"]:
+            curves.setdefault(f"all tokens alike{alpha}", {})[row["rounds"]] = row["loss"]
+        for row in record["adaptive"]:
+            label = f"adaptive by {row['criterion']}, at most {record['rounds'][-1]['rounds']}{alpha}"
+            curves.setdefault(label, {})[row["mean_rounds"]] = row["loss"]
+    return curves
+
+
 def _mark_trained(axes: Axes, rounds: int) -> None:
+    """Marks the trained depth in a picture that has its curves already: the word goes where there is room."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half a round
     axes.axvline(rounds, color=INK, ls="--", lw=1)
-    axes.annotate(" trained", (rounds, 1), xycoords=("data", "axes fraction"), ha="left", va="top")
+    side = "right" if rounds > sum(axes.get_xlim()) / 2 else "left"
+    axes.annotate(" trained ", (rounds, 1), xycoords=("data", "axes fraction"), ha=side, va="top")
 
 
 def series(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -96,10 +96,7 @@ SMALL_OPTIM = ReasonerOptimConfig(
 
 
 def hrm_sudoku4() -> HRMTrainConfig:
-    """HRM on 4 × 4 Sudoku, minutes on a CPU.
-
-    deeploop prepare sudoku --size 4 --train 2000 --test 500 --out data/sudoku4
-    """
+    """HRM on 4 × 4 Sudoku, minutes on a CPU."""
     return HRMTrainConfig(
         out=Path("runs/hrm-sudoku4"),
         model=HRMConfig(width=64, heads=2, hidden=256, high_blocks=2, low_blocks=2),

@@ -1,4 +1,7 @@
-"""Results of `deeploop eval`: eval.json in the run folder, the paper's table, the picture against rounds."""
+"""Results kept in the run folder, newest last: eval.json, the paper's table, the picture against rounds.
+
+`deeploop validate` keeps validation.json and depth.json in the same way.
+"""
 
 import json
 import os
@@ -39,17 +42,17 @@ def deviations(settings: dict[str, Any], stamp: dict[str, Any]) -> list[str]:
     return [text for holds, text in checks if holds]
 
 
-def check(folder: Path) -> None:
+def check(folder: Path, name: str = "eval.json") -> None:
     """Raises where a result could not be kept: better before the work than after it."""
-    read(folder / "eval.json")
+    read(folder / name)
     if not os.access(folder, os.W_OK):
         raise ValueError(f"{folder}: can't be written, and the result goes there; copy the run")
 
 
-def add(folder: Path, record: dict[str, Any], identity: Sequence[str]) -> Path:
-    """Adds the record to the folder's eval.json, in place of one that agrees with it in these fields."""
-    path = folder / "eval.json"
-    others = [old for old in read(path) if any(old.get(key) != record[key] for key in identity)]
+def add(folder: Path, record: dict[str, Any], identity: Sequence[str], name: str = "eval.json") -> Path:
+    """Adds the record to a file of the folder, in place of one that agrees with it in these fields."""
+    path = folder / name
+    others = [old for old in read(path) if not agree(old, record, identity)]
     text = json.dumps({"evaluations": [*others, record]}, indent=1)
     with atomic_file(path) as file:
         file.write((text + "\n").encode())
@@ -63,16 +66,26 @@ def keep(folder: Path, record: dict[str, Any]) -> list[Path]:
         return [path]
     from deeploop.experiments import plots  # here: scoring has no need of matplotlib
 
-    depth = folder / "depth.json"
-    loss = json.loads(depth.read_text(encoding="utf-8")) if depth.exists() else None
-    plots.save_png(plots.accuracy_against_rounds(record, loss), folder / "accuracy.png")
+    losses = read_depth(folder)
+    plots.save_png(plots.accuracy_against_rounds(record, losses), folder / "accuracy.png")
     return [path, folder / "accuracy.png"]
 
 
+def read_depth(folder: Path) -> list[dict[str, Any]]:
+    """The newest record of depth.json, and those before it that stand on the same scale."""
+    records = read(folder / "depth.json")
+    return [old for old in records if agree(old, records[-1], ("checkpoint", "data", "sequences"))]
+
+
+def agree(old: dict[str, Any], new: dict[str, Any], fields: Sequence[str]) -> bool:
+    return all(old.get(name) == new[name] for name in fields)
+
+
 def read(path: Path) -> list[dict[str, Any]]:
-    """All evaluations kept in an eval.json."""
+    """All records kept in a file; one of before there were several is the only one."""
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))["evaluations"])
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return [found] if "trained_rounds" in found else list(found["evaluations"])
     except FileNotFoundError:
         return []
     except (KeyError, TypeError, ValueError) as error:

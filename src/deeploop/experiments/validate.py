@@ -1,7 +1,7 @@
 """`deeploop validate`: the validation loss of a run, at any depth and on any corpus of its tokenizer.
 
-The result goes into the run folder as validation.json. Several rounds, or adaptive depth, make it a sweep
-over test-time depth: depth.json and depth.png.
+The result is added to validation.json in the run folder. Several rounds, or adaptive depth, make it a sweep
+over test-time depth: depth.json, and depth.png of all in it that can be compared.
 """
 
 import json
@@ -16,13 +16,15 @@ from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.eval.depth import Windows, count_bytes, score_adaptive, score_rounds
-from deeploop.experiments import page, plots
+from deeploop.experiments import page, plots, scoreboard
 from deeploop.models.adaptive import ExitRule
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import arithmetic, open_world
 from deeploop.train.rundir import load, load_config, provenance, require_checkpoint, results_folder
 
+# Results that agree in these replace one another; any other stays beside them.
+IDENTITY = ("checkpoint", "data", "sequences", "recompute_alpha", "asked")
 THRESHOLDS = {"change": (0.4, 0.3, 0.2, 0.1), "kl": (0.1, 0.01, 0.001)}
 
 
@@ -53,6 +55,9 @@ class ValidateArgs:
 def run(args: ValidateArgs) -> str:
     """Evaluates, writes the results into the run folder, and returns what to print."""
     config = load_config(args.run)
+    is_sweep = len(set(args.rounds)) > 1 or args.adaptive != "off"
+    folder, name = results_folder(args.run), "depth.json" if is_sweep else "validation.json"
+    scoreboard.check(folder, name)
     device_config = replace(config.device, kind=args.device)
     with open_world(device_config) as world:
         model, tokenizer = load(args.run, device=world.device)
@@ -68,15 +73,13 @@ def run(args: ValidateArgs) -> str:
             "source": corpus.source,
             **provenance(),
         }
-    text = json.dumps(record, indent=1)
-    is_sweep = len(record["rounds"]) + len(record["adaptive"]) > 1
-    folder = results_folder(args.run)
-    files = [folder / ("depth.json" if is_sweep else "validation.json")]
-    files[0].write_text(text + "\n", encoding="utf-8")
+    files = [scoreboard.add(folder, record, IDENTITY, name)]
     if is_sweep:
         files.append(folder / "depth.png")
-        plots.save_png(plots.loss_against_rounds(record), files[1])
-    return text if args.json else f"{report(record, args.run)}\n\nwritten: {', '.join(map(str, files))}"
+        plots.save_png(plots.loss_against_rounds(scoreboard.read_depth(folder)), files[1])
+    if args.json:
+        return json.dumps(record, indent=1)
+    return f"{report(record, args.run)}\n\nwritten: {', '.join(map(str, files))}"
 
 
 def open_corpus(path: Path, tokenizer: Tokenizer) -> Corpus:
@@ -102,7 +105,7 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
     trained = model.config.rounds
     rounds = sorted(set(args.rounds)) or [trained]
     scores = score_rounds(model, windows, rounds, recompute_alpha=args.recompute_alpha)
-    adaptive = []
+    adaptive: list[dict[str, Any]] = []
     if args.adaptive != "off":
         model.set_rounds(rounds[-1], recompute_alpha=args.recompute_alpha)
         for threshold in args.thresholds or THRESHOLDS[args.adaptive]:
@@ -112,6 +115,11 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
     return {
         "trained_rounds": trained,
         "recompute_alpha": args.recompute_alpha,
+        "asked": {
+            "rounds": rounds,
+            "adaptive": args.adaptive,
+            "thresholds": [row["threshold"] for row in adaptive],
+        },
         "sequences": len(windows.inputs),
         "tokens": windows.targets.numel(),
         "bytes": windows.text_bytes,

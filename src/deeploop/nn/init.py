@@ -30,6 +30,8 @@ def init_residual_branch_(
     left out): torch's default draws them without β, and they would drown what β has made small.
     """
     for matrix in matrices:
+        if not isinstance(matrix, Tensor):
+            raise TypeError(f"matrices: must be tensors, not {type(matrix).__name__}; give its .weight")
         if matrix.is_meta:  # nowhere to put a draw
             continue
         draw = torch.empty(matrix.shape, dtype=torch.float32, device="cpu")

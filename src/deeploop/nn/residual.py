@@ -27,9 +27,9 @@ EPSILON = ("factored", "averaged")
 class ScaledResidual(nn.Module):
     """A residual around any `branch` that maps (..., width) to (..., width).
 
-    `alpha` and `epsilon` are read at every visit, so they may be changed for another depth at test time
-    (`deeploop.theory` has both by K and R). β is no part of the forward pass: it is drawn into the branch's
-    matrices (`init_residual_branch_`).
+    The sandwich needs an `alpha`, the factored and the averaged block an `epsilon`: `deeploop.theory` has
+    both by K and R. They are read at every visit, so they may be changed for another depth at test time. β is
+    no part of the forward pass: it is drawn into the branch's matrices (`init_residual_branch_`).
     """
 
     def __init__(
@@ -38,26 +38,18 @@ class ScaledResidual(nn.Module):
         width: int,
         *,
         kind: ResidualKind = "sandwich",
-        alpha: float = 1.0,
-        epsilon: float = 1.0,
+        alpha: float | None = None,
+        epsilon: float | None = None,
         inner_norm: bool = True,
         norm: Callable[[int], nn.Module] = RMSNorm,
     ) -> None:
         super().__init__()
         if kind not in get_args(ResidualKind):
             raise ValueError(f"kind={kind!r}: must be one of {', '.join(get_args(ResidualKind))}")
-        for name, scale in (("alpha", alpha), ("epsilon", epsilon)):
-            if not (math.isfinite(scale) and scale > 0):
-                raise ValueError(f"{name}={scale}: must be a positive number")
-        if kind != "sandwich" and alpha != 1:
-            raise ValueError(
-                f"alpha={alpha}: must be 1 with kind={kind!r}, only the sandwich scales its skip"
-            )
-        if kind not in EPSILON and epsilon != 1:
-            raise ValueError(f"epsilon={epsilon}: must be 1 with kind={kind!r}, which has none")
+        self.alpha = _scale("alpha", alpha, kind, wanted=kind == "sandwich")
+        self.epsilon = _scale("epsilon", epsilon, kind, wanted=kind in EPSILON)
         if kind in PRENORM and not inner_norm:
             raise ValueError(f"inner_norm=False: must be True with kind={kind!r}, it has no other norm")
-        self.alpha, self.epsilon = float(alpha), float(epsilon)
         self.inner = norm(width) if inner_norm and kind != "postnorm" else nn.Identity()
         self.branch = branch
         self.outer = norm(width) if kind not in PRENORM else nn.Identity()
@@ -70,3 +62,16 @@ class ScaledResidual(nn.Module):
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha:.6g}" + (f", epsilon={self.epsilon:.6g}" if self.epsilon != 1 else "")
+
+
+def _scale(name: str, value: float | None, kind: str, *, wanted: bool) -> float:
+    """A scale of the equation: one that the kind has must be given, any other is 1."""
+    if value is None:
+        if wanted:
+            raise ValueError(f"{name}: must be given with kind={kind!r}; deeploop.theory has it by K and R")
+        return 1.0
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name}={value}: must be a positive number")
+    if not wanted and value != 1:
+        raise ValueError(f"{name}={value}: must be 1 with kind={kind!r}, which has none")
+    return float(value)

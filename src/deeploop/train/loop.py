@@ -130,7 +130,8 @@ def _train(config: AnyTrainConfig, world: World, stop: StopRequest) -> dict[str,
 def _loop(run: Run, stop: StopRequest) -> str:
     config = run.config
     if run.step >= config.optim.steps:
-        run.display.say(f"{config.out} already finished its {config.optim.steps} steps")
+        more = f", more than the {config.optim.steps} asked for" if run.step > config.optim.steps else ""
+        run.display.say(f"{config.out} already finished its {run.step} steps{more}")
     elif run.looked_at < run.step or run.step == 0:  # a run that was told to stop left this for later
         _look(run)
     ahead, lag = list[tuple[Queued, float]](), lag_of(run)
@@ -289,6 +290,11 @@ def open_run(config: AnyTrainConfig, world: World) -> Run:
     )
     for what in damaged:
         display.say(f"{what}: put aside; going on from {checkpoint.name if checkpoint else 'the start'}")
+    if state.get("step", 0) < config.optim.steps < config.optim.warmup_steps:
+        display.say(
+            f"ends at step {config.optim.steps}, inside its warm-up of {config.optim.warmup_steps}: "
+            "the learning rate only rises, and a collapse says little yet; raise --optim.steps"
+        )
     if world.device.type == "cuda":
         display.say(f"micro-batch {task.fit.micro_batch}, recompute {task.fit.recompute}")
     run = Run(config, world, task, model, optimizer, display, step=state.get("step", 0))

@@ -100,8 +100,11 @@ def check_folder(config: AnyTrainConfig) -> Path | None:
         )
     check_kind(config, config.out, "out")
     for name, old, new in changes_since(config):
-        if name.startswith("model."):
-            raise ValueError(f"{name}={new}: the run in {config.out} was started with {name}={old}")
+        if name.startswith("model.") or name == "seed":
+            raise ValueError(
+                f"{name}={new}: the run in {config.out} was started with {name}={old}; "
+                "resume it with that, or choose another --out"
+            )
     return checkpoint
 
 
@@ -245,7 +248,7 @@ def require_checkpoint(run: Path) -> Path:
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
         if not run.is_dir():
-            raise ValueError(f"{run}: no such run folder")
+            raise _not_a_run(run, "checkpoints")
         raise ValueError(f"{run}: holds no checkpoint (none yet, or none was kept); train it with --resume")
     return checkpoint
 
@@ -298,6 +301,16 @@ def _read(path: Path) -> dict[str, Any]:
             raise ValueError("not a JSON object")
         return value
     except FileNotFoundError:
-        raise ValueError(f"{path.parent}: not a run folder (no {path.name})") from None
+        raise _not_a_run(path.parent, path.name) from None
     except (OSError, ValueError) as error:  # ValueError: no JSON, or no UTF-8
         raise ValueError(f"{path}: can't be read ({error})") from None
+
+
+def _not_a_run(folder: Path, missing: str) -> ValueError:
+    """What to say of a folder that was named as a run and has not what a run has."""
+    if not folder.is_dir():
+        return ValueError(f"{folder}: no such run folder; `deeploop runs` lists those under runs/")
+    if runs := sorted(file.parent.name for file in folder.glob("*/run.json")):
+        some = ", ".join(runs[:5]) + (", …" if len(runs) > 5 else "")
+        return ValueError(f"{folder}: a folder of runs; name one of them: {some}")
+    return ValueError(f"{folder}: not a run folder (no {missing})")
