@@ -248,10 +248,10 @@ def read_record(out: Path) -> Record | None:
             shlex.join(map(str, found["command"])),
             str(found["written"])[:10],
         )
-    except KeyError as error:
-        raise ValueError(f"{path}: not a sweep's (it has no {error})") from None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not a sweep's ({error})") from None
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        # Its cells are whole without it: the next start writes it anew.
+        raise ValueError(f"{path}: not a sweep's ({why}); move it away, or choose another --out") from None
 
 
 def _to_dict(cell: Cell) -> dict[str, Any]:
