@@ -14,8 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deeploop.experiments.demo import METHODS, DemoConfig, cell, prepare_corpus
-from deeploop.experiments.page import text_table
+from deeploop.commands.demo import METHODS, DemoConfig, cell, prepare_corpus
+from deeploop.report.page import text_table
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from deeploop.experiments.recipes import tiny
+from deeploop.recipes.gpt import tiny
 from deeploop.train.diagnosis import DiagnoseConfig
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from deeploop.diagnose.stream import BranchVisits, branch_visits
-from deeploop.experiments.page import text_table
-from deeploop.experiments.recipes import get_recipe
 from deeploop.models.gpt import LoopedGPT
+from deeploop.recipes import get_recipe
+from deeploop.report.page import text_table
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.loop import Run, open_run

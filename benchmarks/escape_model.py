@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from deeploop.experiments.page import text_table
 from deeploop.models import GPTConfig
+from deeploop.report.page import text_table
 from deeploop.theory.escape import critical_sum, similarity
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.config import TrainConfig, from_dict

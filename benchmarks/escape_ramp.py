@@ -22,8 +22,8 @@ from escape_threshold import base_config, exponent
 from tqdm import tqdm
 
 from deeploop.diagnose.collapse import SIMILARITY_LIMIT
-from deeploop.experiments.page import text_table
 from deeploop.models import GPTConfig
+from deeploop.report.page import text_table
 from deeploop.theory.escape import critical_ramp, ramp_exponent
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.config import TrainConfig

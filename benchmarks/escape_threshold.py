@@ -20,10 +20,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from deeploop.experiments.page import text_table
-from deeploop.experiments.paper_grids import GPU
-from deeploop.experiments.recipes import get_recipe
 from deeploop.models import GPTConfig
+from deeploop.recipes import get_recipe
+from deeploop.report.page import text_table
+from deeploop.sweep.paper_grids import GPU
 from deeploop.theory.escape import critical_sum, sum_exponent
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.config import TrainConfig

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from deeploop.eval.generation import generate
-from deeploop.experiments.recipes import tiny
 from deeploop.models import LoopedGPT
+from deeploop.recipes.gpt import tiny
 
 NEW_TOKENS, PROMPT = 512, list(b"def __init__(self, ")
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
-from deeploop.experiments.bench import USUAL_ATTENTION, reference_model
-from deeploop.experiments.page import text_table
-from deeploop.experiments.recipes import get_recipe
+from deeploop.commands.bench import USUAL_ATTENTION, reference_model
+from deeploop.recipes import get_recipe
+from deeploop.report.page import text_table
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.loop import Run, open_run, train_step

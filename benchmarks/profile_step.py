@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from deeploop.experiments.bench import BenchArgs, cells_of, reference_step
-from deeploop.experiments.page import text_table
+from deeploop.commands.bench import BenchArgs, cells_of
+from deeploop.report.page import text_table
 from deeploop.train.distributed import open_world
 from deeploop.train.loop import open_run, stepper
 from deeploop.train.progress import StopRequest
+from deeploop.train.timing import reference_step
 
 STEPS = 5
 REFERENCE = Path(__file__).with_name("reference_gpt.py")

@@ -1,8 +1,11 @@
-"""What the tests share: a corpus of bytes, a run that takes a second, small files of the eight tasks."""
+"""What the tests share: a corpus of bytes, a run of a second, small files of the eight tasks, a browser."""
 
 import json
 import os
 import random
+import re
+import shutil
+import subprocess
 from dataclasses import replace
 
 # Before torch is imported, and for every process a test starts: threads gain nothing on tiny matrices,
@@ -23,6 +26,10 @@ from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
 
 SENTENCE = "the loop visits one block again and then another until every round is done"
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = (
+    "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --hide-scrollbars"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +160,19 @@ def task_files(tmp_path_factory):
             lines = "".join(json.dumps(row[task]) + "\n" for row in rows)
             (folder / task / f"{split}.jsonl").write_text(lines)
     return folder
+
+
+@pytest.fixture(scope="session")
+def browse(tmp_path_factory):
+    """`browse(page, "--dump-dom")` → what the browser prints, and its console; skips where there is none."""
+    if BROWSER is None:
+        pytest.skip("no chromium or google-chrome on the PATH")
+    profile = tmp_path_factory.mktemp("profile")
+
+    def go(page, *words):
+        where = [f"--user-data-dir={profile}", "--enable-logging=stderr", *words, page.as_uri()]
+        done = subprocess.run([BROWSER, *QUIET.split(), *where], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, re.findall(r":CONSOLE.*", done.stderr)
+
+    return go

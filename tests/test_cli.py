@@ -17,9 +17,9 @@ import torch
 
 import deeploop
 from deeploop.cli import main
-from deeploop.data import prepare_puzzles
-from deeploop.experiments.reasoner_recipes import BOARDS
-from deeploop.experiments.recipes import RECIPES
+from deeploop.commands import prepare_puzzles
+from deeploop.recipes import RECIPES
+from deeploop.recipes.reasoners import BOARDS
 from deeploop.train import loop
 from deeploop.train.checkpoint import list_checkpoints
 from deeploop.train.distributed import World
@@ -232,7 +232,7 @@ def test_ctrl_c_outside_training_is_quiet(monkeypatch, capsys):
     def interrupt(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(deeploop.cli.COMMANDS, "plan", interrupt)
+    monkeypatch.setattr("deeploop.commands.plan.main", interrupt)
     assert main(["plan"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -329,7 +329,7 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
     def full(config):
         raise error
 
-    monkeypatch.setattr("deeploop.train.loop.train", full)
+    monkeypatch.setattr("deeploop.commands.train.train", full)
     words = ["train", "tiny", "--out", tmp_path / "run", "--device.micro-batch", size]
     assert refused(words) == (
         "the GPU's memory is full; try --device.no-graph, --device.recompute block, or "

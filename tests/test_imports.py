@@ -1,4 +1,4 @@
-"""Arrows between the rooms point one way: every import in the package is read and judged."""
+"""Imports between the packages point one way: every import statement is read and judged."""
 
 import ast
 import subprocess
@@ -11,7 +11,7 @@ import deeploop
 
 SOURCE = Path(deeploop.__file__).parent
 
-# Which rooms a room may import, besides itself and the package's own version.
+# Which packages a package may import, besides itself and the root's `files` and version.
 ALLOWED = {
     "theory": set(),
     "nn": {"theory"},
@@ -20,21 +20,20 @@ ALLOWED = {
     "diagnose": {"models", "nn", "data", "theory"},
     "eval": {"models", "nn", "data", "theory", "diagnose"},
     "train": {"models", "nn", "data", "theory", "diagnose", "eval"},
-    "experiments": {"models", "nn", "data", "theory", "diagnose", "eval", "train"},
+    "recipes": {"models", "nn", "data", "theory", "train"},
+    "report": {"train", "eval"},
+    "sweep": {"models", "nn", "data", "theory", "train", "recipes", "report"},
+    "commands": {"models", "nn", "data", "theory", "diagnose", "eval", "train", "recipes", "report", "sweep"},
 }
-# What a room or a file must do without.
+# What a package must do without.
 FORBIDDEN = {
     "theory": ["torch", "numpy"],
     "models": ["torch.distributed"],
     "nn": ["torch.distributed"],
+    "report": ["torch"],
+    "files.py": ["torch", "numpy"],
 }
-# They read run folders and numbers only.
-READERS = ("alignment_plots", "escapes", "groups", "listing", "page", "plots", "published", "report", "runs")
-READERS += ("report_figures", "report_ledger", "report_tables")
-FORBIDDEN |= {
-    f"experiments/{name}.py": ["torch", "deeploop.train.loop", "deeploop.models"] for name in READERS
-}
-ROOT_FILES = {"__init__.py", "__main__.py", "cli.py"}
+ROOT_FILES = {"__init__.py", "__main__.py", "cli.py", "files.py"}
 
 
 def imports(path):
@@ -48,8 +47,8 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def room_of(module):
-    """`deeploop.nn.layers` → "nn"; None for what is not a room of ours."""
+def package_of(module):
+    """`deeploop.nn.layers` → "nn"; None for what is not a package of ours."""
     words = module.split(".")
     return words[1] if words[0] == "deeploop" and len(words) > 1 and words[1] in {*ALLOWED, "cli"} else None
 
@@ -58,17 +57,17 @@ def files(place):
     return [SOURCE / place] if place.endswith(".py") else sorted((SOURCE / place).rglob("*.py"))
 
 
-def test_every_folder_is_a_room_with_rules():
+def test_every_folder_has_its_rules():
     found = {path.name for path in SOURCE.iterdir() if path.is_dir()} - {"__pycache__", "assets"}
     assert found == set(ALLOWED)
     assert {path.name for path in SOURCE.glob("*.py")} == ROOT_FILES
 
 
-@pytest.mark.parametrize("room", ALLOWED)
-def test_arrows_point_one_way(room):
-    for path in files(room):
-        reached = {room_of(module) for module in imports(path)} - {None, room}
-        assert reached <= ALLOWED[room], f"{path.relative_to(SOURCE)} imports {reached - ALLOWED[room]}"
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_point_one_way(package):
+    for path in files(package):
+        reached = {package_of(module) for module in imports(path)} - {None, package}
+        assert reached <= ALLOWED[package], f"{path.relative_to(SOURCE)} imports {reached - ALLOWED[package]}"
 
 
 @pytest.mark.parametrize("place", FORBIDDEN)
@@ -79,16 +78,16 @@ def test_some_do_without(place):
                 assert not f"{module}.".startswith(f"{forbidden}."), f"{path} imports {module}"
 
 
+REPORT = [f"deeploop.report.{path.stem}" for path in files("report") if path.stem != "__init__"]
+
+
 @pytest.mark.parametrize(
     "statement",
     [
         "import deeploop",
         "import deeploop.theory",
-        "import deeploop.experiments.plots",
-        "import deeploop.experiments.report",
-        "import deeploop.experiments.published",
+        f"import {', '.join(REPORT)}",
         f"from deeploop.cli import main; main(['runs', {str(SOURCE / 'assets')!r}])",
-        "import deeploop.experiments.escapes",
         "from deeploop.cli import main; main(['plan', '--blocks', '12', '--rounds', '3'])",
     ],
 )

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import tyro
 
+from deeploop.commands.prepare import PrepareFinewebEdu, PrepareStdlib, PrepareText, run
 from deeploop.data import Corpus, get_tokenizer
 from deeploop.data.corpus_writer import CorpusWriter
-from deeploop.data.prepare import PrepareFinewebEdu, PrepareStdlib, PrepareText, prepare, run
+from deeploop.data.prepare import prepare
 
 # Also evaluated in the process that gets killed.
 DOCUMENTS_EXPRESSION = "[f'document {i}: ' + 'many words ' * (i * 37 % 101) for i in range(600)]"

@@ -8,7 +8,8 @@ import pytest
 
 from deeploop.data import Corpus, TokenStream, get_tokenizer
 from deeploop.data.prepare import prepare
-from deeploop.data.shards import atomic_file, read_shard, write_shard
+from deeploop.data.shards import read_shard, write_shard
+from deeploop.files import atomic_file
 
 TOKENS = [0, 1, 255, 256, 50256, 65535]
 

@@ -33,9 +33,9 @@ from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.requests import Request, Requests, Scores, load_scores, save_scores
 from deeploop.eval.tasks import read_rows
-from deeploop.experiments.grids import read_grid
-from deeploop.experiments.recipes import tiny
 from deeploop.models.gpt import LoopedGPT
+from deeploop.recipes.gpt import tiny
+from deeploop.sweep.grid import read_grid
 from deeploop.train.checkpoint import load_moments, load_weights, read_state
 from deeploop.train.config import TrainConfig, from_dict, to_dict
 from deeploop.train.loop import train

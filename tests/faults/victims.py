@@ -13,7 +13,7 @@ import torch
 
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.experiments.recipes import tiny
+from deeploop.recipes.gpt import tiny
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.config import TrainConfig
 from deeploop.train.loop import train

@@ -6,8 +6,8 @@ import re
 import pytest
 import tyro
 
-from deeploop.theory import DEEPLOOP, DEEPNORM, PlanArgs, ScalingRule, plan_hierarchy, plan_single
-from deeploop.theory.plan import run
+from deeploop.commands.plan import PlanArgs, run
+from deeploop.theory import DEEPLOOP, DEEPNORM, ScalingRule, plan_hierarchy, plan_single
 
 LOOP = {"blocks": 12, "rounds": 3}
 HRM = {"high_blocks": 4, "low_blocks": 4, "cycles": 2, "low_cycles": 2}

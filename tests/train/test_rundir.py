@@ -10,10 +10,11 @@ import deeploop
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.eval.validation import validate
+from deeploop.files import lock_folder
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import git_revision, load_config, lock_folder
+from deeploop.train.rundir import git_revision, load_config
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 
 import deeploop
 from deeploop.cli import main
-from deeploop.experiments import scoreboard
+from deeploop.report import scoreboard
 from deeploop.train.checkpoint import copy_weights, last_checkpoint, read_state
 from deeploop.train.loop import train
 from deeploop.train.rundir import load_config, resolve, results_folder

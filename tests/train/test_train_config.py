@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deeploop.experiments.recipes import RECIPES, get_recipe
+from deeploop.recipes import RECIPES, get_recipe
 from deeploop.train.config import TrainConfig, differences, from_dict, to_dict
 from deeploop.train.distributed import DeviceConfig, World
 from deeploop.train.language import DataConfig

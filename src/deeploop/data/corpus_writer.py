@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from deeploop.data.shards import CORPUS_FORMAT, atomic_file, read_arrays, write_shard
+from deeploop.data.shards import CORPUS_FORMAT, read_arrays, write_shard
 from deeploop.data.tokenizers import Tokenizer
+from deeploop.files import atomic_file
 
 # Validation never takes more than this part of a finite source, however much is asked for.
 LARGEST_VALIDATION_SHARE = 0.1

@@ -13,26 +13,16 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from tqdm import tqdm
-from tyro.conf import Positional
 
-from deeploop.data.corpora import (
-    FINEWEB_EDU,
-    FINEWEB_EDU_SAMPLE,
-    Source,
-    fineweb_edu,
-    stdlib,
-    text_files,
-)
 from deeploop.data.corpus_writer import CorpusWriter, Settings
 from deeploop.data.shards import Corpus
-from deeploop.data.tokenizers import Tokenizer, get_tokenizer, utf8
+from deeploop.data.tokenizers import Tokenizer, utf8
 from deeploop.data.workers import ordered_map
 
 SHARD_TOKENS = 100_000_000
@@ -117,109 +107,4 @@ def _bar(writer: CorpusWriter, size: int | None, limit_tokens: int | None) -> "t
         desc="prepare",
         dynamic_ncols=True,
         disable=None,  # no bar where nobody watches
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Prepare:
-    shard_tokens: int = SHARD_TOKENS
-    """Tokens a shard."""
-
-    workers: int | None = None
-    """Threads that encode; as many as there are cores if not given. The output is the same for any number."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareStdlib(_Prepare):
-    """The Python standard library's own sources: a small corpus without a download."""
-
-    out: Path = Path("data/stdlib")
-    """The corpus folder to write."""
-
-    tokenizer: Literal["bytes", "gpt2"] = "bytes"
-    """How text becomes tokens."""
-
-    validation_tokens: int = 500_000
-    """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareText(_Prepare):
-    """Your own text: .txt, .jsonl, .gz or .xz of either, .parquet."""
-
-    paths: Positional[tuple[Path, ...]]
-    """Files, or folders to be searched for them."""
-
-    field: str = "text"
-    """Field of a .jsonl line, or column of a .parquet file, that holds the text."""
-
-    out: Path = Path("data/text")
-    """The corpus folder to write."""
-
-    tokenizer: Literal["bytes", "gpt2"] = "gpt2"
-    """How text becomes tokens."""
-
-    validation_tokens: int = 1_000_000
-    """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareFinewebEdu(_Prepare):
-    """FineWeb-Edu, streamed from the Hugging Face hub."""
-
-    out: Path = Path("data/fineweb-edu")
-    """The corpus folder to write."""
-
-    tokenizer: Literal["bytes", "gpt2"] = "gpt2"
-    """How text becomes tokens."""
-
-    source: str = FINEWEB_EDU
-    """A dataset on the hub, or a local folder or file of parquet or jsonl in the same layout."""
-
-    name: str = FINEWEB_EDU_SAMPLE
-    """Which sample of the dataset on the hub."""
-
-    limit_tokens: int | None = 50_000_000_000
-    """Stop after this many tokens; the paper's runs see 49.2 billion. None takes the whole sample."""
-
-    validation_tokens: int = 100_000_000
-    """Tokens to hold out: the first documents of the stream."""
-
-
-def run(args: PrepareStdlib | PrepareText | PrepareFinewebEdu) -> str:
-    """Does what a `deeploop prepare` command asks for; returns a summary to print."""
-    if args.workers is not None and args.workers < 1:
-        raise ValueError(f"workers {args.workers}: must be at least 1")
-    source = _source(args)
-    found = (args.out / "corpus.json").exists()
-    corpus = prepare(
-        source,
-        get_tokenizer(args.tokenizer),
-        args.out,
-        validation_tokens=args.validation_tokens,
-        source=source.description,
-        stream=source.stream,
-        shard_tokens=args.shard_tokens,
-        limit_tokens=args.limit_tokens if isinstance(args, PrepareFinewebEdu) else None,
-        workers=args.workers,
-    )
-    return ("already prepared: " if found else "") + _summary(corpus, args.validation_tokens)
-
-
-def _source(args: PrepareStdlib | PrepareText | PrepareFinewebEdu) -> Source:
-    if isinstance(args, PrepareStdlib):
-        return stdlib()
-    if isinstance(args, PrepareText):
-        return text_files(args.paths, args.field)
-    return fineweb_edu(args.source, args.name)
-
-
-def _summary(corpus: Corpus, asked: int) -> str:
-    splits = ("train", "validation")
-    documents = sum(corpus.documents(split) for split in splits)
-    shards = sum(len(corpus.facts["splits"][split]["shards"]) for split in splits)
-    return (
-        f"{corpus.folder}: {documents:,} documents of {corpus.source}; {corpus.tokenizer_name} tokens: "
-        f"{len(corpus.train):,} train, {len(corpus.validation):,} validation ({asked:,} asked); "
-        f"{shards} shards"
     )

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from deeploop.data.arc_grids import COLOURS, show
-from deeploop.data.shards import atomic_file, check_fields
+from deeploop.data.shards import check_fields
+from deeploop.files import atomic_file
 
 PUZZLE_FORMAT = 1
 PAD = 0

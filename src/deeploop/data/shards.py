@@ -15,13 +15,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+
+from deeploop.files import atomic_file
 
 MAGIC = 20240520
 VERSION = 1
@@ -46,22 +47,6 @@ FIELDS = {
 }
 JSON_NAMES = {int: "a whole number", str: "a string", list: "a list", dict: "an object"}
 FILE_NAME = re.compile(r"\w[\w.-]*")  # no separator, and neither . nor ..
-
-
-@contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file for writing that appears under its name only when whole and on disk."""
-    # The name is fixed so that a killed writer leaves nothing that its restart does not overwrite.
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_shard(path: Path, tokens: Sequence[int] | np.ndarray) -> str:

@@ -8,12 +8,10 @@ import codecs
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
-from tyro.conf import Positional
 
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.models.adaptive import AdaptiveDepth
@@ -47,31 +45,6 @@ class Sampling:
 
 
 GREEDY = Sampling(temperature=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateArgs(Sampling):
-    """Continues a prompt with the model of a run; text appears as it is produced."""
-
-    run: Positional[Path] = Path("shipped")
-    """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
-    prompt: str = ""
-    """Text to continue; without one a new document is begun."""
-    max_tokens: int = 200
-    """Tokens to add at most; a document that ends, or a full context, ends the text before."""
-    rounds: int | None = None
-    """Rounds R at test time; unset: as trained."""
-    adaptive: Literal["off", "change", "kl"] = "off"
-    """Let a token stop early, by the change of its state or the KL between successive readouts."""
-    threshold: float = 0.1
-    """What counts as no longer changing, where depth is adaptive."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to compute on."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens}: must be at least 1")
 
 
 def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deeploop.data.shards import atomic_file
+from deeploop.files import atomic_file
 
 FORMAT = 1
 MAX_UNPACKED = 2**32  # bytes; the eight tasks at 0 and 1 shot take 40 million

@@ -11,7 +11,7 @@ from deeploop.theory.bounds import (
     untied_bound,
 )
 from deeploop.theory.escape import critical_ramp, critical_sum, ramp_exponent, sum_exponent
-from deeploop.theory.plan import Plan, PlanArgs, plan_hierarchy, plan_single
+from deeploop.theory.plan import Plan, plan_hierarchy, plan_single
 from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, ScalingRule, averaged_epsilon, factored_epsilon
 from deeploop.theory.visits import (
     HORIZONS,
@@ -30,7 +30,6 @@ __all__ = [
     "Bound",
     "Horizon",
     "Plan",
-    "PlanArgs",
     "ScalingRule",
     "Schedule",
     "Visit",

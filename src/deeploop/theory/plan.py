@@ -4,11 +4,10 @@ deeploop plan --blocks 12 --rounds 3
 deeploop plan --high-blocks 4 --low-blocks 4 --cycles 2 --low-cycles 2 --horizon last_cycle
 """
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 from deeploop.theory import plan_table
 from deeploop.theory.bounds import (
@@ -125,59 +124,3 @@ def _horizon(schedule: Schedule, rules: Mapping[str, ScalingRule]) -> dict[str, 
 
 def _string(fraction: Fraction | None) -> str | None:
     return None if fraction is None else str(fraction)
-
-
-@dataclass(frozen=True)
-class PlanArgs:
-    """Print alpha, beta and the stability bounds of a looped architecture."""
-
-    blocks: int | None = None
-    """Stored blocks K of a single loop."""
-    rounds: int | None = None
-    """Rounds R: how often the blocks are visited."""
-    high_blocks: int | None = None
-    """Blocks K_H of a hierarchy's high-level module."""
-    low_blocks: int | None = None
-    """Blocks K_L of a hierarchy's low-level module."""
-    cycles: int | None = None
-    """Outer cycles C of a hierarchy."""
-    low_cycles: int | None = None
-    """Runs C_L of the low-level module in each cycle."""
-    horizon: Horizon = "last_cycle"
-    """Which of a hierarchy's visits stand in the training graph."""
-    rule: Literal["deeploop", "deepnorm"] = "deeploop"
-    """Scaling rule: deeploop is p = 1/2, deepnorm p = 1/4."""
-    p: float | None = None
-    """Another exponent p; overrides the rule."""
-    json: bool = False
-    """Print one JSON object instead of a table."""
-
-
-def run(args: PlanArgs) -> str:
-    """The text that `deeploop plan` prints."""
-    rule = PAPER_RULES[args.rule] if args.p is None else ScalingRule(args.p)
-    loop = {"blocks": args.blocks, "rounds": args.rounds}
-    modules = {name: getattr(args, name) for name in ("high_blocks", "low_blocks", "cycles", "low_cycles")}
-    sizes = _whole_set(loop, modules)
-    if sizes.keys() == loop.keys():
-        plan = plan_single(**sizes, rule=rule)
-    else:
-        plan = plan_hierarchy(**sizes, horizon=args.horizon, rules=rule)
-    return json.dumps(plan.to_json(), indent=2, ensure_ascii=False) if args.json else plan.to_table()
-
-
-def _whole_set(*sets: Mapping[str, int | None]) -> dict[str, int]:
-    """The one set of sizes that was given, whole."""
-    choices = ", or ".join(_flags(sizes) for sizes in sets)
-    given = [sizes for sizes in sets if any(value is not None for value in sizes.values())]
-    if len(given) != 1:
-        raise ValueError(f"{'mixed' if given else 'missing'} sizes: give {choices}")
-    (sizes,) = given
-    missing = [name for name, value in sizes.items() if value is None]
-    if missing:
-        raise ValueError(f"missing {_flags(missing)}: give {choices}")
-    return {name: value for name, value in sizes.items() if value is not None}
-
-
-def _flags(names: Iterable[str]) -> str:
-    return " ".join("--" + name.replace("_", "-") for name in names)

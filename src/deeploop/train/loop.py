@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor, nn
 
+from deeploop.files import lock_folder
 from deeploop.nn import fused
 from deeploop.train.checkpoint import (
     last_checkpoint,
@@ -37,7 +38,6 @@ from deeploop.train.rundir import (
     check_folder,
     check_kind,
     create_run,
-    lock_folder,
     provenance,
     require_checkpoint,
     write_config,

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from deeploop.data.shards import atomic_file
+from deeploop.files import atomic_file
 
 Record = dict[str, Any]
 

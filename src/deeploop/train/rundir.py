@@ -6,7 +6,6 @@ metrics.jsonl   one JSON object a line
 checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json; task.safetensors of a reasoner
 """
 
-import fcntl
 import json
 import platform
 import subprocess
@@ -14,13 +13,13 @@ import sys
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 import deeploop
-from deeploop.data.shards import atomic_file
 from deeploop.data.tokenizers import Tokenizer, get_tokenizer
+from deeploop.files import write_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.reasoner import PuzzleShape, Reasoner
@@ -44,7 +43,7 @@ def create_run(config: AnyTrainConfig, stamp: dict[str, Any]) -> None:
     """Writes what is known before the first step."""
     folder = config.out
     try:
-        _write(folder / "run.json", {"format": FORMAT, **stamp, **hardware(config), **provenance()})
+        write_json(folder / "run.json", {"format": FORMAT, **stamp, **hardware(config), **provenance()})
         write_config(config)
         # What an earlier run left without a checkpoint is put aside, not lost.
         if (metrics := folder / "metrics.jsonl").exists():
@@ -62,26 +61,8 @@ def hardware(config: AnyTrainConfig) -> dict[str, Any]:
     }
 
 
-def lock_folder(folder: Path) -> TextIO:
-    """Makes the folder, and keeps a second run out of it for as long as the returned file is open."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    except OSError as error:
-        raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ValueError(f"out={folder}: another run is writing there; choose another --out") from None
-    except OSError as error:  # a file system without locks
-        file.close()
-        raise ValueError(f"out={folder}: can't be locked ({error.strerror}); choose another --out") from None
-    return file
-
-
 def write_config(config: AnyTrainConfig) -> None:
-    _write(config.out / "config.json", to_dict(config))
+    write_json(config.out / "config.json", to_dict(config))
 
 
 def check_folder(config: AnyTrainConfig) -> Path | None:
@@ -287,11 +268,6 @@ def git_revision() -> str | None:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _write(path: Path, value: Any) -> None:
-    with atomic_file(path) as file:
-        file.write((json.dumps(value, indent=1) + "\n").encode())
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,0 +1,331 @@
+"""`deeploop diagnose`: is the loop tied, aligned, stable? κ_R, the stream and the last step of a run.
+
+Writes diagnose.json and diagnose.png into the run folder. Several runs of one family at different R give γ
+and the exponent that it asks for.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from tyro.conf import Positional
+
+from deeploop.commands.parsing import run_command
+from deeploop.data.corpora import stdlib
+from deeploop.data.shards import Corpus
+from deeploop.data.token_loader import validation_windows
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.diagnose.audit import Finding, audit_alpha, audit_beta, count_visits, problems
+from deeploop.diagnose.examine import Effort, examine, pick_sublayers
+from deeploop.diagnose.exponent import GammaFit, Point, fit_gamma, verdict
+from deeploop.diagnose.perturbation import AdamState
+from deeploop.diagnose.visit_grads import residual_sublayers
+from deeploop.models.gpt import LoopedGPT
+from deeploop.report import page, plots
+from deeploop.report.alignment_plots import alignment_figure, gamma_figure
+from deeploop.train.checkpoint import load_moments, read_state
+from deeploop.train.config import TrainConfig, differences, to_dict
+from deeploop.train.distributed import open_world
+from deeploop.train.metrics import read_metrics
+from deeploop.train.optim import learning_rate
+from deeploop.train.rundir import (
+    SHIPPED,
+    load,
+    load_config,
+    provenance,
+    require_checkpoint,
+    resolve,
+    results_folder,
+)
+
+PROBE_TOKENS = 1024
+LEGEND = (
+    "U maps a change that one visit reads to the output; G is the update that a visit asks for. A ratio is\n"
+    "R where the visits do the same, about √R where they are unrelated. Own κ is the two ratios' product\n"
+    "over R; κ has the largest visits of all sublayers below its line (docs/alignment.md)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseArgs:
+    """Measures how a run's visits align: κ_R, what it asks of the exponent, and what a real step does."""
+
+    runs: Positional[tuple[Path, ...]] = (SHIPPED,)
+    """Run folders; those of one family that differ in rounds are also fitted together, for γ."""
+    at: Literal["last", "init"] = "last"
+    """The weights to look at: the last checkpoint's, or those of the start, drawn anew from the seed."""
+    data: Path | None = None
+    """Corpus the probe is read from; unset: the run's own, or Python's standard library if that is gone."""
+    sequences: int = 0
+    """Sequences of the probe; 0 takes as many as make about a thousand tokens."""
+    sublayers: tuple[str, ...] = ()
+    """Sublayers to compare, such as blocks.0.mlp; unset: both of the first and of the last block."""
+    iterations: int = 20
+    """Iterations towards an operator norm, at most."""
+    tolerance: float = 0.01
+    """Relative change of a norm at which its iterations stop."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on."""
+    json: bool = False
+    """Print the records as JSON."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("runs: name at least one run folder")
+        for name, least in (("sequences", 0), ("iterations", 1), ("tolerance", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: must be {least} or more")
+
+
+def run(args: DiagnoseArgs) -> str:
+    """Diagnoses each run, writes what was found into its folder, and returns what to print."""
+    configs = {path: load_config(path) for path in args.runs}
+    check_family(configs)
+    records, texts = {}, []
+    for path, config in configs.items():
+        record = records[path] = diagnose_run(path, config, args)
+        history = [
+            line for line in read_metrics(resolve(path), "diagnose") if line["rounds"] == record["rounds"]
+        ]
+        folder = results_folder(path)
+        (folder / "diagnose.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
+        texts.append(f"{report(record, config, path)}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
+    found: dict[str, Any] = {str(path): record for path, record in records.items()}
+    if len({record["rounds"] for record in records.values()}) > 1:
+        fits, text = gamma_report(records, configs)
+        texts.append(text)
+        found["gamma"] = {title: asdict(fit) for title, fit in fits.items()}
+    return json.dumps(found, indent=1) if args.json else "\n\n".join(texts)
+
+
+def check_family(configs: dict[Path, TrainConfig]) -> None:
+    """κ_R over R means something only for one model on one corpus, but for the rounds and the seed."""
+    (first, reference), *rest = configs.items()
+    for path, config in rest:
+        if config.data.path != reference.data.path:
+            raise ValueError(f"{path}: trained on {config.data.path}, but {first} on {reference.data.path}")
+        for name, old, new in differences(to_dict(reference.model), to_dict(config.model)):
+            if name != "rounds":
+                raise ValueError(
+                    f"{path}: model.{name}={new}, but {first} has {old}; diagnose them separately"
+                )
+
+
+def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[str, Any]:
+    with open_world(replace(config.device, kind=args.device)) as world:
+        model, tokenizer, state, step = weights_of(path, config, args.at, world.device)
+        pick_sublayers(model, args.sublayers)
+        tokens, targets, source = probe(config, tokenizer, args)
+        tokens, targets = tokens.to(world.device), targets.to(world.device)
+        wrong = audit(model, tokens, fresh=args.at == "init")
+        bar = tqdm(
+            total=len(pick_sublayers(model, args.sublayers)), desc=path.name, disable=None, leave=False
+        )
+
+        def progress(name: str) -> None:
+            bar.set_postfix_str(name)
+            bar.update()
+
+        record = examine(
+            model,
+            tokens,
+            targets,
+            sublayers=args.sublayers,
+            state=state,
+            effort=Effort(args.iterations, args.tolerance),
+            progress=progress,
+        )
+        bar.close()
+    return record | {"step": step, "probe": source, "audit": [str(one) for one in wrong], **provenance()}
+
+
+def weights_of(
+    path: Path, config: TrainConfig, at: str, device: torch.device
+) -> tuple[LoopedGPT, Tokenizer, AdamState | None, int]:
+    """The model, and what its optimizer knew, at the last checkpoint or at the start."""
+    model, tokenizer = load(path, device=device)
+    if at == "init" and config.init_from is not None:
+        raise ValueError(f"{path}: began with the weights of {config.init_from}; diagnose that run instead")
+    if at == "init":
+        fresh = LoopedGPT(config.model, seed=config.seed)
+        if config.model.unigram_bias:
+            fresh.set_unigram_bias(torch.from_numpy(Corpus.open(config.data.path).counts("train")))
+        return fresh.to(device).eval(), tokenizer, None, 0
+    checkpoint = require_checkpoint(path)
+    step = int(checkpoint.name.removeprefix("step-"))
+    moments = load_moments(checkpoint)
+    if not moments:  # weights that were published without their optimizer
+        return model, tokenizer, None, step
+    # Of checkpoints that do not say it, which were written before anything could change the schedule.
+    scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
+    state = AdamState(
+        exp_avg={name: own["exp_avg"] for name, own in moments.items()},
+        exp_avg_sq={name: own["exp_avg_sq"] for name, own in moments.items()},
+        step=int(next(iter(moments.values()))["step"]),  # Adam's own: skipped steps are not in it
+        lr=read_state(checkpoint).get("lr", scheduled),
+        betas=config.optim.betas,
+        eps=config.optim.eps,
+        weight_decay=config.optim.weight_decay,
+    )
+    return model, tokenizer, state, step
+
+
+def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tuple[Tensor, Tensor, str]:
+    """Inputs and targets (B, T), the first of the validation set, and where they come from."""
+    context = config.model.context
+    count = args.sequences or -(-PROBE_TOKENS // context)
+    path = args.data or config.data.path
+    if args.data is None and not (path / "corpus.json").is_file():
+        return *stdlib_windows(tokenizer, context, count), "Python's standard library"
+    corpus = Corpus.open(path)
+    if corpus.tokenizer_name != tokenizer.name:
+        raise ValueError(f"data={path}: holds {corpus.tokenizer_name} tokens, the run reads {tokenizer.name}")
+    inputs, targets = validation_windows(
+        corpus.validation, context, max(count, config.data.validation_sequences)
+    )
+    return inputs[:count], targets[:count], str(path)
+
+
+def stdlib_windows(tokenizer: Tokenizer, context: int, count: int) -> tuple[Tensor, Tensor]:
+    ids: list[np.ndarray] = []
+    for text in stdlib():
+        ids += [np.array([tokenizer.end_of_text]), tokenizer.encode(text)]
+        if sum(map(len, ids)) > count * context:
+            break
+    windows = torch.from_numpy(np.concatenate(ids)[: count * context + 1].astype(np.int64))
+    return windows[:-1].view(count, context), windows[1:].view(count, context)
+
+
+def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
+    """What is wrong with the loop itself; the matrices' spread is judged only where they were just drawn."""
+    visits = count_visits(
+        {f"blocks.{k}": block for k, block in enumerate(model.blocks)}, lambda: model(tokens[:1])
+    )
+    findings = [
+        Finding(f"visits of {name}", str(model.rounds), str(count), count == model.rounds)
+        for name, count in visits.items()
+    ]
+    if rule := model.config.rule:
+        findings += audit_alpha(model, rule, lambda: model(tokens[:1]))
+    if fresh:
+        init = model.config.init_rule
+        matrices = {
+            f"{sublayer.name}.{name}": (sublayer.module.get_parameter(name), init.std(name.split(".")[-2]))
+            for sublayer in residual_sublayers(model)
+            for name in sublayer.parameters
+        }
+        findings += audit_beta(matrices)
+    return problems(findings)
+
+
+def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
+    """One run for a terminal."""
+    model, R = config.model, record["rounds"]
+    rule = f"p = {model.p:g}, α = {model.alpha:.4g}, β = {model.beta:.4g}" if model.rule else model.block
+    rule += f", ε = {model.epsilon:.4g}" if model.epsilon != 1 else ""
+    rows = [
+        (
+            name,
+            f"{_most(own, 'sensitivity'):.2f}",
+            f"{_most(own, 'update'):.2f}",
+            f"{own['own_kappa']:.2f}",
+            f"{record['kappas'][name]:.2f}",
+            f"{own['change']:.1%}",
+        )
+        for name, own in record["sublayers"].items()
+    ]
+    header = ("sublayer", "‖ΣU‖/max‖U‖", "‖ΣG‖/max‖G‖", "own κ", "κ", "last change of a norm")
+    audited = f"audit: each of {model.blocks} blocks is visited {R} times"
+    audited += f", α is right at all {2 * model.blocks} residuals" if model.rule else ""
+    ratios = [max(own["ratio"]) for own in record["stream"].values()]
+    parts = [
+        f"{path} at step {record['step']}: {model.blocks} blocks × {R} rounds, {rule}; "
+        f"{record['updates']} updates G; probe of {record['tokens']:,} tokens of {record['probe']}",
+        "\n".join(record["audit"]) or audited,
+        page.text_table(header, rows),
+        LEGEND,
+        f"κ_R = {record['kappa']:.2f} of at most {R} (raw gradients {record['kappa_raw']:.2f}); "
+        f"token similarity {record['similarity']:.2f}; branch to skip at most {max(ratios):.3g}",
+    ]
+    if effect := record.get("step_effect"):
+        parts.append(
+            f"last step: ‖ΔF‖/‖F‖ = {effect['measured']:.2e}, to first order {effect['first_order']:.2e}, "
+            f"bound (of the {len(record['sublayers'])} sublayers looked at, without momentum and clipping) "
+            f"{effect['bound']:.2e}; largest update to weight "
+            f"{max(effect['update_to_weight'].values()):.2%}"
+        )
+    parts.append(one_depth_verdict(record, model.block))
+    return "\n\n".join(parts)
+
+
+def one_depth_verdict(record: dict[str, Any], block: str) -> str:
+    """What a single R can say: where κ stands between 1 (γ = 0) and R (γ = 1)."""
+    R, own = record["rounds"], [one["own_kappa"] for one in record["sublayers"].values()]
+    if R == 1:
+        return "One round: nothing is revisited, and ¼ is enough."
+    low, high = (
+        min(1.0, max(0.0, math.log(k) / math.log(R))) if k > 0 else 0.0 for k in (min(own), max(own))
+    )
+    text = (
+        f"Sublayer by sublayer, own κ lies between R^{low:.2f} and R^{high:.2f}: read as growth from κ_1, "
+        f"it asks for p from {(1 + low) / 4:.2f} to {(1 + high) / 4:.2f}. For a fit, give runs at several R."
+    )
+    return text if block == "sandwich" else text + f" ({block} has no β/α: its alignment, not its bound.)"
+
+
+def gamma_report(
+    records: dict[Path, dict[str, Any]], configs: dict[Path, TrainConfig]
+) -> tuple[dict[str, GammaFit], str]:
+    """γ over the runs given, by each sublayer's own κ and by the paper's κ_R; and that in words."""
+    points = gamma_points(records, {path: config.seed for path, config in configs.items()})
+    fits = {title: fit_gamma(own) for title, own in points.items()}
+    target = results_folder(next(iter(records))) / "gamma.png"
+    plots.save_png(gamma_figure(as_series(points["own κ"]), "own κ", fits["own κ"].gamma), target)
+    lines = [f"{title}: {describe(fit)}" for title, fit in fits.items()]
+    return fits, "\n".join(
+        ["γ of κ ~ R^γ over these runs", *lines, verdict(fits["own κ"], "own κ"), f"written: {target}"]
+    )
+
+
+def as_series(points: Sequence[Point]) -> dict[str, list[tuple[int, float]]]:
+    """(R, κ) in order of R, by series."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for point in sorted(points, key=lambda point: point.rounds):
+        series.setdefault(point.series, []).append((point.rounds, point.kappa))
+    return series
+
+
+def gamma_points(records: dict[Path, dict[str, Any]], seeds: dict[Path, int]) -> dict[str, list[Point]]:
+    """Series for the fits: a sublayer of a seed, or the seed's κ_R."""
+    return {
+        "own κ": [
+            Point(record["rounds"], one["own_kappa"], f"{name}, seed {seeds[path]}")
+            for path, record in records.items()
+            for name, one in record["sublayers"].items()
+        ],
+        "κ_R": [
+            Point(record["rounds"], record["kappa"], f"seed {seeds[path]}")
+            for path, record in records.items()
+        ],
+    }
+
+
+def describe(fit: GammaFit) -> str:
+    spread = f" [{fit.low:.2f}, {fit.high:.2f}]" if math.isfinite(fit.low) else ""
+    return f"γ = {fit.gamma:.2f}{spread} from {len(fit.slopes)} series, p ≥ {fit.p:.2f}"
+
+
+def _most(own: dict[str, Any], what: str) -> float:
+    return own[f"{what}_sum"] / max(max(own[f"{what}_norms"]), 1e-30)
+
+
+def main(arguments: list[str]) -> int:
+    return run_command(DiagnoseArgs, run, arguments, prog="deeploop diagnose")

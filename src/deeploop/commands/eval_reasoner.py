@@ -1,0 +1,244 @@
+"""`deeploop eval` for reasoners: the test split of a run's puzzles, and on ARC the votes over a task's views.
+
+The result goes to eval.json in the run folder, and the votes on ARC to gallery.html as pictures.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from deeploop.commands import gallery
+from deeploop.data.puzzles import PuzzleSet
+from deeploop.eval.arc_votes import TaskVotes, vote
+from deeploop.eval.reasoning import Solver, score, spread, spread_rows
+from deeploop.eval.voting import ladder
+from deeploop.models.reasoner import PuzzleShape
+from deeploop.report import scoreboard
+from deeploop.report.endings import MEMORY_IS_FULL
+from deeploop.report.page import text_table
+from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES
+from deeploop.train.checkpoint import read_state
+from deeploop.train.distributed import arithmetic, open_world, wrap
+from deeploop.train.puzzle import open_puzzles
+from deeploop.train.rundir import (
+    load_any_config,
+    load_reasoner,
+    provenance,
+    puzzle_shape,
+    read_stamp,
+    require_checkpoint,
+)
+
+# Results that agree in these replace one another; any other stays beside them in eval.json.
+IDENTITY = ("puzzles", "checkpoint", "views", "limit", "halt", "precision")
+GALLERY = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasonerOptions:
+    """Options for the run of a reasoner (HRM, TRM)."""
+
+    halt: bool = False
+    """Let each puzzle stop when the model says so; else it gets all segments, as published."""
+    views: int | None = None
+    """ARC: views of a task that vote, the task as it is among them; unset: all."""
+    batch: int | None = None
+    """Puzzles computed at once; unset: 512 on a GPU, 64 on a CPU."""
+    gallery: int | None = None
+    """ARC: tasks in gallery.html, 0 for none; unset: 60."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("views", 1), ("batch", 1), ("gallery", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name}={value}: must be at least {least}")
+
+
+def run(
+    folder: Path,
+    options: ReasonerOptions,
+    *,
+    data: Path | None = None,
+    limit: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    as_json: bool = False,
+) -> str:
+    """Solves the puzzles, writes the result into the run folder, and returns what to print."""
+    checkpoint = require_checkpoint(folder)
+    scoreboard.check(folder)
+    puzzles = matching_puzzles(folder, data)
+    if puzzles.kind != "arc":
+        for name in ("views", "gallery"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"--{name}: for ARC; {puzzles.folder} holds puzzles of kind {puzzles.kind}")
+    asked = {"views": options.views, "limit": limit, "halt": options.halt}
+    with open_solver(folder, options, device) as solver:
+        start = time.perf_counter()
+        try:
+            result, tasks = solve_puzzles(solver, puzzles, options, limit)
+        except torch.OutOfMemoryError:
+            half = max(1, solver.batch // 2)
+            raise ValueError(f"{MEMORY_IS_FULL}; try --batch {half}") from None
+        seconds = time.perf_counter() - start
+        record = {
+            **read_model(folder, solver),
+            **asked,
+            "kind": puzzles.kind,
+            "puzzles": puzzles.hash,
+            "data": str(puzzles.folder),
+            "checkpoint": checkpoint.name,
+            "seconds": round(seconds, 3),
+            **result,
+        }
+    record |= {"deviations": deviations(record) if puzzles.kind == "arc" else [], **provenance()}
+    files = [scoreboard.add(folder, record, IDENTITY)]
+    count = GALLERY if options.gallery is None else options.gallery
+    if tasks and count:
+        files.append(gallery.write(folder, record, tasks, count))
+    if as_json:
+        return json.dumps(record, indent=1)
+    return f"{report(folder, record)}\n\nwritten: {', '.join(map(str, files))}"
+
+
+def matching_puzzles(folder: Path, data: Path | None) -> PuzzleSet:
+    """The puzzles that the run was trained on, and no others."""
+    path = load_any_config(folder).data.path if data is None else data
+    try:
+        puzzles = open_puzzles(path, "data")
+    except ValueError as error:
+        if data is not None or path.exists():  # damaged, and not moved
+            raise
+        raise ValueError(f"{error}; if they moved, say where they are: --data FOLDER") from None
+    checkpoint, trained = require_checkpoint(folder), str(read_stamp(folder).get("puzzles"))
+    if (saved := str(read_state(checkpoint).get("puzzles"))) != trained:
+        raise ValueError(
+            f"{checkpoint}: a checkpoint of other puzzles ({saved:.12}…) than the run's ({trained:.12}…)"
+        )
+    if puzzles.hash != trained:
+        raise ValueError(
+            f"data={path}: puzzles of hash {puzzles.hash:.12}…, {folder} was trained on {trained:.12}…; "
+            "point --data to those"
+        )
+    shape = PuzzleShape(puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids)
+    if (own := puzzle_shape(folder)) != shape:
+        raise ValueError(f"{folder / 'run.json'}: made for puzzles of {own}, those in {path} are {shape}")
+    return puzzles
+
+
+@contextmanager
+def open_solver(
+    folder: Path, options: ReasonerOptions, device: Literal["auto", "cpu", "cuda"]
+) -> Iterator[Solver]:
+    device_config = replace(load_any_config(folder).device, kind=device)
+    with open_world(device_config) as world:
+        model, config = load_reasoner(folder, device=world.device)
+        wrap(model, device_config, world)  # compiles the blocks where training would
+        yield Solver(
+            model,
+            config.halting,
+            options.batch or (512 if world.device.type == "cuda" else 64),
+            world.device,
+            partial(arithmetic, device_config, world.device),
+            options.halt,
+        )
+
+
+def read_model(folder: Path, solver: Solver) -> dict[str, Any]:
+    """What solved, and how."""
+    config, stamp = load_any_config(folder), read_stamp(folder)
+    device = torch.device(solver.device)
+    with solver.arithmetic():
+        is_bf16 = torch.is_autocast_enabled(device.type)
+    return {
+        "model": stamp["task"],
+        "averaged": bool(getattr(config.optim, "ema", 0)),
+        "most_segments": solver.config.segments,
+        "precision": "bf16" if is_bf16 else "fp32",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "batch": solver.batch,
+    }
+
+
+def solve_puzzles(
+    solver: Solver, puzzles: PuzzleSet, options: ReasonerOptions, limit: int | None
+) -> tuple[dict[str, Any], list[TaskVotes]]:
+    """The result as plain values; on ARC with every task's votes."""
+    split = puzzles.test
+    if puzzles.kind != "arc":
+        rows = spread_rows(split, limit or len(split))
+        found = score(solver, rows, progress=True)
+        return {"examples": int(found.puzzles), **found.means()}, []
+    groups = spread(limit or len(split.groups), len(split.groups))
+    tasks, found = vote(solver, split, groups, views=options.views, keep=gallery.VOTES_SHOWN)
+    return {
+        "examples": int(found.puzzles),
+        **found.means(),
+        "tasks": len(tasks),
+        "inputs": sum(len(task.questions) for task in tasks),
+        "most_views": max(task.views for task in tasks),
+        "ladder": {str(K): share for K, share in ladder([task.needed for task in tasks], VOTES).items()},
+        "places": {task.name: [question.place for question in task.questions] for task in tasks},
+    }, tasks
+
+
+def deviations(record: dict[str, Any]) -> list[str]:
+    """Where this differs from the evaluation behind the paper's Table 3, in words."""
+    checks = [
+        (record["tasks"] != ARC_TASKS, f"{record['tasks']} ARC tasks, not {ARC_TASKS}"),
+        (
+            record["most_views"] < ARC_VIEWS,
+            f"at most {record['most_views']:,} views of a task vote, not 1,001",
+        ),
+        (record["halt"], "puzzles stop when the model says so"),
+        (record["precision"] != "bf16", f"{record['precision']} arithmetic, not bf16"),
+    ]
+    return [text for holds, text in checks if holds]
+
+
+def report(folder: Path, record: dict[str, Any]) -> str:
+    """The result for a terminal."""
+    weights = ", averaged weights" if record["averaged"] else ""
+    examples = f"{record['examples']:,} examples of {record['data']}"
+    what = f"{record['tasks']:,} tasks, {examples}" if record["kind"] == "arc" else examples
+    parts = [
+        f"{folder} at {record['checkpoint']}{weights}: {what}",
+        accuracy(record),
+    ]
+    if record["kind"] == "arc":
+        parts.append(ladder_table(record))
+    seconds = max(record["seconds"], 1e-3)
+    parts.append(
+        f"{seconds:,.1f} s on {record['device']} ({record['precision']}): "
+        f"{record['examples'] / seconds:,.1f} examples/s"
+    )
+    if record["deviations"]:
+        lines = [f"  {text}" for text in record["deviations"]]
+        parts.append("\n".join(["deviates from the paper's evaluation:", *lines]))
+    return "\n\n".join(parts)
+
+
+def accuracy(record: dict[str, Any]) -> str:
+    """Single answers, and the segments they took or would have."""
+    taken = "segments" if record["halt"] else "segments wanted"
+    heading = ("", "exact, %", "cells, %", "loss", taken)
+    label = "each view by itself" if record["kind"] == "arc" else record["kind"]
+    row = (
+        label,
+        f"{100 * record['exact']:.2f}",
+        f"{100 * record['cells']:.2f}",
+        f"{record['loss']:.4f}",
+        f"{record['segments']:.2f} of {record['most_segments']}",
+    )
+    return text_table(heading, [row])
+
+
+def ladder_table(record: dict[str, Any]) -> str:
+    """Tasks solved by the best K answers, under the paper's Table 3."""
+    header, rows = gallery.ladder_rows(record)
+    return text_table(header, rows)

@@ -1,0 +1,175 @@
+"""`deeploop export`: a run as a folder for transformers, with weights, tokenizer, code and model card."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tyro.conf import Positional
+
+import deeploop
+from deeploop.commands.parsing import run_command
+from deeploop.data.shards import Corpus
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.models.accounting import parameter_count
+from deeploop.models.gpt import LoopedGPT
+from deeploop.train.checkpoint import read_state
+from deeploop.train.config import TrainConfig
+from deeploop.train.rundir import load, load_config, require_checkpoint
+
+PART = ".part"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportArgs:
+    """Writes a run as a folder for transformers: AutoModelForCausalLM.from_pretrained(FOLDER)."""
+
+    run: Positional[Path]
+    """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
+    folder: Positional[Path]
+    """Folder to write: a new one, an empty one, or an earlier export, which is replaced."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the stored weights."""
+
+
+def run(args: ExportArgs) -> str:
+    """Exports the last checkpoint; returns what to print."""
+    require_transformers()
+    model, tokenizer = load(args.run)
+    card = model_card(args.run, model)
+    part = open_part(args.folder)
+    save_model(model.to(getattr(torch, args.dtype)), tokenizer, part)
+    (part / "README.md").write_text(card, encoding="utf-8")
+    publish(part, args.folder)
+    size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
+    return (
+        f"written: {args.folder} ({size / 1e6:.1f} MB)\n\n"
+        "  import deeploop.models.hf  # without deeploop: trust_remote_code=True in both calls\n"
+        "  from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}")\n'
+        f'  tokenizer = AutoTokenizer.from_pretrained("{args.folder}")'
+    )
+
+
+def require_transformers() -> None:
+    try:
+        import transformers  # noqa: F401
+    except ModuleNotFoundError:
+        raise ValueError(
+            'export needs transformers, which is not installed; run: pip install "deeploop[hf]"'
+        ) from None
+
+
+def save_model(model: LoopedGPT, tokenizer: Tokenizer, folder: Path) -> None:
+    """Weights, config, generation defaults, code and tokenizer."""
+    from transformers import GenerationConfig
+
+    from deeploop.data.hf_tokenizer import to_transformers
+    from deeploop.models.hf import DeepLoopForCausalLM
+
+    end = tokenizer.end_of_text
+    face = DeepLoopForCausalLM.from_gpt(model)
+    face.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
+    face.save_pretrained(folder)
+    to_transformers(tokenizer, context=model.config.context).save_pretrained(folder)
+
+
+def open_part(folder: Path) -> Path:
+    """An empty folder inside `folder`, which must hold nothing but an earlier export."""
+    part = folder / PART
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"folder={folder}: is a file; name a folder")
+    ours = part.exists() or _model_type(folder / "config.json") == "deeploop"
+    if folder.is_dir() and any(folder.iterdir()) and not ours:
+        raise ValueError(f"folder={folder}: is not empty and not an earlier export; name another folder")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    return part
+
+
+def publish(part: Path, folder: Path) -> None:
+    """Moves the files of a whole export into place, config.json last: without it nothing is loaded."""
+    (folder / "config.json").unlink(missing_ok=True)
+    for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):
+        file.chmod(0o644)  # safetensors leaves 0600
+        os.replace(file, folder / file.name)
+    part.rmdir()
+
+
+def _model_type(config: Path) -> str | None:
+    try:
+        found = json.loads(config.read_text(encoding="utf-8"))
+        return found.get("model_type") if isinstance(found, dict) else None
+    except (OSError, ValueError):
+        return None
+
+
+def model_card(run: Path, model: LoopedGPT) -> str:
+    """README.md of the export: what it is, where it comes from, how it is loaded."""
+    train, checkpoint = load_config(run), require_checkpoint(run)
+    state, config = read_state(checkpoint), model.config
+    facts = {
+        "stored blocks K": config.blocks,
+        "rounds R": config.rounds,
+        "effective depth N = K·R": config.depth,
+        "residual": config.block,
+        "α, β": f"{config.alpha:.6g}, {config.beta:.6g} (p = {config.p:g})" if config.rule else "1, 1",
+        "width, heads, hidden": f"{config.width}, {config.heads}, {config.hidden}",
+        "parameters": f"{parameter_count(config):,}",
+        "context": f"{config.context:,} tokens",
+        "vocabulary": f"{config.vocabulary:,}",
+        "data": _source(train, state),
+        "trained": f"{state['step']:,} steps, {state['tokens']:,} tokens",
+    }
+    if config.epsilon != 1:
+        facts["ε"] = f"{config.epsilon:.6g}"
+    if loss := (state.get("validation") or {}).get("loss"):
+        facts["validation loss"] = f"{loss:.4f} nats a token"
+    table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    return CARD.format(name=train.out.name, table=table, version=deeploop.__version__)
+
+
+def _source(config: TrainConfig, state: dict[str, Any]) -> str:
+    """What the corpus says of itself, where it still is the one that was trained on."""
+    try:
+        corpus = Corpus.open(config.data.path)
+    except ValueError:
+        return config.data.path.name
+    return corpus.source if corpus.checksum == state.get("corpus") else config.data.path.name
+
+
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- deeploop
+- looped-transformer
+---
+# {name}
+A looped language model: K stored blocks applied for R rounds, with DeepLoop residual scaling. Exported by
+deeploop {version}.
+
+| | |
+|---|---|
+{table}
+
+```python
+import deeploop.models.hf  # pip install "deeploop[hf]"; without it pass trust_remote_code=True to both calls
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")  # rounds=5 evaluates at another depth
+tokenizer = AutoTokenizer.from_pretrained(".")
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+```
+The Python files in this folder are deeploop's (Apache-2.0); they run only with `trust_remote_code=True`.
+The licence of the weights is for their owner to state.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    return run_command(ExportArgs, run, arguments, prog="deeploop export")

@@ -1,0 +1,68 @@
+"""`deeploop generate`: text from a trained model, streamed as it is produced."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+import deeploop
+from deeploop.commands.parsing import parse
+from deeploop.eval.generation import Sampling, stream_text
+from deeploop.models.adaptive import AdaptiveDepth, ExitRule
+from deeploop.train.distributed import DeviceConfig, open_world
+from deeploop.train.rundir import is_shipped
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateArgs(Sampling):
+    """Continues a prompt with the model of a run; text appears as it is produced."""
+
+    run: Positional[Path] = Path("shipped")
+    """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
+    prompt: str = ""
+    """Text to continue; without one a new document is begun."""
+    max_tokens: int = 200
+    """Tokens to add at most; a document that ends, or a full context, ends the text before."""
+    rounds: int | None = None
+    """Rounds R at test time; unset: as trained."""
+    adaptive: Literal["off", "change", "kl"] = "off"
+    """Let a token stop early, by the change of its state or the KL between successive readouts."""
+    threshold: float = 0.1
+    """What counts as no longer changing, where depth is adaptive."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens}: must be at least 1")
+
+
+def main(arguments: list[str]) -> int:
+    args = parse(GenerateArgs, arguments, prog="deeploop generate")
+    if is_shipped(args.run):
+        print("the small model that comes with deeploop; name a run folder for another", file=sys.stderr)
+    with open_world(DeviceConfig(kind=args.device)) as world:
+        model, tokenizer = deeploop.load(args.run, device=world.device)
+    if args.rounds is not None:
+        model.set_rounds(args.rounds)
+    adaptive = (
+        None if args.adaptive == "off" else AdaptiveDepth(model, ExitRule(args.adaptive, args.threshold))
+    )
+    ended = stream_text(
+        adaptive or model,
+        tokenizer,
+        args.prompt,
+        write=lambda piece: print(piece, end="", flush=True),
+        max_tokens=args.max_tokens,
+        sampling=args,
+    )
+    print(flush=True)
+    if ended == "context":
+        context = model.config.context
+        print(f"stopped: the model's context of {context} tokens is full", file=sys.stderr)
+    if adaptive is not None:
+        print(f"mean rounds a token: {adaptive.mean_rounds:.2f} of {model.rounds}", file=sys.stderr)
+    return 0

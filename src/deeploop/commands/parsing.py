@@ -1,0 +1,79 @@
+"""Words of the command line into dataclasses, and one line where they do not fit."""
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def choose(what: str, arguments: list[str], choices: dict[str, str]) -> tuple[str | None, list[str]]:
+    """Takes the first word as a choice; without one, or with --help, lists what there is."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        width = max(map(len, choices))
+        print(f"choose a {what}; each has its own --help:\n")
+        print("\n".join(f"  {name:<{width}}  {text}" for name, text in choices.items()))
+        return None, []
+    if arguments[0].startswith("-"):
+        raise ValueError(f"{arguments[0]}: the {what} comes first; choose one of {', '.join(choices)}")
+    if arguments[0] not in choices:
+        raise ValueError(f"{what} {arguments[0]!r}: unknown; choose one of {', '.join(choices)}")
+    return arguments[0], arguments[1:]
+
+
+def summary(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]
+
+
+def parse(
+    kind: type[T],
+    arguments: list[str],
+    *,
+    prog: str,
+    default: T | None = None,
+    words: Mapping[str, str] = MappingProxyType({}),
+) -> T:
+    """tyro's parse, with its framed error page cut down to the one line that says what is wrong.
+
+    `words` are names that others would use for an option, and the option that is meant.
+    """
+    import tyro
+
+    stderr = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            if default is None:
+                return tyro.cli(kind, args=arguments, prog=prog)
+            return tyro.cli(kind, args=arguments, prog=prog, default=default)
+    except SystemExit as leaving:
+        if not leaving.code:
+            raise
+        raise ValueError(_one_line(stderr.getvalue(), words)) from None
+
+
+def _one_line(page: str, words: Mapping[str, str]) -> str:
+    """The message inside tyro's frame: the text up to the first rule, and what was meant.
+
+    That is what `words` say of the unknown option's last part, or else tyro's own guess.
+    """
+    plain = re.sub(r"\x1b\[[\d;]*m", "", page)  # colours, where stdout is a terminal
+    lines = [line.strip("│╭╮╰╯ ") for line in plain.splitlines()][1:]  # the first line is a title
+    sections = [part for part in re.split(r"(?m)^[─-]{5,}$", "\n".join(lines)) if part.strip()]
+    message = re.sub(
+        r"^Error parsing ([\w.-]+: (?=\w+\.\w+=|\w+=)|\w+Args: )", "", " ".join(sections[0].split())
+    )
+    hint = next((s for s in sections if "Perhaps you meant" in s), "")
+    unknown = re.match(r"Unrecognized options: --(?:[\w-]+\.)*([\w-]+)", message)
+    meant = words.get(unknown[1].replace("_", "-")) if unknown else None
+    if meant is None and (close := re.search(r"--[\w.-]+", hint)):
+        meant = close.group()
+    return message + (f"; perhaps you meant {meant}" if meant else "")
+
+
+def run_command(kind: type[T], run: Callable[[T], str], arguments: list[str], *, prog: str) -> int:
+    """Parses the arguments, runs the command, prints what it returns."""
+    print(run(parse(kind, arguments, prog=prog)))
+    return 0

@@ -1,0 +1,71 @@
+"""`deeploop plan`: alpha, beta and the stability bounds of an architecture, as a table or as JSON."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from deeploop.commands.parsing import run_command
+from deeploop.theory.plan import plan_hierarchy, plan_single
+from deeploop.theory.scaling import PAPER_RULES, ScalingRule
+from deeploop.theory.visits import Horizon
+
+
+@dataclass(frozen=True)
+class PlanArgs:
+    """Print alpha, beta and the stability bounds of a looped architecture."""
+
+    blocks: int | None = None
+    """Stored blocks K of a single loop."""
+    rounds: int | None = None
+    """Rounds R: how often the blocks are visited."""
+    high_blocks: int | None = None
+    """Blocks K_H of a hierarchy's high-level module."""
+    low_blocks: int | None = None
+    """Blocks K_L of a hierarchy's low-level module."""
+    cycles: int | None = None
+    """Outer cycles C of a hierarchy."""
+    low_cycles: int | None = None
+    """Runs C_L of the low-level module in each cycle."""
+    horizon: Horizon = "last_cycle"
+    """Which of a hierarchy's visits stand in the training graph."""
+    rule: Literal["deeploop", "deepnorm"] = "deeploop"
+    """Scaling rule: deeploop is p = 1/2, deepnorm p = 1/4."""
+    p: float | None = None
+    """Another exponent p; overrides the rule."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+
+def run(args: PlanArgs) -> str:
+    """The text that `deeploop plan` prints."""
+    rule = PAPER_RULES[args.rule] if args.p is None else ScalingRule(args.p)
+    loop = {"blocks": args.blocks, "rounds": args.rounds}
+    modules = {name: getattr(args, name) for name in ("high_blocks", "low_blocks", "cycles", "low_cycles")}
+    sizes = _whole_set(loop, modules)
+    if sizes.keys() == loop.keys():
+        plan = plan_single(**sizes, rule=rule)
+    else:
+        plan = plan_hierarchy(**sizes, horizon=args.horizon, rules=rule)
+    return json.dumps(plan.to_json(), indent=2, ensure_ascii=False) if args.json else plan.to_table()
+
+
+def _whole_set(*sets: Mapping[str, int | None]) -> dict[str, int]:
+    """The one set of sizes that was given, whole."""
+    choices = ", or ".join(_flags(sizes) for sizes in sets)
+    given = [sizes for sizes in sets if any(value is not None for value in sizes.values())]
+    if len(given) != 1:
+        raise ValueError(f"{'mixed' if given else 'missing'} sizes: give {choices}")
+    (sizes,) = given
+    missing = [name for name, value in sizes.items() if value is None]
+    if missing:
+        raise ValueError(f"missing {_flags(missing)}: give {choices}")
+    return {name: value for name, value in sizes.items() if value is not None}
+
+
+def _flags(names: Iterable[str]) -> str:
+    return " ".join("--" + name.replace("_", "-") for name in names)
+
+
+def main(arguments: list[str]) -> int:
+    return run_command(PlanArgs, run, arguments, prog="deeploop plan")

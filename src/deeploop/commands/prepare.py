@@ -1,0 +1,144 @@
+"""`deeploop prepare`: text into a corpus folder, puzzles into a puzzle folder."""
+
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from deeploop.commands import prepare_puzzles
+from deeploop.commands.parsing import choose, parse, summary
+from deeploop.data.corpora import FINEWEB_EDU, FINEWEB_EDU_SAMPLE, Source, fineweb_edu, stdlib, text_files
+from deeploop.data.prepare import SHARD_TOKENS, prepare
+from deeploop.data.shards import Corpus
+from deeploop.data.tokenizers import get_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepare:
+    shard_tokens: int = SHARD_TOKENS
+    """Tokens a shard."""
+
+    workers: int | None = None
+    """Threads that encode; as many as there are cores if not given. The output is the same for any number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareStdlib(_Prepare):
+    """The Python standard library's own sources: a small corpus without a download."""
+
+    out: Path = Path("data/stdlib")
+    """The corpus folder to write."""
+
+    tokenizer: Literal["bytes", "gpt2"] = "bytes"
+    """How text becomes tokens."""
+
+    validation_tokens: int = 500_000
+    """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareText(_Prepare):
+    """Your own text: .txt, .jsonl, .gz or .xz of either, .parquet."""
+
+    paths: Positional[tuple[Path, ...]]
+    """Files, or folders to be searched for them."""
+
+    field: str = "text"
+    """Field of a .jsonl line, or column of a .parquet file, that holds the text."""
+
+    out: Path = Path("data/text")
+    """The corpus folder to write."""
+
+    tokenizer: Literal["bytes", "gpt2"] = "gpt2"
+    """How text becomes tokens."""
+
+    validation_tokens: int = 1_000_000
+    """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareFinewebEdu(_Prepare):
+    """FineWeb-Edu, streamed from the Hugging Face hub."""
+
+    out: Path = Path("data/fineweb-edu")
+    """The corpus folder to write."""
+
+    tokenizer: Literal["bytes", "gpt2"] = "gpt2"
+    """How text becomes tokens."""
+
+    source: str = FINEWEB_EDU
+    """A dataset on the hub, or a local folder or file of parquet or jsonl in the same layout."""
+
+    name: str = FINEWEB_EDU_SAMPLE
+    """Which sample of the dataset on the hub."""
+
+    limit_tokens: int | None = 50_000_000_000
+    """Stop after this many tokens; the paper's runs see 49.2 billion. None takes the whole sample."""
+
+    validation_tokens: int = 100_000_000
+    """Tokens to hold out: the first documents of the stream."""
+
+
+def run(args: PrepareStdlib | PrepareText | PrepareFinewebEdu) -> str:
+    """Does what a `deeploop prepare` command asks for; returns a summary to print."""
+    if args.workers is not None and args.workers < 1:
+        raise ValueError(f"workers {args.workers}: must be at least 1")
+    source = _source(args)
+    found = (args.out / "corpus.json").exists()
+    corpus = prepare(
+        source,
+        get_tokenizer(args.tokenizer),
+        args.out,
+        validation_tokens=args.validation_tokens,
+        source=source.description,
+        stream=source.stream,
+        shard_tokens=args.shard_tokens,
+        limit_tokens=args.limit_tokens if isinstance(args, PrepareFinewebEdu) else None,
+        workers=args.workers,
+    )
+    return ("already prepared: " if found else "") + _summary(corpus, args.validation_tokens)
+
+
+def _source(args: PrepareStdlib | PrepareText | PrepareFinewebEdu) -> Source:
+    if isinstance(args, PrepareStdlib):
+        return stdlib()
+    if isinstance(args, PrepareText):
+        return text_files(args.paths, args.field)
+    return fineweb_edu(args.source, args.name)
+
+
+def _summary(corpus: Corpus, asked: int) -> str:
+    splits = ("train", "validation")
+    documents = sum(corpus.documents(split) for split in splits)
+    shards = sum(len(corpus.facts["splits"][split]["shards"]) for split in splits)
+    return (
+        f"{corpus.folder}: {documents:,} documents of {corpus.source}; {corpus.tokenizer_name} tokens: "
+        f"{len(corpus.train):,} train, {len(corpus.validation):,} validation ({asked:,} asked); "
+        f"{shards} shards"
+    )
+
+
+def main(arguments: list[str]) -> int:
+    sources: dict[str, tuple[Any, Callable[[Any], str]]] = {
+        "stdlib": (PrepareStdlib, run),
+        "text": (PrepareText, run),
+        "fineweb-edu": (PrepareFinewebEdu, run),
+        "arc": (prepare_puzzles.PrepareArc, prepare_puzzles.run),
+        "sudoku": (prepare_puzzles.PrepareSudoku, prepare_puzzles.run),
+        "maze": (prepare_puzzles.PrepareMaze, prepare_puzzles.run),
+    }
+    choice, rest = choose("source", arguments, {name: summary(kind) for name, (kind, _) in sources.items()})
+    if choice is not None:
+        kind, build = sources[choice]
+        args = parse(kind, rest, prog=f"deeploop prepare {choice}")
+        # Ended at once, as is the default, it would leave its worker processes waiting for ever.
+        previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            print(build(args))
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+    return 0

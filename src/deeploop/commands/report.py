@@ -1,0 +1,46 @@
+"""`deeploop report`: runs beside the paper's numbers, as one HTML page, Markdown and CSV."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from deeploop.commands.parsing import run_command
+from deeploop.report.document import count_of, count_states, damage, make_sections, write
+from deeploop.report.groups import Histories
+from deeploop.report.listing import printable
+from deeploop.report.runs import find_runs
+
+
+@dataclass(frozen=True)
+class ReportArgs:
+    """Puts runs beside the paper's numbers: one HTML page, Markdown, and a CSV file for each table."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders, sweep folders, or folders of them."""
+    out: Path = Path("report")
+    """Folder of report.html, report.md, tables/ and figures/."""
+    title: str = "deeploop: runs beside the paper"
+    """Title of the page."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("runs: name at least one run folder or sweep")
+
+
+def run(args: ReportArgs) -> str:
+    """Writes the report; returns where it is."""
+    runs = find_runs(args.runs)
+    histories = Histories()
+    sections = make_sections(runs, histories)
+    write(args.out, args.title, sections)
+    for line in damage(runs, histories):
+        print(printable(line), file=sys.stderr)
+    states = ", ".join(f"{count} {state}" for state, count in count_states(runs).items())
+    return f"{count_of(runs)} ({states})\nwritten: {args.out / 'report.html'}, report.md, tables/, figures/"
+
+
+def main(arguments: list[str]) -> int:
+    return run_command(ReportArgs, run, arguments, prog="deeploop report")

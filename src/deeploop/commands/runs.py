@@ -1,0 +1,50 @@
+"""`deeploop runs`: run folders one below the other, with the settings that tell them apart."""
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from deeploop.commands.parsing import run_command
+from deeploop.report.listing import as_json, table
+from deeploop.report.runs import Run, differing, find_runs
+
+
+@dataclass(frozen=True)
+class RunsArgs:
+    """Lists run folders and sweeps: settings that differ, progress, last validation, speed and cost."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
+    """Run folders, sweep folders, or folders of them."""
+    sort: Literal["name", "loss", "written"] = "name"
+    """Order of the rows."""
+    json: bool = False
+    """Print everything as JSON."""
+
+
+def run(args: RunsArgs, width: int | None = None) -> str:
+    """What to print; `width` is the terminal's unless given, and without bounds where there is none."""
+    runs = sorted(find_runs(args.folders), key=ORDERS[args.sort])  # stable: by name within equals
+    settings = differing(runs)
+    if args.json:
+        return json.dumps([as_json(one, settings) for one in runs], indent=1)
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    return table(runs, settings, width)
+
+
+ORDERS: dict[str, Callable[[Run], Any]] = {
+    "name": lambda run: 0,
+    "loss": lambda run: run.validation.get("loss") or math.inf,
+    "written": lambda run: run.stamp.get("written", ""),
+}
+
+
+def main(arguments: list[str]) -> int:
+    return run_command(RunsArgs, run, arguments, prog="deeploop runs")

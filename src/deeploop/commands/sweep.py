@@ -1,0 +1,236 @@
+"""`deeploop sweep`: the cells of a grid, in parallel, until all are finished.
+
+A sweep may be stopped or killed at any moment and started again with the same command: what is finished is
+not repeated, what was cut off goes on from its last checkpoint.
+"""
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from deeploop.commands.parsing import choose, parse, summary
+from deeploop.files import lock_folder
+from deeploop.report import escapes
+from deeploop.report.page import text_table
+from deeploop.sweep import board, budget, slurm
+from deeploop.sweep.cells import Record, SweepFolder
+from deeploop.sweep.grid import Grid, read_grid
+from deeploop.sweep.launch import Local, local_slots
+from deeploop.sweep.paper_grids import GRIDS, Scale
+from deeploop.sweep.slurm import SlurmConfig
+from deeploop.sweep.tuning import tuned
+from deeploop.train.progress import StopRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepArgs:
+    """Runs a grid of training runs: a sweep of the paper, one of ours, or one from a file."""
+
+    name: Positional[str]
+    """table1, p-sweep, downstream, hrm-arc, depth, escape, rules, rules-search; or a file (.toml, .json)."""
+    scale: Scale = "paper"
+    """The paper's size, one that a single GPU finishes, or one for a laptop. A file has its own."""
+    out: Path | None = None
+    """Folder of the cells; unset: runs/sweeps/NAME-SCALE, for a file NAME.toml runs/sweeps/NAME-own."""
+    data: Path | None = None
+    """Corpus or puzzles to train on, in place of the grid's (data.path)."""
+    tuned: Path | None = None
+    """A finished search, a sweep with an axis `trial`: every cell takes the best trial's settings."""
+    set: tuple[str, ...] = ()
+    """Fields to change in every cell, such as optim.steps=200 device.micro_batch=16."""
+    jobs: int = 1
+    """Cells at a time on each device (or group of --gpus devices)."""
+    gpus: int = 1
+    """GPUs of each cell; more than one are joined by torchrun."""
+    minutes: float | None = None
+    """Start no cell after this many minutes; those that run are finished. The same command goes on later."""
+    keep_weights: bool = True
+    """Keep the checkpoints of finished cells; without, their metrics alone stay."""
+    tasks: Path | None = None
+    """Local files of the eight tasks for sweeps that are scored, as in deeploop eval --data."""
+    launcher: Literal["local", "slurm"] = "local"
+    """Processes of this machine, or jobs of a cluster."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    dry_run: bool = False
+    """Print the cells and what they cost, and do nothing."""
+    status: bool = False
+    """Print how far the cells are that were started, with the settings of that start, and do nothing."""
+    utilization: float = budget.UTILIZATION
+    """Share of the H200's peak that --dry-run reckons with."""
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "gpus"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes={self.minutes}: must be above 0")
+        if self.minutes is not None and self.launcher == "slurm":
+            raise ValueError("minutes: is for --launcher local; a job's limit is --slurm.hours")
+        if not 0 < self.utilization <= 1:
+            raise ValueError(f"utilization={self.utilization}: must be above 0 and at most 1")
+
+    def overrides(self) -> dict[str, Any]:
+        """--set and --data as settings."""
+        found: dict[str, Any] = {}
+        for word in self.set:
+            path, equals, text = word.partition("=")
+            if not equals:
+                raise ValueError(f"set={word}: must be field=value")
+            found[path.replace("-", "_")] = _value(text)
+        return found if self.data is None else {**found, "data.path": str(self.data)}
+
+
+def run(args: SweepArgs) -> int:
+    """Does what the arguments ask for; 1 when a cell failed, 130 when cells are left to another time."""
+    grid = get_grid(args.name, args.scale)
+    cells = grid.cells(args.overrides())
+    if args.tuned is not None and not args.status:
+        cells = tuned(cells, args.tuned, args.overrides())
+    folder = SweepFolder(
+        args.out or default_out(grid),
+        grid,
+        cells,
+        gpus=args.gpus,
+        torchrun=args.launcher == "slurm",
+        tasks=args.tasks,
+    )
+    if args.status:
+        print(status(folder))
+        return 0
+    check_compare_at(folder)
+    if args.dry_run:
+        print(f"{budget.table(grid, cells, args.utilization)}\ncells  {folder.out}")
+        return 0
+    record = folder.unchanged_record()
+    if record and folder.is_done(record):  # before the lock: a published folder is left as it is
+        return show_done(folder, record, args)
+    check_data(folder)
+    with lock_folder(folder.out):
+        folder.write()
+        if args.launcher == "slurm":
+            return submit(folder, args)
+        return run_here(folder, args)
+
+
+def get_grid(name: str, scale: Scale) -> Grid:
+    if name in GRIDS:
+        return GRIDS[name](scale)
+    if name.endswith((".toml", ".json")):
+        return read_grid(Path(name))
+    raise ValueError(f"sweep {name!r}: unknown; choose one of {', '.join(GRIDS)}, or a .toml or .json file")
+
+
+def default_out(grid: Grid) -> Path:
+    return Path("runs/sweeps") / f"{grid.family}-{grid.scale}"
+
+
+def check_compare_at(folder: SweepFolder) -> None:
+    """A step that a run never reaches would compare training losses instead."""
+    for name, config in folder.configs.items():
+        if folder.grid.compare_at is not None and not 1 <= folder.grid.compare_at <= config.optim.steps:
+            raise ValueError(
+                f"compare_at={folder.grid.compare_at}: must be a step of every run, and {name} has "
+                f"optim.steps={config.optim.steps}; change compare_at in the grid's file, or the steps"
+            )
+
+
+def check_data(folder: SweepFolder) -> None:
+    """Says once what every cell would say by itself."""
+    for path in sorted({Path(config.data.path) for config in folder.configs.values()}):
+        if not path.is_dir():
+            raise ValueError(
+                f"data.path={path}: no such folder; make it with `deeploop prepare`, or name one with --data"
+            )
+
+
+def show_done(folder: SweepFolder, record: Record, args: SweepArgs) -> int:
+    """Of a sweep with nothing left to do: its results, and that they are not new."""
+    if not args.keep_weights:
+        for cell in folder.cells:
+            folder.drop_weights(cell)
+    print(report(folder))
+    print(
+        f"all {len(folder.cells)} cells were finished already (last started on {record.day}); "
+        "nothing was trained; to train them anew, choose another --out"
+    )
+    return 0
+
+
+def run_here(folder: SweepFolder, args: SweepArgs) -> int:
+    slots = local_slots(args.gpus, args.jobs)
+    shown = board.Board(folder, len(slots))
+    launcher = Local(folder, slots, args.keep_weights, shown.show, args.minutes)
+    with StopRequest() as stop:
+        launcher.run(stop)
+    print(report(folder) if not shown.live else closing(folder), flush=True)
+    if launcher.given_up:
+        fit = len(slots) - len(launcher.given_up)
+        print(f"GPU memory had room for {fit} of {len(slots)} cells at a time", file=sys.stderr)
+    for name, error in launcher.failed.items():
+        print(f"failed: {name}: {error} ({folder.out / name}.log)", file=sys.stderr)
+    if stop.requested:
+        print(f"stopped; go on with the same command: {_command()}", file=sys.stderr)
+        return 130
+    if launcher.failed:
+        return 1
+    if left := [cell.name for cell in folder.cells if folder.next_command(cell)]:
+        print(f"{len(left)} cells are left; go on with the same command: {_command()}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def submit(folder: SweepFolder, args: SweepArgs) -> int:
+    jobs = slurm.submit(folder, args.slurm, keep_weights=args.keep_weights)
+    print("\n".join(f"{name}: job {job.job_id}" for name, job in jobs.items()) or "every cell is finished")
+    print(f"see how far they are: {_command()} --status")
+    return 0
+
+
+def status(folder: SweepFolder) -> str:
+    """The cells that were started, with the settings that they were started with."""
+    record = folder.record()
+    if record is None:
+        raise ValueError(f"out={folder.out}: holds no sweep")
+    return f"{report(folder.as_recorded(record))}\nlast started on {record.day} with: {record.command}"
+
+
+def report(folder: SweepFolder) -> str:
+    """The cells as they stand, and how many escaped the floor."""
+    progress = {cell.name: folder.progress(cell) for cell in folder.cells}
+    return (
+        f"{text_table(board.HEADER, board.rows(progress))}\n{board.summary(progress, 1)}\n{closing(folder)}"
+    )
+
+
+def closing(folder: SweepFolder) -> str:
+    """The count of escapes, where a grid has seeds to count, and where everything lies."""
+    lines = [f"cells  {folder.out}"]
+    if any("seed" in cell.axes for cell in folder.cells):
+        counts = escapes.count(folder.out, compare_at=folder.grid.compare_at)
+        if counts:
+            lines.insert(0, f"\n{escapes.table(counts)}\n")
+    return "\n".join(lines)
+
+
+def _command() -> str:
+    return shlex.join(["deeploop", *sys.argv[1:]])
+
+
+def _value(text: str) -> Any:
+    """A value of the command line: a JSON one where it reads as such, else the word itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"None": None, "True": True, "False": False}.get(text, text)
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments:
+        choose("sweep", arguments, {name: summary(make) for name, make in GRIDS.items()})
+        return 0
+    return run(parse(SweepArgs, arguments, prog="deeploop sweep"))

@@ -1,0 +1,155 @@
+"""`deeploop validate`: the validation loss of a run, at any depth and on any corpus of its tokenizer.
+
+The result is added to validation.json in the run folder. Several rounds, or adaptive depth, make it a sweep
+over test-time depth: depth.json, and depth.png of all in it that can be compared.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from deeploop.commands.parsing import run_command
+from deeploop.data.shards import Corpus
+from deeploop.data.token_loader import validation_windows
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.eval.depth import Windows, count_bytes, score_adaptive, score_rounds
+from deeploop.models.adaptive import ExitRule
+from deeploop.models.gpt import LoopedGPT
+from deeploop.report import page, plots, scoreboard
+from deeploop.train.config import TrainConfig
+from deeploop.train.distributed import arithmetic, open_world
+from deeploop.train.rundir import load, load_config, provenance, require_checkpoint, results_folder
+
+# Results that agree in these replace one another; any other stays beside them.
+IDENTITY = ("checkpoint", "data", "sequences", "recompute_alpha", "asked")
+THRESHOLDS = {"change": (0.4, 0.3, 0.2, 0.1), "kl": (0.1, 0.01, 0.001)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateArgs:
+    """Validation loss and bits per byte of a run, at one or more numbers of rounds."""
+
+    run: Positional[Path]
+    """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
+    data: Path | None = None
+    """Corpus whose validation split is read; unset: the one the run was trained on."""
+    sequences: int | None = None
+    """Sequences, spread evenly over the split; unset: as many as in training."""
+    rounds: tuple[int, ...] = ()
+    """Rounds R to evaluate at; several make a table and a picture. Unset: as trained."""
+    recompute_alpha: bool = False
+    """Take alpha of each depth instead of the trained one."""
+    adaptive: Literal["off", "change", "kl"] = "off"
+    """Also let tokens stop early, by the change of their state or the KL between successive readouts."""
+    thresholds: tuple[float, ...] = ()
+    """What counts as no longer changing, one result each; unset: a few that span the range."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on."""
+    json: bool = False
+    """Print the results as JSON."""
+
+
+def run(args: ValidateArgs) -> str:
+    """Evaluates, writes the results into the run folder, and returns what to print."""
+    config = load_config(args.run)
+    is_sweep = len(set(args.rounds)) > 1 or args.adaptive != "off"
+    folder, name = results_folder(args.run), "depth.json" if is_sweep else "validation.json"
+    scoreboard.check(folder, name)
+    device_config = replace(config.device, kind=args.device)
+    with open_world(device_config) as world:
+        model, tokenizer = load(args.run, device=world.device)
+        corpus = open_corpus(args.data or config.data.path, tokenizer)
+        windows = replace(
+            read_windows(corpus, tokenizer, config, args.sequences),
+            device=world.device,
+            arithmetic=partial(arithmetic, device_config, world.device),
+        )
+        record = evaluate(model, windows, args) | {
+            "checkpoint": require_checkpoint(args.run).name,
+            "data": str(corpus.folder),
+            "source": corpus.source,
+            **provenance(),
+        }
+    files = [scoreboard.add(folder, record, IDENTITY, name)]
+    if is_sweep:
+        files.append(folder / "depth.png")
+        plots.save_png(plots.loss_against_rounds(scoreboard.read_depth(folder)), files[1])
+    if args.json:
+        return json.dumps(record, indent=1)
+    return f"{report(record, args.run)}\n\nwritten: {', '.join(map(str, files))}"
+
+
+def open_corpus(path: Path, tokenizer: Tokenizer) -> Corpus:
+    corpus = Corpus.open(path)
+    if corpus.tokenizer_name != tokenizer.name:
+        raise ValueError(
+            f"data={path}: holds {corpus.tokenizer_name} tokens, the run was trained on {tokenizer.name}; "
+            f"prepare it with --tokenizer {tokenizer.name}"
+        )
+    return corpus
+
+
+def read_windows(corpus: Corpus, tokenizer: Tokenizer, config: TrainConfig, sequences: int | None) -> Windows:
+    """The windows that training validates on, or `sequences` of them."""
+    count = config.data.validation_sequences if sequences is None else sequences
+    inputs, targets = validation_windows(corpus.validation, config.model.context, count)
+    batch = config.device.micro_batch or config.optim.batch
+    return Windows(inputs, targets, count_bytes(tokenizer, targets), batch=batch)
+
+
+def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str, Any]:
+    """All scores that were asked for, as plain values."""
+    trained = model.config.rounds
+    rounds = sorted(set(args.rounds)) or [trained]
+    scores = score_rounds(model, windows, rounds, recompute_alpha=args.recompute_alpha)
+    adaptive: list[dict[str, Any]] = []
+    if args.adaptive != "off":
+        model.set_rounds(rounds[-1], recompute_alpha=args.recompute_alpha)
+        for threshold in args.thresholds or THRESHOLDS[args.adaptive]:
+            rule = ExitRule(args.adaptive, threshold)
+            mean_rounds, score = score_adaptive(model, windows, rule)
+            adaptive.append({**asdict(rule), "mean_rounds": mean_rounds, **asdict(score)})
+    return {
+        "trained_rounds": trained,
+        "recompute_alpha": args.recompute_alpha,
+        "asked": {
+            "rounds": rounds,
+            "adaptive": args.adaptive,
+            "thresholds": [row["threshold"] for row in adaptive],
+        },
+        "sequences": len(windows.inputs),
+        "tokens": windows.targets.numel(),
+        "bytes": windows.text_bytes,
+        "rounds": [{"rounds": R, **asdict(score)} for R, score in scores.items()],
+        "adaptive": adaptive,
+    }
+
+
+def report(record: dict[str, Any], run: Path) -> str:
+    """The results for a terminal."""
+    header = ("R", "loss", "bits/byte", "token sim.")
+    names = {record["trained_rounds"]: f"{record['trained_rounds']} (trained)"}
+    fixed = [(names.get(row["rounds"], str(row["rounds"])), *_figures(row)) for row in record["rounds"]]
+    parts = [
+        f"{run} at {record['checkpoint']}: {record['sequences']:,} sequences, {record['tokens']:,} tokens, "
+        f"{record['bytes']:,} bytes of {record['data']}",
+        page.text_table(header, fixed),
+    ]
+    if rows := record["adaptive"]:
+        most = record["rounds"][-1]["rounds"]
+        parts.append(f"adaptive depth by {rows[0]['criterion']}, at most {most} rounds:")
+        stopped = [(f"{row['threshold']:g}", f"{row['mean_rounds']:.2f}", *_figures(row)) for row in rows]
+        parts.append(page.text_table(("threshold", "mean rounds", *header[1:]), stopped))
+    return "\n\n".join(parts)
+
+
+def _figures(row: dict[str, Any]) -> tuple[str, str, str]:
+    return f"{row['loss']:.4f}", f"{row['bits_per_byte']:.4f}", f"{row['similarity']:.2f}"
+
+
+def main(arguments: list[str]) -> int:
+    return run_command(ValidateArgs, run, arguments, prog="deeploop validate")

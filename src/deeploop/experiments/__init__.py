@@ -1,1 +1,0 @@
-"""Named experiments: recipes, the demo, and the pictures made from run folders."""

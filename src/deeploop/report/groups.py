@@ -1,0 +1,222 @@
+"""Runs of one set-up, sorted into the cells of a table: a row for each method, a column for each R. No torch.
+
+Two runs share a set-up when they agree in the model's shape, the data and the number of tokens; they share a
+cell when they also agree in method and rounds. Learning rates may differ between methods; where they differ
+within one method at one R, the method has a row for each.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+
+from deeploop.report.listing import setting
+from deeploop.report.published import ROUNDS, SETUP
+from deeploop.report.runs import CONFIG_KINDS, History, Run, read_history
+
+TABLE_AXES = ("model.block", "model.p", "model.factored_gain", "model.unigram_bias", "model.rounds")
+OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch")
+NOT_OF_A_SETUP = ("data.validate_every", *TABLE_AXES)
+
+
+class Histories:
+    """Metrics of runs, each file read once and only when asked for."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, History] = {}
+
+    def __getitem__(self, run: Run) -> History:
+        if run.folder not in self._read:
+            self._read[run.folder] = read_history(run.folder)
+        return self._read[run.folder]
+
+    def loss(self, run: Run) -> float | None:
+        """The validation loss a run is judged by: at its sweep's step of comparison, else its last."""
+        if run.compare_at is not None:
+            for line in self[run].validations:
+                if line["step"] == run.compare_at:
+                    return float(line["loss"])
+        return run.validation.get("loss")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one method at one R."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def trained(self) -> list[Run]:
+        """Those that came to their end and do not stand at the floor there."""
+        return [run for run in self.runs if run.ended and run.validation.get("verdict") != "collapsed"]
+
+    @property
+    def collapsed(self) -> list[Run]:
+        return [run for run in self.runs if run.ended and run.validation.get("verdict") == "collapsed"]
+
+    def losses(self, histories: Histories) -> list[float]:
+        found = [histories.loss(run) for run in self.trained]
+        return [loss for loss in found if loss is not None]
+
+    def mean(self, histories: Histories) -> float | None:
+        losses = self.losses(histories)
+        return fmean(losses) if losses else None
+
+    def text(self, histories: Histories) -> str:
+        """Mean and spread of the runs that trained; words where there is no number."""
+        losses, fallen = self.losses(histories), len(self.collapsed)
+        if not losses:
+            return "collapsed" if fallen else "unfinished"
+        spread = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
+        collapsed = f"{fallen} of {len(losses) + fallen} collapsed" if fallen else ""
+        notes = ", ".join(filter(None, [collapsed, repeats([*self.trained, *self.collapsed])]))
+        return f"{fmean(losses):.4f}{spread}" + (f" ({notes})" if notes else "")
+
+
+def repeats(runs: Sequence[Run]) -> str:
+    """`3 runs of 2 seeds` where some seed was run more than once, so that a spread is not one of seeds."""
+    seeds = len({run.seed for run in runs})
+    return f"{len(runs)} runs of {seeds} seed{'s' * (seeds > 1)}" if seeds < len(runs) else ""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Runs that may stand in one table."""
+
+    letter: str
+    runs: tuple[Run, ...]
+
+    @property
+    def label(self) -> str:
+        own = self.runs[0].fields
+        shape = f"{own['model.blocks']} blocks of width {own['model.width']}"
+        amount = f"{own['optim.steps']:,} steps of {own['optim.batch']} × {own['model.context']} tokens"
+        steps = "step" if own["optim.steps"] == 1 else "steps"
+        return f"{shape}, {amount.replace('steps', steps)}, {Path(own['data.path']).name}"
+
+    @property
+    def title(self) -> str:
+        return f"set-up {self.letter}, {self.label}"
+
+    @property
+    def methods(self) -> set[str]:
+        return {method(run) for run in self.runs}
+
+    @property
+    def size(self) -> str:
+        """The paper's size it stands beside: its sweep's label, else by width and blocks."""
+        for run in self.runs:
+            if run.axes.get("size") in SETUP:
+                return str(run.axes["size"])
+        own = self.runs[0].fields
+        medium = (own["model.blocks"], own["model.width"]) == (24, 1024)
+        return "medium" if medium else "small"
+
+    @property
+    def rounds(self) -> list[int]:
+        return sorted({run.fields["model.rounds"] for run in self.runs})
+
+    @property
+    def exponents(self) -> list[float]:
+        return sorted({run.fields["model.p"] for run in self.runs if is_sandwich(run)})
+
+    @property
+    def is_p_sweep(self) -> bool:
+        return len(self.exponents) >= 3
+
+    @cached_property
+    def rows(self) -> dict[str, dict[int, Cell]]:
+        """Row label → rounds → cell."""
+        rows: dict[str, dict[int, list[Run]]] = {}
+        for name in sorted(self.methods, key=METHOD_ORDER):
+            own = [run for run in self.runs if method(run) == name]
+            for run in own:
+                label = f"{name}, {variant(run, own)}" if _is_split(own) else name
+                rows.setdefault(label, {}).setdefault(run.fields["model.rounds"], []).append(run)
+        return {
+            label: {R: Cell(tuple(runs)) for R, runs in sorted(cells.items())}
+            for label, cells in rows.items()
+        }
+
+
+def setups(runs: Sequence[Run]) -> list[Setup]:
+    """The set-ups among language runs; the largest first."""
+    found: dict[str, list[Run]] = {}
+    for run in filter(is_language, runs):
+        shape = {
+            name: value
+            for name, value in run.fields.items()
+            if name.startswith(OF_A_SETUP) and name not in NOT_OF_A_SETUP
+        }
+        found.setdefault(json.dumps(shape, sort_keys=True), []).append(run)
+    largest = sorted(found.values(), key=len, reverse=True)
+    return [Setup(letter(index), tuple(own)) for index, own in enumerate(largest)]
+
+
+def letter(index: int) -> str:
+    """A, B, …, Z, A2, B2, …"""
+    return chr(ord("A") + index % 26) + (str(index // 26 + 1) if index >= 26 else "")
+
+
+def is_language(run: Run) -> bool:
+    return run.stamp.get("task", "language") == "language" and run.fields.keys() >= CONFIG_KINDS.keys()
+
+
+def is_sandwich(run: Run) -> bool:
+    return run.fields.get("model.block") == "sandwich"
+
+
+def method(run: Run) -> str:
+    """What the paper would call the block, and what was added to it."""
+    block, p = run.fields["model.block"], run.fields["model.p"]
+    if block != "sandwich":
+        gain = run.fields.get("model.factored_gain", 1)
+        return BLOCK_NAMES.get(block, str(block)) + (f" λ={gain:g}" if gain != 1 else "") + cure(run)
+    return f"{ {0.5: 'DeepLoop', 0.25: 'DeepNorm'}.get(p, 'sandwich') } p={p:g}{cure(run)}"
+
+
+def cure(run: Run) -> str:
+    """What was done against the unigram collapse; nothing in the paper's recipe."""
+    rate, steps = run.fields.get("optim.branch_lr", 1), run.fields.get("optim.branch_release_steps", 0)
+    release = f" to ×1 in {steps:,} steps" if steps else ""
+    taken = {
+        "unigram bias": run.fields.get("model.unigram_bias"),
+        f"branch rate ×{rate:g}{release}": rate != 1,
+        "wait": run.fields.get("optim.wait_for_escape"),
+    }
+    return "".join(f" + {name}" for name, used in taken.items() if used)
+
+
+BLOCK_NAMES = {
+    "prenorm": "pre-norm",
+    "postnorm": "post-norm",
+    "factored": "pre-norm λ/(R√K)",
+    "averaged": "pre-norm 1/N",
+}
+
+
+def METHOD_ORDER(name: str) -> tuple[bool, bool, str]:
+    return (not name.startswith("pre-norm"), name.startswith("DeepLoop"), name)
+
+
+def variant(run: Run, among: Sequence[Run]) -> str:
+    """The optimizer's settings in which a run differs from others of its method."""
+    names = [name for name in run.fields if name.startswith("optim.")]
+    told = [name for name in names if len({json.dumps(one.fields.get(name)) for one in among}) > 1]
+    parts = [f"{name.partition('.')[2]} {setting(run.fields[name])}" for name in told]
+    return ", ".join(parts) or "as the others"
+
+
+def _is_split(runs: Sequence[Run]) -> bool:
+    """Whether some R has runs with different settings, so that one row could not hold them."""
+    return any(
+        len({variant(run, runs) for run in runs if run.fields["model.rounds"] == R}) > 1
+        for R in {run.fields["model.rounds"] for run in runs}
+    )
+
+
+def columns(setup: Setup) -> list[int]:
+    """The paper's R and ours."""
+    return sorted({*ROUNDS, *setup.rounds})

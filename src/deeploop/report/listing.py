@@ -1,0 +1,98 @@
+"""`deeploop runs`: run folders one below the other, with the settings that tell them apart. No torch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from deeploop.report.endings import outcome
+from deeploop.report.page import MISSING, text_table
+from deeploop.report.runs import Run
+
+# What a narrow terminal does without, the first first. After these go the settings that differ, then long
+# names are cut; the verdict goes last.
+EXPENDABLE = ("written", "floor", "tokens/s", "GPU-h", "seed", "state")
+NARROW_NAME = 24
+
+
+def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "state": run.state,
+        "step": run.step,
+        "steps": run.steps,
+        "seed": run.seed,
+        "settings": {name: run.fields.get(name) for name in settings},
+        "axes": dict(run.axes),
+        "loss": run.validation.get("loss"),
+        "floor": run.validation.get("floor"),
+        "verdict": run.validation.get("verdict"),
+        "exact": run.validation.get("exact"),
+        "tokens_per_s": run.tokens_per_s,
+        "gpu_hours": run.gpu_hours,
+        "written": run.stamp.get("written"),
+        "command": run.stamp.get("command"),
+    }
+
+
+def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> str:
+    """All columns that fit; what was left out is named below."""
+    columns = all_columns(runs, settings)
+    dropped: list[str] = []
+    told_apart = [short(name, settings) for name in reversed(settings)]
+    for heading in (*EXPENDABLE, *told_apart, "run", "verdict"):
+        if width is None or total_width(columns) <= width:
+            break
+        if heading == "run":
+            columns["run"] = [clip(name, NARROW_NAME) for name in columns["run"]]
+        elif columns.pop(heading, None) is not None:
+            dropped.append(heading)
+    text = text_table([*columns], list(zip(*columns.values(), strict=True)))
+    if dropped:
+        text += f"\nnot shown: {', '.join(dropped)} (a wider terminal, or --json)"
+    return text
+
+
+def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[str]]:
+    """Heading → a cell for each run."""
+    cells: dict[str, Callable[[Run], str]] = {"run": lambda run: printable(run.name)}
+    for name in settings:
+        cells[short(name, settings)] = lambda run, name=name: setting(run.fields.get(name, MISSING))  # type: ignore[misc]
+    cells |= {
+        "seed": lambda run: number(run.seed, "d"),
+        "step": lambda run: f"{run.step:,}/{number(run.steps, ',d')}" if run.fields else MISSING,
+        "state": lambda run: run.state,
+        "loss": lambda run: number(run.validation.get("loss"), ".4f"),
+        "floor": lambda run: number(run.validation.get("floor"), ".3f"),
+        "verdict": lambda run: outcome(run.validation) or MISSING,
+        "tokens/s": lambda run: number(run.tokens_per_s, ",.0f"),
+        "GPU-h": lambda run: number(run.gpu_hours, ".3f"),
+        "written": lambda run: str(run.stamp.get("written", MISSING))[:16].replace("T", " "),
+    }
+    return {heading: [printable(cell(run)) for run in runs] for heading, cell in cells.items()}
+
+
+def short(name: str, among: Sequence[str]) -> str:
+    """`model.p` → `p`, unless another field ends alike."""
+    word = name.rpartition(".")[2]
+    return word if [other.rpartition(".")[2] for other in among].count(word) == 1 else name
+
+
+def setting(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def number(value: float | None, form: str) -> str:
+    return MISSING if value is None else format(value, form)
+
+
+def printable(text: str) -> str:
+    """A name from disk must not move the cursor."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def clip(text: str, length: int) -> str:
+    return text if len(text) <= length else f"…{text[1 - length :]}"
+
+
+def total_width(columns: dict[str, list[str]]) -> int:
+    return sum(max(map(len, [heading, *cells])) + 2 for heading, cells in columns.items()) - 2

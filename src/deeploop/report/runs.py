@@ -1,0 +1,278 @@
+"""Run folders as others left them: what a run was, how far it came, and what it measured. No torch.
+
+Nothing here fails on a folder that is damaged or half written: a run that can't be read says so in `state`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from deeploop.files import read_json, read_object
+from deeploop.report.endings import ending, log_error
+from deeploop.train.metrics import Record, stream_back, stream_lines
+
+DEFINING = ("model.", "data.path", "optim.")
+"""What makes a run another run; where it lies, what it logs and what it ran on does not."""
+RATES = 100
+# What tables reckon with; a file where one of these is of another kind is a damaged one.
+CONFIG_KINDS = {
+    "seed": int,
+    "model.block": str,
+    "model.p": int | float,
+    **dict.fromkeys(("model.blocks", "model.rounds", "model.width", "model.context"), int),
+    "data.path": str,
+    "optim.peak_lr": int | float,
+    **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
+}
+STAMP_KINDS = {"ranks": int, "written": str, "command": list, "shape": dict}
+METRIC_KINDS = dict.fromkeys(
+    ("loss", "floor", "exact", "cells", "seconds", "tokens_per_s", "mfu"), int | float | None
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, or the cell of a sweep that has none yet (`absent`)."""
+
+    folder: Path
+    name: str
+    state: str
+    """absent, started, finished, collapsed (stopped by the guard), failed, or unreadable."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Its config: dotted path → value."""
+    stamp: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    """The last line of training metrics."""
+    validation: Mapping[str, Any] = field(default_factory=dict)
+    """The last validation."""
+    tokens_per_s: float | None = None
+    """Median of its last hundred lines."""
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    """Where it stands in its sweep."""
+    compare_at: int | None = None
+    """The step at which its sweep compares losses; None is the last."""
+    shared: bool = False
+    """Other cells of its sweep ran on its device at the same time, so its speed is not its own."""
+
+    @property
+    def step(self) -> int:
+        return max(self.train.get("step", 0), self.validation.get("step", 0))
+
+    @property
+    def steps(self) -> int | None:
+        return self.fields.get("optim.steps")
+
+    @property
+    def seed(self) -> int | None:
+        return self.fields.get("seed")
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last loss is its result."""
+        return self.state in ("finished", "collapsed")
+
+    @property
+    def hours(self) -> float | None:
+        """Training time × ranks; a run of before `ranks` was recorded counts as one rank."""
+        seconds = self.train.get("seconds")
+        return None if seconds is None else seconds * self.stamp.get("ranks", 1) / 3600
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """The same where it ran on GPUs, by its stamp, or by an `mfu`, which only known GPUs have."""
+        device = self.stamp.get("device")
+        on_gpu = self.train.get("mfu") is not None if device is None else device != "cpu"
+        return self.hours if on_gpu else None
+
+
+def find_runs(folders: Iterable[Path]) -> list[Run]:
+    """The runs in run folders, sweep folders, and folders of either; sorted by name, each once."""
+    found: dict[Path, Run] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: no such folder")
+        own = list(_runs_under(folder, depth=3))
+        if not own:
+            raise ValueError(f"{folder}: holds no run folder (run.json) and no sweep (sweep.json)")
+        for run in own:
+            found.setdefault(run.folder.resolve(), run)
+    names = distinct_names([run.folder for run in found.values()])
+    runs = [replace(run, name=name) for run, name in zip(found.values(), names, strict=True)]
+    return sorted(runs, key=lambda run: natural(run.name))
+
+
+def _runs_under(folder: Path, depth: int) -> Iterator[Run]:
+    if (folder / "run.json").is_file():
+        sweep = read_json(folder.resolve().parent / "sweep.json")
+        yield read_run(folder, shared=has_several_jobs(sweep))
+    elif (folder / "sweep.json").is_file():
+        yield from read_sweep(folder)
+    elif depth:
+        for child in sorted(path for path in folder.iterdir() if path.is_dir()):
+            yield from _runs_under(child, depth - 1)
+
+
+def read_sweep(folder: Path) -> Iterator[Run]:
+    """Every cell of a sweep, those without a run folder as absent."""
+    try:
+        sweep = read_object(folder / "sweep.json")
+        cells = {str(name): dict(cell.get("axes", {})) for name, cell in sweep["cells"].items()}
+    except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / 'sweep.json'}: can't be read ({error})") from None
+    for name, axes in cells.items():
+        yield read_run(folder / name, axes, sweep.get("compare_at"), shared=has_several_jobs(sweep))
+
+
+def has_several_jobs(sweep: Mapping[str, Any]) -> bool:
+    """Whether the command that a sweep was last started with puts several cells on a device."""
+    command = sweep.get("command")
+    words = " ".join(map(str, command)) if isinstance(command, list) else ""
+    return any(int(jobs) > 1 for jobs in re.findall(r"--jobs[ =]([0-9]+)", words))
+
+
+def read_run(
+    folder: Path,
+    axes: Mapping[str, Any] | None = None,
+    compare_at: int | None = None,
+    *,
+    shared: bool = False,
+) -> Run:
+    """The run in a folder, from its JSON and the end of its metrics."""
+    place: dict[str, Any] = {"axes": axes or {}, "compare_at": compare_at, "shared": shared}
+    failed = log_error(folder.with_name(folder.name + ".log")) is not None  # a sweep keeps it there
+    if not (folder / "run.json").is_file():
+        return Run(folder, folder.name, "failed" if failed else "absent", **place)
+    try:
+        fields = flatten(read_object(folder / "config.json"))
+        stamp = read_object(folder / "run.json")
+        train, validation, rates = _last_lines(folder)
+        for values, kinds in (
+            (fields, CONFIG_KINDS),
+            (stamp, STAMP_KINDS),
+            (train, METRIC_KINDS),
+            (validation, METRIC_KINDS),
+        ):
+            _check_kinds(values, kinds)
+    except (OSError, ValueError):
+        return Run(folder, folder.name, "unreadable", **place)
+    rate = median(rates) if rates else None
+    run = Run(folder, folder.name, "started", fields, stamp, train, validation, rate, **place)
+    return replace(run, state=_state(run, failed))
+
+
+def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    for name in values.keys() & kinds.keys():
+        if not isinstance(values[name], kinds[name]):
+            raise ValueError(f"{name}={values[name]!r}: must be a {kinds[name]}")
+
+
+def _last_lines(folder: Path) -> tuple[Record, Record, list[float]]:
+    train: Record = {}
+    validation: Record = {}
+    rates: list[float] = []
+    for record in stream_back(folder):
+        if record["kind"] == "validation":
+            validation = validation or record
+        elif record["kind"] == "train":
+            train = train or record
+            if record.get("tokens_per_s") and len(rates) < RATES:
+                rates.append(record["tokens_per_s"])
+        if train and validation and len(rates) == RATES:
+            break
+    return train, validation, rates
+
+
+def _state(run: Run, failed: bool) -> str:
+    over = ending(
+        run.validation,
+        steps=run.steps,
+        since=max(run.step, run.fields.get("optim.warmup_steps", 0)),
+        stops=bool(run.fields.get("guard.stop")),
+    )
+    return over or ("failed" if failed else "started")
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"model": {"p": 0.5}} → {"model.p": 0.5}."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The fields that tell these runs apart, seed aside, in the order of the config.
+
+    A field that only language models or only reasoners have is compared among those.
+    """
+    told = [run for run in runs if run.fields]
+    owners: dict[str, set[Any]] = {}
+    for run in told:
+        for name in run.fields:
+            if name.startswith(DEFINING):
+                owners.setdefault(name, set()).add(run.stamp.get("task"))
+
+    def values(name: str) -> set[str]:
+        return {json.dumps(run.fields.get(name)) for run in told if run.stamp.get("task") in owners[name]}
+
+    return [name for name in owners if len(values(name)) > 1]
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell the folders apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(own[-length:]) for own in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
+
+
+def natural(text: str) -> list[tuple[int, float, str]]:
+    """Sorts r3 before r12."""
+    words = re.findall(r"[0-9]+(?:\.[0-9]+)?|[^0-9]+", text)
+    return [(0, float(word), "") if word[0] in "0123456789" else (1, 0.0, word) for word in words]
+
+
+# ── The whole history of a run, for tables and figures ──────────────────────────────────────────────────
+POINTS = 400
+
+
+@dataclass(frozen=True)
+class History:
+    """A run's metrics, read once."""
+
+    curve: list[tuple[int, float]]
+    """(step, training loss), thinned to what a picture can show."""
+    validations: list[Record]
+    kappas: list[Record]
+    """Of each diagnosis: step, rounds, updates, kappa, kappa_raw, similarity."""
+    damaged: int = 0
+    """Lines that can't be read, save a last one that was cut off."""
+
+
+def read_history(folder: Path) -> History:
+    curve: list[tuple[int, float]] = []
+    validations, kappas = [], []
+    stride, seen, damaged = 1, 0, 0
+    for record in stream_lines(folder):
+        if record is None:
+            damaged += 1
+        elif record["kind"] == "validation" and record.get("loss") is not None:
+            validations.append(record)
+        elif record["kind"] == "diagnose":
+            kappas.append({name: record.get(name) for name in KAPPA})
+        elif record["kind"] == "train" and record.get("loss") is not None:
+            if seen % stride == 0:
+                curve.append((record["step"], record["loss"]))
+            seen += 1
+            if len(curve) == 2 * POINTS:
+                curve, stride = curve[::2], 2 * stride
+    return History(curve, validations, kappas, damaged)
+
+
+KAPPA = ("step", "rounds", "updates", "kappa", "kappa_raw", "similarity")

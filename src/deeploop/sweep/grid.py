@@ -1,0 +1,228 @@
+"""What a sweep consists of: a grid of axes over a recipe, each cell a full config; and a grid from a file.
+
+A setting is a field's path and its value, as on the command line of `deeploop train` but with underscores:
+{"optim.peak_lr": 6e-4}. The pseudo-field `recipe` chooses the recipe. An axis maps each of its labels to
+settings. Later settings win: recipe, the grid's own, its axes in order, the command line's.
+"""
+
+import difflib
+import itertools
+import json
+import re
+import tomllib
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deeploop.recipes import get_recipe
+from deeploop.train.config import from_dict, to_dict
+
+Settings = Mapping[str, Any]
+Axis = Mapping[Any, Settings]
+NOT_SETTABLE = ("out", "resume")  # the sweep's own business
+LABEL = re.compile(r"[\w.+-]+")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep."""
+
+    name: str
+    recipe: str
+    settings: Settings
+    axes: Mapping[str, Any]
+
+    def config(self) -> Any:
+        """The full config, but for the run folder."""
+        return configure(self.recipe, self.settings)
+
+    def words(self) -> list[str]:
+        """What follows `deeploop train` to make this run."""
+        hints = _leaf_hints(type(get_recipe(self.recipe)))
+        return [self.recipe, *itertools.chain(*(_words(hints[p], p, v) for p, v in self.settings.items()))]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A named sweep at one scale."""
+
+    name: str
+    recipe: str
+    axes: Mapping[str, Axis]
+    settings: Settings = field(default_factory=dict)
+    scale: str = "own"
+    omit: tuple[Mapping[str, Any], ...] = ()
+    """Corners of the grid that are left out, by their labels."""
+    evaluate: bool = False
+    """Cells are also scored with `deeploop eval`."""
+    compare_at: int | None = None
+    """The step at which losses are compared; None is the last one."""
+    shares_folder_of: str | None = None
+    """Another sweep with the same cells, so that none is trained twice."""
+
+    @property
+    def family(self) -> str:
+        """What its folder and record are named: the same for sweeps that share them."""
+        return self.shares_folder_of or self.name
+
+    def cells(self, overrides: Settings | None = None) -> list[Cell]:
+        """Every cell, in the order of its axes; each one's config is made once, so that a mistake shows."""
+        cells = [self._cell(labels, overrides or {}) for labels in self._corners()]
+        doubled = {a.name for a, b in itertools.combinations(cells, 2) if a.name == b.name}
+        if doubled:
+            raise ValueError(f"axes: two cells would be named {doubled.pop()}; change a label")
+        for cell in cells:
+            cell.config()
+        return cells
+
+    def _corners(self) -> Iterator[dict[str, Any]]:
+        for labels in itertools.product(*self.axes.values()):
+            corner = dict(zip(self.axes, labels, strict=True))
+            if not any(omitted.items() <= corner.items() for omitted in self.omit):
+                yield corner
+
+    def _cell(self, labels: dict[str, Any], overrides: Settings) -> Cell:
+        settings: dict[str, Any] = {"recipe": self.recipe, **self.settings}
+        for axis, label in labels.items():
+            settings.update(self.axes[axis][label])
+        settings.update(overrides)
+        recipe = settings.pop("recipe")
+        return Cell("-".join(itertools.starmap(_label, labels.items())), recipe, settings, labels)
+
+
+def along(path: str, values: Iterable[Any]) -> dict[str, Axis]:
+    """The axis over one field's values, named after the field: along("model.p", …) is {"p": …}."""
+    return {path.rpartition(".")[2]: {value: {path: value} for value in values}}
+
+
+def configure(recipe: str, settings: Settings) -> Any:
+    """The recipe's config with these fields changed."""
+    base = get_recipe(recipe)
+    known = _leaf_hints(type(base))
+    values = to_dict(base)
+    for path, value in settings.items():
+        if path in NOT_SETTABLE or path not in known:
+            near = difflib.get_close_matches(path, known.keys() - set(NOT_SETTABLE), 1)
+            hint = f"; perhaps you meant {near[0]}" if near else ""
+            raise ValueError(f"{path}: not a field that a sweep of {recipe} can set{hint}")
+        *parents, leaf = path.split(".")
+        place = values
+        for parent in parents:
+            place = place[parent]
+        place[leaf] = str(value) if isinstance(value, Path) else value
+    try:
+        return from_dict(type(base), values)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("config.")) from None
+
+
+def _leaf_hints(kind: type, prefix: str = "") -> dict[str, Any]:
+    """Path → type of every field of a config."""
+    found: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(kind).items():
+        inner = isinstance(hint, type) and hasattr(hint, "__dataclass_fields__")
+        found |= _leaf_hints(hint, f"{prefix}{name}.") if inner else {prefix + name: hint}
+    return found
+
+
+def _words(hint: Any, path: str, value: Any) -> list[str]:
+    *parents, leaf = path.replace("_", "-").split(".")
+    if hint is bool:
+        return ["--" + ".".join([*parents, leaf if value else f"no-{leaf}"])]
+    values = value if isinstance(value, list | tuple) else [value]
+    return ["--" + ".".join([*parents, leaf]), *map(str, values)]
+
+
+def _label(axis: str, label: Any) -> str:
+    """A part of a cell's name: `p0.5`, `sandwich`."""
+    text = label if isinstance(label, str) else f"{axis}{label}"
+    text = text.replace("/", "_")
+    if not LABEL.fullmatch(text) or text.startswith("."):
+        raise ValueError(f"axes.{axis}={label!r}: names a folder, so letters, digits, . + - and _ are valid")
+    return text
+
+
+# ── A grid from a file ──────────────────────────────────────────────────────────────────────────────────
+def read_grid(path: Path) -> Grid:
+    """The grid that a TOML or JSON file describes: recipe, settings, axes, evaluate, compare_at."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+    except ValueError as error:  # no JSON, no TOML, no UTF-8
+        raise ValueError(f"{path}: {error}") from None
+    try:
+        return _grid(path.stem, data)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _grid(name: str, data: Any) -> Grid:
+    kinds = {"recipe": str, "settings": dict, "axes": dict, "evaluate": bool, "compare_at": int}
+    if not isinstance(data, dict):
+        raise ValueError("must be an object with recipe, settings and axes")
+    for key, value in data.items():
+        if key not in kinds:
+            raise ValueError(f"{key}: unknown; choose from {', '.join(kinds)}")
+        if type(value) is not kinds[key]:
+            raise ValueError(f"{key}={value!r}: must be a {kinds[key].__name__}")
+    for key in ("recipe", "axes"):
+        if not data.get(key):
+            raise ValueError(f"{key}: missing")
+    axes: dict[str, Axis] = {}
+    for key, values in _flat(data["axes"], lists_end=True).items():
+        for axis, labels in _axis(key, values).items():
+            if axis in axes:
+                raise ValueError(f"axes.{key}: there is an axis {axis} already")
+            axes[axis] = labels
+    _check_disjoint(axes)
+    return Grid(
+        name,
+        data["recipe"],
+        axes,
+        _flat(data.get("settings", {})),
+        evaluate=data.get("evaluate", False),
+        compare_at=data.get("compare_at"),
+    )
+
+
+def _axis(key: str, values: Any) -> dict[str, Axis]:
+    """`"model.p" = [0.25, 0.5]`, or a name with a table of settings a label."""
+    if isinstance(values, list) and values and not any(isinstance(v, list | dict) for v in values):
+        if len(set(values)) < len(values):
+            raise ValueError(f"axes.{key}={values}: holds a value twice")
+        return along(key, values)
+    if isinstance(values, dict) and values and all(isinstance(s, dict) and s for s in values.values()):
+        return {key: {label: _flat(settings) for label, settings in values.items()}}
+    raise ValueError(
+        f"axes.{key}={values!r}: must be a list of values, or a table of settings for each label"
+    )
+
+
+def _check_disjoint(axes: Mapping[str, Axis]) -> None:
+    fields = {
+        axis: {path for settings in labels.values() for path in settings} for axis, labels in axes.items()
+    }
+    for one, other in itertools.combinations(fields, 2):
+        if shared := fields[one] & fields[other]:
+            raise ValueError(f"axes.{other}: sets {min(shared)}, as the axis {one} does")
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "", lists_end: bool = False) -> dict[str, Any]:
+    """Nested tables as dotted paths: {"optim": {"steps": 9}} → {"optim.steps": 9}.
+
+    Among axes a table is a path only if lists are at its ends; else it holds a label's settings.
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        nested = isinstance(value, dict) and (not lists_end or _ends_in_lists(value))
+        found |= _flat(value, f"{prefix}{key}.", lists_end) if nested else {prefix + key: value}
+    return found
+
+
+def _ends_in_lists(value: Any) -> bool:
+    inner = isinstance(value, dict) and value and all(map(_ends_in_lists, value.values()))
+    return isinstance(value, list) or bool(inner)

@@ -1,0 +1,232 @@
+"""Cells as processes of this machine: one a cell, several at a time, on the devices at hand."""
+
+import fcntl
+import math
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TextIO
+
+import torch
+
+from deeploop.files import is_locked
+from deeploop.report.endings import MEMORY_IS_FULL, log_error
+from deeploop.sweep.cells import SweepFolder
+from deeploop.sweep.grid import Cell
+from deeploop.train.progress import StopRequest
+
+POLL_SECONDS = 0.3
+LOCK_SECONDS = 1.0
+SAVE_SECONDS = 110  # torchrun kills its ranks 30 s after SIGTERM unless told otherwise
+Slot = dict[str, str]  # the environment that ties a process to its devices
+
+
+class Work(Protocol):
+    """A process that works on a cell."""
+
+    def poll(self) -> int | None: ...
+
+
+@dataclass
+class Elsewhere:
+    """A process that outlived the sweep that started it; it is waited for."""
+
+    log: Path
+
+    def poll(self) -> int | None:
+        return None if is_locked(self.log) else 0
+
+
+@dataclass
+class Local:
+    """Runs the cells of a sweep; `failed` says why those did that did."""
+
+    sweep: SweepFolder
+    slots: list[Slot]
+    keep_weights: bool
+    watch: Callable[[set[str]], None]
+    """Called every moment with the names of the cells that run."""
+    minutes: float | None = None
+    """After these no cell is started any more."""
+    failed: dict[str, str] = field(default_factory=dict)
+    given_up: set[int] = field(default_factory=set)
+    """Slots that their device's memory had no room for beside the others."""
+    _begun_at: dict[str, tuple[object, int]] = field(default_factory=dict)
+    _accompanied: set[str] = field(default_factory=set)
+    """Cells that shared their device with others since they were started."""
+    _to_be_alone: set[str] = field(default_factory=set)
+    """Cells that found their device full beside others: tried again when they have it to themselves."""
+
+    def run(self, stop: StopRequest) -> None:
+        """Until every cell is finished or has failed, or someone asks to stop; what runs then saves first."""
+        end = math.inf if self.minutes is None else time.monotonic() + 60 * self.minutes
+        waiting = [cell for cell in self.sweep.cells if self._left(cell)]
+        working: dict[int, tuple[Cell, Work]] = {}
+        try:
+            while (waiting or working) and not stop.requested:
+                if time.monotonic() > end:  # what was begun may have a second command
+                    waiting = [cell for cell in waiting if cell.name in self._begun_at]
+                for number in range(len(self.slots)):
+                    while number not in working and (cell := self._next(number, waiting, working)):
+                        waiting.remove(cell)
+                        if command := self._left(cell):  # others may have finished it meanwhile
+                            self._accompany(number, cell, working)
+                            working[number] = (cell, self._start(cell, command, self.slots[number]))
+                self._collect(working, waiting)
+                self.watch({cell.name for cell, _ in working.values()})
+                time.sleep(POLL_SECONDS)
+            self._stop(working)
+        except BaseException as error:
+            # A second Ctrl-C does not want to wait; after anything else the cells still save.
+            impatient = isinstance(error, KeyboardInterrupt)
+            for _, work in working.values():
+                _signal(work, signal.SIGKILL if impatient else signal.SIGTERM)
+            raise
+        self.watch(set())
+
+    def _left(self, cell: Cell) -> list[str] | None:
+        """The command that is left to do; a cell without one is finished."""
+        command = self.sweep.next_command(cell)
+        if command is None and not self.keep_weights:
+            self.sweep.drop_weights(cell)
+        return command
+
+    def _start(self, cell: Cell, command: list[str], slot: Slot) -> Work:
+        log = self.sweep.log_file(cell)
+        self._begun_at[cell.name] = self._stand(cell)
+        try:
+            return start(command, log, slot)
+        except BlockingIOError:
+            del self._begun_at[cell.name]
+            return Elsewhere(log)
+
+    def _stand(self, cell: Cell) -> tuple[object, int]:
+        return self.sweep.next_command(cell), self.sweep.progress(cell, running=True).step
+
+    def _collect(self, working: dict[int, tuple[Cell, Work]], waiting: list[Cell]) -> None:
+        """Frees the slots whose processes have ended; a cell with more to do goes first in the queue.
+
+        One that found its device full beside others goes last, and its slot is given up.
+        """
+        for number, (cell, work) in list(working.items()):
+            if (code := work.poll()) is None:
+                continue
+            del working[number]
+            if code != 0:
+                error = note_failure(self.sweep.log_file(cell), code)
+                if MEMORY_IS_FULL in error and cell.name in self._accompanied:
+                    del self._begun_at[cell.name]
+                    self._to_be_alone.add(cell.name)
+                    waiting.append(cell)
+                    if len(self._open_slots(number)) > 1:
+                        self.given_up.add(number)
+                else:
+                    self.failed[cell.name] = error
+            elif self._left(cell):
+                if self._begun_at.get(cell.name) == self._stand(cell):
+                    self.failed[cell.name] = note_failure(self.sweep.log_file(cell), code)
+                else:
+                    waiting.insert(0, cell)
+
+    # ── who shares a device with whom ──
+    def _open_slots(self, number: int) -> list[int]:
+        """The slots on this one's device that are not given up."""
+        same = [other for other, slot in enumerate(self.slots) if slot == self.slots[number]]
+        return [other for other in same if other not in self.given_up]
+
+    def _neighbours(self, number: int, working: dict[int, tuple[Cell, Work]]) -> set[str]:
+        """The cells that work on this slot's device."""
+        return {cell.name for other, (cell, _) in working.items() if self.slots[other] == self.slots[number]}
+
+    def _next(self, number: int, waiting: list[Cell], working: dict[int, tuple[Cell, Work]]) -> Cell | None:
+        """The first cell that may be started in this slot now."""
+        neighbours = self._neighbours(number, working)
+        if number in self.given_up or neighbours & self._to_be_alone:
+            return None
+        return next((c for c in waiting if not neighbours or c.name not in self._to_be_alone), None)
+
+    def _accompany(self, number: int, cell: Cell, working: dict[int, tuple[Cell, Work]]) -> None:
+        neighbours = self._neighbours(number, working)
+        self._accompanied.discard(cell.name)
+        if neighbours:
+            self._accompanied |= {*neighbours, cell.name}
+
+    def _stop(self, working: dict[int, tuple[Cell, Work]]) -> None:
+        for _, work in working.values():
+            _signal(work, signal.SIGTERM)
+        while any(isinstance(work, subprocess.Popen) and work.poll() is None for _, work in working.values()):
+            self.watch({cell.name for cell, work in working.values() if work.poll() is None})
+            time.sleep(POLL_SECONDS)
+
+
+def start(
+    command: list[str], log: Path, env: Slot, before: Callable[[], object] | None = None
+) -> "subprocess.Popen[bytes]":
+    """The process, its command and all it prints in the log; `before` is called in the child.
+
+    The lock on the log is the child's too, and with it the descriptor's: it ends when the last process does
+    that has it as its output. BlockingIOError: another one works on this cell.
+    """
+    with log.open("a") as file:
+        _lock(file)
+        print(f"$ {shlex.join(command)}", file=file, flush=True)
+        # A session of its own: Ctrl-C in the terminal reaches the sweep alone, which then asks each cell.
+        return subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVE_SECONDS), **os.environ, **env},
+            start_new_session=True,
+            preexec_fn=before,
+        )
+
+
+def _lock(file: TextIO) -> None:
+    """Tries for a moment: one who only asks whether the log is locked holds a shared lock while it does."""
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+
+
+def note_failure(log: Path, code: int) -> str:
+    """Makes sure that the log of a failed process ends in its error; returns that."""
+    if log_error(log) is None:
+        ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}" if code else "no progress"
+        with log.open("a") as file:
+            print(f"\ndeeploop sweep: error: {ended}", file=file)
+    return log_error(log) or ""
+
+
+def _signal(work: Work, number: int) -> None:
+    """Asks the process itself to stop, which tells its children; kills with all of them."""
+    if isinstance(work, subprocess.Popen) and work.poll() is None:
+        if number == signal.SIGKILL:
+            os.killpg(work.pid, number)
+        else:
+            work.send_signal(number)
+
+
+def local_slots(gpus: int, jobs: int) -> list[Slot]:
+    """Places for a process each: `jobs` on every group of `gpus` devices, or on the CPU if there is none."""
+    count = torch.cuda.device_count()
+    if count == 0:
+        threads = str(max(1, (os.cpu_count() or 1) // (jobs * gpus)))
+        # Threads of several processes on the same cores lose more than they gain.
+        return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)} for _ in range(jobs)]
+    if count < gpus:
+        raise ValueError(f"gpus={gpus}: this machine has {count}")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = named.split(",")[:count] if named else [str(number) for number in range(count)]
+    groups = [",".join(devices[i : i + gpus]) for i in range(0, count - gpus + 1, gpus)]
+    return [{"CUDA_VISIBLE_DEVICES": group} for _ in range(jobs) for group in groups]

@@ -1,0 +1,271 @@
+"""The paper's sweeps as grids, at three scales; and three on questions that it leaves open.
+
+`paper`   its settings, as far as they are known
+`gpu`     minutes on one GPU, on any corpus of GPT-2 tokens: K = 6, width 512, 64 × 512 tokens a step
+`laptop`  minutes on two cores, on the bytes of Python's standard library
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+from deeploop.sweep.grid import Axis, Grid, along
+
+Scale = Literal["paper", "gpu", "laptop"]
+SCALES = get_args(Scale)
+ROUNDS = (1, 3, 5, 7)
+BLOCKS = ("prenorm", "sandwich")  # the baseline, and DeepLoop (p = ½)
+
+# ── Table 1: size × block × R ───────────────────────────────────────────────────────────────────────────
+GPU: dict[str, Any] = {
+    "model.blocks": 6,
+    "model.width": 512,
+    "model.heads": 4,
+    "model.hidden": 1360,  # ⌊8·512/3⌋ = 1365, down to a multiple of 16
+    "model.context": 512,
+    "data.path": "data/text",
+    "data.validation_sequences": 256,
+    "optim.batch": 64,
+    "device.micro_batch": 64,
+}
+TABLE1_SIZES: dict[str, dict[Any, dict[str, Any]]] = {
+    "paper": {"small": {"recipe": "gpt2-small"}, "medium": {"recipe": "gpt2-medium"}},
+    "gpu": {
+        "small": {},
+        "medium": {"model.blocks": 12, "model.width": 768, "model.heads": 6, "model.hidden": 2048},
+    },
+    "laptop": {"small": {}, "medium": {"model.blocks": 4}},
+}
+TABLE1_SETTINGS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    # A thousandth of the paper's 49.152 B tokens; the rate rises by the lineage's 5e-7 a step.
+    "gpu": {
+        **GPU,
+        "optim.steps": 1_500,
+        "optim.peak_lr": 5e-4,
+        "optim.warmup_steps": 1_000,
+        "data.validate_every": 250,
+        "checkpoint.every": 500,
+        "checkpoint.keep": 1,
+    },
+    "laptop": {"model.context": 64},
+}
+
+
+def table1(scale: Scale) -> Grid:
+    """Table 1: pre-norm against DeepLoop at R = 1, 3, 5, 7, small and medium; 16 cells."""
+    return Grid(
+        "table1",
+        "tiny" if scale == "laptop" else "gpt2-small",
+        {"size": TABLE1_SIZES[scale], **along("model.block", BLOCKS), **along("model.rounds", ROUNDS)},
+        TABLE1_SETTINGS[scale],
+        scale,
+    )
+
+
+def downstream(scale: Scale) -> Grid:
+    """Tables 2 and 4: table1 but for small at R = 7, scored on the eight tasks; 14 cells."""
+    base = table1(scale)
+    return Grid(
+        "downstream",
+        base.recipe,
+        base.axes,
+        base.settings,
+        scale,
+        omit=({"size": "small", "rounds": 7},),
+        evaluate=True,
+        shares_folder_of="table1",
+    )
+
+
+# ── Appendix C: p × seed ────────────────────────────────────────────────────────────────────────────────
+PAPER_P = (0.30, 0.35, 0.40, 0.45, 0.50, 0.55, 0.60)
+P_SWEEP: dict[str, tuple[str, dict[str, Any], dict[str, Axis]]] = {
+    # The text's 2,700 steps of the 100,000-step schedule, whose cosine has lost 0.01% of the rate by then.
+    "paper": (
+        "gpt2-small",
+        {"optim.steps": 2_700, "optim.floor_lr": 1e-3},
+        {**along("model.p", PAPER_P), **along("seed", range(5))},
+    ),
+    # 300 steps decide an escape. At 1.7e-6 a step (1e-3 over 600) p = ½ does and p = ¼ does not, at 5e-6
+    # neither. The ramps are two of `escape`, and the peak stays, as there.
+    "gpu": (
+        "gpt2-small",
+        {
+            **GPU,
+            "optim.steps": 300,
+            "optim.floor_lr": 1e-3,
+            "data.validate_every": 50,
+            "checkpoint.every": 300,
+            "checkpoint.keep": 1,
+        },
+        {
+            **along("optim.warmup_steps", (600, 200)),
+            **along("model.p", (0.25, *PAPER_P, 0.75, 1.0)),
+            **along("seed", range(3)),
+        },
+    ),
+    # The demo's ramp and depth: at R = 3 no ramp is known that tells exponents apart at this size.
+    "laptop": (
+        "tiny",
+        {
+            "model.rounds": 12,
+            "model.context": 64,
+            "data.validation_sequences": 128,
+            "data.validate_every": 40,
+            "optim.steps": 160,
+            "optim.peak_lr": 1.2e-2,
+            "optim.floor_lr": 1.2e-3,
+            "optim.warmup_steps": 100,
+            "checkpoint.every": 80,
+            "checkpoint.keep": 1,
+        },
+        {**along("model.p", (0.25, *PAPER_P)), **along("seed", range(3))},
+    ),
+}
+
+
+def p_sweep(scale: Scale) -> Grid:
+    """Appendix C: which exponents escape the unigram floor, over seeds, at R = 3 (laptop: R = 12)."""
+    recipe, settings, axes = P_SWEEP[scale]
+    compare_at = 2_000 if scale == "paper" else None
+    return Grid("p-sweep", recipe, axes, settings, scale, compare_at=compare_at)
+
+
+# ── How a start escapes, and which rule to take ─────────────────────────────────────────────────────────
+def escape(scale: Scale) -> Grid:
+    """The paper's recipe and the stable one: escapes over p, the ramp and seeds; 90 cells (laptop: 60)."""
+    recipe = "tiny" if scale == "laptop" else "gpt2-small"
+    few = scale == "laptop"
+    # The peak is 1e-3 and stays, as at the start of a long schedule: what differs is the rise.
+    warmups = {"1e-5": 100, "2e-5": 50} if few else {"1.7e-6": 600, "5e-6": 200, "1e-5": 100}
+    return Grid(
+        "escape",
+        recipe,
+        {
+            "start": {"paper": {}, "stable": {"recipe": f"{recipe}-stable"}},
+            **along("model.p", (0.25, 0.5, 0.75)),
+            "ramp": {ramp: {"optim.warmup_steps": steps} for ramp, steps in warmups.items()},
+            **along("seed", range(5)),
+        },
+        {
+            **{"paper": {}, "gpu": GPU, "laptop": {"model.blocks": 4, "model.context": 64}}[scale],
+            "optim.steps": 150 if few else 300,
+            "optim.floor_lr": 1e-3,
+            "data.validate_every": 50,
+            "checkpoint.every": 300,
+            "checkpoint.keep": 1,
+        },
+        scale,
+    )
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "prenorm": {"model.block": "prenorm"},
+    "deepnorm": {"model.p": 0.25},
+    "deeploop": {},
+    "averaged": {"model.block": "averaged"},
+    "factored": {"model.block": "factored"},
+    "stable": {},  # a recipe of its own
+}
+RULE_SETTINGS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    # Small, so that a run is long against its warm-up: 1,000 steps of 8 × 512 tokens in some five seconds.
+    "gpu": GPU
+    | {
+        "model.blocks": 4,
+        "model.width": 384,
+        "model.heads": 3,
+        "model.hidden": 1024,
+        "optim.batch": 8,
+        "device.micro_batch": 8,
+        "optim.steps": 1_000,
+        "optim.warmup_steps": 400,
+        "data.validate_every": 250,
+        "checkpoint.every": 1_000,
+        "checkpoint.keep": 1,
+    },
+    "laptop": {
+        "model.context": 64,
+        "optim.steps": 600,
+        "data.validate_every": 150,
+        "checkpoint.every": 600,
+        "checkpoint.keep": 1,
+    },
+}
+# Peak and warm-up: the same eight points for every rule, the rate rising by 1.2e-6 to 4e-5 a step.
+SEARCH = {
+    f"{peak:g}+{warmup}": {"optim.peak_lr": peak, "optim.warmup_steps": warmup}
+    for warmup, peaks in {400: (5e-4, 1e-3, 2e-3, 4e-3, 8e-3), 100: (1e-3, 2e-3, 4e-3)}.items()
+    for peak in peaks
+}
+
+
+def _rules(scale: Scale) -> tuple[str, Axis]:
+    recipe = "tiny" if scale == "laptop" else "gpt2-small"
+    return recipe, RULES | {"stable": {"recipe": f"{recipe}-stable"}}
+
+
+def rules_search(scale: Scale) -> Grid:
+    """A rate and a warm-up for every rule of `rules`, by the same eight trials at R = 3; 48 cells."""
+    recipe, axis = _rules(scale)
+    return Grid("rules-search", recipe, {"rule": axis, "trial": SEARCH}, RULE_SETTINGS[scale], scale)
+
+
+def rules(scale: Scale) -> Grid:
+    """Six rules at R = 1, 3, 5, 7, equal tokens, two seeds: loss; 48 cells."""
+    recipe, axis = _rules(scale)
+    return Grid(
+        "rules",
+        recipe,
+        {"rule": axis, **along("model.rounds", ROUNDS), **along("seed", range(2))},
+        RULE_SETTINGS[scale],
+        scale,
+    )
+
+
+# ── Reasoners ───────────────────────────────────────────────────────────────────────────────────────────
+# The published block, and p = ½: on 4 × 4 boards at a rate of its own, for it is slow at the other's.
+SUDOKU: dict[str, dict[Any, dict[str, Any]]] = {
+    "hrm-sudoku": {"hrm": {}, "deeploop": {"model.p": 0.5}},
+    "hrm-sudoku4": {"hrm": {}, "deeploop": {"recipe": "hrm-sudoku4-deeploop"}},
+}
+HRM_ARC: dict[str, tuple[str, dict[str, Axis]]] = {
+    "paper": ("hrm-arc1", {"method": {"hrm": {}, "deeploop": {"recipe": "hrm-arc1-deeploop"}}}),
+    "gpu": ("hrm-sudoku", {"method": SUDOKU["hrm-sudoku"], **along("seed", range(2))}),
+    "laptop": ("hrm-sudoku4", {"method": SUDOKU["hrm-sudoku4"], **along("seed", range(3))}),
+}
+
+
+def hrm_arc(scale: Scale) -> Grid:
+    """Table 3: HRM as published against p = 1/2, on ARC-AGI-1 (gpu: 9 × 9 Sudoku, laptop: 4 × 4)."""
+    recipe, axes = HRM_ARC[scale]
+    return Grid("hrm-arc", recipe, axes, {}, scale)
+
+
+def depth(scale: Scale) -> Grid:
+    """Section 4: C_L inner iterations × gradient horizon of HRM as published and with p = 1/2, on Sudoku."""
+    recipe = "hrm-sudoku4" if scale == "laptop" else "hrm-sudoku"
+    return Grid(
+        "depth",
+        recipe,
+        {
+            "method": SUDOKU[recipe],
+            **along("model.low_cycles", (1, 2, 4, 8)),
+            **along("model.horizon", ("last_call", "last_cycle", "full")),
+        },
+        {},
+        scale,
+        omit=({"low_cycles": 1, "horizon": "last_cycle"},),  # whose one call is the last
+    )
+
+
+GRIDS: dict[str, Callable[[Scale], Grid]] = {
+    "table1": table1,
+    "p-sweep": p_sweep,
+    "downstream": downstream,
+    "hrm-arc": hrm_arc,
+    "depth": depth,
+    "escape": escape,
+    "rules-search": rules_search,
+    "rules": rules,
+}

@@ -1,0 +1,70 @@
+"""What a search found: the cells of a sweep take the settings of the best trial of another one.
+
+A search is a sweep with an axis `trial`, such as `rules-search`. Its cells that agree in all other axes
+compete, by their last validation loss.
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from deeploop.files import read_object
+from deeploop.report.runs import read_run
+from deeploop.sweep.grid import Cell, Settings
+
+TRIAL = "trial"
+Axes = dict[str, Any]
+Trials = dict[str, Settings]  # by the cell's name
+
+
+def tuned(cells: list[Cell], search: Path, overrides: Settings) -> list[Cell]:
+    """The cells, each with the settings of the best trial among those that share its labels.
+
+    What the `overrides` set stays as it is.
+    """
+    groups = _groups(search)
+    result = []
+    for cell in cells:
+        fitting = [trials for axes, trials in groups if axes.items() <= cell.axes.items()]
+        if len(fitting) != 1:
+            raise ValueError(f"tuned={search}: has {len(fitting)} searches for the cell {cell.name}, not one")
+        result.append(replace(cell, settings={**cell.settings, **_best(search, fitting[0]), **overrides}))
+    return result
+
+
+def _groups(search: Path) -> list[tuple[Axes, Trials]]:
+    """The trials that compete, by the labels that they share."""
+    try:
+        cells = {
+            name: (dict(cell["axes"]), dict(cell["settings"]))
+            for name, cell in read_object(search / "sweep.json")["cells"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"tuned={search}: holds no sweep that can be read") from None
+    groups: list[tuple[Axes, Trials]] = []
+    for name, (shared, settings) in cells.items():
+        if shared.pop(TRIAL, None) is None:
+            raise ValueError(f"tuned={search}: no search, for it has no axis {TRIAL}")
+        trials = next((trials for axes, trials in groups if axes == shared), None)
+        if trials is None:
+            groups.append((shared, trials := {}))
+        trials[name] = settings
+    return groups
+
+
+def _best(search: Path, trials: Trials) -> Settings:
+    """What the best trial sets that not all of them do."""
+    losses = {name: _loss(search / name) for name in trials}
+    if math.isinf(min(losses.values())):
+        raise ValueError(f"tuned={search}: none of {', '.join(trials)} came to its end")
+    best = trials[min(losses, key=lambda name: losses[name])]
+    return {path: v for path, v in best.items() if any(s.get(path) != v for s in trials.values())}
+
+
+def _loss(folder: Path) -> float:
+    """The last validation loss; infinite if the run broke off for good."""
+    run = read_run(folder)
+    if run.state not in ("finished", "collapsed", "failed"):
+        raise ValueError(f"tuned={folder.parent}: its cell {folder.name} is {run.state}, not finished")
+    return float(run.validation["loss"]) if run.state == "finished" else math.inf

@@ -1,0 +1,97 @@
+"""`deeploop bench` on a CPU: the real step and the reference, and that both are the same model."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from deeploop.cli import main
+from deeploop.commands import prepare_puzzles
+from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.train.timing import reference_model
+
+REFERENCE = Path(__file__).parents[2] / "benchmarks" / "reference_gpt.py"
+
+
+def test_the_table_and_its_file(corpus, tmp_path, capsys):
+    out = tmp_path / "bench.json"
+    arguments = [
+        "--recipes",
+        "tiny",
+        "--rounds",
+        "1",
+        "2",
+        "--micro-batch",
+        "2",
+        "--steps",
+        "1",
+        "--data",
+        str(corpus),
+    ]
+    assert main(["bench", *arguments, "--reference", str(REFERENCE), "--json", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "tiny R=2" in text
+    record = json.loads(out.read_text())
+    assert [row["cell"] for row in record["cells"]] == ["tiny R=1", "tiny R=2"]
+    for row in record["cells"]:
+        assert row["ratio"] == pytest.approx(row["tokens_per_s"] / row["reference_tokens_per_s"])
+        assert row["share_of_ceiling"] == pytest.approx(row["flops"] / record["ceiling_flops"])
+        assert row["peak_memory"] is None
+
+
+def test_a_reasoner_is_timed_on_its_puzzles(tmp_path, capsys):
+    data = tmp_path / "sudoku"
+    prepare_puzzles.run(prepare_puzzles.PrepareSudoku(out=data, size=4, train=20, test=4))
+    out = tmp_path / "bench.json"
+    arguments = ["--recipes", "hrm-sudoku4", "--steps", "1", "--data", str(data), "--json", str(out)]
+    assert main(["bench", *arguments, "--reference", str(REFERENCE)]) == 0
+    (row,) = json.loads(out.read_text())["cells"]
+    assert row["tokens_per_s"] == pytest.approx(128 * 16 * row["steps_per_s"])
+    assert "ratio" not in row
+    assert main(["bench", "--recipes", "hrm-sudoku4"]) == 2
+    assert "give its puzzles with --data" in capsys.readouterr().err
+
+
+def test_the_reference_is_the_same_model():
+    """Given our weights, it computes our loss."""
+    config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=16)
+    ours, theirs = LoopedGPT(config), reference_model(REFERENCE, config)
+    parts = {"embedding.weight": "embedding.weight"}
+    parts |= {f"{n}.weight": f"{n}.weight" for n in ("input_norm", "final_norm")}
+    for k in range(2):
+        for index, where in enumerate(("attention.inner", "attention.outer", "mlp.inner", "mlp.outer")):
+            parts[f"blocks.{k}.norms.{index}.weight"] = f"blocks.{k}.{where}.weight"
+        for name in ("q", "k", "v", "o", "q_norm", "k_norm"):
+            parts[f"blocks.{k}.attention.{name}.weight"] = f"blocks.{k}.attention.branch.{name}.weight"
+        for name in ("gate", "up", "down"):
+            parts[f"blocks.{k}.mlp.{name}.weight"] = f"blocks.{k}.mlp.branch.{name}.weight"
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    own = ours.state_dict()
+    theirs.load_state_dict({name: own[source] for name, source in parts.items()})
+    tokens, targets = torch.randint(0, 64, (2, 2, 16))
+    expected = ours(tokens, targets).loss / targets.numel()
+    torch.testing.assert_close(theirs(tokens, targets), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_mistakes_are_one_line(capsys, tmp_path):
+    empty = tmp_path / "empty.py"
+    empty.write_text("")
+    for arguments, message in (
+        (["--recipes", "huge"], "recipe=huge: unknown"),
+        (["--reference", "nowhere.py"], "reference=nowhere.py: no such file"),
+        (["--steps", "0"], "steps=0: must be at least 1"),
+        (["--rounds"], "bench: error: recipes, rounds: name at least one of each"),
+        (["--micro-batch", "4", "0"], "micro_batch=0: must be at least 1"),
+        (["--json", str(tmp_path / "no" / "x.json")], "x.json: can't be written"),
+    ):
+        assert main(["bench", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    with pytest.raises(ValueError, match="has no class ReferenceGPT"):
+        reference_model(empty, GPTConfig())
+    assert "ReferenceGPT" in runpy.run_path(str(REFERENCE))

@@ -1,0 +1,130 @@
+"""`deeploop diagnose`: on runs of a second, on the shipped model, over several rounds, and on mistakes."""
+
+import json
+
+import pytest
+import torch
+
+from deeploop.cli import main
+from deeploop.commands.diagnose import LEGEND, weights_of
+from deeploop.models.gpt import LoopedGPT
+from deeploop.report.alignment_plots import alignment_figure
+from deeploop.train import language
+from deeploop.train.checkpoint import last_checkpoint
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+
+
+@pytest.fixture(scope="module")
+def runs(make_config, tmp_path_factory):
+    """Three rounds and one, of the same family, and a stranger."""
+    folder = tmp_path_factory.mktemp("runs")
+    train(make_config(folder / "r3", diagnose={"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 3}))
+    train(make_config(folder / "r1", model={"rounds": 1}, optim={"steps": 2}))
+    train(make_config(folder / "prenorm", model={"block": "prenorm"}, optim={"steps": 2}))
+    return folder
+
+
+def test_a_checkpoint_gives_what_training_recorded(runs, capsys):
+    """The optimizer's state and its rate from the files: the same record as the live run's."""
+    same = ["--sequences", "1", "--sublayers", "blocks.0.mlp", "--iterations", "3"]
+    assert main(["diagnose", str(runs / "r3"), *same, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out).values()
+    recorded = read_metrics(runs / "r3", "diagnose")[-1]
+    assert found["step"] == recorded["step"] == 6
+    for key in ("kappa", "kappa_raw", "similarity"):
+        assert found[key] == pytest.approx(recorded[key], rel=1e-4)
+    for key in ("measured", "first_order", "bound"):
+        assert found["step_effect"][key] == pytest.approx(recorded["step_effect"][key], rel=1e-3)
+    assert json.loads((runs / "r3" / "diagnose.json").read_text())["kappa"] == found["kappa"]
+    assert (runs / "r3" / "diagnose.png").stat().st_size > 10_000
+
+
+def test_the_rate_of_the_last_step_is_the_one_it_was_taken_at(tiny_config, monkeypatch):
+    """A third of the others' for the branches, and held from the second step on, the last one too."""
+    seen = iter(range(1, 100))
+    monkeypatch.setattr(language, "token_similarity", lambda _: 0.9 if next(seen) > 1 else 0.1)
+    config = tiny_config(optim={"steps": 4, "branch_lr": 0.3, "wait_for_escape": True})
+    train(config)
+    *_, last = read_metrics(config.out, "train")
+    _, _, state, _ = weights_of(config.out, config, "last", torch.device("cpu"))
+    assert state.lr == pytest.approx(0.3 * last["lr"])
+    assert last["lr"] == pytest.approx(config.optim.peak_lr * 2 / config.optim.warmup_steps)
+
+
+def test_the_report_reads_as_a_page(runs, capsys):
+    assert main(["diagnose", str(runs / "r3"), "--iterations", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "2 blocks × 3 rounds, p = 0.5, α = 3.464" in text
+    assert "audit: each of 2 blocks is visited 3 times, α is right at all 4 residuals" in text
+    assert "of at most 3" in text
+    assert "last step: ‖ΔF‖/‖F‖ = " in text
+    assert "it asks for p from" in text
+    assert main(["diagnose", str(runs / "prenorm"), "--iterations", "1"]) == 0
+    assert "prenorm has no β/α" in capsys.readouterr().out
+
+
+def test_several_depths_give_gamma(runs, capsys):
+    both = [str(runs / "r1"), str(runs / "r3")]
+    assert main(["diagnose", *both, "--at", "init", "--iterations", "4"]) == 0
+    text = capsys.readouterr().out
+    assert "One round: nothing is revisited" in text
+    assert "own κ: γ = 1.00 [" in text  # fresh β-scaled branches are small: every visit sees one stream
+    assert "¼ falls short by 0.25" in text
+    assert (runs / "r1" / "gamma.png").is_file()
+
+
+def test_at_init_the_draws_are_audited(runs, capsys, monkeypatch):
+    drawn = LoopedGPT.__init__
+
+    def without_beta(self, config, *, seed=0):
+        drawn(self, config, seed=seed)
+        with torch.no_grad():
+            self.blocks[0].mlp.branch.up.weight.div_(config.beta)
+            self.blocks[1].attention.alpha = 1.0
+
+    monkeypatch.setattr(LoopedGPT, "__init__", without_beta)
+    assert main(["diagnose", str(runs / "r3"), "--at", "init", "--iterations", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "WRONG std of blocks.0.mlp.branch.up.weight" in text
+    assert "WRONG α of blocks.1.attention (3 visits): 1, must be 3.4641, which is (2·6)^0.5" in text
+
+
+def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", "--sequences", "1", "--sublayers", "blocks.0.mlp", "--iterations", "2"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("shipped at step")
+    assert "raw updates G" in text  # it carries no optimizer state
+    assert LEGEND in text
+    assert "Python's standard library" in text
+    assert (tmp_path / "runs" / "shipped" / "diagnose.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: no such run folder"),
+        (["r3", "prenorm"], "model.block=prenorm, but"),
+        (["r3", "--sublayers", "blocks.9.mlp"], "sublayer 'blocks.9.mlp': the model has blocks.0.attention"),
+        (["r3", "--iterations", "0"], "iterations=0: must be 1 or more"),
+        (["r3", "--data", "nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(runs, capsys, arguments, message, monkeypatch):
+    monkeypatch.chdir(runs)
+    assert main(["diagnose", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_figure_of_seven_rounds(runs):
+    """Numbers that could not be read are left out of large heat maps."""
+    record = json.loads((runs / "r3" / "diagnose.json").read_text()) if last_checkpoint(runs / "r3") else {}
+    own = next(iter(record["sublayers"].values())) | {
+        "update_cosines": [[1.0] * 7] * 7,
+        "sensitivity_cosines": [[0.5] * 7] * 7,
+    }
+    figure = alignment_figure(record | {"sublayers": {"a": own}, "kappas": {"a": 1.0}}, [])
+    assert not any(axes.texts for axes in figure.axes[:2])

@@ -1,0 +1,211 @@
+"""`deeploop eval` on reasoners that took a second to train: boards, votes on ARC, and its mistakes."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from deeploop.cli import main
+from deeploop.commands import eval_reasoner as evaluate_reasoner
+from deeploop.data.arc import Task, build_arc
+from deeploop.data.sudoku import build_sudoku
+from deeploop.models.halting import HaltingConfig
+from deeploop.models.hrm import HRMConfig
+from deeploop.models.trm import TRMConfig
+from deeploop.report import scoreboard
+from deeploop.report.runs import find_runs
+from deeploop.report.tables import arc_table
+from deeploop.train.config import HRMTrainConfig, TRMTrainConfig
+from deeploop.train.distributed import DeviceConfig
+from deeploop.train.loop import train
+from deeploop.train.optim import ReasonerOptimConfig
+from deeploop.train.puzzle import PuzzleDataConfig
+
+SHAPE = {"width": 16, "heads": 2, "hidden": 32, "cycles": 1, "low_cycles": 1}
+
+
+def train_run(out, kind, puzzles):
+    config, model = {
+        "hrm": (HRMTrainConfig, HRMConfig(**SHAPE, high_blocks=1, low_blocks=1)),
+        "trm": (TRMTrainConfig, TRMConfig(**SHAPE, blocks=1, puzzle_positions=1)),
+    }[kind]
+    train(
+        config(
+            out=out,
+            model=model,
+            data=PuzzleDataConfig(path=puzzles),
+            optim=ReasonerOptimConfig(steps=3, batch=4, warmup_steps=1, ema=0.5 if kind == "trm" else 0.0),
+            halting=HaltingConfig(segments=2, learn_continue=kind == "hrm"),
+            device=DeviceConfig(kind="cpu"),
+        )
+    )
+    return out
+
+
+def write_arc(folder, seed=0):
+    """Two evaluation tasks, the second with two test inputs, in six views each."""
+    draw = np.random.default_rng(seed)
+
+    def task(part, name, tests):
+        pairs = [tuple(draw.integers(0, 10, (2, 2, 3)).astype(np.uint8)) for _ in range(2 + tests)]
+        return Task(part, name, tuple(pairs[:2]), tuple(pairs[2:]))
+
+    tasks = [task("training", "a", 1), task("evaluation", "b", 1), task("evaluation", "c<i>", 2)]
+    return build_arc(tasks, folder, augmentations=5).folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """An HRM on ARC and a TRM on Sudoku, with their puzzles; a test that damages one copies it first."""
+    root = tmp_path_factory.mktemp("reasoners")
+    build_sudoku(root / "sudoku", size=4, train=20, test=30)
+    train_run(root / "hrm", "hrm", write_arc(root / "arc"))
+    train_run(root / "trm", "trm", root / "sudoku")
+    return root
+
+
+@pytest.fixture
+def command(capsys):
+    def call(*words):
+        assert main(["eval", *map(str, words)]) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def mistake(capsys):
+    def call(*words):
+        assert main(["eval", *map(str, words)]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        return err.removeprefix("deeploop eval: error: ").strip()
+
+    return call
+
+
+def test_boards_are_scored_with_the_averaged_weights(trained, tmp_path, command):
+    run = shutil.copytree(trained / "trm", tmp_path / "run")
+    out = command(run)
+    assert "averaged weights: 30 examples" in out
+    (record,) = scoreboard.read(run / "eval.json")
+    validation = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
+    for name in ("loss", "exact", "cells", "segments"):  # what training found at its end, over the same split
+        assert record[name] == pytest.approx(validation[name], rel=1e-5)
+    assert (record["model"], record["averaged"], record["most_segments"]) == ("trm", True, 2)
+    assert f"{100 * record['cells']:.2f}" in out
+
+
+def test_halting_is_kept_beside_and_the_same_settings_replace(trained, tmp_path, command):
+    run = shutil.copytree(trained / "trm", tmp_path / "run")
+    command(run)
+    command(run, "--limit", 7, "--halt", "--batch", 3)
+    command(run, "--limit", 7, "--halt", "--batch", 4)
+    plain, halting = scoreboard.read(run / "eval.json")
+    assert (plain["halt"], halting["halt"]) == (False, True)
+    assert (plain["examples"], halting["examples"], halting["batch"]) == (30, 7, 4)
+    assert 1 <= halting["segments"] <= 2
+
+
+def test_votes_on_arc_end_in_the_papers_table(trained, tmp_path, command):
+    run = shutil.copytree(trained / "hrm", tmp_path / "run")
+    out = command(run)
+    rows = [line.split() for line in out.splitlines()]
+    assert ["tasks", "solved,", "%", "K=1", "K=2", "K=10", "K=100", "K=1000"] in rows
+    assert ["paper:", "vanilla", "HRM", "31.50", "36.50", "41.50", "47.50", "50.75"] in rows
+    (record,) = scoreboard.read(run / "eval.json")
+    assert (record["tasks"], record["inputs"], record["examples"], record["most_views"]) == (2, 3, 18, 6)
+    assert {name: len(places) for name, places in record["places"].items()} == {"b": 1, "c<i>": 2}
+    assert "2 ARC tasks, not 400" in record["deviations"]
+    page = (run / "gallery.html").read_text()
+    assert page.count("<article>") == 2
+    assert "c&lt;i&gt;" in page
+
+
+def test_views_and_gallery_can_be_limited(trained, tmp_path, command):
+    run = shutil.copytree(trained / "hrm", tmp_path / "run")
+    record = json.loads(command(run, "--views", 2, "--limit", 1, "--gallery", 0, "--json"))
+    assert (record["tasks"], record["examples"], record["most_views"], record["views"]) == (1, 2, 2, 2)
+    assert not (run / "gallery.html").exists()
+
+
+def moved_to(run, trained, puzzles):
+    """A copy of the HRM's run whose config has its puzzles elsewhere."""
+    shutil.copytree(trained / "hrm", run)
+    config = json.loads((run / "config.json").read_text())
+    config["data"]["path"] = str(puzzles)
+    (run / "config.json").write_text(json.dumps(config))
+    return run
+
+
+def test_puzzles_may_have_moved(trained, tmp_path, command, mistake):
+    run = moved_to(tmp_path / "run", trained, tmp_path / "gone")
+    assert mistake(run).endswith("if they moved, say where they are: --data FOLDER")
+    assert "2 tasks" in command(run, "--data", trained / "arc", "--views", 1)
+
+
+def test_the_report_shows_the_ladder(trained, tmp_path, command):
+    runs = tmp_path / "runs"
+    for name in ("one", "two"):
+        command(shutil.copytree(trained / "hrm", runs / name), "--views", 1, "--gallery", 0)
+    assert [row[:2] for row in arc_table([]).rows[3:]] == [
+        ["here", "Vanilla HRM"],
+        ["here", "HRM, DeepLoop p=1/2"],
+    ]
+    path = runs / "two" / "eval.json"
+    found = json.loads(path.read_text())
+    found["evaluations"][0]["ladder"] |= {"1": 0.5, "1000": 1.0}
+    path.write_text(json.dumps(found))
+    (row,) = arc_table(find_runs([runs])).rows[3:]
+    assert row == ["here", "Vanilla HRM, 2 tasks, 1 view", "25.00", "0.00", "0.00", "0.00", "50.00"]
+
+
+def test_options_of_the_other_kind_are_refused(trained, mistake):
+    run = trained / "hrm"
+    assert mistake(run, "--tasks", "piqa") == f"--tasks: for language models; {run} is a run of hrm"
+    assert mistake(run, "--batch-tokens", 99).startswith("--batch-tokens: for language models")
+    assert mistake(run, "--views", 0) == "views=0: must be at least 1"
+    assert mistake("shipped", "--views", 3).startswith("--views: for reasoners; shipped")
+    assert mistake("shipped", "--gallery", 0).startswith("--gallery: for reasoners")
+    assert mistake("--requests", "new", "--halt").startswith("--halt: for reasoners")
+    assert mistake(trained / "trm", "--views", 3).endswith("holds puzzles of kind sudoku")
+
+
+def test_what_could_not_be_kept_is_not_computed(trained, tmp_path, mistake, monkeypatch):
+    """Votes on ARC take hours: an eval.json that can't be added to is named before them."""
+    monkeypatch.setattr(evaluate_reasoner, "solve_puzzles", None)
+    run = shutil.copytree(trained / "hrm", tmp_path / "hrm")
+    (run / "eval.json").write_text('{"evalu')
+    assert "eval.json: can't be read" in mistake(run)
+    (run / "eval.json").unlink()
+    monkeypatch.setattr(scoreboard.os, "access", lambda path, mode: path != run)
+    assert mistake(run) == f"{run}: can't be written, and the result goes there; copy the run"
+
+
+def test_what_is_not_the_runs_is_refused(trained, tmp_path, mistake):
+    other = write_arc(tmp_path / "other", seed=1)
+    message = mistake(trained / "hrm", "--data", other)
+    assert "was trained on" in message
+    assert message.endswith("point --data to those")
+
+    run = shutil.copytree(trained / "hrm", tmp_path / "swapped")
+    shutil.rmtree(run / "checkpoints")
+    assert mistake(run) == f"{run}: holds no checkpoint (none yet, or none was kept); train it with --resume"
+    shutil.copytree(trained / "trm" / "checkpoints", run / "checkpoints")
+    assert "a checkpoint of other puzzles" in mistake(run)
+
+    run = shutil.copytree(trained / "hrm", tmp_path / "ids")
+    stamp = json.loads((run / "run.json").read_text())
+    stamp["shape"]["puzzle_ids"] -= 1
+    (run / "run.json").write_text(json.dumps(stamp))
+    assert "puzzle_ids=18" in mistake(run)
+
+    damaged = shutil.copytree(trained / "arc", tmp_path / "damaged")
+    array = np.load(damaged / "test_labels.npy")
+    array[0, 0] += 1
+    np.save(damaged / "test_labels.npy", array)
+    for words in ((trained / "hrm", "--data", damaged), (moved_to(tmp_path / "there", trained, damaged),)):
+        message = mistake(*words)
+        assert "test_labels.npy has sha256" in message
+        assert message.endswith("delete the folder and prepare it again")

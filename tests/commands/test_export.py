@@ -1,0 +1,137 @@
+"""`deeploop export`: the folder says what the run says, and is never half an export."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import deeploop
+from deeploop.cli import main
+from deeploop.commands import export
+from deeploop.data.shards import Corpus
+from deeploop.data.token_loader import validation_windows
+from deeploop.eval.generation import generate
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+
+pytest.importorskip("transformers", reason='needs transformers: pip install "deeploop[hf]"')
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import deeploop.models.hf
+
+
+@pytest.fixture(scope="module")
+def config(make_config, tmp_path_factory):
+    config = make_config(tmp_path_factory.mktemp("export") / "looped")
+    train(replace(config, optim=replace(config.optim, peak_lr=1e-2)))
+    return config
+
+
+@pytest.fixture(scope="module")
+def folder(config):
+    folder = config.out.parent / "exported"
+    assert main(["export", str(config.out), str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def refused(capsys):
+    def run(*words):
+        capsys.readouterr()
+        assert main(["export", *map(str, words)]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.count("\n") == 1
+        return captured.err.strip().removeprefix("deeploop export: error: ")
+
+    return run
+
+
+def test_the_same_validation_loss_in_training_validate_and_the_folder(config, folder, capsys):
+    capsys.readouterr()
+    assert main(["validate", str(config.out), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rounds"]
+    inputs, targets = validation_windows(Corpus.open(config.data.path).validation, 32, 15)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        log_probabilities = model(inputs).logits.log_softmax(-1)
+    loss = -log_probabilities.gather(-1, targets[..., None]).mean().item()
+    assert loss == pytest.approx(row["loss"], abs=1e-4)
+    assert loss == pytest.approx(read_metrics(config.out, "validation")[-1]["loss"], abs=1e-4)
+
+
+def test_text_in_text_out(config, folder):
+    gpt, ours = deeploop.load(config.out)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer("the loop", return_tensors="pt")
+    out = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+    ids = list(generate(gpt, ours.encode("the loop").tolist(), max_tokens=20, stop=ours.end_of_text))
+    assert tokenizer.decode(out[0]) == "the loop" + ours.decode(ids)
+    assert model.generation_config.eos_token_id == ours.end_of_text
+
+
+def test_bfloat16_halves_the_weights(config, folder, tmp_path):
+    assert main(["export", str(config.out), str(tmp_path / "half"), "--dtype", "bfloat16"]) == 0
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
+    whole, half = ((f / "model.safetensors").stat().st_size for f in (folder, tmp_path / "half"))
+    assert half == pytest.approx(whole / 2, rel=0.05)
+
+
+def test_the_card_says_what_it_is(folder):
+    card = (folder / "README.md").read_text()
+    for fact in ("stored blocks K | 2", "rounds R | 3", "α, β | 3.4641, 0.144338", "data | words", "6 steps"):
+        assert fact in card
+    assert "validation loss | " in card
+
+
+def test_every_file_is_there_and_readable(folder):
+    expected = {"config.json", "generation_config.json", "model.safetensors", "README.md", "tokenizer.json"}
+    assert expected <= {file.name for file in folder.iterdir()}
+    assert not (folder / export.PART).exists()
+    assert all(file.stat().st_mode & 0o044 == 0o044 for file in folder.iterdir())
+    text = "".join(f.read_text() for f in folder.iterdir() if f.suffix in (".json", ".md", ".py"))
+    assert str(folder.parent) not in text  # no path of the machine
+
+
+def test_an_earlier_export_is_replaced_and_nothing_else_touched(config, folder, tmp_path):
+    target = shutil.copytree(folder, tmp_path / "target")
+    (target / "notes.txt").write_text("mine")
+    (target / "model.safetensors").write_bytes(b"old")
+    assert main(["export", str(config.out), str(target)]) == 0
+    assert (target / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert (target / "notes.txt").read_text() == "mine"
+
+
+def test_half_an_export_is_not_taken_for_a_whole_one(config, folder, tmp_path, monkeypatch):
+    target = tmp_path / "target"
+
+    move = export.os.replace
+
+    def full(source, destination):
+        if source.name == "model.safetensors":
+            raise OSError("disk full")
+        move(source, destination)
+
+    monkeypatch.setattr(export.os, "replace", full)
+    assert main(["export", str(config.out), str(target)]) == 2
+    with pytest.raises(ValueError, match=r"config\.json"):
+        AutoModelForCausalLM.from_pretrained(target)
+    monkeypatch.undo()
+    assert main(["export", str(config.out), str(target)]) == 0
+    assert AutoModelForCausalLM.from_pretrained(target)
+
+
+def test_mistakes_are_one_line(config, refused, tmp_path, monkeypatch):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("x")
+    expected = "is not empty and not an earlier export; name another folder"
+    assert refused(config.out, tmp_path / "full").endswith(expected)
+    assert refused(config.out, config.out).endswith(expected)  # the run itself
+    assert refused(config.out, tmp_path / "full" / "thesis.tex").endswith("is a file; name a folder")
+    assert refused(tmp_path / "none", tmp_path / "new").startswith(f"{tmp_path / 'none'}: no such run folder")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert refused(config.out, tmp_path / "new").endswith('run: pip install "deeploop[hf]"')
+    assert not (tmp_path / "new").exists()

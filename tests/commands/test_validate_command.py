@@ -1,0 +1,234 @@
+"""`deeploop validate` and `deeploop generate` on a run that takes a second."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import deeploop
+from deeploop.cli import main
+from deeploop.data.prepare import prepare
+from deeploop.data.tokenizers import get_tokenizer
+from deeploop.eval.depth import Windows, bits_per_byte, count_bytes, score_rounds
+from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.recipes.gpt import tiny
+from deeploop.report import plots, scoreboard
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A corpus of two kinds of lines, as bytes and as GPT-2 tokens, and a run over the bytes."""
+    folder = tmp_path_factory.mktemp("validate")
+    documents = [
+        f"line {n} of the löop\n" * 3 + "another block, another round\n" * (n % 5) for n in range(200)
+    ]
+    for name in ("bytes", "gpt2"):
+        prepare(
+            documents, get_tokenizer(name), folder / name, validation_tokens=900, source="lines", workers=1
+        )
+    base = tiny()
+    config = replace(
+        base,
+        out=folder / "run",
+        model=replace(base.model, width=32, hidden=48, context=32),
+        data=replace(base.data, path=folder / "bytes", validation_sequences=20),
+        optim=replace(base.optim, steps=12, batch=8, warmup_steps=4, peak_lr=1e-2),
+        device=replace(base.device, kind="cpu"),
+    )
+    train(config)
+    return folder
+
+
+@pytest.fixture
+def validate(home, capsys):
+    def call(*words):
+        assert main(["validate", str(home / "run"), "--json", *map(str, words)]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return call
+
+
+def test_the_trained_depth_has_the_loss_that_training_reported(home, validate):
+    reported = read_metrics(home / "run", "validation")[-1]
+    (row,) = validate()["rounds"]
+    assert row["rounds"] == 3
+    assert row["loss"] == pytest.approx(reported["loss"], abs=1e-4)
+    assert row["similarity"] == pytest.approx(reported["similarity"], abs=1e-4)
+    assert scoreboard.read(home / "run" / "validation.json")[-1]["rounds"] == [row]
+
+
+def test_a_sweep_is_the_model_at_each_depth(home, validate):
+    record = validate("--rounds", 5, 1, 3)
+    model, _ = deeploop.load(home / "run")
+    inputs, targets = windows_of(home)
+    for row, rounds in zip(record["rounds"], (1, 3, 5), strict=True):
+        model.set_rounds(rounds)
+        with torch.no_grad():
+            expected = model(inputs, targets).loss / targets.numel()
+        assert (row["rounds"], row["loss"]) == (rounds, pytest.approx(expected.item(), abs=1e-4))
+    assert len({row["loss"] for row in record["rounds"]}) == 3
+    assert record["trained_rounds"] == 3
+    assert scoreboard.read(home / "run" / "depth.json")[-1] == record
+    assert (home / "run" / "depth.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_sweep_stays_beside_those_of_another_kind(home, validate):
+    """Only one that asks for the same replaces its predecessor."""
+    kept = home / "run" / "depth.json"
+    kept.unlink(missing_ok=True)
+    rounds = ("--rounds", 1, 3)
+    plain = validate(*rounds)
+    others = [validate(*rounds, "--recompute-alpha"), validate(*rounds, "--adaptive", "kl")]
+    more = validate(*rounds, "--sequences", 10)
+    assert scoreboard.read(kept) == [plain, *others, more]
+    again = validate(*rounds)
+    assert scoreboard.read(kept) == [*others, more, again]
+    assert scoreboard.read_depth(home / "run") == [*others, again]  # the losses of fewer windows are others
+
+
+def test_a_single_record_of_before_is_kept(home, validate):
+    old = validate("--rounds", 1, 3)
+    kept = home / "run" / "depth.json"
+    kept.write_text(json.dumps(old))
+    new = validate("--rounds", 1, 3, "--recompute-alpha")
+    assert scoreboard.read(kept) == [old, new]
+
+
+def test_a_file_that_cannot_be_added_to_is_named_before_the_work(home, capsys, monkeypatch):
+    kept = home / "run" / "validation.json"
+    before = kept.read_text() if kept.exists() else None
+    kept.write_text("{")
+    monkeypatch.setattr("deeploop.commands.validate.evaluate", lambda *_: pytest.fail("worked first"))
+    assert main(["validate", str(home / "run")]) == 2
+    assert "move it away" in capsys.readouterr().err
+    kept.unlink() if before is None else kept.write_text(before)
+
+
+def sweep_of(depths, **changes):
+    rows = [{"rounds": R, "loss": 4.0 - R / 10, "bits_per_byte": 2.0} for R in depths]
+    return {"trained_rounds": 3, "recompute_alpha": False, "rounds": rows, "adaptive": []} | changes
+
+
+def test_the_picture_has_a_curve_for_each_kind_of_sweep():
+    stopped = [{"criterion": "kl", "threshold": 0.1, "mean_rounds": 2.5, "loss": 3.9}]
+    records = [
+        sweep_of([1, 3]),
+        sweep_of([2, 5]),
+        sweep_of([1, 3], recompute_alpha=True),
+        sweep_of([3], adaptive=stopped),
+    ]
+    axes = plots.loss_against_rounds(records).axes[0]
+    curves = {line.get_label(): list(line.get_xdata()) for line in axes.lines[:-1]}
+    assert curves == {
+        "all tokens alike": [1, 2, 3, 5],
+        "all tokens alike, α recomputed": [1, 3],
+        "adaptive by kl, at most 3": [2.5],
+    }
+
+
+@pytest.mark.parametrize(("depths", "side"), [([1, 2, 3], "right"), ([1, 3, 8], "left")])
+def test_the_word_trained_stays_off_the_edge(depths, side):
+    axes = plots.loss_against_rounds([sweep_of(depths)]).axes[0]
+    assert [text.get_ha() for text in axes.texts] == [side]
+
+
+def windows_of(home):
+    from deeploop.data.shards import Corpus
+    from deeploop.data.token_loader import validation_windows
+
+    return validation_windows(Corpus.open(home / "bytes").validation, 32, 20)
+
+
+def test_bits_per_byte_counts_no_bytes_for_end_of_text(home, validate):
+    _, targets = windows_of(home)
+    ends = int((targets == 256).sum())
+    record = validate()
+    assert ends > 0
+    assert record["bytes"] == targets.numel() - ends
+    nats = record["rounds"][0]["loss"] * targets.numel()
+    assert record["rounds"][0]["bits_per_byte"] == pytest.approx(nats / math.log(2) / record["bytes"])
+
+
+def test_bytes_of_gpt2_tokens_are_those_of_the_text():
+    tokenizer = get_tokenizer("gpt2")
+    ids = [*tokenizer.encode("one löop → many rounds").tolist(), tokenizer.end_of_text]
+    assert count_bytes(tokenizer, torch.tensor(ids)) == len("one löop → many rounds".encode())
+    assert bits_per_byte(math.log(2) * 24, 8) == pytest.approx(3)
+
+
+def test_alpha_is_recomputed_on_request_and_put_back():
+    model = LoopedGPT(GPTConfig(blocks=2, rounds=3, width=16, heads=2, hidden=24, vocabulary=50, context=8))
+    tokens = torch.randint(50, (4, 8), generator=torch.Generator().manual_seed(0))
+    windows = Windows(tokens, tokens.roll(-1, 1), text_bytes=32)
+    kept = score_rounds(model, windows, [3, 6])
+    recomputed = score_rounds(model, windows, [3, 6], recompute_alpha=True)
+    assert recomputed[3] == kept[3]
+    assert recomputed[6].loss != kept[6].loss
+    assert {model.blocks[0].mlp.alpha, model.blocks[1].attention.alpha} == {math.sqrt(12)}
+    assert model.rounds == 3
+
+
+def test_adaptive_depth_runs_from_one_round_to_all(validate):
+    record = validate("--rounds", 1, 3, "--adaptive", "change", "--thresholds", 1e9, 0)
+    one, three = record["rounds"]
+    least, most = record["adaptive"]
+    assert (least["mean_rounds"], most["mean_rounds"]) == (1, 3)
+    assert least["loss"] == pytest.approx(one["loss"], abs=1e-5)
+    assert most["loss"] == pytest.approx(three["loss"], abs=1e-5)
+
+
+def test_the_table_marks_the_trained_depth(home, capsys):
+    assert main(["validate", str(home / "run"), "--rounds", "2", "3", "--adaptive", "kl"]) == 0
+    out = capsys.readouterr().out
+    assert "3 (trained)" in out
+    assert "2 (trained)" not in out
+    assert "mean rounds" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["validate", "{home}/nowhere"], "no such run folder"),
+        (["validate", "{home}/run", "--data", "{home}/gpt2"], "prepare it with --tokenizer bytes"),
+        (["validate", "{home}/run", "--data", "{home}/none"], "make it with `deeploop prepare text FILE…"),
+        (["validate", "{home}/run", "--rounds", "0"], "model.rounds=0: must be at least 1"),
+        (["validate", "{home}/run", "--sequences", "0"], "must be at least 1"),
+        (["generate", "{home}/nowhere"], "no such run folder"),
+        (["validate", "{home}"], "a folder of runs; name one of them: empty, run"),
+        (["generate", "{home}/empty"], "holds no checkpoint"),
+        (
+            ["generate", "{home}/run", "--prompt", 33 * "x"],
+            "must be 1 to 32, the model's context; shorten it",
+        ),
+        (["generate", "{home}/run", "--max-tokens", "0"], "max_tokens=0: must be at least 1"),
+        (["generate", "{home}/run", "--top-p", "2"], "top_p=2.0: must be above 0"),
+        (["generate", "{home}/run", "--adaptive", "kl", "--threshold", "-1"], "threshold=-1.0"),
+    ],
+)
+def test_mistakes_end_in_one_line(home, capsys, words, message):
+    empty = home / "empty"
+    empty.mkdir(exist_ok=True)
+    for name in ("run.json", "config.json"):
+        (empty / name).write_bytes((home / "run" / name).read_bytes())
+    assert main([word.format(home=home) for word in words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_generate_prints_the_same_text_for_the_same_seed(home, capsys):
+    def text(*words):
+        assert main(["generate", str(home / "run"), "--prompt", "line 7", *words]) == 0
+        return capsys.readouterr()
+
+    assert text("--max-tokens", "12").out == text("--max-tokens", "12").out
+    greedy = text("--temperature", "0", "--max-tokens", "99")
+    assert greedy.out.startswith("line 7")
+    assert greedy.err == "stopped: the model's context of 32 tokens is full\n"
+    adaptive = text("--max-tokens", "5", "--adaptive", "change", "--threshold", "1e9", "--rounds", "4")
+    assert adaptive.err == "mean rounds a token: 1.00 of 4\n"

@@ -1,0 +1,42 @@
+"""Rules beside the paper's, and cures of the collapse, have rows of their own in one set-up."""
+
+from deeploop.report.groups import method, setups
+from deeploop.report.runs import find_runs, read_run
+from deeploop.report.tables import p_sweeps
+from run_folders import write_run
+
+
+def test_every_rule_has_a_row(tmp_path):
+    cases = {
+        "pre-norm": {"block": "prenorm"},
+        "pre-norm 1/N": {"block": "averaged"},
+        "pre-norm λ/(R√K)": {"block": "factored"},
+        "pre-norm λ/(R√K) λ=2": {"block": "factored", "model": {"factored_gain": 2.0}},
+        "DeepLoop p=0.5": {},
+        "DeepLoop p=0.5 + unigram bias": {"model": {"unigram_bias": True}},
+        "DeepLoop p=0.5 + branch rate ×0.1": {"branch_lr": 0.1},
+        "DeepLoop p=0.5 + branch rate ×0.1 to ×1 in 600 steps": {
+            "branch_lr": 0.1,
+            "branch_release_steps": 600,
+        },
+        "DeepLoop p=0.5 + unigram bias + wait": {"model": {"unigram_bias": True}, "wait_for_escape": True},
+    }
+    for index, (name, fields) in enumerate(cases.items()):
+        assert method(read_run(write_run(tmp_path / str(index), **fields))) == name
+    (setup,) = setups(find_runs([tmp_path]))
+    assert set(setup.rows) == set(cases)
+
+
+def test_a_release_of_no_branch_rate_is_no_cure(tmp_path):
+    run = read_run(write_run(tmp_path / "run", branch_lr=1.0, branch_release_steps=600))
+    assert method(run) == "DeepLoop p=0.5"
+
+
+def test_a_p_sweep_with_the_bias_is_not_mixed_with_one_without(tmp_path):
+    for p in (0.25, 0.5, 0.75):
+        write_run(tmp_path / f"paper{p}", p=p)
+        write_run(tmp_path / f"stable{p}", p=p, model={"unigram_bias": True})
+    (setup,) = setups(find_runs([tmp_path]))
+    sweeps = p_sweeps(setup)
+    assert set(sweeps) == {"R=3, 1.0e-04 a step", "R=3, 1.0e-04 a step + unigram bias"}
+    assert {len(runs) for runs in sweeps.values()} == {3}

@@ -1,0 +1,489 @@
+"""`deeploop report`: numbers come from the runs, cells without a run are missing, quoted text stays text."""
+
+import csv
+import json
+import re
+from statistics import fmean, stdev
+
+import pytest
+
+from deeploop.cli import main
+from deeploop.commands.report import ReportArgs, run
+from deeploop.report import figures as report_figures
+from deeploop.report import ledger as report_ledger
+from deeploop.report import published
+from deeploop.report.document import curve_pictures
+from deeploop.report.groups import Histories, Setup, setups
+from deeploop.report.page import MISSING
+from deeploop.report.runs import find_runs
+from deeploop.report.tables import accuracy_cells, p_sweep_table, p_sweeps
+from run_folders import FLOOR, write_run, write_sweep
+
+EVIL = "<img src=x onerror=alert(1)> $x_1$ | `a` _"
+LOSSES = {
+    ("prenorm", 1): (2.5, 2.51),
+    ("prenorm", 3): (2.3, 2.32),
+    ("sandwich", 1): (2.6, 2.62),
+    ("sandwich", 3): (2.2, 2.1),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A report over a table with a missing cell, a p-sweep, an evaluation, a diagnosis, an evil name."""
+    root = tmp_path_factory.mktemp("report")
+    cells = {}
+    for (block, R), losses in LOSSES.items():
+        for seed, loss in enumerate(losses):
+            name = f"{block}-r{R}-s{seed}"
+            cells[name] = {"block": block, "rounds": R, "seed": seed, "size": "medium"}
+            write_run(
+                root / "table" / name, block=block, rounds=R, seed=seed, loss=loss, mfu=0.3, peak_lr=2e-3
+            )
+    cells["sandwich-r7-s0"] = {"block": "sandwich", "rounds": 7, "seed": 0, "size": "medium"}
+    write_sweep(root / "table", cells)
+    for p in (0.25, 0.5, 0.6):
+        for seed in (0, 1):
+            falls = p == 0.25 or (p == 0.5 and seed == 1)
+            write_run(root / "p" / f"p{p}-s{seed}", p=p, seed=seed, steps=36, step=36,
+                      loss=3.1 if falls else 2 + p, similarity=1.0 if falls else 0.1)  # fmt: skip
+    stamp = {"command": ["deeploop", "</pre><script>alert(1)</script>", "two words"]}
+    evil = write_run(root / EVIL, rounds=5, block="prenorm", steps=80, step=40, stamp=stamp)
+    results = [
+        {"task": task, "shots": 0, "rounds": R, "acc": 0.3 + 0.01 * i}
+        for i, task in enumerate(published.TASKS)
+        for R in (3, 5)
+    ]
+    record = {
+        "trained_rounds": 3,
+        "results": results,
+        "deviations": ["<b>few</b> documents"],
+        "command": ["deeploop", "eval"],
+    }
+    (root / "table" / "sandwich-r3-s0" / "eval.json").write_text(json.dumps({"evaluations": [record]}))
+    kappa = {"step": 40, "rounds": 3, "kappa": 1.25, "kappa_raw": 1.5, "similarity": 0.2, "updates": "raw"}
+    (root / "table" / "sandwich-r3-s1" / "diagnose.json").write_text(json.dumps(kappa))
+    out = root / "out"
+    run(ReportArgs((root / "table", root / "p", evil), out))
+    return out
+
+
+def rows(made, name):
+    with (made / "tables" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def tables_named(made, stem):
+    return [path.stem for path in sorted((made / "tables").glob(f"{stem}*.csv"))]
+
+
+def loss_rows(made):
+    found = {}
+    for name in tables_named(made, "loss-"):
+        if any("2.1" in cell for row in rows(made, name) for cell in row):
+            found = {(row[0], row[1]): row[2:] for row in rows(made, name)}
+    return found
+
+
+def test_losses_are_means_and_spreads_of_the_runs(made):
+    table = loss_rows(made)
+    assert table["", "method"] == ["R=1", "R=3", "R=5", "R=7"]
+    for label, block in (("pre-norm", "prenorm"), ("DeepLoop p=0.5", "sandwich")):
+        one, three = LOSSES[block, 1], LOSSES[block, 3]
+        expected = [f"{fmean(own):.4f} ± {stdev(own):.4f}" for own in (one, three)]
+        assert table["here", label] == [*expected, MISSING, MISSING]
+    deltas = [f"{fmean(LOSSES['sandwich', R]) - fmean(LOSSES['prenorm', R]):+.4f}" for R in (1, 3)]
+    assert table["here", "Δ DeepLoop p=0.5 − pre-norm"] == [*deltas, MISSING, MISSING]
+    # The sweep calls itself medium, so the paper's medium stands beside it.
+    assert table["paper", "DeepLoop"] == [
+        published.LOSS["medium", "sandwich", R].printed for R in (1, 3, 5, 7)
+    ]
+
+
+def test_the_p_sweep_counts_escapes(made):
+    (name,) = tables_named(made, "p-sweep")
+    table = {row[1]: row for row in rows(made, name)[1:]}
+    assert [table[p][6] for p in ("0.25", "0.5", "0.6")] == ["0/2", "1/2", "2/2"]
+    assert table["0.5"][2:4] == ["3/5", "3.73"]
+    assert table["0.6"][8] == "2.6000"
+    assert table["0.35"][4:] == [MISSING] * 6  # the paper has it, nobody ran it here
+
+
+def test_every_rule_has_its_delta_against_plain_prenorm(tmp_path):
+    for block, loss in (("prenorm", 2.5), ("averaged", 2.25), ("sandwich", 2.0)):
+        write_run(tmp_path / block, block=block, loss=loss)
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    table = {row[1]: row[3] for row in rows(tmp_path / "out", "loss-a")}
+    assert table["Δ pre-norm 1/N − pre-norm"] == "-0.2500"
+    assert table["Δ DeepLoop p=0.5 − pre-norm"] == "-0.5000"
+
+
+def loss_panel(folder, losses):
+    """Our half of the figure, of runs {(block, R): a loss for each seed}."""
+    for (block, R), own in losses.items():
+        for seed, loss in enumerate(own):
+            write_run(folder / f"{block}-{R}-{seed}", block=block, rounds=R, seed=seed, loss=loss)
+    (setup,) = setups(find_runs((folder,)))
+    return report_figures.loss_against_rounds(setup, Histories()).axes[1]
+
+
+def triangles(axes):
+    """R of the marks at the upper edge, from left to right, and what is written at them."""
+    texts = sorted(axes.texts, key=lambda text: (text.xy[0], -text.xy[1]))
+    marks = [line for line in axes.lines if line.get_marker() == "^" and len(line.get_xdata())]
+    assert sorted(line.get_xdata()[0] for line in marks) == [text.xy[0] for text in texts]
+    return [(text.xy[0], text.get_text()) for text in texts]
+
+
+GOOD = {
+    ("prenorm", 1): (2.5, 2.52),
+    ("prenorm", 3): (2.45,),
+    ("averaged", 1): (2.48,),
+    ("averaged", 3): (2.44,),
+}
+
+
+def test_what_is_far_above_the_others_does_not_stretch_the_scale(tmp_path):
+    late = {("sandwich", 1): (2.9, 2.8), ("sandwich", 3): (4.0, 4.5), ("postnorm", 3): (3.9,)}
+    panel = loss_panel(tmp_path, GOOD | late)  # 2.44 to 2.52: far off is above 2.44 + 6 · 0.08
+    assert triangles(panel) == [(3, "4.25"), (3, "3.90")]
+    low, high = panel.get_ylim()
+    assert low < 2.44
+    assert 2.9 < high < 3.2
+
+
+def test_a_run_that_is_far_off_is_marked_where_its_mean_is_not(tmp_path):
+    panel = loss_panel(tmp_path, GOOD | {("sandwich", 3): (2.6, 2.61, 3.4)})  # on average 2.87
+    assert triangles(panel) == [(3, "3.40")]
+    assert 2.87 < panel.get_ylim()[1] < 3.4
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        GOOD | {("sandwich", 1): (2.7, 2.9), ("sandwich", 3): (2.8,)},
+        {("prenorm", 1): (2.5,), ("prenorm", 3): (2.49,), ("sandwich", 3): (2.9,)},  # two are always whole
+        {(block, R): (2.5,) for block in ("prenorm", "averaged") for R in (1, 3)} | {("sandwich", 3): (2.9,)},
+    ],
+)
+def test_a_scale_that_fits_all_is_left_alone(tmp_path, losses):
+    panel = loss_panel(tmp_path, losses)
+    assert panel.get_autoscaley_on()
+    assert triangles(panel) == []
+    assert panel.get_ylim()[1] > 2.9
+
+
+@pytest.fixture
+def starts(tmp_path):
+    """A set-up with three exponents at one ramp, two at a steeper one and two under a cure."""
+    for warmup, bias, exponents in (
+        (10, True, (0.25, 0.5)),
+        (5, False, (0.25, 0.5)),
+        (10, False, (0.25, 0.5, 1)),
+    ):
+        for p in exponents:
+            write_run(
+                tmp_path / f"{warmup}-{bias}-{p}", p=p, warmup_steps=warmup, model={"unigram_bias": bias}
+            )
+    (setup,) = setups(find_runs((tmp_path,)))
+    return setup
+
+
+GENTLE, STEEP, CURED = (
+    "R=3, 1.0e-04 a step",
+    "R=3, 2.0e-04 a step",
+    "R=3, 1.0e-04 a step + unigram bias",
+)
+
+
+def test_ramps_and_cures_are_sweeps_of_their_own(starts):
+    found = p_sweeps(starts)
+    assert [*found] == [GENTLE, STEEP, CURED]
+    few = (*found[STEEP], *found[CURED])
+    assert p_sweeps(Setup("A", few)) == {}
+
+
+def test_ramps_that_are_printed_alike_are_one_sweep(tmp_path):
+    for p in (0.25, 0.5, 1):
+        for warmup in (600, 590):
+            write_run(tmp_path / f"{p}-{warmup}", p=p, warmup_steps=warmup)
+    (setup,) = setups(find_runs((tmp_path,)))
+    ((_, runs),) = p_sweeps(setup).items()
+    assert len(runs) == 6
+
+
+def test_the_paper_stands_beside_its_own_recipe_alone(starts):
+    table = p_sweep_table(p_sweeps(starts), "", "").rows
+    assert {row[1] for row in table if row[0] == STEEP} == {"0.25", *(f"{p:g}" for p in published.ESCAPES)}
+    assert [row[1:4] for row in table if row[0] == CURED] == [
+        ["0.25", MISSING, MISSING],
+        ["0.5", MISSING, MISSING],
+    ]
+    panels = report_figures.p_sweep_figure(p_sweeps(starts)).axes
+    labels = [{line.get_label() for line in axes.lines} for axes in panels[3:]]
+    assert ["paper" in own for own in labels] == [True, True, False]
+
+
+def test_curves_of_a_p_sweep_are_coloured_by_exponent(starts):
+    figure = report_figures.exponent_curves(p_sweeps(starts), Histories())
+    assert [axes.get_title() for axes in figure.axes] == [GENTLE, STEEP, CURED]
+    colours = [{line.get_color() for line in axes.lines if len(line.get_xdata()) > 2} for axes in figure.axes]
+    assert [len(own) for own in colours] == [3, 2, 2]
+    assert colours[1] == colours[2] < colours[0]  # an exponent has one colour everywhere
+
+
+@pytest.mark.parametrize(("count", "rows"), [(1, 1), (3, 1), (4, 2), (5, 2)])
+def test_more_than_three_sweeps_are_drawn_in_rows(starts, count, rows):
+    (runs,) = (runs for name, runs in p_sweeps(starts).items() if name == GENTLE)
+    panels = report_figures.p_sweep_figure({f"{i}": runs for i in range(count)}).axes
+    assert sum(axes.get_visible() for axes in panels) == 2 * count
+    assert len(panels) == 2 * rows * min(3, count)
+    shares = [axes for axes in panels if axes.get_visible() and axes.get_xlabel()]
+    assert len(shares) == count
+    assert all(axes.xaxis.get_tick_params()["labelbottom"] for axes in shares)
+
+
+def test_curves_are_by_method_where_not_all_runs_are_of_a_p_sweep(starts, tmp_path):
+    def titles(setup):
+        (picture,) = curve_pictures([setup], Histories())
+        return [axes.get_title() for axes in picture.figure.axes]
+
+    assert titles(starts) == [GENTLE, STEEP, CURED]
+    write_run(tmp_path / "prenorm", block="prenorm")
+    (setup,) = setups(find_runs((tmp_path,)))
+    assert titles(setup) == ["R = 3"]
+
+
+def test_many_variants_share_their_methods_colour_and_name(tmp_path):
+    for peak in (1, 2, 3, 4):
+        for block in ("prenorm", "sandwich"):
+            write_run(tmp_path / f"{block}-{peak}", block=block, peak_lr=peak * 1e-3)
+    (setup,) = setups(find_runs((tmp_path,)))
+    figure = report_figures.loss_curves(setup, Histories())
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["pre-norm", "DeepLoop p=0.5", "unigram floor"]
+    assert len({line.get_color() for line in figure.axes[0].lines if len(line.get_xdata()) > 2}) == 2
+
+
+def test_accuracy_is_at_the_trained_rounds(made):
+    (name,) = tables_named(made, "accuracy")
+    ours = [row for row in rows(made, name) if row[:4] == ["here", "0-shot", "DeepLoop p=0.5", "3"]]
+    assert ours == [["here", "0-shot", "DeepLoop p=0.5", "3", *(f"{30 + i:.2f}" for i in range(8)), "33.50"]]
+    absent = [row for row in rows(made, name) if row[:2] == ["here", "1-shot"]]
+    assert {cell for row in absent for cell in row[4:]} == {MISSING}
+
+
+def test_compute_and_its_total(made):
+    table = rows(made, "compute")
+    deeploop = {row[2]: row for row in table if row[1] == "DeepLoop p=0.5" and row[5] != MISSING}
+    assert (deeploop["1"][3:5], deeploop["3"][3:5]) == (["900", "1.00"], ["300", "3.00"])
+    assert deeploop["3"][7:] == ["260", "2.74"]  # the paper's medium cell
+    assert table[-1][5] == f"{8 * 36 / 3600:.3f}"  # eight runs on a GPU, 36 s each
+
+
+@pytest.fixture
+def beside_others(tmp_path):
+    """`beside_others(["--jobs", "4"])`: a sweep of R = 1 and 3, started with these words."""
+
+    def make(words):
+        for R in (1, 3):
+            write_run(tmp_path / "sweep" / f"r{R}", rounds=R, mfu=0.3)
+        cells = {f"r{R}": {"rounds": R} for R in (1, 3)}
+        return write_sweep(tmp_path / "sweep", cells, command=words and ["deeploop", "sweep", "s", *words])
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("words", "shared"),
+    [(["--jobs", "4"], True), (["--jobs=2"], True), (["--jobs", "1"], False), ([], False), (None, False)],
+)
+def test_speeds_of_runs_that_shared_their_device_are_left_out(beside_others, tmp_path, words, shared):
+    run(ReportArgs((beside_others(words),), tmp_path / "out"))
+    speeds = [row[3:5] for row in rows(tmp_path / "out", "compute")[1:-1]]
+    assert speeds == ([[MISSING] * 2] * 2 if shared else [["900", "1.00"], ["300", "3.00"]])
+    assert (tmp_path / "out" / "figures" / "cost-against-rounds.png").exists() is not shared
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert ("2 of 2 runs shared their device" in text) is shared
+    assert ("at most 0.02 GPU-hours" in text) is shared
+
+
+def test_a_cell_given_by_itself_is_known_to_have_shared(beside_others, tmp_path):
+    cell = beside_others(["--jobs", "4"]) / "r1"
+    metrics = cell / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"tokens_per_s": 900.0', '"tokens_per_s": 90.0'))
+    alone = write_run(tmp_path / "alone", rounds=1, seed=1)
+    found = find_runs((cell, alone))
+    assert {one.name: one.shared for one in found} == {"r1": True, "alone": False}
+    assert {one.tokens_per_s for one in found} == {90, 900}
+    (setup,) = setups(found)
+    assert report_ledger.speed(setup.rows["DeepLoop p=0.5"][1]) == 900
+
+
+def test_kappa_missing_cells_differences_and_commands(made):
+    assert rows(made, "kappa")[1][:6] == ["sandwich-r3-s1", "DeepLoop p=0.5", "3", "40", "raw", "1.250"]
+    states = {row[0]: row[1] for row in rows(made, "runs")}
+    assert states["sandwich-r7-s0"] == "absent"
+    assert states[EVIL] == "started"
+    differences = {row[0]: row[1:] for row in rows(made, "differences")}
+    assert differences["optim.batch"][:3] == ["480", "480", "8"]
+    assert "model.mup_base_width" not in differences or MISSING in differences["model.mup_base_width"]
+    commands = rows(made, "commands")
+    assert [EVIL, "train", "deeploop '</pre><script>alert(1)</script>' 'two words'"] in commands
+    assert ["sandwich-r3-s0", "eval", "deeploop eval"] in commands
+    trained = {row[0] for row in commands if row[1] == "train"}
+    assert trained == {name for name, state in states.items() if state in ("finished", "started")}
+
+
+def test_no_number_of_an_unfinished_run(made):
+    (row,) = [row for row in rows(made, "runs") if row[0] == EVIL]
+    assert row[6] == MISSING
+    texts = [cell for name in tables_named(made, "loss-") for row in rows(made, name) for cell in row]
+    assert "unfinished" in texts
+
+
+def test_quoted_text_stays_text(made):
+    page = (made / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "<b>few" not in page
+    assert "&lt;img src=x" in page
+    assert not re.search(r'(?:src|href)="(?!#)', page)  # nothing is fetched
+    markdown = (made / "report.md").read_text(encoding="utf-8")
+    assert "<script" not in markdown
+    assert "<img" not in markdown
+    assert r"\| \`a\` \_" in markdown
+    lines = markdown.splitlines()
+    for name in tables_named(made, "runs"):
+        width = len(rows(made, name)[0])
+        own = [line for line in lines if line.startswith("| &lt;img") and "started" in line]
+        assert [len(re.findall(r"(?<!\\)\|", line)) for line in own] == [width + 1]
+
+
+def test_a_second_report_forgets_the_first(made, tmp_path):
+    out = tmp_path / "out"
+    folder = write_run(tmp_path / "run")
+    (out / "tables").mkdir(parents=True)
+    (out / "tables" / "mine.csv").write_text("kept")
+    run(ReportArgs((folder,), out))
+    assert (out / "tables" / "mine.csv").exists()  # there was no report here
+    (out / "tables" / "old.csv").write_text("of the first")
+    first = (out / "report.html").read_text()
+    run(ReportArgs((folder,), out))
+    assert not (out / "tables" / "old.csv").exists()
+    assert (out / "report.html").read_text() == first  # the same runs give the same page
+
+
+def test_set_ups_part_what_does_not_compare(tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, peak_lr=2e-3)
+    write_run(tmp_path / "c", seed=1, steps=80)
+    first, second = setups(find_runs([tmp_path]))
+    assert ([run.name for run in first.runs], [run.name for run in second.runs]) == (["a", "b"], ["c"])
+    # The same method and R at two rates: two rows, not one mean.
+    assert [*first.rows] == ["DeepLoop p=0.5, peak_lr 0.001", "DeepLoop p=0.5, peak_lr 0.002"]
+    write_run(tmp_path / "d", block="prenorm", peak_lr=4e-3)
+    first, _ = setups(find_runs([tmp_path / "a", tmp_path / "c", tmp_path / "d"]))
+    assert [*first.rows] == ["pre-norm", "DeepLoop p=0.5"]
+
+
+def test_a_row_is_named_by_settings_of_any_kind(tmp_path):
+    write_run(tmp_path / "a", betas=[0.9, 0.95], non_finite="stop")
+    write_run(tmp_path / "b", seed=1, betas=[0.8, 0.95], non_finite="skip")
+    (setup,) = setups(find_runs([tmp_path]))
+    assert [*setup.rows] == [
+        "DeepLoop p=0.5, betas [0.9, 0.95], non_finite stop",
+        "DeepLoop p=0.5, betas [0.8, 0.95], non_finite skip",
+    ]
+
+
+def test_a_damaged_run_does_not_spoil_the_report(tmp_path):
+    for p in (0.25, 0.5, 0.6):
+        write_run(tmp_path / f"p{p}", p=p)
+    write_run(tmp_path / "damaged", peak_lr=None)
+    folder = write_run(tmp_path / "old")  # of a time that knew no such field
+    config = json.loads((folder / "config.json").read_text())
+    del config["optim"]["warmup_steps"]
+    (folder / "config.json").write_text(json.dumps(config))
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    states = {row[0]: row[1] for row in rows(tmp_path / "out", "runs")}
+    assert (states["damaged"], states["old"], states["p0.5"]) == ("unreadable", "finished", "finished")
+
+
+def test_damaged_lines_are_named_once_and_a_torn_last_one_is_not(tmp_path, capsys):
+    for name in ("broken", "killed", "whole"):
+        write_run(tmp_path / name)
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    path = tmp_path / "broken" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:4], lines[4][:30] + "\n", "\n", "[]\n", *lines[5:], '{"kind"']))
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    words = "Lines of metrics.jsonl that can't be read, and are left out: broken (2)."
+    assert capsys.readouterr().err == words + "\n"
+    assert (tmp_path / "out" / "report.md").read_text().count("can't be read") == 1
+    assert "broken (2)" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_table_and_figure_have_the_same_average():
+    tasks = [*published.TASKS]
+    whole = {(0, task): 40.0 for task in tasks}
+    part = {(0, task): 60.0 for task in tasks[:4]}  # a seed that was scored on half of the tasks
+    assert accuracy_cells([whole, part], 0) == ["50.00"] * 4 + ["40.00"] * 4 + ["45.00"]
+    assert report_figures.accuracy([whole, part], 0, "average") == 45.0
+    assert report_figures.accuracy([part], 0, "average") is None
+
+
+def test_collapsed_seeds_are_counted_apart(tmp_path):
+    for seed, loss, similarity in ((0, 2.0, 0.1), (1, FLOOR + 0.1, 1.0)):
+        write_run(tmp_path / f"s{seed}", seed=seed, loss=loss, similarity=similarity)
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    assert loss_cell(tmp_path / "out") == "2.0000 (1 of 2 collapsed)"
+
+
+def test_a_seed_that_was_run_twice_is_not_two_seeds(tmp_path):
+    for name, seed, loss, similarity in (
+        ("first", 0, 2.0, 0.1),
+        ("again", 0, 2.1, 0.1),
+        ("other", 1, FLOOR + 0.1, 1.0),
+    ):
+        write_run(tmp_path / name, seed=seed, loss=loss, similarity=similarity)
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    assert loss_cell(tmp_path / "out") == "2.0500 ± 0.0707 (1 of 3 collapsed, 3 runs of 2 seeds)"
+    assert rows(tmp_path / "out", "seeds-a")[1][:4] == ["DeepLoop p=0.5", "3", "3 runs of 2 seeds", "2"]
+
+
+def test_a_seed_that_was_run_twice_escapes_once(tmp_path):
+    for p in (0.25, 0.5, 0.6):
+        for name, seed, loss in (("first", 0, 2.0), ("again", 0, 3.1), ("other", 1, 3.1)):
+            write_run(tmp_path / f"{p}-{name}", p=p, seed=seed, loss=loss)
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    (row,) = [row for row in rows(tmp_path / "out", "p-sweep-a") if row[1] == "0.5"]
+    assert row[4:8] == ["1/2", "0.09 to 0.91"] * 2
+
+
+def loss_cell(out):
+    (row,) = [row for row in rows(out, "loss-a") if row[:2] == ["here", "DeepLoop p=0.5"]]
+    return row[3]
+
+
+def test_the_comparison_step_of_a_sweep(tmp_path):
+    write_run(tmp_path / "sweep" / "cell", loss=2.0)  # 5 − 3·step/40
+    write_sweep(tmp_path / "sweep", {"cell": {}}, compare_at=20)
+    run(ReportArgs((tmp_path / "sweep",), tmp_path / "out"))
+    assert loss_cell(tmp_path / "out") == "3.5000"
+
+
+def test_reasoners_are_listed_but_not_compared(tmp_path):
+    folder = write_run(tmp_path / "hrm", stamp={"task": "puzzle"})
+    config = json.loads((folder / "config.json").read_text())
+    config["model"] = {"width": 64, "p": 0.5, "cycles": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    run(ReportArgs((folder,), tmp_path / "out"))
+    assert rows(tmp_path / "out", "runs")[1][:3] == ["hrm", "finished", "40/40"]
+    assert tables_named(tmp_path / "out", "loss-") == []
+
+
+def test_mistakes(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err == f"deeploop report: error: {tmp_path / 'none'}: no such folder\n"

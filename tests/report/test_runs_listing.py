@@ -1,0 +1,225 @@
+"""`deeploop runs` finds runs and sweeps, tells their state, fits the terminal, reads files from the end."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from deeploop.cli import main
+from deeploop.commands.runs import RunsArgs, run
+from deeploop.report import runs
+from deeploop.report.runs import differing, find_runs, read_history, read_run
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics, stream_back
+from run_folders import write_run, write_sweep
+
+
+def listed(*folders, **more):
+    return json.loads(run(RunsArgs(folders, json=True, **more)))
+
+
+def test_a_real_run(tiny_config):
+    config = tiny_config("real")
+    result = train(config)
+    (found,) = listed(config.out)
+    assert (found["step"], found["steps"], found["state"]) == (6, 6, "finished")
+    assert found["loss"] == result["loss"]
+    assert found["gpu_hours"] is None  # it ran on a CPU
+    assert json.loads((config.out / "run.json").read_text())["ranks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "log", "state"),
+    [
+        ({}, None, "finished"),
+        ({"step": 20}, None, "started"),
+        ({"step": 20}, "deeploop train: error: no space left\n", "failed"),
+        ({"step": 20}, "deeploop train: error: once\nstep 4 validation\n", "started"),
+        ({"step": 20, "guard": True, "loss": 3.1, "similarity": 1.0}, None, "collapsed"),
+        ({"step": 8, "guard": True, "loss": 3.1, "similarity": 1.0}, None, "started"),  # in warm-up
+        ({"step": 20, "guard": False, "loss": 3.1, "similarity": 1.0}, None, "started"),
+    ],
+)
+def test_states(tmp_path, changes, log, state):
+    folder = write_run(tmp_path / "cell", **changes)
+    if log:
+        (tmp_path / "cell.log").write_text(log)
+    assert read_run(folder).state == state
+
+
+def test_a_sweep_lists_what_is_missing(tmp_path):
+    write_run(tmp_path / "sweep" / "p0.5", p=0.5)
+    write_sweep(tmp_path / "sweep", {"p0.5": {"p": 0.5}, "p0.25": {"p": 0.25}}, compare_at=20)
+    absent, there = find_runs([tmp_path / "sweep"])
+    assert (absent.name, absent.state, absent.axes) == ("p0.25", "absent", {"p": 0.25})
+    assert (there.state, there.compare_at) == ("finished", 20)
+    assert "absent" in run(RunsArgs((tmp_path,)))
+
+
+def test_damage_is_shown_not_fatal(tmp_path):
+    write_run(tmp_path / "good")
+    for name, text in (("config.json", "{"), ("run.json", "[]")):
+        (write_run(tmp_path / name) / name).write_text(text)
+    with (tmp_path / "good" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    states = {one["name"]: one["state"] for one in listed(tmp_path)}
+    assert states == {"good": "finished", "config.json": "unreadable", "run.json": "unreadable"}
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "value"),
+    [
+        ("config.json", ("optim", "steps"), "x"),
+        ("config.json", ("optim", "peak_lr"), None),
+        ("config.json", ("model", "p"), "half"),
+        ("config.json", ("data", "path"), 3),
+        ("config.json", ("seed",), "0"),
+        ("run.json", ("ranks",), "two"),
+        ("run.json", ("written",), 5),
+        ("run.json", ("command",), 5),
+        ("metrics.jsonl", ("loss",), "x"),
+    ],
+)
+def test_a_value_of_another_kind_is_damage(tmp_path, file, path, value):
+    write_run(tmp_path / "good")
+    place = write_run(tmp_path / "odd") / file
+    *lines, last = place.read_text().splitlines()
+    record = inner = json.loads(last)
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    place.write_text("\n".join([*lines, json.dumps(record)]))
+    for sort in ("name", "loss", "written"):
+        assert "unreadable" in run(RunsArgs((tmp_path,), sort=sort))
+    assert {one["name"]: one["state"] for one in listed(tmp_path)} == {
+        "good": "finished",
+        "odd": "unreadable",
+    }
+
+
+def test_a_sweep_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    write_sweep(tmp_path / "sweep", {"cell": {}})
+    monkeypatch.setattr(runs, "read_object", refuse)
+    with pytest.raises(ValueError, match=r"sweep\.json: can't be read"):
+        find_runs([tmp_path])
+
+
+def test_a_field_is_compared_among_the_runs_that_have_it(tmp_path):
+    """A reasoner has no context; that alone makes no column beside a language model."""
+    write_run(tmp_path / "gpt")
+    folder = write_run(tmp_path / "hrm", stamp={"task": "hrm"})
+    config = json.loads((folder / "config.json").read_text())
+    model = {"width": 16, "cycles": 2, "p": 0.5}
+    (folder / "config.json").write_text(json.dumps(config | {"model": model}))
+    last = {"kind": "validation", "step": 40, "loss": 1.0, "exact": 0.125}
+    (folder / "metrics.jsonl").write_text(json.dumps(last))
+    found = find_runs([tmp_path])
+    assert differing(found) == ["model.width"]
+    assert "12.5% exact" in run(RunsArgs((tmp_path,)))
+    assert [one["exact"] for one in listed(tmp_path)] == [None, 0.125]
+    del config["model"]["block"]  # of before there was such a field: it has a default
+    write_run(tmp_path / "old")
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    assert differing(find_runs([tmp_path])) == ["model.width", "model.block"]
+
+
+def test_only_differing_settings_are_columns(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"r1-s{seed}", rounds=1, seed=seed)
+        write_run(tmp_path / f"r12-s{seed}", rounds=12, seed=seed, peak_lr=2e-3)
+    runs = find_runs([tmp_path])
+    assert differing(runs) == ["model.rounds", "optim.peak_lr"]
+    assert [one.name for one in runs] == ["r1-s0", "r1-s1", "r12-s0", "r12-s1"]  # 12 after 1, as numbers
+    header = run(RunsArgs((tmp_path,))).splitlines()[0].split()
+    assert header[:4] == ["run", "rounds", "peak_lr", "seed"]
+
+
+def test_sorting(tmp_path):
+    for name, loss, seed in (("a", 2.5, 1), ("b", 1.5, 2), ("c", 2.0, 0)):
+        write_run(tmp_path / name, loss=loss, seed=seed)
+    write_sweep(tmp_path / "sweep", {"none": {}})
+    assert [one["name"] for one in listed(tmp_path, sort="loss")] == ["b", "c", "a", "none"]
+    assert [one["name"] for one in listed(tmp_path, sort="written")] == ["none", "c", "a", "b"]
+
+
+@pytest.mark.parametrize("width", [200, 100, 60, 44])
+def test_narrow_terminals(tmp_path, width):
+    write_run(tmp_path / "a-rather-long-name-of-a-run-folder", rounds=1)
+    write_run(tmp_path / "b", rounds=7)
+    lines = run(RunsArgs((tmp_path,)), width).splitlines()
+    table = [line for line in lines if not line.startswith("not shown")]
+    assert max(map(len, table)) <= width
+    assert "loss" in lines[0]
+    assert ("not shown: written" in lines[-1]) == (len(lines) > len(table)) == (width < 120)
+
+
+def test_the_verdict_outlasts_settings_and_whole_names(tmp_path):
+    for rounds in (1, 7):
+        write_run(tmp_path / f"a-rather-long-name-of-a-run-folder-{rounds}", rounds=rounds, peak_lr=rounds)
+    headers = {width: run(RunsArgs((tmp_path,)), width).splitlines()[0].split() for width in (80, 60, 36)}
+    assert headers == {
+        80: ["run", "rounds", "peak_lr", "step", "loss", "verdict"],
+        60: ["run", "step", "loss", "verdict"],
+        36: ["run", "step", "loss"],
+    }
+
+
+def test_gpu_hours_count_ranks(tmp_path):
+    folder = write_run(tmp_path / "run", stamp={"ranks": 8, "device": "NVIDIA H200"})
+    assert read_run(folder).gpu_hours == pytest.approx(8 * 36 / 3600)
+    old = write_run(tmp_path / "old", mfu=0.3)  # before the stamp knew: a known GPU, one rank
+    assert read_run(old).gpu_hours == pytest.approx(36 / 3600)
+
+
+def test_names_tell_folders_apart_and_do_not_move_the_cursor(tmp_path):
+    for parent in ("x", "y"):
+        write_run(tmp_path / parent / "run")
+    write_run(tmp_path / "e\x1b[2Jvil")
+    assert {one["name"] for one in listed(tmp_path)} == {"x/run", "y/run", f"{tmp_path.name}/e\x1b[2Jvil"}
+    assert "\x1b" not in run(RunsArgs((tmp_path,)))
+
+
+def test_backwards_is_forwards_reversed(tmp_path):
+    folder = write_run(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('\n{"half": \n{"kind": "train", "step": 44, "loss": 1.0}')  # no newline at the end
+    for block in (1, 7, 64, 1 << 16):
+        assert [*stream_back(folder, block)] == read_metrics(folder)[::-1]
+
+
+def test_a_million_lines(tmp_path):
+    folder = write_run(tmp_path / "long")
+    line = json.dumps({"kind": "train", "step": 30, "loss": 2.5, "tokens_per_s": 5.0, "seconds": 1.0}) + "\n"
+    text = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(line * 10**6 + text)
+    start = time.process_time()
+    assert listed(folder)[0]["loss"] == 2.0
+    assert time.process_time() - start < 1  # the end is enough
+    start = time.process_time()
+    assert len(read_history(folder).curve) <= 800
+    assert time.process_time() - start < 10
+
+
+def test_mistakes(tmp_path, capsys):
+    assert main(["runs", str(tmp_path / "none")]) == 2
+    assert main(["runs", str(tmp_path)]) == 2
+    (tmp_path / "sweep.json").write_text("[]")
+    assert main(["runs", str(tmp_path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ", 3)[-1] for line in lines[:2]] == [
+        "no such folder",
+        "holds no run folder (run.json) and no sweep (sweep.json)",
+    ]
+    assert "can't be read" in lines[2]
+
+
+def test_the_default_folder(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == 0
+    assert "mine" in capsys.readouterr().out
+    assert RunsArgs().folders == (Path("runs"),)

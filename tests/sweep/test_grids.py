@@ -1,0 +1,234 @@
+"""Grids: the paper's sweeps cell by cell, what they say on the command line, and grids from files."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tyro
+
+from deeploop.models.accounting import parameter_count
+from deeploop.recipes import RECIPES, get_recipe
+from deeploop.recipes.gpt import gpt2_medium, gpt2_small, tiny
+from deeploop.sweep.grid import Cell, Grid, along, configure, read_grid
+from deeploop.sweep.paper_grids import BLOCKS, GRIDS, PAPER_P, ROUNDS, SCALES
+from deeploop.train.config import differences, to_dict
+
+LANGUAGE = ("table1", "p-sweep", "downstream", "escape", "rules", "rules-search")
+
+
+def by_axes(grid):
+    return {tuple(cell.axes.values()): cell for cell in grid.cells()}
+
+
+def test_table1_is_the_sixteen_cells_of_the_paper_and_nothing_else_differs():
+    cells = by_axes(GRIDS["table1"]("paper"))
+    assert set(cells) == {(s, b, r) for s in ("small", "medium") for b in BLOCKS for r in ROUNDS}
+    for (size, block, rounds), cell in cells.items():
+        recipe = {"small": gpt2_small, "medium": gpt2_medium}[size]()
+        assert cell.config() == replace(recipe, model=replace(recipe.model, block=block, rounds=rounds))
+    assert parameter_count(cells["small", "prenorm", 7].config().model) == 123_591_168
+    assert parameter_count(cells["medium", "sandwich", 1].config().model) == 353_558_528
+
+
+def test_p_sweep_changes_the_exponent_and_the_seed_alone():
+    cells = by_axes(GRIDS["p-sweep"]("paper"))
+    assert set(cells) == {(p, seed) for p in PAPER_P for seed in range(5)}
+    for (p, seed), cell in cells.items():
+        changed = differences(to_dict(gpt2_small()), to_dict(cell.config()))
+        expected = {"model.p": p, "seed": seed, "optim.steps": 2_700, "optim.floor_lr": 1e-3}
+        defaults = {"model.p": 0.5, "seed": 0}
+        assert {path: new for path, _, new in changed} == {
+            k: v for k, v in expected.items() if defaults.get(k) != v
+        }
+
+
+def test_downstream_is_table1_without_the_cell_the_paper_does_not_score():
+    whole = {cell.name: cell for cell in GRIDS["table1"]("paper").cells()}
+    scored = {cell.name: cell for cell in GRIDS["downstream"]("paper").cells()}
+    assert scored.keys() == whole.keys() - {"small-prenorm-rounds7", "small-sandwich-rounds7"}
+    assert all(whole[name] == cell for name, cell in scored.items())  # no cell is trained twice
+
+
+def test_the_gpu_scale_is_a_thousandth_of_the_tokens_and_has_the_size_that_was_measured():
+    config = by_axes(GRIDS["table1"]("gpu"))["small", "sandwich", 3].config()
+    tokens = config.optim.steps * config.optim.batch * config.model.context
+    assert tokens * 1000 == 100_000 * 480 * 1024
+    escapes = by_axes(GRIDS["p-sweep"]("gpu"))[600, 0.25, 0].config()
+    for c in (config, escapes):
+        assert (c.model.blocks, c.model.width, c.model.context, c.optim.batch) == (6, 512, 512, 64)
+    assert escapes.optim.steps == 300
+    assert escapes.optim.peak_lr / escapes.optim.warmup_steps == pytest.approx(1.67e-6, rel=0.01)
+
+
+def test_escape_has_the_ramps_and_changes_nothing_but_the_bias_between_the_starts():
+    cells = by_axes(GRIDS["escape"]("gpu"))
+    assert len(cells) == 2 * 3 * 3 * 5
+    for (start, p, ramp, seed), cell in cells.items():
+        config = cell.config()
+        assert (config.model.p, config.seed, config.optim.peak_lr) == (p, seed, 1e-3)
+        assert 1e-3 / config.optim.warmup_steps == pytest.approx(float(ramp), rel=0.02)
+        changed = differences(to_dict(cells["paper", p, ramp, seed].config()), to_dict(config))
+        assert {path for path, *_ in changed} == (
+            {"model.unigram_bias", "out"} if start == "stable" else set()
+        )
+
+
+def test_rules_have_equal_tokens():
+    configs = [cell.config() for cell in GRIDS["rules"]("gpu").cells()]
+    kinds = {(c.model.block, c.model.p, c.model.unigram_bias, c.model.rounds, c.seed) for c in configs}
+    assert len(kinds) == 6 * 4 * 2
+    assert len({(c.optim, c.data, c.model.blocks, c.model.width) for c in configs}) == 1
+
+
+@pytest.mark.parametrize("name", ["rules", "rules-search"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_rules_are_compared_after_their_warm_up(name, scale):
+    for cell in GRIDS[name](scale).cells():
+        assert cell.config().optim.warmup_steps < cell.config().optim.steps
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_the_words_of_a_cell_parse_to_its_config(name, scale):
+    cells = GRIDS[name](scale).cells()
+    assert len({cell.name for cell in cells}) == len(cells)
+    for cell in {cell.recipe: cell for cell in cells}.values():  # the last of each recipe
+        recipe, *words = cell.words()
+        base = get_recipe(recipe)
+        assert tyro.cli(type(base), args=words, default=base) == cell.config()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_reasoners_are_the_recipes_of_both_methods(scale):
+    cells = by_axes(GRIDS["hrm-arc"](scale))
+    assert len(cells) == {"paper": 2, "gpu": 4, "laptop": 6}[scale]
+    assert {(method, cell.config().model.p) for (method, *_), cell in cells.items()} == {
+        ("hrm", 0.0),
+        ("deeploop", 0.5),
+    }
+    if scale == "laptop":  # at the rate that is good for each
+        assert cells["deeploop", 0].config() == RECIPES["hrm-sudoku4-deeploop"]()
+        assert cells["hrm", 0].config() == RECIPES["hrm-sudoku4"]()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_depth_has_no_graph_twice(scale):
+    configs = [cell.config() for cell in GRIDS["depth"](scale).cells()]
+    graphs = {(c.model.p, str(c.model.schedule)) for c in configs}
+    assert len(graphs) == len(configs) == 2 * (3 * 4 - 1)
+    if scale == "laptop":
+        assert {(c.model.p, c.optim.peak_lr) for c in configs} == {(0.0, 1e-3), (0.5, 2e-3)}
+
+
+def test_odd_kinds_of_values_survive_the_command_line():
+    settings = {
+        "model.scale_gate": False,
+        "model.shrink_outputs": True,
+        "optim.betas": [0.8, 0.9],
+        "diagnose.sublayers": ["blocks.0.mlp"],
+        "init_from": None,
+        "guard.stop": True,
+        "optim.eps": 1e-12,
+    }
+    cell = Cell("odd", "tiny", settings, {})
+    words = cell.words()[1:]
+    parsed = tyro.cli(type(tiny()), args=words, default=tiny())
+    assert parsed == cell.config()
+    assert (parsed.model.scale_gate, parsed.optim.betas, parsed.guard.stop) == (False, (0.8, 0.9), True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model.round": 3}, "model.round: not a field .* of tiny can set; perhaps you meant model.rounds"),
+        ({"model": 3}, "model: not a field"),
+        ({"out": "x"}, "out: not a field"),
+        ({"model.rounds": "three"}, r"^model.rounds='three': not a value of the kind"),
+        ({"model.rounds": 0}, "model.rounds=0: must be at least 1"),
+        ({"model.heads": 3}, "model.heads=3: must be a divisor of model.width=128"),
+    ],
+)
+def test_a_wrong_setting_names_its_field(settings, message):
+    with pytest.raises(ValueError, match=message):
+        configure("tiny", settings)
+
+
+FILE = """
+recipe = "tiny"
+compare_at = 20
+[settings]
+"model.width" = 32
+optim.steps = 40
+[axes]
+seed = [0, 1]
+model.rounds = [2, 3]
+[axes.rule]
+prenorm = {model.block = "prenorm"}
+deepnorm = {"model.p" = 0.25}
+"""
+
+
+def test_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "ramps.toml"
+    path.write_text(FILE)
+    grid = read_grid(path)
+    cells = {cell.name: cell for cell in grid.cells({"optim.batch": 4})}
+    assert (grid.name, grid.compare_at, len(cells)) == ("ramps", 20, 8)
+    config = cells["seed1-rounds2-deepnorm"].config()
+    base = tiny()
+    assert config == replace(
+        base,
+        seed=1,
+        model=replace(base.model, width=32, rounds=2, p=0.25),
+        optim=replace(base.optim, steps=40, batch=4),
+    )
+    assert cells["seed0-rounds3-prenorm"].axes == {"seed": 0, "rounds": 3, "rule": "prenorm"}
+    as_json = tmp_path / "ramps.json"
+    axes = {"seed": [0, 1], "model.rounds": [2, 3]}
+    rule = {"prenorm": {"model.block": "prenorm"}, "deepnorm": {"model.p": 0.25}}
+    data = {"recipe": "tiny", "compare_at": 20, "axes": {**axes, "rule": rule}}
+    data["settings"] = {"model": {"width": 32}, "optim.steps": 40}
+    as_json.write_text(json.dumps(data))
+    assert read_grid(as_json) == grid
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("recipe = ", "own.toml: Invalid value"),
+        ("[axes]\nseed = [0]", "recipe: missing"),
+        ('recipe = "tiny"', "axes: missing"),
+        ('recipe = "tiny"\naxis = 3\n[axes]\nseed = [0]', "axis: unknown; choose from recipe"),
+        ("recipe = 3\n[axes]\nseed = [0]", "recipe=3: must be a str"),
+        ('recipe = "gpt3"\n[axes]\nseed = [0]', "recipe=gpt3: unknown"),
+        ('recipe = "tiny"\n[axes]\nseed = 3', "axes.seed=3: must be a list"),
+        ('recipe = "tiny"\n[axes]\nseed = []', r"axes.seed=\[\]: must be a list"),
+        ('recipe = "tiny"\n[axes.model]', r"axes.model=\{\}: must be a list"),
+        ('recipe = "tiny"\n[axes]\nseed = [0, 0]', "axes.seed=.*twice"),
+        ('recipe = "tiny"\n[axes]\n"model.round" = [3]', "model.round: not a field"),
+        ('recipe = "tiny"\n[axes]\nseed = [0]\n[settings]\nseeds = 3', "seeds: not a field"),
+        ('recipe = "tiny"\n[axes]\n"model.p" = [0.5]\nrule.a = {"model.p" = 1.0}', "axes.rule: sets model.p"),
+        ('recipe = "tiny"\n[axes]\n"model.block" = ["a b"]', "axes.block='a b'"),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_field(tmp_path, text, message):
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_grid(path).cells()
+
+
+def test_two_cells_of_one_name_are_refused():
+    axes = {**along("model.block", ["sandwich"]), "kind": {"a/b": {"seed": 0}, "a_b": {"seed": 1}}}
+    with pytest.raises(ValueError, match="two cells would be named sandwich-a_b"):
+        Grid("own", "tiny", axes).cells()
+
+
+def test_the_example_is_a_grid():
+    grid = read_grid(Path(__file__).parents[2] / "examples" / "three_blocks.toml")
+    cells = {cell.name: cell for cell in grid.cells()}
+    assert len(cells) == 24
+    config = cells["rounds7-seed1-deepnorm"].config()
+    assert (config.model.rounds, config.model.p, config.optim.warmup_steps) == (7, 0.25, 1000)
+    assert len({c.config().optim.steps * c.config().optim.batch for c in cells.values()}) == 1  # equal tokens
