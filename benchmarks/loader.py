@@ -23,7 +23,7 @@ import numpy as np
 from deeploop.data.corpora import stdlib, text_files
 from deeploop.data.prepare import prepare
 from deeploop.data.shards import TokenStream, write_shard
-from deeploop.data.token_loader import Ahead, TokenLoader
+from deeploop.data.token_loader import PrefetchLoader, TokenLoader
 from deeploop.data.tokenizers import GPT2Tokenizer
 
 SEQUENCES, CONTEXT, TOKENS_PER_S = 32, 1024, 535e3
@@ -49,7 +49,7 @@ def time_loader(stream: TokenStream) -> None:
     step = SEQUENCES * CONTEXT / TOKENS_PER_S
     plain = TokenLoader(stream, context=CONTEXT, batch=SEQUENCES, seed=0)
     alone = median(seconds(plain.step_batch)[0] for _ in range(STEPS))
-    ahead, waits = Ahead(plain), []
+    ahead, waits = PrefetchLoader(plain), []
     for _ in range(STEPS):
         waits.append(seconds(ahead.step_batch)[0])
         time.sleep(step - waits[-1])

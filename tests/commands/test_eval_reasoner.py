@@ -8,7 +8,7 @@ import pytest
 
 from deeploop.cli import main
 from deeploop.commands import eval_reasoner as evaluate_reasoner
-from deeploop.data.arc import Task, build_arc
+from deeploop.data.arc import ArcTask, build_arc
 from deeploop.data.sudoku import build_sudoku
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
@@ -49,7 +49,7 @@ def write_arc(folder, seed=0):
 
     def task(part, name, tests):
         pairs = [tuple(draw.integers(0, 10, (2, 2, 3)).astype(np.uint8)) for _ in range(2 + tests)]
-        return Task(part, name, tuple(pairs[:2]), tuple(pairs[2:]))
+        return ArcTask(part, name, tuple(pairs[:2]), tuple(pairs[2:]))
 
     tasks = [task("training", "a", 1), task("evaluation", "b", 1), task("evaluation", "c<i>", 2)]
     return build_arc(tasks, folder, augmentations=5).folder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deeploop.data.arc import (
-    Task,
+    ArcTask,
     arc_tasks,
     build_arc,
     concept_tasks,
@@ -27,7 +27,7 @@ def made_up(part, name, pairs=3, tests=1, side=8):
     def pair():
         return tuple(draw.integers(0, 10, draw.integers(1, side, 2)).astype(np.uint8) for _ in range(2))
 
-    return Task(part, name, tuple(pair() for _ in range(pairs)), tuple(pair() for _ in range(tests)))
+    return ArcTask(part, name, tuple(pair() for _ in range(pairs)), tuple(pair() for _ in range(tests)))
 
 
 TASKS = [
@@ -97,12 +97,12 @@ def test_one_pair_a_puzzle_is_unshifted_and_all_places_are_used():
 def test_views_are_distinct_and_as_many_as_there_are():
     """One red cell: 9 colours and nothing a move could change."""
     dot = np.array([[2]], dtype=np.uint8)
-    assert len(task_views(Task("training", "dot", ((dot, dot),), ()), 1000, seed=0)) == 9
+    assert len(task_views(ArcTask("training", "dot", ((dot, dot),), ()), 1000, seed=0)) == 9
     bar = np.array([[2, 0]], dtype=np.uint8)
-    assert len(task_views(Task("training", "bar", ((bar, dot),), ()), 1000, seed=0)) == 9 * 4
+    assert len(task_views(ArcTask("training", "bar", ((bar, dot),), ()), 1000, seed=0)) == 9 * 4
     # Pairs that a move exchanges are the same task in another order.
     swapped = ((bar, dot), (bar[:, ::-1].copy(), dot))
-    assert len(task_views(Task("training", "two", swapped, ()), 1000, seed=0)) == 9 * 2
+    assert len(task_views(ArcTask("training", "two", swapped, ()), 1000, seed=0)) == 9 * 2
     views = task_views(TASKS[0], 50, seed=0)
     assert len(np.unique(views, axis=0)) == 51
     assert views[0].tolist() == [0, *range(10)]
@@ -125,7 +125,7 @@ def test_hash_is_the_same_on_every_machine(tmp_path):
     """Published with a build, so it must never change unnoticed."""
     grid = np.arange(6, dtype=np.uint8).reshape(2, 3)
     tasks = [
-        Task("evaluation", name, ((grid, grid.T.copy()),) * 2, ((grid[:1].copy(), grid),)) for name in "xy"
+        ArcTask("evaluation", name, ((grid, grid.T.copy()),) * 2, ((grid[:1].copy(), grid),)) for name in "xy"
     ]
     puzzles = build_arc(tasks, tmp_path / "arc", augmentations=10)
     assert puzzles.facts["arrays"]["views"]["sha256"].startswith("a51ae136a9f6")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeploop.data.arc import Task, build_arc
+from deeploop.data.arc import ArcTask, build_arc
 from deeploop.data.maze import build_maze
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import write_puzzles
@@ -40,7 +40,7 @@ def real(tmp_path_factory):
 
     def task(name):
         pairs = tuple(tuple(draw.integers(0, 10, (2, 5, 3)).astype(np.uint8)) for _ in range(4))
-        return Task("evaluation", name, pairs[:3], pairs[3:])
+        return ArcTask("evaluation", name, pairs[:3], pairs[3:])
 
     return {
         "arc": build_arc([task(name) for name in "abc"], folder / "arc", augmentations=20),

@@ -9,7 +9,7 @@ import torch
 from deeploop.data import TokenStream
 from deeploop.data.draws import permute
 from deeploop.data.shards import write_shard
-from deeploop.data.token_loader import Ahead, TokenLoader, validation_windows
+from deeploop.data.token_loader import PrefetchLoader, TokenLoader, validation_windows
 
 
 class Counting:
@@ -190,13 +190,13 @@ def test_validation_windows_of_a_short_stream_are_all_there_are():
 def test_made_ahead_the_batches_and_the_states_are_the_same():
     """Also from a state in the middle, taken while the next batch is already made."""
     plain, ahead = (TokenLoader(Counting(500), context=4, batch=8, seed=1) for _ in range(2))
-    ahead = Ahead(ahead)
+    ahead = PrefetchLoader(ahead)
     assert ahead.state() == plain.state()
     for _ in range(20):  # more than an epoch
         for mine, expected in zip(ahead.step_batch(), plain.step_batch(), strict=True):
             assert torch.equal(mine, expected)
         assert ahead.state() == plain.state()
-    resumed = Ahead(TokenLoader(Counting(500), context=4, batch=8, seed=1))
+    resumed = PrefetchLoader(TokenLoader(Counting(500), context=4, batch=8, seed=1))
     resumed.step_batch()
     resumed.load_state(ahead.state())
     assert resumed.state() == plain.state()
@@ -213,7 +213,7 @@ def test_an_error_made_ahead_belongs_to_its_own_batch():
                 raise ValueError("truncated shard")
             return super().slice(start, stop)
 
-    ahead = Ahead(TokenLoader(Breaking(500), context=4, batch=8, seed=1))
+    ahead = PrefetchLoader(TokenLoader(Breaking(500), context=4, batch=8, seed=1))
     ahead.step_batch()
     with pytest.raises(ValueError, match="truncated shard"):
         ahead.step_batch()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from deeploop.data.arc import Task, build_arc
+from deeploop.data.arc import ArcTask, build_arc
 from deeploop.eval.arc_votes import chosen_examples, vote
-from deeploop.eval.reasoning import Score
+from deeploop.eval.reasoning import PuzzleScore
 from deeploop.models.halting import Answers
 
 VIEWS = 13
@@ -20,7 +20,7 @@ def split(tmp_path_factory):
 
     def task(name, tests):
         pairs = [tuple(draw.integers(0, 10, (2, 3, 4)).astype(np.uint8)) for _ in range(2 + tests)]
-        return Task("evaluation", name, tuple(pairs[:2]), tuple(pairs[2:]))
+        return ArcTask("evaluation", name, tuple(pairs[:2]), tuple(pairs[2:]))
 
     folder = tmp_path_factory.mktemp("votes") / "arc"
     return build_arc([task("a", 1), task("b", 2), task("c", 1)], folder, augmentations=VIEWS - 1).test
@@ -33,7 +33,7 @@ def solver(answer, batch=5):
         _, labels, ids = rows
         tokens, q = answer(labels.copy(), ids)
         rest = torch.zeros(len(ids), 1)
-        count = Score(len(ids), 0.0, 0.0, 0.0, 1.0, 0.0)
+        count = PuzzleScore(len(ids), 0.0, 0.0, 0.0, 1.0, 0.0)
         return Answers(
             torch.from_numpy(tokens), rest, torch.stack([torch.tensor(q), rest[:, 0]], 1), rest
         ), count

@@ -9,7 +9,7 @@ import torch
 
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.generation import generate
-from deeploop.eval.harness import HarnessLM, Recorder, Replay, run_tasks, set_shots
+from deeploop.eval.harness import HarnessLM, Recorder, ScoreReplay, run_tasks, set_shots
 from deeploop.eval.requests import Requests
 from deeploop.eval.scoring import score
 from deeploop.eval.tasks import PAPER_TASKS, load_tasks
@@ -99,7 +99,7 @@ def test_written_down_scored_and_replayed_is_live(model, live, task_files, tmp_p
     requests = Requests.load(tmp_path / "r.npz")
     assert requests.items == 48
     parts = [requests.with_shots(shots) for shots in requests.shots]
-    replay = HarnessLM(BYTES, Replay({part.digest(): score(model, part) for part in parts}))
+    replay = HarnessLM(BYTES, ScoreReplay({part.digest(): score(model, part) for part in parts}))
     for shots in (0, 1):
         loaded = set_shots(load_tasks(NAMES, task_files), shots)
         assert run_tasks(replay, loaded, shots=shots, limit=3) == expected[shots]

@@ -94,7 +94,7 @@ def test_a_chain_of_rounds_is_the_loop(model, again):
     weights = torch.randn(3, 9, 32, device=DEVICE)
     rotary = gpt.cos, gpt.sin
     inputs = [x, *gpt.blocks.parameters()]
-    y = run([sublayers(b) for b in gpt.blocks], x, rotary, torch.float32, rounds=3, again=again)
+    y = run([sublayers(b) for b in gpt.blocks], x, rotary, torch.float32, rounds=3, recompute=again)
     ours = torch.autograd.grad((y * weights).sum(), inputs)
     expected = gpt.run_rounds(x, rotary, None, None)
     exact = torch.autograd.grad((expected * weights).sum(), inputs)
@@ -150,9 +150,9 @@ def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: True)
     x = SimpleNamespace(is_cuda=True)
     assert fused._wanted(x)
-    with fused.plainly():
+    with fused.eager_modules():
         assert not fused._wanted(x)
-        with fused.plainly():
+        with fused.eager_modules():
             pass
         assert not fused._wanted(x)
     assert fused._wanted(x)
@@ -176,6 +176,6 @@ def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
     model.recompute = "round"
     blocks, options = model.run_rounds(x, rotary, None, None)
     assert blocks == list(model.blocks)
-    assert options == {"rounds": 3, "again": True}
+    assert options == {"rounds": 3, "recompute": True}
     model.recompute = "block"  # each visit by itself
     assert isinstance(model.run_rounds(x, rotary, None, None), torch.Tensor)

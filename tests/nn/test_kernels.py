@@ -104,7 +104,7 @@ def test_rotary(kernels, heads, size, normed):
     cos, sin = (table.to(DEVICE) for table in rotary_table(T, size))
     packed, *gains = draws((B, T, 3 * heads * size), (size,), (size,))
     gains = gains if normed else None
-    outputs = kernels.turned(packed, cos, sin, heads, gains, EPS)
+    outputs = kernels.rotary_qkv(packed, cos, sin, heads, gains, EPS)
 
     def expected(packed, *gains):
         q, k, v = packed.view(B, T, 3, heads, size).permute(2, 0, 3, 1, 4)

@@ -606,7 +606,7 @@ class Terminal:
 def test_the_table_is_redrawn_in_place(small):
     folder, cell = small()
     screen = Terminal()
-    shown = board.Board(folder, 1, screen)
+    shown = board.LiveTable(folder, 1, screen)
     shown.show({cell.name})
     assert [line.split()[:3] for line in screen.lines[2:3]] == [["seed0", "running", "0/4"]]
     fake(folder.run_folder(cell))
@@ -619,7 +619,7 @@ def test_the_table_is_redrawn_in_place(small):
 def test_without_a_terminal_the_header_comes_once_before_the_first_line(small):
     folder, cell = small()
     stream = io.StringIO()
-    shown = board.Board(folder, 1, stream)
+    shown = board.LiveTable(folder, 1, stream)
     shown.show({cell.name})
     fake(folder.run_folder(cell))
     shown.show(set())

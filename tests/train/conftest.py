@@ -13,7 +13,7 @@ from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import ReasonerOptimConfig
 from deeploop.train.puzzle import PuzzleDataConfig
-from deeploop.train.replay import Recorded, Replay
+from deeploop.train.replay import GraphReplay, Recorded
 
 
 @pytest.fixture(scope="session")
@@ -87,5 +87,5 @@ def recordings(monkeypatch):
         made.append(Recording(self, tuple(tensor.clone() for tensor in batch)))
         return Recorded(made[-1], made[-1].batch, made[-1].loss)
 
-    monkeypatch.setattr(Replay, "_record", record)
+    monkeypatch.setattr(GraphReplay, "_record", record)
     return made

@@ -30,8 +30,8 @@ def late(monkeypatch, recordings):
         return settle(run, queued)
 
     monkeypatch.setattr(fused, "has_rounds", lambda model: True)
-    monkeypatch.setattr(loop, "guarded_step", step_if_finite)
-    monkeypatch.setattr(loop, "steps_by_itself", lambda optimizer: True)
+    monkeypatch.setattr(loop, "conditional_step", step_if_finite)
+    monkeypatch.setattr(loop, "supports_conditional_step", lambda optimizer: True)
     monkeypatch.setattr(loop, "settle", noted)
     return seen
 

@@ -11,7 +11,7 @@ from deeploop.nn import fused
 from deeploop.train.distributed import World
 from deeploop.train.loop import open_run, train_step
 from deeploop.train.progress import StopRequest
-from deeploop.train.replay import Replay
+from deeploop.train.replay import GraphReplay
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = GPTConfig(blocks=2, rounds=3, width=128, heads=2, hidden=256, vocabulary=1000, context=64)
@@ -33,7 +33,7 @@ def steps(rounds, *, recorded, device="cpu"):
         return loss.detach()
 
     said = []
-    replay = Replay(gradients, model, said.append)
+    replay = GraphReplay(gradients, model, said.append)
     losses = []
     for model.rounds in rounds:
         if recorded:
@@ -71,7 +71,7 @@ def test_graphs_train_as_called_kernels_do():
 
 def test_a_step_begins_at_zero_in_the_same_memory():
     model = nn.Linear(3, 1, bias=False)
-    replay = Replay(lambda batch: model(batch[0]).sum().backward() or torch.ones(()), model, print)
+    replay = GraphReplay(lambda batch: model(batch[0]).sum().backward() or torch.ones(()), model, print)
     replay.begin_step()
     replay((torch.ones(2, 3),))
     replay((torch.ones(5, 3),))
@@ -98,7 +98,7 @@ def refused(monkeypatch, error, on_leaving=None):
     monkeypatch.setattr(torch.cuda, "graph", refuse)
     model, said = nn.Linear(3, 1, bias=False), []
     nn.init.ones_(model.weight)
-    return Replay(lambda batch: model(batch[0]).sum().detach(), model, said.append), said
+    return GraphReplay(lambda batch: model(batch[0]).sum().detach(), model, said.append), said
 
 
 def test_without_memory_for_a_graph_the_batch_is_called(monkeypatch):

@@ -189,7 +189,7 @@ def score_requests(args: EvalArgs, folder: Path, path: Path) -> str:
 
 def judge_scores(args: EvalArgs, path: Path) -> str:
     """Step 3 of 3: the harness asks again, and is answered from the file."""
-    from deeploop.eval.harness import HarnessLM, Replay
+    from deeploop.eval.harness import HarnessLM, ScoreReplay
 
     meta, answers = load_scores(path)
     try:
@@ -199,7 +199,7 @@ def judge_scores(args: EvalArgs, path: Path) -> str:
         raise ValueError(f"{path}: not a file of scores ({error})") from None
     if args.data:
         settings["data"] = str(args.data)
-    replays = {R: Replay(scores) for R, scores in answers.items()}
+    replays = {R: ScoreReplay(scores) for R, scores in answers.items()}
     lm = HarnessLM(tokenizer, replays[min(replays)])
     rows, notes = ask_harness(lm, settings, sorted(replays), replays.__getitem__)
     return finish(args, path.parent, settings, stamp, rows, notes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from deeploop.data.arc import PARTS, Task, arc_settings, arc_tasks, build_arc, concept_tasks
+from deeploop.data.arc import PARTS, ArcTask, arc_settings, arc_tasks, build_arc, concept_tasks
 from deeploop.data.maze import build_maze, maze_settings
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.data.sudoku import build_sudoku, sudoku_settings
@@ -101,7 +101,7 @@ def run(args: Args) -> str:
     return _summary(_build(args, tasks, out))
 
 
-def _tasks(args: PrepareArc) -> list[Task]:
+def _tasks(args: PrepareArc) -> list[ArcTask]:
     tasks = arc_tasks() + (concept_tasks(args.concept_arc) if args.concept_arc else [])
     if args.tasks is None:
         return tasks
@@ -111,7 +111,7 @@ def _tasks(args: PrepareArc) -> list[Task]:
     return [task for part in PARTS for task in [t for t in by_name if t.part == part][: args.tasks]]
 
 
-def _settings(args: Args, tasks: list[Task]) -> dict[str, Any]:
+def _settings(args: Args, tasks: list[ArcTask]) -> dict[str, Any]:
     if isinstance(args, PrepareArc):
         return arc_settings(tasks, args.augmentations, args.seed)
     if isinstance(args, PrepareSudoku):
@@ -119,7 +119,7 @@ def _settings(args: Args, tasks: list[Task]) -> dict[str, Any]:
     return maze_settings(args.size, args.train, args.test, args.min_path, args.seed)
 
 
-def _build(args: Args, tasks: list[Task], out: Path) -> PuzzleSet:
+def _build(args: Args, tasks: list[ArcTask], out: Path) -> PuzzleSet:
     workers = args.workers or os.cpu_count() or 1
     if isinstance(args, PrepareArc):
         return build_arc(tasks, out, augmentations=args.augmentations, seed=args.seed, workers=workers)

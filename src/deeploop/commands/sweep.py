@@ -163,7 +163,7 @@ def show_done(folder: SweepFolder, record: Record, args: SweepArgs) -> int:
 
 def run_here(folder: SweepFolder, args: SweepArgs) -> int:
     slots = local_slots(args.gpus, args.jobs)
-    shown = board.Board(folder, len(slots))
+    shown = board.LiveTable(folder, len(slots))
     launcher = Local(folder, slots, args.keep_weights, shown.show, args.minutes)
     with StopRequest() as stop:
         launcher.run(stop)

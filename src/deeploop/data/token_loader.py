@@ -82,7 +82,7 @@ class TokenLoader:
         return offset, (len(self._stream) - 1 - offset) // self._context, np.array(keys)
 
 
-class Ahead:
+class PrefetchLoader:
     """A loader whose next batch is made in a thread while the present one is worked on, pinned if asked.
 
     Its state is that of the batches handed out, so that one made ahead is made again after a resume. What

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from deeploop.nn.fused import plainly
+from deeploop.nn.fused import eager_modules
 from deeploop.nn.residual import ScaledResidual
 from deeploop.theory import ScalingRule
 
@@ -55,7 +55,7 @@ def audit_tying(rounds: Sequence[Sequence[nn.Module]]) -> list[Finding]:
 def count_visits(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> dict[str, int]:
     """How often each module is called while `run` calls the model once."""
     visits: Counter[str] = Counter()
-    with ExitStack() as stack, torch.no_grad(), plainly():
+    with ExitStack() as stack, torch.no_grad(), eager_modules():
         for name, module in modules.items():
             hook = module.register_forward_pre_hook(lambda *_, name=name: visits.update([name]))
             stack.callback(hook.remove)

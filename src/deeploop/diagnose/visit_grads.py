@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from deeploop.nn.fused import plainly
+from deeploop.nn.fused import eager_modules
 from deeploop.nn.init import BRANCH
 from deeploop.nn.residual import ScaledResidual
 
@@ -109,7 +109,7 @@ def _swapped_at_each_call(
 @contextmanager
 def probing() -> Iterator[None]:
     """Arithmetic that can be differentiated twice: eager, and attention by plain products."""
-    with plainly(), sdpa_kernel(SDPBackend.MATH):
+    with eager_modules(), sdpa_kernel(SDPBackend.MATH):
         yield
 
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from deeploop.data.arc_grids import read_back
 from deeploop.data.puzzles import PuzzleSplit
-from deeploop.eval.reasoning import Score, Solver, added
+from deeploop.eval.reasoning import PuzzleScore, Solver, added
 from deeploop.eval.voting import Ballot, Vote, budget_needed, place_of
 
 
@@ -53,11 +53,11 @@ def chosen_examples(split: PuzzleSplit, groups: np.ndarray, views: int | None) -
 
 def vote(
     solver: Solver, split: PuzzleSplit, groups: np.ndarray, *, views: int | None, keep: int
-) -> tuple[list[TaskVotes], Score]:
+) -> tuple[list[TaskVotes], PuzzleScore]:
     """The tasks of these groups, each with its `keep` best answers, and the sums over all examples."""
     solver.model.eval()
     examples = chosen_examples(split, groups, views)
-    scores: list[Score] = []
+    scores: list[PuzzleScore] = []
     tasks: list[TaskVotes] = []
     with tqdm(total=len(examples), desc="arc", unit=" answers", dynamic_ncols=True, disable=None) as bar:
         stream = answers(solver, split, examples, scores)
@@ -70,7 +70,7 @@ def vote(
 
 
 def answers(
-    solver: Solver, split: PuzzleSplit, examples: np.ndarray, scores: list[Score]
+    solver: Solver, split: PuzzleSplit, examples: np.ndarray, scores: list[PuzzleScore]
 ) -> Iterator[Answer]:
     """What the model answers to each example, read back from its view; a batch's sums go to `scores`."""
     for first in range(0, len(examples), solver.batch):

@@ -16,7 +16,7 @@ from deeploop.models.gpt import LoopedGPT
 
 
 @dataclass(frozen=True)
-class Score:
+class DepthScore:
     """How well a fixed set of targets is predicted."""
 
     loss: float
@@ -38,7 +38,7 @@ class Windows:
     device: torch.device | str = "cpu"
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
 
-    def score(self, model: nn.Module) -> Score:
+    def score(self, model: nn.Module) -> DepthScore:
         result = validate(
             model,
             self.inputs,
@@ -48,7 +48,7 @@ class Windows:
             arithmetic=self.arithmetic,
         )
         bits = bits_per_byte(result.loss, self.text_bytes)
-        return Score(result.loss / result.targets, bits, result.similarity)
+        return DepthScore(result.loss / result.targets, bits, result.similarity)
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float:
@@ -64,7 +64,7 @@ def count_bytes(tokenizer: Tokenizer, targets: Tensor) -> int:
 
 def score_rounds(
     model: LoopedGPT, windows: Windows, rounds: Iterable[int], *, recompute_alpha: bool | None = None
-) -> dict[int, Score]:
+) -> dict[int, DepthScore]:
     """The score at each number of rounds; the model is left at the one it was trained with."""
     scores = {}
     try:
@@ -76,7 +76,7 @@ def score_rounds(
     return scores
 
 
-def score_adaptive(model: LoopedGPT, windows: Windows, rule: ExitRule) -> tuple[float, Score]:
+def score_adaptive(model: LoopedGPT, windows: Windows, rule: ExitRule) -> tuple[float, DepthScore]:
     """Mean rounds a token took, and the score, when tokens stop by the rule."""
     adaptive = AdaptiveDepth(model, rule)
     score = windows.score(adaptive)

@@ -124,7 +124,7 @@ class Recorder:
         return Scores(np.zeros(len(requests)), np.zeros(len(requests), dtype=bool))
 
 
-class Replay:
+class ScoreReplay:
     """A scorer that answers with scores made elsewhere, of requests known by their digest."""
 
     def __init__(self, scores: dict[str, Scores]) -> None:

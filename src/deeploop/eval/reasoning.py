@@ -16,7 +16,7 @@ from deeploop.models.reasoner import Reasoner
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # inputs, labels (B, length) and ids (B,)
 
 
-class Score(NamedTuple):
+class PuzzleScore(NamedTuple):
     """Sums over puzzles, which add up over batches and ranks."""
 
     puzzles: float
@@ -48,7 +48,7 @@ class Solver:
     adaptive: bool = False
 
     @torch.no_grad()
-    def __call__(self, rows: Rows) -> tuple[Answers, Score]:
+    def __call__(self, rows: Rows) -> tuple[Answers, PuzzleScore]:
         """The answers to one batch, and how good they are."""
         inputs, labels, ids = (torch.from_numpy(part).to(self.device, torch.long) for part in rows)
         carry, puzzle = self.model.initial(len(inputs)), self.model.puzzle_rows(ids)
@@ -58,12 +58,12 @@ class Solver:
         real = (scored > 0).double()
         right, solved = answers_right(found.tokens, labels)
         columns = (real, puzzle_loss(found.logits, labels), solved, right.sum(-1), scored, found.segments)
-        return found, Score(*torch.stack([(column * real).sum() for column in columns]).tolist())
+        return found, PuzzleScore(*torch.stack([(column * real).sum() for column in columns]).tolist())
 
 
-def added(scores: list[Score]) -> Score:
+def added(scores: list[PuzzleScore]) -> PuzzleScore:
     """The sums over all of them."""
-    return Score(*map(sum, zip(*scores, strict=True)))
+    return PuzzleScore(*map(sum, zip(*scores, strict=True)))
 
 
 def spread(count: int, over: int) -> np.ndarray:
@@ -84,7 +84,7 @@ def spread_rows(split: PuzzleSplit, count: int, rank: int = 0, ranks: int = 1) -
     return inputs, labels, ids
 
 
-def score(solver: Solver, rows: Rows, *, progress: bool = False) -> Score:
+def score(solver: Solver, rows: Rows, *, progress: bool = False) -> PuzzleScore:
     """Solves the puzzles, a batch at a time; the model is left in eval mode."""
     solver.model.eval()
     batches = [slice(first, first + solver.batch) for first in range(0, len(rows[0]), solver.batch)]

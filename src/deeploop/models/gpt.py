@@ -18,7 +18,7 @@ from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy
-from deeploop.nn.recompute import Recompute, visit
+from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import PRENORM, ResidualKind, ScaledResidual
 from deeploop.theory.scaling import ScalingRule, averaged_epsilon, factored_epsilon
 
@@ -248,8 +248,8 @@ class LoopedGPT(nn.Module):
         """The loop: all blocks, `rounds` times."""
         for index in range(self.rounds):
             # The last round's activations are needed at once: there is nothing to gain in it.
-            again = self.recompute == "round" and cache is None and index < self.rounds - 1
-            x = visit(self.run_round, x, index, rotary, mask, cache, again=again)
+            recompute = self.recompute == "round" and cache is None and index < self.rounds - 1
+            x = maybe_checkpoint(self.run_round, x, index, rotary, mask, cache, recompute=recompute)
         return x
 
     def run_round(
@@ -259,7 +259,9 @@ class LoopedGPT(nn.Module):
         last = self.rounds * len(self.blocks) - 1
         for slot, block in enumerate(self.blocks, start=index * len(self.blocks)):
             if cache is None:  # compiled blocks must not see a number that changes
-                x = visit(block, x, rotary, mask, again=self.recompute == "block" and slot < last)
+                x = maybe_checkpoint(
+                    block, x, rotary, mask, recompute=self.recompute == "block" and slot < last
+                )
             else:
                 x = block(x, rotary, mask, cache, slot)
         return x

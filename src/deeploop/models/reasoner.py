@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from deeploop.nn.init import BRANCH, init_truncated_
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU, rotary_table
-from deeploop.nn.recompute import Recompute, visit
+from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 from deeploop.theory.scaling import ScalingRule
 from deeploop.theory.visits import HORIZONS, Horizon, Schedule, recurrence
@@ -169,7 +169,7 @@ class Stack(nn.Module):
     def forward(self, x: Tensor, rotary: Rotary, recomputed: int = 0) -> Tensor:
         """All blocks once; the activations of the first `recomputed` are not kept."""
         for k, block in enumerate(self.blocks):
-            x = visit(block, x, rotary, again=k < recomputed)
+            x = maybe_checkpoint(block, x, rotary, recompute=k < recomputed)
         return x
 
 
@@ -260,7 +260,9 @@ class Reasoner(nn.Module):
         """One call of a module. A "round" of `recompute` is a call here; the last visit is always kept."""
         blocks = self.config.blocks_of[module] - last if self.recompute == "block" else 0
         rotary = self.cos, self.sin
-        return visit(self.stacks[module], x, rotary, blocks, again=self.recompute == "round" and not last)
+        return maybe_checkpoint(
+            self.stacks[module], x, rotary, blocks, recompute=self.recompute == "round" and not last
+        )
 
     def _input(self, tokens: Tensor, puzzle: Tensor) -> Tensor:
         """x (B, T, width): the puzzle's vector, zeros up to its positions, the tokens; of unit size."""

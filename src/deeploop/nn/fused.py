@@ -21,7 +21,7 @@ _plain = False
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def eager_modules() -> Iterator[None]:
     """Inside, blocks run as they are written: hooks are called, and gradients can be differentiated again."""
     global _plain
     before, _plain = _plain, True
@@ -82,7 +82,7 @@ def _forward(block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
 
 def _run_rounds(model: Any, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache | None) -> Any:
     if _wanted(x) and mask is None and cache is None and model.recompute != "block":
-        return _run(model.blocks, x, rotary, rounds=model.rounds, again=model.recompute == "round")
+        return _run(model.blocks, x, rotary, rounds=model.rounds, recompute=model.recompute == "round")
     return type(model).run_rounds(model, x, rotary, mask, cache)
 
 

@@ -14,12 +14,12 @@ Recompute = Literal["off", "round", "block"]
 T = TypeVar("T")
 
 
-def visit(function: Callable[..., T], *args: Any, again: bool) -> T:
-    """function(*args); if `again`, only the arguments are kept and the backward pass computes it once more.
+def maybe_checkpoint(function: Callable[..., T], *args: Any, recompute: bool) -> T:
+    """function(*args); if `recompute`, only the arguments are kept, and the backward pass repeats it.
 
     Nothing in a block is drawn at random, so no generator has to be put back for that.
     """
-    if not (again and torch.is_grad_enabled()):
+    if not (recompute and torch.is_grad_enabled()):
         return function(*args)
     out: T = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return out

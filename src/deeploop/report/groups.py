@@ -42,7 +42,7 @@ class Histories:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """The runs of one method at one R."""
 
     runs: tuple[Run, ...]
@@ -127,7 +127,7 @@ class Setup:
         return len(self.exponents) >= 3
 
     @cached_property
-    def rows(self) -> dict[str, dict[int, Cell]]:
+    def rows(self) -> dict[str, dict[int, TableCell]]:
         """Row label → rounds → cell."""
         rows: dict[str, dict[int, list[Run]]] = {}
         for name in sorted(self.methods, key=METHOD_ORDER):
@@ -136,7 +136,7 @@ class Setup:
                 label = f"{name}, {variant(run, own)}" if _is_split(own) else name
                 rows.setdefault(label, {}).setdefault(run.fields["model.rounds"], []).append(run)
         return {
-            label: {R: Cell(tuple(runs)) for R, runs in sorted(cells.items())}
+            label: {R: TableCell(tuple(runs)) for R, runs in sorted(cells.items())}
             for label, cells in rows.items()
         }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from deeploop.files import read_json
 from deeploop.report import published
-from deeploop.report.groups import Cell, Histories, Setup, method
+from deeploop.report.groups import Histories, Setup, TableCell, method
 from deeploop.report.listing import number, setting
 from deeploop.report.page import MISSING
 from deeploop.report.runs import Run, natural
@@ -49,14 +49,14 @@ def compute_table(groups: Sequence[Setup], runs: Sequence[Run]) -> Table:
     )  # fmt: skip
 
 
-def speed(cell: Cell | None) -> float | None:
+def speed(cell: TableCell | None) -> float | None:
     """Mean over the runs that shared their device with no other cell."""
     alone = [run for run in cell.runs if not run.shared] if cell else []
     rates = [run.tokens_per_s for run in alone if run.tokens_per_s]
     return fmean(rates) if rates else None
 
 
-def compute_cells(setup: Setup, R: int, cell: Cell, first: float | None) -> list[str]:
+def compute_cells(setup: Setup, R: int, cell: TableCell, first: float | None) -> list[str]:
     own = speed(cell)
     hours = [run.hours for run in cell.runs if run.hours is not None]
     gpu = [run.gpu_hours for run in cell.runs if run.gpu_hours is not None]

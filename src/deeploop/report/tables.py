@@ -11,7 +11,7 @@ from typing import Any
 from deeploop.files import read_json
 from deeploop.report import published
 from deeploop.report.escapes import Count, Outcome, read_outcome, tally
-from deeploop.report.groups import Cell, Histories, Setup, columns, cure, is_sandwich, repeats
+from deeploop.report.groups import Histories, Setup, TableCell, columns, cure, is_sandwich, repeats
 from deeploop.report.listing import number, setting
 from deeploop.report.page import HERE, MISSING
 from deeploop.report.published import ARC_TASKS, ARC_VIEWS, TASKS, VOTES
@@ -41,7 +41,9 @@ def loss_table(setup: Setup, histories: Histories, name: str) -> Table:
     rows = [paper_loss_row(setup.size, block, rounds) for block in published.METHODS]
     deltas = [published.LOSS_DELTA.get((setup.size, R)) for R in rounds]
     rows.append([PAPER, "Δ DeepLoop − baseline", *(value.printed if value else MISSING for value in deltas)])
-    absent: dict[str, dict[int, Cell]] = {label: {} for label in PAPER_ROWS if label not in setup.methods}
+    absent: dict[str, dict[int, TableCell]] = {
+        label: {} for label in PAPER_ROWS if label not in setup.methods
+    }
     for label, cells in (absent | setup.rows).items():
         rows.append([HERE, label, *(cells[R].text(histories) if R in cells else MISSING for R in rounds)])
     rows += [[HERE, f"Δ {label} − pre-norm", *texts] for label, texts in our_deltas(setup, histories, rounds)]
@@ -74,7 +76,7 @@ def our_deltas(setup: Setup, histories: Histories, rounds: Sequence[int]) -> lis
     ]
 
 
-def delta(cell: Cell | None, base: Cell | None, histories: Histories) -> str:
+def delta(cell: TableCell | None, base: TableCell | None, histories: Histories) -> str:
     means = [None if one is None else one.mean(histories) for one in (cell, base)]
     return MISSING if means[0] is None or means[1] is None else f"{means[0] - means[1]:+.4f}"
 

@@ -56,7 +56,7 @@ def _seconds_left(cells: Mapping[str, Progress], at_once: int) -> float | None:
     return rest / max(1, min(at_once, len(running) + waiting))
 
 
-class Board:
+class LiveTable:
     """Shows the cells of a sweep while they run."""
 
     def __init__(self, sweep: SweepFolder, at_once: int, stream: TextIO | None = None) -> None:

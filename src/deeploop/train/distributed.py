@@ -153,7 +153,7 @@ def _ranks(device: torch.device) -> Iterator[World]:
 def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     """The model on its device, blocks compiled, replicated or sharded over the ranks."""
     model.to(world.device)
-    quicken(model, config, world)
+    apply_kernels_or_compile(model, config, world)
     if world.size == 1:
         return model
     if config.parallel == "fsdp":
@@ -167,7 +167,7 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     return replica
 
 
-def quicken(model: nn.Module, config: DeviceConfig, world: World) -> None:
+def apply_kernels_or_compile(model: nn.Module, config: DeviceConfig, world: World) -> None:
     """The blocks on Triton kernels or compiled, as it is asked for and can be."""
     on_gpu = world.device.type == "cuda"
     on_kernels = config.compile == "auto" and on_gpu and uses_bf16(config, world.device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.data.shards import Corpus
-from deeploop.data.token_loader import Ahead, TokenLoader, validation_windows
+from deeploop.data.token_loader import PrefetchLoader, TokenLoader, validation_windows
 from deeploop.diagnose.collapse import judge, token_similarity, unigram_floor
 from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
@@ -67,7 +67,7 @@ class LanguageTask:
             rank=world.rank,
             world=world.size,
         )
-        self.loader = Ahead(loader, pin=world.device.type == "cuda")
+        self.loader = PrefetchLoader(loader, pin=world.device.type == "cuda")
         if (step := config.optim.batch * context) > len(self.corpus.train):
             raise ValueError(
                 f"optim.batch={config.optim.batch}: a step of {step:,} tokens is more than the "

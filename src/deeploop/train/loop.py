@@ -29,10 +29,10 @@ from deeploop.train.distributed import World, arithmetic, gradient_sync, open_wo
 from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
 from deeploop.train.non_finite import first_non_finite
-from deeploop.train.optim import guarded_step, learning_rate, set_learning_rate, steps_by_itself
+from deeploop.train.optim import conditional_step, learning_rate, set_learning_rate, supports_conditional_step
 from deeploop.train.progress import Clock, Display, StopRequest, peak_flops
 from deeploop.train.puzzle import PuzzleTask
-from deeploop.train.replay import Replay
+from deeploop.train.replay import GraphReplay
 from deeploop.train.rundir import (
     changes_since,
     check_folder,
@@ -42,7 +42,7 @@ from deeploop.train.rundir import (
     require_checkpoint,
     write_config,
 )
-from deeploop.train.sharding import give_back
+from deeploop.train.sharding import reshard_after_eval
 from deeploop.train.task import Task
 
 MOST_SKIPPED = 20  # steps in a row: what is broken by then does not mend itself
@@ -69,7 +69,7 @@ class Run:
     looked_at: int = 0
     """The last step after which what was due of validation and diagnosis has been done."""
     last_validation: dict[str, Any] = field(default_factory=dict)
-    replay: Replay | None = None
+    replay: GraphReplay | None = None
 
     def gradients(self, batch: Any) -> Tensor:
         """The loss of a micro-batch, whose gradients are added to the parameters'."""
@@ -180,7 +180,7 @@ def lag_of(run: Run) -> int:
 
     Then the device does not wait for the host between two steps.
     """
-    return int(run.replay is not None and steps_by_itself(run.optimizer))
+    return int(run.replay is not None and supports_conditional_step(run.optimizer))
 
 
 def _is_due(run: Run) -> bool:
@@ -212,7 +212,7 @@ def queue_step(run: Run, stop: StopRequest) -> Queued:
     shared = world.sum(torch.stack([total, torch.full_like(total, float(stop.requested))]))
     values = torch.cat([shared, norm[None]])
     on_host, known = _sent_to_host(values)
-    stepped = guarded_step(run.optimizer, values, norm, config.optim.clip)
+    stepped = conditional_step(run.optimizer, values, norm, config.optim.clip)
     return Queued(run.step + 1, batches, on_host, norm, stepped, known)
 
 
@@ -299,7 +299,7 @@ def open_run(config: AnyTrainConfig, world: World) -> Run:
         display.say(f"micro-batch {task.fit.micro_batch}, recompute {task.fit.recompute}")
     run = Run(config, world, task, model, optimizer, display, step=state.get("step", 0))
     if config.device.graph and task.can_be_recorded and world.size == 1 and fused.has_rounds(model):
-        run.replay = Replay(run.gradients, model, display.say)
+        run.replay = GraphReplay(run.gradients, model, display.say)
     if world.is_main:
         run.lock = lock or lock_folder(config.out)
         if not has_run and last_checkpoint(config.out) is not None:
@@ -356,7 +356,7 @@ def _report_step(run: Run, step: int, loss: float, norm: float, rate: float) -> 
 def _validate(run: Run) -> bool:
     """Evaluates, logs and prints; whether the model is collapsed although warm-up is over."""
     result = run.task.evaluate(run.model)
-    give_back(run.model)
+    reshard_after_eval(run.model)
     if not math.isfinite(result["loss"]):  # before anything is saved
         batches = run.task.micro_batches()
         raise FloatingPointError(_non_finite_report(run, run.step + 1, batches, result["loss"], math.nan))

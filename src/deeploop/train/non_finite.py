@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from deeploop.nn.fused import plainly
+from deeploop.nn.fused import eager_modules
 from deeploop.train.distributed import World
 
 
@@ -43,7 +43,7 @@ def _broken_outputs(model: nn.Module, forward: Callable[[], None]) -> list[str]:
         return hook
 
     hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
-    with plainly():  # compiled blocks would not call the hooks
+    with eager_modules():  # compiled blocks would not call the hooks
         forward()
     for hook in hooks:
         hook.remove()

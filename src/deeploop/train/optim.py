@@ -183,7 +183,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, branch_mult
         group["lr"] = rate * group["lr_multiplier"] * (branch_multiplier if group["branch"] else 1.0)
 
 
-def steps_by_itself(optimizer: torch.optim.Optimizer) -> bool:
+def supports_conditional_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a device takes the optimizer's step only if it should, with nobody to tell it.
 
     It is AdamW's fused kernel that knows such a condition; sharded parameters can't have it.
@@ -192,12 +192,12 @@ def steps_by_itself(optimizer: torch.optim.Optimizer) -> bool:
     return bool(group.get("fused")) and not isinstance(group["params"][0], DTensor)
 
 
-def guarded_step(optimizer: torch.optim.Optimizer, values: Tensor, norm: Tensor, clip: float) -> bool:
+def conditional_step(optimizer: torch.optim.Optimizer, values: Tensor, norm: Tensor, clip: float) -> bool:
     """Queues clipping and a step that the device takes only if all `values` are finite; whether it can.
 
     So nobody has to wait for the values first. Gradients are scaled on the way.
     """
-    if not steps_by_itself(optimizer):
+    if not supports_conditional_step(optimizer):
         return False
     optimizer.found_inf = (~values.isfinite().all()).float()  # type: ignore[attr-defined]
     optimizer.grad_scale = ((norm + 1e-6) / clip).clamp(min=1) if clip else None  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from deeploop.data.draws import keys, words
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
-from deeploop.eval.reasoning import Score, Solver, score, spread_rows
+from deeploop.eval.reasoning import PuzzleScore, Solver, score, spread_rows
 from deeploop.models.accounting import flops_per_segment, segment_bytes
 from deeploop.models.halting import Slots, minimum_segments, supervise
 from deeploop.models.hrm import HRMConfig
@@ -174,7 +174,7 @@ class PuzzleTask:
             )
             found = score(solver, self.test)
         sums = world.sum(torch.tensor(found, dtype=torch.float64, device=world.device))
-        return Score(*sums.tolist()).means()
+        return PuzzleScore(*sums.tolist()).means()
 
     def describe(self, result: dict[str, Any]) -> str:
         """An evaluation in one line."""

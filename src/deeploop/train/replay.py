@@ -30,7 +30,7 @@ class Recorded:
         return self.loss
 
 
-class Replay:
+class GraphReplay:
     """`gradients(batch)`, which adds to the parameters' gradients and returns the loss, by recorded graphs.
 
     Without memory for a graph of its own a batch goes on being called, and `say` tells so.

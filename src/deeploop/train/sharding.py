@@ -57,7 +57,7 @@ def set_backward(module: nn.Module, *, reduce: bool, reshard: bool) -> None:
     module.set_reshard_after_backward(reshard, recurse=False)
 
 
-def give_back(model: nn.Module) -> None:
+def reshard_after_eval(model: nn.Module) -> None:
     """Shards what was gathered for an evaluation: its weights may have been others, or change now."""
     for module in model.modules():
         if isinstance(module, FSDPModule):

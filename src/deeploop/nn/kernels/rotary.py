@@ -172,7 +172,7 @@ class _Rotary(torch.autograd.Function):
         return out, None, None, dq_gain, dk_gain, None, None
 
 
-def turned(
+def rotary_qkv(
     packed: Tensor, cos: Tensor, sin: Tensor, heads: int, gains: tuple[Tensor, Tensor] | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v (B, H, T, D) of a packed product (B, T, 3·width); q, k turned, and normalised with `gains`."""

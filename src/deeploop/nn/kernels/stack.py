@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from deeploop.nn.kernels.norms import prenorm, residual
 from deeploop.nn.kernels.products import pack, packed_linear
-from deeploop.nn.kernels.rotary import turned
+from deeploop.nn.kernels.rotary import rotary_qkv
 from deeploop.nn.kernels.swiglu import swiglu_down
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
-from deeploop.nn.recompute import visit
+from deeploop.nn.recompute import maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 
 Sublayers = tuple[ScaledResidual, ScaledResidual]  # attention, then SwiGLU
@@ -39,18 +39,20 @@ def run(
     narrow: torch.dtype,
     *,
     rounds: int = 1,
-    again: bool = False,
+    recompute: bool = False,
 ) -> Tensor:
     """All blocks on x (B, T, width), `rounds` times, branches in `narrow`; causal if the attention is.
 
-    `again`: the activations of every round but the last are computed again in the backward pass.
+    `recompute`: the activations of every round but the last are computed again in the backward pass.
     """
     with torch.autocast(x.device.type, enabled=False):
         packs = _packs(blocks, narrow)
         x, h = _enter(blocks[0][0].inner, x, narrow)
         for index in range(rounds):
             last = index == rounds - 1
-            x, h = visit(_round, blocks, packs, x, h, rotary, last, again=again and not last)
+            x, h = maybe_checkpoint(
+                _round, blocks, packs, x, h, rotary, last, recompute=recompute and not last
+            )
     return x
 
 
@@ -109,7 +111,7 @@ def _attend(attention: Any, packed: Packed, h: Tensor, rotary: Rotary) -> Tensor
     causal = isinstance(attention, CausalSelfAttention)
     gains = (attention.q_norm.weight, attention.k_norm.weight) if causal else None
     eps = attention.q_norm.eps if causal else 0.0
-    q, k, v = turned(qkv, *rotary, width // attention.head_size, gains, eps)
+    q, k, v = rotary_qkv(qkv, *rotary, width // attention.head_size, gains, eps)
     y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     return packed_linear(y.transpose(1, 2).reshape(-1, width), packed.o, attention.o.weight)
 
