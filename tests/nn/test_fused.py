@@ -149,19 +149,19 @@ def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
 def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: True)
     x = SimpleNamespace(is_cuda=True)
-    assert fused._wanted(x)
+    assert fused._applies(x)
     with fused.eager_modules():
-        assert not fused._wanted(x)
+        assert not fused._applies(x)
         with fused.eager_modules():
             pass
-        assert not fused._wanted(x)
-    assert fused._wanted(x)
+        assert not fused._applies(x)
+    assert fused._applies(x)
 
 
 def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
     """In a block and in a loop; what has a mask or a cache is left to the modules."""
     monkeypatch.setattr(fused, "HAS_TRITON", True)
-    monkeypatch.setattr(fused, "_wanted", lambda x: True)
+    monkeypatch.setattr(fused, "_applies", lambda x, *extras: all(extra is None for extra in extras))
     monkeypatch.setattr(fused, "_run", lambda blocks, x, rotary, **options: (list(blocks), options))
     block, x, rotary = gpt(), torch.randn(2, 9, 32), rotary_table(9, 16)
     plain = block(x, rotary)

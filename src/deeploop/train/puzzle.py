@@ -26,6 +26,7 @@ from deeploop.train.distributed import World, arithmetic
 from deeploop.train.memory import fit, shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
 from deeploop.train.puzzle_rows import sign_sgd_
+from deeploop.train.task import Monitor
 
 if TYPE_CHECKING:
     from deeploop.train.config import ReasonerTrainConfig
@@ -53,8 +54,7 @@ class PuzzleDataConfig:
 class PuzzleTask:
     """A reasoner on a set of puzzles."""
 
-    diagnose_every = 0
-    stops_when_collapsed = False
+    monitor: Monitor | None = None
     can_be_recorded = False  # which puzzles go on depends on what the model says
     skips_non_finite = False  # what is not finite may already be in the carried states
     model: Reasoner
@@ -182,12 +182,6 @@ class PuzzleTask:
             f"test loss {result['loss']:.4f}  exact {result['exact']:.1%}  cells {result['cells']:.1%}  "
             f"segments wanted {result['segments']:.1f}"
         )
-
-    def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        raise AssertionError("a reasoner is not diagnosed in training: diagnose_every is 0")
-
-    def collapse_advice(self) -> str:
-        raise AssertionError("no evaluation of a reasoner says that it collapsed")
 
 
 def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
