@@ -206,9 +206,10 @@ def _rules(scale: Scale) -> tuple[str, Axis]:
 
 
 def rules_search(scale: Scale) -> Grid:
-    """A rate and a warm-up for every rule of `rules`, by the same eight trials at R = 3; 48 cells."""
+    """A rate and a warm-up for every rule of `rules`: eight trials at R = 3 with two seeds; 96 cells."""
     recipe, axis = _rules(scale)
-    return Grid("rules-search", recipe, {"rule": axis, "trial": SEARCH}, RULE_SETTINGS[scale], scale)
+    seeds = along("seed", (2, 3))  # not those of `rules`, which are reported
+    return Grid("rules-search", recipe, {"rule": axis, "trial": SEARCH, **seeds}, RULE_SETTINGS[scale], scale)
 
 
 def rules(scale: Scale) -> Grid:

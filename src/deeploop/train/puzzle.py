@@ -72,7 +72,7 @@ class PuzzleTask:
         self.first = world.rank * self.share  # this rank's slots are those from here on
         self.test = spread_rows(self.puzzles.test, config.data.test_examples, world.rank, world.size)
         self.targets_per_step = batch * self.shape.length
-        again = config.halting.learn_continue
+        again = config.halting.bootstraps_continue
         self.flops_per_step = batch * flops_per_segment(config.model, self.shape, forward_again=again)
         self.segment = 0
         self.held = 0
