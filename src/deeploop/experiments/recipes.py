@@ -66,6 +66,31 @@ def tiny_stable() -> TrainConfig:
     return stable(tiny())
 
 
+def flat(config: TrainConfig) -> TrainConfig:
+    """The recipe under the flat rule, x ← N(α·x + f(N(x)·g)) with α = R√K.
+
+    Batch, steps and rates are the recipe's own, none of them tuned for this rule. The one search there is
+    (K = 4, width 384, 2.9 M tokens) found 4e-3 best, which says little about other sizes and lengths.
+    """
+    model = replace(config.model, block="flat")
+    return replace(config, out=config.out.with_name(f"{config.out.name}-flat"), model=model)
+
+
+def gpt2_small_flat() -> TrainConfig:
+    """gpt2-small under the flat rule, at gpt2-small's own rate: it is not tuned for it."""
+    return flat(gpt2_small())
+
+
+def gpt2_medium_flat() -> TrainConfig:
+    """gpt2-medium under the flat rule, at gpt2-medium's own rate."""
+    return flat(gpt2_medium())
+
+
+def tiny_flat() -> TrainConfig:
+    """tiny under the flat rule, at tiny's own rate."""
+    return flat(tiny())
+
+
 RECIPES: dict[str, Callable[[], AnyTrainConfig]] = {
     "gpt2-small": gpt2_small,
     "gpt2-medium": gpt2_medium,
@@ -73,6 +98,9 @@ RECIPES: dict[str, Callable[[], AnyTrainConfig]] = {
     "gpt2-small-stable": gpt2_small_stable,
     "gpt2-medium-stable": gpt2_medium_stable,
     "tiny-stable": tiny_stable,
+    "gpt2-small-flat": gpt2_small_flat,
+    "gpt2-medium-flat": gpt2_medium_flat,
+    "tiny-flat": tiny_flat,
     "hrm-arc1": reasoner_recipes.hrm_arc1,
     "hrm-arc1-deeploop": reasoner_recipes.hrm_arc1_deeploop,
     "trm-arc1": reasoner_recipes.trm_arc1,
