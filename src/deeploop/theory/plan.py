@@ -19,6 +19,7 @@ from deeploop.theory.bounds import (
     rules_by_module,
     untied_bound,
 )
+from deeploop.theory.plan_table import flat_alphas
 from deeploop.theory.scaling import DEEPLOOP, PAPER_RULES, ScalingRule, averaged_epsilon, factored_epsilon
 from deeploop.theory.visits import HORIZONS, Horizon, Schedule, hierarchy, single_loop
 
@@ -51,6 +52,7 @@ class Plan:
             },
             "horizons": {name: _horizon(at, self.rules) for name, at in self.horizons.items()},
             "epsilons": dict(self.epsilons),
+            "flat": {"formula": "lambda * R * sqrt(K)", "lambda": 1.0, "alpha": flat_alphas(schedule)},
             "verdict": plan_table.verdict(self),
         }
 
@@ -120,7 +122,8 @@ def _module(schedule: Schedule, rule: ScalingRule, module: str) -> dict[str, Any
 
 def _horizon(schedule: Schedule, rules: Mapping[str, ScalingRule]) -> dict[str, Any]:
     R_g = {m: schedule.R_g_of(m) for m in schedule.modules}
-    return {"M_g": schedule.M_g, "N_g": schedule.N_g, "R_g": R_g, **_scales(schedule, rules)}
+    counts = {"M_g": schedule.M_g, "N_g": schedule.N_g, "R_g": R_g}
+    return {**counts, **_scales(schedule, rules), "flat_alpha": flat_alphas(schedule)}
 
 
 def _string(fraction: Fraction | None) -> str | None:
@@ -129,7 +132,7 @@ def _string(fraction: Fraction | None) -> str | None:
 
 @dataclass(frozen=True)
 class PlanArgs:
-    """Print alpha, beta and the stability bounds of a looped architecture."""
+    """Print alpha, beta and the stability bounds of a looped architecture, and the scales of other rules."""
 
     blocks: int | None = None
     """Stored blocks K of a single loop."""
