@@ -46,6 +46,8 @@ BLOCKS = {
     "averaged": partial(gpt, block="averaged"),
     "postnorm": partial(gpt, block="postnorm"),
     "sandwich without inner norm": partial(gpt, inner_norm=False),
+    "flat": partial(gpt, block="flat"),
+    "sandwich without any gain outside": partial(gpt, inner_norm=False, outer_gain=False),
     "hrm": hrm,
     "hrm at p = 1/2": partial(hrm, p=0.5),
 }
@@ -82,7 +84,9 @@ test_a_fused_block_is_the_block.pytestmark += needs_triton
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("model", [{}, {"block": "prenorm"}, {"inner_norm": False}], ids=str)
+@pytest.mark.parametrize(
+    "model", [{}, {"block": "prenorm"}, {"inner_norm": False}, {"block": "flat"}], ids=str
+)
 def test_a_chain_of_rounds_is_the_loop(model, again):
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9, **model)
     gpt = LoopedGPT(config).to(DEVICE)

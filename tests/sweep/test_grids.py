@@ -76,9 +76,15 @@ def test_escape_has_the_ramps_and_changes_nothing_but_the_bias_between_the_start
 
 def test_rules_have_equal_tokens():
     configs = [cell.config() for cell in GRIDS["rules"]("gpu").cells()]
-    kinds = {(c.model.block, c.model.p, c.model.unigram_bias, c.model.rounds, c.seed) for c in configs}
-    assert len(kinds) == 6 * 4 * 2
+    kinds = {(c.model.block, c.model.p, c.model.rounds, c.seed) for c in configs}
+    assert len(kinds) == len(configs) == 6 * 4 * 2
     assert len({(c.optim, c.data, c.model.blocks, c.model.width) for c in configs}) == 1
+
+
+@pytest.mark.parametrize("name", ["rules", "rules-search"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_rule_has_the_unigram_bias(name, scale):
+    assert {cell.config().model.unigram_bias for cell in GRIDS[name](scale).cells()} == {True}
 
 
 @pytest.mark.parametrize("name", ["rules", "rules-search"])

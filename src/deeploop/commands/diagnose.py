@@ -6,7 +6,7 @@ and the exponent that it asks for.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,9 +27,11 @@ from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.exponent import GammaFit, Point, fit_gamma, verdict
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.diagnose.visit_grads import residual_sublayers
-from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.nn.residual import ALPHA
 from deeploop.report import page, plots
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
+from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import load_moments, read_state
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
@@ -213,7 +215,7 @@ def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
         Finding(f"visits of {name}", str(model.rounds), str(count), count == model.rounds)
         for name, count in visits.items()
     ]
-    if rule := model.config.rule:
+    if rule := alpha_rule(model.config):
         findings += audit_alpha(model, rule, lambda: model(tokens[:1]))
     if fresh:
         init = model.config.init_rule
@@ -226,11 +228,19 @@ def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
     return problems(findings)
 
 
+def alpha_rule(config: GPTConfig) -> ScalingRule | Callable[[int, int], float] | None:
+    """What the α of a model must follow; nothing where it has none."""
+    if config.rule or config.block not in ALPHA:
+        return config.rule
+    return lambda K, R: replace(config, blocks=K, rounds=R).scales.alpha
+
+
 def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
     """One run for a terminal."""
     model, R = config.model, record["rounds"]
-    rule = f"p = {model.p:g}, α = {model.alpha:.4g}, β = {model.beta:.4g}" if model.rule else model.block
-    rule += f", ε = {model.epsilon:.4g}" if model.epsilon != 1 else ""
+    rule = f"p = {model.p:g}" if model.rule else model.block
+    for name, value in zip("αβε", model.scales, strict=True):
+        rule += f", {name} = {value:.4g}" if value != 1 else ""
     rows = [
         (
             name,
@@ -244,7 +254,7 @@ def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
     ]
     header = ("sublayer", "‖ΣU‖/max‖U‖", "‖ΣG‖/max‖G‖", "own κ", "κ", "last change of a norm")
     audited = f"audit: each of {model.blocks} blocks is visited {R} times"
-    audited += f", α is right at all {2 * model.blocks} residuals" if model.rule else ""
+    audited += f", α is right at all {2 * model.blocks} residuals" if alpha_rule(model) else ""
     ratios = [max(own["ratio"]) for own in record["stream"].values()]
     parts = [
         f"{path} at step {record['step']}: {model.blocks} blocks × {R} rounds, {rule}; "
@@ -262,12 +272,15 @@ def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
             f"{effect['bound']:.2e}; largest update to weight "
             f"{max(effect['update_to_weight'].values()):.2%}"
         )
-    parts.append(one_depth_verdict(record, model.block))
+    parts.append(one_depth_verdict(record, "" if model.rule else model.block))
     return "\n\n".join(parts)
 
 
 def one_depth_verdict(record: dict[str, Any], block: str) -> str:
-    """What a single R can say: where κ stands between 1 (γ = 0) and R (γ = 1)."""
+    """What a single R can say: where κ stands between 1 (γ = 0) and R (γ = 1).
+
+    `block` names one that has not the paper's rule.
+    """
     R, own = record["rounds"], [one["own_kappa"] for one in record["sublayers"].values()]
     if R == 1:
         return "One round: nothing is revisited, and ¼ is enough."
@@ -278,7 +291,7 @@ def one_depth_verdict(record: dict[str, Any], block: str) -> str:
         f"Sublayer by sublayer, own κ lies between R^{low:.2f} and R^{high:.2f}: read as growth from κ_1, "
         f"it asks for p from {(1 + low) / 4:.2f} to {(1 + high) / 4:.2f}. For a fit, give runs at several R."
     )
-    return text if block == "sandwich" else text + f" ({block} has no β/α: its alignment, not its bound.)"
+    return text + f" ({block} has no β/α: its alignment, not its bound.)" if block else text
 
 
 def gamma_report(

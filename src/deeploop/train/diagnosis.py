@@ -64,7 +64,7 @@ class LoopMonitor:
         changes = [f"--optim.warmup-steps {4 * max(1, config.optim.warmup_steps)}"]
         if not config.model.unigram_bias:
             changes.insert(0, "--model.unigram-bias")
-        if config.model.block == "sandwich" and config.model.p < 1:
+        if config.model.rule and config.model.p < 1:
             changes.append(f"--model.p {min(1.0, 2 * config.model.p):g}")
         return (
             "COLLAPSED: after warm-up every position still carries the same state, and the loss is no better "
