@@ -219,6 +219,32 @@ def rules(scale: Scale) -> Grid:
     return _rules("rules", {**along("model.rounds", ROUNDS), **along("seed", range(2))}, scale)
 
 
+# Does a rule keep its learning rate when R grows? Peaks an octave apart; 20% of the steps are warm-up.
+TRANSFER: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
+    "paper": ("gpt2-small", {"optim.steps": 20_000, "optim.warmup_steps": 4_000}, (1, 3, 7)),
+    "gpu": (
+        "gpt2-small",
+        RULE_SETTINGS["gpu"] | {"optim.steps": 700, "optim.warmup_steps": 140, "data.validate_every": 350},
+        (1, 4, 16, 64),
+    ),
+    "laptop": (
+        "tiny",
+        RULE_SETTINGS["laptop"] | {"optim.steps": 400, "optim.warmup_steps": 80, "data.validate_every": 200},
+        (1, 4, 16),
+    ),
+}
+PEAKS = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+TRANSFER_RULES = {name: RULES[name] for name in ("flat", "prenorm", "averaged", "factored", "deeploop")}
+
+
+def transfer(scale: Scale) -> Grid:
+    """Which rule keeps one learning rate at any R? Five rules × R × five peaks, three seeds; 300 cells."""
+    recipe, settings, rounds = TRANSFER[scale]
+    axes = {**along("model.rounds", rounds), **along("optim.peak_lr", PEAKS), **along("seed", range(3))}
+    settings = {"model.unigram_bias": True, **settings}
+    return Grid("transfer", recipe, {"rule": TRANSFER_RULES, **axes}, settings, scale)
+
+
 # ── Reasoners ───────────────────────────────────────────────────────────────────────────────────────────
 # The published block, and p = ½: on 4 × 4 boards at a rate of its own, for it is slow at the other's.
 SUDOKU: dict[str, dict[Any, dict[str, Any]]] = {
@@ -264,4 +290,5 @@ GRIDS: dict[str, Callable[[Scale], Grid]] = {
     "escape": escape,
     "rules-search": rules_search,
     "rules": rules,
+    "transfer": transfer,
 }
