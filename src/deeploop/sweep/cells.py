@@ -93,8 +93,9 @@ class SweepFolder:
         if old is None:
             return None
         named = old.sweep in (self.grid.name, self.grid.family)
-        # Two files of one name have the same folder, unless --out says otherwise.
-        if not named or old.cells.keys().isdisjoint(cell.name for cell in self.cells):
+        # Two files of one name have the same folder, unless --out says otherwise. Two parts of one grid may
+        # have no cell in common.
+        if not named or old.cells.keys().isdisjoint(cell.name for cell in self.grid.cells()):
             raise ValueError(
                 f"out={self.out}: holds another sweep, {old.sweep} ({old.scale}), last started with "
                 f"`{old.command}`; choose another --out"
