@@ -25,10 +25,11 @@ def runs(make_config, tmp_path_factory):
     return folder
 
 
-def test_a_checkpoint_gives_what_training_recorded(runs, capsys):
+def test_a_checkpoint_gives_what_training_recorded(runs, capsys, hashed):
     """The optimizer's state and its rate from the files: the same record as the live run's."""
     same = ["--sequences", "1", "--sublayers", "blocks.0.mlp", "--iterations", "3"]
     assert main(["diagnose", str(runs / "r3"), *same, "--json"]) == 0
+    assert hashed == ["model.safetensors", "optimizer.safetensors"]
     (found,) = json.loads(capsys.readouterr().out).values()
     recorded = read_metrics(runs / "r3", "diagnose")[-1]
     assert found["step"] == recorded["step"] == 6

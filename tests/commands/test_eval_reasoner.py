@@ -85,9 +85,10 @@ def mistake(capsys):
     return call
 
 
-def test_boards_are_scored_with_the_averaged_weights(trained, tmp_path, command):
+def test_boards_are_scored_with_the_averaged_weights(trained, tmp_path, command, hashed):
     run = shutil.copytree(trained / "trm", tmp_path / "run")
     out = command(run)
+    assert hashed == ["model.safetensors", "optimizer.safetensors"]  # the averages are in the second
     assert "averaged weights: 30 examples" in out
     (record,) = scoreboard.read(run / "eval.json")
     validation = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
@@ -108,9 +109,10 @@ def test_halting_is_kept_beside_and_the_same_settings_replace(trained, tmp_path,
     assert 1 <= halting["segments"] <= 2
 
 
-def test_votes_on_arc_end_in_the_papers_table(trained, tmp_path, command):
+def test_votes_on_arc_end_in_the_papers_table(trained, tmp_path, command, hashed):
     run = shutil.copytree(trained / "hrm", tmp_path / "run")
     out = command(run)
+    assert hashed == ["model.safetensors"]
     rows = [line.split() for line in out.splitlines()]
     assert ["tasks", "solved,", "%", "K=1", "K=2", "K=10", "K=100", "K=1000"] in rows
     assert ["paper:", "vanilla", "HRM", "31.50", "36.50", "41.50", "47.50", "50.75"] in rows

@@ -30,7 +30,7 @@ from deeploop.diagnose.visit_grads import residual_sublayers
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
-from deeploop.train.checkpoint import load_moments, read_state
+from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_state
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import read_metrics
@@ -161,6 +161,7 @@ def weights_of(
         return fresh.to(device).eval(), tokenizer, None, 0
     checkpoint = require_checkpoint(path)
     step = int(checkpoint.name.removeprefix("step-"))
+    saved = read_state(checkpoint, [OPTIMIZER])
     moments = load_moments(checkpoint)
     if not moments:  # weights that were published without their optimizer
         return model, tokenizer, None, step
@@ -170,7 +171,7 @@ def weights_of(
         exp_avg={name: own["exp_avg"] for name, own in moments.items()},
         exp_avg_sq={name: own["exp_avg_sq"] for name, own in moments.items()},
         step=int(next(iter(moments.values()))["step"]),  # Adam's own: skipped steps are not in it
-        lr=read_state(checkpoint).get("lr", scheduled),
+        lr=saved.get("lr", scheduled),
         betas=config.optim.betas,
         eps=config.optim.eps,
         weight_decay=config.optim.weight_decay,
