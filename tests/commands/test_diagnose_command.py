@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands.diagnose import LEGEND, weights_of
+from deeploop.commands.diagnose import weights_of
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.alignment_plots import alignment_figure
+from deeploop.report.diagnosis import LEGEND
 from deeploop.train import language
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train

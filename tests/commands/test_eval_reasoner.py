@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deeploop.cli import main
-from deeploop.commands import eval_reasoner as evaluate_reasoner
+from deeploop.commands import eval_reasoner
 from deeploop.data.arc import ArcTask, build_arc
 from deeploop.data.sudoku import build_sudoku
 from deeploop.models.halting import HaltingConfig
@@ -176,7 +176,7 @@ def test_options_of_the_other_kind_are_refused(trained, mistake):
 
 def test_what_could_not_be_kept_is_not_computed(trained, tmp_path, mistake, monkeypatch):
     """Votes on ARC take hours: an eval.json that can't be added to is named before them."""
-    monkeypatch.setattr(evaluate_reasoner, "solve_puzzles", None)
+    monkeypatch.setattr(eval_reasoner, "solve_puzzles", None)
     run = shutil.copytree(trained / "hrm", tmp_path / "hrm")
     (run / "eval.json").write_text('{"evalu')
     assert "eval.json: can't be read" in mistake(run)
