@@ -78,10 +78,10 @@ def read_start(folder: Path) -> Start:
     return Start(config.model, ramp, read_metrics(folder, "diagnose"))
 
 
-def branch(record: dict[str, Any], kind: str) -> float:
-    """Mean of branch over skip, over all visits of attention or of the feed-forward."""
+def branches(record: dict[str, Any], kind: str) -> list[float]:
+    """Branch over skip at every visit of attention or of the feed-forward."""
     own = [visits["ratio"] for name, visits in record["stream"].items() if kind in name]
-    return fmean(ratio for ratios in own for ratio in ratios)
+    return [ratio for ratios in own for ratio in ratios]
 
 
 def row(start: Start) -> list[str]:
@@ -95,14 +95,19 @@ def row(start: Start) -> list[str]:
         f"{before:.1e}–{after:.1e}",
         f"{predicted:.2e}",
         f"{measured / predicted:.2f}",
-        f"{max(branch(record, 'attention') for record in start.records[1:]):.2f}",
-        f"{branch(last, 'attention'):.2f}",
-        f"{branch(last, 'mlp'):.2f}",
+        f"{max(fmean(branches(record, 'attention')) for record in start.records[1:]):.2f}",
+        f"{max(max(branches(record, 'attention')) for record in start.records[1:]):.2f}",
+        str(last["step"]),
+        f"{fmean(branches(last, 'attention')):.2f}",
+        f"{fmean(branches(last, 'mlp')):.2f}",
         f"{last['similarity']:.2f}",
     ]
 
 
-HEADER = "p|ramp|S at ½|between|model|ratio|attention/skip, most|at the end|ff/skip there|similarity there"
+HEADER = (
+    "p|ramp|S at ½|between|model|ratio|attention/skip: mean over visits, most over steps|largest visit"
+    "|last step|mean there|ff/skip, mean there|similarity there"
+)
 
 
 def draw(starts: list[Start], path: Path) -> None:

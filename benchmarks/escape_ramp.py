@@ -28,9 +28,9 @@ from deeploop.theory.escape import critical_ramp, ramp_exponent
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
-from deeploop.train.loop import open_run, train_step
-from deeploop.train.optim import learning_rate, set_learning_rate
+from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
+from deeploop.train.steps import StepQueue
 
 PEAK = 1e-3  # as in the sweeps `escape` and `p-sweep`
 CLEAR = 0.7  # a start that has merged and is below this again needs no more steps
@@ -43,12 +43,12 @@ Border = tuple[float | None, float | None]
 
 def start(config: TrainConfig, world: World, every: int) -> Start:
     """Trains one start; `escaped` is None where positions have not merged yet, so that nothing is known."""
-    run, stop, highest = open_run(config, world), StopRequest(), 0.0
+    run, highest = open_run(config, world), 0.0
+    queue = StepQueue(run, StopRequest())
     looks: list[tuple[int, float, float]] = []
     escaped = False
     for step in range(config.optim.steps):
-        set_learning_rate(run.optimizer, learning_rate(step, config.optim))
-        train_step(run, stop)
+        queue.take()
         if (step + 1) % every == 0 or step + 1 == config.optim.steps:
             seen = run.task.evaluate(run.model)
             looks.append((step + 1, round(seen["loss"], 4), round(seen["similarity"], 4)))

@@ -28,9 +28,9 @@ from deeploop.theory.escape import critical_sum, sum_exponent
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
-from deeploop.train.loop import open_run, train_step
-from deeploop.train.optim import learning_rate, set_learning_rate
+from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
+from deeploop.train.steps import StepQueue
 
 MERGED, ENOUGH = 0.5, 0.8
 
@@ -58,14 +58,12 @@ def base_config(size: str, width: int | None, data: Path, steps: int, ramp: floa
 
 def curve(config: TrainConfig, world: World, every: int, hold: bool) -> list[tuple[float, float]]:
     """(sum of rates, token similarity) until the positions have merged; the embedding may be held still."""
-    run, stop, total = open_run(config, world), StopRequest(), 0.0
+    run, total = open_run(config, world), 0.0
+    queue = StepQueue(run, StopRequest())
     run.model.embedding.weight.requires_grad_(not hold)
     found = [(0.0, run.task.evaluate(run.model)["similarity"])]
     for step in range(config.optim.steps):
-        rate = learning_rate(step, config.optim)
-        set_learning_rate(run.optimizer, rate)
-        train_step(run, stop)
-        total += rate
+        total += queue.take().lr
         if (step + 1) % every == 0:
             found.append((total, run.task.evaluate(run.model)["similarity"]))
             if found[-1][1] > ENOUGH:

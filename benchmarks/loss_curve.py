@@ -21,11 +21,13 @@ from torch.nn.attention import sdpa_kernel
 from deeploop.commands.bench import USUAL_ATTENTION, reference_model
 from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
+from deeploop.train.active import ActiveRun
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
-from deeploop.train.loop import Run, open_run, train_step
-from deeploop.train.optim import learning_rate, set_learning_rate
+from deeploop.train.opening import open_run
+from deeploop.train.optim import learning_rate
 from deeploop.train.progress import StopRequest
+from deeploop.train.steps import StepQueue
 
 REFERENCE = Path(__file__).with_name("reference_gpt.py")
 NORMS = ("attention.inner", "attention.outer", "mlp.inner", "mlp.outer")
@@ -60,15 +62,12 @@ def small(data: Path, seed: int, steps: int, out: Path) -> TrainConfig:
     )
 
 
-def our_losses(run: Run) -> list[float]:
-    stop, losses = StopRequest(), []
-    for step in range(run.config.optim.steps):
-        set_learning_rate(run.optimizer, learning_rate(step, run.config.optim))
-        losses.append(train_step(run, stop)[0])
-    return losses
+def our_losses(run: ActiveRun) -> list[float]:
+    queue = StepQueue(run, StopRequest())
+    return [queue.take().loss for _ in range(run.config.optim.steps)]
 
 
-def reference_losses(model: nn.Module, run: Run, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
+def reference_losses(model: nn.Module, run: ActiveRun, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
     device, optim = run.world.device, run.config.optim
     if device.type == "cuda":
         for block in model.get_submodule("blocks").children():

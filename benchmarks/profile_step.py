@@ -20,8 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 from deeploop.commands.bench import BenchArgs, cells_of
 from deeploop.report.page import text_table
 from deeploop.train.distributed import open_world
-from deeploop.train.loop import open_run, stepper
+from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
+from deeploop.train.steps import StepQueue
 from deeploop.train.timing import reference_step
 
 STEPS = 5
@@ -100,8 +101,8 @@ def main() -> None:
         ((name, config),) = cells_of(options.recipe, args, Path(folder))
         config = replace(config, device=replace(config.device, compile=options.compile))
         with open_world(config.device) as world:
-            run, stop = open_run(config, world), StopRequest()
-            take_apart(name, stepper(run, stop), options.longest)
+            run = open_run(config, world)
+            take_apart(name, StepQueue(run, StopRequest()).advance, options.longest)
             run.model.to("meta")
             run.optimizer.state.clear()
             if options.reference:

@@ -82,7 +82,7 @@ def test_at_init_the_draws_are_audited(runs, capsys, monkeypatch):
     def without_beta(self, config, *, seed=0):
         drawn(self, config, seed=seed)
         with torch.no_grad():
-            self.blocks[0].mlp.branch.up.weight.div_(config.beta)
+            self.blocks[0].mlp.branch.up.weight.div_(config.scales.beta)
             self.blocks[1].attention.alpha = 1.0
 
     monkeypatch.setattr(LoopedGPT, "__init__", without_beta)

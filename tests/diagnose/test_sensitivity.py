@@ -43,7 +43,7 @@ def unrolled(net):
         block.load_state_dict(net.blocks[0].state_dict())
     for module in deep.modules():
         if isinstance(module, ScaledResidual):
-            module.alpha = net.config.alpha
+            module.alpha = net.config.scales.alpha
     for part in ("embedding", "input_norm", "final_norm"):
         getattr(deep, part).load_state_dict(getattr(net, part).state_dict())
     return deep

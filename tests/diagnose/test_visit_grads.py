@@ -45,7 +45,7 @@ def test_a_visits_gradient_is_that_of_the_untied_stack():
     for index, block in enumerate(deep.blocks):
         block.load_state_dict(net.blocks[index % 2].state_dict())
         for residual in (block.attention, block.mlp):
-            residual.alpha = net.config.alpha
+            residual.alpha = net.config.scales.alpha
     for part in ("embedding", "input_norm", "final_norm"):
         getattr(deep, part).load_state_dict(getattr(net, part).state_dict())
     loss_of(deep)().backward()

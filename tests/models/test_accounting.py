@@ -33,7 +33,11 @@ def test_the_papers_models_have_the_stated_parameters(config, count):
 
 @pytest.mark.parametrize(
     ("block", "inner_norm", "final_norm"),
-    [*product(("postnorm", "sandwich"), (True, False), (True, False)), ("averaged", True, True)],
+    [
+        *product(("postnorm", "sandwich"), (True, False), (True, False)),
+        ("averaged", True, True),
+        ("flat", True, False),
+    ],
 )
 def test_the_formula_follows_the_switches(block, inner_norm, final_norm):
     config = GPTConfig(
@@ -41,6 +45,13 @@ def test_the_formula_follows_the_switches(block, inner_norm, final_norm):
         block=block, inner_norm=inner_norm, final_norm=final_norm, unigram_bias=not final_norm,
     )  # fmt: skip
     assert parameter_count(config) == built(config)
+
+
+@pytest.mark.parametrize("inner_norm", [True, False])
+def test_an_outer_norm_without_a_gain_has_no_parameter(inner_norm):
+    config = replace(SMALL, inner_norm=inner_norm)
+    without = replace(config, outer_gain=False)
+    assert parameter_count(without) == built(without) == parameter_count(config) - 2 * 12 * 768
 
 
 def test_flops_a_token():

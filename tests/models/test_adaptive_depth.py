@@ -1,5 +1,7 @@
 """Adaptive depth: never stopping is the plain model, and stopping is the same cached or not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,9 +12,9 @@ CONFIG = GPTConfig(blocks=2, rounds=6, width=16, heads=2, hidden=24, vocabulary=
 RULES = [ExitRule("change", 0.25), ExitRule("kl", 0.05)]
 
 
-@pytest.fixture(scope="module")
-def model():
-    model = LoopedGPT(CONFIG).eval()
+@pytest.fixture(scope="module", params=["sandwich", "flat"])
+def model(request):
+    model = LoopedGPT(replace(CONFIG, block=request.param)).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in model.modules():

@@ -21,21 +21,40 @@ from deeploop.models import GPTConfig
 def test_alpha_and_beta_of_the_papers_models(blocks, rounds, alpha, beta):
     config = GPTConfig(blocks=blocks, rounds=rounds)
     assert config.depth == blocks * rounds
-    assert config.alpha == pytest.approx(alpha, abs=5e-4)
-    assert config.beta == pytest.approx(beta, abs=5e-6)
+    assert config.scales.alpha == pytest.approx(alpha, abs=5e-4)
+    assert config.scales.beta == pytest.approx(beta, abs=5e-6)
 
 
 def test_epsilon_of_the_blocks_that_scale_their_branches():
-    assert GPTConfig(block="factored").epsilon == pytest.approx(1 / (3 * 12**0.5))
-    assert GPTConfig(block="factored", factored_gain=2.5).epsilon == pytest.approx(2.5 / (3 * 12**0.5))
-    assert GPTConfig(block="averaged").epsilon == pytest.approx(1 / 36)
-    assert GPTConfig().epsilon == GPTConfig(block="prenorm").epsilon == 1.0
+    assert GPTConfig(block="factored").scales.epsilon == pytest.approx(1 / (3 * 12**0.5))
+    assert GPTConfig(block="factored", factored_gain=2.5).scales.epsilon == pytest.approx(2.5 / (3 * 12**0.5))
+    assert GPTConfig(block="averaged").scales.epsilon == pytest.approx(1 / 36)
+    assert GPTConfig().scales.epsilon == GPTConfig(block="prenorm").scales.epsilon == 1.0
+
+
+def test_the_flat_block_is_a_sandwich_of_three_parts():
+    flat = GPTConfig(block="flat", flat_gain=0.5)
+    parts = GPTConfig(alpha="flat", beta="off", outer_gain=False, flat_gain=0.5)
+    assert flat.scales == parts.scales == (0.5 * 3 * 12**0.5, 1.0, 1.0)
+    assert flat.init_rule == parts.init_rule
+    assert flat.init_rule.output_divisor == 1.0
+    assert flat.rule is parts.rule is None
+
+
+def test_the_parts_of_a_sandwich_are_set_one_by_one():
+    alpha, beta, _ = GPTConfig().scales
+    assert GPTConfig(alpha="flat").scales == (3 * 12**0.5, beta, 1.0)
+    assert GPTConfig(beta="off").scales == (alpha, 1.0, 1.0)
+    assert GPTConfig(beta="off").init_rule.output_divisor == 1.0
+    assert GPTConfig(outer_gain=False).scales == GPTConfig().scales
+    assert GPTConfig(outer_gain=False).rule == GPTConfig().rule
+    assert GPTConfig(alpha="flat").rule is GPTConfig(beta="off").rule is None
 
 
 @pytest.mark.parametrize("block", ["prenorm", "postnorm", "factored", "averaged"])
 def test_unscaled_blocks_have_no_rule(block):
     config = GPTConfig(block=block)
-    assert (config.alpha, config.beta, config.rule) == (1.0, 1.0, None)
+    assert (config.scales.alpha, config.scales.beta, config.rule) == (1.0, 1.0, None)
 
 
 def test_derived_sizes():
@@ -75,7 +94,7 @@ def test_width_mup_multiplier():
         ({"width": 6, "heads": 2}, "model.heads=2: must be such that model.width=6 / heads is even"),
         (
             {"block": "norm"},
-            "model.block=norm: must be one of prenorm, postnorm, sandwich, factored, averaged",
+            "model.block=norm: must be one of prenorm, postnorm, sandwich, factored, averaged, flat",
         ),
         ({"p": 0.0}, "model.p=0.0: must be positive and finite"),
         ({"p": float("inf")}, "model.p=inf: must be positive and finite"),
@@ -84,7 +103,35 @@ def test_width_mup_multiplier():
                 {"block": block, "p": 0.75},
                 f"model.p=0.75: must be 0.5 with model.block={block}; only the sandwich has a rule",
             )
-            for block in ("prenorm", "postnorm", "factored", "averaged")
+            for block in ("prenorm", "postnorm", "factored", "averaged", "flat")
+        ),
+        ({"alpha": "deep"}, "model.alpha=deep: must be paper or flat"),
+        ({"beta": "1"}, "model.beta=1: must be on or off"),
+        *(
+            (
+                {"block": block, name: value},
+                f"model.{name}={value}: must be left at {default} with model.block={block}, which settles it",
+            )
+            for block in ("prenorm", "flat")
+            for name, value, default in (
+                ("alpha", "flat", "paper"),
+                ("beta", "off", "on"),
+                ("outer_gain", False, True),
+            )
+        ),
+        (
+            {"alpha": "flat", "beta": "off", "p": 0.25},
+            "model.p=0.25: must be 0.5 with model.alpha=flat, beta=off",
+        ),
+        ({"flat_gain": 2.0}, "model.flat_gain=2.0: must be 1 with model.block=sandwich, model.alpha=paper"),
+        (
+            {"block": "prenorm", "flat_gain": 2.0},
+            "model.flat_gain=2.0: must be 1 with model.block=prenorm, model.alpha=paper",
+        ),
+        ({"block": "flat", "flat_gain": 0.0}, "model.flat_gain=0.0: must be positive and finite"),
+        (
+            {"block": "flat", "inner_norm": False},
+            "model.inner_norm=False: must be True with model.block=flat",
         ),
         (
             {"block": "prenorm", "inner_norm": False},

@@ -22,7 +22,7 @@ def matrices(model):
     return found
 
 
-@pytest.mark.parametrize("kind", ["prenorm", "postnorm", "sandwich", "factored"])
+@pytest.mark.parametrize("kind", ["prenorm", "postnorm", "sandwich", "factored", "flat"])
 def test_init_is_total(kind):
     model = LoopedGPT(replace(CONFIG, block=kind), seed=3)
     fresh = {name: tensor.clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
@@ -74,6 +74,9 @@ def test_a_meta_model_gets_its_weights_and_tables_from_init_weights():
         ({"scale_gate": False}, dict.fromkeys(BRANCH - {"gate"}, 1 / 8)),
         ({"shrink_outputs": True}, dict.fromkeys(BRANCH, 1 / 8) | dict.fromkeys(("o", "down"), 1 / 16)),
         ({"p": 0.25}, dict.fromkeys(BRANCH, 8**-0.5)),
+        ({"block": "flat"}, {}),
+        ({"beta": "off"}, {}),
+        ({"alpha": "flat"}, dict.fromkeys(BRANCH, 1 / 8)),
     ],
 )
 def test_standard_deviations(fields, scales):

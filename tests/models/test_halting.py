@@ -169,6 +169,16 @@ def test_without_a_continue_head_nothing_is_run_twice():
     assert len(model.calls) == 1
 
 
+def test_with_one_segment_there_is_no_next_one_to_learn_from():
+    model, now, puzzle = Counting(), slots(2), torch.full((2, 2), 9.0)
+    once = HaltingConfig(segments=1)
+    loss, after = supervise(model, now, puzzle, tensor(0, 0), once)
+    assert [grad for _, grad in model.calls] == [True]
+    assert after.halted.all()
+    without, _ = supervise(model, now, puzzle, tensor(0, 0), HaltingConfig(segments=1, learn_continue=False))
+    assert torch.equal(loss, without)
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_solving_runs_all_segments_or_until_each_puzzle_wants_to_halt(adaptive):
     model = Counting()
@@ -186,6 +196,7 @@ def test_a_wrong_setting_is_named(change):
         HaltingConfig(**change)
 
 
+@pytest.mark.parametrize("segments", [1, 16])
 @pytest.mark.parametrize(
     "model",
     [
@@ -194,14 +205,15 @@ def test_a_wrong_setting_is_named(change):
         TRMConfig(width=32, heads=2, hidden=64, low_cycles=3, mixer="mlp"),
     ],
 )
-def test_flops_of_a_segment_are_those_that_torch_counts(model):
+def test_flops_of_a_segment_are_those_that_torch_counts(model, segments):
     shape = PuzzleShape(vocabulary=6, length=20, puzzle_ids=1)
-    reasoner, config = Reasoner(model, shape), HaltingConfig(learn_continue=isinstance(model, HRMConfig))
+    reasoner = Reasoner(model, shape)
+    config = HaltingConfig(segments, learn_continue=isinstance(model, HRMConfig))
     now = Slots.waiting(4, 20, reasoner.initial(4))
     with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
         loss, _ = supervise(reasoner, now, torch.zeros(4, 32, requires_grad=True), torch.zeros(4), config)
         loss.backward()
-    expected = 4 * flops_per_segment(model, shape, forward_again=config.learn_continue)
+    expected = 4 * flops_per_segment(model, shape, forward_again=config.bootstraps_continue)
     assert counted.get_total_flops() == pytest.approx(
         expected, rel=0.005
     )  # the halting head, the second head

@@ -95,6 +95,8 @@ def test_loaded_logits_are_ours_bit_for_bit(gpt, model, tokens):
         {"final_norm": False, "mup_base_width": 16},
         {"inner_norm": False},
         {"unigram_bias": True},
+        {"block": "flat", "flat_gain": 0.5},
+        {"alpha": "flat", "outer_gain": False},
     ],
 )
 def test_every_kind_of_block_goes_through(changes, tokens, tmp_path):

@@ -13,7 +13,7 @@ from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.nn import RMSNorm
 
 TINY = GPTConfig(blocks=2, rounds=3, width=16, heads=2, hidden=24, vocabulary=50, context=12)
-KINDS = ("prenorm", "postnorm", "sandwich", "factored", "averaged")
+KINDS = ("prenorm", "postnorm", "sandwich", "factored", "averaged", "flat")
 
 
 def build(dtype=torch.float32, **fields):
@@ -22,7 +22,7 @@ def build(dtype=torch.float32, **fields):
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, RMSNorm):
+            if isinstance(module, RMSNorm) and module.weight is not None:
                 module.weight.uniform_(0.5, 2.0, generator=generator)
             elif isinstance(module, nn.Linear):
                 module.weight.normal_(0, 0.3, generator=generator)
@@ -57,12 +57,12 @@ def test_three_rounds_are_the_list_three_times_bit_for_bit(kind, tokens):
 
 
 def reference_states(model, tokens, alpha):
-    """The sandwich model, written as functions of its state dict from Eq. (deeploop-block)."""
-    w = model.state_dict()
+    """A model of sandwiches, written as functions of its parameters from Eq. (deeploop-block)."""
+    w = dict(model.named_parameters())
     T, D = tokens.shape[1], TINY.head_size
 
-    def norm(x, name):
-        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[name + ".weight"]
+    def norm(x, name):  # the flat block's outer norms have no weight
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w.get(name + ".weight", 1.0)
 
     def rotate(x):  # (B, T, H, D)
         angle = torch.arange(T, dtype=x.dtype)[:, None] * 10000 ** (-torch.arange(0, D, 2, dtype=x.dtype) / D)
@@ -94,6 +94,29 @@ def test_the_sandwich_model_equals_a_reference_from_the_paper(tokens):
     model = build(torch.float64)
     expected = reference_states(model, tokens, alpha=math.sqrt(12))  # N = 2·3
     torch.testing.assert_close(model(tokens).states, expected, rtol=0, atol=1e-5)  # fp32 rotary table
+
+
+def test_the_flat_model_and_its_gradients_equal_the_reference_without_outer_gains(tokens):
+    model = build(torch.float64, block="flat")
+    assert not [name for name, _ in model.named_parameters() if "outer" in name]
+    states = model(tokens).states, reference_states(model, tokens, alpha=3 * math.sqrt(2))
+    torch.testing.assert_close(*states, rtol=0, atol=1e-5)
+    weights = torch.randn(states[0].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    ours, exact = (torch.autograd.grad((x * weights).sum(), [*model.parameters()]) for x in states)
+    for a, b in zip(ours, exact, strict=True):
+        assert (a - b).norm() < 1e-5 * b.norm()
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_flat_model_of_many_rounds_is_finite_at_its_start(narrow, tokens):
+    model = LoopedGPT(replace(TINY, block="flat", rounds=256))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=narrow):
+        output = model(tokens, tokens.roll(-1, 1))
+    assert output.loss.item() / tokens.numel() == pytest.approx(math.log(64), abs=0.5)
+    output.loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.norm() > 1e-3, name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -210,6 +233,15 @@ def test_set_rounds_leaves_prenorm_at_one():
     model = build(block="prenorm", recompute_alpha=True)
     model.set_rounds(5)
     assert alphas(model) == {1.0}
+
+
+def test_set_rounds_recomputes_the_flat_alpha():
+    model = build(block="flat", flat_gain=0.5)
+    assert alphas(model) == {1.5 * math.sqrt(2)}
+    model.set_rounds(5)
+    assert alphas(model) == {1.5 * math.sqrt(2)}
+    model.set_rounds(5, recompute_alpha=True)
+    assert alphas(model) == {2.5 * math.sqrt(2)}
 
 
 def test_set_rounds_treats_epsilon_as_it_does_alpha():

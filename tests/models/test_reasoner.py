@@ -1,6 +1,7 @@
 """HRM and TRM: published sizes, the recurrence against one written out, what is in the graph, α and β."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def norm(x):
 
 def written_out(model, tokens, puzzle):
     """HRM with attention, by the published formulas: no module of this package but its weights."""
-    alpha = model.config.alpha("L")
+    alphas = {name: model.config.alpha(name) for name in "HL"}
     weights = model.state_dict()
 
     def turn(x):  # rotate-half, base 10000
@@ -117,7 +118,7 @@ def written_out(model, tokens, puzzle):
         cos, sin = (torch.cat([f(angle)] * 2, -1) for f in (torch.cos, torch.sin))
         return x * cos + torch.cat([-x[..., D // 2 :], x[..., : D // 2]], -1) * sin
 
-    def block(x, at):
+    def block(x, at, alpha):
         w = {name: weights[f"{at}.{name}.weight"] for name in [f"mixer.branch.{n}" for n in "qkvo"]}
         w |= {n: weights[f"{at}.mlp.branch.{n}.weight"] for n in ("gate", "up", "down")}
         q, k, v = ((x @ w[f"mixer.branch.{n}"].T).unflatten(-1, (2, 8)).transpose(1, 2) for n in "qkv")
@@ -127,7 +128,7 @@ def written_out(model, tokens, puzzle):
 
     def module(name, x):
         for index in range(model.config.blocks_of[name]):
-            x = block(x, f"stacks.{name}.blocks.{index}")
+            x = block(x, f"stacks.{name}.blocks.{index}", alphas[name])
         return x
 
     x = 4 * torch.cat([puzzle[:, None], weights["embedding.weight"][tokens]], 1)  # √16
@@ -141,10 +142,10 @@ def written_out(model, tokens, puzzle):
     )
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5])
-def test_a_segment_is_the_published_recurrence(p):
+@pytest.mark.parametrize("rule", [{"p": 0.0}, {"p": 0.5}, {"flat": True, "horizon": "full"}], ids=str)
+def test_a_segment_is_the_published_recurrence(rule):
     model = Reasoner(
-        HRMConfig(**SMALL, high_blocks=1, low_blocks=2, cycles=2, low_cycles=3, p=p), SHAPE
+        HRMConfig(**SMALL, high_blocks=1, low_blocks=2, cycles=2, low_cycles=3, **rule), SHAPE
     ).double()
     torch.nn.init.normal_(model.halting.weight)
     tokens, puzzle = batch()
@@ -224,6 +225,30 @@ def test_alpha_and_beta_follow_from_the_graph_or_from_the_depth_set(config, dept
         assert config.beta(module) == pytest.approx(1 / math.sqrt(8 * depth))
 
 
+@pytest.mark.parametrize(
+    ("config", "alphas"),
+    [
+        (HRMConfig(flat=True), {"H": 2.0, "L": 2.0}),  # √4, each visited once in the graph
+        (HRMConfig(flat=True, horizon="last_cycle", low_cycles=3), {"H": 2.0, "L": 6.0}),
+        (HRMConfig(flat=True, horizon="full", low_blocks=9), {"H": 4.0, "L": 12.0}),
+        (HRMConfig(flat=True, flat_gain=0.5), {"H": 1.0, "L": 1.0}),
+        (TRMConfig(flat=True), {"shared": 5 * math.sqrt(2)}),
+        (TRMConfig(flat=True, horizon="last_call", blocks=4), {"shared": 4.0}),
+    ],
+)
+def test_the_flat_alpha_counts_each_modules_visits_in_the_graph(config, alphas):
+    small = replace(config, width=16, heads=2, hidden=24)
+    model = Reasoner(small, SHAPE, seed=2)
+    for name, stack in model.stacks.items():
+        assert config.beta(name) == 1.0
+        for module in stack.modules():
+            if isinstance(module, ScaledResidual):
+                assert module.alpha == pytest.approx(alphas[name])
+                assert module.outer.weight is None
+    plain = Reasoner(replace(small, flat=False, flat_gain=1.0), SHAPE, seed=2).state_dict()
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in model.state_dict().items())
+
+
 def test_modules_may_have_rules_of_their_own():
     config = HRMConfig(**SMALL, p=0.5, high_p=0.25)
     model = Reasoner(config, SHAPE)
@@ -253,6 +278,11 @@ def test_initial_carry_is_the_two_vectors():
         (HRMConfig, {"high_p": -1.0}, r"model\.high_p=-1\.0: must be 0 \(no rule\) or more"),
         (TRMConfig, {"blocks": 0}, r"model\.blocks=0: must be at least 1"),
         (TRMConfig, {"p": math.inf}, r"model\.p=inf: must be 0"),
+        (TRMConfig, {"p": 0.5, "flat": True}, r"model\.p=0\.5: must be 0 with model\.flat, which needs none"),
+        (HRMConfig, {"depth": 12, "flat": True}, r"model\.depth=12: must be 0 with model\.flat"),
+        (HRMConfig, {"high_p": 0.5, "flat": True}, r"model\.high_p=0\.5: must be left out with model\.flat"),
+        (HRMConfig, {"flat_gain": 2.0}, r"model\.flat_gain=2\.0: must be 1 without model\.flat"),
+        (TRMConfig, {"flat_gain": 0.0, "flat": True}, r"model\.flat_gain=0\.0: must be positive and finite"),
     ],
 )
 def test_a_wrong_field_is_named(kind, change, message):

@@ -46,6 +46,8 @@ BLOCKS = {
     "averaged": partial(gpt, block="averaged"),
     "postnorm": partial(gpt, block="postnorm"),
     "sandwich without inner norm": partial(gpt, inner_norm=False),
+    "flat": partial(gpt, block="flat"),
+    "sandwich without any gain outside": partial(gpt, inner_norm=False, outer_gain=False),
     "hrm": hrm,
     "hrm at p = 1/2": partial(hrm, p=0.5),
 }
@@ -82,7 +84,9 @@ test_a_fused_block_is_the_block.pytestmark += needs_triton
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("model", [{}, {"block": "prenorm"}, {"inner_norm": False}], ids=str)
+@pytest.mark.parametrize(
+    "model", [{}, {"block": "prenorm"}, {"inner_norm": False}, {"block": "flat"}], ids=str
+)
 def test_a_chain_of_rounds_is_the_loop(model, again):
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9, **model)
     gpt = LoopedGPT(config).to(DEVICE)
@@ -149,19 +153,19 @@ def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
 def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: True)
     x = SimpleNamespace(is_cuda=True)
-    assert fused._wanted(x)
+    assert fused._applies(x)
     with fused.eager_modules():
-        assert not fused._wanted(x)
+        assert not fused._applies(x)
         with fused.eager_modules():
             pass
-        assert not fused._wanted(x)
-    assert fused._wanted(x)
+        assert not fused._applies(x)
+    assert fused._applies(x)
 
 
 def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
     """In a block and in a loop; what has a mask or a cache is left to the modules."""
     monkeypatch.setattr(fused, "HAS_TRITON", True)
-    monkeypatch.setattr(fused, "_wanted", lambda x: True)
+    monkeypatch.setattr(fused, "_applies", lambda x, *extras: all(extra is None for extra in extras))
     monkeypatch.setattr(fused, "_run", lambda blocks, x, rotary, **options: (list(blocks), options))
     block, x, rotary = gpt(), torch.randn(2, 9, 32), rotary_table(9, 16)
     plain = block(x, rotary)

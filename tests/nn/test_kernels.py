@@ -72,15 +72,16 @@ def test_residual_and_its_norm(kernels, shape, gain):
 
 
 @pytest.mark.parametrize("shape", [(2, 10, 64), (1, 37, 48)])
-def test_residual_its_norm_and_the_next(kernels, shape):
-    x, f, g, after = draws(shape, shape, shape[-1:], shape[-1:])
-    outputs = kernels.residual(x, f, alpha=3.5, gain=g, after=after, eps=EPS)
+@pytest.mark.parametrize("gain", [True, False])
+def test_residual_its_norm_and_the_next(kernels, shape, gain):
+    x, f, after, g = draws(shape, shape, shape[-1:], shape[-1:])
+    outputs = kernels.residual(x, f, alpha=3.5, gain=g if gain else None, after=after, eps=EPS)
 
-    def expected(x, f, g, after):
+    def expected(x, f, after, g=None):
         y = norm(3.5 * x + f, g)
         return y, norm(y, after)
 
-    assert_agree(outputs, [x, f, g, after], expected)
+    assert_agree(outputs, [x, f, after, g] if gain else [x, f, after], expected)
 
 
 def test_residual_without_a_norm_of_its_own(kernels):

@@ -11,7 +11,7 @@ def build(**options):
     torch.manual_seed(0)
     residual = ScaledResidual(SwiGLU(8, 12), 8, **options).double()
     for module in residual.modules():
-        if isinstance(module, RMSNorm):
+        if isinstance(module, RMSNorm) and module.weight is not None:
             nn.init.uniform_(module.weight, 0.5, 2.0)
     return residual
 
@@ -38,6 +38,42 @@ def test_sandwich_without_inner_norm_is_deepnorm(x):
     residual = build(alpha=3.7, inner_norm=False)
     expected = norm(3.7 * x + residual.branch(x), residual.outer.weight)
     torch.testing.assert_close(residual(x), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_flat_is_its_equation_and_so_are_its_gradients(x):
+    """x ← N(αx + f(N(x)·g)), N without a gain."""
+    residual = build(kind="flat", alpha=3.7)
+    assert [name for name, _ in residual.named_parameters() if "branch" not in name] == ["inner.weight"]
+    x.requires_grad_()
+    weights = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(2))
+    expected = norm(3.7 * x + residual.branch(norm(x, residual.inner.weight)), 1.0)
+    torch.testing.assert_close(residual(x), expected, rtol=1e-12, atol=1e-14)
+    inputs = [x, *residual.parameters()]
+    ours, exact = (torch.autograd.grad((y * weights).sum(), inputs) for y in (residual(x), expected))
+    torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-12)
+
+
+def test_flat_is_the_sandwich_without_an_outer_gain(x):
+    sandwich = build(alpha=3.7, outer_gain=False)
+    assert sandwich.outer.weight is None
+    assert torch.equal(sandwich(x), build(kind="flat", alpha=3.7)(x))
+
+
+@pytest.mark.parametrize("visits", [1, 6, 40])
+def test_an_outer_gain_acts_once_a_visit(visits):
+    """∂ log(x_i/x_j) / ∂ log(g_i/g_j) = V in a stream without branches; an inner gain does nothing there."""
+    residual = ScaledResidual(nn.Identity(), 8, alpha=6.0).double()
+    residual.branch.forward = torch.zeros_like
+    x = torch.rand(8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.5
+    for _ in range(visits):
+        x = residual(x)
+    ratio = (x[0] / x[1]).log()
+    gains = residual.outer.weight, residual.inner.weight
+    outer, inner = torch.autograd.grad(ratio, gains, allow_unused=True, materialize_grads=True)
+    # At gains of 1 a derivative by g is one by log g.
+    expected = torch.tensor([visits, -visits, 0, 0, 0, 0, 0, 0], dtype=torch.float64)
+    torch.testing.assert_close(outer, expected, rtol=0, atol=1e-10)
+    assert not inner.any()
 
 
 def test_prenorm(x):
@@ -85,10 +121,22 @@ def test_another_norm_can_be_given(x):
     assert residual.double()(x).mean(-1).abs().max() < 1e-7
 
 
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+def test_another_norm_loses_its_outer_gain_too(kind, x):
+    residual = ScaledResidual(nn.Linear(8, 8), 8, kind="flat", alpha=2.0, norm=kind).double()
+    assert residual.inner.weight is not None
+    assert residual.outer.weight is None
+    expected = residual.double()(x).square().mean(-1)
+    torch.testing.assert_close(expected, torch.ones_like(expected), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "norm"}, "kind='norm': must be one of prenorm, postnorm, sandwich, factored, averaged"),
+        (
+            {"kind": "norm"},
+            "kind='norm': must be one of prenorm, postnorm, sandwich, factored, averaged, flat",
+        ),
         ({"kind": "prenorm", "alpha": 2.0}, "alpha=2.0: must be 1 with kind='prenorm'"),
         ({"kind": "postnorm", "alpha": 0.5}, "alpha=0.5: must be 1 with kind='postnorm'"),
         ({"alpha": 0.0}, "alpha=0.0: must be a positive number"),
@@ -100,6 +148,17 @@ def test_another_norm_can_be_given(x):
         ),
         ({"kind": "averaged", "alpha": 2.0}, "alpha=2.0: must be 1 with kind='averaged'"),
         ({"alpha": 2.0, "epsilon": 0.5}, "epsilon=0.5: must be 1 with kind='sandwich'"),
+        ({"kind": "flat"}, "alpha: must be given with kind='flat'"),
+        ({"kind": "flat", "alpha": 2.0, "epsilon": 0.5}, "epsilon=0.5: must be 1 with kind='flat'"),
+        (
+            {"kind": "flat", "alpha": 2.0, "inner_norm": False},
+            "inner_norm=False: must be True with kind='flat'",
+        ),
+        ({"kind": "prenorm", "outer_gain": False}, "outer_gain=False: must be True with kind='prenorm'"),
+        (
+            {"kind": "flat", "alpha": 2.0, "norm": lambda width: nn.Identity()},
+            "norm: a Identity has no weight",
+        ),
         ({}, "alpha: must be given with kind='sandwich'; deeploop.theory has it by K and R"),
         ({"kind": "factored"}, "epsilon: must be given with kind='factored'"),
         ({"kind": "factored", "epsilon": -1.0}, "epsilon=-1.0: must be a positive number"),

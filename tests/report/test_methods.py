@@ -13,6 +13,12 @@ def test_every_rule_has_a_row(tmp_path):
         "pre-norm λ/(R√K)": {"block": "factored"},
         "pre-norm λ/(R√K) λ=2": {"block": "factored", "model": {"factored_gain": 2.0}},
         "DeepLoop p=0.5": {},
+        "flat": {"block": "flat"},
+        "flat λ=0.5 + unigram bias": {"block": "flat", "model": {"flat_gain": 0.5, "unigram_bias": True}},
+        "DeepLoop p=0.5, α flat": {"model": {"alpha": "flat"}},
+        "DeepNorm p=0.25, no β": {"p": 0.25, "model": {"beta": "off"}},
+        "DeepLoop p=0.5, no outer gain": {"model": {"outer_gain": False}},
+        "sandwich, α flat λ=2, no β": {"model": {"alpha": "flat", "beta": "off", "flat_gain": 2.0}},
         "DeepLoop p=0.5 + unigram bias": {"model": {"unigram_bias": True}},
         "DeepLoop p=0.5 + branch rate ×0.1": {"branch_lr": 0.1},
         "DeepLoop p=0.5 + branch rate ×0.1 to ×1 in 600 steps": {
@@ -25,6 +31,22 @@ def test_every_rule_has_a_row(tmp_path):
         assert method(read_run(write_run(tmp_path / str(index), **fields))) == name
     (setup,) = setups(find_runs([tmp_path]))
     assert set(setup.rows) == set(cases)
+
+
+def test_all_parts_of_the_flat_rule_are_the_flat_rule(tmp_path):
+    parts = {"alpha": "flat", "beta": "off", "outer_gain": False}
+    whole = write_run(tmp_path / "whole", model=parts)
+    bare = write_run(tmp_path / "bare", model=parts | {"inner_norm": False})
+    assert method(read_run(whole)) == "flat"
+    assert method(read_run(bare)) == "sandwich, α flat, no β, no outer gain"
+
+
+def test_a_p_sweep_holds_the_papers_sandwich_alone(tmp_path):
+    for p in (0.25, 0.5, 0.75):
+        write_run(tmp_path / f"paper{p}", p=p)
+        write_run(tmp_path / f"bare{p}", p=p, model={"outer_gain": False})
+    (setup,) = setups(find_runs([tmp_path]))
+    assert {len(runs) for runs in p_sweeps(setup).values()} == {3}
 
 
 def test_a_release_of_no_branch_rate_is_no_cure(tmp_path):

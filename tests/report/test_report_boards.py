@@ -80,6 +80,15 @@ def test_methods_stand_below_each_other_in_each_schedule(tmp_path):
     assert found == [call[0], ("last_call", "Vanilla TRM"), *call[1:], *cycle]
 
 
+def test_the_flat_rule_is_a_method_and_configs_from_before_it_fit_in(tmp_path):
+    write_reasoner(tmp_path / "old", 0.2)
+    for seed, flat in ((1, {}), (2, {"flat": True}), (3, {"flat": True, "flat_gain": 0.5})):
+        model = {"flat": False, "flat_gain": 1.0} | flat
+        write_reasoner(tmp_path / f"s{seed}", 0.2, seed=seed, model=model)
+    found = {row["method"]: (row["seeds"], row["other settings"]) for row in table_of(tmp_path)}
+    assert found == {"Vanilla HRM": ("2", "–"), "HRM flat": ("1", "–"), "HRM flat λ=0.5": ("1", "–")}
+
+
 def test_runs_that_differ_elsewhere_are_not_averaged(tmp_path):
     write_reasoner(tmp_path / "a", 0.2)
     write_reasoner(tmp_path / "b", 0.6, seed=1, peak_lr=2e-3)

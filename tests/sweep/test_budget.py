@@ -39,6 +39,9 @@ def test_reasoners_have_a_cost_too(tmp_path):
     flops = 2_000 * 128 * flops_per_segment(config.model, shape, forward_again=True)
     assert budget.cost(config).gpu_hours(0.5) == pytest.approx(flops / (0.5 * 989e12) / 3600)
     assert budget.cost(config).tokens == 2_000 * 128 * 16
+    once = replace(config, halting=replace(config.halting, segments=1))
+    flops = 2_000 * 128 * flops_per_segment(config.model, shape, forward_again=False)
+    assert budget.cost(once).gpu_hours(0.5) == pytest.approx(flops / (0.5 * 989e12) / 3600)
     elsewhere = replace(config, data=replace(config.data, path=tmp_path / "mine"))
     assert budget.cost(elsewhere) is None
     prepare_puzzles.run(prepare_puzzles.PrepareSudoku(out=tmp_path / "mine", size=4, train=20, test=4))

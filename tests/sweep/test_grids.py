@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tyro
 
+from deeploop.commands.sweep import choose_cells
 from deeploop.models.accounting import parameter_count
 from deeploop.recipes import RECIPES, get_recipe
 from deeploop.recipes.gpt import gpt2_medium, gpt2_small, tiny
@@ -14,7 +15,7 @@ from deeploop.sweep.grid import Cell, Grid, along, configure, read_grid
 from deeploop.sweep.paper_grids import BLOCKS, GRIDS, PAPER_P, ROUNDS, SCALES
 from deeploop.train.config import differences, to_dict
 
-LANGUAGE = ("table1", "p-sweep", "downstream", "escape", "rules", "rules-search")
+LANGUAGE = ("table1", "p-sweep", "downstream", "escape", "rules", "rules-search", "transfer")
 
 
 def by_axes(grid):
@@ -76,9 +77,15 @@ def test_escape_has_the_ramps_and_changes_nothing_but_the_bias_between_the_start
 
 def test_rules_have_equal_tokens():
     configs = [cell.config() for cell in GRIDS["rules"]("gpu").cells()]
-    kinds = {(c.model.block, c.model.p, c.model.unigram_bias, c.model.rounds, c.seed) for c in configs}
-    assert len(kinds) == 6 * 4 * 2
+    kinds = {(c.model.block, c.model.p, c.model.rounds, c.seed) for c in configs}
+    assert len(kinds) == len(configs) == 6 * 4 * 2
     assert len({(c.optim, c.data, c.model.blocks, c.model.width) for c in configs}) == 1
+
+
+@pytest.mark.parametrize("name", ["rules", "rules-search"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_rule_has_the_unigram_bias(name, scale):
+    assert {cell.config().model.unigram_bias for cell in GRIDS[name](scale).cells()} == {True}
 
 
 @pytest.mark.parametrize("name", ["rules", "rules-search"])
@@ -232,3 +239,20 @@ def test_the_example_is_a_grid():
     config = cells["rounds7-seed1-deepnorm"].config()
     assert (config.model.rounds, config.model.p, config.optim.warmup_steps) == (7, 0.25, 1000)
     assert len({c.config().optim.steps * c.config().optim.batch for c in cells.values()}) == 1  # equal tokens
+
+
+def test_a_part_of_a_grid_is_named_by_its_axes():
+    cells = GRIDS["transfer"]("gpu").cells()
+    part = choose_cells(cells, ("rule=flat,prenorm", "rounds=16", "peak_lr=0.004"))
+    assert [cell.name for cell in part] == [
+        f"{rule}-rounds16-peak_lr0.004-seed{seed}" for rule in ("flat", "prenorm") for seed in range(3)
+    ]
+    assert choose_cells(cells, ()) == cells
+    for word in ("rule", "rule=round", "depth=3", "rounds=5"):
+        with pytest.raises(ValueError, match=rf"only={word}: must be an axis .* rounds=1,4,16,64;"):
+            choose_cells(cells, (word,))
+
+
+def test_every_rule_of_a_comparison_has_the_unigram_bias():
+    for name in ("rules", "rules-search", "transfer"):
+        assert all(cell.config().model.unigram_bias for cell in GRIDS[name]("gpu").cells())

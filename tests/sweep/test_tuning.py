@@ -64,6 +64,29 @@ def test_a_trial_that_broke_off_has_lost_and_one_that_nobody_needs_may_go_on(tmp
     assert {cell.config().optim.peak_lr for cell in tuned(cells("prenorm"), folder, {})} == {1e-2}
 
 
+def test_the_worst_of_several_seeds_decides(tmp_path):
+    """The best single run stands at a cliff: the other seed of its trial came out worst."""
+    losses = {("cliff", 0): 1.9, ("cliff", 1): 2.9, ("safe", 0): 2.2, ("safe", 1): 2.1}
+    names = {f"deeploop-{trial}-seed{seed}": (trial, seed) for trial, seed in losses}
+    axes = {name: {"rule": "deeploop", "trial": t, "seed": s} for name, (t, s) in names.items()}
+    write_sweep(tmp_path, axes)
+    record = json.loads((tmp_path / "sweep.json").read_text())
+    for name, (trial, seed) in names.items():
+        rate = {"cliff": 4e-3, "safe": 1e-3}[trial]
+        record["cells"][name]["settings"] = {"optim.peak_lr": rate, "seed": seed}
+        write_run(tmp_path / name, loss=losses[trial, seed], seed=seed)
+    (tmp_path / "sweep.json").write_text(json.dumps(record))
+    found = tuned(cells("deeploop"), tmp_path, {})
+    assert {cell.config().optim.peak_lr for cell in found} == {1e-3}
+    assert {cell.config().seed for cell in found} == {0, 1}  # the cells' own, not the search's
+
+
+def test_the_search_of_the_paper_grids_has_two_seeds_that_its_rules_do_not_train():
+    search, rules = ({cell.config().seed for cell in GRIDS[name]("laptop").cells()} for name in
+                     ("rules-search", "rules"))  # fmt: skip
+    assert (len(search), search & rules) == (2, set())
+
+
 def test_what_the_command_line_sets_stays(tmp_path):
     overrides = {"optim.peak_lr": 7e-4}
     assert {cell.config().optim.peak_lr for cell in tuned(cells("prenorm"), search(tmp_path), overrides)} == {

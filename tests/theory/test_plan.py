@@ -29,6 +29,7 @@ def test_gpt2_small_at_three_rounds():
     assert plan["comparison"]["deepnorm"]["aligned_bound_exact"] == "3/2"
     assert plan["exponent_thresholds"] == {"gamma_0": 0.25, "gamma_1": 0.5}
     assert plan["epsilons"] == pytest.approx({"factored": 1 / (3 * 12**0.5), "averaged": 1 / 36})
+    assert plan["flat"]["alpha"] == pytest.approx({"loop": 3 * 12**0.5})
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,8 @@ def test_published_hrm(horizon, M_g, N_g, alpha, beta, R_g):
         assert at["alpha"] == pytest.approx(alpha, abs=5e-5)
         assert at["beta"] == pytest.approx(beta, abs=5e-6)
     assert plan["horizons"].keys() == {"full", "last_cycle", "last_call"}
+    flat = {module: 2.0 * rounds for module, rounds in R_g.items()}  # √4 blocks
+    assert plan["flat"]["alpha"] == plan["horizons"][horizon]["flat_alpha"] == flat
 
 
 def test_rule_and_exponent_are_chosen_by_flag():
@@ -81,6 +84,7 @@ def test_loop_table_shows_the_papers_summary():
         "p ≥ 1/2",
         "Verdict: ",
         "1/N = 0.02",
+        "flat α = λ·R·√K = 10.3923",
     ):
         assert text in table
 
@@ -92,6 +96,7 @@ def test_hierarchy_table_shows_all_horizons():
     assert rows["depth in the graph N_g"] == ["24", "12", "8"]
     assert rows["α"] == ["6.9282", "4.899", "4"]
     assert rows["β"] == ["0.072169", "0.10206", "0.125"]
+    assert rows["flat α of L, of H"] == ["8,", "4", "4,", "2", "2,", "2"]
     assert "HRM's own code keeps only last_call" in table
 
 

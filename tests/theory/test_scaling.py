@@ -5,7 +5,7 @@ from fractions import Fraction as F
 
 import pytest
 
-from deeploop.theory import DEEPLOOP, DEEPNORM, ScalingRule
+from deeploop.theory import DEEPLOOP, DEEPNORM, ScalingRule, factored_epsilon, flat_alpha
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,16 @@ def test_rules_compare_by_value():
         "DeepLoop",
         "p = 0.3",
     )
+
+
+def test_the_flat_alpha_is_what_the_factored_epsilon_divides_by():
+    assert flat_alpha(4, 16) == 32
+    assert flat_alpha(12, 3, 0.5) == pytest.approx(1.5 * math.sqrt(12))
+    for K, R in ((1, 1), (12, 3), (24, 7)):
+        assert 1 / flat_alpha(K, R, 2.0) == pytest.approx(factored_epsilon(K, R, 1 / 2.0))
+    for K, R in ((0, 3), (3, 0)):
+        with pytest.raises(ValueError, match="N=0"):
+            flat_alpha(K, R)
 
 
 @pytest.mark.parametrize("bad", [0, -0.5, math.nan, math.inf, F(-1, 2)])

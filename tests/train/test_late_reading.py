@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from deeploop.nn import fused
-from deeploop.train import loop
+from deeploop.train import loop, opening, steps
 from deeploop.train.checkpoint import last_checkpoint, load_tensors
+from deeploop.train.distributed import open_world
+from deeploop.train.execution import Execution
 from deeploop.train.metrics import read_metrics
+from deeploop.train.optim import clipped_step
 from deeploop.train.progress import StopRequest
 
 STEPS = {"steps": 14, "warmup_steps": 2}
@@ -16,23 +18,27 @@ RARELY = {"checkpoint": {"every": 100}, "log": {"every": 5}}
 @pytest.fixture
 def late(monkeypatch, recordings):
     """A device that takes the optimizer's step by itself, on a CPU; returns how late each step was read."""
-    seen, settle = [], loop.settle
 
-    def step_if_finite(optimizer, values, norm, clip):
-        if values.isfinite().all():
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
-            optimizer.step()
-        return True
+    def step_if(optimizer, norm, clip, *, only_if):
+        if only_if:
+            clipped_step(optimizer, norm, clip)
 
-    def noted(run, queued):
-        seen.append(run.step - queued.step)
-        return settle(run, queued)
+    behind = Execution("eager", chained=False, bf16=False, graph=True, lag=1)
+    monkeypatch.setattr(opening, "choose_execution", lambda *_, **__: behind)
+    monkeypatch.setattr(steps, "clipped_step", step_if)
+    monkeypatch.setattr(steps, "supports_conditional_step", lambda optimizer: True)
+    return note_lag(monkeypatch)
 
-    monkeypatch.setattr(fused, "has_rounds", lambda model: True)
-    monkeypatch.setattr(loop, "conditional_step", step_if_finite)
-    monkeypatch.setattr(loop, "supports_conditional_step", lambda optimizer: True)
-    monkeypatch.setattr(loop, "settle", noted)
+
+def note_lag(monkeypatch):
+    """By how many steps each step is read back behind the newest."""
+    seen, finish = [], steps.StepQueue._finish
+
+    def noted(queue, queued):
+        seen.append(queue._run.step - queued.step)
+        return finish(queue, queued)
+
+    monkeypatch.setattr(steps.StepQueue, "_finish", noted)
     return seen
 
 
@@ -63,7 +69,7 @@ def test_what_is_not_finite_is_skipped_under_its_own_number(tiny_config, late, p
     config = tiny_config(optim={**STEPS, "non_finite": "skip"}, **RARELY)
     assert loop.train(config)["ended"] == "finished"
     (skipped,) = read_metrics(config.out, "skipped")
-    assert (skipped["step"], skipped["so_far"]) == (2, 1)
+    assert (skipped["step"], skipped["so_far"]) == (3, 1)
     assert "step 3: loss nan" in capsys.readouterr().out
 
 
@@ -92,8 +98,8 @@ def test_asked_to_stop_it_settles_what_is_under_way_and_resumes_to_the_same_end(
         def requested(self, value):
             pass
 
-    with loop.open_world(cut.device) as world:
-        result = loop._train(cut, world, AskedInTheEighthStep())
+    with open_world(cut.device) as world:
+        result = loop.train_in(world, cut, AskedInTheEighthStep())
     # Asked in step 8, known when step 9 is under way.
     assert (result["ended"], result["step"]) == ("stopped", 9)
     loop.train(tiny_config(out=tmp_path / "cut", resume=True, **changes))
@@ -104,13 +110,7 @@ def test_asked_to_stop_it_settles_what_is_under_way_and_resumes_to_the_same_end(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_steps_are_read_late_and_are_the_same(tiny_config, tmp_path, monkeypatch):
-    seen, settle = [], loop.settle
-
-    def noted(run, queued):
-        seen.append(run.step - queued.step)
-        return settle(run, queued)
-
-    monkeypatch.setattr(loop, "settle", noted)
+    seen = note_lag(monkeypatch)
     runs = {}
     for graph in (True, False):
         config = tiny_config(

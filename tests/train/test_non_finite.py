@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.train import loop
 from deeploop.train.checkpoint import last_checkpoint, read_state
 from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
+from deeploop.train.steps import StepQueue
 
 WEIGHT = "blocks.1.mlp.branch.up"
 
@@ -36,14 +36,14 @@ HARM = {
 @pytest.fixture
 def harm_at_step_6(monkeypatch):
     def plan(harm):
-        def step(run, stop):
-            if run.step == 5:
+        def submit(queue):
+            if queue._run.step == 5:
                 with torch.no_grad():
-                    harm(run.model)
-            return real(run, stop)
+                    harm(queue._run.model)
+            return real(queue)
 
-        real = loop.queue_step
-        monkeypatch.setattr(loop, "queue_step", step)
+        real = StepQueue.submit
+        monkeypatch.setattr(StepQueue, "submit", submit)
 
     return plan
 
@@ -80,7 +80,7 @@ def test_a_step_may_be_skipped_and_is_counted(tiny_config, poison, capsys):
     config = tiny_config(optim={"non_finite": "skip"})
     assert train(config)["ended"] == "finished"
     (skipped,) = read_metrics(config.out, "skipped")
-    assert skipped["step"] == 2
+    assert skipped["step"] == 3
     assert skipped["so_far"] == 1
     assert "step 3: loss nan" in capsys.readouterr().out
     losses = {line["step"]: line["loss"] for line in read_metrics(config.out, "train")}

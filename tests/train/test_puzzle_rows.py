@@ -5,9 +5,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deeploop.train.distributed import World
-from deeploop.train.loop import open_run, train_step
+from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
 from deeploop.train.puzzle_rows import sign_sgd_
+from deeploop.train.steps import StepQueue
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -55,9 +56,10 @@ def test_no_part_of_a_step_goes_through_the_whole_table(make_puzzle_config, tmp_
     run = open_run(config, ALONE)
     table = run.task.model.puzzles
     before = table.clone()
-    train_step(run, StopRequest())
+    queue = StepQueue(run, StopRequest())
+    queue.take()
     with Touches(table) as touched:
-        train_step(run, StopRequest())
+        queue.take()
     assert touched.found == {"embedding", "index", "index_put_"}
     assert not torch.equal(table, before)
     assert all(state["exp_avg"].shape != table.shape for state in run.optimizer.state.values())

@@ -12,14 +12,18 @@ from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.data.sudoku import build_sudoku
 from deeploop.eval.reasoning import Solver, score, spread_rows
+from deeploop.models.accounting import flops_per_segment
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, load_tensors
 from deeploop.train.distributed import World
-from deeploop.train.loop import open_run, train, train_step
+from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
+from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
+from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.rundir import load_any_config, load_config, load_reasoner
+from deeploop.train.steps import StepQueue
 
 ALONE = World(0, 1, torch.device("cpu"))
 KINDS = ["hrm", "trm"]
@@ -43,9 +47,10 @@ def test_a_slot_keeps_its_puzzle_until_it_halts_and_the_stream_moves_on_all_the_
     run = open_run(make_puzzle_config(tmp_path), ALONE)
     batch, seen = run.config.optim.batch, 0
     stream = PuzzleLoader(run.task.puzzles, seed=run.config.seed)
-    for run.step in range(8):
+    queue = StepQueue(run, StopRequest())
+    for _ in range(8):
         before = run.task.slots
-        train_step(run, StopRequest())
+        queue.take()
         after, new = run.task.slots, stream.next_batch(batch)
         for name, rows in zip(("inputs", "labels", "ids"), new, strict=True):
             old, now = getattr(before, name), getattr(after, name)
@@ -56,9 +61,19 @@ def test_a_slot_keeps_its_puzzle_until_it_halts_and_the_stream_moves_on_all_the_
     assert batch < seen < 8 * batch  # refilled more than once, and not every time
 
 
+@pytest.mark.parametrize(("segments", "forward_again"), [(1, False), (2, True)])
+def test_a_step_of_hrm_counts_the_extra_forward_pass_where_there_is_one(
+    make_puzzle_config, tmp_path, segments, forward_again
+):
+    config = make_puzzle_config(tmp_path, halting={"segments": segments})
+    task = PuzzleTask(config, ALONE)
+    own = flops_per_segment(config.model, task.shape, forward_again=forward_again)
+    assert task.flops_per_step == config.optim.batch * own
+
+
 def test_only_rows_of_puzzles_at_work_move(make_puzzle_config, tmp_path):
     run = open_run(make_puzzle_config(tmp_path), ALONE)
-    train_step(run, StopRequest())
+    StepQueue(run, StopRequest()).take()
     moved = run.model.puzzles.abs().sum(1).nonzero().flatten()
     assert torch.equal(moved, run.task.slots.ids.unique())
     assert run.model.puzzles[moved].abs().unique().tolist() == pytest.approx(

@@ -8,10 +8,13 @@ from torch import nn
 
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.nn import fused
+from deeploop.train import opening
 from deeploop.train.distributed import World
-from deeploop.train.loop import open_run, train_step
+from deeploop.train.execution import Execution
+from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
 from deeploop.train.replay import GraphReplay
+from deeploop.train.steps import StepQueue
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = GPTConfig(blocks=2, rounds=3, width=128, heads=2, hidden=256, vocabulary=1000, context=64)
@@ -127,17 +130,11 @@ def test_a_driver_without_memory_is_no_fault_of_the_recording(monkeypatch):
         replay((torch.ones(2, 3),))
 
 
-@pytest.mark.parametrize(
-    ("changes", "replays"),
-    [({}, True), ({"device": {"graph": False}}, False), ({"optim": {"wait_for_escape": True}}, False)],
-)
-def test_a_run_replays_where_its_loop_is_on_the_kernels(
-    tiny_config, monkeypatch, recordings, changes, replays
-):
-    assert open_run(tiny_config(), ALONE).replay is None
-    monkeypatch.setattr(fused, "has_rounds", lambda model: True)
-    run = open_run(tiny_config(**changes), ALONE)
-    assert (run.replay is not None) == replays
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_run_replays_where_its_execution_says_so(tiny_config, monkeypatch, recordings, graph):
+    chosen = Execution("eager", chained=False, bf16=False, graph=graph, lag=0)
+    monkeypatch.setattr(opening, "choose_execution", lambda *_, **__: chosen)
+    queue = StepQueue(open_run(tiny_config(), ALONE), StopRequest())
     for _ in range(2):
-        train_step(run, StopRequest())
-    assert len(recordings) == replays
+        queue.take()
+    assert len(recordings) == graph

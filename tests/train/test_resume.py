@@ -16,6 +16,7 @@ from deeploop.train import loop
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, read_state
 from deeploop.train.metrics import read_metrics
 from deeploop.train.progress import StopRequest
+from deeploop.train.steps import StepQueue
 
 LENGTH = ["--optim.steps", 60, "--checkpoint.every", 10, "--data.validate-every", 20]
 PATIENCE = 300  # seconds, for a machine with other work; a few are enough
@@ -191,16 +192,16 @@ def test_a_validation_that_a_stop_left_out_is_made_up_for(make_config, tmp_path,
     """Told to stop at the step at which a validation is due, the run leaves at once; the resume does it."""
     train = loop.train
     train(make_config(tmp_path / "whole"))
-    real = loop.queue_step
+    real = StepQueue.submit
 
-    def stop_at_four(run, stop):
-        if run.step == 3:
-            stop.requested = True
-        return real(run, stop)
+    def stop_at_four(queue):
+        if queue._run.step == 3:
+            queue._stop.requested = True
+        return real(queue)
 
-    monkeypatch.setattr(loop, "queue_step", stop_at_four)
+    monkeypatch.setattr(StepQueue, "submit", stop_at_four)
     assert train(make_config(tmp_path / "run"))["ended"] == "stopped"
     assert [line["step"] for line in read_metrics(tmp_path / "run", "validation")] == [0]
-    monkeypatch.setattr(loop, "queue_step", real)
+    monkeypatch.setattr(StepQueue, "submit", real)
     train(make_config(tmp_path / "run", resume=True))
     assert repeatable(tmp_path / "run") == repeatable(tmp_path / "whole")

@@ -58,6 +58,14 @@ def test_the_papers_recipe_sees_the_papers_tokens(name, steps, tokens):
 
 
 @pytest.mark.parametrize("name", ["gpt2-small", "gpt2-medium", "tiny"])
+def test_a_flat_recipe_is_the_faithful_one_with_the_flat_block(name):
+    faithful, flat = get_recipe(name), get_recipe(f"{name}-flat")
+    assert flat == replace(
+        faithful, out=Path(f"runs/{name}-flat"), model=replace(faithful.model, block="flat")
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2-small", "gpt2-medium", "tiny"])
 def test_a_stable_recipe_is_the_faithful_one_with_the_bias(name):
     faithful, stable = get_recipe(name), get_recipe(f"{name}-stable")
     assert stable == replace(
@@ -147,12 +155,27 @@ def test_a_branch_rate_is_for_sandwich_blocks(tiny_config):
         tiny_config(model={"block": "prenorm"}, optim={"branch_lr": 0.1})
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"), [({"block": "flat"}, "block=flat"), ({"beta": "off"}, "beta=off")]
+)
+def test_a_branch_rate_is_for_blocks_with_beta(tiny_config, fields, named):
+    with pytest.raises(ValueError, match=rf"optim\.branch_lr=0\.1: must be 1 with model\.{named}, "):
+        tiny_config(model=fields, optim={"branch_lr": 0.1})
+
+
+def test_a_config_from_before_the_flat_rule_still_loads(tiny_config):
+    data = to_dict(tiny_config())
+    for name in ("alpha", "beta", "outer_gain", "flat_gain"):
+        del data["model"][name]
+    assert from_dict(TrainConfig, data) == tiny_config()
+
+
 def test_a_run_that_waits_is_not_stopped_for_it(tiny_config):
     with pytest.raises(ValueError, match=r"guard\.stop=True: must be False with optim\.wait_for_escape"):
         tiny_config(optim={"wait_for_escape": True}, guard={"stop": True})
 
 
-@pytest.mark.parametrize("block", ["prenorm", "postnorm", "sandwich", "factored", "averaged"])
+@pytest.mark.parametrize("block", ["prenorm", "postnorm", "sandwich", "factored", "averaged", "flat"])
 def test_every_block_trains_a_few_steps(tiny_config, block):
     result = train(tiny_config(model={"block": block}))
     assert result["ended"] == "finished"

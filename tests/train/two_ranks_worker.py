@@ -14,7 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deeploop.train import loop
 from deeploop.train.config import KINDS, from_dict
 from deeploop.train.distributed import DeviceConfig, open_world
+from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
+from deeploop.train.steps import StepQueue
 
 
 def gradients(config):
@@ -28,9 +30,9 @@ def gradients(config):
             taken[name.removeprefix("module.")] = whole.clone()
 
     with open_world(config.device) as world:
-        run = loop.open_run(config, world)
+        run = open_run(config, world)
         run.optimizer.register_step_pre_hook(take)
-        loop.train_step(run, StopRequest())
+        StepQueue(run, StopRequest()).take()
         if world.is_main:
             save_file(taken, config.out / "gradients.safetensors")
 
@@ -38,13 +40,13 @@ def gradients(config):
 def poison(config):
     """One step with a NaN in one weight of the first rank alone."""
     with open_world(config.device) as world:
-        run = loop.open_run(config, world)
+        run = open_run(config, world)
         weights = {name.removeprefix("module."): p for name, p in run.model.named_parameters()}
         weight = weights["blocks.1.mlp.branch.up.weight"]
         if world.is_main:
             with torch.no_grad():
                 (weight.to_local() if hasattr(weight, "to_local") else weight)[0, 0] = float("nan")
-        loop.train_step(run, StopRequest())
+        StepQueue(run, StopRequest()).take()
 
 
 class Traffic(TorchDispatchMode):
@@ -67,10 +69,10 @@ class Traffic(TorchDispatchMode):
 def traffic(config):
     """What the ranks exchange in the second step of a run."""
     with open_world(config.device) as world:
-        run = loop.open_run(config, world)
-        loop.train_step(run, StopRequest())
+        queue = StepQueue(open_run(config, world), StopRequest())
+        queue.take()
         with Traffic() as counted:
-            loop.train_step(run, StopRequest())
+            queue.take()
         if world.is_main:
             (config.out / "traffic.json").write_text(json.dumps(counted.calls))
 

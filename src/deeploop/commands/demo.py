@@ -98,7 +98,7 @@ def run(config: DemoConfig) -> str:
 def read_result(settings: TrainConfig) -> dict[str, Any]:
     """A run's last validation, and the scales of its residuals where they are not 1."""
     model = settings.model
-    scales = {"alpha": model.alpha, "beta": model.beta} if model.rule else {}
+    scales = {"alpha": model.scales.alpha, "beta": model.scales.beta} if model.rule else {}
     return {**read_metrics(settings.out, "validation")[-1], "depth": model.depth, **scales}
 
 

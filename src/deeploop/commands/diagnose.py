@@ -5,6 +5,7 @@ and the exponent that it asks for.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,9 +26,11 @@ from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.exponent import GammaFit, as_series, describe, fit_gamma, gamma_points, verdict
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.diagnose.visit_grads import residual_sublayers
-from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
+from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_state
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
@@ -90,7 +93,7 @@ def run(args: DiagnoseArgs) -> str:
         folder = results_folder(path)
         (folder / "diagnose.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
-        said = diagnosis.text(record, config.model, path)
+        said = diagnosis.text(record, config.model, path, has_alpha=alpha_rule(config.model) is not None)
         texts.append(f"{said}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
     found: dict[str, Any] = {str(path): record for path, record in records.items()}
     if len({record["rounds"] for record in records.values()}) > 1:
@@ -208,7 +211,7 @@ def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
         Finding(f"visits of {name}", str(model.rounds), str(count), count == model.rounds)
         for name, count in visits.items()
     ]
-    if rule := model.config.rule:
+    if rule := alpha_rule(model.config):
         findings += audit_alpha(model, rule, lambda: model(tokens[:1]))
     if fresh:
         init = model.config.init_rule
@@ -219,6 +222,13 @@ def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
         }
         findings += audit_beta(matrices)
     return problems(findings)
+
+
+def alpha_rule(config: GPTConfig) -> ScalingRule | Callable[[int, int], float] | None:
+    """What the α of a model must follow; nothing where it has none."""
+    if config.rule or config.block not in ALPHA:
+        return config.rule
+    return lambda K, R: replace(config, blocks=K, rounds=R).scales.alpha
 
 
 def gamma_report(

@@ -26,6 +26,7 @@ from deeploop.report.page import text_table
 from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import arithmetic, open_world, wrap
+from deeploop.train.execution import choose_execution
 from deeploop.train.puzzle import open_puzzles
 from deeploop.train.rundir import (
     load_any_config,
@@ -138,7 +139,7 @@ def open_solver(
     device_config = replace(load_any_config(folder).device, kind=device)
     with open_world(device_config) as world:
         model, config = load_reasoner(folder, device=world.device)
-        wrap(model, device_config, world)  # compiles the blocks where training would
+        choose_execution(device_config, world, model).apply(wrap(model, device_config, world))
         yield Solver(
             model,
             config.halting,

@@ -111,12 +111,13 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     """README.md of the export: what it is, where it comes from, how it is loaded."""
     train, checkpoint = load_config(run), require_checkpoint(run)
     state, config = read_state(checkpoint, ()), model.config  # the weights were verified as they were loaded
+    alpha, beta, epsilon = config.scales
     facts = {
         "stored blocks K": config.blocks,
         "rounds R": config.rounds,
         "effective depth N = K·R": config.depth,
         "residual": config.block,
-        "α, β": f"{config.alpha:.6g}, {config.beta:.6g} (p = {config.p:g})" if config.rule else "1, 1",
+        "α, β": f"{alpha:.6g}, {beta:.6g}" + (f" (p = {config.p:g})" if config.rule else ""),
         "width, heads, hidden": f"{config.width}, {config.heads}, {config.hidden}",
         "parameters": f"{parameter_count(config):,}",
         "context": f"{config.context:,} tokens",
@@ -124,8 +125,8 @@ def model_card(run: Path, model: LoopedGPT) -> str:
         "data": _source(train, state),
         "trained": f"{state['step']:,} steps, {state['tokens']:,} tokens",
     }
-    if config.epsilon != 1:
-        facts["ε"] = f"{config.epsilon:.6g}"
+    if epsilon != 1:
+        facts["ε"] = f"{epsilon:.6g}"
     if loss := (state.get("validation") or {}).get("loss"):
         facts["validation loss"] = f"{loss:.4f} nats a token"
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())

@@ -13,7 +13,7 @@ from deeploop.theory.visits import Horizon
 
 @dataclass(frozen=True)
 class PlanArgs:
-    """Print alpha, beta and the stability bounds of a looped architecture."""
+    """Print alpha, beta and the stability bounds of a looped architecture, and the scales of other rules."""
 
     blocks: int | None = None
     """Stored blocks K of a single loop."""

@@ -7,6 +7,7 @@ not repeated, what was cut off goes on from its last checkpoint.
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from deeploop.report import escapes
 from deeploop.report.page import text_table
 from deeploop.sweep import board, budget, slurm
 from deeploop.sweep.cells import Record, SweepFolder
-from deeploop.sweep.grid import Grid, read_grid
+from deeploop.sweep.grid import Cell, Grid, read_grid
 from deeploop.sweep.launch import Local, local_slots
 from deeploop.sweep.paper_grids import GRIDS, Scale
 from deeploop.sweep.slurm import SlurmConfig
@@ -32,7 +33,7 @@ class SweepArgs:
     """Runs a grid of training runs: a sweep of the paper, one of ours, or one from a file."""
 
     name: Positional[str]
-    """table1, p-sweep, downstream, hrm-arc, depth, escape, rules, rules-search; or a file (.toml, .json)."""
+    """A sweep's name (`deeploop sweep` lists them), or a file of your own (.toml, .json)."""
     scale: Scale = "paper"
     """The paper's size, one that a single GPU finishes, or one for a laptop. A file has its own."""
     out: Path | None = None
@@ -41,6 +42,8 @@ class SweepArgs:
     """Corpus or puzzles to train on, in place of the grid's (data.path)."""
     tuned: Path | None = None
     """A finished search, a sweep with an axis `trial`: every cell takes the best trial's settings."""
+    only: tuple[str, ...] = ()
+    """A part of the grid, by its axes: rule=flat,prenorm rounds=16. Other parts may follow later."""
     set: tuple[str, ...] = ()
     """Fields to change in every cell, such as optim.steps=200 device.micro_batch=16."""
     jobs: int = 1
@@ -88,7 +91,7 @@ class SweepArgs:
 def run(args: SweepArgs) -> int:
     """Does what the arguments ask for; 1 when a cell failed, 130 when cells are left to another time."""
     grid = get_grid(args.name, args.scale)
-    cells = grid.cells(args.overrides())
+    cells = choose_cells(grid.cells(args.overrides()), args.only)
     if args.tuned is not None and not args.status:
         cells = tuned(cells, args.tuned, args.overrides())
     folder = SweepFolder(
@@ -123,6 +126,23 @@ def get_grid(name: str, scale: Scale) -> Grid:
     if name.endswith((".toml", ".json")):
         return read_grid(Path(name))
     raise ValueError(f"sweep {name!r}: unknown; choose one of {', '.join(GRIDS)}, or a .toml or .json file")
+
+
+def choose_cells(cells: list[Cell], only: Sequence[str]) -> list[Cell]:
+    """The cells whose labels are among those given, `axis=label,label` for each axis."""
+    for word in only:
+        axis, equals, labels = word.partition("=")
+        known = {str(cell.axes[axis]) for cell in cells if axis in cell.axes}
+        wanted = set(labels.split(","))
+        if not equals or not wanted <= known:
+            axes = "; ".join(f"{name}={','.join(_labels(cells, name))}" for name in cells[0].axes)
+            raise ValueError(f"only={word}: must be an axis and some of its labels: {axes}")
+        cells = [cell for cell in cells if str(cell.axes[axis]) in wanted]
+    return cells
+
+
+def _labels(cells: list[Cell], axis: str) -> list[str]:
+    return list(dict.fromkeys(str(cell.axes[axis]) for cell in cells))
 
 
 def default_out(grid: Grid) -> Path:

@@ -64,26 +64,34 @@ def count_visits(modules: Mapping[str, nn.Module], run: Callable[[], object]) ->
 
 
 def audit_alpha(
-    model: nn.Module, rule: ScalingRule, run: Callable[[], object], *, trained_rounds: int | None = None
+    model: nn.Module,
+    rule: ScalingRule | Callable[[int, int], float],
+    run: Callable[[], object],
+    *,
+    trained_rounds: int | None = None,
 ) -> list[Finding]:
     """α of every residual against the rule at the depth that is really run: visits are counted, not believed.
 
-    N is half the residual sublayers' visits. `trained_rounds` judges α by the depth of training instead,
-    where it is kept at test time.
+    `rule` is the paper's, of N, half the residual sublayers' visits; or a function of K and R such as
+    `flat_alpha`: half the residual sublayers, and the visits of each. `trained_rounds` judges α by the depth
+    of training instead, where it is kept at test time.
     """
     residuals = {n: m for n, m in model.named_modules() if isinstance(m, ScaledResidual)}
     visits = count_visits(residuals, run)
     M = len(residuals) * trained_rounds if trained_rounds else sum(visits.values())
-    alpha = rule.alpha(max(1, M // 2))
-    return [
-        Finding(
-            f"α of {name} ({visits[name]} visits)",
-            f"{alpha:.6g}, which is ({float(rule.c):g}·{M // 2})^{float(rule.p):g}",
-            f"{module.alpha:.6g}",
-            math.isclose(module.alpha, alpha, rel_tol=1e-6),
-        )
-        for name, module in residuals.items()
-    ]
+    K = max(1, len(residuals) // 2)
+    findings = []
+    for name, module in residuals.items():
+        if isinstance(rule, ScalingRule):
+            alpha = rule.alpha(max(1, M // 2))
+            formula = f"({float(rule.c):g}·{M // 2})^{float(rule.p):g}"
+        else:
+            R = trained_rounds or max(1, visits[name])
+            alpha, formula = rule(K, R), f"that of K = {K}, R = {R}"
+        right = math.isclose(module.alpha, alpha, rel_tol=1e-6)
+        what = f"α of {name} ({visits[name]} visits)"
+        findings.append(Finding(what, f"{alpha:.6g}, which is {formula}", f"{module.alpha:.6g}", right))
+    return findings
 
 
 def audit_beta(matrices: Mapping[str, tuple[Tensor, float]], *, sigmas: float = 5.0) -> list[Finding]:

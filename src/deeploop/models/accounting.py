@@ -13,7 +13,9 @@ def block_matrix_count(config: GPTConfig) -> int:
 
 def parameter_count(config: GPTConfig) -> int:
     """Stored parameters: the padded embedding (tied to the head) and its bias, K blocks, all norm gains."""
-    norms = 2 if config.block != "sandwich" or not config.inner_norm else 4
+    norms = 2  # gains that a block has beside those of QK-norm: of inner norms, of outer norms, or of both
+    if config.block == "sandwich":
+        norms = 2 * (config.inner_norm + config.outer_gain)
     block = block_matrix_count(config) + norms * config.width + 2 * config.head_size  # QK-norm
     outside = 1 + config.final_norm
     head = config.padded_vocabulary * (config.width + config.unigram_bias)

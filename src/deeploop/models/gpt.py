@@ -8,7 +8,7 @@ loss = model(tokens, targets).loss / targets.numel()
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,18 @@ from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
-from deeploop.nn.residual import PRENORM, ResidualKind, ScaledResidual
-from deeploop.theory.scaling import ScalingRule, averaged_epsilon, factored_epsilon
+from deeploop.nn.residual import ResidualKind, ScaledResidual
+from deeploop.theory.scaling import ScalingRule, averaged_epsilon, factored_epsilon, flat_alpha
 
 Places = tuple[Rotary, Tensor | None]  # where tokens stand, and the mask of what they see
+
+
+class Scales(NamedTuple):
+    """What a rule comes to at a depth; 1 where a block has none."""
+
+    alpha: float  # on the skip, at every visit
+    beta: float  # in the initial branch matrices
+    epsilon: float  # on the branch, at every visit
 
 
 @dataclass(frozen=True)
@@ -44,9 +52,17 @@ class GPTConfig:
     context: int = 1024
     """Longest sequence, in tokens."""
     block: ResidualKind = "sandwich"
-    """DeepLoop's sandwich, prenorm, postnorm, or prenorm times 1/(R sqrt K) (factored) or 1/N (averaged)."""
+    """DeepLoop's sandwich, flat, prenorm, postnorm, prenorm times 1/(R sqrt K) (factored), 1/N (averaged)."""
     p: float = 0.5
     """Exponent of the sandwich's rule, alpha = (2N)^p and beta = (8N)^-p: 1/2 DeepLoop, 1/4 DeepNorm."""
+    alpha: Literal["paper", "flat"] = "paper"
+    """The sandwich's alpha, (2N)^p or lambda R sqrt K. The flat block has alpha flat, beta off, no gain."""
+    beta: Literal["on", "off"] = "on"
+    """Draw the sandwich's branches at beta; off: standard initialisation, outputs not divided by sqrt K."""
+    outer_gain: bool = True
+    """Keep the gain of the sandwich's outer norm, which multiplies the stream at every visit."""
+    flat_gain: float = 1.0
+    """Lambda of the flat alpha: alpha = lambda R sqrt K."""
     factored_gain: float = 1.0
     """Lambda of the factored block: epsilon = lambda / (R sqrt K)."""
     inner_norm: bool = True
@@ -77,12 +93,30 @@ class GPTConfig:
         used = self.block == "sandwich" or self.p == GPTConfig.p
         self._require("p", used, f"{GPTConfig.p} with model.block={self.block}; only the sandwich has a rule")
         self._require(
-            "inner_norm", self.inner_norm or self.block not in PRENORM, f"True with model.block={self.block}"
+            "inner_norm",
+            self.inner_norm or self.block in ("sandwich", "postnorm"),
+            f"True with model.block={self.block}",
         )
+        self._check_parts()
         gain, factored = self.factored_gain, self.block == "factored"
         self._require("factored_gain", math.isfinite(gain) and gain > 0, "positive and finite")
         self._require("factored_gain", gain == 1 or factored, f"1 with model.block={self.block}")
         self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
+
+    def _check_parts(self) -> None:
+        """The parts of a sandwich, which other blocks do not have or settle themselves."""
+        self._require("alpha", self.alpha in ("paper", "flat"), "paper or flat")
+        self._require("beta", self.beta in ("on", "off"), "on or off")
+        for name in ("alpha", "beta", "outer_gain"):
+            default = getattr(GPTConfig, name)
+            used = self.block == "sandwich" or getattr(self, name) == default
+            self._require(name, used, f"left at {default} with model.block={self.block}, which settles it")
+        scaled = self.alpha == "paper" or self.beta == "on"
+        self._require("p", scaled or self.p == GPTConfig.p, f"{GPTConfig.p} with model.alpha=flat, beta=off")
+        gain, flat = self.flat_gain, "flat" in (self.block, self.alpha)
+        self._require("flat_gain", math.isfinite(gain) and gain > 0, "positive and finite")
+        what = f"1 with model.block={self.block}, model.alpha={self.alpha}"
+        self._require("flat_gain", gain == 1 or flat, what)
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:
@@ -103,23 +137,26 @@ class GPTConfig:
 
     @property
     def rule(self) -> ScalingRule | None:
-        """The sandwich's scaling rule; other blocks have none."""
-        return ScalingRule(self.p) if self.block == "sandwich" else None
+        """The paper's rule, of a sandwich that has both its alpha and its beta; others have none."""
+        whole = self.block == "sandwich" and (self.alpha, self.beta) == ("paper", "on")
+        return ScalingRule(self.p) if whole else None
 
     @property
-    def alpha(self) -> float:
-        return self.rule.alpha(self.depth) if self.rule else 1.0
-
-    @property
-    def beta(self) -> float:
-        return self.rule.beta(self.depth) if self.rule else 1.0
-
-    @property
-    def epsilon(self) -> float:
-        """What a visit multiplies its branch by; 1 but for the factored and the averaged block."""
-        if self.block == "factored":
-            return factored_epsilon(self.blocks, self.rounds, self.factored_gain)
-        return averaged_epsilon(self.blocks, self.rounds) if self.block == "averaged" else 1.0
+    def scales(self) -> Scales:
+        """alpha, beta and epsilon of the block at K and R."""
+        K, R, paper = self.blocks, self.rounds, ScalingRule(self.p)
+        alpha = beta = epsilon = 1.0
+        if "flat" in (self.block, self.alpha):
+            alpha = flat_alpha(K, R, self.flat_gain)
+        elif self.block == "sandwich":
+            alpha = paper.alpha(self.depth)
+        elif self.block == "factored":
+            epsilon = factored_epsilon(K, R, self.factored_gain)
+        elif self.block == "averaged":
+            epsilon = averaged_epsilon(K, R)
+        if self.block == "sandwich" and self.beta == "on":
+            beta = paper.beta(self.depth)
+        return Scales(alpha, beta, epsilon)
 
     @property
     def matrix_lr_multiplier(self) -> float:
@@ -128,12 +165,16 @@ class GPTConfig:
 
     @property
     def init_rule(self) -> InitRule:
-        """The standard deviation every matrix is drawn at."""
+        """The standard deviation every matrix is drawn at.
+
+        Pre-norm's and post-norm's outputs are divided by sqrt K unless `shrink_outputs` says otherwise. A
+        sandwich without beta has the standard initialisation, without the division.
+        """
         plain = self.block in ("prenorm", "postnorm")
         shrink = plain if self.shrink_outputs is None else self.shrink_outputs
         return InitRule(
             width=self.width,
-            beta=self.beta,
+            beta=self.scales.beta,
             output_divisor=math.sqrt(self.blocks) if shrink else 1.0,
             scale_gate=self.scale_gate,
         )
@@ -148,9 +189,10 @@ class Block(nn.Module):
             ScaledResidual,
             width=config.width,
             kind=config.block,
-            alpha=config.alpha,
-            epsilon=config.epsilon,
+            alpha=config.scales.alpha,
+            epsilon=config.scales.epsilon,
             inner_norm=config.inner_norm,
+            outer_gain=config.outer_gain,
         )
         self.attention = residual(CausalSelfAttention(config.width, config.heads))
         self.mlp = residual(SwiGLU(config.width, config.hidden))
@@ -307,7 +349,7 @@ class LoopedGPT(nn.Module):
         changed = replace(self.config, rounds=rounds)  # also checks the value
         self.rounds = rounds
         recompute = self.config.recompute_alpha if recompute_alpha is None else recompute_alpha
-        scales = changed if recompute else self.config
+        scales = (changed if recompute else self.config).scales
         for module in self.modules():
             if isinstance(module, ScaledResidual):
                 module.alpha, module.epsilon = scales.alpha, scales.epsilon

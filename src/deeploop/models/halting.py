@@ -37,6 +37,11 @@ class HaltingConfig:
         if not 0 <= self.exploration <= 1:
             raise ValueError(f"halting.exploration={self.exploration}: must be from 0 to 1")
 
+    @property
+    def bootstraps_continue(self) -> bool:
+        """Whether q_continue is learned from one more forward pass; never with one segment only."""
+        return self.learn_continue and self.segments > 1
+
 
 @dataclass(frozen=True)
 class Slots:
@@ -148,7 +153,7 @@ def supervise(
     segment = model(Carry(slots.high, slots.low), slots.inputs, puzzle)
     steps = slots.steps + 1
     target = None
-    if config.learn_continue:
+    if config.bootstraps_continue:
         with torch.no_grad():
             target = continue_target(model(segment.carry, slots.inputs, puzzle).q, steps, config)
     after = replace(

@@ -25,6 +25,7 @@ class HRMConfig(ReasonerConfig):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         holds = self.high_p is None or (math.isfinite(self.high_p) and self.high_p >= 0)
         self._require("high_p", holds, "0 (no rule) or more, and finite")
+        self._require("high_p", self.high_p is None or not self.flat, "left out with model.flat")
 
     @property
     def blocks_of(self) -> dict[str, int]:

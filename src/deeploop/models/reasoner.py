@@ -2,6 +2,7 @@
 
 HRM and TRM are the two configs of it (`hrm.py`, `trm.py`): two modules, or one in both roles. Blocks are
 post-normalised without inner norm: x ← Norm(x + f(x)) as published, x ← Norm(αx + f(x)) under a scaling rule.
+No norm has a gain, so that the flat rule is its α and standard initialisation.
 
 model = Reasoner(HRMConfig(), PuzzleShape(vocabulary=11, length=81, puzzle_ids=1), seed=1)
 segment = model(model.initial(len(tokens)), tokens, model.puzzle_rows(ids))
@@ -20,7 +21,7 @@ from deeploop.nn.init import BRANCH, init_truncated_
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU, rotary_table
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
-from deeploop.theory.scaling import ScalingRule
+from deeploop.theory.scaling import ScalingRule, flat_alpha
 from deeploop.theory.visits import HORIZONS, Horizon, Schedule, recurrence
 
 Mixer = Literal["attention", "mlp"]
@@ -45,6 +46,10 @@ class ReasonerConfig:
     """What stands in the training graph: the last call of each role, the last cycle, or everything."""
     p: float = 0.0
     """Exponent of alpha = (2N)^p and beta = (8N)^-p: 0 the published block, 1/2 DeepLoop, 1/4 DeepNorm."""
+    flat: bool = False
+    """Take the flat rule in place of p: alpha = lambda R sqrt K of each module, R its visits in the graph."""
+    flat_gain: float = 1.0
+    """Lambda of the flat rule."""
     depth: int = 0
     """The rule's N; 0 takes N_g, the blocks in the training graph, counted from the schedule."""
     puzzle_positions: int = 1
@@ -61,6 +66,13 @@ class ReasonerConfig:
         self._require("mixer", self.mixer in ("attention", "mlp"), "attention or mlp")
         self._require("depth", self.depth >= 0, "0 (counted) or a number of blocks")
         self._require("p", math.isfinite(self.p) and self.p >= 0, "0 (no rule) or more, and finite")
+        gain = self.flat_gain
+        self._require("flat_gain", math.isfinite(gain) and gain > 0, "positive and finite")
+        self._require("flat_gain", gain == 1 or self.flat, "1 without model.flat")
+        for name in ("p", "depth"):
+            self._require(
+                name, not (self.flat and getattr(self, name)), "0 with model.flat, which needs none"
+            )
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:
@@ -94,6 +106,8 @@ class ReasonerConfig:
         return self.depth or self.schedule.N_g
 
     def alpha(self, module: str) -> float:
+        if self.flat:
+            return flat_alpha(self.blocks_of[module], self.schedule.R_g_of(module), self.flat_gain)
         p = self.exponent(module)
         return ScalingRule(p).alpha(self.N) if p else 1.0
 
@@ -137,7 +151,7 @@ class ReasonerBlock(nn.Module):
         super().__init__()
         residual = partial(
             ScaledResidual,
-            kind="sandwich" if config.exponent(module) else "postnorm",
+            kind="sandwich" if config.exponent(module) or config.flat else "postnorm",
             alpha=config.alpha(module),
             inner_norm=False,
             norm=partial(RMSNorm, gain=False),

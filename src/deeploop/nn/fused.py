@@ -17,19 +17,19 @@ from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-_plain = False
+_eager = False
 
 
 @contextmanager
 def eager_modules() -> Iterator[None]:
     """Inside, blocks run as they are written: hooks are called, and gradients can be differentiated again."""
-    global _plain
-    before, _plain = _plain, True
+    global _eager
+    before, _eager = _eager, True
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        _plain = before
+        _eager = before
 
 
 def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
@@ -45,28 +45,30 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
     )
 
 
+def fits_block(block: nn.Module) -> bool:
+    """Whether the kernels know a block: two sublayers that they fit."""
+    sublayers = _sublayers(block)
+    return len(sublayers) == 2 and fits(*sublayers)
+
+
+def fits_rounds(model: nn.Module) -> bool:
+    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`."""
+    return hasattr(model, "run_rounds") and all(map(fits_block, getattr(model, "blocks", ())))
+
+
 def install(block: nn.Module) -> bool:
     """Lets the block run on the kernels wherever a call is one for them; whether it can."""
-    sublayers = _sublayers(block)
-    if len(sublayers) != 2 or not fits(*sublayers):
-        return False
-    # Bound, so that a copy of the block runs on its own weights.
-    block.forward = MethodType(_forward, block)
-    return True
+    if fits_block(block):
+        # Bound, so that a copy of the block runs on its own weights.
+        block.forward = MethodType(_forward, block)
+    return fits_block(block)
 
 
 def install_rounds(model: nn.Module) -> bool:
-    """The same for a loop over `blocks` in a method `run_rounds`, which then is one chain; whether it can."""
-    blocks = [_sublayers(block) for block in getattr(model, "blocks", ())]
-    if not hasattr(model, "run_rounds") or not all(len(pair) == 2 and fits(*pair) for pair in blocks):
-        return False
-    setattr(model, "run_rounds", MethodType(_run_rounds, model))  # noqa: B010
-    return True
-
-
-def has_rounds(model: nn.Module) -> bool:
-    """Whether its loop was given to the kernels."""
-    return "run_rounds" in vars(model)
+    """The same for a model's loop, whose rounds then are one chain; whether it can."""
+    if fits_rounds(model):
+        setattr(model, "run_rounds", MethodType(_run_rounds, model))  # noqa: B010
+    return fits_rounds(model)
 
 
 def _sublayers(block: nn.Module) -> list[ScaledResidual]:
@@ -75,13 +77,14 @@ def _sublayers(block: nn.Module) -> list[ScaledResidual]:
 
 def _forward(block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
     # What follows are a mask, a cache and its slot: none of them in training.
-    if _wanted(x) and all(item is None for item in rest):
+    if _applies(x, *rest):
         return _run([block], x, rotary)
     return type(block).forward(block, x, rotary, *rest)
 
 
 def _run_rounds(model: Any, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache | None) -> Any:
-    if _wanted(x) and mask is None and cache is None and model.recompute != "block":
+    # Blocks that are recomputed one by one are called one by one.
+    if _applies(x, mask, cache) and model.recompute != "block":
         return _run(model.blocks, x, rotary, rounds=model.rounds, recompute=model.recompute == "round")
     return type(model).run_rounds(model, x, rotary, mask, cache)
 
@@ -93,6 +96,7 @@ def _run(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any)
     return run(pairs, x, rotary, torch.get_autocast_dtype("cuda"), **options)
 
 
-def _wanted(x: Tensor) -> bool:
-    """Whether this call is one for the kernels: in bf16 on a GPU, and nobody is looking inside."""
-    return x.is_cuda and not _plain and torch.is_autocast_enabled("cuda")
+def _applies(x: Tensor, *extras: object) -> bool:
+    """Whether this call is one for the kernels: in bf16 on a GPU, without a mask or a cache, unwatched."""
+    unwatched = not _eager and all(extra is None for extra in extras)
+    return unwatched and x.is_cuda and torch.is_autocast_enabled("cuda")

@@ -6,8 +6,9 @@ sandwich    x ← outer(α·x + f(inner(x)))      the paper's Eq. (deeploop-bloc
 sandwich without inner norm: x ← outer(α·x + f(x)), DeepNorm's original form
 factored    x ← x + ε·f(inner(x)), ε = λ/(R·√K)     looped depth by arXiv 2606.18524, in its own words
 averaged    x ← x + ε·f(inner(x)), ε = 1/N          N = K·R: the branches' mean over depth
+flat        x ← N(α·x + f(inner(x))), α = λ·R·√K    the sandwich whose outer norm N has no gain
 
-The last two are pre-norm at standard initialisation with the whole scale in ε, which is why the output
+The last three are at standard initialisation with the whole scale in ε or α, which is why the output
 projections are not divided by √K on top of it, as those of plain pre-norm are.
 """
 
@@ -19,17 +20,22 @@ from torch import Tensor, nn
 
 from deeploop.nn.layers import RMSNorm
 
-ResidualKind = Literal["prenorm", "postnorm", "sandwich", "factored", "averaged"]
+ResidualKind = Literal["prenorm", "postnorm", "sandwich", "factored", "averaged", "flat"]
 PRENORM = ("prenorm", "factored", "averaged")  # without an outer norm
+ALPHA = ("sandwich", "flat")
 EPSILON = ("factored", "averaged")
 
 
 class ScaledResidual(nn.Module):
     """A residual around any `branch` that maps (..., width) to (..., width).
 
-    The sandwich needs an `alpha`, the factored and the averaged block an `epsilon`: `deeploop.theory` has
-    both by K and R. They are read at every visit, so they may be changed for another depth at test time. β is
-    no part of the forward pass: it is drawn into the branch's matrices (`init_residual_branch_`).
+    The sandwich and the flat block need an `alpha`, the factored and the averaged block an `epsilon`:
+    `deeploop.theory` has both by K and R. They are read at every visit, so they may be changed for another
+    depth at test time. β is no part of the forward pass: it is drawn into the branch's matrices
+    (`init_residual_branch_`).
+
+    Without `outer_gain` the outer norm has no weight, as always in the flat block: a gain there multiplies
+    the stream at each visit, so that its effect grows with the rounds (`deeploop.theory.flat_alpha`).
     """
 
     def __init__(
@@ -41,18 +47,25 @@ class ScaledResidual(nn.Module):
         alpha: float | None = None,
         epsilon: float | None = None,
         inner_norm: bool = True,
+        outer_gain: bool = True,
         norm: Callable[[int], nn.Module] = RMSNorm,
     ) -> None:
         super().__init__()
         if kind not in get_args(ResidualKind):
             raise ValueError(f"kind={kind!r}: must be one of {', '.join(get_args(ResidualKind))}")
-        self.alpha = _scale("alpha", alpha, kind, wanted=kind == "sandwich")
+        self.alpha = _scale("alpha", alpha, kind, wanted=kind in ALPHA)
         self.epsilon = _scale("epsilon", epsilon, kind, wanted=kind in EPSILON)
         if kind in PRENORM and not inner_norm:
             raise ValueError(f"inner_norm=False: must be True with kind={kind!r}, it has no other norm")
+        if kind in PRENORM and not outer_gain:
+            raise ValueError(f"outer_gain=False: must be True with kind={kind!r}, it has no outer norm")
+        if kind == "flat" and not inner_norm:
+            raise ValueError("inner_norm=False: must be True with kind='flat'; the sandwich goes without")
         self.inner = norm(width) if inner_norm and kind != "postnorm" else nn.Identity()
         self.branch = branch
         self.outer = norm(width) if kind not in PRENORM else nn.Identity()
+        if kind == "flat" or not outer_gain:
+            _drop_gain(self.outer)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         skip = self.alpha * x
@@ -62,6 +75,13 @@ class ScaledResidual(nn.Module):
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha:.6g}" + (f", epsilon={self.epsilon:.6g}" if self.epsilon != 1 else "")
+
+
+def _drop_gain(norm: nn.Module) -> None:
+    """Leave out the gain of a norm of any class: ours and torch's take a weight of None for 1."""
+    if not hasattr(norm, "weight"):
+        raise ValueError(f"norm: a {type(norm).__name__} has no weight that could be left out")
+    norm.register_parameter("weight", None)
 
 
 def _scale(name: str, value: float | None, kind: str, *, wanted: bool) -> float:

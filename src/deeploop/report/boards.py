@@ -20,7 +20,9 @@ COLUMNS = {
 }  # fmt: skip
 NUMBERS = ("seeds", "unfinished", "exact, %", "s.d.", "least", "most", "cells, %", "s.d.")
 OF_A_ROW = ("model.", "optim.", "halting.", "data.test_examples")
-NOT_TOLD = (*COLUMNS.values(), "model.p", "model.high_p")  # the columns and the method say them
+# The columns and the method say them.
+FLAT = {"model.flat": False, "model.flat_gain": 1.0}  # what configs from before the flat rule leave out
+NOT_TOLD = (*COLUMNS.values(), "model.p", "model.high_p", *FLAT)
 
 
 def boards_table(runs: Sequence[Run]) -> Table | None:
@@ -50,7 +52,7 @@ def is_on_boards(run: Run) -> bool:
 def settings(run: Run) -> dict[str, Any]:
     """All that the runs of a row have in common."""
     own = {name: value for name, value in run.fields.items() if name.startswith(OF_A_ROW)}
-    return own | {"task": run.stamp["task"], "puzzles": str(run.stamp.get("puzzles"))[:12]}
+    return FLAT | own | {"task": run.stamp["task"], "puzzles": str(run.stamp.get("puzzles"))[:12]}
 
 
 def shown(run: Run) -> list[str]:

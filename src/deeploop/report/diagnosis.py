@@ -25,18 +25,15 @@ class Architecture(Protocol):
     @property
     def p(self) -> float: ...
     @property
-    def alpha(self) -> float: ...
-    @property
-    def beta(self) -> float: ...
-    @property
-    def epsilon(self) -> float: ...
+    def scales(self) -> tuple[float, float, float]: ...
 
 
-def text(record: dict[str, Any], model: Architecture, path: Path) -> str:
-    """One run for a terminal."""
+def text(record: dict[str, Any], model: Architecture, path: Path, *, has_alpha: bool) -> str:
+    """One run for a terminal; where it `has_alpha`, the audit has looked at each."""
     R = record["rounds"]
-    rule = f"p = {model.p:g}, α = {model.alpha:.4g}, β = {model.beta:.4g}" if model.rule else model.block
-    rule += f", ε = {model.epsilon:.4g}" if model.epsilon != 1 else ""
+    rule = f"p = {model.p:g}" if model.rule else model.block
+    for name, value in zip("αβε", model.scales, strict=True):
+        rule += f", {name} = {value:.4g}" if value != 1 else ""
     rows = [
         (
             name,
@@ -50,7 +47,7 @@ def text(record: dict[str, Any], model: Architecture, path: Path) -> str:
     ]
     header = ("sublayer", "‖ΣU‖/max‖U‖", "‖ΣG‖/max‖G‖", "own κ", "κ", "last change of a norm")
     audited = f"audit: each of {model.blocks} blocks is visited {R} times"
-    audited += f", α is right at all {2 * model.blocks} residuals" if model.rule else ""
+    audited += f", α is right at all {2 * model.blocks} residuals" if has_alpha else ""
     ratios = [max(own["ratio"]) for own in record["stream"].values()]
     parts = [
         f"{path} at step {record['step']}: {model.blocks} blocks × {R} rounds, {rule}; "
@@ -68,12 +65,15 @@ def text(record: dict[str, Any], model: Architecture, path: Path) -> str:
             f"{effect['bound']:.2e}; largest update to weight "
             f"{max(effect['update_to_weight'].values()):.2%}"
         )
-    parts.append(one_depth_verdict(record, model.block))
+    parts.append(one_depth_verdict(record, "" if model.rule else model.block))
     return "\n\n".join(parts)
 
 
 def one_depth_verdict(record: dict[str, Any], block: str) -> str:
-    """What a single R can say: where κ stands between 1 (γ = 0) and R (γ = 1)."""
+    """What a single R can say: where κ stands between 1 (γ = 0) and R (γ = 1).
+
+    `block` names one that has not the paper's rule.
+    """
     R, own = record["rounds"], [one["own_kappa"] for one in record["sublayers"].values()]
     if R == 1:
         return "One round: nothing is revisited, and ¼ is enough."
@@ -84,7 +84,7 @@ def one_depth_verdict(record: dict[str, Any], block: str) -> str:
         f"Sublayer by sublayer, own κ lies between R^{low:.2f} and R^{high:.2f}: read as growth from κ_1, "
         f"it asks for p from {(1 + low) / 4:.2f} to {(1 + high) / 4:.2f}. For a fit, give runs at several R."
     )
-    return words if block == "sandwich" else words + f" ({block} has no β/α: its alignment, not its bound.)"
+    return words + f" ({block} has no β/α: its alignment, not its bound.)" if block else words
 
 
 def _most(own: dict[str, Any], what: str) -> float:

@@ -16,7 +16,16 @@ from deeploop.report.listing import setting
 from deeploop.report.published import ROUNDS, SETUP
 from deeploop.report.runs import CONFIG_KINDS, History, Run, read_history
 
-TABLE_AXES = ("model.block", "model.p", "model.factored_gain", "model.unigram_bias", "model.rounds")
+PARTS = {"model.alpha": "paper", "model.beta": "on", "model.outer_gain": True}  # of the paper's sandwich
+TABLE_AXES = (
+    "model.block",
+    "model.p",
+    "model.factored_gain",
+    *PARTS,
+    "model.flat_gain",
+    "model.unigram_bias",
+    "model.rounds",
+)
 OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch")
 NOT_OF_A_SETUP = ("data.validate_every", *TABLE_AXES)
 
@@ -165,16 +174,33 @@ def is_language(run: Run) -> bool:
 
 
 def is_sandwich(run: Run) -> bool:
-    return run.fields.get("model.block") == "sandwich"
+    """Whether it is the paper's sandwich, with all its parts."""
+    return run.fields.get("model.block") == "sandwich" and all(
+        run.fields.get(name, paper) == paper for name, paper in PARTS.items()
+    )
 
 
 def method(run: Run) -> str:
     """What the paper would call the block, and what was added to it."""
-    block, p = run.fields["model.block"], run.fields["model.p"]
-    if block != "sandwich":
-        gain = run.fields.get("model.factored_gain", 1)
-        return BLOCK_NAMES.get(block, str(block)) + (f" λ={gain:g}" if gain != 1 else "") + cure(run)
-    return f"{ {0.5: 'DeepLoop', 0.25: 'DeepNorm'}.get(p, 'sandwich') } p={p:g}{cure(run)}"
+    block = run.fields["model.block"]
+    alpha, beta, gain = (run.fields.get(name, paper) for name, paper in PARTS.items())
+    parts = [alpha == "flat", beta == "off", not gain]
+    if block != "sandwich" or (all(parts) and run.fields.get("model.inner_norm", True)):
+        name = BLOCK_NAMES.get(block, str(block)) if block != "sandwich" else "flat"
+        return name + _lambda(run) + cure(run)
+    p = run.fields["model.p"]
+    name = f"{ {0.5: 'DeepLoop', 0.25: 'DeepNorm'}.get(p, 'sandwich') } p={p:g}"
+    if all(parts[:2]):  # without either, p says nothing
+        name = "sandwich"
+    changes = (f"α flat{_lambda(run)}", "no β", "no outer gain")
+    changed = [text for text, part in zip(changes, parts, strict=True) if part]
+    return ", ".join([name, *changed]) + cure(run)
+
+
+def _lambda(run: Run) -> str:
+    """A gain of the factored or the flat rule that is not 1; no block has both."""
+    gain = run.fields.get("model.factored_gain", 1) * run.fields.get("model.flat_gain", 1)
+    return f" λ={gain:g}" if gain != 1 else ""
 
 
 def cure(run: Run) -> str:
@@ -194,6 +220,7 @@ BLOCK_NAMES = {
     "postnorm": "post-norm",
     "factored": "pre-norm λ/(R√K)",
     "averaged": "pre-norm 1/N",
+    "flat": "flat",
 }
 
 

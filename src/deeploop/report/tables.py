@@ -298,6 +298,9 @@ def arc_ladders(runs: Sequence[Run]) -> dict[str, list[Ladder]]:
 def reasoner_method(model: str, run: Run) -> str:
     """HRM or TRM, and the rule of its blocks."""
     p, high_p = run.fields.get("model.p", 0), run.fields.get("model.high_p")
+    if run.fields.get("model.flat"):
+        gain = run.fields.get("model.flat_gain", 1)
+        return f"{model.upper()} flat" + (f" λ={gain:g}" if gain != 1 else "")
     if not p and not high_p:
         return f"Vanilla {model.upper()}"
     rule = f"p={setting(p)}" + (f", H p={setting(high_p)}" if high_p is not None else "")

@@ -46,7 +46,7 @@ def cost(config: Any) -> Cost | None:
     shape = board(config.data.path)
     if shape is None:
         return None
-    segment = flops_per_segment(config.model, shape, forward_again=config.halting.learn_continue)
+    segment = flops_per_segment(config.model, shape, forward_again=config.halting.bootstraps_continue)
     return Cost(examples * shape.length, segment / shape.length)
 
 

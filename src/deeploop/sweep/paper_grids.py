@@ -159,13 +159,15 @@ def escape(scale: Scale) -> Grid:
     )
 
 
-RULES: dict[str, dict[str, Any]] = {
+# Every rule starts with the unigram bias: it is not a part of any of them, and without it a comparison shows
+# who needed it.
+RULES: Axis = {
     "prenorm": {"model.block": "prenorm"},
     "deepnorm": {"model.p": 0.25},
     "deeploop": {},
     "averaged": {"model.block": "averaged"},
     "factored": {"model.block": "factored"},
-    "stable": {},  # a recipe of its own
+    "flat": {"model.block": "flat"},
 }
 RULE_SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -200,27 +202,47 @@ SEARCH = {
 }
 
 
-def _rules(scale: Scale) -> tuple[str, Axis]:
+def _rules(name: str, axes: dict[str, Axis], scale: Scale) -> Grid:
     recipe = "tiny" if scale == "laptop" else "gpt2-small"
-    return recipe, RULES | {"stable": {"recipe": f"{recipe}-stable"}}
+    settings = {"model.unigram_bias": True, **RULE_SETTINGS[scale]}
+    return Grid(name, recipe, {"rule": RULES, **axes}, settings, scale)
 
 
 def rules_search(scale: Scale) -> Grid:
-    """A rate and a warm-up for every rule of `rules`, by the same eight trials at R = 3; 48 cells."""
-    recipe, axis = _rules(scale)
-    return Grid("rules-search", recipe, {"rule": axis, "trial": SEARCH}, RULE_SETTINGS[scale], scale)
+    """A rate and a warm-up for every rule of `rules`: eight trials at R = 3 with two seeds; 96 cells."""
+    seeds = along("seed", (2, 3))  # not those of `rules`, which are reported
+    return _rules("rules-search", {"trial": SEARCH, **seeds}, scale)
 
 
 def rules(scale: Scale) -> Grid:
-    """Six rules at R = 1, 3, 5, 7, equal tokens, two seeds: loss; 48 cells."""
-    recipe, axis = _rules(scale)
-    return Grid(
-        "rules",
-        recipe,
-        {"rule": axis, **along("model.rounds", ROUNDS), **along("seed", range(2))},
-        RULE_SETTINGS[scale],
-        scale,
-    )
+    """Six rules at R = 1, 3, 5, 7, equal tokens, all with the unigram bias, two seeds: loss; 48 cells."""
+    return _rules("rules", {**along("model.rounds", ROUNDS), **along("seed", range(2))}, scale)
+
+
+# Does a rule keep its learning rate when R grows? Peaks an octave apart; 20% of the steps are warm-up.
+TRANSFER: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
+    "paper": ("gpt2-small", {"optim.steps": 20_000, "optim.warmup_steps": 4_000}, (1, 3, 7)),
+    "gpu": (
+        "gpt2-small",
+        RULE_SETTINGS["gpu"] | {"optim.steps": 700, "optim.warmup_steps": 140, "data.validate_every": 350},
+        (1, 4, 16, 64),
+    ),
+    "laptop": (
+        "tiny",
+        RULE_SETTINGS["laptop"] | {"optim.steps": 400, "optim.warmup_steps": 80, "data.validate_every": 200},
+        (1, 4, 16),
+    ),
+}
+PEAKS = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+TRANSFER_RULES = {name: RULES[name] for name in ("flat", "prenorm", "averaged", "factored", "deeploop")}
+
+
+def transfer(scale: Scale) -> Grid:
+    """Which rule keeps one learning rate at any R? Five rules × R × five peaks, three seeds; 300 cells."""
+    recipe, settings, rounds = TRANSFER[scale]
+    axes = {**along("model.rounds", rounds), **along("optim.peak_lr", PEAKS), **along("seed", range(3))}
+    settings = {"model.unigram_bias": True, **settings}
+    return Grid("transfer", recipe, {"rule": TRANSFER_RULES, **axes}, settings, scale)
 
 
 # ── Reasoners ───────────────────────────────────────────────────────────────────────────────────────────
@@ -268,4 +290,5 @@ GRIDS: dict[str, Callable[[Scale], Grid]] = {
     "escape": escape,
     "rules-search": rules_search,
     "rules": rules,
+    "transfer": transfer,
 }

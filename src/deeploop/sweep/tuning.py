@@ -1,7 +1,7 @@
 """What a search found: the cells of a sweep take the settings of the best trial of another one.
 
-A search is a sweep with an axis `trial`, such as `rules-search`. Its cells that agree in all other axes
-compete, by their last validation loss.
+A search is a sweep with an axis `trial`, such as `rules-search`. Its trials that agree in all other axes but
+the seed compete, by the last validation loss of their worst seed: near a cliff one lucky seed must not win.
 """
 
 import math
@@ -13,9 +13,9 @@ from deeploop.files import read_object
 from deeploop.report.runs import read_run
 from deeploop.sweep.grid import Cell, Settings
 
-TRIAL = "trial"
+TRIAL, SEED = "trial", "seed"
 Axes = dict[str, Any]
-Trials = dict[str, Settings]  # by the cell's name
+Trials = dict[str, dict[str, Settings]]  # a trial's cells, one per seed, by their names
 
 
 def tuned(cells: list[Cell], search: Path, overrides: Settings) -> list[Cell]:
@@ -44,22 +44,27 @@ def _groups(search: Path) -> list[tuple[Axes, Trials]]:
         raise ValueError(f"tuned={search}: holds no sweep that can be read") from None
     groups: list[tuple[Axes, Trials]] = []
     for name, (shared, settings) in cells.items():
-        if shared.pop(TRIAL, None) is None:
+        trial = shared.pop(TRIAL, None)
+        if trial is None:
             raise ValueError(f"tuned={search}: no search, for it has no axis {TRIAL}")
+        for seeded in (shared, settings):
+            seeded.pop(SEED, None)
         trials = next((trials for axes, trials in groups if axes == shared), None)
         if trials is None:
             groups.append((shared, trials := {}))
-        trials[name] = settings
+        trials.setdefault(str(trial), {})[name] = settings
     return groups
 
 
 def _best(search: Path, trials: Trials) -> Settings:
-    """What the best trial sets that not all of them do."""
-    losses = {name: _loss(search / name) for name in trials}
-    if math.isinf(min(losses.values())):
-        raise ValueError(f"tuned={search}: none of {', '.join(trials)} came to its end")
-    best = trials[min(losses, key=lambda name: losses[name])]
-    return {path: v for path, v in best.items() if any(s.get(path) != v for s in trials.values())}
+    """What the trial with the best worst seed sets that not all of them do."""
+    worst = {trial: max(_loss(search / name) for name in seeds) for trial, seeds in trials.items()}
+    if math.isinf(min(worst.values())):
+        names = ", ".join(name for seeds in trials.values() for name in seeds)
+        raise ValueError(f"tuned={search}: none of {names} came to its end with every seed")
+    settings = {trial: next(iter(seeds.values())) for trial, seeds in trials.items()}
+    best = settings[min(worst, key=lambda trial: worst[trial])]
+    return {path: v for path, v in best.items() if any(s.get(path) != v for s in settings.values())}
 
 
 def _loss(folder: Path) -> float:

@@ -12,7 +12,14 @@ from deeploop.theory.bounds import (
 )
 from deeploop.theory.escape import critical_ramp, critical_sum, ramp_exponent, sum_exponent
 from deeploop.theory.plan import Plan, plan_hierarchy, plan_single
-from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, ScalingRule, averaged_epsilon, factored_epsilon
+from deeploop.theory.scaling import (
+    DEEPLOOP,
+    DEEPNORM,
+    ScalingRule,
+    averaged_epsilon,
+    factored_epsilon,
+    flat_alpha,
+)
 from deeploop.theory.visits import (
     HORIZONS,
     Horizon,
@@ -39,6 +46,7 @@ __all__ = [
     "critical_sum",
     "exponent_threshold",
     "factored_epsilon",
+    "flat_alpha",
     "hierarchy",
     "kappa_bar",
     "kappa_bar_range",

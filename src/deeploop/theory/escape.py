@@ -1,4 +1,6 @@
-"""When a looped start collapses under sign-like updates: a model of the first steps (docs/escape.md).
+"""When the token states of a looped start merge under sign-like updates: a model of the first steps.
+
+docs/escape.md has its tests. Which starts recover from it is not derived: `critical_ramp` is a fit.
 
 Adam's first steps move every entry of a matrix by the learning rate. While the gradients keep their signs, a
 matrix drifts by S s s'^T, where S is the sum of the learning rates so far and s, s' are vectors of signs.

@@ -18,6 +18,7 @@ from deeploop.theory.bounds import (
     rules_by_module,
     untied_bound,
 )
+from deeploop.theory.plan_table import flat_alphas
 from deeploop.theory.scaling import DEEPLOOP, PAPER_RULES, ScalingRule, averaged_epsilon, factored_epsilon
 from deeploop.theory.visits import HORIZONS, Horizon, Schedule, hierarchy, single_loop
 
@@ -50,6 +51,7 @@ class Plan:
             },
             "horizons": {name: _horizon(at, self.rules) for name, at in self.horizons.items()},
             "epsilons": dict(self.epsilons),
+            "flat": {"formula": "lambda * R * sqrt(K)", "lambda": 1.0, "alpha": flat_alphas(schedule)},
             "verdict": plan_table.verdict(self),
         }
 
@@ -119,7 +121,8 @@ def _module(schedule: Schedule, rule: ScalingRule, module: str) -> dict[str, Any
 
 def _horizon(schedule: Schedule, rules: Mapping[str, ScalingRule]) -> dict[str, Any]:
     R_g = {m: schedule.R_g_of(m) for m in schedule.modules}
-    return {"M_g": schedule.M_g, "N_g": schedule.N_g, "R_g": R_g, **_scales(schedule, rules)}
+    counts = {"M_g": schedule.M_g, "N_g": schedule.N_g, "R_g": R_g}
+    return {**counts, **_scales(schedule, rules), "flat_alpha": flat_alphas(schedule)}
 
 
 def _string(fraction: Fraction | None) -> str | None:

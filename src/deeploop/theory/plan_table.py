@@ -15,8 +15,8 @@ from deeploop.theory.bounds import (
     rules_by_module,
     untied_bound,
 )
-from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, PAPER_RULES, Real, ScalingRule, exact
-from deeploop.theory.visits import Schedule
+from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, PAPER_RULES, Real, ScalingRule, exact, flat_alpha
+from deeploop.theory.visits import SUBLAYERS_PER_BLOCK, Schedule
 
 if TYPE_CHECKING:
     from deeploop.theory.plan import Plan
@@ -57,6 +57,13 @@ def verdict(plan: Plan) -> str:
     )
 
 
+def flat_alphas(schedule: Schedule) -> dict[str, float]:
+    """The flat rule's alpha of each module: its own blocks, and its visits in the training graph."""
+    return {
+        m: flat_alpha(schedule.J_of(m) // SUBLAYERS_PER_BLOCK, schedule.R_g_of(m)) for m in schedule.modules
+    }
+
+
 def _loop_parts(plan: Plan) -> list[str]:
     s, K, R = plan.schedule, plan.settings["blocks"], plan.settings["rounds"]
     return [
@@ -68,7 +75,9 @@ def _loop_parts(plan: Plan) -> list[str]:
         "Exponents: where κ_R grows as R^γ, the bound M·κ_R(β/α)² stays finite if p ≥ (1+γ)/4\n" + THRESHOLDS,
         "Other rules for a loop: pre-norm with a scaled branch, x ← x + ε·f(Norm(x)), no β\n"
         f"  factored ε = λ/(R√K) = {plan.epsilons['factored']:.6g} at λ = 1      "
-        f"averaged ε = 1/N = {plan.epsilons['averaged']:.6g}",
+        f"averaged ε = 1/N = {plan.epsilons['averaged']:.6g}\n"
+        "  or the flat rule, x ← Norm(α·x + f(Norm(x)·g)) with no gain on the outer norm, no β\n"
+        f"  flat α = λ·R·√K = {flat_alphas(s)['loop']:.6g} at λ = 1",
     ]
 
 
@@ -82,7 +91,7 @@ def _hierarchy_parts(plan: Plan) -> list[str]:
         f"(H {s.J_of('H')}, L {s.J_of('L')})",
         _horizon_table(plan) + "\n"
         "  α and β use N_g, the depth the gradient sees. HRM's own code keeps only last_call in the graph;\n"
-        "  the paper counts last_cycle.",
+        "  the paper counts last_cycle. Flat α = λ·R_g·√K of each module, at λ = 1, with no β and no gain.",
         _to_set(plan, "x ← Norm(α·x + f(x))"),
         _comparison(plan, "N_g", "R_g", lambda p: _theta(R_g=2 - 4 * p)) + "\n"
         "  untied bound M_g(β/α)²; aligned bound (J_H·R_H² + J_L·R_L²)(β/α)², growing in R_g with J fixed",
@@ -120,6 +129,7 @@ def _horizon_table(plan: Plan) -> str:
         row("rounds R_g of L, of H", lambda s: f"{s.R_g_of('L')}, {s.R_g_of('H')}"),
         row("α", lambda s: _each(rules, lambda rule: f"{rule.alpha(s.N_g):.5g}")),
         row("β", lambda s: _each(rules, lambda rule: f"{rule.beta(s.N_g):.5g}")),
+        row("flat α of L, of H", lambda s: "{L:.5g}, {H:.5g}".format(**flat_alphas(s))),
         row("mean κ_g lies in", lambda s: "[{}, {}]".format(*kappa_bar_range(s))),
         row("untied bound", lambda s: _bound(untied_bound(s, rules))),
         row("aligned bound", lambda s: _bound(aligned_bound(s, rules))),

@@ -3,7 +3,8 @@
 N is the effective depth in blocks. The paper keeps DeepNorm's constants (c, d) = (2, 8) and changes only
 the exponent: DEEPNORM p = 1/4, DEEPLOOP p = 1/2.
 
-Their rivals are pre-norm with a scaled branch, x + epsilon f(Norm(x)), and scale nothing else.
+Two of their rivals are pre-norm with a scaled branch, x + epsilon f(Norm(x)), and scale nothing else. The
+flat rule is a sandwich with one number too, Norm(alpha x + f(Norm(x) g)), whose outer norm has no gain.
 """
 
 import math
@@ -70,6 +71,18 @@ def factored_epsilon(K: int, R: int, gain: float = 1.0) -> float:
 def averaged_epsilon(K: int, R: int) -> float:
     """1 / N."""
     return 1 / (_depth(K) * _depth(R))
+
+
+def flat_alpha(K: int, R: int, gain: float = 1.0) -> float:
+    """lambda R sqrt(K), the flat rule's residual scale: R for a block's own visits, sqrt(K) across blocks.
+
+    On a stream of unit size a visit adds f / alpha, so that all visits together add as much at every R. The
+    same holds for no gain on the outer norm: it multiplies the stream itself, once at every visit. After V
+    visits with branches of 0 the ratio of two channels is (g_i / g_j)^V, so
+    d log(x_i / x_j) / d log(g_i / g_j) = V, whatever alpha is. The gain of the inner norm multiplies a
+    branch's input, which alpha divides.
+    """
+    return gain * _depth(R) * math.sqrt(_depth(K))
 
 
 def exact(x: Real) -> Fraction:

@@ -65,10 +65,11 @@ class TrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optim.branch_lr != 1 and self.model.block != "sandwich":
+        if self.optim.branch_lr != 1 and self.model.scales.beta == 1:
+            cause = "beta" if self.model.block == "sandwich" else "block"
             raise ValueError(
-                f"optim.branch_lr={self.optim.branch_lr}: must be 1 with model.block={self.model.block}, "
-                "which draws no matrix at beta"
+                f"optim.branch_lr={self.optim.branch_lr}: must be 1 with "
+                f"model.{cause}={getattr(self.model, cause)}, which draws no matrix at beta"
             )
         if self.optim.wait_for_escape and self.guard.stop:
             raise ValueError(

@@ -1,8 +1,8 @@
-"""The diagnosis in training: κ_R, stream and step sizes every so many steps, on a fixed probe."""
+"""The loop watched in training: κ_R, stream and step sizes on a fixed probe, and advice on a collapse."""
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.models.gpt import LoopedGPT
+
+if TYPE_CHECKING:
+    from deeploop.train.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,35 @@ class DiagnoseConfig:
                 pick_sublayers(model, self.sublayers)
             except ValueError as error:
                 raise ValueError(f"diagnose.sublayers: {error}") from None
+
+
+class LoopMonitor:
+    """κ_R and its company every so many steps, and what to say of a collapse."""
+
+    def __init__(self, config: "TrainConfig", probe: tuple[Tensor, Tensor]) -> None:
+        self._config, self._probe = config, probe
+        self.diagnose_every = config.diagnose.every
+        self.stops_when_collapsed = config.guard.stop
+
+    def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The record of a diagnosis, on the first validation sequences of this rank."""
+        assert isinstance(model, LoopedGPT)
+        return diagnose(model, optimizer, self._probe, self._config.diagnose)
+
+    def collapse_advice(self) -> str:
+        """What to do about a run that is still collapsed after warm-up."""
+        config = self._config
+        ramp = config.optim.peak_lr / max(1, config.optim.warmup_steps)
+        changes = [f"--optim.warmup-steps {4 * max(1, config.optim.warmup_steps)}"]
+        if not config.model.unigram_bias:
+            changes.insert(0, "--model.unigram-bias")
+        if config.model.rule and config.model.p < 1:
+            changes.append(f"--model.p {min(1.0, 2 * config.model.p):g}")
+        return (
+            "COLLAPSED: after warm-up every position still carries the same state, and the loss is no better "
+            f"than the unigram floor. The rate rose by {ramp:.1e} a step, too fast for this block; "
+            f"try {' or '.join(changes)}, or a lower --optim.peak-lr."
+        )
 
 
 def diagnose(

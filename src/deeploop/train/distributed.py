@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
-from deeploop.nn import fused
 from deeploop.train.sharding import FirstVisits, shard
 
 T = TypeVar("T")
@@ -151,9 +150,8 @@ def _ranks(device: torch.device) -> Iterator[World]:
 
 
 def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
-    """The model on its device, blocks compiled, replicated or sharded over the ranks."""
+    """The model on its device, replicated or sharded over the ranks."""
     model.to(world.device)
-    apply_kernels_or_compile(model, config, world)
     if world.size == 1:
         return model
     if config.parallel == "fsdp":
@@ -165,19 +163,6 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     # replaces it is unknown to 2.11.
     replica.broadcast_buffers = False
     return replica
-
-
-def apply_kernels_or_compile(model: nn.Module, config: DeviceConfig, world: World) -> None:
-    """The blocks on Triton kernels or compiled, as it is asked for and can be."""
-    on_gpu = world.device.type == "cuda"
-    on_kernels = config.compile == "auto" and on_gpu and uses_bf16(config, world.device)
-    for block in physical_blocks(model):
-        known = on_kernels and fused.install(block)
-        if not known and (config.compile == "on" or (config.compile == "auto" and on_gpu)):
-            block.compile()
-    # Sharded blocks are gathered when they are called, so each must be called by itself.
-    if on_kernels and not (config.parallel == "fsdp" and world.size > 1):
-        fused.install_rounds(model)
 
 
 def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:

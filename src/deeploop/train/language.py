@@ -15,10 +15,11 @@ from deeploop.diagnose.collapse import judge, token_similarity, unigram_floor
 from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
-from deeploop.train.diagnosis import diagnose
+from deeploop.train.diagnosis import LoopMonitor
 from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.memory import fit, shards
 from deeploop.train.optim import make_optimizer
+from deeploop.train.task import Monitor
 
 if TYPE_CHECKING:
     from deeploop.train.config import TrainConfig
@@ -81,8 +82,7 @@ class LanguageTask:
         self.validation = share_of_rank(inputs, world, 0), share_of_rank(targets, world, -1)
         self.targets_per_step = config.optim.batch * context
         self.flops_per_step = self.targets_per_step * flops_per_token(config.model)
-        self.diagnose_every = config.diagnose.every
-        self.stops_when_collapsed = config.guard.stop
+        self.monitor: Monitor | None = LoopMonitor(config, self.validation)
         self.skips_non_finite = config.optim.non_finite == "skip"
         self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
         self.held = 0
@@ -168,31 +168,11 @@ class LanguageTask:
             "verdict": judge(loss, self.floor, similarity),
         }
 
-    def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """κ_R and its company, on the first validation sequences of this rank."""
-        assert isinstance(model, LoopedGPT)
-        return diagnose(model, optimizer, self.validation, self.config.diagnose)
-
     def describe(self, result: dict[str, Any]) -> str:
         """An evaluation in one line."""
         return (
             f"validation {result['loss']:.4f}  unigram floor {result['floor']:.4f}  "
             f"token similarity {result['similarity']:.2f}  {result['verdict']}"
-        )
-
-    def collapse_advice(self) -> str:
-        """What to do about a run that is still collapsed after warm-up."""
-        config = self.config
-        ramp = config.optim.peak_lr / max(1, config.optim.warmup_steps)
-        changes = [f"--optim.warmup-steps {4 * max(1, config.optim.warmup_steps)}"]
-        if not config.model.unigram_bias:
-            changes.insert(0, "--model.unigram-bias")
-        if config.model.block == "sandwich" and config.model.p < 1:
-            changes.append(f"--model.p {min(1.0, 2 * config.model.p):g}")
-        return (
-            "COLLAPSED: after warm-up every position still carries the same state, and the loss is no better "
-            f"than the unigram floor. The rate rose by {ramp:.1e} a step, too fast for this block; "
-            f"try {' or '.join(changes)}, or a lower --optim.peak-lr."
         )
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 
 from deeploop.nn.recompute import Recompute
-from deeploop.train.distributed import DeviceConfig, World, uses_bf16
+from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train.execution import runs_fast_blocks
 
 BUDGET = 0.8  # of the free memory: the estimate is within 20%, and the allocator leaves holes
 FEW = 4  # sequences; below that recomputing costs less than small products do
@@ -40,7 +41,7 @@ def fit(batch: int, config: DeviceConfig, world: World, needs: Needs) -> Fit:
     free = free_memory(world)
     if free is None:
         return Fit(sizes[0], "off" if config.recompute == "auto" else config.recompute)
-    estimate = needs if is_quick(config, world) else partial(plain_needs, needs)
+    estimate = needs if runs_fast_blocks(config, world.device) else partial(plain_needs, needs)
     ways: tuple[Recompute, ...] = ("off", "round", "block")
     ways = ways if config.recompute == "auto" else (config.recompute,)
     for recompute in ways:
@@ -49,11 +50,6 @@ def fit(batch: int, config: DeviceConfig, world: World, needs: Needs) -> Fit:
             if enough and estimate(size, recompute) <= BUDGET * free:
                 return Fit(size, recompute)
     return Fit(sizes[0] if config.micro_batch else 1, ways[-1])  # nothing else could be tried
-
-
-def is_quick(config: DeviceConfig, world: World) -> bool:
-    """Whether blocks run in bf16 and on kernels or compiled, which is what the estimate is of."""
-    return uses_bf16(config, world.device) and config.compile != "off"
 
 
 def plain_needs(needs: Needs, size: int, recompute: Recompute) -> int:

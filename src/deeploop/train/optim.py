@@ -184,22 +184,26 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, branch_mult
 
 
 def supports_conditional_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a device takes the optimizer's step only if it should, with nobody to tell it.
+    """Whether a device can leave out the optimizer's step by itself, where a tensor says so.
 
-    It is AdamW's fused kernel that knows such a condition; sharded parameters can't have it.
+    AdamW's fused kernel can; sharded parameters can't have it.
     """
     group = optimizer.param_groups[0]
     return bool(group.get("fused")) and not isinstance(group["params"][0], DTensor)
 
 
-def conditional_step(optimizer: torch.optim.Optimizer, values: Tensor, norm: Tensor, clip: float) -> bool:
-    """Queues clipping and a step that the device takes only if all `values` are finite; whether it can.
+def clipped_step(
+    optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, *, only_if: Tensor | None = None
+) -> None:
+    """The optimizer's step; gradients of norm `norm` are scaled down to at most `clip` (0: are left).
 
-    So nobody has to wait for the values first. Gradients are scaled on the way.
+    With `only_if`, the device takes it only where that is true, and nobody has to wait for it first: for an
+    optimizer that supports a conditional step.
     """
-    if not supports_conditional_step(optimizer):
-        return False
-    optimizer.found_inf = (~values.isfinite().all()).float()  # type: ignore[attr-defined]
-    optimizer.grad_scale = ((norm + 1e-6) / clip).clamp(min=1) if clip else None  # type: ignore[attr-defined]
+    if only_if is not None:
+        optimizer.found_inf = (~only_if).float()  # type: ignore[attr-defined]
+        optimizer.grad_scale = ((norm + 1e-6) / clip).clamp(min=1) if clip else None  # type: ignore[attr-defined]
+    elif clip:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grads_with_norm_(parameters, clip, norm)
     optimizer.step()
-    return True

@@ -26,6 +26,7 @@ from deeploop.train.distributed import World, arithmetic
 from deeploop.train.memory import fit, shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
 from deeploop.train.puzzle_rows import sign_sgd_
+from deeploop.train.task import Monitor
 
 if TYPE_CHECKING:
     from deeploop.train.config import ReasonerTrainConfig
@@ -53,8 +54,7 @@ class PuzzleDataConfig:
 class PuzzleTask:
     """A reasoner on a set of puzzles."""
 
-    diagnose_every = 0
-    stops_when_collapsed = False
+    monitor: Monitor | None = None
     can_be_recorded = False  # which puzzles go on depends on what the model says
     skips_non_finite = False  # what is not finite may already be in the carried states
     model: Reasoner
@@ -72,7 +72,7 @@ class PuzzleTask:
         self.first = world.rank * self.share  # this rank's slots are those from here on
         self.test = spread_rows(self.puzzles.test, config.data.test_examples, world.rank, world.size)
         self.targets_per_step = batch * self.shape.length
-        again = config.halting.learn_continue
+        again = config.halting.bootstraps_continue
         self.flops_per_step = batch * flops_per_segment(config.model, self.shape, forward_again=again)
         self.segment = 0
         self.held = 0
@@ -182,12 +182,6 @@ class PuzzleTask:
             f"test loss {result['loss']:.4f}  exact {result['exact']:.1%}  cells {result['cells']:.1%}  "
             f"segments wanted {result['segments']:.1f}"
         )
-
-    def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        raise AssertionError("a reasoner is not diagnosed in training: diagnose_every is 0")
-
-    def collapse_advice(self) -> str:
-        raise AssertionError("no evaluation of a reasoner says that it collapsed")
 
 
 def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:

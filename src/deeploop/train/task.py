@@ -8,15 +8,29 @@ from torch import Tensor, nn
 from deeploop.train.memory import Fit
 
 
+class Monitor(Protocol):
+    """The loop of a model, watched: its diagnosis, and a guard against collapse."""
+
+    diagnose_every: int
+    """Steps between two diagnoses; 0 is never."""
+    stops_when_collapsed: bool
+    """Whether an evaluation with the verdict `collapsed` ends the run, once warm-up is over."""
+
+    def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Numbers about the loop itself."""
+
+    def collapse_advice(self) -> str:
+        """What to tell whose evaluation had the verdict `collapsed`."""
+
+
 class Task(Protocol):
     """A model, its data, its loss and its evaluation."""
 
     fit: Fit
     targets_per_step: int
     flops_per_step: int
-    diagnose_every: int
-    """Steps between two diagnoses; 0 is never."""
-    stops_when_collapsed: bool
+    monitor: Monitor | None
+    """What is watched of the loop itself while it trains; a task need not have it."""
     held: int
     """Steps for which the warm-up of the learning rate was held."""
     skips_non_finite: bool
@@ -57,9 +71,3 @@ class Task(Protocol):
 
     def describe(self, result: dict[str, Any]) -> str:
         """An evaluation in one line."""
-
-    def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Numbers about the loop itself."""
-
-    def collapse_advice(self) -> str:
-        """What to tell whose evaluation had the verdict `collapsed`."""

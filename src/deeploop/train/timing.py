@@ -16,8 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deeploop.models.gpt import GPTConfig
 from deeploop.train.config import AnyTrainConfig, TrainConfig
 from deeploop.train.distributed import World
-from deeploop.train.loop import open_run, stepper
+from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
+from deeploop.train.steps import StepQueue
 
 WARM_UP = 3
 
@@ -38,17 +39,14 @@ class Timing:
 def time_training(config: AnyTrainConfig, world: World, steps: int) -> tuple[Timing, int, int]:
     """The loop's own step, as a run takes it; its tokens and its FLOPs."""
     opened = open_run(config, world)
-    stop = StopRequest()
     try:
-        timing = time_steps(stepper(opened, stop), world.device, steps)
+        timing = time_steps(StepQueue(opened, StopRequest()).advance, world.device, steps)
         return timing, opened.task.targets_per_step, opened.task.flops_per_step
     finally:
-        for thing in (opened.display, opened.writer, opened.lock):
-            if thing is not None:
-                thing.close()
-        opened.replay = None  # a graph has memory of its own
+        opened.close()
         opened.model.to("meta")  # gives the memory back although compiled code still holds the model
         opened.optimizer.state.clear()
+        gc.collect()  # a CUDA graph has memory of its own, and is part of a reference cycle
 
 
 def time_reference(file: Path, config: TrainConfig, world: World, steps: int) -> Timing:

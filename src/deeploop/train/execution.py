@@ -1,0 +1,110 @@
+"""How steps are executed on this device: chosen once, printed in one line, and written to run.json.
+
+Fastest first: Triton kernels in bf16 on a GPU, a micro-batch's passes as one CUDA graph, and the loss read
+back one step behind. Each is left out where something stands against it, and the line says what.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from deeploop.nn import fused
+from deeploop.train.distributed import DeviceConfig, World, physical_blocks, unwrap, uses_bf16
+from deeploop.train.optim import supports_conditional_step
+
+Blocks = Literal["kernels", "compiled", "eager"]
+NAMES = {"kernels": "Triton kernels", "compiled": "compiled blocks", "eager": "eager modules"}
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What runs the blocks, and how far the host is ahead of the device."""
+
+    blocks: Blocks
+    chained: bool
+    """All rounds are one chain of kernels; else each block is called by itself."""
+    bf16: bool
+    graph: bool
+    """Forward and backward pass of a micro-batch are one CUDA graph."""
+    lag: int
+    """Steps by which the loss is read back behind the step that is queued."""
+    because: tuple[str, ...] = ()
+    """Why something faster was left out."""
+
+    def apply(self, model: nn.Module) -> None:
+        """Puts the blocks on the kernels, or compiles them; an eager model stays as it is."""
+        for block in physical_blocks(model):
+            if self.blocks == "kernels":
+                fused.install(block)
+            elif self.blocks == "compiled":
+                block.compile()
+        if self.chained:
+            fused.install_rounds(model)
+
+    def describe(self) -> str:
+        """One line for a person."""
+        parts = [NAMES[self.blocks], "bf16" if self.bf16 else "fp32"]
+        parts += ["CUDA graph"] * self.graph
+        parts += [f"loss read back {self.lag} step behind"] * bool(self.lag)
+        return ", ".join(parts) + (f" ({'; '.join(self.because)})" if self.because else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """What run.json keeps of it."""
+        precision = "bf16" if self.bf16 else "fp32"
+        return {"blocks": self.blocks, "precision": precision, "graph": self.graph, "lag": self.lag}
+
+
+def choose_execution(
+    config: DeviceConfig,
+    world: World,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    recordable: bool = False,
+) -> Execution:
+    """The fastest way that config, device, model and optimizer allow.
+
+    `recordable`: every batch is the same work, and nothing in it waits for the device.
+    """
+    bf16 = uses_bf16(config, world.device)
+    blocks, why_blocks = _choose_blocks(config, world, unwrap(model))
+    sharded = config.parallel == "fsdp" and world.size > 1
+    # Sharded blocks are gathered when they are called, so each must be called by itself.
+    chained = blocks == "kernels" and not sharded and fused.fits_rounds(unwrap(model))
+    obstacles = {
+        "device.graph is off": not config.graph,
+        "several ranks: no CUDA graph": world.size > 1,
+        "batches differ in their work: no CUDA graph": not recordable,
+    }
+    why_graph = [text for text, holds in obstacles.items() if holds] if chained and optimizer else []
+    graph = chained and optimizer is not None and not why_graph
+    # Without a host that looks at the loss first, the device must leave a bad step out by itself.
+    lag = int(graph and optimizer is not None and supports_conditional_step(optimizer))
+    return Execution(blocks, chained, bf16, graph, lag, (*why_blocks, *why_graph[:1]))
+
+
+def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:
+    """Whether blocks run in bf16, on kernels or compiled: what the estimate of memory is of."""
+    return uses_bf16(config, device) and config.compile != "off"
+
+
+def _choose_blocks(config: DeviceConfig, world: World, model: nn.Module) -> tuple[Blocks, list[str]]:
+    on_gpu = world.device.type == "cuda"
+    if config.compile == "off" or (config.compile == "auto" and not on_gpu):
+        return "eager", ["device.compile is off"] if on_gpu else []
+    why = list(_against_kernels(config, world, model))
+    return ("compiled", why[:1]) if why else ("kernels", [])
+
+
+def _against_kernels(config: DeviceConfig, world: World, model: nn.Module) -> Iterator[str]:
+    if config.compile == "on":
+        yield "device.compile is on"
+    if not uses_bf16(config, world.device):
+        yield "the Triton kernels need bf16"
+    if not fused.HAS_TRITON:
+        yield "Triton is not installed"
+    if not all(map(fused.fits_block, physical_blocks(model))):
+        yield "the Triton kernels do not know these blocks"

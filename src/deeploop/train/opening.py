@@ -1,0 +1,115 @@
+"""Everything up to the first step: folder, task, model, optimizer, execution, and what a checkpoint says."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from deeploop.files import lock_folder
+from deeploop.train.active import ActiveRun
+from deeploop.train.checkpoint import (
+    last_checkpoint,
+    last_good_checkpoint,
+    load_checkpoint,
+    load_tensors,
+    load_weights,
+    read_state,
+)
+from deeploop.train.config import AnyTrainConfig, TrainConfig, to_dict
+from deeploop.train.distributed import World, wrap
+from deeploop.train.execution import choose_execution
+from deeploop.train.language import LanguageTask
+from deeploop.train.metrics import MetricsWriter, rewind_metrics
+from deeploop.train.progress import Display
+from deeploop.train.puzzle import PuzzleTask
+from deeploop.train.rundir import (
+    changes_since,
+    check_folder,
+    check_kind,
+    create_run,
+    require_checkpoint,
+    write_config,
+)
+from deeploop.train.task import Task
+
+
+def open_run(config: AnyTrainConfig, world: World) -> ActiveRun:
+    """A run ready for its next step, made in an order in which a mistake shows before anything is written."""
+    has_run = check_folder(config) is not None
+    lock = lock_folder(config.out) if has_run and world.is_main else None  # before anything in it is touched
+    task: Task = LanguageTask(config, world) if isinstance(config, TrainConfig) else PuzzleTask(config, world)
+    torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
+    model = wrap(task.build(), config.device, world)
+    optimizer = task.make_optimizer(model)
+    execution = choose_execution(config.device, world, model, optimizer, recordable=task.can_be_recorded)
+    execution.apply(model)
+    state, damaged = _load(config, world, task, model, optimizer) if has_run else ({}, [])
+    if not has_run and config.init_from is not None:
+        _init_from(config, config.init_from, model)
+    display = Display(
+        total=config.optim.steps, done=state.get("step", 0), shown=world.is_main, title=config.out.name
+    )
+    run = ActiveRun(config, world, task, model, optimizer, execution, display, lock=lock)
+    run.load_state(state)
+    for line in (*damaged, *_notes(run)):
+        display.say(line)
+    if world.is_main:
+        run.lock = lock or lock_folder(config.out)
+        if not has_run and last_checkpoint(config.out) is not None:
+            raise ValueError(f"out={config.out}: another run has been there meanwhile; choose another --out")
+        run.writer = _open_folder(run, state)
+    return run
+
+
+def _load(
+    config: AnyTrainConfig, world: World, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Any], list[str]]:
+    """Puts the last whole checkpoint into the parts of a run: its JSON, and what to say of damaged ones."""
+    checkpoint, state, damaged = last_good_checkpoint(config.out, world)
+    if checkpoint is not None:
+        task.load_state(state, load_tensors(checkpoint))  # other data are named as such, before shapes differ
+        load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=world)
+    start = checkpoint.name if checkpoint else "the start"
+    return state, [f"{what}: put aside; going on from {start}" for what in damaged]
+
+
+def _init_from(config: AnyTrainConfig, source: Path, model: nn.Module) -> None:
+    """Starts from another run's weights."""
+    checkpoint = require_checkpoint(source)
+    check_kind(config, source, "init_from")
+    read_state(checkpoint)
+    load_weights(model, checkpoint)
+
+
+def _notes(run: ActiveRun) -> list[str]:
+    """What a person should know before the first step."""
+    config, fit = run.config, run.task.fit
+    notes = [f"execution: {run.execution.describe()}"]
+    if run.world.device.type == "cuda":
+        notes[0] += f"; micro-batch {fit.micro_batch}, recompute {fit.recompute}"
+    if run.step < config.optim.steps < config.optim.warmup_steps:
+        notes.append(
+            f"ends at step {config.optim.steps}, inside its warm-up of {config.optim.warmup_steps}: "
+            "the learning rate only rises, and a collapse says little yet; raise --optim.steps"
+        )
+    return notes
+
+
+def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:
+    """The run folder, new or gone on with, and the file of its metrics."""
+    config = run.config
+    if not state:
+        create_run(config, {**run.task.stamp(), "execution": run.execution.to_json()})
+        return MetricsWriter(config.out, config.log, to_dict(config))
+    # A run that has no step left keeps the settings it was trained with.
+    going_on = run.step < config.optim.steps
+    changes = {name: [old, new] for name, old, new in changes_since(config) if going_on}
+    for name, (old, new) in changes.items():
+        run.display.say(f"resuming with {name}={new} (was {old})")
+    rewind_metrics(config.out, run.step)
+    writer = MetricsWriter(config.out, config.log, to_dict(config))
+    if changes:
+        writer.write("resume", run.step, {"changes": changes})
+        write_config(config)
+    return writer

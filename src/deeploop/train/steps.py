@@ -1,0 +1,190 @@
+"""Optimizer steps: handed to the device, and read back when their values are known.
+
+A step is queued whole where the device can leave out an update whose loss or gradient is not finite. Then
+the loss is read back one step behind, and the device does not wait for the host between two steps. Elsewhere
+the host reads the loss first and takes the optimizer's step itself.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from deeploop.train.active import ActiveRun
+from deeploop.train.checkpoint import last_checkpoint
+from deeploop.train.distributed import arithmetic, gradient_sync, unwrap
+from deeploop.train.non_finite import first_non_finite
+from deeploop.train.optim import clipped_step, learning_rate, set_learning_rate, supports_conditional_step
+from deeploop.train.progress import StopRequest
+from deeploop.train.replay import GraphReplay
+
+MOST_SKIPPED = 20  # steps in a row: what is broken by then does not mend itself
+
+
+class StepResult(NamedTuple):
+    """What is known of a step once it is read back."""
+
+    step: int
+    """Its number, from 1."""
+    loss: float
+    grad_norm: float
+    lr: float
+    stop_requested: bool
+    """Some rank was asked to stop when the step was queued."""
+
+
+@dataclass(frozen=True)
+class _Queued:
+    """A step that the device was given, and the memory in which its values arrive."""
+
+    step: int
+    lr: float
+    batches: list[Any]
+    values: Tensor
+    """Mean loss, how many ranks were asked to stop, gradient norm: on the host, once they arrive."""
+    norm: Tensor
+    updated: bool
+    """The device takes the optimizer's step, if the values are finite."""
+    arrived: torch.cuda.Event | None
+
+    def read(self) -> tuple[float, float, float]:
+        """Waits for this step, and for none that was queued after it."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        loss, stopping, norm = self.values.tolist()
+        return loss, stopping, norm
+
+
+class StepQueue:
+    """The steps of a run that are under way: at most `execution.lag` of them after `settle`."""
+
+    def __init__(self, run: ActiveRun, stop: StopRequest) -> None:
+        self._run, self._stop = run, stop
+        self._queue: deque[_Queued] = deque()
+        self._replay: GraphReplay | None = None
+        if run.execution.graph:
+            self._replay = GraphReplay(self._backward, run.model, run.display.say)
+
+    def take(self) -> StepResult:
+        """One whole step, waited for."""
+        self.submit()
+        return self.settle(everything=True)[-1]
+
+    def advance(self) -> list[StepResult]:
+        """Queues the next step, and reads back those that are due, as the loop does where nothing else is."""
+        self.submit()
+        return self.settle()
+
+    def submit(self) -> None:
+        """Queues the next step: rate, micro-batches, gradient norm, and the update where the device can."""
+        run = self._run
+        lr = self._set_rate()
+        batches = run.task.micro_batches()
+        loss = self._gradients(batches)
+        norm = nn.utils.get_total_norm([p.grad for p in run.model.parameters() if p.grad is not None])
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 keeps it sharded
+        # One exchange between the ranks per step: the loss, and who was asked to stop.
+        shared = run.world.sum(torch.stack([loss, torch.full_like(loss, float(self._stop.requested))]))
+        values = torch.cat([shared, norm[None]])
+        on_host, arrived = _copy_to_host(values)
+        updated = supports_conditional_step(run.optimizer)
+        if updated:
+            clipped_step(run.optimizer, norm, run.config.optim.clip, only_if=values.isfinite().all())
+        run.step += 1
+        run.tokens += run.task.targets_per_step
+        self._queue.append(_Queued(run.step, lr, batches, on_host, norm, updated, arrived))
+
+    def settle(self, *, everything: bool = False) -> list[StepResult]:
+        """Reads back the steps that are due, in order: all but the last `lag`, or all.
+
+        All of them, too, when one of them says that the run was asked to stop.
+        """
+        results: list[StepResult] = []
+        lag = 0 if everything else self._run.execution.lag
+        while len(self._queue) > lag:
+            results.append(self._finish(self._queue.popleft()))
+            lag = 0 if results[-1].stop_requested else lag
+        return results
+
+    def _set_rate(self) -> float:
+        run, optim = self._run, self._run.config.optim
+        lr = learning_rate(run.step, optim, run.task.held)
+        set_learning_rate(run.optimizer, lr, optim.branch_multiplier(run.step - run.task.held))
+        return lr
+
+    def _gradients(self, batches: list[Any]) -> Tensor:
+        """Gradients of all micro-batches added up in the parameters; this rank's share of the mean loss."""
+        run = self._run
+        run.model.train()
+        total = torch.zeros((), device=run.world.device)
+        if self._replay is not None:
+            self._replay.begin_step()
+        for index, batch in enumerate(batches):
+            with gradient_sync(run.model, index == len(batches) - 1):
+                total += (self._replay or self._backward)(batch)
+        return total
+
+    def _backward(self, batch: Any) -> Tensor:
+        """The loss of a micro-batch, whose gradients are added to the parameters'."""
+        run = self._run
+        with arithmetic(run.config.device, run.world.device):
+            loss = run.task.loss(run.model, batch)
+        # DDP and FSDP average gradients over ranks; the loss is a share of the global sum.
+        (loss * run.world.size).backward()
+        return loss.detach()
+
+    def _finish(self, queued: _Queued) -> StepResult:
+        """Waits for a step and does what is left of it on the host."""
+        run = self._run
+        loss, stopping, norm = queued.read()
+        if math.isfinite(loss) and math.isfinite(norm):
+            run.skipped_in_a_row = 0
+            if not queued.updated:
+                clipped_step(run.optimizer, queued.norm, run.config.optim.clip)
+            run.optimizer.zero_grad(set_to_none=True)  # a graph attaches its own anew
+            run.task.after_step(queued.step - 1)
+        elif run.task.skips_non_finite and run.skipped_in_a_row < MOST_SKIPPED:
+            self._skip(queued, loss, norm)
+        else:
+            raise FloatingPointError(non_finite_report(run, queued.step, queued.batches, loss, norm))
+        return StepResult(queued.step, loss, norm, queued.lr, stopping > 0)
+
+    def _skip(self, queued: _Queued, loss: float, norm: float) -> None:
+        """Leaves weights and moments as they are; the batch is spent."""
+        run = self._run
+        run.optimizer.zero_grad(set_to_none=True)
+        run.skipped += 1
+        run.skipped_in_a_row += 1
+        run.log("skipped", {"loss": loss, "grad_norm": norm, "so_far": run.skipped}, queued.step)
+        run.display.say(
+            f"step {queued.step}: loss {loss}, gradient norm {norm}: skipped ({run.skipped} so far)"
+        )
+
+
+def _copy_to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """A copy that is under way, and the event that it has arrived."""
+    if values.device.type != "cuda":
+        return values, None
+    on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    on_host.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return on_host, arrived
+
+
+def non_finite_report(run: ActiveRun, step: int, batches: list[Any], loss: float, norm: float) -> str:
+    """The step, the first tensor that is not finite when it is repeated, and where to go on from."""
+
+    def forward() -> None:
+        for batch in batches:
+            with arithmetic(run.config.device, run.world.device):
+                run.task.loss(run.model, batch)
+
+    return (
+        f"step {step}: loss {loss}, gradient norm {norm}; first non-finite tensor: "
+        f"{first_non_finite(unwrap(run.model), forward, run.world)}; "
+        f"last good checkpoint: {last_checkpoint(run.config.out) or 'none was saved yet'}"
+    )
