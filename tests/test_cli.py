@@ -19,7 +19,7 @@ import deeploop
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
 from deeploop.recipes import RECIPES
-from deeploop.recipes.reasoners import BOARDS
+from deeploop.recipes.reasoners import PUZZLES
 from deeploop.train import loop
 from deeploop.train.checkpoint import list_checkpoints
 from deeploop.train.distributed import World
@@ -152,7 +152,7 @@ def test_missing_puzzles_of_a_recipe(refused, tmp_path, monkeypatch, recipe):
     source, *words = found[1].split()[1:]
     assert words[-2:] == ["--out", str(path)]
     size = int(words[words.index("--size") + 1]) if "--size" in words else {"sudoku": 9}.get(source, 30)
-    assert BOARDS[path.name].length == size**2
+    assert PUZZLES[path.name].shape.length == size**2
 
 
 def test_a_missing_shard(refused, train_arguments, tmp_path, damaged):

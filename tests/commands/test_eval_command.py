@@ -39,8 +39,9 @@ def command(task_files, capsys):
     return call
 
 
-def test_the_eight_tasks_end_in_the_papers_table(run, command):
+def test_the_eight_tasks_end_in_the_papers_table(run, command, hashed):
     out = command(run, "--limit", 3)
+    assert hashed == ["model.safetensors"]
     header, _, *rows = out.split("\n\n")[1].splitlines()
     headings = ["ARC-C", "ARC-E", "HellaSwag", "OBQA", "PIQA", "SciQ", "SIQA", "WG", "Avg"]
     assert header.split() == ["acc,", "%", *headings]

@@ -117,7 +117,7 @@ def matching_puzzles(folder: Path, data: Path | None) -> PuzzleSet:
             raise
         raise ValueError(f"{error}; if they moved, say where they are: --data FOLDER") from None
     checkpoint, trained = require_checkpoint(folder), str(read_stamp(folder).get("puzzles"))
-    if (saved := str(read_state(checkpoint).get("puzzles"))) != trained:
+    if (saved := str(read_state(checkpoint, ()).get("puzzles"))) != trained:
         raise ValueError(
             f"{checkpoint}: a checkpoint of other puzzles ({saved:.12}…) than the run's ({trained:.12}…)"
         )

@@ -4,8 +4,10 @@ import os
 
 from deeploop.commands.parsing import choose, parse, summary
 from deeploop.recipes import RECIPES, get_recipe
+from deeploop.recipes.reasoners import require_puzzles
 from deeploop.report.endings import MEMORY_IS_FULL, is_out_of_memory
 from deeploop.train.loop import train
+from deeploop.train.puzzle import PuzzleDataConfig
 
 # What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
 TRAIN_WORDS = {
@@ -23,7 +25,8 @@ def main(arguments: list[str]) -> int:
     recipe = get_recipe(choice)
     prog = f"deeploop train {choice}"
     config = parse(type(recipe), rest, prog=prog, default=recipe, words=TRAIN_WORDS)
-
+    if isinstance(config.data, PuzzleDataConfig):
+        require_puzzles(config.data.path)
     try:
         result = train(config)
     except RuntimeError as error:
