@@ -21,7 +21,7 @@ ALLOWED = {
     "eval": {"models", "nn", "data", "theory", "diagnose"},
     "train": {"models", "nn", "data", "theory", "diagnose", "eval"},
     "recipes": {"models", "nn", "data", "theory", "train"},
-    "report": {"train", "eval"},
+    "report": {"train", "eval", "diagnose", "theory"},
     "sweep": {"models", "nn", "data", "theory", "train", "recipes", "report"},
     "commands": {"models", "nn", "data", "theory", "diagnose", "eval", "train", "recipes", "report", "sweep"},
 }

@@ -69,7 +69,7 @@ def fit_gamma(points: Iterable[Point]) -> GammaFit:
         raise ValueError("γ needs κ_R above 0 at two or more numbers of rounds of the same model family")
     values = [*slopes.values()]
     gamma = fmean(values)
-    spread = _half_width(values)
+    spread = half_width(values)
     return GammaFit(gamma, gamma - spread, gamma + spread, slopes)
 
 
@@ -113,7 +113,8 @@ def _slope(points: Sequence[Point]) -> float:
     return linear_regression(x, y).slope
 
 
-def _half_width(values: Sequence[float]) -> float:
+def half_width(values: Sequence[float]) -> float:
+    """Half of Student's 95% interval of a mean; one value alone has none."""
     n = len(values)
     if n < 2:
         return math.inf

@@ -20,17 +20,9 @@ from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rot
 from deeploop.nn.loss import linear_cross_entropy
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import ResidualKind, ScaledResidual
-from deeploop.theory.scaling import ScalingRule, averaged_epsilon, factored_epsilon, flat_alpha
+from deeploop.theory.scaling import Scales, ScalingRule, block_scales
 
 Places = tuple[Rotary, Tensor | None]  # where tokens stand, and the mask of what they see
-
-
-class Scales(NamedTuple):
-    """What a rule comes to at a depth; 1 where a block has none."""
-
-    alpha: float  # on the skip, at every visit
-    beta: float  # in the initial branch matrices
-    epsilon: float  # on the branch, at every visit
 
 
 @dataclass(frozen=True)
@@ -144,19 +136,16 @@ class GPTConfig:
     @property
     def scales(self) -> Scales:
         """alpha, beta and epsilon of the block at K and R."""
-        K, R, paper = self.blocks, self.rounds, ScalingRule(self.p)
-        alpha = beta = epsilon = 1.0
-        if "flat" in (self.block, self.alpha):
-            alpha = flat_alpha(K, R, self.flat_gain)
-        elif self.block == "sandwich":
-            alpha = paper.alpha(self.depth)
-        elif self.block == "factored":
-            epsilon = factored_epsilon(K, R, self.factored_gain)
-        elif self.block == "averaged":
-            epsilon = averaged_epsilon(K, R)
-        if self.block == "sandwich" and self.beta == "on":
-            beta = paper.beta(self.depth)
-        return Scales(alpha, beta, epsilon)
+        return block_scales(
+            self.block,
+            self.blocks,
+            self.rounds,
+            p=self.p,
+            alpha=self.alpha,
+            beta=self.beta,
+            flat_gain=self.flat_gain,
+            factored_gain=self.factored_gain,
+        )
 
     @property
     def matrix_lr_multiplier(self) -> float:

@@ -14,11 +14,12 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 import deeploop
-from deeploop.report import figures, ledger, page, plots, tables
+from deeploop.report import figures, ledger, page, plots, tables, transfer_views
 from deeploop.report.boards import boards_table
 from deeploop.report.groups import Histories, Setup, setups
 from deeploop.report.runs import Run
 from deeploop.report.tables import Table
+from deeploop.report.transfer import find_studies
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def make_sections(runs: Sequence[Run], histories: Histories) -> list[Section]:
         ),
         loss_section(groups, histories),
         p_sweep_section(groups),
+        transfer_section(runs, histories),
         accuracy_section(groups),
         Section("Reasoners on ARC-AGI-1 (Table 3)", [tables.arc_table(runs)]),
         boards_section(runs),
@@ -133,6 +135,18 @@ def p_sweep_section(groups: Sequence[Setup]) -> Section:
         parts.append(Picture(name, figures.p_sweep_figure(sweeps), caption))
     absent = "No p-sweep among these runs: that takes three exponents or more at one R and one ramp."
     return Section("The exponent (Appendix C)", parts or [absent])
+
+
+def transfer_section(runs: Sequence[Run], histories: Histories) -> Section:
+    parts: list[Part] = []
+    for study in find_studies(runs, histories):
+        if not study.over_rounds:
+            continue
+        name = f"transfer-{study.letter.lower()}"
+        parts.append(transfer_views.rules_table(study, name))
+        parts.append(Picture(name, transfer_views.transfer_figure(study), transfer_views.caption(study)))
+        parts.append(transfer_views.losses_table(study, f"{name}-losses"))
+    return Section("Does the learning rate transfer over R?", parts)
 
 
 def accuracy_section(groups: Sequence[Setup]) -> Section:

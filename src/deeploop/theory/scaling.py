@@ -10,6 +10,7 @@ flat rule is a sandwich with one number too, Norm(alpha x + f(Norm(x) g)), whose
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 Real = float | Fraction  # an int is welcome wherever a float is
 
@@ -83,6 +84,40 @@ def flat_alpha(K: int, R: int, gain: float = 1.0) -> float:
     branch's input, which alpha divides.
     """
     return gain * _depth(R) * math.sqrt(_depth(K))
+
+
+class Scales(NamedTuple):
+    """What a block's rule comes to at a depth; 1 where it has none."""
+
+    alpha: float  # on the skip, at every visit
+    beta: float  # in the initial branch matrices
+    epsilon: float  # on the branch, at every visit
+
+
+def block_scales(
+    block: str,
+    K: int,
+    R: int,
+    *,
+    p: float = 0.5,
+    alpha: str = "paper",
+    beta: str = "on",
+    flat_gain: float = 1.0,
+    factored_gain: float = 1.0,
+) -> Scales:
+    """The three of a block kind and its parts, by the names that GPTConfig gives them."""
+    paper, N = ScalingRule(p), _depth(K) * _depth(R)
+    sandwich = block == "sandwich"
+    skip = branch = 1.0
+    if "flat" in (block, alpha):
+        skip = flat_alpha(K, R, flat_gain)
+    elif sandwich:
+        skip = paper.alpha(N)
+    elif block == "factored":
+        branch = factored_epsilon(K, R, factored_gain)
+    elif block == "averaged":
+        branch = averaged_epsilon(K, R)
+    return Scales(skip, paper.beta(N) if sandwich and beta == "on" else 1.0, branch)
 
 
 def exact(x: Real) -> Fraction:
