@@ -46,6 +46,10 @@ from deeploop.train.rundir import (
 )
 
 PROBE_TOKENS = 1024
+UNDER_MUON = (
+    "Trained with Muon: its step is not linear in a visit's gradient and can't be undone from its momentum.\n"
+    "κ_R is that of raw gradients, and the effect of the last step is not measured."
+)
 LEGEND = (
     "U maps a change that one visit reads to the output; G is the update that a visit asks for. A ratio is\n"
     "R where the visits do the same, about √R where they are unrelated. Own κ is the two ratios' product\n"
@@ -162,7 +166,8 @@ def weights_of(
     checkpoint = require_checkpoint(path)
     step = int(checkpoint.name.removeprefix("step-"))
     moments = load_moments(checkpoint)
-    if not moments:  # weights that were published without their optimizer
+    # Weights that were published without their optimizer, or trained with one whose step is not Adam's.
+    if not moments or config.optim.kind == "muon":
         return model, tokenizer, None, step
     # Of checkpoints that do not say it, which were written before anything could change the schedule.
     scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
@@ -262,6 +267,8 @@ def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
             f"{effect['bound']:.2e}; largest update to weight "
             f"{max(effect['update_to_weight'].values()):.2%}"
         )
+    if config.optim.kind == "muon":
+        parts.append(UNDER_MUON)
     parts.append(one_depth_verdict(record, model.block))
     return "\n\n".join(parts)
 
