@@ -47,6 +47,10 @@ from deeploop.train.rundir import (
 )
 
 PROBE_TOKENS = 1024
+UNDER_MUON = (
+    "Trained with Muon: its step is not linear in a visit's gradient and can't be undone from its momentum.\n"
+    "κ_R is that of raw gradients, and the effect of the last step is not measured."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +98,7 @@ def run(args: DiagnoseArgs) -> str:
         (folder / "diagnose.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
         said = diagnosis.text(record, config.model, path, has_alpha=alpha_rule(config.model) is not None)
+        said += f"\n\n{UNDER_MUON}" if config.optim.kind == "muon" else ""
         texts.append(f"{said}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
     found: dict[str, Any] = {str(path): record for path, record in records.items()}
     if len({record["rounds"] for record in records.values()}) > 1:
@@ -160,7 +165,8 @@ def weights_of(
     step = int(checkpoint.name.removeprefix("step-"))
     saved = read_state(checkpoint, [OPTIMIZER])
     moments = load_moments(checkpoint)
-    if not moments:  # weights that were published without their optimizer
+    # Weights that were published without their optimizer, or trained with one whose step is not Adam's.
+    if not moments or config.optim.kind == "muon":
         return model, tokenizer, None, step
     # Of checkpoints that do not say it, which were written before anything could change the schedule.
     scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
