@@ -367,7 +367,7 @@ def test_after_its_minutes_a_cell_that_found_no_room_is_left(tmp_path, monkeypat
 
 
 def test_asked_to_stop_a_sweep_asks_its_cells_and_says_how_to_go_on(grid_file, tmp_path, monkeypatch, capfd):
-    saves = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    saves = "trap 'echo saved; exit 1' TERM; echo ready; while :; do sleep 0.05; done"
     monkeypatch.setattr(SweepFolder, "next_command", lambda self, cell: ["sh", "-c", saves])
     out = tmp_path / "out"
     process = begin(grid_file(short={"seed": 0}, long={"seed": 1}, other={"seed": 2}), out)
@@ -377,6 +377,8 @@ def test_asked_to_stop_a_sweep_asks_its_cells_and_says_how_to_go_on(grid_file, t
     process.join()
     assert process.exitcode == 130
     assert all(log.read_text().endswith("ready\nsaved\n") for log in logs)
+    for name in ("short", "long"):  # torchrun ends with 1 too when it is asked to stop
+        assert json.loads(exit_file(out / name).read_text()) == {"code": 1, "failed": False, "error": ""}
     assert not (out / "other.log").exists()
     assert "stopped; go on with the same command: deeploop" in capfd.readouterr().err
 
