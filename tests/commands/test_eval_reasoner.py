@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 from deeploop.cli import main
 from deeploop.commands import eval_reasoner
@@ -211,3 +212,12 @@ def test_what_is_not_the_runs_is_refused(trained, tmp_path, mistake):
         message = mistake(*words)
         assert "test_labels.npy has sha256" in message
         assert message.endswith("delete the folder and prepare it again")
+
+
+def test_a_full_gpu_ends_with_a_code_of_its_own(trained, monkeypatch, capsys):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(eval_reasoner, "solve_puzzles", full)
+    assert main(["eval", str(trained / "trm"), "--batch", "6"]) == 75
+    assert capsys.readouterr().err == "deeploop eval: error: the GPU's memory is full; try --batch 3\n"

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deeploop.commands.memory import memory_advice
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.requests import Requests, Scores, load_scores, save_scores
 from deeploop.eval.scoring import default_batch_tokens, input_lengths, score
 from deeploop.eval.tasks import deviations, load_tasks
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
-from deeploop.report.endings import MEMORY_IS_FULL
 from deeploop.train.distributed import arithmetic, open_world
 from deeploop.train.rundir import (
     load_config,
@@ -186,18 +186,14 @@ class Session:
 
     def score(self, requests: Requests) -> Scores:
         start = time.perf_counter()
-        try:
-            scores = score(
-                self.model,
-                requests,
-                batch_tokens=self.batch_tokens,
-                device=self.device,
-                arithmetic=self.arithmetic,
-                progress=True,
-            )
-        except torch.OutOfMemoryError:
-            half = max(1, self.batch_tokens // 2)
-            raise ValueError(f"{MEMORY_IS_FULL}; try --batch-tokens {half}") from None
+        scores = score(
+            self.model,
+            requests,
+            batch_tokens=self.batch_tokens,
+            device=self.device,
+            arithmetic=self.arithmetic,
+            progress=True,
+        )
         self.seconds += time.perf_counter() - start
         self.requests += len(requests)
         self.cut += int((input_lengths(requests) > self.model.config.context).sum())
@@ -229,16 +225,18 @@ class Session:
 def open_session(args: "EvalArgs", folder: Path) -> Iterator[Session]:
     device_config = replace(load_config(folder).device, kind=args.device)
     with open_world(device_config) as world:
-        model = load_model(folder, device=world.device)
-        rounds = sorted(set(args.rounds)) or [model.config.rounds]
-        model.set_rounds(rounds[0])  # refuses a wrong number before any work
-        yield Session(
-            model,
-            tokenizer_name(folder),
-            require_checkpoint(folder).name,
-            rounds,
-            args.recompute_alpha,
-            args.batch_tokens or default_batch_tokens(world.device),
-            world.device,
-            partial(arithmetic, device_config, world.device),
-        )
+        batch_tokens = args.batch_tokens or default_batch_tokens(world.device)
+        with memory_advice(f"--batch-tokens {max(1, batch_tokens // 2)}"):
+            model = load_model(folder, device=world.device)
+            rounds = sorted(set(args.rounds)) or [model.config.rounds]
+            model.set_rounds(rounds[0])  # refuses a wrong number before any work
+            yield Session(
+                model,
+                tokenizer_name(folder),
+                require_checkpoint(folder).name,
+                rounds,
+                args.recompute_alpha,
+                batch_tokens,
+                world.device,
+                partial(arithmetic, device_config, world.device),
+            )

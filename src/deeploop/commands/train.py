@@ -2,10 +2,10 @@
 
 import os
 
+from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import choose, parse, summary
 from deeploop.recipes import RECIPES, get_recipe
 from deeploop.recipes.reasoners import require_puzzles
-from deeploop.report.endings import MEMORY_IS_FULL, is_out_of_memory
 from deeploop.train.loop import train
 from deeploop.train.puzzle import PuzzleDataConfig
 
@@ -27,17 +27,10 @@ def main(arguments: list[str]) -> int:
     config = parse(type(recipe), rest, prog=prog, default=recipe, words=TRAIN_WORDS)
     if isinstance(config.data, PuzzleDataConfig):
         require_puzzles(config.data.path)
-    try:
+    size = config.device.micro_batch
+    smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
+    with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):
         result = train(config)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        size = config.device.micro_batch
-        smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
-        raise ValueError(
-            f"{MEMORY_IS_FULL}; try --device.no-graph, --device.recompute block, or "
-            f"--device.micro-batch {smaller}"
-        ) from None
     if int(os.environ.get("RANK", 0)) == 0:
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
