@@ -77,10 +77,22 @@ def test_a_draw_is_even_and_repeatable(tool):
 
 
 def test_a_record_is_summed_up_by_package(tool):
-    outcomes = [("nn", "killed"), ("nn", "survived"), ("nn", "timeout"), ("train", "killed")]
-    mutants = {str(i): {"package": p, "outcome": outcome} for i, (p, outcome) in enumerate(outcomes)}
-    assert tool.table({"mutants": mutants}).splitlines()[2:] == [
-        "| nn | 3 | 1 | 1 | 1 | 67 % |",
-        "| train | 1 | 1 | 0 | 0 | 100 % |",
-        "| all | 4 | 2 | 1 | 1 | 75 % |",
+    first, second, third, fourth = tool.sample(ROOT / "src" / "deeploop", ["nn", "theory"], 4, seed=0)
+    record = {"seed": 0, "mutants": {}}
+
+    def note(one, outcome):
+        tool.note(record, one, (ROOT / "src" / "deeploop" / one.path).read_bytes(), outcome)
+
+    for one, outcome in ((first, "survived"), (second, "survived"), (third, "timeout"), (fourth, "killed")):
+        note(one, outcome)
+    assert record["mutants"][first.key]["diff"] != []
+    record["mutants"][second.key]["harmless"] = "a message"
+    note(first, "killed")
+    note(second, "survived")
+    assert tool.table(record).splitlines()[2:] == [
+        "| theory | 2 | 2 (100 %) | 2 (100 %) | 0 | 0 |",
+        "| nn | 2 | 0 (0 %) | 1 (50 %) | 1 | 1 |",
+        "| all | 4 | 2 (50 %) | 3 (75 %) | 1 | 1 |",
     ]
+    assert tool.survivors(record).splitlines()[0] == f"{second.path}:{second.line}"
+    assert tool.survivors(record).splitlines()[-1] == "  a message"

@@ -4,6 +4,8 @@ python tools/mutate.py --count 350 --seed 0 --record mutants.json      a new sam
 python tools/mutate.py --record mutants.json --retry                   the survivors again, after new tests
 python tools/mutate.py --record mutants.json --show                    table and survivors of a record
 
+In the record, `"harmless": "why"` beside a survivor says that it needs no test.
+
 Mutants are drawn evenly over the packages and run in a temporary copy of the tree, never in place. The tests
 of a mutant are those that call the changed function, found by tracing each test file once. One process: a
 parent that has imported torch forks a child for each mutant, so that most cost a second or two.
@@ -372,35 +374,55 @@ class Calls:
 # --- the record ---
 
 
-def entry_of(mutant: Mutant, source: bytes, outcome: str) -> dict[str, Any]:
+def changed_lines(mutant: Mutant, source: bytes) -> list[str]:
     old, new = source.decode().splitlines(), mutant.apply(source).decode().splitlines()
-    changes = [line for line in difflib.unified_diff(old, new, lineterm="", n=0) if line[:1] in "+-"][2:]
-    return {
-        "package": mutant.package,
-        "path": mutant.path,
-        "line": mutant.line,
-        "outcome": outcome,
-        "diff": changes,
-    }
+    return [line for line in difflib.unified_diff(old, new, lineterm="", n=0) if line[:1] in "+-"][2:]
+
+
+def note(record: dict[str, Any], mutant: Mutant, source: bytes, outcome: str) -> None:
+    """A survivor keeps its diff; one that a new test kills, that it had survived at first."""
+    before = record["mutants"].get(mutant.key, {})
+    if outcome == "survived":
+        after = {**before, "outcome": outcome, "diff": changed_lines(mutant, source)}
+    else:
+        after = {"outcome": outcome} | ({"first": "survived"} if before else {})
+    record["mutants"][mutant.key] = after
 
 
 def table(record: dict[str, Any]) -> str:
-    lines = ["| package | mutants | killed | survived | timeout | score |", "|---|---|---|---|---|---|"]
-    entries = list(record["mutants"].values())
-    for package in [*TESTS, None]:
-        of = [one["outcome"] for one in entries if package in (one["package"], None)]
+    """A mutant that runs into the time limit counts as killed; a survivor with a reason as harmless."""
+    lines = [
+        "| package | mutants | killed at first | killed now | alive | harmless |",
+        "|---|---|---|---|---|---|",
+    ]
+    for package in [*TESTS, "all"]:
+        of = [one for key, one in record["mutants"].items() if package in (key.partition("/")[0], "all")]
+        alive = [one for one in of if one["outcome"] == "survived"]
+        now = len(of) - len(alive)
+        first = now - sum("first" in one for one in of)
         if of:
-            killed, survived, late = (of.count(what) for what in ("killed", "survived", "timeout"))
-            score = 100 * (killed + late) / len(of)
-            lines.append(
-                f"| {package or 'all'} | {len(of)} | {killed} | {survived} | {late} | {score:.0f} % |"
-            )
+            harmless = sum("harmless" in one for one in alive)
+            counts = f"{len(of)} | {share(first, of)} | {share(now, of)} | {len(alive)} | {harmless}"
+            lines.append(f"| {package} | {counts} |")
     return "\n".join(lines)
 
 
+def share(count: int, of: list[Any]) -> str:
+    return f"{count} ({100 * count / len(of):.0f} %)"
+
+
 def survivors(record: dict[str, Any]) -> str:
-    alive = [one for one in record["mutants"].values() if one["outcome"] == "survived"]
-    return "\n".join("\n".join([f"\n{one['path']}:{one['line']}", *one["diff"]]) for one in alive)
+    alive = {key: one for key, one in record["mutants"].items() if one["outcome"] == "survived"}
+    return "\n\n".join(
+        "\n".join(
+            [
+                ":".join(key.split(":")[:2]),
+                *one["diff"],
+                f"  {one.get('harmless', 'needs a test, or a reason')}",
+            ]
+        )
+        for key, one in alive.items()
+    )
 
 
 def write(record: dict[str, Any], file: Path) -> None:
@@ -412,26 +434,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=350, help="mutants, shared out evenly (default 350)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
-    parser.add_argument(
-        "--packages", nargs="+", choices=TESTS, default=list(TESTS), help="default: all seven"
-    )
-    parser.add_argument(
-        "--record", type=Path, default=Path("mutants.json"), help="read and written after each mutant"
-    )
-    parser.add_argument(
-        "--traces",
-        type=Path,
-        default=Path(tempfile.gettempdir()) / "deeploop-traces",
-        help="what tests call, kept between calls",
-    )
-    parser.add_argument("--retry", action="store_true", help="run the survivors of the record again")
-    parser.add_argument("--show", action="store_true", help="print the record; run nothing")
+    add = parser.add_argument
+    add("--count", type=int, default=350, help="mutants, shared out evenly (default 350)")
+    add("--seed", type=int, help="of the draw (default: the record's, or 0)")
+    add("--packages", nargs="+", choices=TESTS, default=list(TESTS), help="default: all seven")
+    add("--record", type=Path, default=Path("mutants.json"), help="read, and written after each mutant")
+    traces = Path(tempfile.gettempdir()) / "deeploop-traces"
+    add("--traces", type=Path, default=traces, help="what tests call, kept between calls")
+    add("--retry", action="store_true", help="run the record's survivors again, but the harmless ones")
+    add("--show", action="store_true", help="print the record; run nothing")
     args = parser.parse_args()
-    record = (
-        json.loads(args.record.read_text()) if args.record.exists() else {"seed": args.seed, "mutants": {}}
-    )
+    record = {"seed": args.seed or 0, "mutants": {}}
+    if args.record.exists():
+        record = json.loads(args.record.read_text())
+    if args.seed not in (None, record["seed"]):
+        parser.error(
+            f"--seed {args.seed}: {args.record} is of seed {record['seed']}; choose another --record"
+        )
     if not args.show:
         run(args, record)
     print(survivors(record), table(record), sep="\n\n")
@@ -445,20 +464,16 @@ def run(args: argparse.Namespace, record: dict[str, Any]) -> None:
         lab = Lab(Path(place).resolve())
         calls = Calls(lab, args.traces)
         chosen = sample(lab.source, args.packages, args.count, record["seed"])
-        for index, mutant in enumerate(chosen):
-            known = record["mutants"].get(mutant.key, {}).get("outcome")
-            if known in ("killed", "timeout") or (known == "survived" and not args.retry):
+        for index, mutant in enumerate(chosen, 1):
+            known = record["mutants"].get(mutant.key)
+            if known and not (args.retry and known["outcome"] == "survived" and "harmless" not in known):
                 continue
             tests, seconds = calls.tests_of(mutant)
             outcome = lab.outcome(mutant, tests, seconds) if tests else "survived"
-            record["mutants"][mutant.key] = entry_of(
-                mutant, (lab.source / mutant.path).read_bytes(), outcome
-            ) | {"tests": len(tests)}
+            note(record, mutant, (lab.source / mutant.path).read_bytes(), outcome)
             write(record, args.record)
-            print(
-                f"{index + 1}/{len(chosen)} {outcome:8} {mutant.path}:{mutant.line} {len(tests)} tests",
-                flush=True,
-            )
+            where = f"{mutant.path}:{mutant.line}"
+            print(f"{index}/{len(chosen)} {outcome:8} {where} {len(tests)} tests", flush=True)
 
 
 if __name__ == "__main__":
