@@ -217,8 +217,9 @@ def test_a_run_prints_how_it_ended(train_arguments, tmp_path, capsys):
     assert main(train_arguments(tmp_path / "run")) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    first, *_, last = captured.out.splitlines()
-    assert first.startswith("step      0  validation ")
+    first, second, *_, last = captured.out.splitlines()
+    assert first == "execution: eager modules, fp32"
+    assert second.startswith("step      0  validation ")
     assert last.startswith(f"finished at step 6: {tmp_path / 'run'}, last validation ")
 
 

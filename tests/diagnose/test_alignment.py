@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from deeploop.diagnose.alignment import adam_updates, kappa, kappas, measure
+from deeploop.diagnose.sensitivity import sensitivity
 from deeploop.diagnose.visit_grads import Sublayer, flat, residual_sublayers, visit_gradients
 from deeploop.models import GPTConfig, LoopedGPT
 
@@ -79,6 +80,23 @@ def test_constants_are_shared_by_all_sublayers():
     assert kappas(found) == pytest.approx({"small": 2 * 0.1**2, "large": 2.0}, rel=1e-6)
     assert kappa(found) == pytest.approx(2.0)
     assert [one.own_kappa for one in found] == pytest.approx([2, 2], rel=1e-6)
+
+
+def test_settings_reach_the_sensitivity():
+    linear = nn.Linear(4, 4, bias=False).double()
+
+    def output():
+        return linear(linear(torch.ones(4, dtype=torch.float64)).tanh())
+
+    sublayer = Sublayer.of("loop", linear)
+    for settings in ({"samples": 1}, {"iterations": 1}, {"tolerance": 0.5}):
+        (found,) = measure([sublayer], loss=lambda: output().sum(), output=output, **settings)
+        asked, default = sensitivity(sublayer, output, **settings), sensitivity(sublayer, output)
+        assert found.sensitivity_cosines[0][1] == pytest.approx(float(asked.cosines[0, 1]))
+        assert found.sensitivity_sum == pytest.approx(asked.tied.value)
+        assert (found.sensitivity_cosines[0][1], found.sensitivity_sum) != pytest.approx(
+            (float(default.cosines[0, 1]), default.tied.value), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize("block", ["sandwich", "prenorm"])

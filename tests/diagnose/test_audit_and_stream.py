@@ -24,6 +24,7 @@ def test_tied_blocks_pass_and_copies_do_not(net):
     assert problems(audit_tying([list(net.blocks)] * 3)) == []
     copied = [list(net.blocks), list(copy.deepcopy(net.blocks))]
     assert [p.found for p in problems(audit_tying(copied))] == ["a copy with equal values"] * 2
+    assert [p.what for p in problems(audit_tying(copied))] == ["block 0, round 2", "block 1, round 2"]
     with torch.no_grad():
         copied[1][1].mlp.branch.up.weight.add_(1)
     assert [p.found for p in problems(audit_tying(copied))] == ["a copy with equal values", "other values"]

@@ -44,3 +44,11 @@ def test_the_verdict_names_the_rule():
     none = fit_gamma([*powers(0.0, "a"), *powers(0.01, "b"), *powers(-0.01, "c")])
     assert "¼ is safe" in verdict(none)
     assert "no interval" in verdict(fit_gamma(powers(1.0)))
+    unsure = fit_gamma([*powers(-0.4, "a"), *powers(0.0, "b"), *powers(0.4, "c")])
+    assert "¼ is at the edge, ½ is safe and slack by 0.25" in verdict(unsure)
+
+
+@pytest.mark.parametrize(("gamma", "says"), [(0.06, "¼ is safe"), (0.12, "¼ falls short by 0.03")])
+def test_a_quarter_may_be_missed_by_two_hundredths(gamma, says):
+    """p = (1 + γ)/4 is 0.265 and 0.28."""
+    assert says in verdict(fit_gamma(powers(gamma)))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.eval.generation import GREEDY, Sampling, draw, generate, stream_text
+from deeploop.eval.generation import GREEDY, GenerateArgs, Sampling, draw, generate, stream_text
 from deeploop.models import GPTConfig, LoopedGPT
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=257, context=40)
@@ -63,6 +63,21 @@ def test_a_seed_repeats_and_another_differs(model):
 
     assert draws(3) == draws(3)
     assert draws(3) != draws(4)
+
+
+def test_a_seed_means_the_same_whatever_was_drawn_before():
+    sampling, found = Sampling(temperature=1), []
+    for other in (1, 2):
+        torch.manual_seed(other)
+        generator = torch.Generator().manual_seed(0)
+        found.append([draw(LOGITS, sampling, generator) for _ in range(50)])
+    assert found[0] == found[1]
+
+
+def test_one_token_is_the_least():
+    assert GenerateArgs(max_tokens=1).max_tokens == 1
+    with pytest.raises(ValueError, match="max_tokens=0: must be at least 1"):
+        GenerateArgs(max_tokens=0)
 
 
 def frequencies(sampling, count=4000):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deeploop.data.tokenizers import get_tokenizer
+from deeploop.eval import harness
 from deeploop.eval.generation import generate
 from deeploop.eval.harness import HarnessLM, Recorder, ScoreReplay, run_tasks, set_shots
 from deeploop.eval.requests import Requests
@@ -174,3 +175,25 @@ def test_what_cannot_be_written_down(ask):
     recording = HarnessLM(BYTES, Recorder())
     with pytest.raises(ValueError, match=r"tasks=wikitext: asks for more than likelihoods"):
         getattr(recording, ask)([request("text", {}, task="wikitext")])
+
+
+def test_a_task_without_accuracy_gives_its_own_metrics(live, monkeypatch):
+    own = {
+        "alias": "own",
+        "word_perplexity,none": 12.5,
+        "word_perplexity_stderr,none": "N/A",
+        "f1,strict": 0.5,
+    }
+    results = {
+        "results": {"own": own, "usual": {"acc,none": 0.25, "acc_stderr,none": 0.125, "acc_norm,none": 0.5}},
+        "n-shot": {"own": 0, "usual": 5},
+        "n-samples": {"own": {"effective": 2}, "usual": {"effective": 3}},
+        "versions": {"own": 1.0, "usual": 2.0},
+        "samples": {"own": [], "usual": []},
+    }
+    monkeypatch.setattr(harness, "evaluate", lambda *_, **__: results)
+    first, second = run_tasks(live, {"tasks": {"own": None, "usual": None}}, shots=0, limit=None)
+    assert first["metrics"] == {"word_perplexity": 12.5, "f1,strict": 0.5}
+    assert (first["task"], first["shots"], first["items"], first["version"]) == ("own", 0, 2, 1.0)
+    assert (second["task"], second["acc"], second["stderr"]) == ("usual", 0.25, 0.125)
+    assert "metrics" not in second

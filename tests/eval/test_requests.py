@@ -98,6 +98,11 @@ def test_a_request_nobody_can_score(request_, message):
         build([Request([1], [2]), request_])
 
 
+def test_at_least_one_request():
+    with pytest.raises(ValueError, match="no requests"):
+        build([])
+
+
 def rewrite(path, **changes):
     """The archive with some arrays changed, as a stranger could."""
     with np.load(path) as archive:

@@ -71,3 +71,14 @@ def test_the_draw_does_not_depend_on_the_dtype(dtype):
     for matrix in (narrow, single):
         init_residual_branch_([matrix], std=1.0, generator=torch.Generator().manual_seed(0))
     assert torch.equal(narrow, single.to(dtype))
+
+
+def test_the_draw_does_not_depend_on_the_default_dtype():
+    plain, other = torch.empty(20, 30), torch.empty(20, 30)
+    init_residual_branch_([plain], std=1.0, generator=torch.Generator().manual_seed(0))
+    torch.set_default_dtype(torch.float64)
+    try:
+        init_residual_branch_([other], std=1.0, generator=torch.Generator().manual_seed(0))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(other, plain)

@@ -335,7 +335,7 @@ def test_kappa_missing_cells_differences_and_commands(made):
     assert states[EVIL] == "started"
     differences = {row[0]: row[1:] for row in rows(made, "differences")}
     assert differences["optim.batch"][:3] == ["480", "480", "8"]
-    assert "model.mup_base_width" not in differences or MISSING in differences["model.mup_base_width"]
+    assert differences["model.mup_base_width"] == ["0", "0", MISSING, MISSING, MISSING]
     commands = rows(made, "commands")
     assert [EVIL, "train", "deeploop '</pre><script>alert(1)</script>' 'two words'"] in commands
     assert ["sandwich-r3-s0", "eval", "deeploop eval"] in commands

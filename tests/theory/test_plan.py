@@ -98,6 +98,9 @@ def test_hierarchy_table_shows_all_horizons():
     assert rows["β"] == ["0.072169", "0.10206", "0.125"]
     assert rows["flat α of L, of H"] == ["8,", "4", "4,", "2", "2,", "2"]
     assert "HRM's own code keeps only last_call" in table
+    rows = {line[:20].strip(): line[20:].split() for line in table.splitlines()}
+    assert rows["growth in R_g"] == ["Θ(R_g)", "Θ(1)"]
+    assert rows["growth in N_g"] == ["Θ(1)", "Θ(1/N_g)"]
 
 
 @pytest.mark.parametrize(
@@ -113,11 +116,16 @@ def test_hierarchy_table_shows_all_horizons():
         (plan_hierarchy(**HRM, rules={"H": DEEPNORM, "L": DEEPLOOP}), "stays bounded"),
         (plan_hierarchy(**HRM, horizon="full", rules={"H": DEEPNORM, "L": DEEPLOOP}), "grows as Θ\\(R_g\\)"),
         (plan_hierarchy(**HRM, horizon="last_call", rules=DEEPNORM), "nothing is visited twice"),
+        (plan_hierarchy(**HRM, rules={"H": DEEPLOOP, "L": ScalingRule(0.2)}), "unbounded.*Θ\\(N\\^0.2\\)"),
     ],
 )
 def test_verdict_and_width(plan, says):
     assert re.search(says, plan.to_json()["verdict"])
     assert max(map(len, plan.to_table().splitlines())) <= 100
+
+
+def test_the_table_is_printed_unless_json_is_asked_for():
+    assert run(PlanArgs(**LOOP)) == plan_single(**LOOP).to_table()
 
 
 def test_arguments_parse_with_tyro():

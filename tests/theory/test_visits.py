@@ -114,3 +114,7 @@ def test_unknown_horizon():
 def test_a_schedule_too_long_to_list_is_refused():
     with pytest.raises(ValueError, match="depth N=1000000000: must be at most 500000 blocks"):
         single_loop(10**9, 1)
+    with pytest.raises(ValueError, match="depth N=1000010: must be at most 500000 blocks"):
+        hierarchy(1, 100_000, cycles=10, low_cycles=1, horizon="full")
+    with pytest.raises(ValueError, match="depth N=600000: must be at most 500000 blocks"):
+        shared_hierarchy(100_000, cycles=2, low_cycles=2, horizon="full")

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from deeploop.models import Block, GPTConfig, HRMConfig, PuzzleShape
-from deeploop.models.accounting import activation_bytes, segment_bytes, training_bytes
+from deeploop.models.accounting import activation_bytes, parameter_count, segment_bytes, training_bytes
+from deeploop.models.reasoner import ReasonerBlock
 from deeploop.nn.layers import rotary_table
 from deeploop.train import memory
 from deeploop.train.distributed import DeviceConfig, World
@@ -111,9 +112,36 @@ def test_the_papers_models_on_their_gpus(gpu):
     assert needs(32, "round") < 1.35 * training_bytes(GPTConfig(rounds=1), 32, "off")
 
 
-def test_shards_and_puzzle_tables_are_counted():
-    config = GPTConfig()
-    assert training_bytes(config, 8, shards=8) < training_bytes(config, 8)
+@pytest.mark.parametrize(("recompute", "visits", "states"), [("off", 6, 3), ("round", 2, 5), ("block", 1, 8)])
+def test_the_estimate_is_the_sum_of_its_parts(recompute, visits, states):
+    """Weights without a sequence, then what each token adds; one visit more is under way in the backward."""
+    config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=128, context=16)
+    parameters, matrices = parameter_count(config), 4 * 32 * 32 + 3 * 32 * 48
+    fixed = training_bytes(config, 0, recompute)
+    assert fixed == 16 * parameters + (visits + 1) * 2 * matrices
+    a_token = (visits + 1) * activation_bytes(config) + states * 4 * 32 + 10 * 128
+    assert training_bytes(config, 3, recompute) == fixed + 3 * 16 * a_token
+    for ranks in (2, 4):  # a share of what is stored, and weights and gradients whole beside it
+        more = training_bytes(config, 0, recompute, shards=ranks) - fixed
+        assert more == 16 * parameters // ranks + 8 * parameters - 16 * parameters
+
+
+@pytest.mark.parametrize("mixer", ["attention", "mlp"])
+@pytest.mark.parametrize("recompute", ["off", "round", "block"])
+def test_a_reasoners_weights_are_those_of_its_blocks(mixer, recompute):
+    config = HRMConfig(
+        width=64, heads=2, hidden=96, high_blocks=2, low_blocks=3, mixer=mixer, p=0.5, puzzle_positions=1
+    )
+    shape = PuzzleShape(12, 15, 1)
+    block = sum(p.numel() for p in ReasonerBlock(config, "H", 16).parameters() if p.ndim == 2)
+    visits = {"off": config.schedule.N_g, "round": 3, "block": 1}[recompute] + 1
+    stored = 5 * block
+    for ranks, weights in ((1, 16 * stored), (2, 16 * stored), (4, 12 * stored)):
+        found = segment_bytes(config, shape, 0, recompute, shards=ranks)
+        assert found == weights + visits * 2 * block + 4 * 64  # one puzzle's row
+
+
+def test_puzzle_tables_are_counted():
     small, large = (PuzzleShape(12, 900, count) for count in (1, 876_407))
     assert segment_bytes(HRMConfig(), large, 8) - segment_bytes(HRMConfig(), small, 8) == 4 * 876_406 * 512
 

@@ -5,6 +5,7 @@ import math
 import sys
 
 import pytest
+from known_peak import expected_mfu, set_peak
 
 from deeploop.train.loop import train
 from deeploop.train.metrics import LogConfig, MetricsWriter, read_metrics, rewind_metrics
@@ -35,6 +36,15 @@ def test_a_run_writes_what_plots_need(tiny_config):
     validations = read_metrics(config.out, "validation")
     assert [record["step"] for record in validations] == [0, 4, 6]
     assert validations[0].keys() == {"kind", "step", "loss", "floor", "similarity", "verdict"}
+
+
+def test_utilization_is_the_share_of_the_peak(tiny_config, monkeypatch):
+    set_peak(monkeypatch.setattr)
+    config = tiny_config(log={"every": 6})
+    train(config)
+    (record,) = read_metrics(config.out, "train")
+    assert record["tokens_per_s"] == pytest.approx(record["tokens"] / record["seconds"])
+    assert record["mfu"] == pytest.approx(expected_mfu(config, record, ranks=1))
 
 
 def test_numbers_that_json_lacks_become_null(tmp_path, write):

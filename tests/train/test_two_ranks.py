@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from known_peak import expected_mfu
 from safetensors.torch import load_file
 from two_ranks_worker import gradients
 
@@ -217,6 +218,14 @@ def test_losses_of_two_ranks_equal_one_ranks(runs, name, kind):
     found, expected = losses(runs.folder / name, kind), losses(runs.folder / "one", kind)
     assert found.keys() == expected.keys()
     assert list(found.values()) == pytest.approx(list(expected.values()), rel=LOSS_TOLERANCE)
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_utilization_is_a_share_of_what_both_ranks_can_do(runs, make_config, parallel):
+    config = make_config(runs.folder / parallel, **OPTIONS)
+    records = read_metrics(config.out, "train")
+    assert [r["mfu"] for r in records] == [pytest.approx(expected_mfu(config, r, ranks=2)) for r in records]
+    assert len(records) == 6
 
 
 @pytest.mark.parametrize("parallel", PARALLEL)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from known_peak import set_peak
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -81,6 +82,7 @@ JOBS = {"gradients": gradients, "poison": poison, "traffic": traffic, "train": l
 
 
 def main():
+    set_peak()
     with open_world(DeviceConfig(kind="cpu")) as world:
         for job in json.loads(Path(sys.argv[1]).read_text()):
             config = from_dict(KINDS[job["kind"]], job["config"])
