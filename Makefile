@@ -3,7 +3,7 @@
 #   make test    the whole test suite
 #   make check   formatting, lint, types and tests: what CI runs
 #   make faults     inject every fault, fuzz, load; writes docs/reliability.md (15 minutes)
-#   make results    README's table of results anew, from docs/results
+#   make results    README's table, docs/rules.md's and what `deeploop recommend` answers from, anew from docs/results
 #   make checkpoint   train the small model that comes with the package anew, in a quarter of an hour
 PYTHON ?= python3
 BIN := .venv/bin
@@ -53,6 +53,7 @@ faults: .venv/.dev
 
 results: .venv/.core
 	$(BIN)/python tools/results_table.py
+	$(BIN)/python tools/rules_table.py
 
 format: .venv/.dev
 	$(BIN)/ruff format .

@@ -51,7 +51,7 @@ def damaged(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("fly", "command 'fly': unknown; choose one of plan, prepare, train, "),
+        ("fly", "command 'fly': unknown; choose one of plan, recommend, prepare, train, "),
         ("train gpt3", "recipe 'gpt3': unknown; choose one of gpt2-small, gpt2-medium, tiny"),
         ("train --resume --out runs/mine", "--resume: the recipe comes first; choose one of gpt2-small, "),
         ("prepare web", "source 'web': unknown; choose one of stdlib, text, fineweb-edu"),

@@ -87,6 +87,7 @@ REPORT = [f"deeploop.report.{path.stem}" for path in files("report") if path.ste
     [
         "import deeploop",
         "import deeploop.theory",
+        "import deeploop; deeploop.recommend",
         f"import {', '.join(REPORT)}",
         f"from deeploop.cli import main; main(['runs', {str(SOURCE / 'assets')!r}])",
         "from deeploop.cli import main; main(['plan', '--blocks', '12', '--rounds', '3'])",

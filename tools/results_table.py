@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from deeploop.report.page import filled
 from deeploop.train.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,11 +83,7 @@ def table(results: Path) -> str:
 
 def renewed(text: str, results: Path) -> str:
     """README's text with the table between the two markers made anew."""
-    before, _, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"README.md: lacks the markers {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
+    return filled(text, BEGIN, END, table(results))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 `deeploop.theory` has the visit counts, the scaling rules and the bounds; `deeploop.nn` the residual
 module and its init for any PyTorch model; `deeploop.models.gpt` the looped GPT; `deeploop.load(run)`
-gives the model and tokenizer of a run folder.
+gives the model and tokenizer of a run folder, `deeploop.recommend(blocks=12, rounds=3, width=768)` a rule and
+its learning rate.
 """
 
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load"]
+__all__ = ["__version__", "load", "recommend"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from deeploop.train.rundir import load
 
         return load
+    if name == "recommend":
+        from deeploop.report.recommend import recommend
+
+        return recommend
     raise AttributeError(f"module 'deeploop' has no attribute {name!r}")

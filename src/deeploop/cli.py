@@ -13,6 +13,7 @@ from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemor
 
 COMMANDS = (
     "plan",
+    "recommend",
     "prepare",
     "train",
     "validate",
@@ -30,9 +31,11 @@ USAGE = """\
 deeploop: train transformers whose blocks are visited many times
 
   deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of an architecture
+  deeploop recommend --blocks 4 --rounds 16 --width 384   which rule, at which learning rate, by our runs
   deeploop prepare stdlib | text | fineweb-edu  text into token shards
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
-  deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden
+  deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden;
+                                                --auto-lr takes the peak rate and warm-up of `recommend`
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;
                                                 a reasoner's on its puzzles, with votes on ARC

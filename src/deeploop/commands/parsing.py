@@ -35,10 +35,12 @@ def parse(
     prog: str,
     default: T | None = None,
     words: Mapping[str, str] = MappingProxyType({}),
+    description: str | None = None,
 ) -> T:
     """tyro's parse, with its framed error page cut down to the one line that says what is wrong.
 
-    `words` are names that others would use for an option, and the option that is meant.
+    `words` are names that others would use for an option, and the option that is meant; a `description`
+    stands in --help in place of the dataclass's own.
     """
     import tyro
 
@@ -46,8 +48,8 @@ def parse(
     try:
         with contextlib.redirect_stderr(stderr):
             if default is None:
-                return tyro.cli(kind, args=arguments, prog=prog)
-            return tyro.cli(kind, args=arguments, prog=prog, default=default)
+                return tyro.cli(kind, args=arguments, prog=prog, description=description)
+            return tyro.cli(kind, args=arguments, prog=prog, default=default, description=description)
     except SystemExit as leaving:
         if not leaving.code:
             raise

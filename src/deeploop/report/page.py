@@ -148,3 +148,12 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         ).rstrip()
 
     return "\n".join([line(header), "  ".join("─" * width for width in widths), *map(line, rows)])
+
+
+def filled(text: str, begin: str, end: str, body: str) -> str:
+    """A page with what stands between two markers made anew."""
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"lacks the markers {begin} and {end}")
+    return f"{before}{begin}\n{body}\n{end}{after}"

@@ -1,0 +1,243 @@
+"""Which rule, at which learning rate, for K blocks and R rounds at a width: what our runs say. No torch.
+
+The rule has the lowest loss at R in the nearest study that compares rules; among those within 0.01 nats of
+it, one whose rate transfers over R comes first. A rate beside a cliff is never recommended. The peak rate
+is that rule's best one in the nearest study that has it, between two measured R by a straight line in
+logarithms. Nothing is scaled with K, width or tokens: what differs from the runs is listed, and too far from
+them there is no answer.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
+from deeploop.report.transfer import MOST_REGRET
+from deeploop.theory.scaling import Scales, block_scales
+
+# How many times as far as its runs an answer goes: two octaves of shape, and of R for a rule that transfers;
+# the best rate falls with the length of training, and 16 is as far as a factor of two in it might hide.
+FARTHEST = {"blocks": 4, "width": 4, "tokens": 16}
+FARTHEST_ROUNDS = 4
+BIAS = "model.unigram_bias"
+PARTS = ("p", "alpha", "beta", "flat_gain", "factored_gain")
+Point = tuple[float, float, tuple[Rate, ...]]  # peak rate and loss at some R, and the measured rates behind
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Another rule at the same R, in the study that the rule was chosen by."""
+
+    rule: str
+    loss: float
+    peak_lr: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A rule, its scales and its rate, with what they rest on."""
+
+    rule: str
+    settings: Mapping[str, Any]
+    """Fields of a run's config, such as model.block."""
+    scales: Scales
+    peak_lr: float
+    interval: tuple[float, float] | None
+    """95% over seeds; None between measured R."""
+    warmup: float
+    """As a share of the steps."""
+    transfers: bool | None
+    folder: str
+    runs: tuple[str, ...]
+    """The runs under `folder` that the rate rests on."""
+    conditions: str
+    extrapolated: tuple[str, ...]
+    """In what the question differs from the runs."""
+    chosen_in: str | None
+    """The conditions under which the rule was the best; None if it was asked for."""
+    compared: tuple[Beside, ...]
+    """All rules there at this R, the lowest loss first."""
+
+
+def recommend(
+    blocks: int,
+    rounds: int,
+    width: int,
+    tokens: int | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    optimizer: str = "adamw",
+    evidence: Sequence[Evidence] | None = None,
+) -> Recommendation:
+    """What to train K blocks for R rounds with; `settings`, of a config, ask for the rate of its own rule."""
+    asked = {"blocks": blocks, "width": width, **({} if tokens is None else {"tokens": tokens})}
+    for name, value in {**asked, "rounds": rounds}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1")
+    near = _near(read_evidence() if evidence is None else evidence, asked, optimizer)
+    chosen_in, rule = (None, settings) if settings is not None else _best_rule(near, rounds)
+    where, measured = _rate_source(near, rounds, rule)
+    peak, _, used = _point(measured, rounds)
+    exact = used[0].interval if len(used) == 1 and used[0].rounds == rounds else None
+    own = {name.removeprefix("model."): value for name, value in measured.settings.items()}
+    return Recommendation(
+        measured.rule,
+        measured.settings,
+        block_scales(own["block"], blocks, rounds, **{name: own[name] for name in PARTS if name in own}),
+        float(f"{peak:.2g}"),
+        exact,
+        where.warmup_steps / where.steps,
+        measured.transfers,
+        where.folder,
+        tuple(run for rate in used for run in rate.runs),
+        where.conditions,
+        tuple(_differences(where, measured, rounds, asked, rule)),
+        chosen_in.conditions if chosen_in is not None else None,
+        _compared(chosen_in or where, rounds),
+    )
+
+
+# ── What is near enough ─────────────────────────────────────────────────────────────────────────────────
+def _near(evidence: Sequence[Evidence], asked: Mapping[str, int], optimizer: str) -> list[Evidence]:
+    """The studies within reach, the nearest first."""
+    known = [one for one in evidence if one.optimizer == optimizer]
+    if not known:
+        raise ValueError(
+            f"no evidence: this version rests on no runs with {optimizer}; "
+            "`deeploop sweep transfer --scale gpu --data DATA` and `deeploop report` would give it"
+        )
+    ranked = sorted(known, key=lambda one: sum(_octaves(one, asked).values()))
+    near = [one for one in ranked if not _too_far(one, asked)]
+    if not near:
+        name = _too_far(ranked[0], asked)[0]
+        raise ValueError(
+            f"{name}={asked[name]}: no evidence; the nearest runs ({ranked[0].folder}) have "
+            f"{getattr(ranked[0], name):,}, and {FARTHEST[name]} times that, either way, is the farthest; "
+            f"{_sweep(ranked[0], name, asked[name])} and `deeploop report` would give it"
+        )
+    return near
+
+
+def _octaves(one: Evidence, asked: Mapping[str, int]) -> dict[str, float]:
+    return {name: abs(math.log2(value / getattr(one, name))) for name, value in asked.items()}
+
+
+def _too_far(one: Evidence, asked: Mapping[str, int]) -> list[str]:
+    return [name for name, far in _octaves(one, asked).items() if far > math.log2(FARTHEST[name]) + 1e-9]
+
+
+def _sweep(nearest: Evidence, name: str, value: int) -> str:
+    """The command that would measure it."""
+    sets = f"model.{name}={value}"
+    if name == "width":
+        sets += " model.heads=… model.hidden=…"
+    if name == "tokens":
+        steps = max(1, value // (nearest.batch * nearest.context))
+        warm = round(steps * nearest.warmup_steps / nearest.steps)
+        sets = f"optim.steps={steps} optim.warmup_steps={warm}"
+    return f"`deeploop sweep transfer --scale gpu --data DATA --set {sets}`"
+
+
+# ── The rule and its rate ───────────────────────────────────────────────────────────────────────────────
+def _covers(measured: Measured, R: int) -> bool:
+    """Whether its rates reach R: between those measured, and if it transfers somewhat beyond."""
+    low, high = measured.rates[0].rounds, measured.rates[-1].rounds
+    reach = FARTHEST_ROUNDS if measured.transfers else 1
+    return low / reach <= R <= high * reach
+
+
+def _point(measured: Measured, R: int) -> Point:
+    """The rate and the loss at R, by straight lines over ln R; beyond the measured R as at the nearest."""
+    below = [rate for rate in measured.rates if rate.rounds <= R]
+    above = [rate for rate in measured.rates if rate.rounds >= R]
+    if not below or not above:
+        end = (above or below)[0 if above else -1]
+        return end.peak, end.loss, (end,)
+    left, right = below[-1], above[0]
+    if left == right:
+        return left.peak, left.loss, (left,)
+    share = math.log(R / left.rounds) / math.log(right.rounds / left.rounds)
+    peak = left.peak ** (1 - share) * right.peak**share
+    return peak, left.loss * (1 - share) + right.loss * share, (left, right)
+
+
+def _is_safe(measured: Measured, R: int) -> bool:
+    return all(rate.mark != "cliff" for rate in _point(measured, R)[2])
+
+
+def _best_rule(near: Sequence[Evidence], R: int) -> tuple[Evidence, Mapping[str, Any]]:
+    """The settings of the rule to take, by the nearest study that compares rules at R, else has one."""
+    able = [(one, [m for m in one.rules if _covers(m, R) and _is_safe(m, R)]) for one in near]
+    ranked = [(one, rules) for least in (2, 1) for one, rules in able if len(rules) >= least]
+    if not ranked:
+        raise _no_rounds(near, R, [m for one in near for m in one.rules])
+    one, rules = ranked[0]
+    lowest = min(_point(m, R)[1] for m in rules)
+    level = [m for m in rules if _point(m, R)[1] <= lowest + MOST_REGRET]
+    return one, min(level, key=lambda m: (not m.transfers, _point(m, R)[1])).settings
+
+
+def _rate_source(near: Sequence[Evidence], R: int, settings: Mapping[str, Any]) -> tuple[Evidence, Measured]:
+    """The nearest study that has the rule at R; the unigram bias may differ."""
+    own = {name: value for name, value in settings.items() if name != BIAS}
+    found = [
+        (one, m)
+        for one in near
+        for m in one.rules
+        if all(own.get(name) == value for name, value in m.settings.items() if name != BIAS)
+    ]
+    if not found:
+        names = dict.fromkeys(m.rule for one in near for m in one.rules)
+        raise ValueError(
+            f"model.block={own.get('model.block')}: no evidence for this rule with its parts; the runs near "
+            f"this shape have {', '.join(names)}; choose one of them, or a rate of your own"
+        )
+    for one, measured in found:
+        if _covers(measured, R) and _is_safe(measured, R):
+            return one, measured
+    raise _no_rounds(near, R, [m for _, m in found])
+
+
+def _no_rounds(near: Sequence[Evidence], R: int, tried: Sequence[Measured]) -> ValueError:
+    runs = "; ".join(
+        dict.fromkeys(f"{m.rule}: R = {', '.join(str(rate.rounds) for rate in m.rates)}" for m in tried)
+    )
+    return ValueError(
+        f"rounds={R}: no evidence; {near[0].folder} has {runs}, and only a rule that transfers is carried "
+        f"further, {FARTHEST_ROUNDS} times, and none beside a cliff; a grid with model.rounds = [1, {R}] "
+        "(docs/sweeps.md) and `deeploop report` would give it"
+    )
+
+
+# ── What is said beside it ──────────────────────────────────────────────────────────────────────────────
+def _differences(
+    where: Evidence,
+    measured: Measured,
+    R: int,
+    asked: Mapping[str, int],
+    settings: Mapping[str, Any],
+) -> Iterable[str]:
+    for name, value in asked.items():
+        if value != getattr(where, name):
+            yield f"{name} {value:,}: the runs have {getattr(where, name):,}; nothing was scaled"
+    used = [rate.rounds for rate in _point(measured, R)[2]]
+    if R not in used:
+        between = (
+            f"between the measured {used[0]} and {used[-1]}" if len(used) > 1 else f"as at R = {used[0]}"
+        )
+        yield f"rounds {R}: {between}"
+    if edges := [str(rate.rounds) for rate in _point(measured, R)[2] if rate.mark == "edge"]:
+        yield f"the best rate at R = {', '.join(edges)} is at the edge of the rates that were run"
+    bias = measured.settings.get(BIAS, False)
+    if settings.get(BIAS, False) != bias:
+        yield f"the runs were {'with' if bias else 'without'} the unigram bias"
+    if "tokens" not in asked:
+        yield f"tokens: of {where.tokens / 1e6:.1f} M only; name yours with --tokens"
+
+
+def _compared(one: Evidence, R: int) -> tuple[Beside, ...]:
+    rows = [(m, _point(m, R)) for m in one.rules if _covers(m, R)]
+    rows.sort(key=lambda row: row[1][1])
+    return tuple(Beside(m.rule, loss, float(f"{peak:.2g}"), m.verdict) for m, (peak, loss, _) in rows)

@@ -1,0 +1,224 @@
+"""`deeploop recommend` and `train --auto-lr`: a rule and a rate by measured ones, or a line that refuses."""
+
+import functools
+import json
+from dataclasses import replace
+
+import pytest
+
+import deeploop
+from deeploop.cli import main
+from deeploop.commands import recommend as command
+from deeploop.commands import train as train_command
+from deeploop.commands.recommend import DEFAULTS
+from deeploop.models.gpt import GPTConfig
+from deeploop.recipes import get_recipe
+from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
+from deeploop.report.recommend import recommend
+from deeploop.theory import flat_alpha
+
+DEEPLOOP = {"model.block": "sandwich", "model.p": 0.5, "model.alpha": "paper", "model.beta": "on",
+            "model.outer_gain": True, "model.unigram_bias": True}  # fmt: skip
+
+
+def measured(rule, settings, rates, *, transfers=True, marks=()):
+    """rates: R → (peak, loss)."""
+    found = tuple(
+        Rate(R, peak, (peak / 1.1, peak * 1.1), "cliff" if R in marks else "", loss, 3, (f"{rule}-r{R}",))
+        for R, (peak, loss) in rates.items()
+    )
+    return Measured(
+        rule, settings, found, 0.0, None, 0.0, transfers, "transfers" if transfers else "does not"
+    )
+
+
+def block(name):
+    return {"model.block": name, "model.unigram_bias": True}
+
+
+FLAT = measured("flat", block("flat"), {1: (4e-3, 4.90), 4: (4e-3, 4.87), 16: (4e-3, 4.88)})
+PRENORM = measured("pre-norm", block("prenorm"), {1: (4e-3, 4.93), 16: (1e-3, 4.98)}, transfers=False)
+SANDWICH = measured("DeepLoop", DEEPLOOP, {1: (4e-3, 4.80), 16: (4e-3, 4.92)}, marks=(16,))
+TRANSFER = Evidence(
+    "docs/results/transfer", blocks=4, width=384, context=512, batch=8, steps=700, warmup_steps=140,
+    optimizer="adamw", corpus="words", rules=(FLAT, PRENORM, SANDWICH),
+)  # fmt: skip
+ask = functools.partial(recommend, evidence=[TRANSFER])
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """The commands with this evidence."""
+    for module in (command, train_command):
+        monkeypatch.setattr(module, "recommend", ask)
+
+
+def test_a_measured_point():
+    found = ask(4, 16, 384, TRANSFER.tokens)
+    assert (found.rule, found.peak_lr, found.warmup) == ("flat", 4e-3, 0.2)
+    assert found.interval == pytest.approx((4e-3 / 1.1, 4.4e-3))
+    assert found.scales == (flat_alpha(4, 16), 1.0, 1.0)
+    assert found.runs == ("flat-r16",)
+    assert found.extrapolated == ()
+    assert [one.rule for one in found.compared] == ["flat", "DeepLoop", "pre-norm"]
+
+
+def test_the_best_rule_at_r_wins_but_for_a_cliff_and_for_one_that_transfers():
+    assert ask(4, 1, 384).rule == "DeepLoop"
+    assert ask(4, 16, 384).rule == "flat"  # DeepLoop is beside a cliff there
+    near = replace(PRENORM, rates=(replace(PRENORM.rates[0], loss=4.872, rounds=4),))
+    level = replace(TRANSFER, rules=(replace(near, rates=(replace(near.rates[0], loss=4.861),)), FLAT))
+    assert recommend(4, 4, 384, evidence=[level]).rule == "flat"  # within 0.01, and it keeps its rate
+    ahead = replace(TRANSFER, rules=(replace(near, rates=(replace(near.rates[0], loss=4.859),)), FLAT))
+    assert recommend(4, 4, 384, evidence=[ahead]).rule == "pre-norm"
+
+
+def test_between_two_rounds_the_rate_is_a_geometric_mean():
+    found = ask(4, 4, 384, settings=block("prenorm"))
+    assert found.peak_lr == 2e-3  # halfway between R = 1 and 16 in ln R
+    assert found.interval is None
+    assert found.runs == ("pre-norm-r1", "pre-norm-r16")
+    assert any("between the measured 1 and 16" in text for text in found.extrapolated)
+
+
+def test_what_differs_is_said():
+    found = ask(12, 64, 768, 4 * TRANSFER.tokens)
+    assert found.rule == "flat"
+    assert found.scales.alpha == flat_alpha(12, 64)
+    assert found.extrapolated == (
+        "blocks 12: the runs have 4; nothing was scaled",
+        "width 768: the runs have 384; nothing was scaled",
+        f"tokens {4 * TRANSFER.tokens:,}: the runs have {TRANSFER.tokens:,}; nothing was scaled",
+        "rounds 64: as at R = 16",
+    )
+    (tokens,) = ask(4, 16, 384).extrapolated
+    assert tokens == "tokens: of 2.9 M only; name yours with --tokens"
+    (bias, _) = ask(4, 16, 384, settings={"model.block": "flat", "model.unigram_bias": False}).extrapolated
+    assert bias == "the runs were with the unigram bias"
+
+
+def test_the_nearest_runs_that_have_the_rule_give_the_rate():
+    wide = replace(TRANSFER, folder="docs/results/wide", width=768, rules=(measured(
+        "flat", block("flat"), {4: (2e-3, 4.5)}, transfers=None),))  # fmt: skip
+    both = functools.partial(recommend, evidence=[TRANSFER, wide])
+    assert both(4, 4, 768).peak_lr == 2e-3
+    assert both(4, 4, 768).chosen_in == TRANSFER.conditions  # one rule alone compares nothing
+    assert both(4, 16, 768).folder == "docs/results/transfer"  # which has that R
+    assert both(4, 4, 400).peak_lr == 4e-3
+
+
+@pytest.mark.parametrize(
+    ("question", "told"),
+    [
+        ((17, 4, 384), ["blocks=17: no evidence", "have 4", "--set model.blocks=17`"]),
+        ((4, 4, 2000), ["width=2000: no evidence", "have 384", "--set model.width=2000 model.heads"]),
+        ((4, 65, 384), ["rounds=65: no evidence", "flat: R = 1, 4, 16", "model.rounds = [1, 65]"]),
+        (
+            (4, 4, 384, 10**9),
+            ["tokens=1000000000: no evidence", "optim.steps=244140 optim.warmup_steps=48828"],
+        ),
+        ((0, 4, 384), ["blocks=0: must be at least 1"]),
+    ],
+)
+def test_it_refuses_what_it_has_no_evidence_for(question, told):
+    with pytest.raises(ValueError) as caught:
+        ask(*question)
+    for text in told:
+        assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rule_that_does_not_transfer_is_not_carried_further():
+    with pytest.raises(ValueError, match="rounds=32: no evidence"):
+        ask(4, 32, 384, settings=block("prenorm"))
+    assert ask(4, 32, 384, settings=block("flat")).peak_lr == 4e-3
+    with pytest.raises(ValueError, match="none beside a cliff"):
+        ask(4, 16, 384, settings=DEEPLOOP)
+    with pytest.raises(ValueError, match=r"model\.block=postnorm: no evidence for this rule"):
+        ask(4, 4, 384, settings=block("postnorm"))
+    with pytest.raises(ValueError, match="no evidence for this rule"):
+        ask(4, 1, 384, settings=DEEPLOOP | {"model.p": 0.25})
+
+
+def test_without_runs_it_says_which_command_gives_them():
+    for evidence, optimizer in (([], "adamw"), ([TRANSFER], "muon")):
+        with pytest.raises(ValueError, match=f"no runs with {optimizer}; `deeploop sweep transfer"):
+            recommend(4, 4, 384, evidence=evidence, optimizer=optimizer)
+
+
+def test_the_command(known, capsys):
+    assert main(["recommend", "--blocks", "4", "--rounds", "16", "--width", "384"]) == 0
+    out = capsys.readouterr().out
+    assert "rule          flat: --model.block flat --model.unigram-bias\n" in out
+    assert "α             32\n" in out
+    assert "peak rate     0.004 (95% over seeds: 0.0036 to 0.0044)\n" in out
+    assert "docs/results/transfer: flat-r16\n" in out
+    assert main(["recommend", "--blocks", "4", "--rounds", "16", "--width", "384", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["peak_lr"], found["scales"]["alpha"]) == (4e-3, 32)
+    assert main(["recommend", "--blocks", "99", "--rounds", "16", "--width", "384"]) == 2
+    assert "deeploop recommend: error: blocks=99: no evidence" in capsys.readouterr().err
+
+
+def test_flags_name_what_is_not_a_default():
+    assert {f"model.{name}": getattr(GPTConfig, name.removeprefix("model.")) for name in
+            (path.removeprefix("model.") for path in DEFAULTS)} == DEFAULTS  # fmt: skip
+    parts = DEEPLOOP | {"model.p": 0.25, "model.outer_gain": False, "model.beta": "off"}
+    found = replace(ask(4, 16, 384), settings=parts)
+    words = (
+        "--model.block sandwich --model.p 0.25 --model.beta off --model.no-outer-gain --model.unigram-bias"
+    )
+    assert command.flags(found) == words
+
+
+def test_python_has_it_too():
+    assert deeploop.recommend is recommend
+    assert all(isinstance(one, Evidence) for one in read_evidence())
+
+
+# ── train --auto-lr ─────────────────────────────────────────────────────────────────────────────────────
+SMALL = "--model.blocks 4 --model.width 384 --model.heads 3 --optim.steps 1000 --optim.batch 8"
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The config that `deeploop train` would have trained."""
+    seen = []
+
+    def train(config):
+        seen.append(config)
+        return {"ended": "finished", "step": 1, "loss": 1.0}
+
+    monkeypatch.setattr(train_command, "train", train)
+    return seen
+
+
+def test_auto_lr_sets_peak_and_warmup(known, trained, capsys):
+    assert main(f"train gpt2-small-flat --auto-lr --model.rounds 16 {SMALL}".split()) == 0
+    (config,) = trained
+    assert (config.optim.peak_lr, config.optim.warmup_steps) == (4e-3, 200)
+    assert config.optim.floor_lr == get_recipe("gpt2-small-flat").optim.floor_lr
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith(
+        "--auto-lr: peak rate 0.004, 200 steps of warm-up, by docs/results/transfer; tokens "
+    )
+    assert "the runs were with the unigram bias" in line or config.model.unigram_bias
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            f"gpt2-small-flat --auto-lr --optim.peak-lr 1e-3 {SMALL}",
+            "--optim.peak-lr: settles what --auto-lr",
+        ),
+        (f"gpt2-small-flat --auto-lr --optim.warmup_steps=9 {SMALL}", "--optim.warmup_steps=9: settles what"),
+        ("hrm-sudoku4 --auto-lr", "--auto-lr: is for language models"),
+        ("gpt2-small-flat --auto-lr", "tokens=49152000000: no evidence"),
+        (f"gpt2-small --auto-lr --model.rounds 16 {SMALL}", "none beside a cliff"),
+    ],
+)
+def test_auto_lr_refuses(known, trained, capsys, words, told):
+    assert main(f"train {words}".split()) == 2
+    assert told in capsys.readouterr().err
+    assert trained == []
