@@ -231,7 +231,7 @@ def METHOD_ORDER(name: str) -> tuple[bool, bool, str]:
 
 def variant(run: Run, among: Sequence[Run]) -> str:
     """The optimizer's settings in which a run differs from others of its method."""
-    # The kind is in the method's name, and older runs do not say it.
+    # The kind is in the method's name.
     names = [name for name in run.fields if name.startswith("optim.") and name != "optim.kind"]
     told = [name for name in names if len({json.dumps(one.fields.get(name)) for one in among}) > 1]
     parts = [f"{name.partition('.')[2]} {setting(run.fields[name])}" for name in told]

@@ -29,6 +29,14 @@ CONFIG_KINDS = {
     "optim.peak_lr": int | float,
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
+# What language models have that older configs do not say: no difference to one that says it.
+LATER_FIELDS = {
+    "model.alpha": "paper",
+    "model.beta": "on",
+    "model.outer_gain": True,
+    "model.flat_gain": 1.0,
+    "optim.kind": "adamw",
+}
 STAMP_KINDS = {"ranks": int, "written": str, "command": list, "shape": dict}
 METRIC_KINDS = dict.fromkeys(
     ("loss", "floor", "exact", "cells", "seconds", "tokens_per_s", "mfu"), int | float | None
@@ -138,8 +146,9 @@ def read_run(
     if not (folder / "run.json").is_file():
         return Run(folder, folder.name, run_state(folder, None), **place)
     try:
-        fields = flatten(read_object(folder / "config.json"))
         stamp = read_object(folder / "run.json")
+        fields = flatten(read_object(folder / "config.json"))
+        fields = (LATER_FIELDS | fields) if stamp.get("task") == "language" else fields
         train, validation, rates = _last_lines(folder)
         for values, kinds in (
             (fields, CONFIG_KINDS),

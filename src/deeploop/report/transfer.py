@@ -336,14 +336,15 @@ def _study(
 
 
 def _result(run: Run, histories: Histories) -> float | None:
-    """Its loss, infinite if it was lost: collapsed at its end, or not finite; None if it is not over."""
+    """Its loss, infinite if it was lost (not finite, or near the floor at its end); None if it is not over."""
     if run.state == "failed":
         log = run.folder.with_name(run.folder.name + ".log")
         return math.inf if run.fields and "non-finite" in (log_error(log) or "") else None
     if not run.ended:
         return None
     loss = histories.loss(run)
-    return math.inf if loss is None or run.validation.get("verdict") == "collapsed" else loss
+    # Undecided is lost too: a run that ends near the unigram floor has not trained.
+    return math.inf if loss is None or run.validation.get("verdict", "escaped") != "escaped" else loss
 
 
 def _curves(results: Sequence[Result]) -> dict[int, Curve]:
