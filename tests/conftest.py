@@ -18,6 +18,7 @@ import torch
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt import GPTConfig
+from deeploop.train import checkpoint
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import DeviceConfig
@@ -37,6 +38,14 @@ def exact_products():
     """A training run allows TF32 for its whole process: the next test has exact fp32 products again."""
     yield
     torch.set_float32_matmul_precision("highest")
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """The names of a checkpoint's files, in the order in which they are read for their checksums."""
+    names, real = [], checkpoint._hash
+    monkeypatch.setattr(checkpoint, "_hash", lambda path: names.append(path.name) or real(path))
+    return names
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ import deeploop
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
 from deeploop.recipes import RECIPES
-from deeploop.recipes.reasoners import BOARDS
+from deeploop.recipes.reasoners import PUZZLES
 from deeploop.train import loop
 from deeploop.train.checkpoint import list_checkpoints
 from deeploop.train.distributed import World
@@ -29,9 +29,9 @@ from deeploop.train.distributed import World
 def refused(capsys):
     """Runs a command that must fail, and gives its one line on stderr."""
 
-    def run(arguments):
+    def run(arguments, code=2):
         capsys.readouterr()
-        assert main([str(word) for word in arguments]) == 2
+        assert main([str(word) for word in arguments]) == code
         captured = capsys.readouterr()
         assert captured.err.count("\n") == 1, captured.err
         assert captured.err.endswith("\n")
@@ -152,7 +152,7 @@ def test_missing_puzzles_of_a_recipe(refused, tmp_path, monkeypatch, recipe):
     source, *words = found[1].split()[1:]
     assert words[-2:] == ["--out", str(path)]
     size = int(words[words.index("--size") + 1]) if "--size" in words else {"sudoku": 9}.get(source, 30)
-    assert BOARDS[path.name].length == size**2
+    assert PUZZLES[path.name].shape.length == size**2
 
 
 def test_a_missing_shard(refused, train_arguments, tmp_path, damaged):
@@ -331,7 +331,7 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
 
     monkeypatch.setattr("deeploop.commands.train.train", full)
     words = ["train", "tiny", "--out", tmp_path / "run", "--device.micro-batch", size]
-    assert refused(words) == (
+    assert refused(words, code=75) == (
         "the GPU's memory is full; try --device.no-graph, --device.recompute block, or "
         f"--device.micro-batch {tried}"
     )

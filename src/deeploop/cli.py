@@ -1,6 +1,6 @@
 """The command line: `deeploop COMMAND …`. Each command is a file in `deeploop.commands`.
 
-Mistakes of the user end in one line on stderr and exit code 2; DEEPLOOP_TRACEBACK=1 shows where from.
+Mistakes of the user end in one line on stderr, with a code of `exits.py`; DEEPLOOP_TRACEBACK=1 shows where.
 """
 
 import io
@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 
 import deeploop
+from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemory
 
 COMMANDS = (
     "plan",
@@ -66,13 +67,13 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
-    except (ValueError, OSError, ArithmeticError, MemoryError) as error:
+        return INTERRUPTED
+    except (ValueError, OSError, ArithmeticError, MemoryError, OutOfDeviceMemory) as error:
         if os.environ.get("DEEPLOOP_TRACEBACK"):
             raise
         name = " ".join(["deeploop", *arguments[:1]])
         print(f"{name}: error: {_message(error)}", file=sys.stderr)
-        return 2
+        return OUT_OF_MEMORY if isinstance(error, OutOfDeviceMemory) else MISTAKE
 
 
 def _message(error: Exception) -> str:

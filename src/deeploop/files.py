@@ -3,10 +3,13 @@
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
+
+LOCK_SECONDS = 1.0
 
 
 @contextmanager
@@ -55,7 +58,7 @@ def lock_folder(folder: Path) -> TextIO:
     except OSError as error:
         raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file)
     except BlockingIOError:
         file.close()
         raise ValueError(f"out={folder}: another run is writing there; choose another --out") from None
@@ -65,13 +68,28 @@ def lock_folder(folder: Path) -> TextIO:
     return file
 
 
+def lock(file: TextIO) -> None:
+    """Locks an open file; BlockingIOError where another process holds it.
+
+    Tries for a moment: one who only asks whether the file is locked holds a shared lock while it does.
+    """
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+
+
 def is_locked(path: Path) -> bool:
     """Whether a process holds a lock on the file."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # no such file, or a file system without locks, where nobody holds one
+        return False
     return False

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deeploop.commands.demo import HEADER, METHODS, DemoConfig, cell, run, verdict
+from deeploop.commands.demo import METHODS, DemoConfig, cell, run
+from deeploop.report.demo import HEADER, verdict
 from deeploop.train.metrics import read_metrics
 
 
@@ -74,7 +75,7 @@ def test_verdict_says_what_happened(small: str, large: str, says: str) -> None:
         ("DeepNorm p=1/4", config.rounds): {"verdict": small},
         ("DeepLoop p=1/2", config.rounds): {"verdict": large},
     }
-    assert says in verdict(config, results)
+    assert says in verdict(config.rounds, results)
 
 
 def test_shipped_seed_counts_are_those_of_the_readme() -> None:

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands.diagnose import LEGEND, weights_of
+from deeploop.commands.diagnose import weights_of
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.alignment_plots import alignment_figure
+from deeploop.report.diagnosis import LEGEND
 from deeploop.train import language
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
@@ -25,10 +26,11 @@ def runs(make_config, tmp_path_factory):
     return folder
 
 
-def test_a_checkpoint_gives_what_training_recorded(runs, capsys):
+def test_a_checkpoint_gives_what_training_recorded(runs, capsys, hashed):
     """The optimizer's state and its rate from the files: the same record as the live run's."""
     same = ["--sequences", "1", "--sublayers", "blocks.0.mlp", "--iterations", "3"]
     assert main(["diagnose", str(runs / "r3"), *same, "--json"]) == 0
+    assert hashed == ["model.safetensors", "optimizer.safetensors"]
     (found,) = json.loads(capsys.readouterr().out).values()
     recorded = read_metrics(runs / "r3", "diagnose")[-1]
     assert found["step"] == recorded["step"] == 6

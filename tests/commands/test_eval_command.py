@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from deeploop.cli import main
 from deeploop.eval.requests import load_scores
@@ -39,8 +40,9 @@ def command(task_files, capsys):
     return call
 
 
-def test_the_eight_tasks_end_in_the_papers_table(run, command):
+def test_the_eight_tasks_end_in_the_papers_table(run, command, hashed):
     out = command(run, "--limit", 3)
+    assert hashed == ["model.safetensors"]
     header, _, *rows = out.split("\n\n")[1].splitlines()
     headings = ["ARC-C", "ARC-E", "HellaSwag", "OBQA", "PIQA", "SciQ", "SIQA", "WG", "Avg"]
     assert header.split() == ["acc,", "%", *headings]
@@ -247,3 +249,14 @@ def test_a_missing_harness_says_how_to_get_it(run, task_files, monkeypatch, caps
     err = capsys.readouterr().err
     assert 'pip install "deeploop[eval]"' in err
     assert err.count("\n") == 1
+
+
+def test_a_full_gpu_ends_with_a_code_of_its_own(run, task_files, monkeypatch, capsys):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("deeploop.commands.eval.score", full)
+    words = [str(run), "--data", str(task_files), "--tasks", "piqa", "--batch-tokens", "900"]
+    assert main(["eval", *words]) == 75
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == "deeploop eval: error: the GPU's memory is full; try --batch-tokens 450"

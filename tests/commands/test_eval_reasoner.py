@@ -5,9 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 from deeploop.cli import main
-from deeploop.commands import eval_reasoner as evaluate_reasoner
+from deeploop.commands import eval_reasoner
 from deeploop.data.arc import ArcTask, build_arc
 from deeploop.data.sudoku import build_sudoku
 from deeploop.models.halting import HaltingConfig
@@ -85,9 +86,10 @@ def mistake(capsys):
     return call
 
 
-def test_boards_are_scored_with_the_averaged_weights(trained, tmp_path, command):
+def test_boards_are_scored_with_the_averaged_weights(trained, tmp_path, command, hashed):
     run = shutil.copytree(trained / "trm", tmp_path / "run")
     out = command(run)
+    assert hashed == ["model.safetensors", "optimizer.safetensors"]  # the averages are in the second
     assert "averaged weights: 30 examples" in out
     (record,) = scoreboard.read(run / "eval.json")
     validation = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
@@ -108,9 +110,10 @@ def test_halting_is_kept_beside_and_the_same_settings_replace(trained, tmp_path,
     assert 1 <= halting["segments"] <= 2
 
 
-def test_votes_on_arc_end_in_the_papers_table(trained, tmp_path, command):
+def test_votes_on_arc_end_in_the_papers_table(trained, tmp_path, command, hashed):
     run = shutil.copytree(trained / "hrm", tmp_path / "run")
     out = command(run)
+    assert hashed == ["model.safetensors"]
     rows = [line.split() for line in out.splitlines()]
     assert ["tasks", "solved,", "%", "K=1", "K=2", "K=10", "K=100", "K=1000"] in rows
     assert ["paper:", "vanilla", "HRM", "31.50", "36.50", "41.50", "47.50", "50.75"] in rows
@@ -174,7 +177,7 @@ def test_options_of_the_other_kind_are_refused(trained, mistake):
 
 def test_what_could_not_be_kept_is_not_computed(trained, tmp_path, mistake, monkeypatch):
     """Votes on ARC take hours: an eval.json that can't be added to is named before them."""
-    monkeypatch.setattr(evaluate_reasoner, "solve_puzzles", None)
+    monkeypatch.setattr(eval_reasoner, "solve_puzzles", None)
     run = shutil.copytree(trained / "hrm", tmp_path / "hrm")
     (run / "eval.json").write_text('{"evalu')
     assert "eval.json: can't be read" in mistake(run)
@@ -209,3 +212,12 @@ def test_what_is_not_the_runs_is_refused(trained, tmp_path, mistake):
         message = mistake(*words)
         assert "test_labels.npy has sha256" in message
         assert message.endswith("delete the folder and prepare it again")
+
+
+def test_a_full_gpu_ends_with_a_code_of_its_own(trained, monkeypatch, capsys):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(eval_reasoner, "solve_puzzles", full)
+    assert main(["eval", str(trained / "trm"), "--batch", "6"]) == 75
+    assert capsys.readouterr().err == "deeploop eval: error: the GPU's memory is full; try --batch 3\n"

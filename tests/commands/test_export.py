@@ -50,6 +50,11 @@ def refused(capsys):
     return run
 
 
+def test_the_weights_are_hashed_once(config, tmp_path, hashed):
+    assert main(["export", str(config.out), str(tmp_path / "exported")]) == 0
+    assert hashed == ["model.safetensors"]
+
+
 def test_the_same_validation_loss_in_training_validate_and_the_folder(config, folder, capsys):
     capsys.readouterr()
     assert main(["validate", str(config.out), "--json"]) == 0

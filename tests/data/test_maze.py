@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from deeploop.data.arc_grids import turn
+from deeploop.data.dihedral import turn, turn_boards
 from deeploop.data.draws import keys
-from deeploop.data.maze import GOAL, PATH, SPACE, START, WALL, build_maze, layout, turn_mazes
+from deeploop.data.maze import GOAL, PATH, SPACE, START, WALL, build_maze, layout
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_some_layouts_have_loops():
 
 
 def test_turned_mazes_have_turned_answers(mazes):
-    inputs, labels = turn_mazes(mazes.train.inputs, mazes.train.labels, keys(0)[0], np.arange(80))
+    inputs, labels = turn_boards(mazes.train.inputs, mazes.train.labels, keys(0)[0], np.arange(80))
     moves = set()
     for before, answer, after, turned in zip(
         mazes.train.inputs, mazes.train.labels, inputs, labels, strict=True

@@ -1,8 +1,11 @@
-"""When a run is over: by its last validation alone."""
+"""When a run is over, by its last validation alone; and where it stands, by its files."""
+
+import json
 
 import pytest
 
-from deeploop.report.endings import ending, outcome
+from deeploop.files import lock_folder
+from deeploop.report.endings import ending, exit_file, log_file, outcome, run_state
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,53 @@ def test_what_it_came_to():
     assert outcome({"exact": 0.842}) == "84.2% exact"
     assert outcome({"exact": 0.0}) == "0.0% exact"
     assert outcome({}) is None
+
+
+def write(path, text="{}"):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
+SAYS_ERROR = "$ deeploop train\ndeeploop train: error: no space left\n"
+
+
+@pytest.mark.parametrize(
+    ("over", "left", "noted", "log", "state"),
+    [
+        (None, False, None, None, "started"),
+        ("finished", False, None, None, "finished"),
+        ("collapsed", False, None, None, "collapsed"),
+        ("finished", True, None, None, "started"),  # its weights or its scores are missing
+        ("finished", True, {"code": 2, "failed": True}, None, "failed"),
+        ("finished", False, {"code": 2, "failed": True}, None, "finished"),
+        (None, False, {"code": 1, "failed": True}, "no word of it", "failed"),
+        (None, False, {"code": 0, "failed": False}, SAYS_ERROR, "started"),  # the exit code decides
+        (None, False, {"code": 1, "failed": False}, None, "started"),  # asked to stop
+        (None, False, None, SAYS_ERROR, "failed"),  # a folder of before codes were kept
+        (None, False, None, SAYS_ERROR + "$ deeploop train\n", "started"),
+    ],
+)
+def test_where_a_run_stands(tmp_path, over, left, noted, log, state):
+    run = tmp_path / "p0.25"
+    write(run / "run.json")
+    if noted is not None:
+        write(exit_file(run), json.dumps(noted))
+    if log is not None:
+        write(log_file(run), log)
+    assert run_state(run, over, left=left) == state
+
+
+def test_a_run_without_a_folder(tmp_path):
+    run = tmp_path / "p0.25"
+    assert run_state(run, None) == "absent"
+    write(exit_file(run), json.dumps({"code": 2, "failed": True}))
+    assert run_state(run, None) == "failed"
+    exit_file(run).write_text("cut o")
+    assert run_state(run, None) == "absent"
+
+
+def test_a_run_that_is_written_is_running(tmp_path):
+    write(tmp_path / "run" / "run.json")
+    with lock_folder(tmp_path / "run"):
+        assert run_state(tmp_path / "run", "finished") == "running"
+    assert run_state(tmp_path / "run", "finished") == "finished"

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from deeploop.report.escapes import count, loss_at, read_outcome, table, wilson
+from run_folders import write_sweep
 
 FLOOR = 7.0
 
@@ -20,11 +21,6 @@ def write_run(folder, validations, *, train=(), steps=300, warmup=100, stop=Fals
         records.append({"kind": "validation", "step": step, **values})
     records.sort(key=lambda record: record["step"])
     (folder / file).write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def write_sweep(folder, axes):
-    cells = {name: {"recipe": "tiny", "settings": {}, "axes": own} for name, own in axes.items()}
-    (folder / "sweep.json").write_text(json.dumps({"format": 1, "cells": cells}))
 
 
 START = (0, 10.8, 0.0, "between")

@@ -25,6 +25,7 @@ def test_every_rule_has_a_row(tmp_path):
             "branch_lr": 0.1,
             "branch_release_steps": 600,
         },
+        "DeepLoop p=0.5 + Muon": {"kind": "muon"},
         "DeepLoop p=0.5 + unigram bias + wait": {"model": {"unigram_bias": True}, "wait_for_escape": True},
     }
     for index, (name, fields) in enumerate(cases.items()):
@@ -52,6 +53,13 @@ def test_a_p_sweep_holds_the_papers_sandwich_alone(tmp_path):
 def test_a_release_of_no_branch_rate_is_no_cure(tmp_path):
     run = read_run(write_run(tmp_path / "run", branch_lr=1.0, branch_release_steps=600))
     assert method(run) == "DeepLoop p=0.5"
+
+
+def test_a_run_of_before_muon_is_one_of_adamw(tmp_path):
+    write_run(tmp_path / "before")
+    write_run(tmp_path / "after", kind="adamw", seed=1)
+    (setup,) = setups(find_runs([tmp_path]))
+    assert [*setup.rows] == ["DeepLoop p=0.5"]
 
 
 def test_a_p_sweep_with_the_bias_is_not_mixed_with_one_without(tmp_path):

@@ -283,23 +283,31 @@ def test_compute_and_its_total(made):
 
 @pytest.fixture
 def beside_others(tmp_path):
-    """`beside_others(["--jobs", "4"])`: a sweep of R = 1 and 3, started with these words."""
+    """`beside_others(["--jobs", "4"])`: a sweep of R = 1 and 3, with this command and fields."""
 
-    def make(words):
+    def make(words, **fields):
         for R in (1, 3):
             write_run(tmp_path / "sweep" / f"r{R}", rounds=R, mfu=0.3)
         cells = {f"r{R}": {"rounds": R} for R in (1, 3)}
-        return write_sweep(tmp_path / "sweep", cells, command=words and ["deeploop", "sweep", "s", *words])
+        old = words if words is None else ["deeploop", "sweep", "s", *words]
+        return write_sweep(tmp_path / "sweep", cells, command=old, **fields)
 
     return make
 
 
 @pytest.mark.parametrize(
-    ("words", "shared"),
-    [(["--jobs", "4"], True), (["--jobs=2"], True), (["--jobs", "1"], False), ([], False), (None, False)],
+    ("words", "fields", "shared"),
+    [
+        ([], {"jobs": 2}, True),
+        (["--jobs", "4"], {"jobs": 1}, False),  # the field tells, where there is one
+        (["--jobs", "4"], {}, True),
+        (["--jobs=2"], {}, True),
+        (["--jobs", "1"], {}, False),
+        (None, {}, False),
+    ],
 )
-def test_speeds_of_runs_that_shared_their_device_are_left_out(beside_others, tmp_path, words, shared):
-    run(ReportArgs((beside_others(words),), tmp_path / "out"))
+def test_speeds_of_runs_that_shared_their_device_are_left_out(beside_others, tmp_path, words, fields, shared):
+    run(ReportArgs((beside_others(words, **fields),), tmp_path / "out"))
     speeds = [row[3:5] for row in rows(tmp_path / "out", "compute")[1:-1]]
     assert speeds == ([[MISSING] * 2] * 2 if shared else [["900", "1.00"], ["300", "3.00"]])
     assert (tmp_path / "out" / "figures" / "cost-against-rounds.png").exists() is not shared

@@ -8,7 +8,7 @@ import pytest
 
 from deeploop.cli import main
 from deeploop.commands.runs import RunsArgs, run
-from deeploop.report import runs
+from deeploop.report import sweeps
 from deeploop.report.runs import differing, find_runs, read_history, read_run
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics, stream_back
@@ -98,14 +98,14 @@ def test_a_value_of_another_kind_is_damage(tmp_path, file, path, value):
     }
 
 
-def test_a_sweep_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+def test_a_sweep_that_may_not_be_read_is_named(tmp_path, monkeypatch, capsys):
     def refuse(path):
-        raise PermissionError(13, "Permission denied")
+        raise PermissionError(13, "Permission denied", str(path))
 
-    write_sweep(tmp_path / "sweep", {"cell": {}})
-    monkeypatch.setattr(runs, "read_object", refuse)
-    with pytest.raises(ValueError, match=r"sweep\.json: can't be read"):
-        find_runs([tmp_path])
+    folder = write_sweep(tmp_path / "sweep", {"cell": {}})
+    monkeypatch.setattr(sweeps, "read_object", refuse)
+    assert main(["runs", str(folder)]) == 2
+    assert capsys.readouterr().err == f"deeploop runs: error: {folder / 'sweep.json'}: Permission denied\n"
 
 
 def test_a_field_is_compared_among_the_runs_that_have_it(tmp_path):
@@ -214,7 +214,7 @@ def test_mistakes(tmp_path, capsys):
         "no such folder",
         "holds no run folder (run.json) and no sweep (sweep.json)",
     ]
-    assert "can't be read" in lines[2]
+    assert "sweep.json: not a sweep's" in lines[2]
 
 
 def test_the_default_folder(tmp_path, monkeypatch, capsys):

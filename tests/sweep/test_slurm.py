@@ -38,7 +38,7 @@ def test_a_job_trains_its_cell_under_torchrun(sweep):
     (cell,) = sweep.cells
     assert read_metrics(sweep.run_folder(cell), "validation")[-1]["step"] == 4
     assert not (sweep.run_folder(cell) / "checkpoints").exists()
-    assert "torch.distributed.run --standalone --nproc-per-node 1" in sweep.log_file(cell).read_text()
+    assert "deeploop.sweep.torchrun --standalone --nproc-per-node 1" in sweep.log_file(cell).read_text()
     assert slurm.submit(sweep, config, keep_weights=False, cluster="local") == {}
 
 

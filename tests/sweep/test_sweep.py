@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from deeploop import files
 from deeploop.cli import main
 from deeploop.commands import sweep
 from deeploop.commands.sweep import SweepArgs
+from deeploop.exits import OUT_OF_MEMORY
 from deeploop.files import is_locked
-from deeploop.report.endings import MEMORY_IS_FULL, log_error
+from deeploop.report.endings import exit_file
+from deeploop.report.runs import read_run
 from deeploop.sweep import board, launch
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Grid, along, read_grid
@@ -132,6 +135,7 @@ def test_killed_and_begun_again_a_sweep_repeats_no_cell_and_loses_none(grid_file
 def fake(folder, steps_done=4, checkpoint=True, verdict="escaped"):
     """A run folder as a finished training leaves it."""
     folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
     record = {"kind": "validation", "step": steps_done, "loss": 1.0, "floor": 2.0, "similarity": 0.1}
     (folder / "metrics.jsonl").write_text(json.dumps({**record, "verdict": verdict}) + "\n")
     if checkpoint:
@@ -182,6 +186,8 @@ def test_a_collapsed_cell_is_finished_only_if_its_guard_stops_it(small):
     assert folder.next_command(cell) is not None
     guarded, cell = small(**{"guard.stop": True})
     assert guarded.next_command(cell) is None
+    assert guarded.progress(cell).state == "collapsed"
+    assert board.summary({cell.name: guarded.progress(cell)}, 1) == "1 of 1 cells finished"
     warming, cell = small(**{"guard.stop": True, "optim.warmup_steps": 4})
     assert warming.next_command(cell) is not None
 
@@ -269,18 +275,29 @@ def test_weights_are_dropped_when_the_cell_is_finished(run_fakes):
         ("true", "no progress"),  # else it would be started again for ever
     ],
 )
-def test_why_a_cell_failed_is_the_end_of_its_log(run_fakes, line, error):
+def test_why_a_cell_failed_is_kept(run_fakes, line, error):
     folder, cell, failed = run_fakes(line)
     assert failed == {"seed0": error}
-    assert log_error(folder.log_file(cell)) == error
+    assert json.loads(exit_file(folder.run_folder(cell)).read_text())["error"] == error
     assert folder.progress(cell).state == "failed"
+    assert read_run(folder.run_folder(cell)).state == "failed"
+
+
+def test_a_cell_fails_by_its_exit_code_whatever_it_prints(run_fakes):
+    folder, cell, failed = run_fakes(FINISH + "; echo deeploop train: error: only a word; exit 0")
+    assert failed == {}
+    assert folder.progress(cell).state == "finished"
+    (folder.run_folder(cell) / "metrics.jsonl").unlink()
+    assert folder.progress(cell).state == "absent"  # it printed the same
+    launch.start(["true"], folder.run_folder(cell), {}).wait()
+    assert not exit_file(folder.run_folder(cell)).exists()  # it was the attempt's before
 
 
 # Takes one of the device's places in memory, and holds it until two were turned away.
 CROWDED = (
     "here={out}/device$CUDA_VISIBLE_DEVICES; mkdir -p $here;"
     "for place in {places}; do mkdir $here/place$place 2>/dev/null && mine=$place && break; done;"
-    '[ $mine ] || {{ touch $here/full$$; echo "deeploop train: error: {full}; try …" >&2; exit 2; }};'
+    "[ $mine ] || {{ touch $here/full$$; exit {full}; }};"
     "for wait in $(seq 500); do [ $(ls {out}/device* | grep -c full) -ge 2 ] && break; sleep 0.02; done;"
     "sleep 0.1; rmdir $here/place$mine;"
 )
@@ -293,7 +310,7 @@ def crowd(tmp_path, monkeypatch, cells, room):
     asked, places = folder.next_command, " ".join(map(str, range(room)))
 
     def command(cell):
-        line = CROWDED.format(out=tmp_path, places=places, full=MEMORY_IS_FULL)
+        line = CROWDED.format(out=tmp_path, places=places, full=OUT_OF_MEMORY)
         return asked(cell) and ["sh", "-c", line + FINISH.format(run=folder.run_folder(cell))]
 
     monkeypatch.setattr(folder, "next_command", command)
@@ -325,7 +342,7 @@ def test_a_cell_that_is_too_large_for_the_card_costs_the_others_one_slot(tmp_pat
     grid = Grid("own", "tiny", along("seed", range(9)), {"optim.steps": 4, "optim.warmup_steps": 2})
     folder = SweepFolder(tmp_path, grid, grid.cells())
     asked = folder.next_command
-    large = f'echo "deeploop train: error: {MEMORY_IS_FULL}"; echo +++ ranks; exit 2'
+    large = f'echo "deeploop train: error: too large"; echo +++ ranks; exit {OUT_OF_MEMORY}'
 
     def command(cell):
         fits = FINISH.format(run=folder.run_folder(cell))
@@ -335,7 +352,7 @@ def test_a_cell_that_is_too_large_for_the_card_costs_the_others_one_slot(tmp_pat
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
     local = launch.Local(folder, [{}] * 3, True, lambda running: None)
     local.run(Stop())
-    assert local.failed == {"seed1": MEMORY_IS_FULL}
+    assert local.failed == {"seed1": "too large"}
     assert len(local.given_up) == 1
     assert folder.log_file(folder.cells[1]).read_text().count("\n$ ") == 1  # tried again once, alone
 
@@ -345,11 +362,12 @@ def test_after_its_minutes_a_cell_that_found_no_room_is_left(tmp_path, monkeypat
     local = launch.Local(folder, [{}] * 3, True, lambda running: None, minutes=0.05 / 60)
     local.run(Stop())  # begins all three; its time is over when there is room again
     assert local.failed == {}
-    assert sum(folder.progress(cell).state == "finished" for cell in folder.cells) == 1
+    states = sorted(folder.progress(cell).state for cell in folder.cells)
+    assert states == ["absent", "absent", "finished"]  # having found no room is no failure
 
 
 def test_asked_to_stop_a_sweep_asks_its_cells_and_says_how_to_go_on(grid_file, tmp_path, monkeypatch, capfd):
-    saves = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    saves = "trap 'echo saved; exit 1' TERM; echo ready; while :; do sleep 0.05; done"
     monkeypatch.setattr(SweepFolder, "next_command", lambda self, cell: ["sh", "-c", saves])
     out = tmp_path / "out"
     process = begin(grid_file(short={"seed": 0}, long={"seed": 1}, other={"seed": 2}), out)
@@ -359,17 +377,20 @@ def test_asked_to_stop_a_sweep_asks_its_cells_and_says_how_to_go_on(grid_file, t
     process.join()
     assert process.exitcode == 130
     assert all(log.read_text().endswith("ready\nsaved\n") for log in logs)
+    for name in ("short", "long"):  # torchrun ends with 1 too when it is asked to stop
+        assert json.loads(exit_file(out / name).read_text()) == {"code": 1, "failed": False, "error": ""}
     assert not (out / "other.log").exists()
     assert "stopped; go on with the same command: deeploop" in capfd.readouterr().err
 
 
 def test_a_process_that_outlived_its_sweep_is_waited_for(run_fakes, tmp_path, monkeypatch):
-    log = tmp_path / "seed0.log"
-    process = launch.start(["sh", "-c", "sleep 0.5;" + FINISH.format(run=tmp_path / "seed0")], log, {})
+    run, log = tmp_path / "seed0", tmp_path / "seed0.log"
+    process = launch.start(["sh", "-c", "sleep 0.5;" + FINISH.format(run=run)], run, {})
     assert is_locked(log)
-    monkeypatch.setattr(launch, "LOCK_SECONDS", 0.1)
+    assert read_run(run).state == "running"
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.1)
     with pytest.raises(BlockingIOError):
-        launch.start(["true"], log, {})
+        launch.start(["true"], run, {})
     _, _, failed = run_fakes("echo must not be started")
     process.wait()
     assert failed == {}
@@ -397,14 +418,13 @@ def test_one_who_only_looks_does_not_keep_a_process_from_starting(tmp_path):
     with log.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # as is_locked does
         threading.Timer(0.2, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
-        assert launch.start(["true"], log, {}).wait() == 0
+        assert launch.start(["true"], tmp_path / "cell", {}).wait() == 0
 
 
 def test_torchrun_gives_its_ranks_time_to_save(tmp_path, monkeypatch):
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
-    log = tmp_path / "cell.log"
-    launch.start(["sh", "-c", "echo $TORCH_ELASTIC_SHUTDOWN_TIMEOUT"], log, {}).wait()
-    assert log.read_text().splitlines()[-1] == str(launch.SAVE_SECONDS)
+    launch.start(["sh", "-c", "echo $TORCH_ELASTIC_SHUTDOWN_TIMEOUT"], tmp_path / "cell", {}).wait()
+    assert (tmp_path / "cell.log").read_text().splitlines()[-1] == str(launch.SAVE_SECONDS)
 
 
 def test_devices(monkeypatch):
@@ -423,7 +443,7 @@ def test_devices(monkeypatch):
 def test_several_gpus_a_cell_go_through_torchrun(small):
     folder, cell = small()
     four = SweepFolder(folder.out, folder.grid, folder.cells, gpus=4)
-    assert "torch.distributed.run" in four.next_command(cell)
+    assert "deeploop.sweep.torchrun" in four.next_command(cell)
     assert four.next_command(cell)[3:8] == ["--standalone", "--nproc-per-node", "4", "-m", "deeploop"]
 
 
@@ -442,9 +462,16 @@ def test_a_changed_cell_is_refused_and_a_larger_grid_is_not(small, monkeypatch):
         other.write()
     small(**{"device.micro_batch": 2})[0].write()  # of no consequence
     more = Grid("own", "tiny", along("seed", [0, 1]), folder.grid.settings)
-    SweepFolder(folder.out, more, more.cells()).write()
+    SweepFolder(folder.out, more, more.cells()[1:]).write()  # a part that has no cell of the one before
     folder.write()  # the smaller one again: what was added stays
     assert list(json.loads((folder.out / "sweep.json").read_text())["cells"]) == ["seed0", "seed1"]
+
+
+def test_the_cells_on_a_device_are_the_most_of_any_start(small):
+    folder, _ = small()
+    for jobs, kept in ((1, 1), (4, 4), (1, 4)):  # a cell of the second start had neighbours
+        folder.write(jobs)
+        assert json.loads((folder.out / "sweep.json").read_text())["jobs"] == kept
 
 
 @pytest.mark.parametrize(

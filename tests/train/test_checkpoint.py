@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(copied, make_confi
     if damage == "remove":
         path.unlink()
     with pytest.raises(ValueError, match=re.escape(f"{path}: ")) as error:
-        deeploop.load(copied)  # who asks for these weights is told, and not given others
+        read_state(path.parent)
     assert "\n" not in str(error.value)
     *_, before, newest = names(copied)
     expected = train(make_config(copied.with_name("undisturbed"), optim={"steps": 7}))
@@ -113,6 +113,40 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(copied, make_confi
     assert found["loss"] == expected["loss"]
     assert (copied / "checkpoints" / f"damaged-{newest}").is_dir()
     read_state(copied / "checkpoints" / newest)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_who_asks_for_damaged_weights_is_told_and_not_given_others(copied, file):
+    """What is not loaded is not read, and may be damaged."""
+    path = last_checkpoint(copied) / file
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 1
+    path.write_bytes(content)
+    if file in ("model.safetensors", "state.json"):
+        with pytest.raises(ValueError, match=re.escape(f"{path}: ")):
+            deeploop.load(copied)
+    else:
+        deeploop.load(copied)
+
+
+def test_each_file_is_hashed_once_and_only_if_it_is_loaded(copied, make_config, hashed):
+    deeploop.load(copied)
+    assert hashed == ["model.safetensors"]
+    hashed.clear()
+    train(make_config(copied, resume=True, optim={"steps": 7}))
+    assert sorted(hashed) == FILES[:3]
+    hashed.clear()
+    step = read_state(last_checkpoint(copied), ())["step"]
+    assert (step, hashed) == (7, [])
+
+
+def test_a_file_that_is_not_listed_is_refused(copied):
+    checkpoint = last_checkpoint(copied)
+    state = json.loads((checkpoint / "state.json").read_text())
+    del state["sha256"]["model.safetensors"]
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=r"model\.safetensors: damaged"):
+        deeploop.load(copied)
 
 
 def test_when_none_is_whole_nothing_is_trained(copied, make_config):

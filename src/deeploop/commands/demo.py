@@ -14,7 +14,7 @@ from deeploop.commands.parsing import run_command
 from deeploop.commands.prepare import PrepareStdlib
 from deeploop.commands.prepare import run as run_prepare
 from deeploop.recipes.gpt import tiny
-from deeploop.report import page, plots
+from deeploop.report.demo import write
 from deeploop.train.config import TrainConfig
 from deeploop.train.metrics import LogConfig, read_metrics
 
@@ -23,8 +23,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "DeepNorm p=1/4": {"block": "sandwich", "p": 0.25},
     "DeepLoop p=1/2": {"block": "sandwich", "p": 0.5},
 }
-HEADER = ("block", "R", "N", "alpha", "beta", "loss", "floor - loss", "token sim.", "outcome")
-OUTCOMES = {"escaped": "trains", "collapsed": "COLLAPSED", "between": "undecided"}
 
 
 @dataclass(frozen=True)
@@ -92,108 +90,16 @@ def run(config: DemoConfig) -> str:
         print(f"\n[{number}/{len(cells)}] {method}, {settings.model.blocks} blocks × {r} rounds", flush=True)
         if train(settings)["ended"] == "stopped":
             raise KeyboardInterrupt  # the run is saved; whoever asked to stop means the whole demo
-    results = {key: read_metrics(settings.out, "validation")[-1] for key, settings in cells.items()}
-    floor = next(iter(results.values()))["floor"]
-    rows = [table_row(cells[key], key, result) for key, result in results.items()]
-    picture, html = config.out / "loss.png", config.out / "index.html"
-    figure = draw(config, cells, floor)
-    plots.save_png(figure, picture)
-    html.write_text(make_page(config, rows, figure, floor, results), encoding="utf-8")
-    return (
-        f"\n{page.text_table(HEADER, rows)}\n\n{verdict(config, results)}\n"
-        f"Unigram floor: {floor:.3f} nats, the best that a model can do which ignores its input.\n\n"
-        f"picture  {picture}\npage     {html}\nruns     {next(iter(cells.values())).out.parent}"
-    )
+    results = {key: read_result(settings) for key, settings in cells.items()}
+    folders = {key: settings.out for key, settings in cells.items()}
+    return write(config.out, results, folders, rounds=config.rounds, seed=config.seed)
 
 
-def table_row(settings: TrainConfig, key: tuple[str, int], result: dict[str, Any]) -> tuple[str, ...]:
-    model, (method, rounds) = settings.model, key
-    scaled = model.block == "sandwich"
-    return (
-        method,
-        str(rounds),
-        str(model.depth),
-        f"{model.scales.alpha:.3f}" if scaled else "–",
-        f"{model.scales.beta:.4f}" if scaled else "–",
-        f"{result['loss']:.3f}",
-        f"{result['floor'] - result['loss']:+.3f}",
-        f"{result['similarity']:.2f}",
-        OUTCOMES[result["verdict"]],
-    )
-
-
-def verdict(config: DemoConfig, results: dict[tuple[str, int], dict[str, Any]]) -> str:
-    """One sentence on the two exponents at the looped depth: whatever it is that happened."""
-    small, large = (
-        results[method, config.rounds]["verdict"] for method in ("DeepNorm p=1/4", "DeepLoop p=1/2")
-    )
-    start = f"At R = {config.rounds}"
-    match small, large:
-        case "collapsed", "escaped":
-            return (
-                f"{start} the exponent decides: p = 1/4 ends with all positions in one state, p = 1/2 trains."
-            )
-        case "escaped", "escaped":
-            return f"{start} both exponents train with this seed; the ramp spared p = 1/4 too."
-        case "collapsed", "collapsed":
-            return f"{start} both exponents collapse with this seed; a slower ramp is what to try."
-        case "escaped", "collapsed":
-            return (
-                f"{start} p = 1/4 trains and p = 1/2 collapses with this seed: not what the bound predicts."
-            )
-    return f"{start} with this seed: p = 1/4 {OUTCOMES[small]}; p = 1/2 {OUTCOMES[large]}."
-
-
-def draw(config: DemoConfig, cells: dict[tuple[str, int], TrainConfig], floor: float) -> plots.Figure:
-    panels = [
-        (
-            f"R = {rounds}" + (" (no block is revisited)" if rounds == 1 else " (looped)"),
-            [
-                plots.Curve(method, cells[method, rounds].out, colour)
-                for method, colour in zip(METHODS, plots.COLOURS, strict=False)
-            ],
-        )
-        for rounds in (1, config.rounds)
-    ]
-    return plots.loss_and_similarity(panels, floor)
-
-
-def make_page(
-    config: DemoConfig,
-    rows: list[tuple[str, ...]],
-    figure: plots.Figure,
-    floor: float,
-    results: dict[tuple[str, int], dict[str, Any]],
-) -> str:
-    return page.page(
-        "DeepLoop demo: what the exponent decides",
-        [
-            page.paragraph(
-                f"Two stored blocks, applied once and {config.rounds} times. The same seed, data and "
-                "schedule each time; only the residual equation changes. All numbers are from the runs "
-                "beside this page."
-            ),
-            page.figure(
-                plots.inline_svg(figure),
-                "Training loss (running mean of 5 readings) and mean cosine between token states. The "
-                f"dashed line is the unigram floor, {floor:.3f} nats: a model whose positions all carry "
-                "one state (similarity 1) cannot go below it.",
-            ),
-            page.paragraph(verdict(config, results)),
-            page.table(HEADER, rows),
-            page.heading("What you see"),
-            page.paragraph(
-                "A looped block's update is summed over its visits and read back by all of them. The "
-                "sandwich block answers with alpha = (2N)^p on the skip and beta = (8N)^-p in the initial "
-                "branch matrices: the larger p is, the less of an update reaches the stream. While the "
-                "learning rate rises, every position can drift into one state, and then the loss stands at "
-                "the floor. How often this happens depends on p, on the depth, on the seed and on how fast "
-                "the rate rises; docs/results/demo counts it over seeds."
-            ),
-            page.heading("Again, with another seed"),
-            page.command(f"deeploop demo --seed {config.seed + 1}"),
-        ],
-    )
+def read_result(settings: TrainConfig) -> dict[str, Any]:
+    """A run's last validation, and the scales of its residuals where they are not 1."""
+    model = settings.model
+    scales = {"alpha": model.scales.alpha, "beta": model.scales.beta} if model.rule else {}
+    return {**read_metrics(settings.out, "validation")[-1], "depth": model.depth, **scales}
 
 
 def main(arguments: list[str]) -> int:

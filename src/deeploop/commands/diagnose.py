@@ -5,8 +5,7 @@ and the exponent that it asks for.
 """
 
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,15 +23,15 @@ from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.diagnose.audit import Finding, audit_alpha, audit_beta, count_visits, problems
 from deeploop.diagnose.examine import Effort, examine, pick_sublayers
-from deeploop.diagnose.exponent import GammaFit, Point, fit_gamma, verdict
+from deeploop.diagnose.exponent import GammaFit, as_series, describe, fit_gamma, gamma_points, verdict
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.diagnose.visit_grads import residual_sublayers
 from deeploop.models.gpt import GPTConfig, LoopedGPT
 from deeploop.nn.residual import ALPHA
-from deeploop.report import page, plots
+from deeploop.report import diagnosis, plots
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
 from deeploop.theory import ScalingRule
-from deeploop.train.checkpoint import load_moments, read_state
+from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_state
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import read_metrics
@@ -48,10 +47,9 @@ from deeploop.train.rundir import (
 )
 
 PROBE_TOKENS = 1024
-LEGEND = (
-    "U maps a change that one visit reads to the output; G is the update that a visit asks for. A ratio is\n"
-    "R where the visits do the same, about √R where they are unrelated. Own κ is the two ratios' product\n"
-    "over R; κ has the largest visits of all sublayers below its line (docs/alignment.md)."
+UNDER_MUON = (
+    "Trained with Muon: its step is not linear in a visit's gradient and can't be undone from its momentum.\n"
+    "κ_R is that of raw gradients, and the effect of the last step is not measured."
 )
 
 
@@ -99,7 +97,9 @@ def run(args: DiagnoseArgs) -> str:
         folder = results_folder(path)
         (folder / "diagnose.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
-        texts.append(f"{report(record, config, path)}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
+        said = diagnosis.text(record, config.model, path, has_alpha=alpha_rule(config.model) is not None)
+        said += f"\n\n{UNDER_MUON}" if config.optim.kind == "muon" else ""
+        texts.append(f"{said}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
     found: dict[str, Any] = {str(path): record for path, record in records.items()}
     if len({record["rounds"] for record in records.values()}) > 1:
         fits, text = gamma_report(records, configs)
@@ -163,8 +163,10 @@ def weights_of(
         return fresh.to(device).eval(), tokenizer, None, 0
     checkpoint = require_checkpoint(path)
     step = int(checkpoint.name.removeprefix("step-"))
+    saved = read_state(checkpoint, [OPTIMIZER])
     moments = load_moments(checkpoint)
-    if not moments:  # weights that were published without their optimizer
+    # Weights that were published without their optimizer, or trained with one whose step is not Adam's.
+    if not moments or config.optim.kind == "muon":
         return model, tokenizer, None, step
     # Of checkpoints that do not say it, which were written before anything could change the schedule.
     scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
@@ -172,7 +174,7 @@ def weights_of(
         exp_avg={name: own["exp_avg"] for name, own in moments.items()},
         exp_avg_sq={name: own["exp_avg_sq"] for name, own in moments.items()},
         step=int(next(iter(moments.values()))["step"]),  # Adam's own: skipped steps are not in it
-        lr=read_state(checkpoint).get("lr", scheduled),
+        lr=saved.get("lr", scheduled),
         betas=config.optim.betas,
         eps=config.optim.eps,
         weight_decay=config.optim.weight_decay,
@@ -235,70 +237,11 @@ def alpha_rule(config: GPTConfig) -> ScalingRule | Callable[[int, int], float] |
     return lambda K, R: replace(config, blocks=K, rounds=R).scales.alpha
 
 
-def report(record: dict[str, Any], config: TrainConfig, path: Path) -> str:
-    """One run for a terminal."""
-    model, R = config.model, record["rounds"]
-    rule = f"p = {model.p:g}" if model.rule else model.block
-    for name, value in zip("αβε", model.scales, strict=True):
-        rule += f", {name} = {value:.4g}" if value != 1 else ""
-    rows = [
-        (
-            name,
-            f"{_most(own, 'sensitivity'):.2f}",
-            f"{_most(own, 'update'):.2f}",
-            f"{own['own_kappa']:.2f}",
-            f"{record['kappas'][name]:.2f}",
-            f"{own['change']:.1%}",
-        )
-        for name, own in record["sublayers"].items()
-    ]
-    header = ("sublayer", "‖ΣU‖/max‖U‖", "‖ΣG‖/max‖G‖", "own κ", "κ", "last change of a norm")
-    audited = f"audit: each of {model.blocks} blocks is visited {R} times"
-    audited += f", α is right at all {2 * model.blocks} residuals" if alpha_rule(model) else ""
-    ratios = [max(own["ratio"]) for own in record["stream"].values()]
-    parts = [
-        f"{path} at step {record['step']}: {model.blocks} blocks × {R} rounds, {rule}; "
-        f"{record['updates']} updates G; probe of {record['tokens']:,} tokens of {record['probe']}",
-        "\n".join(record["audit"]) or audited,
-        page.text_table(header, rows),
-        LEGEND,
-        f"κ_R = {record['kappa']:.2f} of at most {R} (raw gradients {record['kappa_raw']:.2f}); "
-        f"token similarity {record['similarity']:.2f}; branch to skip at most {max(ratios):.3g}",
-    ]
-    if effect := record.get("step_effect"):
-        parts.append(
-            f"last step: ‖ΔF‖/‖F‖ = {effect['measured']:.2e}, to first order {effect['first_order']:.2e}, "
-            f"bound (of the {len(record['sublayers'])} sublayers looked at, without momentum and clipping) "
-            f"{effect['bound']:.2e}; largest update to weight "
-            f"{max(effect['update_to_weight'].values()):.2%}"
-        )
-    parts.append(one_depth_verdict(record, "" if model.rule else model.block))
-    return "\n\n".join(parts)
-
-
-def one_depth_verdict(record: dict[str, Any], block: str) -> str:
-    """What a single R can say: where κ stands between 1 (γ = 0) and R (γ = 1).
-
-    `block` names one that has not the paper's rule.
-    """
-    R, own = record["rounds"], [one["own_kappa"] for one in record["sublayers"].values()]
-    if R == 1:
-        return "One round: nothing is revisited, and ¼ is enough."
-    low, high = (
-        min(1.0, max(0.0, math.log(k) / math.log(R))) if k > 0 else 0.0 for k in (min(own), max(own))
-    )
-    text = (
-        f"Sublayer by sublayer, own κ lies between R^{low:.2f} and R^{high:.2f}: read as growth from κ_1, "
-        f"it asks for p from {(1 + low) / 4:.2f} to {(1 + high) / 4:.2f}. For a fit, give runs at several R."
-    )
-    return text + f" ({block} has no β/α: its alignment, not its bound.)" if block else text
-
-
 def gamma_report(
     records: dict[Path, dict[str, Any]], configs: dict[Path, TrainConfig]
 ) -> tuple[dict[str, GammaFit], str]:
     """γ over the runs given, by each sublayer's own κ and by the paper's κ_R; and that in words."""
-    points = gamma_points(records, {path: config.seed for path, config in configs.items()})
+    points = gamma_points([(config.seed, records[path]) for path, config in configs.items()])
     fits = {title: fit_gamma(own) for title, own in points.items()}
     target = results_folder(next(iter(records))) / "gamma.png"
     plots.save_png(gamma_figure(as_series(points["own κ"]), "own κ", fits["own κ"].gamma), target)
@@ -306,38 +249,6 @@ def gamma_report(
     return fits, "\n".join(
         ["γ of κ ~ R^γ over these runs", *lines, verdict(fits["own κ"], "own κ"), f"written: {target}"]
     )
-
-
-def as_series(points: Sequence[Point]) -> dict[str, list[tuple[int, float]]]:
-    """(R, κ) in order of R, by series."""
-    series: dict[str, list[tuple[int, float]]] = {}
-    for point in sorted(points, key=lambda point: point.rounds):
-        series.setdefault(point.series, []).append((point.rounds, point.kappa))
-    return series
-
-
-def gamma_points(records: dict[Path, dict[str, Any]], seeds: dict[Path, int]) -> dict[str, list[Point]]:
-    """Series for the fits: a sublayer of a seed, or the seed's κ_R."""
-    return {
-        "own κ": [
-            Point(record["rounds"], one["own_kappa"], f"{name}, seed {seeds[path]}")
-            for path, record in records.items()
-            for name, one in record["sublayers"].items()
-        ],
-        "κ_R": [
-            Point(record["rounds"], record["kappa"], f"seed {seeds[path]}")
-            for path, record in records.items()
-        ],
-    }
-
-
-def describe(fit: GammaFit) -> str:
-    spread = f" [{fit.low:.2f}, {fit.high:.2f}]" if math.isfinite(fit.low) else ""
-    return f"γ = {fit.gamma:.2f}{spread} from {len(fit.slopes)} series, p ≥ {fit.p:.2f}"
-
-
-def _most(own: dict[str, Any], what: str) -> float:
-    return own[f"{what}_sum"] / max(max(own[f"{what}_norms"]), 1e-30)
 
 
 def main(arguments: list[str]) -> int:

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import torch
 
 from deeploop.commands import gallery
+from deeploop.commands.memory import memory_advice
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.eval.arc_votes import TaskVotes, vote
 from deeploop.eval.reasoning import Solver, score, spread, spread_rows
 from deeploop.eval.voting import ladder
 from deeploop.models.reasoner import PuzzleShape
 from deeploop.report import scoreboard
-from deeploop.report.endings import MEMORY_IS_FULL
 from deeploop.report.page import text_table
 from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.train.checkpoint import read_state
@@ -81,11 +81,7 @@ def run(
     asked = {"views": options.views, "limit": limit, "halt": options.halt}
     with open_solver(folder, options, device) as solver:
         start = time.perf_counter()
-        try:
-            result, tasks = solve_puzzles(solver, puzzles, options, limit)
-        except torch.OutOfMemoryError:
-            half = max(1, solver.batch // 2)
-            raise ValueError(f"{MEMORY_IS_FULL}; try --batch {half}") from None
+        result, tasks = solve_puzzles(solver, puzzles, options, limit)
         seconds = time.perf_counter() - start
         record = {
             **read_model(folder, solver),
@@ -117,7 +113,7 @@ def matching_puzzles(folder: Path, data: Path | None) -> PuzzleSet:
             raise
         raise ValueError(f"{error}; if they moved, say where they are: --data FOLDER") from None
     checkpoint, trained = require_checkpoint(folder), str(read_stamp(folder).get("puzzles"))
-    if (saved := str(read_state(checkpoint).get("puzzles"))) != trained:
+    if (saved := str(read_state(checkpoint, ()).get("puzzles"))) != trained:
         raise ValueError(
             f"{checkpoint}: a checkpoint of other puzzles ({saved:.12}…) than the run's ({trained:.12}…)"
         )
@@ -138,16 +134,18 @@ def open_solver(
 ) -> Iterator[Solver]:
     device_config = replace(load_any_config(folder).device, kind=device)
     with open_world(device_config) as world:
-        model, config = load_reasoner(folder, device=world.device)
-        choose_execution(device_config, world, model).apply(wrap(model, device_config, world))
-        yield Solver(
-            model,
-            config.halting,
-            options.batch or (512 if world.device.type == "cuda" else 64),
-            world.device,
-            partial(arithmetic, device_config, world.device),
-            options.halt,
-        )
+        batch = options.batch or (512 if world.device.type == "cuda" else 64)
+        with memory_advice(f"--batch {max(1, batch // 2)}"):
+            model, config = load_reasoner(folder, device=world.device)
+            choose_execution(device_config, world, model).apply(wrap(model, device_config, world))
+            yield Solver(
+                model,
+                config.halting,
+                batch,
+                world.device,
+                partial(arithmetic, device_config, world.device),
+                options.halt,
+            )
 
 
 def read_model(folder: Path, solver: Solver) -> dict[str, Any]:

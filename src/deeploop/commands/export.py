@@ -110,7 +110,7 @@ def _model_type(config: Path) -> str | None:
 def model_card(run: Path, model: LoopedGPT) -> str:
     """README.md of the export: what it is, where it comes from, how it is loaded."""
     train, checkpoint = load_config(run), require_checkpoint(run)
-    state, config = read_state(checkpoint), model.config
+    state, config = read_state(checkpoint, ()), model.config  # the weights were verified as they were loaded
     alpha, beta, epsilon = config.scales
     facts = {
         "stored blocks K": config.blocks,

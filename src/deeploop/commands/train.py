@@ -4,13 +4,15 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import choose, parse, summary
 from deeploop.recipes import RECIPES, get_recipe
-from deeploop.report.endings import MEMORY_IS_FULL, is_out_of_memory
+from deeploop.recipes.reasoners import require_puzzles
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
 from deeploop.train.config import TrainConfig, to_dict
 from deeploop.train.loop import train
+from deeploop.train.puzzle import PuzzleDataConfig
 
 # What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
 TRAIN_WORDS = {
@@ -40,18 +42,12 @@ def main(arguments: list[str]) -> int:
         config, told = with_measured_rate(config, rest)
         if is_first_rank:
             print(told)
-
-    try:
+    if isinstance(config.data, PuzzleDataConfig):
+        require_puzzles(config.data.path)
+    size = config.device.micro_batch
+    smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
+    with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):
         result = train(config)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        size = config.device.micro_batch
-        smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
-        raise ValueError(
-            f"{MEMORY_IS_FULL}; try --device.no-graph, --device.recompute block, or "
-            f"--device.micro-batch {smaller}"
-        ) from None
     if is_first_rank:
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"

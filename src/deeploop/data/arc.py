@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from deeploop.data.arc_grids import COLOURS, SIDE, VOCABULARY, encode, turn
+from deeploop.data.arc_grids import COLOURS, SIDE, VIEW_PARAMETERS, VOCABULARY, encode
+from deeploop.data.dihedral import turn
 from deeploop.data.draws import keys, orders, words
 from deeploop.data.puzzles import PuzzleSet, write_puzzles
 from deeploop.data.workers import process_map
@@ -130,7 +131,7 @@ def task_views(task: ArcTask, augmentations: int, seed: int) -> np.ndarray:
     """The task's distinct views, uint8 (up to 1 + augmentations, 11); the first is the task as it is."""
     tries = TRIES * augmentations
     drawn = words(keys(seed, *_name_seed(task))[0], np.arange(tries), COLOURS)
-    views = np.zeros((1 + tries, 1 + COLOURS), dtype=np.uint8)
+    views = np.zeros((1 + tries, VIEW_PARAMETERS), dtype=np.uint8)
     views[0, 1:] = np.arange(COLOURS)
     views[1:, 0] = drawn[:, 0] % np.uint64(8)
     views[1:, 2:] = 1 + orders(drawn[:, 1:])

@@ -7,25 +7,13 @@ colours that leaves black alone.
 
 import numpy as np
 
+from deeploop.data.dihedral import INVERSE, turn
+
 SIDE = 30
 EOS, FIRST_COLOUR = 1, 2
 COLOURS = 10
 VOCABULARY = FIRST_COLOUR + COLOURS
-
-# The dihedral moves: same, rotations by 90, 180 and 270 degrees against the clock, left-right, up-down,
-# transpose, anti-transpose; INVERSE[d] undoes move d.
-INVERSE = (0, 3, 2, 1, 4, 5, 6, 7)
-
-
-def turn(grid: np.ndarray, move: int) -> np.ndarray:
-    """One of the eight dihedral moves, as a view of the same memory."""
-    if move in (1, 3, 6, 7):
-        grid = grid.T
-    if move in (1, 2, 5, 7):
-        grid = grid[::-1]
-    if move in (2, 3, 4, 7):
-        grid = grid[:, ::-1]
-    return grid
+VIEW_PARAMETERS = 1 + COLOURS  # the move, then what each colour becomes
 
 
 def augment(grid: np.ndarray, view: np.ndarray) -> np.ndarray:

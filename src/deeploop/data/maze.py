@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from deeploop.data.arc_grids import turn
+from deeploop.data.dihedral import turn
 from deeploop.data.draws import keys, orders, words
 from deeploop.data.generated import Candidate, build_generated, check_counts
 from deeploop.data.puzzles import PuzzleSet
@@ -110,19 +110,6 @@ def _way_back(away: list[int], cell: int, size: int) -> list[int]:
         cell = next(there for there in inside if away[there] == away[cell] - 1)
         path.append(cell)
     return path
-
-
-def turn_mazes(
-    inputs: np.ndarray, labels: np.ndarray, key: np.ndarray, numbers: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mazes and answers, each pair under a dihedral move of its own."""
-    size = int(inputs.shape[1] ** 0.5)
-    moves = (words(key, numbers, 1)[:, 0] % np.uint64(8)).tolist()
-    turned = np.empty((2, *inputs.shape), dtype=inputs.dtype)
-    for out, grids in zip(turned, (inputs, labels), strict=True):
-        for row, grid, move in zip(out, grids, moves, strict=True):
-            row.reshape(size, size)[:] = turn(grid.reshape(size, size), move)
-    return turned[0], turned[1]
 
 
 def build_maze(

@@ -12,15 +12,11 @@ import torch
 from torch import Tensor
 
 from deeploop.data.draws import FEISTEL_ROUNDS, keys, permute, words
-from deeploop.data.maze import turn_mazes
+from deeploop.data.puzzle_kinds import KINDS
 from deeploop.data.puzzles import PuzzleSet
-from deeploop.data.sudoku_symmetry import shuffle_sudokus
 
 Rows = slice | np.ndarray
 Batch = tuple[Tensor, Tensor, Tensor]
-
-# Sudokus and mazes are augmented as they are drawn; ARC's augmentations are puzzles of their own.
-AUGMENTATIONS = {"sudoku": shuffle_sudokus, "maze": turn_mazes}
 
 
 class PuzzleLoader:
@@ -28,7 +24,7 @@ class PuzzleLoader:
 
     def __init__(self, puzzles: PuzzleSet, *, seed: int, augment: bool = True) -> None:
         self._puzzles, self._seed = puzzles, seed
-        self._augment = AUGMENTATIONS.get(puzzles.kind) if augment else None
+        self._augment = KINDS[puzzles.kind].augment if augment else None
         self._augment_key = keys(seed, 0, 1)[0]  # not a key of any epoch's order
         self._open(epoch=0, position=0)
 

@@ -1,14 +1,15 @@
-"""The puzzle folder: one format for ARC, Sudoku and mazes.
+"""The puzzle folder: one format for every kind of puzzle.
 
 An example is inputs and labels of the same length, and a puzzle id. Examples belong to puzzles, puzzles to
 groups: a group is a task, a puzzle is one view of it (an augmentation), and a view of each of the task's
-pairs is an example. Stored are the pairs once and the views as parameters; examples are made on the way.
+pairs is an example. Stored are the pairs once and the views as parameters; examples are made when they are
+read, as the set's kind says (`puzzle_kinds.py`).
 
     views.npy              uint8 (puzzle ids, parameters): how a puzzle shows its task; row 0 is the blank id
     train_inputs.npy …     uint8 (pairs, length), in the order of their groups; train_labels.npy the same
     train_groups.npy       int64 (groups, 3): number of pairs, number of puzzles, first puzzle id
-    train_shifts.npy       uint8 (examples, 2): where a grid's top left corner lies (ARC)
-    train_ratings.npy      int32 (groups,): guesses a Sudoku needs, length of a maze's path
+    train_shifts.npy       uint8 (examples, 2): where a grid's top left corner lies; optional
+    train_ratings.npy      int32 (groups,): how hard each group is; optional
     test_….npy             the same for the test split
     puzzles.json           what they are, the build's arguments, checksums of the arrays, the content hash
 
@@ -27,21 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from deeploop.data.arc_grids import COLOURS, show
+from deeploop.data.puzzle_kinds import KINDS, PuzzleKind
 from deeploop.data.shards import check_fields
 from deeploop.files import atomic_file
 
 PUZZLE_FORMAT = 1
-PAD = 0
 SPLITS = ("train", "test")
-KINDS = ("arc", "sudoku", "maze")
-# The folders that the recipes expect in data/, and what makes them.
-RECIPE_SETS = {
-    "arc1": "arc",
-    "sudoku": "sudoku",
-    "sudoku4": "sudoku --size 4 --train 2000 --test 500",
-    "maze": "maze",
-}
 REQUIRED = ("inputs", "labels", "groups")
 OPTIONAL = ("shifts", "ratings")
 FIELDS = {
@@ -60,11 +52,14 @@ FIELDS = {
 class PuzzleSplit:
     """One split. Its examples are numbered group by group, in a group puzzle by puzzle, then pair by pair."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], views: np.ndarray, names: list[str]) -> None:
+    def __init__(
+        self, kind: PuzzleKind, arrays: Mapping[str, np.ndarray], views: np.ndarray, names: list[str]
+    ) -> None:
+        self._show = kind.show
         self.inputs, self.labels = arrays["inputs"], arrays["labels"]
         self.groups = np.array(arrays["groups"])
         self.ratings, self._shifts = arrays.get("ratings"), arrays.get("shifts")
-        self.names = names  # the groups' names (ARC's tasks); empty where they have none
+        self.names = names  # the groups' names; empty where they have none
         self.views = views
         pairs, puzzles, _ = self.groups.T
         self._pair_ends, self._example_ends = np.cumsum(pairs), np.cumsum(pairs * puzzles)
@@ -92,9 +87,9 @@ class PuzzleSplit:
         group, ids, pair = self.origin(examples)
         where = self._pair_ends[group] - self.groups[group, 0] + pair
         inputs, labels = self.inputs[where], self.labels[where]
-        if self.views.shape[1]:
+        if self._show is not None:
             shifts = None if self._shifts is None else self._shifts[examples]
-            inputs, labels = show(inputs, labels, self.views[ids], shifts)
+            inputs, labels = self._show(inputs, labels, self.views[ids], shifts)
         return inputs, labels, ids
 
 
@@ -128,7 +123,8 @@ class PuzzleSet:
             arrays = {name: _read_array(folder, name, entry) for name, entry in facts["arrays"].items()}
             _check_arrays(facts, arrays)
         views = np.array(arrays["views"])
-        train, test = (PuzzleSplit(_of(arrays, name), views, facts["names"][name]) for name in SPLITS)
+        kind = KINDS[facts["kind"]]
+        train, test = (PuzzleSplit(kind, _of(arrays, name), views, facts["names"][name]) for name in SPLITS)
         named = {name: facts[name] for name in ("kind", "vocabulary", "length", "puzzle_ids", "hash")}
         return cls(folder=folder, views=views, train=train, test=test, facts=facts, **named)
 
@@ -222,8 +218,9 @@ def _of(arrays: Mapping[str, np.ndarray], split: str) -> dict[str, np.ndarray]:
 def _check_whole(folder: Path) -> None:
     if not (folder / "puzzles.json").is_file():
         what = "not a whole set of puzzles (no puzzles.json)" if folder.is_dir() else "no such set of puzzles"
-        source = RECIPE_SETS.get(folder.name, "arc | sudoku | maze")
-        raise ValueError(f"{folder}: {what}; make it with `deeploop prepare {source} --out {folder}`")
+        raise ValueError(
+            f"{folder}: {what}; make it with `deeploop prepare {' | '.join(KINDS)} --out {folder}`"
+        )
 
 
 @contextmanager
@@ -273,7 +270,7 @@ def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> No
     """Raises unless the arrays fit one another and no puzzle id lies outside the views."""
     if facts["kind"] not in KINDS:
         raise ValueError(f"kind {facts['kind']!r}: must be one of {', '.join(KINDS)}")
-    wanted = (facts["puzzle_ids"], 1 + COLOURS if facts["kind"] == "arc" else 0)
+    wanted = (facts["puzzle_ids"], KINDS[facts["kind"]].view_parameters)
     if "views" not in arrays or arrays["views"].shape != wanted:
         raise ValueError(f"views: must be there with shape {wanted}")
     for name in SPLITS:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, linear_regression, stdev
+from typing import Any
 
 from deeploop.theory import exponent_threshold
 
@@ -45,6 +46,18 @@ class GammaFit:
         return low, high
 
 
+def gamma_points(records: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, list[Point]]:
+    """Series for the fits, from seeds and records of `examine`: a sublayer of a seed, or the seed's κ_R."""
+    return {
+        "own κ": [
+            Point(record["rounds"], one["own_kappa"], f"{name}, seed {seed}")
+            for seed, record in records
+            for name, one in record["sublayers"].items()
+        ],
+        "κ_R": [Point(record["rounds"], record["kappa"], f"seed {seed}") for seed, record in records],
+    }
+
+
 def fit_gamma(points: Iterable[Point]) -> GammaFit:
     """One slope a series, then their mean."""
     series: dict[str, list[Point]] = defaultdict(list)
@@ -78,6 +91,20 @@ def verdict(fit: GammaFit, what: str = "κ_R", *, margin: float = 0.02) -> str:
     return f"{asked}: DeepNorm's ¼ falls short by {fit.p - 0.25:.2f}, DeepLoop's ½ is safe" + (
         f" and slack by {0.5 - fit.p:.2f}." if fit.p < 0.5 - margin else ", with nothing to spare."
     )
+
+
+def as_series(points: Sequence[Point]) -> dict[str, list[tuple[int, float]]]:
+    """(R, κ) in order of R, by series."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for point in sorted(points, key=lambda point: point.rounds):
+        series.setdefault(point.series, []).append((point.rounds, point.kappa))
+    return series
+
+
+def describe(fit: GammaFit) -> str:
+    """A fit in one line."""
+    spread = f" [{fit.low:.2f}, {fit.high:.2f}]" if math.isfinite(fit.low) else ""
+    return f"γ = {fit.gamma:.2f}{spread} from {len(fit.slopes)} series, p ≥ {fit.p:.2f}"
 
 
 def _slope(points: Sequence[Point]) -> float:

@@ -67,21 +67,28 @@ def activation_bytes(config: GPTConfig) -> int:
 
 
 def training_bytes(
-    config: GPTConfig, sequences: int, recompute: Recompute = "off", *, shards: int = 1
+    config: GPTConfig,
+    sequences: int,
+    recompute: Recompute = "off",
+    *,
+    shards: int = 1,
+    muon: bool = False,
 ) -> int:
     """Peak GPU memory of a step on `sequences` at once, estimated; `shards` are the ranks of FSDP.
 
-    A parameter has 16 bytes of weight, gradient and two moments; sharded ones stand whole beside it while
-    the step lasts. Of the activations those of K·R visits are held at a time, or of K (by round) or 1 (by
-    block), each with the block's bf16 weights, and every state of the stream that something is recomputed
-    from. One more visit is what the backward pass works with. Logits: the chunk's, in bf16 and twice fp32.
+    A parameter has 16 bytes of weight, gradient and two moments (12 in the blocks' matrices under Muon,
+    which keeps one); sharded ones stand whole beside it while the step lasts. Of the activations those of
+    K·R visits are held at a time, or of K (by round) or 1 (by block), each with the block's bf16 weights,
+    and every state of the stream that something is recomputed from. One more visit is what the backward
+    pass works with. Logits: the chunk's, in bf16 and twice fp32.
     """
     tokens, parameters = sequences * config.context, parameter_count(config)
     held = {"off": config.depth, "round": config.blocks, "block": 1}[recompute] + 1
     states = {"off": 1, "round": config.rounds, "block": config.depth}[recompute] + 2  # embedding, loss
     visits = held * (tokens * activation_bytes(config) + 2 * block_matrix_count(config))
     logits = 10 * min(MAX_LOGITS, tokens * config.padded_vocabulary)
-    whole = 16 * parameters // shards + (8 * parameters if shards > 1 else 0)
+    stored = 16 * parameters - (4 * config.blocks * block_matrix_count(config) if muon else 0)
+    whole = stored // shards + (8 * parameters if shards > 1 else 0)
     return whole + visits + 4 * states * tokens * config.width + logits
 
 

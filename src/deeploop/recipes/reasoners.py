@@ -6,6 +6,7 @@ steps = epochs · tasks · examples of a view / batch.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
@@ -25,14 +26,34 @@ ARC_OPTIM = ReasonerOptimConfig(steps=ARC_STEPS)
 BOARD_OPTIM = ReasonerOptimConfig(
     peak_lr=1e-4, weight_decay=1.0, puzzle_lr=1e-4, puzzle_weight_decay=1.0, batch=768, steps=26_000
 )
-# The boards that the recipes expect in these folders of data/.
-BOARDS = {
-    "arc1": PuzzleShape(vocabulary=12, length=900, puzzle_ids=876_407),
-    "sudoku": PuzzleShape(vocabulary=11, length=81, puzzle_ids=1),
-    "sudoku4": PuzzleShape(vocabulary=6, length=16, puzzle_ids=1),
-    "maze": PuzzleShape(vocabulary=6, length=900, puzzle_ids=1),
-}
 RARELY = CheckpointConfig(every=10_000)
+
+
+class RecipePuzzles(NamedTuple):
+    """Puzzles that recipes expect: their shape, and what follows `deeploop prepare` to make them."""
+
+    shape: PuzzleShape
+    prepare: str
+
+
+# By the name of their folder in data/.
+PUZZLES = {
+    "arc1": RecipePuzzles(PuzzleShape(vocabulary=12, length=900, puzzle_ids=876_407), "arc"),
+    "sudoku": RecipePuzzles(PuzzleShape(vocabulary=11, length=81, puzzle_ids=1), "sudoku"),
+    "sudoku4": RecipePuzzles(
+        PuzzleShape(vocabulary=6, length=16, puzzle_ids=1), "sudoku --size 4 --train 2000 --test 500"
+    ),
+    "maze": RecipePuzzles(PuzzleShape(vocabulary=6, length=900, puzzle_ids=1), "maze"),
+}
+
+
+def require_puzzles(path: Path) -> None:
+    """Raises where a recipe's puzzles are missing, with the command that makes them."""
+    if path.name in PUZZLES and not path.exists():
+        words = PUZZLES[path.name].prepare
+        raise ValueError(
+            f"data.path={path}: no such set of puzzles; make it with `deeploop prepare {words} --out {path}`"
+        )
 
 
 def hrm_arc1() -> HRMTrainConfig:

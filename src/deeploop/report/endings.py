@@ -1,18 +1,44 @@
-"""When a run is over and what it came to: one answer for sweeps, lists and reports."""
+"""Where a run stands, when it is over and what it came to: one answer for sweeps, lists and reports.
+
+<run>/.lock       held while `deeploop train` writes into the run folder
+<run>.log         of a sweep's cell: what its processes printed; locked while one of them lives
+<run>.exit.json   how the last of these processes ended, by its exit code: {"code", "failed", "error"}
+"""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from deeploop.files import is_locked, read_json
+
+Ending = Literal["finished", "collapsed"]
+State = Literal["absent", "started", "running", "finished", "collapsed", "failed"]
+ENDED: tuple[State, ...] = ("finished", "collapsed")
 ERROR = re.compile(r"deeploop (?:train|eval|sweep): error: (.*)")
-MEMORY_IS_FULL = "the GPU's memory is full"  # how the errors of `train` and `eval` begin
 TAIL = 4096  # bytes of a log that its last line lies in
 
 
-def ending(
-    validation: Mapping[str, Any], *, steps: int | None, since: int, stops: bool
-) -> Literal["finished", "collapsed"] | None:
+def log_file(run: Path) -> Path:
+    return run.with_name(f"{run.name}.log")
+
+
+def exit_file(run: Path) -> Path:
+    return run.with_name(f"{run.name}.exit.json")
+
+
+def run_state(run: Path, over: Ending | None, *, left: bool = False) -> State:
+    """Where a run stands: `over` by its last validation, with work `left` for its sweep even then."""
+    if is_locked(log_file(run)) or is_locked(run / ".lock"):
+        return "running"
+    if over is not None and not left:
+        return over
+    if has_failed(run):
+        return "failed"
+    return "started" if (run / "run.json").is_file() else "absent"
+
+
+def ending(validation: Mapping[str, Any], *, steps: int | None, since: int, stops: bool) -> Ending | None:
     """How a run ended, by its last validation; None if it did not.
 
     A guard that `stops` a run ends it at a collapse seen at step `since` (the end of warm-up) or later.
@@ -29,14 +55,16 @@ def outcome(validation: Mapping[str, Any]) -> str | None:
     return validation.get("verdict") or (None if exact is None else f"{exact:.1%} exact")
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device had no memory left, by torch's allocator, the driver or cuBLAS."""
-    of_torch = type(error).__name__ == "OutOfMemoryError"  # by name: readers of runs do without torch
-    return of_torch or any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
+def has_failed(run: Path) -> bool:
+    """Whether the last process of a sweep's cell failed."""
+    if noted := read_json(exit_file(run)):
+        return bool(noted.get("failed"))
+    # A folder from before exit codes were kept, or one whose sweep was killed and could not keep it.
+    return log_error(log_file(run)) is not None
 
 
 def log_error(log: Path) -> str | None:
-    """What the last process of a log died of, if it did: the last line of its own that says so.
+    """What the last process of a log says it died of, if it does, for a person to read.
 
     Under torchrun a summary of the ranks comes after it.
     """

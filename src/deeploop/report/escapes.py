@@ -15,6 +15,7 @@ from typing import Any
 
 from deeploop.report.endings import ending
 from deeploop.report.page import text_table
+from deeploop.report.sweeps import read_sweep
 from deeploop.train.metrics import Record, read_metrics
 
 TRAILING_STEPS = 50  # of the surrogate: the paper's "trailing-50-iter mean train loss"
@@ -124,8 +125,8 @@ def loss_at(records: Sequence[Record], step: int) -> tuple[float | None, bool]:
 
 def count(sweep: Path, *, compare_at: int | None = None) -> list[Count]:
     """Escapes of a sweep folder, over seeds, for every combination of its other axes that was run."""
-    cells = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))["cells"]
-    outcomes = [read_outcome(sweep / name, cell["axes"], compare_at) for name, cell in cells.items()]
+    cells = read_sweep(sweep).cells
+    outcomes = [read_outcome(sweep / name, cell.axes, compare_at) for name, cell in cells.items()]
     return tally([outcome for outcome in outcomes if outcome is not None])
 
 

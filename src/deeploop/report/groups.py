@@ -204,13 +204,14 @@ def _lambda(run: Run) -> str:
 
 
 def cure(run: Run) -> str:
-    """What was done against the unigram collapse; nothing in the paper's recipe."""
+    """What was done against the unigram collapse, or with Muon; nothing in the paper's recipe."""
     rate, steps = run.fields.get("optim.branch_lr", 1), run.fields.get("optim.branch_release_steps", 0)
     release = f" to ×1 in {steps:,} steps" if steps else ""
     taken = {
         "unigram bias": run.fields.get("model.unigram_bias"),
         f"branch rate ×{rate:g}{release}": rate != 1,
         "wait": run.fields.get("optim.wait_for_escape"),
+        "Muon": run.fields.get("optim.kind") == "muon",
     }
     return "".join(f" + {name}" for name, used in taken.items() if used)
 
@@ -230,7 +231,8 @@ def METHOD_ORDER(name: str) -> tuple[bool, bool, str]:
 
 def variant(run: Run, among: Sequence[Run]) -> str:
     """The optimizer's settings in which a run differs from others of its method."""
-    names = [name for name in run.fields if name.startswith("optim.")]
+    # The kind is in the method's name, and older runs do not say it.
+    names = [name for name in run.fields if name.startswith("optim.") and name != "optim.kind"]
     told = [name for name in names if len({json.dumps(one.fields.get(name)) for one in among}) > 1]
     parts = [f"{name.partition('.')[2]} {setting(run.fields[name])}" for name in told]
     return ", ".join(parts) or "as the others"

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-from deeploop.files import read_json, read_object
-from deeploop.report.endings import ending, log_error
+from deeploop.files import read_object
+from deeploop.report.endings import ENDED, State, ending, run_state
+from deeploop.report.sweeps import read_sweep
 from deeploop.train.metrics import Record, stream_back, stream_lines
 
 DEFINING = ("model.", "data.path", "optim.")
@@ -40,8 +41,8 @@ class Run:
 
     folder: Path
     name: str
-    state: str
-    """absent, started, finished, collapsed (stopped by the guard), failed, or unreadable."""
+    state: State | Literal["unreadable"]
+    """collapsed: stopped by the guard."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Its config: dotted path → value."""
     stamp: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class Run:
     @property
     def ended(self) -> bool:
         """Whether its last loss is its result."""
-        return self.state in ("finished", "collapsed")
+        return self.state in ENDED
 
     @property
     def hours(self) -> float | None:
@@ -107,31 +108,22 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 def _runs_under(folder: Path, depth: int) -> Iterator[Run]:
     if (folder / "run.json").is_file():
-        sweep = read_json(folder.resolve().parent / "sweep.json")
-        yield read_run(folder, shared=has_several_jobs(sweep))
+        yield read_run(folder, shared=_shares_device(folder))
     elif (folder / "sweep.json").is_file():
-        yield from read_sweep(folder)
+        sweep = read_sweep(folder)
+        for name, cell in sweep.cells.items():
+            yield read_run(folder / name, cell.axes, sweep.compare_at, shared=sweep.jobs > 1)
     elif depth:
         for child in sorted(path for path in folder.iterdir() if path.is_dir()):
             yield from _runs_under(child, depth - 1)
 
 
-def read_sweep(folder: Path) -> Iterator[Run]:
-    """Every cell of a sweep, those without a run folder as absent."""
+def _shares_device(folder: Path) -> bool:
+    """Of a run given by itself: whether it is a cell of a sweep that had several on a device."""
     try:
-        sweep = read_object(folder / "sweep.json")
-        cells = {str(name): dict(cell.get("axes", {})) for name, cell in sweep["cells"].items()}
-    except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / 'sweep.json'}: can't be read ({error})") from None
-    for name, axes in cells.items():
-        yield read_run(folder / name, axes, sweep.get("compare_at"), shared=has_several_jobs(sweep))
-
-
-def has_several_jobs(sweep: Mapping[str, Any]) -> bool:
-    """Whether the command that a sweep was last started with puts several cells on a device."""
-    command = sweep.get("command")
-    words = " ".join(map(str, command)) if isinstance(command, list) else ""
-    return any(int(jobs) > 1 for jobs in re.findall(r"--jobs[ =]([0-9]+)", words))
+        return read_sweep(folder.resolve().parent).jobs > 1
+    except (OSError, ValueError):
+        return False
 
 
 def read_run(
@@ -143,9 +135,8 @@ def read_run(
 ) -> Run:
     """The run in a folder, from its JSON and the end of its metrics."""
     place: dict[str, Any] = {"axes": axes or {}, "compare_at": compare_at, "shared": shared}
-    failed = log_error(folder.with_name(folder.name + ".log")) is not None  # a sweep keeps it there
     if not (folder / "run.json").is_file():
-        return Run(folder, folder.name, "failed" if failed else "absent", **place)
+        return Run(folder, folder.name, run_state(folder, None), **place)
     try:
         fields = flatten(read_object(folder / "config.json"))
         stamp = read_object(folder / "run.json")
@@ -159,9 +150,14 @@ def read_run(
             _check_kinds(values, kinds)
     except (OSError, ValueError):
         return Run(folder, folder.name, "unreadable", **place)
+    over = ending(
+        validation,
+        steps=fields.get("optim.steps"),
+        since=max(train.get("step", 0), fields.get("optim.warmup_steps", 0)),
+        stops=bool(fields.get("guard.stop")),
+    )
     rate = median(rates) if rates else None
-    run = Run(folder, folder.name, "started", fields, stamp, train, validation, rate, **place)
-    return replace(run, state=_state(run, failed))
+    return Run(folder, folder.name, run_state(folder, over), fields, stamp, train, validation, rate, **place)
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -184,16 +180,6 @@ def _last_lines(folder: Path) -> tuple[Record, Record, list[float]]:
         if train and validation and len(rates) == RATES:
             break
     return train, validation, rates
-
-
-def _state(run: Run, failed: bool) -> str:
-    over = ending(
-        run.validation,
-        steps=run.steps,
-        since=max(run.step, run.fields.get("optim.warmup_steps", 0)),
-        stops=bool(run.fields.get("guard.stop")),
-    )
-    return over or ("failed" if failed else "started")
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

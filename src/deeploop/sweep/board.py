@@ -6,13 +6,14 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
+from deeploop.report.endings import ENDED, State
 from deeploop.report.page import text_table
-from deeploop.sweep.cells import Progress, State, SweepFolder
+from deeploop.sweep.cells import Progress, SweepFolder
 
 HEADER = ("cell", "state", "step", "loss", "validation", "similarity", "verdict", "tokens/s", "time left")
 WORDS = {"absent": "waiting"}
 # Among too many cells, those a person wants to see first.
-ORDER: tuple[State, ...] = ("running", "failed", "started", "absent", "finished")
+ORDER: tuple[State, ...] = ("running", "failed", "started", "absent", *ENDED)
 
 
 def rows(cells: Mapping[str, Progress]) -> list[tuple[str, ...]]:
@@ -38,8 +39,12 @@ def row(name: str, p: Progress) -> tuple[str, ...]:
 def summary(cells: Mapping[str, Progress], at_once: int) -> str:
     """`3 of 16 cells finished, 2 running; about 12 min left`."""
     states = [p.state for p in cells.values()]
-    parts = [f"{states.count('finished')} of {len(states)} cells finished"]
-    parts += [f"{count} {WORDS.get(state, state)}" for state in ORDER[:-1] if (count := states.count(state))]
+    parts = [f"{sum(state in ENDED for state in states)} of {len(states)} cells finished"]
+    parts += [
+        f"{count} {WORDS.get(state, state)}"
+        for state in ORDER
+        if state not in ENDED and (count := states.count(state))
+    ]
     left = _seconds_left(cells, at_once)
     return ", ".join(parts) + ("" if left is None else f"; about {duration(left)} left")
 
@@ -100,7 +105,7 @@ class LiveTable:
         """A line when a cell changes its state or was validated; the header before the first."""
         most = max(p.steps for p in cells.values())
         # Laid out with it, the lines of different moments stand under each other.
-        widest = row("", Progress("finished", most, most, loss=10.0, verdict="collapsed"))
+        widest = row("", Progress("collapsed", most, most, loss=10.0, verdict="collapsed"))
         table = text_table(HEADER[:-1], [line[:-1] for line in (*rows(cells), widest)])
         head, rule, *lines, _ = table.splitlines()
         for line, (name, p) in zip(lines, cells.items(), strict=True):

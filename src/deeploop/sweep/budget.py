@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from deeploop.models.accounting import flops_per_segment, flops_per_token
 from deeploop.models.gpt import GPTConfig
 from deeploop.models.reasoner import PuzzleShape
-from deeploop.recipes.reasoners import BOARDS
+from deeploop.recipes.reasoners import PUZZLES
 from deeploop.report import published
 from deeploop.report.page import text_table
 from deeploop.sweep.grid import Cell, Grid
@@ -56,7 +56,8 @@ def board(path: Path) -> PuzzleShape | None:
         found = json.loads((path / "puzzles.json").read_text(encoding="utf-8"))
         return PuzzleShape(found["vocabulary"], found["length"], found["puzzle_ids"])
     except (OSError, ValueError, KeyError, TypeError):
-        return BOARDS.get(path.name)
+        known = PUZZLES.get(path.name)
+        return known.shape if known else None
 
 
 def papers_hours(grid: Grid, cell: Cell) -> float | None:

@@ -1,6 +1,5 @@
 """Cells as processes of this machine: one a cell, several at a time, on the devices at hand."""
 
-import fcntl
 import math
 import os
 import shlex
@@ -10,18 +9,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Protocol
 
 import torch
 
-from deeploop.files import is_locked
-from deeploop.report.endings import MEMORY_IS_FULL, log_error
+from deeploop.exits import OUT_OF_MEMORY
+from deeploop.files import is_locked, lock, write_json
+from deeploop.report.endings import exit_file, log_error, log_file
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Cell
 from deeploop.train.progress import StopRequest
 
 POLL_SECONDS = 0.3
-LOCK_SECONDS = 1.0
 SAVE_SECONDS = 110  # torchrun kills its ranks 30 s after SIGTERM unless told otherwise
 Slot = dict[str, str]  # the environment that ties a process to its devices
 
@@ -97,13 +96,12 @@ class Local:
         return command
 
     def _start(self, cell: Cell, command: list[str], slot: Slot) -> Work:
-        log = self.sweep.log_file(cell)
         self._begun_at[cell.name] = self._stand(cell)
         try:
-            return start(command, log, slot)
+            return start(command, self.sweep.run_folder(cell), slot)
         except BlockingIOError:
             del self._begun_at[cell.name]
-            return Elsewhere(log)
+            return Elsewhere(self.sweep.log_file(cell))
 
     def _stand(self, cell: Cell) -> tuple[object, int]:
         return self.sweep.next_command(cell), self.sweep.progress(cell, running=True).step
@@ -117,21 +115,26 @@ class Local:
             if (code := work.poll()) is None:
                 continue
             del working[number]
-            if code != 0:
-                error = note_failure(self.sweep.log_file(cell), code)
-                if MEMORY_IS_FULL in error and cell.name in self._accompanied:
-                    del self._begun_at[cell.name]
-                    self._to_be_alone.add(cell.name)
-                    waiting.append(cell)
-                    if len(self._open_slots(number)) > 1:
-                        self.given_up.add(number)
-                else:
-                    self.failed[cell.name] = error
+            failed = False
+            if code == OUT_OF_MEMORY and cell.name in self._accompanied:
+                del self._begun_at[cell.name]
+                self._to_be_alone.add(cell.name)
+                waiting.append(cell)
+                if len(self._open_slots(number)) > 1:
+                    self.given_up.add(number)
+            elif code != 0:
+                failed = True
             elif self._left(cell):
-                if self._begun_at.get(cell.name) == self._stand(cell):
-                    self.failed[cell.name] = note_failure(self.sweep.log_file(cell), code)
-                else:
+                failed = self._begun_at.get(cell.name) == self._stand(cell)  # no progress
+                if not failed:
                     waiting.insert(0, cell)
+            self._note(cell, work, failed=failed)
+
+    def _note(self, cell: Cell, work: Work, *, failed: bool) -> None:
+        if isinstance(work, subprocess.Popen):  # how one of another sweep ended is not known
+            error = note_exit(self.sweep.run_folder(cell), work.returncode, failed=failed)
+            if failed:
+                self.failed[cell.name] = error
 
     # ── who shares a device with whom ──
     def _open_slots(self, number: int) -> list[int]:
@@ -162,18 +165,21 @@ class Local:
         while any(isinstance(work, subprocess.Popen) and work.poll() is None for _, work in working.values()):
             self.watch({cell.name for cell, work in working.values() if work.poll() is None})
             time.sleep(POLL_SECONDS)
+        for cell, work in working.values():
+            self._note(cell, work, failed=False)  # torchrun ends with 1 when it is asked to stop
 
 
 def start(
-    command: list[str], log: Path, env: Slot, before: Callable[[], object] | None = None
+    command: list[str], run: Path, env: Slot, before: Callable[[], object] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """The process, its command and all it prints in the log; `before` is called in the child.
+    """The process, its command and all it prints in the log of a cell's run; `before` is called in the child.
 
     The lock on the log is the child's too, and with it the descriptor's: it ends when the last process does
     that has it as its output. BlockingIOError: another one works on this cell.
     """
-    with log.open("a") as file:
-        _lock(file)
+    with log_file(run).open("a") as file:
+        lock(file)
+        exit_file(run).unlink(missing_ok=True)  # of the attempt before this one
         print(f"$ {shlex.join(command)}", file=file, flush=True)
         # A session of its own: Ctrl-C in the terminal reaches the sweep alone, which then asks each cell.
         return subprocess.Popen(
@@ -187,25 +193,12 @@ def start(
         )
 
 
-def _lock(file: TextIO) -> None:
-    """Tries for a moment: one who only asks whether the log is locked holds a shared lock while it does."""
-    end = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.02)
-
-
-def note_failure(log: Path, code: int) -> str:
-    """Makes sure that the log of a failed process ends in its error; returns that."""
-    if log_error(log) is None:
-        ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}" if code else "no progress"
-        with log.open("a") as file:
-            print(f"\ndeeploop sweep: error: {ended}", file=file)
-    return log_error(log) or ""
+def note_exit(run: Path, code: int, *, failed: bool) -> str:
+    """Writes down how a cell's process ended; returns its error, for a person."""
+    ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}" if code else "no progress"
+    error = (log_error(log_file(run)) or ended) if failed else ""
+    write_json(exit_file(run), {"code": code, "failed": failed, "error": error})
+    return error
 
 
 def _signal(work: Work, number: int) -> None:

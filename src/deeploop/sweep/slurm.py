@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Cell
-from deeploop.sweep.launch import SAVE_SECONDS, note_failure, start
+from deeploop.sweep.launch import SAVE_SECONDS, note_exit, start
 
 if TYPE_CHECKING:
     import subprocess
@@ -49,14 +49,16 @@ class CellJob:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> str:
-        log = self.sweep.log_file(self.cell)
+        run = self.sweep.run_folder(self.cell)
         while (command := self.sweep.next_command(self.cell)) is not None:
             try:
-                process = start(command, log, {}, before=_ignore_warning)
+                process = start(command, run, {}, before=_ignore_warning)
             except BlockingIOError:
                 return "another job is at it"
-            if (code := self._wait(process)) != 0:
-                raise RuntimeError(f"{self.cell.name}: {note_failure(log, code)}")
+            code = self._wait(process)
+            error = note_exit(run, code, failed=code != 0)
+            if error:
+                raise RuntimeError(f"{self.cell.name}: {error}")
         if not self.keep_weights:
             self.sweep.drop_weights(self.cell)
         return "finished"
@@ -75,8 +77,9 @@ class CellJob:
 
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            while self._process.poll() is None:
+            while (code := self._process.poll()) is None:
                 time.sleep(0.2)
+            note_exit(self.sweep.run_folder(self.cell), code, failed=False)
         return DelayedSubmission(CellJob(self.sweep, self.cell, self.keep_weights))
 
 

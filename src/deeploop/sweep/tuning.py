@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deeploop.files import read_object
 from deeploop.report.runs import read_run
+from deeploop.report.sweeps import read_sweep
 from deeploop.sweep.grid import Cell, Settings
 
 TRIAL, SEED = "trial", "seed"
@@ -36,23 +36,19 @@ def tuned(cells: list[Cell], search: Path, overrides: Settings) -> list[Cell]:
 def _groups(search: Path) -> list[tuple[Axes, Trials]]:
     """The trials that compete, by the labels that they share."""
     try:
-        cells = {
-            name: (dict(cell["axes"]), dict(cell["settings"]))
-            for name, cell in read_object(search / "sweep.json")["cells"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        cells = read_sweep(search).cells
+    except (OSError, ValueError):
         raise ValueError(f"tuned={search}: holds no sweep that can be read") from None
     groups: list[tuple[Axes, Trials]] = []
-    for name, (shared, settings) in cells.items():
-        trial = shared.pop(TRIAL, None)
-        if trial is None:
+    for name, cell in cells.items():
+        shared = {axis: label for axis, label in cell.axes.items() if axis not in (TRIAL, SEED)}
+        settings = {path: value for path, value in cell.settings.items() if path != SEED}
+        if TRIAL not in cell.axes:
             raise ValueError(f"tuned={search}: no search, for it has no axis {TRIAL}")
-        for seeded in (shared, settings):
-            seeded.pop(SEED, None)
         trials = next((trials for axes, trials in groups if axes == shared), None)
         if trials is None:
             groups.append((shared, trials := {}))
-        trials.setdefault(str(trial), {})[name] = settings
+        trials.setdefault(str(cell.axes[TRIAL]), {})[name] = settings
     return groups
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -33,6 +33,10 @@ from deeploop.train.distributed import World
 Moments = dict[str, dict[str, Tensor]]  # {"blocks.0.w": {"exp_avg": …}}
 
 FORMAT = 1
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+GENERATORS = "rng.safetensors"
+TASK = "task.safetensors"  # of a task with tensors of its own
 _NAME = re.compile(r"step-\d{8}")
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -86,12 +90,12 @@ def save_checkpoint(
         part = final.with_name(f".{final.name}.part")
         part.mkdir(parents=True)
         files: dict[str, dict[str, Any]] = {
-            "model.safetensors": weights,
-            "optimizer.safetensors": _flatten(cast(Moments, moments["state"])),
-            "rng.safetensors": {f"{rank}.{k}": v for rank, own in enumerate(rng) for k, v in own.items()},
+            WEIGHTS: weights,
+            OPTIMIZER: _flatten(cast(Moments, moments["state"])),
+            GENERATORS: {f"{rank}.{k}": v for rank, own in enumerate(rng) for k, v in own.items()},
         }
         if tensors:
-            files["task.safetensors"] = dict(tensors)
+            files[TASK] = dict(tensors)
         for name, content in files.items():
             _save_tensors(part / name, content)
         record = {"format": FORMAT, "step": step, **state}
@@ -113,8 +117,12 @@ class DamagedCheckpoint(ValueError):
     """A file of a checkpoint is missing, or is not what was written."""
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The JSON of a checkpoint, after its files were found whole."""
+def read_state(checkpoint: Path, files: Collection[str] | None = None) -> dict[str, Any]:
+    """The JSON of a checkpoint, after it and the named files were found whole; unset: all of them.
+
+    Each file is read to its end for that: name those that are about to be loaded, () for none. One that the
+    checkpoint does without, such as OPTIMIZER beside published weights, is not missed here.
+    """
     path = checkpoint / "state.json"
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -126,9 +134,10 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: checkpoint format {version}, this deeploop reads {FORMAT}")
     if _digest(state) != own:
         raise DamagedCheckpoint(f"{path}: damaged (its checksum does not match)")
-    for name, expected in checksums.items():
-        if _hash(checkpoint / name) != expected:
-            raise DamagedCheckpoint(f"{checkpoint / name}: damaged (its checksum does not match state.json)")
+    for name in checksums if files is None else files:
+        path = checkpoint / name
+        if (name in checksums or path.exists()) and _hash(path) != checksums.get(name):
+            raise DamagedCheckpoint(f"{path}: damaged (its checksum does not match state.json)")
     return state
 
 
@@ -160,7 +169,7 @@ def _unused(path: Path) -> Path:
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Puts a checkpoint's weights into `model`, which may be sharded; shapes must agree."""
-    weights = _load(checkpoint / "model.safetensors")
+    weights = _load(checkpoint / WEIGHTS)
     own = {name.removeprefix("module."): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted(own.keys() | weights.keys()):
         theirs = tuple(weights[name].shape) if name in weights else "absent"
@@ -172,23 +181,23 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
 
 def load_moments(checkpoint: Path) -> Moments:
     """The optimizer's moments by parameter; none where weights were published without them."""
-    path = checkpoint / "optimizer.safetensors"
+    path = checkpoint / OPTIMIZER
     return _unflatten(_load(path)) if path.exists() else {}
 
 
 def load_tensors(checkpoint: Path) -> dict[str, Tensor]:
     """The task's own tensors; most tasks have none."""
-    path = checkpoint / "task.safetensors"
+    path = checkpoint / TASK
     return _load(path) if path.exists() else {}
 
 
 def copy_weights(checkpoint: Path, folder: Path) -> None:
     """A checkpoint's weights and state as a folder of their own: it can be loaded, but not resumed."""
-    record = read_state(checkpoint)
+    record = read_state(checkpoint, [WEIGHTS])
     folder.mkdir(parents=True)
-    shutil.copyfile(checkpoint / "model.safetensors", folder / "model.safetensors")
-    weights = _sync_and_hash(folder / "model.safetensors")
-    record["sha256"] = {"model.safetensors": weights, "state.json": _digest(record)}
+    shutil.copyfile(checkpoint / WEIGHTS, folder / WEIGHTS)
+    weights = _sync_and_hash(folder / WEIGHTS)
+    record["sha256"] = {WEIGHTS: weights, "state.json": _digest(record)}
     (folder / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
@@ -200,9 +209,9 @@ def load_checkpoint(
     # The groups and their settings are the new run's own (not asked for in full, for then rank 0 alone
     # gets them); only the moments come from the file.
     whole: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
-    whole["state"] = _unflatten(_load(checkpoint / "optimizer.safetensors"))
+    whole["state"] = _unflatten(_load(checkpoint / OPTIMIZER))
     set_optimizer_state_dict(model, optimizer, whole, options=_FULL)
-    generators = _load(checkpoint / "rng.safetensors")
+    generators = _load(checkpoint / GENERATORS)
     if f"{world.rank}.cpu" in generators:
         torch.set_rng_state(generators[f"{world.rank}.cpu"])
     if f"{world.rank}.cuda" in generators and world.device.type == "cuda":

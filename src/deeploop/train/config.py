@@ -71,6 +71,16 @@ class TrainConfig(RunConfig):
                 f"optim.branch_lr={self.optim.branch_lr}: must be 1 with "
                 f"model.{cause}={getattr(self.model, cause)}, which draws no matrix at beta"
             )
+        if self.optim.kind == "muon" and self.device.parallel == "fsdp":
+            raise ValueError(
+                "optim.kind=muon: must be adamw with device.parallel=fsdp, where no rank has a whole matrix; "
+                "or use device.parallel=ddp"
+            )
+        if self.optim.kind == "muon" and self.model.mup_base_width:
+            raise ValueError(
+                f"optim.kind=muon: must be adamw with model.mup_base_width={self.model.mup_base_width}, "
+                "whose rate over widths is Adam's; or set that to 0"
+            )
         if self.optim.wait_for_escape and self.guard.stop:
             raise ValueError(
                 "guard.stop=True: must be False with optim.wait_for_escape=True, "

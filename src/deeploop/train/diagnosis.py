@@ -101,11 +101,14 @@ def diagnose(
 
 
 def adam_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState | None:
-    """What AdamW knows of the blocks' matrices after its last step; None before the first."""
+    """What AdamW knows of the blocks' matrices after its last step; None before the first, and under Muon.
+
+    Muon's step is not linear in a visit's gradient, and its momentum alone does not tell what the step was.
+    """
     names = {parameter: name for name, parameter in model.named_parameters()}
     matrices = optimizer.param_groups[0]  # make_optimizer puts those of the branches first
     own = {names[parameter]: optimizer.state[parameter] for parameter in matrices["params"]}
-    if not all(own.values()):
+    if not all("exp_avg" in state for state in own.values()):
         return None
     return AdamState(
         exp_avg={name: state["exp_avg"] for name, state in own.items()},

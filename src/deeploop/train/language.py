@@ -50,7 +50,12 @@ class LanguageTask:
 
     def __init__(self, config: "TrainConfig", world: World) -> None:
         self.config, self.world = config, world
-        needs = partial(training_bytes, config.model, shards=shards(config.device, world))
+        needs = partial(
+            training_bytes,
+            config.model,
+            shards=shards(config.device, world),
+            muon=config.optim.kind == "muon",
+        )
         self.micro_batch, self.recompute = self.fit = fit(config.optim.batch, config.device, world, needs)
         self.corpus = open_corpus(config.data.path)
         if self.corpus.vocabulary != config.model.vocabulary:
@@ -98,7 +103,7 @@ class LanguageTask:
         return model
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW, fused where the device has it."""
+        """AdamW, fused where the device has it, or Muon with it."""
         return make_optimizer(
             model,
             self.config.optim,

@@ -1,9 +1,9 @@
-"""AdamW in groups, AdamATan2 for reasoners, and the learning rate as a function of the step."""
+"""AdamW or Muon in groups, AdamATan2 for reasoners, and the learning rate as a function of the step."""
 
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from deeploop.nn.init import BRANCH
 from deeploop.train.adam_atan2 import AdamATan2
+from deeploop.train.muon import MuonAdamW
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,10 @@ class BaseOptimConfig:
 
 @dataclass(frozen=True)
 class OptimConfig(BaseOptimConfig):
-    """AdamW, half a cosine and the batch: the paper's values by default."""
+    """AdamW or Muon, half a cosine and the batch: the paper's values by default."""
 
+    kind: Literal["adamw", "muon"] = "adamw"
+    """muon: Muon for the matrices of the blocks and AdamW for the rest, both at the rate given here."""
     floor_lr: float = 5e-5
     """Learning rate at the last step."""
     eps: float = 1e-8
@@ -139,8 +142,8 @@ def make_optimizer(
     fused: bool,
     matrix_lr_multiplier: float = 1.0,
     branch: Collection[str] = BRANCH,
-) -> torch.optim.AdamW:
-    """AdamW over three groups: block matrices, embeddings, and the undecayed norm gains.
+) -> torch.optim.Optimizer:
+    """The optimizer over three groups: block matrices, embeddings, and the undecayed norm gains.
 
     With a rate of their own, the matrices of the roles in `branch` come first, in a fourth. Each group
     carries `lr_multiplier` and whether it is that one, so that the schedule stays one number a step.
@@ -152,22 +155,21 @@ def make_optimizer(
         role = name.split(".")[-2:][0]  # blocks.0.attention.branch.v.weight: role v
         groups["branch" if role in apart else kind].append(parameter)
     multiplier = dict.fromkeys(("branch", "matrices"), matrix_lr_multiplier)
-    return torch.optim.AdamW(
-        [
-            {
-                "params": parameters,
-                "weight_decay": 0.0 if kind == "gains" else config.weight_decay,
-                "lr_multiplier": multiplier.get(kind, 1.0),
-                "branch": kind == "branch",
-            }
-            for kind, parameters in groups.items()
-            if parameters
-        ],
-        lr=config.peak_lr,
-        betas=config.betas,
-        eps=config.eps,
-        fused=fused,
-    )
+    built: dict[str, dict[str, Any]] = {
+        kind: {
+            "params": parameters,
+            "weight_decay": 0.0 if kind == "gains" else config.weight_decay,
+            "lr_multiplier": multiplier.get(kind, 1.0),
+            "branch": kind == "branch",
+        }
+        for kind, parameters in groups.items()
+        if parameters
+    }
+    settings: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
+    if config.kind == "adamw":
+        return torch.optim.AdamW(built.values(), fused=fused, **settings)
+    matrices = [built.pop(kind) for kind in ("branch", "matrices") if kind in built]
+    return MuonAdamW(matrices, [*built.values()], fused=fused, **settings)
 
 
 def make_reasoner_optimizer(model: nn.Module, config: ReasonerOptimConfig) -> AdamATan2:

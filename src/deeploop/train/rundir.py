@@ -23,7 +23,14 @@ from deeploop.files import write_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.reasoner import PuzzleShape, Reasoner
-from deeploop.train.checkpoint import last_checkpoint, load_moments, load_weights, read_state
+from deeploop.train.checkpoint import (
+    OPTIMIZER,
+    WEIGHTS,
+    last_checkpoint,
+    load_moments,
+    load_weights,
+    read_state,
+)
 from deeploop.train.config import (
     KINDS,
     AnyTrainConfig,
@@ -81,7 +88,7 @@ def check_folder(config: AnyTrainConfig) -> Path | None:
         )
     check_kind(config, config.out, "out")
     for name, old, new in changes_since(config):
-        if name.startswith("model.") or name == "seed":
+        if name.startswith("model.") or name in ("seed", "optim.kind"):
             raise ValueError(
                 f"{name}={new}: the run in {config.out} was started with {name}={old}; "
                 "resume it with that, or choose another --out"
@@ -150,7 +157,7 @@ def read_stamp(run: Path) -> dict[str, Any]:
 
 
 def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[LoopedGPT, Tokenizer]:
-    """Model (in eval mode, weights of the last checkpoint) and tokenizer of a run folder."""
+    """Model (in eval mode, weights of the last checkpoint, verified) and tokenizer of a run folder."""
     run = Path(run)
     return load_model(run, device=device), get_tokenizer(tokenizer_name(run))
 
@@ -160,7 +167,7 @@ def load_model(run: Path, *, device: str | torch.device = "cpu") -> LoopedGPT:
     config = load_config(run)
     checkpoint = require_checkpoint(run)
     check_size(checkpoint, parameter_count(config.model), config.model.context * config.model.head_size)
-    read_state(checkpoint)
+    read_state(checkpoint, [WEIGHTS])
     model = LoopedGPT(config.model)
     load_weights(model, checkpoint)
     return model.to(device).eval()
@@ -171,7 +178,7 @@ def check_size(checkpoint: Path, weights: int, table: int) -> None:
 
     `weights` and `table` are numbers of fp32 values: at least those of the model, and of its rotary table.
     """
-    path = checkpoint / "model.safetensors"
+    path = checkpoint / WEIGHTS
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -203,7 +210,7 @@ def load_reasoner(
     blocks = sum(model_config.blocks_of.values()) * model_config.width**2
     embedded = (shape.puzzle_ids + shape.vocabulary) * model_config.width
     check_size(checkpoint, blocks + embedded, shape.length * model_config.head_size)
-    read_state(checkpoint)
+    read_state(checkpoint, [WEIGHTS, OPTIMIZER] if config.optim.ema else [WEIGHTS])
     model = Reasoner(config.model, shape)
     load_weights(model, checkpoint)
     if config.optim.ema:

@@ -1,0 +1,91 @@
+"""What `deeploop diagnose` prints of one run, from its record."""
+
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+from deeploop.report.page import text_table
+
+LEGEND = (
+    "U maps a change that one visit reads to the output; G is the update that a visit asks for. A ratio is\n"
+    "R where the visits do the same, about √R where they are unrelated. Own κ is the two ratios' product\n"
+    "over R; κ has the largest visits of all sublayers below its line (docs/alignment.md)."
+)
+
+
+class Architecture(Protocol):
+    """What is printed of a language model's config."""
+
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def block(self) -> str: ...
+    @property
+    def rule(self) -> object | None: ...
+    @property
+    def p(self) -> float: ...
+    @property
+    def scales(self) -> tuple[float, float, float]: ...
+
+
+def text(record: dict[str, Any], model: Architecture, path: Path, *, has_alpha: bool) -> str:
+    """One run for a terminal; where it `has_alpha`, the audit has looked at each."""
+    R = record["rounds"]
+    rule = f"p = {model.p:g}" if model.rule else model.block
+    for name, value in zip("αβε", model.scales, strict=True):
+        rule += f", {name} = {value:.4g}" if value != 1 else ""
+    rows = [
+        (
+            name,
+            f"{_most(own, 'sensitivity'):.2f}",
+            f"{_most(own, 'update'):.2f}",
+            f"{own['own_kappa']:.2f}",
+            f"{record['kappas'][name]:.2f}",
+            f"{own['change']:.1%}",
+        )
+        for name, own in record["sublayers"].items()
+    ]
+    header = ("sublayer", "‖ΣU‖/max‖U‖", "‖ΣG‖/max‖G‖", "own κ", "κ", "last change of a norm")
+    audited = f"audit: each of {model.blocks} blocks is visited {R} times"
+    audited += f", α is right at all {2 * model.blocks} residuals" if has_alpha else ""
+    ratios = [max(own["ratio"]) for own in record["stream"].values()]
+    parts = [
+        f"{path} at step {record['step']}: {model.blocks} blocks × {R} rounds, {rule}; "
+        f"{record['updates']} updates G; probe of {record['tokens']:,} tokens of {record['probe']}",
+        "\n".join(record["audit"]) or audited,
+        text_table(header, rows),
+        LEGEND,
+        f"κ_R = {record['kappa']:.2f} of at most {R} (raw gradients {record['kappa_raw']:.2f}); "
+        f"token similarity {record['similarity']:.2f}; branch to skip at most {max(ratios):.3g}",
+    ]
+    if effect := record.get("step_effect"):
+        parts.append(
+            f"last step: ‖ΔF‖/‖F‖ = {effect['measured']:.2e}, to first order {effect['first_order']:.2e}, "
+            f"bound (of the {len(record['sublayers'])} sublayers looked at, without momentum and clipping) "
+            f"{effect['bound']:.2e}; largest update to weight "
+            f"{max(effect['update_to_weight'].values()):.2%}"
+        )
+    parts.append(one_depth_verdict(record, "" if model.rule else model.block))
+    return "\n\n".join(parts)
+
+
+def one_depth_verdict(record: dict[str, Any], block: str) -> str:
+    """What a single R can say: where κ stands between 1 (γ = 0) and R (γ = 1).
+
+    `block` names one that has not the paper's rule.
+    """
+    R, own = record["rounds"], [one["own_kappa"] for one in record["sublayers"].values()]
+    if R == 1:
+        return "One round: nothing is revisited, and ¼ is enough."
+    low, high = (
+        min(1.0, max(0.0, math.log(k) / math.log(R))) if k > 0 else 0.0 for k in (min(own), max(own))
+    )
+    words = (
+        f"Sublayer by sublayer, own κ lies between R^{low:.2f} and R^{high:.2f}: read as growth from κ_1, "
+        f"it asks for p from {(1 + low) / 4:.2f} to {(1 + high) / 4:.2f}. For a fit, give runs at several R."
+    )
+    return words + f" ({block} has no β/α: its alignment, not its bound.)" if block else words
+
+
+def _most(own: dict[str, Any], what: str) -> float:
+    return own[f"{what}_sum"] / max(max(own[f"{what}_norms"]), 1e-30)

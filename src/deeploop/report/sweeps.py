@@ -1,0 +1,68 @@
+"""sweep.json: what a sweep folder records of its cells and of its starts. The only reader of it; no torch."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deeploop.files import read_object
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class RecordedCell:
+    """A cell as it was started."""
+
+    recipe: str
+    settings: dict[str, Any]
+    axes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """What sweep.json holds."""
+
+    sweep: str
+    scale: str
+    compare_at: int | None
+    """The step at which losses are compared; None is the last."""
+    jobs: int
+    """Cells at a time on each device."""
+    cells: dict[str, RecordedCell]
+    command: str
+    """Of the last start, as a person types it."""
+    day: str
+    """Of the last start, such as 2026-11-15."""
+
+
+def read_sweep(folder: Path) -> SweepRecord:
+    """OUT/sweep.json; OSError where there is none, ValueError where it is not a sweep's."""
+    path = folder / "sweep.json"
+    try:
+        found = read_object(path)
+        if found["format"] != FORMAT:
+            raise ValueError(f"format {found['format']}, this deeploop reads {FORMAT}")
+        command = [str(word) for word in found.get("command") or []]
+        return SweepRecord(
+            str(found["sweep"]),
+            str(found["scale"]),
+            found.get("compare_at"),
+            int(found["jobs"]) if "jobs" in found else _jobs_of(command),
+            {str(name): _cell(cell) for name, cell in found["cells"].items()},
+            shlex.join(command),
+            str(found.get("written", ""))[:10],
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path}: not a sweep's ({why})") from None
+
+
+def _cell(found: dict[str, Any]) -> RecordedCell:
+    return RecordedCell(str(found["recipe"]), dict(found["settings"]), dict(found["axes"]))
+
+
+def _jobs_of(command: list[str]) -> int:
+    """Of a file from before `jobs` was a field."""
+    return max((int(jobs) for jobs in re.findall(r"--jobs[ =]([0-9]+)", " ".join(command))), default=1)

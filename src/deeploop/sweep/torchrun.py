@@ -1,0 +1,26 @@
+"""`torchrun` whose exit code tells that a rank's device was full: `python -m deeploop.sweep.torchrun …`.
+
+It takes torchrun's own arguments. torchrun itself ends with 1 whatever its ranks ended with.
+"""
+
+import sys
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main
+
+from deeploop.exits import OUT_OF_MEMORY
+
+
+def run() -> int:
+    try:
+        main()
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        codes = {failure.exitcode for failure in error.failures.values()}
+        # The ranks that are not full end too, by torchrun's signal or because a peer is gone.
+        return OUT_OF_MEMORY if OUT_OF_MEMORY in codes else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run())
