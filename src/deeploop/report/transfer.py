@@ -23,7 +23,7 @@ from statistics import fmean, linear_regression
 from typing import Any, Literal, NamedTuple
 
 from deeploop.diagnose.exponent import STUDENT, half_width
-from deeploop.report.endings import log_error
+from deeploop.report.endings import log_error, log_file
 from deeploop.report.groups import Histories, Setup, method, setups
 from deeploop.report.runs import Run
 
@@ -338,8 +338,8 @@ def _study(
 def _result(run: Run, histories: Histories) -> float | None:
     """Its loss, infinite if it was lost (not finite, or near the floor at its end); None if it is not over."""
     if run.state == "failed":
-        log = run.folder.with_name(run.folder.name + ".log")
-        return math.inf if run.fields and "non-finite" in (log_error(log) or "") else None
+        diverged = "non-finite" in (log_error(log_file(run.folder)) or "")
+        return math.inf if run.fields and diverged else None
     if not run.ended:
         return None
     loss = histories.loss(run)
