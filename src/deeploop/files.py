@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -48,6 +49,12 @@ def read_json(path: Path) -> dict[str, Any]:
         return read_object(path)
     except (OSError, ValueError):
         return {}
+
+
+def unused_path(path: Path) -> Path:
+    """The path, or the first of path-2, path-3, … under which nothing stands."""
+    names = (path.with_name(f"{path.stem}-{n}{path.suffix}") if n > 1 else path for n in count(1))
+    return next(name for name in names if not name.exists())
 
 
 def lock_folder(folder: Path) -> TextIO:

@@ -77,13 +77,6 @@ def test_stop_ends_the_run_with_a_checkpoint(tiny_config, scripted):
     assert read_state(last_checkpoint(config.out))["step"] == 5
 
 
-def test_a_stopped_run_that_is_resumed_goes_on_to_its_next_validation(tiny_config, scripted):
-    scripted(COLLAPSED)
-    settings = {"optim": {"steps": 50}, "guard": {"stop": True}, "data": {"validate_every": 5}}
-    assert train(tiny_config(**settings))["step"] == 5
-    assert train(tiny_config(**settings, resume=True))["step"] == 10
-
-
 def test_a_resumed_run_does_not_repeat_itself(tiny_config, scripted, capsys):
     scripted(COLLAPSED)
     train(tiny_config(optim={"steps": 4}))

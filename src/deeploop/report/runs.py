@@ -30,7 +30,7 @@ CONFIG_KINDS = {
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
 # What language models have that older configs do not say: no difference to one that says it.
-LATER_FIELDS = {
+LATER_FIELDS: dict[str, Any] = {
     "model.alpha": "paper",
     "model.beta": "on",
     "model.outer_gain": True,

@@ -1,8 +1,9 @@
 """A run while it goes on: what it is made of, everything about it that changes, and how that is saved."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import torch
 from torch import nn
@@ -12,9 +13,12 @@ from deeploop.train.config import AnyTrainConfig, to_dict
 from deeploop.train.distributed import World
 from deeploop.train.execution import Execution
 from deeploop.train.metrics import MetricsWriter
+from deeploop.train.optim import learning_rate, set_learning_rate
 from deeploop.train.progress import Clock, Display
-from deeploop.train.rundir import provenance
+from deeploop.train.rundir import provenance, record_ending
 from deeploop.train.task import Task
+
+Ending = TypeVar("Ending", str, None)
 
 
 @dataclass
@@ -41,6 +45,10 @@ class ActiveRun:
     last_evaluated_step: int = 0
     """The last step after which what was due of validation and diagnosis has been done."""
     last_validation: dict[str, Any] = field(default_factory=dict)
+    ended_before: dict[str, Any] | None = None
+    """How the run had ended when it was opened: `how` and `step`."""
+    lr: float | None = None
+    """The schedule's rate in the last step."""
 
     @property
     def is_last_step(self) -> bool:
@@ -62,6 +70,7 @@ class ActiveRun:
             "tokens": self.tokens,
             "seconds": self.clock.total,
             "lr": self.optimizer.param_groups[0]["lr"],
+            "schedule_lr": self.lr,
             "warned": self.warned,
             "skipped": self.skipped,
             "looked_at": self.last_evaluated_step,  # under the name that older checkpoints have
@@ -79,9 +88,36 @@ class ActiveRun:
         self.skipped = state.get("skipped", 0)
         self.last_evaluated_step = state.get("looked_at", self.step)
         self.last_validation = state.get("validation", {})
+        if self.step:  # for whoever looks at the last step before the next one is taken
+            before = learning_rate(self.step - 1, self.config.optim, self.task.held)
+            self.set_rate(state.get("schedule_lr") or before, self.step - 1)
+
+    def set_rate(self, lr: float, step: int) -> None:
+        """The schedule's rate for the step after `step` finished ones, in every group of the optimizer."""
+        self.lr = lr
+        set_learning_rate(self.optimizer, lr, self.config.optim.branch_multiplier(step - self.task.held))
+
+    def check_folder(self) -> None:
+        """Raises where the folder that this run writes into no longer lies at its place."""
+        if self.lock is None:
+            return
+        ours = os.fstat(self.lock.fileno())
+        try:
+            there = (self.config.out / ".lock").stat()
+        except OSError:
+            there = None
+        if there is None or (there.st_ino, there.st_dev) != (ours.st_ino, ours.st_dev):
+            raise OSError(f"out={self.config.out}: the run folder was moved or removed while the run went on")
+
+    def record_ending(self, how: Ending) -> Ending:
+        """Keeps in run.json how the run ended; None: it goes on."""
+        if self.world.is_main:
+            record_ending(self.config.out, how, self.step)
+        return how
 
     def save(self) -> Path:
         """Writes a checkpoint of all ranks."""
+        self.check_folder()
         return save_checkpoint(
             self.config.out,
             step=self.step,

@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from deeploop.files import unused_path
 from deeploop.train.distributed import World
 
 Moments = dict[str, dict[str, Tensor]]  # {"blocks.0.w": {"exp_avg": …}}
@@ -158,13 +158,8 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
         if damaged and found[0] is None:  # nothing is moved: the next start must not take the folder for new
             raise ValueError(f"{next(iter(damaged.values()))}; no checkpoint of {folder} is whole")
         for checkpoint in damaged:
-            checkpoint.rename(_unused(checkpoint.with_name(f"damaged-{checkpoint.name}")))
+            checkpoint.rename(unused_path(checkpoint.with_name(f"damaged-{checkpoint.name}")))
     return world.gather(found)[0]
-
-
-def _unused(path: Path) -> Path:
-    names = (path.with_name(f"{path.name}-{n}") if n else path for n in count())
-    return next(name for name in names if not name.exists())
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:

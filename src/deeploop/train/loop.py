@@ -40,11 +40,12 @@ def train_in(world: World, config: AnyTrainConfig, stop: StopRequest) -> dict[st
 def run_steps(run: ActiveRun, stop: StopRequest) -> str:
     """Steps, and between them what is due: a line, a validation, a diagnosis, a checkpoint."""
     config = run.config
-    if run.step >= config.optim.steps:
-        more = f", more than the {config.optim.steps} asked for" if run.step > config.optim.steps else ""
-        run.display.say(f"{config.out} already finished its {run.step} steps{more}")
-    elif run.last_evaluated_step < run.step or run.step == 0:  # a run that was told to stop left it
-        run_due_evaluations(run)
+    if (ended := already_ended(run)) is not None:
+        return ended
+    run.record_ending(None)  # until it ends again
+    # A run that was told to stop left what was due at its last step.
+    if (run.last_evaluated_step < run.step or run.step == 0) and run_due_evaluations(run):
+        return run.record_ending("collapsed")
     queue = StepQueue(run, stop)
     while run.step < config.optim.steps:
         run.clock.start()
@@ -58,14 +59,33 @@ def run_steps(run: ActiveRun, stop: StopRequest) -> str:
         stopping = any(result.stop_requested for result in results)
         # Who asks to stop does not want to wait for a validation: the resumed run does it first.
         collapsed = run_due_evaluations(run) if run.is_last_step or not stopping else False
+        if collapsed:
+            run.record_ending("collapsed")  # before the save: who is killed in between collapses again
         if stopping or collapsed or run.is_due(config.checkpoint.every):
             saved = run.save()
-        if stopping:
-            run.display.say(f"stopped at step {run.step}; saved {saved}; continue with --resume")
-            return "stopped"
         if collapsed:
             return "collapsed"
-    return "finished"
+        if stopping and not run.is_last_step:
+            run.display.say(f"stopped at step {run.step}; saved {saved}; continue with --resume")
+            return run.record_ending("stopped")
+    return run.record_ending("finished")
+
+
+def already_ended(run: ActiveRun) -> str | None:
+    """How a run ended that has no step left, or that the guard ended; None where it goes on."""
+    config, monitor = run.config, run.task.monitor
+    if run.step >= config.optim.steps:
+        more = f", more than the {config.optim.steps} asked for" if run.step > config.optim.steps else ""
+        run.display.say(f"{config.out} already finished its {run.step} steps{more}")
+        return "finished"
+    guarded = monitor is not None and monitor.stops_when_collapsed
+    if guarded and run.ended_before == {"how": "collapsed", "step": run.step}:
+        run.display.say(
+            f"{config.out} ended at step {run.step}: collapsed; start anew with another --out, "
+            "or train on with --guard.no-stop"
+        )
+        return "collapsed"
+    return None
 
 
 def _anything_due(run: ActiveRun) -> bool:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -34,13 +35,18 @@ class MetricsWriter:
     """Appends one JSON object a line to `metrics.jsonl`, flushed at once."""
 
     def __init__(self, folder: Path, config: LogConfig, settings: Record) -> None:
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._path = folder / "metrics.jsonl"
+        self._file = self._path.open("a", encoding="utf-8")
         self._tensorboard = _tensorboard(folder) if config.tensorboard else None
         self._wandb = _wandb(config.wandb, folder, settings) if config.wandb else None
 
     def write(self, kind: str, step: int, values: Record) -> None:
-        self._file.write(json.dumps({"kind": kind, "step": step, **_finite(values)}) + "\n")
-        self._file.flush()
+        line = json.dumps({"kind": kind, "step": step, **_finite(values)}) + "\n"
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:  # a full disk
+            raise OSError(f"{self._path}: can't be written ({error.strerror})") from None
         numbers = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, int | float)}
         if self._tensorboard is not None:
             for key, value in numbers.items():
@@ -49,7 +55,8 @@ class MetricsWriter:
             self._wandb.log(numbers, step=step)
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what a full disk did not take was already told
+            self._file.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
         if self._wandb is not None:

@@ -28,6 +28,7 @@ from deeploop.train.rundir import (
     check_folder,
     check_kind,
     create_run,
+    read_ending,
     require_checkpoint,
     write_config,
 )
@@ -52,6 +53,7 @@ def open_run(config: AnyTrainConfig, world: World) -> ActiveRun:
     )
     run = ActiveRun(config, world, task, model, optimizer, execution, display, lock=lock)
     run.load_state(state)
+    run.ended_before = world.gather(read_ending(config.out) if has_run else None)[0]
     for line in (*damaged, *_notes(run)):
         display.say(line)
     if world.is_main:

@@ -80,15 +80,19 @@ class Display:
             )
 
     def say(self, text: str) -> None:
-        if self._shown:
+        if not self._shown:
+            return
+        try:
             tqdm.write(text)
+        except BrokenPipeError:  # nobody reads any more (`| head`): the run is worth more than its lines
+            self._shown = False
 
     def close(self) -> None:
         self._bar.close()
 
 
 class StopRequest:
-    """Turns the first SIGTERM or Ctrl-C into a request that the loop reads between two steps.
+    """Turns the first SIGTERM, SIGHUP or Ctrl-C into a request that the loop reads between two steps.
 
     A second Ctrl-C acts as usual: whoever presses it twice does not want to wait. A second SIGTERM does
     not: schedulers and `torchrun` both pass theirs on, and the save must outlive that.
@@ -99,7 +103,7 @@ class StopRequest:
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             self._previous[number] = signal.signal(number, self._handle)
         return self
 

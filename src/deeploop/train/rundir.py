@@ -1,6 +1,7 @@
 """The run folder: everything a run is, in files that outlive the process.
 
-run.json        format version, deeploop, torch and git versions, the command, the task and what it reads
+run.json        format version, deeploop, torch and git versions, the command, the task and what it reads,
+                how steps are executed, and how the run ended
 config.json     the full config
 metrics.jsonl   one JSON object a line
 checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json; task.safetensors of a reasoner
@@ -19,7 +20,7 @@ import torch
 
 import deeploop
 from deeploop.data.tokenizers import Tokenizer, get_tokenizer
-from deeploop.files import write_json
+from deeploop.files import read_json, unused_path, write_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.reasoner import PuzzleShape, Reasoner
@@ -54,9 +55,26 @@ def create_run(config: AnyTrainConfig, stamp: dict[str, Any]) -> None:
         write_config(config)
         # What an earlier run left without a checkpoint is put aside, not lost.
         if (metrics := folder / "metrics.jsonl").exists():
-            metrics.replace(folder / "metrics.previous.jsonl")
+            metrics.replace(unused_path(folder / "metrics.previous.jsonl"))
     except OSError as error:
         raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
+
+
+def record_ending(folder: Path, how: str | None, step: int = 0) -> None:
+    """Keeps in run.json how the run ended and at which step; None: it goes on."""
+    stamp = read_stamp(folder)
+    before = stamp.pop("ended", None)
+    if how is not None:
+        stamp["ended"] = {"how": how, "step": step}
+    if stamp.get("ended") != before:
+        write_json(folder / "run.json", stamp)
+
+
+def read_ending(folder: Path) -> dict[str, Any] | None:
+    """The same, read: `how` (finished, collapsed, stopped) and `step`; None of a run that goes on."""
+    ended = read_json(folder / "run.json").get("ended")
+    known = isinstance(ended, dict) and isinstance(ended.get("how"), str) and type(ended.get("step")) is int
+    return ended if known else None
 
 
 def hardware(config: AnyTrainConfig) -> dict[str, Any]:
@@ -79,6 +97,11 @@ def check_folder(config: AnyTrainConfig) -> Path | None:
         if (config.out / "config.json").exists() and not (config.out / "run.json").exists():
             raise ValueError(
                 f"out={config.out}: holds a config.json that is not a run's; choose another --out"
+            )
+        if not config.resume and (ended := read_ending(config.out)) and ended["how"] != "stopped":
+            raise ValueError(
+                f"out={config.out}: holds a run that ended at step {ended['step']} ({ended['how']}) and kept "
+                "no checkpoint; choose another --out"
             )
         return None
     if not config.resume:

@@ -17,7 +17,7 @@ from deeploop.train.active import ActiveRun
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.distributed import arithmetic, gradient_sync, unwrap
 from deeploop.train.non_finite import first_non_finite
-from deeploop.train.optim import clipped_step, learning_rate, set_learning_rate, supports_conditional_step
+from deeploop.train.optim import clipped_step, learning_rate, supports_conditional_step
 from deeploop.train.progress import StopRequest
 from deeploop.train.replay import GraphReplay
 
@@ -110,9 +110,9 @@ class StepQueue:
         return results
 
     def _set_rate(self) -> float:
-        run, optim = self._run, self._run.config.optim
-        lr = learning_rate(run.step, optim, run.task.held)
-        set_learning_rate(run.optimizer, lr, optim.branch_multiplier(run.step - run.task.held))
+        run = self._run
+        lr = learning_rate(run.step, run.config.optim, run.task.held)
+        run.set_rate(lr, run.step)
         return lr
 
     def _gradients(self, batches: list[Any]) -> Tensor:
