@@ -211,3 +211,11 @@ def test_no_augmentations_is_the_tasks_themselves(tmp_path):
     inputs, _, _ = puzzles.test.rows(np.arange(2))
     for row, (grid, _) in zip(inputs, TASKS[2].test, strict=True):
         np.testing.assert_array_equal(crop(row), grid)
+
+
+def test_a_set_of_one_task(tmp_path):
+    """Id 0 is blank: it would show a task as it is, as the task's own first view does."""
+    puzzles = build_arc(TASKS[3:4], tmp_path / "arc", augmentations=2)
+    assert puzzles.train.names == puzzles.test.names == ["d4"]
+    assert puzzles.puzzle_ids == 1 + 3
+    assert (puzzles.views[:2] == [0, *range(10)]).all()

@@ -223,3 +223,18 @@ def test_damaged_counts_are_named(corpus):
         path.write_bytes(whole[:stop])
         with pytest.raises(ValueError, match=r"unigram\.npz: unreadable"):
             corpus.counts("train")
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "says"),
+    [
+        ("stdlib", False, "no such corpus; make it with `deeploop prepare stdlib --out"),
+        ("mine", False, "no such corpus; make it with `deeploop prepare text FILE… --out"),
+        ("mine", True, r"not a whole corpus \(no corpus.json\); make it with"),
+    ],
+)
+def test_a_corpus_that_is_not_there_says_how_it_is_made(tmp_path, name, there, says):
+    if there:
+        (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=says):
+        Corpus.open(tmp_path / name)

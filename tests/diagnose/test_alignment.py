@@ -63,6 +63,14 @@ def test_orthogonal_in_input_and_output_gives_one_over_root_R():
     assert kappa([found]) == pytest.approx(1 / math.sqrt(R), rel=1e-6)
 
 
+def test_the_largest_visit_is_the_measure():
+    """‖G_r‖ = 1, 2, 3, 4 in orthogonal directions: ‖ΣG_r‖ = √30 against R times the largest."""
+    weights = torch.diag(torch.arange(1.0, 9)).double()[:R]
+    (found,) = constructed([basis(0)] * R, range(R), cotangents=weights)
+    assert found.update_norms == pytest.approx((1, 2, 3, 4))
+    assert kappa([found]) == pytest.approx(math.sqrt(R) * math.sqrt(30) / (4 * R), rel=1e-6)
+
+
 def test_constants_are_shared_by_all_sublayers():
     """Small visits can't reach R under the constants of a large sublayer; by their own they can."""
     small, large = nn.Linear(4, 4, bias=False).double(), nn.Linear(4, 4, bias=False).double()

@@ -1,6 +1,7 @@
 """γ from known powers, its interval, and the verdict's words."""
 
 import math
+from statistics import stdev
 
 import pytest
 
@@ -25,6 +26,13 @@ def test_the_interval_comes_from_the_spread_of_the_series():
     assert fit.slopes == pytest.approx({"a": 0.9, "b": 1.0, "c": 1.1})
     assert fit.high - fit.gamma == pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-6)
     assert fit.p_range == pytest.approx(((1 + fit.low) / 4, 0.5))  # γ beyond 1 can't be: R bounds κ
+
+
+@pytest.mark.parametrize(("series", "t"), [(11, 2.228), (12, 2.228), (13, 2.228), (10, 2.262)])
+def test_beyond_the_table_the_last_t_is_taken(series, t):
+    slopes = [0.5 + 0.01 * n for n in range(series)]
+    fit = fit_gamma([point for n, slope in enumerate(slopes) for point in powers(slope, str(n))])
+    assert fit.high - fit.gamma == pytest.approx(t * stdev(slopes) / math.sqrt(series), rel=1e-6)
 
 
 def test_a_series_of_one_depth_is_left_out():

@@ -93,6 +93,18 @@ def test_blocks_as_they_are_written_keep_up_to_three_times_the_estimate(precisio
     assert 2 < found / activation_bytes(config) < memory.PLAIN * 1.1
 
 
+def test_what_is_free_is_what_the_fullest_rank_has_and_the_reserve_of_this_process(monkeypatch):
+    class World2(World):
+        def gather(self, value):
+            return [value + 5, value]
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 8000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    assert memory.free_memory(World2(0, 2, torch.device("cuda"))) == 1000 + 200
+    assert memory.free_memory(World(0, 1, torch.device("cpu"))) is None
+
+
 def test_a_share_of_less_than_four_is_not_recomputed_for_that(gpu):
     assert fit(2, DeviceConfig(), gpu(200), needs) == (2, "off")
 

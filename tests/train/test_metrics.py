@@ -75,6 +75,17 @@ def test_rewinding_drops_the_future_and_a_broken_line(tmp_path, write):
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == len(kept) == 4
 
 
+@pytest.mark.parametrize(
+    "line", ["[1]", "7", '"kind"', '{"step": 1}', '{"kind": "train"}', '{"kind": "train", "step": "1"}']
+)
+def test_a_line_that_is_no_record_is_left_out(tmp_path, write, line):
+    write(("train", 1, {"loss": 2.0}))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    write(("train", 2, {"loss": 1.0}))
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
+
+
 def test_no_metrics_is_no_records(tmp_path):
     rewind_metrics(tmp_path, 3)
     assert read_metrics(tmp_path) == []

@@ -147,11 +147,13 @@ def step_pair(model, scale, fused):
     return [p.detach().clone() for p in model.parameters()], optimizer.state_dict()["state"]
 
 
-def test_a_guarded_step_clips_and_steps_as_the_plain_one(model):
+@pytest.mark.parametrize("second", [None, 0.4])  # the norm of the second step: as it is, or below the clip
+def test_a_guarded_step_clips_and_steps_as_the_plain_one(model, second):
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    ours, _ = step_pair(model, 1.0, fused=True)
+    scale = second / math.sqrt(sum(p.numel() for p in model.parameters())) if second else 1.0
+    ours, _ = step_pair(model, scale, fused=True)
     model.load_state_dict(start)
-    theirs, _ = step_pair(model, 1.0, fused=False)
+    theirs, _ = step_pair(model, scale, fused=False)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 

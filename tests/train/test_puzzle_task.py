@@ -112,6 +112,18 @@ def test_evaluation_does_not_depend_on_batches_or_ranks(boards):
     assert whole.scored == 7 * 8
 
 
+def test_all_segments_are_run_unless_it_may_halt(boards):
+    rows, config = spread_rows(PuzzleSet.open(boards).test, 7), HaltingConfig(segments=3)
+    model = Reasoner(MODELS["hrm"][1], PuzzleShape(5, 9, 19), seed=3)
+    with torch.no_grad():
+        model.halting.bias.copy_(torch.tensor([9.0, -9.0]))  # wants to halt at once
+
+    def loss(**asked):
+        return score(Solver(model, config, 7, **asked), rows).loss
+
+    assert loss() == loss(adaptive=False) != loss(adaptive=True)
+
+
 def test_the_checkpoint_holds_the_slots(make_puzzle_config, tmp_path):
     train(make_puzzle_config(tmp_path))
     tensors = load_tensors(last_checkpoint(tmp_path))

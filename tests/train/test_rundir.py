@@ -122,6 +122,17 @@ def test_an_unreadable_file_is_named(copied, file, content):
     assert str(error.value).startswith(f"{copied / file}: ")
 
 
+@pytest.mark.parametrize("field", ["width", "blocks", "context"])
+def test_a_model_larger_than_its_weights_is_refused_before_it_is_built(copied, field):
+    config = json.loads((copied / "config.json").read_text())
+    config["model"][field] *= 2**22
+    (copied / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors: [\d,]+ bytes, but the run describes a model of"
+    ):
+        deeploop.load(copied)
+
+
 def test_load_checks_the_weights(copied):
     weights = last_checkpoint(copied) / "model.safetensors"
     content = bytearray(weights.read_bytes())

@@ -3,9 +3,12 @@
 import math
 
 import pytest
+import torch
 
 from deeploop.train import language
 from deeploop.train.checkpoint import last_checkpoint, read_state
+from deeploop.train.distributed import World
+from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -76,3 +79,17 @@ def test_a_real_collapse_holds_it(tiny_config):
     assert result["similarity"] > language.MERGED
     assert 0 < held < 20
     assert rates(config.out)[-1] == pytest.approx(rates(config.out)[-2])
+
+
+def test_two_ranks_wait_by_the_mean_of_their_similarities(tiny_config, monkeypatch):
+    class TwoAlike(World):
+        def sum(self, tensor):
+            return 2 * tensor
+
+    task = LanguageTask(tiny_config(optim={"wait_for_escape": True}), TwoAlike(0, 2, torch.device("cpu")))
+    model, batch = task.build(), task.micro_batches()[0]
+    for similarity, held in ((0.4, 0), (0.6, 1)):
+        monkeypatch.setattr(language, "token_similarity", lambda _, s=similarity: s)
+        task.loss(model, batch)
+        task.after_step(0)
+        assert task.held == held
