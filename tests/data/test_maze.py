@@ -85,7 +85,7 @@ def test_turned_mazes_have_turned_answers(mazes):
 
 def test_every_turn_is_as_likely():
     grids = np.tile(np.arange(4, dtype=np.uint8), (4000, 1))
-    turned, _ = turn_mazes(grids, grids, keys(0)[0], np.arange(4000))
+    turned, _ = turn_boards(grids, grids, keys(0)[0], np.arange(4000))
     kinds, counts = np.unique(turned, axis=0, return_counts=True)
     assert len(kinds) == 8
     assert counts == pytest.approx(500, abs=5 * 500**0.5)  # five standard deviations
