@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from deeploop.commands.generate import GenerateArgs
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.eval.generation import GREEDY, GenerateArgs, Sampling, draw, generate, stream_text
+from deeploop.eval.generation import GREEDY, Sampling, draw, generate, stream_text
 from deeploop.models import GPTConfig, LoopedGPT
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=257, context=40)
