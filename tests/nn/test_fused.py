@@ -44,6 +44,7 @@ BLOCKS = {
     "sandwich": gpt,
     "prenorm": partial(gpt, block="prenorm"),
     "averaged": partial(gpt, block="averaged"),
+    "factored": partial(gpt, block="factored"),
     "postnorm": partial(gpt, block="postnorm"),
     "sandwich without inner norm": partial(gpt, inner_norm=False),
     "flat": partial(gpt, block="flat"),
@@ -51,6 +52,18 @@ BLOCKS = {
     "hrm": hrm,
     "hrm at p = 1/2": partial(hrm, p=0.5),
 }
+
+
+def test_every_kind_that_the_kernels_claim_is_tested_against_the_equation():
+    assert BLOCKS.keys() >= fused.KNOWN_KINDS
+
+
+def test_a_kind_that_the_kernels_do_not_know_is_left_to_the_modules(monkeypatch):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    block = gpt()
+    assert fused.fits_block(block)
+    block.mlp.kind = "a rule of tomorrow"
+    assert not fused.fits_block(block)
 
 
 def sublayers(block):

@@ -32,11 +32,16 @@ def eager_modules() -> Iterator[None]:
         _eager = before
 
 
+# The kernels compute outer(α·x + ε·f(inner(x))). A kind of another form must not be named here.
+KNOWN_KINDS = frozenset({"prenorm", "postnorm", "sandwich", "factored", "averaged", "flat"})
+
+
 def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
     """Whether the kernels know these sublayers: attention, then SwiGLU, and RMSNorm throughout."""
     norms = [norm for sublayer in (first, second) for norm in (sublayer.inner, sublayer.outer)]
     return (
         HAS_TRITON
+        and {first.kind, second.kind} <= KNOWN_KINDS
         and isinstance(first.branch, SelfAttention)
         and isinstance(second.branch, SwiGLU)
         and all(isinstance(norm, RMSNorm | nn.Identity) for norm in norms)

@@ -1,4 +1,4 @@
-"""The residual equations, here and nowhere else.
+"""The residual equations; `kernels/stack.py` computes their common form outer(α·x + ε·f(inner(x))) faster.
 
 prenorm     x ← x + f(inner(x))
 postnorm    x ← outer(x + f(x))
@@ -53,6 +53,7 @@ class ScaledResidual(nn.Module):
         super().__init__()
         if kind not in get_args(ResidualKind):
             raise ValueError(f"kind={kind!r}: must be one of {', '.join(get_args(ResidualKind))}")
+        self.kind = kind
         self.alpha = _scale("alpha", alpha, kind, wanted=kind in ALPHA)
         self.epsilon = _scale("epsilon", epsilon, kind, wanted=kind in EPSILON)
         if kind in PRENORM and not inner_norm:

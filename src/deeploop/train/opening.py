@@ -16,7 +16,7 @@ from deeploop.train.checkpoint import (
     load_weights,
     read_state,
 )
-from deeploop.train.config import AnyTrainConfig, TrainConfig, to_dict
+from deeploop.train.config import AnyTrainConfig, ReasonerTrainConfig, TrainConfig, to_dict
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import choose_execution
 from deeploop.train.language import LanguageTask
@@ -39,7 +39,7 @@ def open_run(config: AnyTrainConfig, world: World) -> ActiveRun:
     """A run ready for its next step, made in an order in which a mistake shows before anything is written."""
     has_run = check_folder(config) is not None
     lock = lock_folder(config.out) if has_run and world.is_main else None  # before anything in it is touched
-    task: Task = LanguageTask(config, world) if isinstance(config, TrainConfig) else PuzzleTask(config, world)
+    task = make_task(config, world)
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
     model = wrap(task.build(), config.device, world)
     optimizer = task.make_optimizer(model)
@@ -62,6 +62,15 @@ def open_run(config: AnyTrainConfig, world: World) -> ActiveRun:
             raise ValueError(f"out={config.out}: another run has been there meanwhile; choose another --out")
         run.writer = _open_folder(run, state)
     return run
+
+
+def make_task(config: AnyTrainConfig, world: World) -> Task:
+    """The task that the class of a config stands for."""
+    if isinstance(config, TrainConfig):
+        return LanguageTask(config, world)
+    if isinstance(config, ReasonerTrainConfig):
+        return PuzzleTask(config, world)
+    raise TypeError(f"{type(config).__name__}: no task is known for it")
 
 
 def _load(
