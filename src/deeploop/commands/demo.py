@@ -13,6 +13,7 @@ from typing import Any
 from deeploop.commands.parsing import run_command
 from deeploop.commands.prepare import PrepareStdlib
 from deeploop.commands.prepare import run as run_prepare
+from deeploop.files import write_text
 from deeploop.recipes.gpt import tiny
 from deeploop.report import page, plots
 from deeploop.train.config import TrainConfig
@@ -98,7 +99,7 @@ def run(config: DemoConfig) -> str:
     picture, html = config.out / "loss.png", config.out / "index.html"
     figure = draw(config, cells, floor)
     plots.save_png(figure, picture)
-    html.write_text(make_page(config, rows, figure, floor, results), encoding="utf-8")
+    write_text(html, make_page(config, rows, figure, floor, results))
     return (
         f"\n{page.text_table(HEADER, rows)}\n\n{verdict(config, results)}\n"
         f"Unigram floor: {floor:.3f} nats, the best that a model can do which ignores its input.\n\n"

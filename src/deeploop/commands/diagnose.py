@@ -27,6 +27,7 @@ from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.exponent import GammaFit, Point, fit_gamma, verdict
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.diagnose.visit_grads import residual_sublayers
+from deeploop.files import write_json
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
@@ -95,7 +96,7 @@ def run(args: DiagnoseArgs) -> str:
             line for line in read_metrics(resolve(path), "diagnose") if line["rounds"] == record["rounds"]
         ]
         folder = results_folder(path)
-        (folder / "diagnose.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_json(folder / "diagnose.json", record)
         plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
         texts.append(f"{report(record, config, path)}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
     found: dict[str, Any] = {str(path): record for path, record in records.items()}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from deeploop.files import is_locked, write_json
+from deeploop.files import append_file, is_locked, write_json
 from deeploop.report.endings import ending, log_error, outcome
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.train.checkpoint import list_checkpoints
@@ -213,7 +213,7 @@ class SweepFolder:
     def drop_weights(self, cell: Cell) -> None:
         """Deletes a finished cell's checkpoints; its metrics stay."""
         folder = self.run_folder(cell)
-        (folder / DROPPED).touch()  # first: killed in between, the cell is still a finished one
+        append_file(folder / DROPPED).close()  # first: killed in between, the cell is still a finished one
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 

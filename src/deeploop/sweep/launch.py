@@ -14,7 +14,7 @@ from typing import Protocol, TextIO
 
 import torch
 
-from deeploop.files import is_locked
+from deeploop.files import append_file, is_locked
 from deeploop.report.endings import MEMORY_IS_FULL, log_error
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Cell
@@ -172,7 +172,7 @@ def start(
     The lock on the log is the child's too, and with it the descriptor's: it ends when the last process does
     that has it as its output. BlockingIOError: another one works on this cell.
     """
-    with log.open("a") as file:
+    with append_file(log) as file:
         _lock(file)
         print(f"$ {shlex.join(command)}", file=file, flush=True)
         # A session of its own: Ctrl-C in the terminal reaches the sweep alone, which then asks each cell.
@@ -203,7 +203,7 @@ def note_failure(log: Path, code: int) -> str:
     """Makes sure that the log of a failed process ends in its error; returns that."""
     if log_error(log) is None:
         ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}" if code else "no progress"
-        with log.open("a") as file:
+        with append_file(log) as file:
             print(f"\ndeeploop sweep: error: {ended}", file=file)
     return log_error(log) or ""
 

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from deeploop.files import own_folder, sync_folder
 from deeploop.train.distributed import World
 
 Moments = dict[str, dict[str, Tensor]]  # {"blocks.0.w": {"exp_avg": …}}
@@ -81,10 +82,10 @@ def save_checkpoint(
     rng = world.gather(_rng_state(world.device))
     final = folder / "checkpoints" / f"step-{step:08d}"
     if world.is_main and not final.exists():
-        for left_behind in final.parent.glob(".step-*"):  # by a process that was killed while it saved
-            shutil.rmtree(left_behind, ignore_errors=True)
+        for left_behind in own_folder(final.parent).glob(".step-*"):  # by a process killed while it saved
+            _remove(left_behind)
         part = final.with_name(f".{final.name}.part")
-        part.mkdir(parents=True)
+        part.mkdir()
         files: dict[str, dict[str, Any]] = {
             "model.safetensors": weights,
             "optimizer.safetensors": _flatten(cast(Moments, moments["state"])),
@@ -99,14 +100,22 @@ def save_checkpoint(
         record["sha256"] = {**checksums, "state.json": _digest(record)}
         (part / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
         _sync_and_hash(part / "state.json")
-        _sync_folder(part)
+        sync_folder(part)
         part.rename(final)
-        _sync_folder(final.parent)
+        sync_folder(final.parent)
         for old in list_checkpoints(folder)[:-keep]:
             # Renamed first: a deletion cut short must not leave something that looks complete.
-            shutil.rmtree(old.rename(old.with_name(f".{old.name}.old")))
+            _remove(old.rename(old.with_name(f".{old.name}.old")))
     world.barrier()
     return final
+
+
+def _remove(folder: Path) -> None:
+    """Deletes a folder; of a link only the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class DamagedCheckpoint(ValueError):
@@ -149,6 +158,7 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
         if damaged and found[0] is None:  # nothing is moved: the next start must not take the folder for new
             raise ValueError(f"{next(iter(damaged.values()))}; no checkpoint of {folder} is whole")
         for checkpoint in damaged:
+            own_folder(checkpoint.parent)
             checkpoint.rename(_unused(checkpoint.with_name(f"damaged-{checkpoint.name}")))
     return world.gather(found)[0]
 
@@ -264,11 +274,3 @@ def _sync_and_hash(path: Path) -> str:
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return _hash(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from deeploop.files import atomic_file
+from deeploop.files import append_file, atomic_file, own_folder
 
 Record = dict[str, Any]
 
@@ -34,7 +34,7 @@ class MetricsWriter:
     """Appends one JSON object a line to `metrics.jsonl`, flushed at once."""
 
     def __init__(self, folder: Path, config: LogConfig, settings: Record) -> None:
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._file = append_file(folder / "metrics.jsonl")
         self._tensorboard = _tensorboard(folder) if config.tensorboard else None
         self._wandb = _wandb(config.wandb, folder, settings) if config.wandb else None
 
@@ -128,7 +128,7 @@ def _tensorboard(folder: Path) -> Any:
         raise ValueError(
             'log.tensorboard: TensorBoard is not installed; run: pip install "deeploop[tensorboard]"'
         ) from None
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter(str(own_folder(folder / "tensorboard")))
 
 
 def _wandb(project: str, folder: Path, settings: Record) -> Any:
@@ -138,6 +138,7 @@ def _wandb(project: str, folder: Path, settings: Record) -> Any:
         raise ValueError(
             f'log.wandb={project}: wandb is not installed; run: pip install "deeploop[wandb]"'
         ) from None
+    own_folder(folder / "wandb")
     try:
         return wandb.init(project=project, name=folder.name, dir=folder, config=settings)
     except wandb.Error as error:  # nobody is logged in, a bad project name
