@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+import deeploop
 from deeploop.files import (
     DEEPEST,
     append_file,
@@ -133,10 +136,24 @@ def test_nesting_that_is_not_deep_is_read():
 
 def test_a_fifo_a_device_and_a_large_file_are_not_read(folder):
     os.mkfifo(folder / "fifo")
-    for path in (folder / "fifo", "/dev/zero", folder):
-        with pytest.raises((ValueError, IsADirectoryError), match="not a regular file"):
+    for path in (folder / "fifo", "/dev/zero"):
+        with pytest.raises(OSError, match="Not a regular file"):
             read_text(path)
+    with pytest.raises(OSError, match="Is a directory"):
+        read_text(folder)
     (folder / "large").write_text("x" * 101)
     with pytest.raises(ValueError, match="more than 100 bytes"):
         read_text(folder / "large", limit=100)
     assert not is_locked(folder / "fifo")
+
+
+def test_no_other_module_parses_json_toml_or_numpy_files():
+    """One reader for all files of others: what it refuses is refused everywhere."""
+    source = Path(deeploop.__file__).parent
+    parsers = re.compile(
+        r"json\.loads?\(|import tomllib|np\.(?:load|fromfile|memmap)\(|zipfile\.|pickle\.load|torch\.load\("
+    )
+    found = {
+        str(path.relative_to(source)) for path in source.rglob("*.py") if parsers.search(path.read_text())
+    }
+    assert found == {"files.py", "data/arrays.py"}

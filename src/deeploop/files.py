@@ -6,6 +6,7 @@ came from a stranger may hold links, FIFOs and devices.
 
 import errno
 import fcntl
+import io
 import json
 import os
 import stat
@@ -122,22 +123,31 @@ def write_json(path: Path, value: Any, *, default: Callable[[Any], Any] | None =
     write_text(path, json.dumps(value, indent=1, default=default) + "\n")
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """A regular file for reading: a FIFO would be waited for, a device may have no end."""
+class NotRegularError(OSError):
+    """A FIFO, which would be waited for, a device, which may have no end, or a folder."""
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """A regular file for reading."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise ValueError(f"{path}: not a regular file")
+        what = "Is a directory" if stat.S_ISDIR(mode) else "Not a regular file"
+        raise NotRegularError(errno.EINVAL, what, str(path))
     return os.fdopen(descriptor, "rb")
 
 
 def read_text(path: Path, limit: int = LARGEST_JSON) -> str:
-    """The text of a file of at most `limit` bytes."""
+    """The UTF-8 text of a file of at most `limit` bytes."""
     with open_regular(path) as file:
         raw = file.read(limit + 1)
     if len(raw) > limit:
-        raise ValueError(f"{path}: more than {limit:,} bytes, which is not read at once")
-    return raw.decode("utf-8")
+        raise ValueError(f"{path}: can't be read (more than {limit:,} bytes)")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: can't be read (not UTF-8: {error.reason} at byte {error.start})") from None
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -163,15 +173,19 @@ def _check_depth(value: Any) -> None:
 
 
 def read_value(path: Path) -> Any:
-    """The JSON value in a file; ValueError for whatever is wrong with it."""
-    return parse_json(read_text(path))
+    """The JSON value in a file; ValueError, with the file's name, for whatever is wrong with it."""
+    text = read_text(path)
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: can't be read (not JSON: {error})") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; ValueError where it holds anything else."""
     value = read_value(path)
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: not a JSON object")
+        raise ValueError(f"{path}: can't be read (not a JSON object)")
     return value
 
 
@@ -184,13 +198,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file; ValueError for whatever is wrong with it."""
+    """The table in a TOML file; ValueError, with the file's name, for whatever is wrong with it."""
     text = read_text(path)
     try:
         value = tomllib.loads(text)
+        _check_depth(value)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
-    _check_depth(value)
+        raise ValueError(f"{path}: can't be read (not TOML: nested too deeply)") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: can't be read (not TOML: {error})") from None
     return value
 
 
@@ -219,7 +235,7 @@ def is_locked(path: Path) -> bool:
     try:
         with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotRegularError):
         return False
     except OSError:
         return True

@@ -85,6 +85,9 @@ class DiagnoseArgs:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {least} or more")
 
 
+HISTORY = {"kappa", "kappa_raw", "similarity"}  # what a picture over training needs of a line
+
+
 def run(args: DiagnoseArgs) -> str:
     """Diagnoses each run, writes what was found into its folder, and returns what to print."""
     configs = {path: load_config(path) for path in args.runs}
@@ -93,7 +96,9 @@ def run(args: DiagnoseArgs) -> str:
     for path, config in configs.items():
         record = records[path] = diagnose_run(path, config, args)
         history = [
-            line for line in read_metrics(resolve(path), "diagnose") if line["rounds"] == record["rounds"]
+            line
+            for line in read_metrics(resolve(path), "diagnose")
+            if line.get("rounds") == record["rounds"] and line.keys() >= HISTORY
         ]
         folder = results_folder(path)
         write_json(folder / "diagnose.json", record)
@@ -162,7 +167,7 @@ def weights_of(
         return fresh.to(device).eval(), tokenizer, None, 0
     checkpoint = require_checkpoint(path)
     step = int(checkpoint.name.removeprefix("step-"))
-    moments = load_moments(checkpoint)
+    moments = load_moments(checkpoint, model)
     if not moments:  # weights that were published without their optimizer
         return model, tokenizer, None, step
     # Of checkpoints that do not say it, which were written before anything could change the schedule.

@@ -1,6 +1,5 @@
 """`deeploop export`: a run as a folder for transformers, with weights, tokenizer, code and model card."""
 
-import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import deeploop
 from deeploop.commands.parsing import run_command
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import Tokenizer
+from deeploop.files import read_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.checkpoint import read_state
@@ -100,11 +100,7 @@ def publish(part: Path, folder: Path) -> None:
 
 
 def _model_type(config: Path) -> str | None:
-    try:
-        found = json.loads(config.read_text(encoding="utf-8"))
-        return found.get("model_type") if isinstance(found, dict) else None
-    except (OSError, ValueError):
-        return None
+    return read_json(config).get("model_type")
 
 
 def model_card(run: Path, model: LoopedGPT) -> str:

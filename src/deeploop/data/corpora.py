@@ -6,7 +6,6 @@ fineweb_edu(…)    FineWeb-Edu, streamed through `datasets`, or a local copy in
 """
 
 import gzip
-import json
 import lzma
 import os
 import platform
@@ -17,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+from deeploop.files import parse_json
 
 INSTALL_DATA = 'pip install "deeploop[data]"'
 
@@ -176,8 +177,8 @@ def _json_lines(file: Path, field: str) -> Iterator[str]:
             if line.isspace():
                 continue
             try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
+                row = parse_json(line)
+            except ValueError as error:
                 raise ValueError(f"{file}:{number}: not JSON: {error}") from None
             if not isinstance(row, dict) or not isinstance(row.get(field), str):
                 names = [name for name in row if isinstance(row[name], str)] if isinstance(row, dict) else []

@@ -13,7 +13,7 @@ from typing import Any
 
 from deeploop.files import read_json, read_object
 from deeploop.report.endings import ending, log_error
-from deeploop.train.metrics import Record, stream_back, stream_lines
+from deeploop.train.metrics import Record, is_sound, stream_back, stream_lines
 
 DEFINING = ("model.", "data.path", "optim.")
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
@@ -29,9 +29,6 @@ CONFIG_KINDS = {
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
 STAMP_KINDS = {"ranks": int, "written": str, "command": list, "shape": dict}
-METRIC_KINDS = dict.fromkeys(
-    ("loss", "floor", "exact", "cells", "seconds", "tokens_per_s", "mfu"), int | float | None
-)
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,10 @@ def read_sweep(folder: Path) -> Iterator[Run]:
         sweep = read_object(folder / "sweep.json")
         cells = {str(name): dict(cell.get("axes", {})) for name, cell in sweep["cells"].items()}
     except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / 'sweep.json'}: can't be read ({error})") from None
+        why = (
+            error if isinstance(error, ValueError) else f"{folder / 'sweep.json'}: can't be read ({error!r})"
+        )
+        raise ValueError(why) from None
     for name, axes in cells.items():
         yield read_run(folder / name, axes, sweep.get("compare_at"), shared=has_several_jobs(sweep))
 
@@ -150,13 +150,10 @@ def read_run(
         fields = flatten(read_object(folder / "config.json"))
         stamp = read_object(folder / "run.json")
         train, validation, rates = _last_lines(folder)
-        for values, kinds in (
-            (fields, CONFIG_KINDS),
-            (stamp, STAMP_KINDS),
-            (train, METRIC_KINDS),
-            (validation, METRIC_KINDS),
-        ):
-            _check_kinds(values, kinds)
+        _check_kinds(fields, CONFIG_KINDS)
+        _check_kinds(stamp, STAMP_KINDS)
+        if not (is_sound(train) and is_sound(validation)):
+            raise ValueError("the last lines of its metrics are damaged")
     except (OSError, ValueError):
         return Run(folder, folder.name, "unreadable", **place)
     rate = median(rates) if rates else None
@@ -179,7 +176,7 @@ def _last_lines(folder: Path) -> tuple[Record, Record, list[float]]:
             validation = validation or record
         elif record["kind"] == "train":
             train = train or record
-            if record.get("tokens_per_s") and len(rates) < RATES:
+            if record.get("tokens_per_s") and len(rates) < RATES and is_sound(record):
                 rates.append(record["tokens_per_s"])
         if train and validation and len(rates) == RATES:
             break

@@ -3,10 +3,10 @@
 One for a laptop has FLOPs in their place.
 """
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from deeploop.files import read_json
 from deeploop.models.accounting import flops_per_segment, flops_per_token
 from deeploop.models.gpt import GPTConfig
 from deeploop.models.reasoner import PuzzleShape
@@ -52,11 +52,9 @@ def cost(config: Any) -> Cost | None:
 
 def board(path: Path) -> PuzzleShape | None:
     """The shape of puzzles that were prepared, or else of those that a recipe expects under this name."""
-    try:
-        found = json.loads((path / "puzzles.json").read_text(encoding="utf-8"))
-        return PuzzleShape(found["vocabulary"], found["length"], found["puzzle_ids"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return BOARDS.get(path.name)
+    found = read_json(path / "puzzles.json")
+    sizes = [size for name in PuzzleShape._fields if type(size := found.get(name)) is int]
+    return PuzzleShape(*sizes) if len(sizes) == len(PuzzleShape._fields) else BOARDS.get(path.name)
 
 
 def papers_hours(grid: Grid, cell: Cell) -> float | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from deeploop.files import append_file, is_locked, write_json
+from deeploop.files import append_file, is_locked, parse_json, read_object, write_json
 from deeploop.report.endings import ending, log_error, outcome
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.train.checkpoint import list_checkpoints
@@ -223,7 +223,7 @@ def read_record(out: Path) -> Record | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_object(path)
         if found["format"] != FORMAT:
             raise ValueError(f"format {found['format']}, this deeploop reads {FORMAT}")
         return Record(
@@ -250,7 +250,7 @@ def _from_dict(name: str, found: dict[str, Any]) -> Cell:
 
 def _as_read(cell: Cell) -> Cell:
     """The cell as sweep.json gives it back: a tuple is a list there, a path its text."""
-    return _from_dict(cell.name, json.loads(json.dumps(_to_dict(cell), default=str)))
+    return _from_dict(cell.name, parse_json(json.dumps(_to_dict(cell), default=str)))
 
 
 def _first_change(old: Cell, new: Cell) -> str | None:

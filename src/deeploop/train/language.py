@@ -122,7 +122,7 @@ class LanguageTask:
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         if state.get("corpus") != self.corpus.checksum:
             raise ValueError(f"data.path={self.config.data.path}: not the corpus that the run was started on")
-        self.loader.load_state(state["loader"])
+        self.loader.load_state(state.get("loader", {}))
         self.held = state.get("held", 0)
 
     def micro_batches(self) -> list[tuple[Tensor, ...]]:
