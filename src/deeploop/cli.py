@@ -13,6 +13,7 @@ import deeploop
 COMMANDS = (
     "plan",
     "prepare",
+    "data",
     "train",
     "validate",
     "eval",
@@ -31,6 +32,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of an architecture
   deeploop prepare stdlib | text | fineweb-edu  text into token shards
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
+  deeploop data FOLDER [--verify]               what a prepared folder holds, and whether it is whole
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;

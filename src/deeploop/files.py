@@ -212,6 +212,15 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def lock_folder(folder: Path) -> TextIO:
     """Makes the folder, and keeps a second run out of it for as long as the returned file is open."""
+    while True:
+        file = _try_lock(folder)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.lstat(folder / ".lock")):
+                return file
+        file.close()  # of one who has just finished, and removed it
+
+
+def _try_lock(folder: Path) -> TextIO:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)

@@ -99,8 +99,12 @@ def run(args: PrepareStdlib | PrepareText | PrepareFinewebEdu) -> str:
         shard_tokens=args.shard_tokens,
         limit_tokens=args.limit_tokens if isinstance(args, PrepareFinewebEdu) else None,
         workers=args.workers,
+        text_sha256=source.sha256(),
     )
-    return ("already prepared: " if found else "") + _summary(corpus, args.validation_tokens)
+    settings = corpus.facts["settings"]
+    unknown = settings.get("text_sha256") is None and source.files
+    note = " (by name and size: it is of before text was hashed)" if unknown else ""
+    return (f"already prepared{note}: " if found else "") + _summary(corpus, args.validation_tokens)
 
 
 def _source(args: PrepareStdlib | PrepareText | PrepareFinewebEdu) -> Source:

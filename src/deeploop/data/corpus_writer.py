@@ -31,6 +31,8 @@ class Settings:
     validation_tokens: int
     shard_tokens: int
     limit_tokens: int | None
+    text_sha256: str | None = None
+    """Hash of the text's files, where the source has one."""
 
     def __post_init__(self) -> None:
         if self.validation_tokens < 1:
@@ -44,9 +46,14 @@ class Settings:
             )
 
     def check_same(self, found: dict[str, Any], folder: Path) -> None:
-        """Raises if the folder was begun with other settings."""
+        """Raises if the folder was begun with other settings, or from other text of the same description."""
         for name, value in asdict(self).items():
-            if found.get(name) != value:
+            if name == "text_sha256" and found.get(name) not in (value, None):
+                raise ValueError(
+                    f"{folder}: holds a corpus of other text, though of the same names and sizes "
+                    f"({self.source}); remove it or choose another folder with --out"
+                )
+            if name != "text_sha256" and found.get(name) != value:
                 raise ValueError(
                     f"{folder}: already holds a corpus with {name} {found.get(name)!r}, not {value!r}; "
                     "remove it or choose another folder with --out"
@@ -206,6 +213,8 @@ class CorpusWriter:
         except ValueError as error:
             raise self._damaged(error) from None
         self._settings.check_same(state["settings"], self._folder)
+        if self._settings.text_sha256 != state["settings"].get("text_sha256"):  # of before text was hashed
+            raise self._damaged(ValueError("it does not say of which text"))
         for split in self._splits:
             try:
                 split.restore(state["splits"][split.name], arrays)

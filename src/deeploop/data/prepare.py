@@ -24,6 +24,7 @@ from deeploop.data.corpus_writer import CorpusWriter, Settings
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import Tokenizer, utf8
 from deeploop.data.workers import ordered_map
+from deeploop.files import lock_folder
 
 SHARD_TOKENS = 100_000_000
 
@@ -39,33 +40,43 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     limit_tokens: int | None = None,
     workers: int | None = None,
+    text_sha256: str | None = None,
 ) -> Corpus:
     """Writes the documents as a corpus folder, or returns the one already there with the same settings.
 
-    Unless it is a `stream`, `documents` is iterated twice. `source` is a description for corpus.json.
+    Unless it is a `stream`, `documents` is iterated twice. `source` is a description for corpus.json,
+    `text_sha256` the hash of the text where it is known: other text of the same description is refused.
     """
-    settings = Settings(source, tokenizer.name, validation_tokens, shard_tokens, limit_tokens)
-    if (out / "corpus.json").exists():
-        corpus = Corpus.open(out)
-        settings.check_same(corpus.facts["settings"], out)
-        return corpus
+    settings = Settings(source, tokenizer.name, validation_tokens, shard_tokens, limit_tokens, text_sha256)
+    if (found := _prepared(out, settings)) is not None:
+        return found
     with _folder(out):
+        if (found := _prepared(out, settings)) is not None:  # by another process, meanwhile
+            return found
         size = None if stream else _measured(documents)
         writer = CorpusWriter(out, settings, tokenizer, size)
         _write(documents, tokenizer, writer, size, limit_tokens, workers or os.cpu_count() or 1)
     return Corpus.open(out)
 
 
+def _prepared(out: Path, settings: Settings) -> Corpus | None:
+    if not (out / "corpus.json").exists():
+        return None
+    corpus = Corpus.open(out)
+    settings.check_same(corpus.facts["settings"], out)
+    return corpus
+
+
 @contextmanager
 def _folder(out: Path) -> Iterator[None]:
-    """Makes the folder; a failure before anything was written into it leaves none."""
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # it holds shards to go on from
-            out.rmdir()
-        raise
+    """The folder, for this process alone; a failure before anything was written into it leaves none."""
+    with lock_folder(out):
+        try:
+            yield
+        finally:
+            (out / ".lock").unlink(missing_ok=True)
+            with suppress(OSError):  # it is whole, or holds shards to go on from
+                out.rmdir()
 
 
 def _write(

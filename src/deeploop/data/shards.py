@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from deeploop.data.arrays import read_npz
-from deeploop.files import atomic_file, read_object
+from deeploop.files import atomic_file, open_regular, read_object
 
 MAGIC = 20240520
 VERSION = 1
@@ -198,11 +198,24 @@ class Corpus:
         """Reads every file and compares its sha256 with corpus.json; ValueError names the first bad one."""
         listed = [shard for split in ("train", "validation") for shard in self._shards(split)]
         for entry in [*listed, self.facts["unigram"]]:
-            path = self.folder / entry["file"]
-            with path.open("rb") as file:
+            self._verify(entry)
+
+    def verify_counts(self) -> None:
+        """The same of the token counts alone: what is cheap at every start."""
+        self._verify(self.facts["unigram"])
+
+    def _verify(self, entry: dict[str, Any]) -> None:
+        path = self.folder / entry["file"]
+        try:
+            with open_regular(path) as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != entry["sha256"]:
-                raise ValueError(f"{path}: sha256 {found}, corpus.json has {entry['sha256']}")
+        except OSError as error:
+            raise ValueError(f"{path}: can't be read ({error.strerror}); prepare the corpus again") from None
+        if found != entry["sha256"]:
+            raise ValueError(
+                f"{path}: damaged: sha256 {found:.12}…, corpus.json has {entry['sha256']:.12}…; "
+                "remove the folder and prepare it again"
+            )
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
@@ -259,10 +272,9 @@ def check_fields(found: Any, fields: Any, name: str = "corpus") -> None:
 
 def _open_split(folder: Path, facts: dict[str, Any], split: str) -> TokenStream:
     shards = facts["splits"][split]["shards"]
-    stream = TokenStream([folder / shard["file"] for shard in shards])
-    listed = sum(shard["tokens"] for shard in shards)
-    if len(stream) != listed:
-        raise ValueError(
-            f"{folder}: the {split} shards hold {len(stream)} tokens, corpus.json lists {listed}"
-        )
-    return stream
+    for shard in shards:
+        if (tokens := shard_tokens(folder / shard["file"])) != shard["tokens"]:
+            raise ValueError(
+                f"{folder / shard['file']}: holds {tokens} tokens, corpus.json lists {shard['tokens']}"
+            )
+    return TokenStream([folder / shard["file"] for shard in shards])

@@ -197,8 +197,11 @@ class LanguageTask:
 
 
 def open_corpus(path: Path) -> Corpus:
+    """The corpus of a folder, after sizes and counts were found to fit (all: `deeploop data --verify`)."""
     try:
-        return Corpus.open(path)
+        corpus = Corpus.open(path)
+        corpus.verify_counts()
+        return corpus
     except ValueError as error:
         what = str(error).removeprefix(str(path)).lstrip("/: ")  # the path is named once
         raise ValueError(f"data.path={path}: {what}") from None
