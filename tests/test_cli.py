@@ -335,3 +335,19 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
         "the GPU's memory is full; try --device.no-graph, --device.recompute block, or "
         f"--device.micro-batch {tried}"
     )
+
+
+def test_control_characters_in_an_error_are_shown_not_obeyed(capsys):
+    assert main(["runs", "\x1b[2J\x1b]0;owned\x07\u202egood"]) == 2
+    error = capsys.readouterr().err
+    assert r"\x1b[2J\x1b]0;owned\x07\u202egood: no such folder" in error
+    assert error[:-1].isprintable()
+
+
+def test_more_memory_than_there_is_is_one_line(train_arguments, tmp_path, capsys):
+    huge = ("--model.width", 2**31, "--model.heads", 2)
+    assert main(train_arguments(tmp_path / "run", *huge)) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "more memory than there is (" in error
+    assert not (tmp_path / "run").exists()

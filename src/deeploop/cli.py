@@ -5,10 +5,12 @@ Mistakes of the user end in one line on stderr and exit code 2; DEEPLOOP_TRACEBA
 
 import io
 import os
+import re
 import sys
 from importlib import import_module
 
 import deeploop
+from deeploop.terminal import printable
 
 COMMANDS = (
     "plan",
@@ -66,8 +68,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (ValueError, OSError, ArithmeticError, MemoryError) as error:
-        if os.environ.get("DEEPLOOP_TRACEBACK"):
+    except (ValueError, OSError, ArithmeticError, MemoryError, RuntimeError) as error:
+        expected = not isinstance(error, RuntimeError) or _is_memory(error)
+        if os.environ.get("DEEPLOOP_TRACEBACK") or not expected:
             raise
         name = " ".join(["deeploop", *arguments[:1]])
         print(f"{name}: error: {_message(error)}", file=sys.stderr)
@@ -79,7 +82,21 @@ def _message(error: Exception) -> str:
     text = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         text = f"{error.filename}: {error.strerror}"
-    return " ".join(text.split()) or type(error).__name__
+    if isinstance(error, MemoryError) or _is_memory(error):
+        size = re.search(r"tried to allocate (\d+) bytes", text)
+        asked = f" ({int(size[1]):,} bytes at once)" if size else ""
+        text = f"more memory than there is{asked}; a smaller model, batch or context needs less"
+    return printable(" ".join(text.split())) or type(error).__name__
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether torch had no memory on the CPU, or was asked for a tensor that no memory could hold."""
+    words = (
+        "can't allocate memory",
+        "Storage size calculation overflowed",
+        "integer multiplication overflow",
+    )
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def _run(arguments: list[str]) -> int:

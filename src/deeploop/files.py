@@ -210,33 +210,51 @@ def read_toml(path: Path) -> dict[str, Any]:
     return value
 
 
-def lock_folder(folder: Path) -> TextIO:
-    """Makes the folder, and keeps a second run out of it for as long as the returned file is open."""
+def lock_folder(folder: Path, field: str = "out") -> TextIO:
+    """Makes the folder, and keeps a second run out of it for as long as the returned file is open.
+
+    `field` is the option that named it.
+    """
     while True:
-        file = _try_lock(folder)
+        file = _try_lock(folder, field)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.lstat(folder / ".lock")):
                 return file
         file.close()  # of one who has just finished, and removed it
 
 
-def _try_lock(folder: Path) -> TextIO:
+def _try_lock(folder: Path, field: str) -> TextIO:
+    option = "--out" if field == "out" else field
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         file = os.fdopen(descriptor, "r+")
     except OSError as error:
         why = ".lock is a link; remove it" if error.errno == errno.ELOOP else error.strerror
-        raise ValueError(f"out={folder}: can't be written ({why})") from None
+        raise ValueError(f"{field}={folder}: can't be written ({why})") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise ValueError(f"out={folder}: another run is writing there; choose another --out") from None
+        raise ValueError(f"{field}={folder}: another run is writing there; choose another {option}") from None
     except OSError as error:  # a file system without locks
         file.close()
-        raise ValueError(f"out={folder}: can't be locked ({error.strerror}); choose another --out") from None
+        raise ValueError(
+            f"{field}={folder}: can't be locked ({error.strerror}); choose another {option}"
+        ) from None
     return file
+
+
+@contextmanager
+def exclusive_folder(folder: Path, field: str = "out") -> Iterator[None]:
+    """A folder for this process alone; one that is empty afterwards, as after a failure, goes again."""
+    with lock_folder(folder, field):
+        try:
+            yield
+        finally:
+            (folder / ".lock").unlink(missing_ok=True)
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
 
 
 def is_locked(path: Path) -> bool:

@@ -10,9 +10,9 @@ killed and is called again reads past the documents of its full shards without e
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
@@ -24,7 +24,7 @@ from deeploop.data.corpus_writer import CorpusWriter, Settings
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import Tokenizer, utf8
 from deeploop.data.workers import ordered_map
-from deeploop.files import lock_folder
+from deeploop.files import exclusive_folder
 
 SHARD_TOKENS = 100_000_000
 
@@ -50,7 +50,7 @@ def prepare(
     settings = Settings(source, tokenizer.name, validation_tokens, shard_tokens, limit_tokens, text_sha256)
     if (found := _prepared(out, settings)) is not None:
         return found
-    with _folder(out):
+    with exclusive_folder(out):
         if (found := _prepared(out, settings)) is not None:  # by another process, meanwhile
             return found
         size = None if stream else _measured(documents)
@@ -65,18 +65,6 @@ def _prepared(out: Path, settings: Settings) -> Corpus | None:
     corpus = Corpus.open(out)
     settings.check_same(corpus.facts["settings"], out)
     return corpus
-
-
-@contextmanager
-def _folder(out: Path) -> Iterator[None]:
-    """The folder, for this process alone; a failure before anything was written into it leaves none."""
-    with lock_folder(out):
-        try:
-            yield
-        finally:
-            (out / ".lock").unlink(missing_ok=True)
-            with suppress(OSError):  # it is whole, or holds shards to go on from
-                out.rmdir()
 
 
 def _write(
