@@ -51,7 +51,7 @@ def damaged(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("fly", "command 'fly': unknown; choose one of plan, recommend, prepare, train, "),
+        ("fly", "command 'fly': unknown; choose one of plan, recommend, prepare, data, train, "),
         ("train gpt3", "recipe 'gpt3': unknown; choose one of gpt2-small, gpt2-medium, tiny"),
         ("train --resume --out runs/mine", "--resume: the recipe comes first; choose one of gpt2-small, "),
         ("prepare web", "source 'web': unknown; choose one of stdlib, text, fineweb-edu"),
@@ -295,7 +295,7 @@ def test_help_breaks_lines_by_itself():
 def test_a_file_that_cannot_be_written_is_named(refused, tmp_path):
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "corpus"
-    assert refused(["prepare", "stdlib", "--out", place]).startswith(f"{tmp_path / 'file'}")
+    assert refused(["prepare", "stdlib", "--out", place]).startswith(f"out={place}: can't be written")
 
 
 def test_version(capsys):
@@ -336,3 +336,19 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
         "the GPU's memory is full; try --device.no-graph, --device.recompute block, or "
         f"--device.micro-batch {tried}"
     )
+
+
+def test_control_characters_in_an_error_are_shown_not_obeyed(capsys):
+    assert main(["runs", "\x1b[2J\x1b]0;owned\x07\u202egood"]) == 2
+    error = capsys.readouterr().err
+    assert r"\x1b[2J\x1b]0;owned\x07\u202egood: no such folder" in error
+    assert error[:-1].isprintable()
+
+
+def test_more_memory_than_there_is_is_one_line(train_arguments, tmp_path, capsys):
+    huge = ("--model.width", 2**31, "--model.heads", 2)
+    assert main(train_arguments(tmp_path / "run", *huge)) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "more memory than there is (" in error
+    assert not (tmp_path / "run").exists()

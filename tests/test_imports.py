@@ -34,7 +34,7 @@ FORBIDDEN = {
     "exits.py": ["torch", "numpy"],
     "files.py": ["torch", "numpy"],
 }
-ROOT_FILES = {"__init__.py", "__main__.py", "cli.py", "exits.py", "files.py"}
+ROOT_FILES = {"__init__.py", "__main__.py", "cli.py", "exits.py", "files.py", "terminal.py"}
 
 
 def imports(path):

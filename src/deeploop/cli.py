@@ -5,16 +5,19 @@ Mistakes of the user end in one line on stderr, with a code of `exits.py`; DEEPL
 
 import io
 import os
+import re
 import sys
 from importlib import import_module
 
 import deeploop
 from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemory
+from deeploop.terminal import printable
 
 COMMANDS = (
     "plan",
     "recommend",
     "prepare",
+    "data",
     "train",
     "validate",
     "eval",
@@ -34,6 +37,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop recommend --blocks 4 --rounds 16 --width 384   which rule, at which learning rate, by our runs
   deeploop prepare stdlib | text | fineweb-edu  text into token shards
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
+  deeploop data FOLDER [--verify]               what a prepared folder holds, and whether it is whole
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden;
                                                 --auto-lr takes the peak rate and warm-up of `recommend`
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
@@ -68,8 +72,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (ValueError, OSError, ArithmeticError, MemoryError, OutOfDeviceMemory) as error:
-        if os.environ.get("DEEPLOOP_TRACEBACK"):
+    except (ValueError, OSError, ArithmeticError, MemoryError, RuntimeError, OutOfDeviceMemory) as error:
+        mistake = isinstance(error, OutOfDeviceMemory) or not isinstance(error, RuntimeError)
+        if os.environ.get("DEEPLOOP_TRACEBACK") or not (mistake or _is_memory(error)):
             raise
         name = " ".join(["deeploop", *arguments[:1]])
         print(f"{name}: error: {_message(error)}", file=sys.stderr)
@@ -81,7 +86,21 @@ def _message(error: Exception) -> str:
     text = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         text = f"{error.filename}: {error.strerror}"
-    return " ".join(text.split()) or type(error).__name__
+    if isinstance(error, MemoryError) or _is_memory(error):
+        size = re.search(r"tried to allocate (\d+) bytes", text)
+        asked = f" ({int(size[1]):,} bytes at once)" if size else ""
+        text = f"more memory than there is{asked}; a smaller model, batch or context needs less"
+    return printable(" ".join(text.split())) or type(error).__name__
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether torch had no memory on the CPU, or was asked for a tensor that no memory could hold."""
+    words = (
+        "can't allocate memory",
+        "Storage size calculation overflowed",
+        "integer multiplication overflow",
+    )
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def _run(arguments: list[str]) -> int:

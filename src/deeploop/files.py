@@ -1,45 +1,194 @@
-"""Files that others may read while we write: atomic writes, JSON objects, locks."""
+"""Files that others may read while we write, or that others wrote: atomic writes, JSON and TOML, locks.
 
+Nothing here writes through a link inside a folder, and nothing is read but regular files: a folder that
+came from a stranger may hold links, FIFOs and devices.
+"""
+
+import errno
 import fcntl
+import io
 import json
 import os
+import stat
 import time
+import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 LOCK_SECONDS = 1.0
+LARGEST_JSON = 1 << 26
+"""Bytes of a file that is parsed whole; the largest of ours are some megabytes."""
+DEEPEST = 64
+"""Lists and objects inside one another; ours have five or six, and Python gives up at some hundreds."""
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file for writing that appears under its name only when whole and on disk."""
-    # The name is fixed so that a killed writer leaves nothing that its restart does not overwrite.
+    # The name is fixed so that a killed writer leaves nothing that its restart does not remove.
     temporary = path.with_name(f".{path.name}.part")
-    try:
-        with temporary.open("wb") as file:
+    with os.fdopen(_open_new(temporary), "wb") as file:
+        try:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    sync_folder(path.parent)
+
+
+def _open_new(path: Path) -> int:
+    """A new, locked file. One of that name that a killed writer left goes; a live writer is waited for."""
+    while True:
+        try:
+            descriptor = os.open(path, _NEW, 0o666)
+        except FileExistsError:
+            _remove_left_behind(path)
+            continue
+        _lock_if_possible(descriptor)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # taken for one left behind before it was locked
+
+
+def _remove_left_behind(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    except OSError:  # a link, of which only the link goes, or what nobody writes to
+        path.unlink(missing_ok=True)
+        return
+    try:
+        _lock_if_possible(descriptor)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.lstat(path)):  # else its writer has finished
+                path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _lock_if_possible(descriptor: int) -> None:
+    with suppress(OSError):  # a file system without locks: there two writers at once are not kept apart
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder last, as fsync does with what a file holds."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system whose folders can't be synced
+            raise
+    finally:
+        os.close(handle)
+
+
+def append_file(path: Path) -> TextIO:
+    """A file opened for appending, never through a link."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise _refused(path, error) from None
+    return os.fdopen(descriptor, "a", encoding="utf-8")
+
+
+def own_folder(path: Path) -> Path:
+    """Makes a folder inside one that may be a stranger's; a link there could lead anywhere."""
+    if path.is_symlink():
+        raise ValueError(f"{path}: is a link, and nothing is written through one; put a folder in its place")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _refused(path: Path, error: OSError) -> OSError:
+    if error.errno == errno.ELOOP:
+        return OSError(f"{path}: is a link, and nothing is written through one; remove it")
+    return error
+
+
+def write_text(path: Path, text: str) -> None:
+    """`text` as UTF-8, atomically."""
+    with atomic_file(path) as file:
+        file.write(text.encode())
 
 
 def write_json(path: Path, value: Any, *, default: Callable[[Any], Any] | None = None) -> None:
     """`value` as indented JSON, atomically."""
-    with atomic_file(path) as file:
-        file.write((json.dumps(value, indent=1, default=default) + "\n").encode())
+    write_text(path, json.dumps(value, indent=1, default=default) + "\n")
+
+
+class NotRegularError(OSError):
+    """A FIFO, which would be waited for, a device, which may have no end, or a folder."""
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """A regular file for reading."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        what = "Is a directory" if stat.S_ISDIR(mode) else "Not a regular file"
+        raise NotRegularError(errno.EINVAL, what, str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_text(path: Path, limit: int = LARGEST_JSON) -> str:
+    """The UTF-8 text of a file of at most `limit` bytes."""
+    with open_regular(path) as file:
+        raw = file.read(limit + 1)
+    if len(raw) > limit:
+        raise ValueError(f"{path}: can't be read (more than {limit:,} bytes)")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: can't be read (not UTF-8: {error.reason} at byte {error.start})") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; ValueError for whatever is wrong with it."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    # What has few brackets can't be deep: lines of metrics come by the million.
+    opening = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
+    if sum(map(text.count, opening)) > DEEPEST:  # type: ignore[arg-type]
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level, depth = [value], 0
+    while level := [item for item in level if isinstance(item, list | dict)]:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} deep")
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+
+
+def read_value(path: Path) -> Any:
+    """The JSON value in a file; ValueError, with the file's name, for whatever is wrong with it."""
+    text = read_text(path)
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: can't be read (not JSON: {error})") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; ValueError where it holds anything else."""
-    value = json.loads(path.read_text(encoding="utf-8"))
+    value = read_value(path)
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: not a JSON object")
+        raise ValueError(f"{path}: can't be read (not a JSON object)")
     return value
 
 
@@ -57,21 +206,51 @@ def unused_path(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def lock_folder(folder: Path) -> TextIO:
-    """Makes the folder, and keeps a second run out of it for as long as the returned file is open."""
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file; ValueError, with the file's name, for whatever is wrong with it."""
+    text = read_text(path)
+    try:
+        value = tomllib.loads(text)
+        _check_depth(value)
+    except RecursionError:
+        raise ValueError(f"{path}: can't be read (not TOML: nested too deeply)") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: can't be read (not TOML: {error})") from None
+    return value
+
+
+def lock_folder(folder: Path, field: str = "out") -> TextIO:
+    """Makes the folder, and keeps a second run out of it for as long as the returned file is open.
+
+    `field` is the option that named it.
+    """
+    while True:
+        file = _try_lock(folder, field)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.lstat(folder / ".lock")):
+                return file
+        file.close()  # of one who has just finished, and removed it
+
+
+def _try_lock(folder: Path, field: str) -> TextIO:
+    option = "--out" if field == "out" else field
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        file = os.fdopen(descriptor, "r+")
     except OSError as error:
-        raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
+        why = ".lock is a link; remove it" if error.errno == errno.ELOOP else error.strerror
+        raise ValueError(f"{field}={folder}: can't be written ({why})") from None
     try:
         lock(file)
     except BlockingIOError:
         file.close()
-        raise ValueError(f"out={folder}: another run is writing there; choose another --out") from None
+        raise ValueError(f"{field}={folder}: another run is writing there; choose another {option}") from None
     except OSError as error:  # a file system without locks
         file.close()
-        raise ValueError(f"out={folder}: can't be locked ({error.strerror}); choose another --out") from None
+        raise ValueError(
+            f"{field}={folder}: can't be locked ({error.strerror}); choose another {option}"
+        ) from None
     return file
 
 
@@ -90,10 +269,22 @@ def lock(file: TextIO) -> None:
             time.sleep(0.02)
 
 
+@contextmanager
+def exclusive_folder(folder: Path, field: str = "out") -> Iterator[None]:
+    """A folder for this process alone; one that is empty afterwards, as after a failure, goes again."""
+    with lock_folder(folder, field):
+        try:
+            yield
+        finally:
+            (folder / ".lock").unlink(missing_ok=True)
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
+
+
 def is_locked(path: Path) -> bool:
     """Whether a process holds a lock on the file."""
     try:
-        with path.open() as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -1,5 +1,6 @@
 """`deeploop export`: the folder says what the run says, and is never half an export."""
 
+import hashlib
 import json
 import shutil
 import sys
@@ -7,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import deeploop
 from deeploop.cli import main
@@ -14,6 +16,8 @@ from deeploop.commands import export
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.eval.generation import generate
+from deeploop.files import lock_folder
+from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -140,3 +144,40 @@ def test_mistakes_are_one_line(config, refused, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert refused(config.out, tmp_path / "new").endswith('run: pip install "deeploop[hf]"')
     assert not (tmp_path / "new").exists()
+
+
+def test_a_part_folder_and_a_readme_of_somebody_else_stay(config, folder, refused, tmp_path, capsys):
+    mine = tmp_path / "mine"
+    (mine / ".part").mkdir(parents=True)
+    (mine / ".part" / "thesis.tex").write_text("x")
+    assert refused(config.out, mine).endswith("is not empty and not an earlier export; name another folder")
+    assert (mine / ".part" / "thesis.tex").read_text() == "x"
+    target = shutil.copytree(folder, tmp_path / "target")
+    (target / "README.md").write_text("# My model")
+    (target / ".part").mkdir()
+    assert main(["export", str(config.out), str(target)]) == 0
+    assert "is not of an export, and stays" in capsys.readouterr().out
+    assert (target / "README.md").read_text() == "# My model"
+    assert (target / ".part").is_dir()
+
+
+def test_a_second_export_into_one_folder_is_refused(config, refused, tmp_path):
+    with lock_folder(tmp_path / "target"):
+        said = refused(config.out, tmp_path / "target")
+    assert said == f"folder={tmp_path / 'target'}: another run is writing there; choose another folder"
+
+
+def test_weights_that_are_not_finite_are_not_exported(config, refused, tmp_path):
+    copy = shutil.copytree(config.out, tmp_path / "run", ignore=shutil.ignore_patterns("validation.json"))
+    checkpoint = last_checkpoint(copy)
+    weights = load_file(checkpoint / "model.safetensors")
+    next(iter(weights.values())).fill_(float("nan"))
+    save_file(weights, checkpoint / "model.safetensors")
+    state = json.loads((checkpoint / "state.json").read_text())
+    raw = (checkpoint / "model.safetensors").read_bytes()
+    state["sha256"]["model.safetensors"] = hashlib.sha256(raw).hexdigest()
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    assert "holds numbers that are not finite" in refused(copy, tmp_path / "new")
+    for command in (["validate", str(copy)], ["generate", str(copy), "--prompt", "x"]):
+        assert main(command) == 2
+    assert not (copy / "validation.json").exists()

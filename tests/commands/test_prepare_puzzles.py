@@ -2,7 +2,11 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -136,3 +140,29 @@ def test_folders_that_hold_something_else_are_refused(say, tmp_path):
     assert code == 2
     assert "set: can't be written (" in err
     assert err.endswith("choose another --out")
+
+
+def test_workers_end_with_a_process_that_was_killed(tmp_path):
+    """SIGKILL lets nobody tell them; they see that their parent has gone."""
+    command = [sys.executable, "-m", "deeploop", "prepare", "sudoku", "--train", "100000", "--test", "5"]
+    words = [*command, "--difficulty", "hard", "--workers", "2", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 60
+    # Two workers and multiprocessing's resource tracker.
+    while len(pids := children.read_text().split()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1)
+    process.kill()
+    process.wait()
+    while (left := [pid for pid in pids if _runs(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(pids) == 3
+    assert left == []
+
+
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -9,9 +9,10 @@ import torch
 
 import deeploop
 from deeploop.cli import main
+from deeploop.commands import validate as command
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.eval.depth import Windows, bits_per_byte, count_bytes, score_rounds
+from deeploop.eval.depth import DepthScore, Windows, bits_per_byte, count_bytes, score_rounds
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.recipes.gpt import tiny
 from deeploop.report import plots, scoreboard
@@ -232,3 +233,12 @@ def test_generate_prints_the_same_text_for_the_same_seed(home, capsys):
     assert greedy.err == "stopped: the model's context of 32 tokens is full\n"
     adaptive = text("--max-tokens", "5", "--adaptive", "change", "--threshold", "1e9", "--rounds", "4")
     assert adaptive.err == "mean rounds a token: 1.00 of 4\n"
+
+
+def test_a_loss_that_is_no_number_is_no_result(home, monkeypatch, capsys):
+    (home / "run" / "validation.json").unlink(missing_ok=True)
+    nan = DepthScore(math.nan, math.nan, 0.0)
+    monkeypatch.setattr(command, "score_rounds", lambda *_, **__: {3: nan})
+    assert main(["validate", str(home / "run")]) == 2
+    assert "rounds=3: the loss is nan, which is no result; nothing was written" in capsys.readouterr().err
+    assert not (home / "run" / "validation.json").exists()

@@ -251,7 +251,7 @@ def test_impossible_settings(tmp_path, settings, message):
 
 def test_unwritable_folder(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match=r"file/corpus"):
+    with pytest.raises(ValueError, match="file/corpus: can't be written"):
         prepared(tmp_path / "file" / "corpus")
 
 

@@ -132,7 +132,7 @@ def test_verify_finds_a_flipped_bit(corpus, file):
     content[-1] ^= 1
     path.write_bytes(content)
     Corpus.open(corpus.folder)
-    with pytest.raises(ValueError, match=f"{file}: sha256"):
+    with pytest.raises(ValueError, match=f"{file}: damaged: sha256"):
         corpus.verify()
 
 
@@ -146,7 +146,7 @@ def test_missing_and_truncated_parts_are_named(corpus):
     with pytest.raises(ValueError, match=r"train_000002\.bin: missing"):
         Corpus.open(corpus.folder)
     write_shard(shard, [1, 2, 3])
-    with pytest.raises(ValueError, match=r"train shards hold \d+ tokens, corpus\.json lists"):
+    with pytest.raises(ValueError, match=r"train_000002\.bin: holds 3 tokens, corpus\.json lists"):
         Corpus.open(corpus.folder)
 
 
@@ -238,3 +238,35 @@ def test_a_corpus_that_is_not_there_says_how_it_is_made(tmp_path, name, there, s
         (tmp_path / name).mkdir()
     with pytest.raises(ValueError, match=says):
         Corpus.open(tmp_path / name)
+
+
+def forged(path, **arrays):
+    """An archive in place of another, packed so that zeros take no room."""
+    np.savez_compressed(path, **arrays)
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        (lambda c: np.zeros(10**8, np.int64), "at most 3,080 are read"),
+        (lambda c: c[::-1][:5], r"\(5,\) of int64, not \(257,\)"),
+        (lambda c: c.astype(np.float64), "float64, not"),
+        (lambda c: c[None], r"\(1, 257\)"),
+        (lambda c: c + 1, "do not add up"),
+        (lambda c: np.append(c[:-1], -c[:-1].sum()), "do not add up"),
+    ],
+)
+def test_counts_that_do_not_fit_the_corpus_are_refused(corpus, counts, why):
+    forged(corpus.folder / "unigram.npz", train=counts(corpus.counts("train")))
+    with pytest.raises(ValueError, match=rf"unigram\.npz: unreadable \(train: .*{why}"):
+        corpus.counts("train")
+
+
+@pytest.mark.parametrize(
+    "change", [{"vocabulary": 2**40}, {"vocabulary": 0}, {"end_of_text": 257}, {"end_of_text": -1}]
+)
+def test_numbers_out_of_range_are_refused(corpus, change):
+    path = corpus.folder / "corpus.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=rf"corpus\.{next(iter(change))}: must be"):
+        Corpus.open(corpus.folder)

@@ -175,3 +175,18 @@ def test_token_bytes_join_to_the_text(name):
     text = "Hello wörld → 😀"
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text).tolist())) == text.encode()
     assert tokenizer.token_bytes(tokenizer.end_of_text) == b""
+
+
+def test_a_temperature_near_zero_is_greedy():
+    generator = torch.Generator().manual_seed(0)
+    for temperature in (1e-5, 1e-7, 1e-45, 5e-324):
+        assert draw(LOGITS * 1000, Sampling(temperature=temperature), generator) == 1
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_refused(bad, temperature):
+    logits = LOGITS.clone()
+    logits[2] = bad
+    with pytest.raises(ValueError, match="logits are not finite"):
+        draw(logits, Sampling(temperature=temperature), torch.Generator())

@@ -7,7 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deeploop.eval.requests import Request, Requests, Scores, load_scores, save_scores
+from deeploop.eval.requests import (
+    FORMAT,
+    Request,
+    Requests,
+    Scores,
+    load_scores,
+    read_archive,
+    save_scores,
+    write_archive,
+)
 
 VOCABULARY = 300
 
@@ -191,3 +200,9 @@ def test_scores_that_are_none(tmp_path, logprob, greedy):
         load_scores(tmp_path / "s.npz")
     with pytest.raises(ValueError, match="is no file of deeploop requests"):
         Requests.load(tmp_path / "s.npz")
+
+
+def test_what_packs_too_well_is_stored_as_it_is(tmp_path):
+    """Examples repeated before every question: what is written can be read, however tightly it packs."""
+    write_archive(tmp_path / "a.npz", {"kind": "zeros", "format": FORMAT}, {"a": np.zeros(9_000_000)})
+    assert len(read_archive(tmp_path / "a.npz", "zeros")[1]["a"]) == 9_000_000

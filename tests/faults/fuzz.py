@@ -194,12 +194,12 @@ class Targets:
     def checkpoint(self, copy: Path) -> None:
         read_state(copy)
         load_weights(self.model, copy)
-        load_moments(copy)
+        load_moments(copy, self.model)
 
     def weights_alone(self, copy: Path) -> None:
         """Past the checksums, which catch nearly everything: what the parser of safetensors makes of it."""
         load_weights(self.model, copy)
-        load_moments(copy)
+        load_moments(copy, self.model)
 
     def corpus(self, copy: Path) -> None:
         corpus = Corpus.open(copy)

@@ -203,7 +203,7 @@ def test_a_file_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("recipe = ", "own.toml: Invalid value"),
+        ("recipe = ", "own.toml: can't be read .not TOML: Invalid value"),
         ("[axes]\nseed = [0]", "recipe: missing"),
         ('recipe = "tiny"', "axes: missing"),
         ('recipe = "tiny"\naxis = 3\n[axes]\nseed = [0]', "axis: unknown; choose from recipe"),

@@ -2,13 +2,25 @@
 
 import json
 import math
+import os
 import sys
+import time
+import tracemalloc
 
 import pytest
 from known_peak import expected_mfu, set_peak
 
 from deeploop.train.loop import train
-from deeploop.train.metrics import LogConfig, MetricsWriter, read_metrics, rewind_metrics
+from deeploop.train.metrics import (
+    LONGEST_LINE,
+    LogConfig,
+    MetricsWriter,
+    read_metrics,
+    read_metrics_tail,
+    rewind_metrics,
+    stream_back,
+    stream_lines,
+)
 
 
 @pytest.fixture
@@ -130,3 +142,47 @@ def test_a_missing_extra_says_how_to_install_it(write, monkeypatch, extra, modul
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ValueError, match=rf'log\.{extra}.*pip install "deeploop\[{extra}\]"'):
         write(config=config)
+
+
+LINE = b'{"kind": "train", "step": 1, "loss": 2.0}\n'
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"[" * 5000 + b"\n",
+        b'{"kind": "train", "step": 2, "x": ' + b"[" * 900 + b"]" * 900 + b"}\n",
+        b'{"kind": "train", "step": 2, "loss": "low"}\n',
+        b'{"kind": "train", "step": 2, "loss": 1e400}\n',
+        b'{"kind": "train", "step": 2, "loss": ' + b"9" * 400 + b"}\n",
+        b'{"kind": "train", "step": 2, "verdict": []}\n',
+        b'{"kind": ["train"], "step": 2}\n',
+        b'{"kind": "train", "step": -1}\n',
+        b'{"kind": "train", "step": true}\n',
+        b'{"kind": "train", "step": 2, "x": "' + b"x" * LONGEST_LINE + b'"}\n',
+    ],
+)
+def test_a_line_of_other_kinds_is_damage(tmp_path, bad):
+    (tmp_path / "metrics.jsonl").write_bytes(LINE + bad + LINE)
+    assert [record and record["step"] for record in stream_lines(tmp_path)] == [1, None, 1]
+    assert [record["step"] for record in read_metrics_tail(tmp_path)] == [1, 1]
+
+
+def test_a_line_without_an_end_takes_neither_time_nor_memory(tmp_path):
+    with (tmp_path / "metrics.jsonl").open("wb") as file:
+        file.write(LINE)
+        file.seek(60_000_000, 1)  # a hole: nothing is written, 60 MB of zeros are read
+        file.write(b"\n" + LINE)
+    began = time.process_time()
+    tracemalloc.start()
+    assert [record["step"] for record in stream_back(tmp_path)] == [1, 1]
+    assert [record and record["step"] for record in stream_lines(tmp_path)] == [1, None, 1]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * LONGEST_LINE
+    assert time.process_time() - began < 10
+
+
+def test_metrics_that_are_a_fifo_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    assert read_metrics(tmp_path) == read_metrics_tail(tmp_path) == []

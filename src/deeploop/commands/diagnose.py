@@ -26,6 +26,7 @@ from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.exponent import GammaFit, as_series, describe, fit_gamma, gamma_points, verdict
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.diagnose.visit_grads import residual_sublayers
+from deeploop.files import write_json
 from deeploop.models.gpt import GPTConfig, LoopedGPT
 from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots
@@ -84,6 +85,9 @@ class DiagnoseArgs:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {least} or more")
 
 
+HISTORY = {"kappa", "kappa_raw", "similarity"}  # what a picture over training needs of a line
+
+
 def run(args: DiagnoseArgs) -> str:
     """Diagnoses each run, writes what was found into its folder, and returns what to print."""
     configs = {path: load_config(path) for path in args.runs}
@@ -92,10 +96,12 @@ def run(args: DiagnoseArgs) -> str:
     for path, config in configs.items():
         record = records[path] = diagnose_run(path, config, args)
         history = [
-            line for line in read_metrics(resolve(path), "diagnose") if line["rounds"] == record["rounds"]
+            line
+            for line in read_metrics(resolve(path), "diagnose")
+            if line.get("rounds") == record["rounds"] and line.keys() >= HISTORY
         ]
         folder = results_folder(path)
-        (folder / "diagnose.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_json(folder / "diagnose.json", record)
         plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
         said = diagnosis.text(record, config.model, path, has_alpha=alpha_rule(config.model) is not None)
         said += f"\n\n{UNDER_MUON}" if config.optim.kind == "muon" else ""
@@ -163,10 +169,11 @@ def weights_of(
         return fresh.to(device).eval(), tokenizer, None, 0
     checkpoint = require_checkpoint(path)
     step = int(checkpoint.name.removeprefix("step-"))
+    if config.optim.kind == "muon":  # whose step is not Adam's
+        return model, tokenizer, None, step
     saved = read_state(checkpoint, [OPTIMIZER])
-    moments = load_moments(checkpoint)
-    # Weights that were published without their optimizer, or trained with one whose step is not Adam's.
-    if not moments or config.optim.kind == "muon":
+    moments = load_moments(checkpoint, model)
+    if not moments:  # weights that were published without their optimizer
         return model, tokenizer, None, step
     # Of checkpoints that do not say it, which were written before anything could change the schedule.
     scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier

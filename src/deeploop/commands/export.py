@@ -1,6 +1,5 @@
 """`deeploop export`: a run as a folder for transformers, with weights, tokenizer, code and model card."""
 
-import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -14,13 +13,15 @@ import deeploop
 from deeploop.commands.parsing import run_command
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import Tokenizer
+from deeploop.files import exclusive_folder, read_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.checkpoint import read_state
 from deeploop.train.config import TrainConfig
 from deeploop.train.rundir import load, load_config, require_checkpoint
 
-PART = ".part"
+PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
+CARD_MARK = "with DeepLoop residual scaling. Exported by"  # in every model card of ours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +41,16 @@ def run(args: ExportArgs) -> str:
     require_transformers()
     model, tokenizer = load(args.run)
     card = model_card(args.run, model)
-    part = open_part(args.folder)
-    save_model(model.to(getattr(torch, args.dtype)), tokenizer, part)
-    (part / "README.md").write_text(card, encoding="utf-8")
-    publish(part, args.folder)
+    if args.folder.exists() and not args.folder.is_dir():
+        raise ValueError(f"folder={args.folder}: is a file; name a folder")
+    with exclusive_folder(args.folder, "folder"):
+        part = open_part(args.folder)
+        save_model(model.to(getattr(torch, args.dtype)), tokenizer, part)
+        (part / "README.md").write_text(card, encoding="utf-8")
+        kept = publish(part, args.folder)
     size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
     return (
-        f"written: {args.folder} ({size / 1e6:.1f} MB)\n\n"
+        f"written: {args.folder} ({size / 1e6:.1f} MB){kept}\n\n"
         "  import deeploop.models.hf  # without deeploop: trust_remote_code=True in both calls\n"
         "  from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}")\n'
@@ -80,31 +84,33 @@ def save_model(model: LoopedGPT, tokenizer: Tokenizer, folder: Path) -> None:
 def open_part(folder: Path) -> Path:
     """An empty folder inside `folder`, which must hold nothing but an earlier export."""
     part = folder / PART
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"folder={folder}: is a file; name a folder")
-    ours = part.exists() or _model_type(folder / "config.json") == "deeploop"
-    if folder.is_dir() and any(folder.iterdir()) and not ours:
+    ours = (part.is_dir() and not part.is_symlink()) or read_json(folder / "config.json").get(
+        "model_type"
+    ) == "deeploop"
+    if not ours and any(file.name != ".lock" for file in folder.iterdir()):
         raise ValueError(f"folder={folder}: is not empty and not an earlier export; name another folder")
+    if part.is_symlink():
+        part.unlink()
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    part.mkdir()
     return part
 
 
-def publish(part: Path, folder: Path) -> None:
-    """Moves the files of a whole export into place, config.json last: without it nothing is loaded."""
+def publish(part: Path, folder: Path) -> str:
+    """Moves the files of a whole export into place, config.json last: without it nothing is loaded.
+
+    A README.md that somebody else wrote stays; returns a word about that.
+    """
+    kept, card = "", folder / "README.md"
+    if card.exists() and CARD_MARK not in card.read_text(encoding="utf-8", errors="replace"):
+        (part / "README.md").unlink()
+        kept = f"; {card} is not of an export, and stays"
     (folder / "config.json").unlink(missing_ok=True)
     for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):
         file.chmod(0o644)  # safetensors leaves 0600
         os.replace(file, folder / file.name)
     part.rmdir()
-
-
-def _model_type(config: Path) -> str | None:
-    try:
-        found = json.loads(config.read_text(encoding="utf-8"))
-        return found.get("model_type") if isinstance(found, dict) else None
-    except (OSError, ValueError):
-        return None
+    return kept
 
 
 def model_card(run: Path, model: LoopedGPT) -> str:

@@ -11,6 +11,7 @@ import deeploop
 from deeploop.commands.parsing import parse
 from deeploop.eval.generation import Sampling, stream_text
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule
+from deeploop.terminal import printable
 from deeploop.train.distributed import DeviceConfig, open_world
 from deeploop.train.rundir import is_shipped
 
@@ -51,11 +52,12 @@ def main(arguments: list[str]) -> int:
     adaptive = (
         None if args.adaptive == "off" else AdaptiveDepth(model, ExitRule(args.adaptive, args.threshold))
     )
+    shown = sys.stdout.isatty()
     ended = stream_text(
         adaptive or model,
         tokenizer,
         args.prompt,
-        write=lambda piece: print(piece, end="", flush=True),
+        write=lambda piece: print(printable(piece, "\n\t") if shown else piece, end="", flush=True),
         max_tokens=args.max_tokens,
         sampling=args,
     )

@@ -125,8 +125,12 @@ def run(args: PrepareCorpus) -> str:
         shard_tokens=args.shard_tokens,
         limit_tokens=args.limit(),
         workers=args.workers,
+        text_sha256=source.sha256(),
     )
-    return ("already prepared: " if found else "") + _summary(corpus, args.validation_tokens)
+    settings = corpus.facts["settings"]
+    unknown = settings.get("text_sha256") is None and source.files
+    note = " (by name and size: it is of before text was hashed)" if unknown else ""
+    return (f"already prepared{note}: " if found else "") + _summary(corpus, args.validation_tokens)
 
 
 def _summary(corpus: Corpus, asked: int) -> str:

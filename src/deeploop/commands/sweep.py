@@ -4,7 +4,6 @@ A sweep may be stopped or killed at any moment and started again with the same c
 not repeated, what was cut off goes on from its last checkpoint.
 """
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from tyro.conf import Positional
 
 from deeploop.commands.parsing import choose, parse, summary
 from deeploop.exits import INTERRUPTED
-from deeploop.files import lock_folder
+from deeploop.files import lock_folder, parse_json
 from deeploop.report import escapes
 from deeploop.report.page import text_table
 from deeploop.report.sweeps import SweepRecord
@@ -247,7 +246,7 @@ def _command() -> str:
 def _value(text: str) -> Any:
     """A value of the command line: a JSON one where it reads as such, else the word itself."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return {"None": None, "True": True, "False": False}.get(text, text)
 

@@ -5,6 +5,7 @@ over test-time depth: depth.json, and depth.png of all in it that can be compare
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,12 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
             rule = ExitRule(args.adaptive, threshold)
             mean_rounds, score = score_adaptive(model, windows, rule)
             adaptive.append({**asdict(rule), "mean_rounds": mean_rounds, **asdict(score)})
+    for R, loss in [
+        *((R, own.loss) for R, own in scores.items()),
+        *((rounds[-1], a["loss"]) for a in adaptive),
+    ]:
+        if not math.isfinite(loss):
+            raise ValueError(f"rounds={R}: the loss is {loss}, which is no result; nothing was written")
     return {
         "trained_rounds": trained,
         "recompute_alpha": args.recompute_alpha,

@@ -8,7 +8,6 @@ the seed and the task's name: the order of files and the number of workers chang
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from deeploop.data.dihedral import turn
 from deeploop.data.draws import keys, orders, words
 from deeploop.data.puzzles import PuzzleSet, write_puzzles
 from deeploop.data.workers import process_map
+from deeploop.files import parse_json, read_value
 
 INSTALL_ARC = 'pip install "deeploop[arc]"'
 ARC_FILE = "arcagi_aa922be.json"
@@ -68,7 +68,7 @@ def arc_tasks() -> list[ArcTask]:
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != ARC_SHA256:
         raise ValueError(f"{path}: not ARC-AGI-1 as of aa922be (its sha256 is not {ARC_SHA256})")
-    tables = json.loads(content)
+    tables = parse_json(content)
     return [
         read_task(task, part, name, path)
         for part, key in (("training", "train"), ("evaluation", "eval"))
@@ -86,11 +86,9 @@ def concept_tasks(folder: Path) -> list[ArcTask]:
     tasks = []
     for file in files:
         try:
-            task = json.loads(file.read_text(encoding="utf-8"))
+            task = read_value(file)
         except OSError as error:
             raise ValueError(f"{file}: can't be read ({error.strerror})") from None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file}: not JSON: {error}") from None
         tasks.append(read_task(task, "concept", file.stem, file))
     return tasks
 

@@ -6,7 +6,7 @@ fineweb_edu(…)    FineWeb-Edu, streamed through `datasets`, or a local copy in
 """
 
 import gzip
-import json
+import hashlib
 import lzma
 import os
 import platform
@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+from deeploop.files import parse_json
 
 INSTALL_DATA = 'pip install "deeploop[data]"'
 
@@ -47,8 +49,22 @@ class Source:
     stream: bool = False
     """Too long to be read through once just to learn its size."""
 
+    files: tuple[Path, ...] = ()
+    """What the text is read from, where that is known and not too long to be read through."""
+
     def __iter__(self) -> Iterator[str]:
         return self.read()
+
+    def sha256(self) -> str | None:
+        """Hash of all files, one behind the other with their lengths; None where none are known."""
+        if not self.files:
+            return None
+        digest = hashlib.sha256()
+        for path in self.files:
+            with path.open("rb") as file:
+                own = hashlib.file_digest(file, "sha256")
+            digest.update(own.digest())
+        return digest.hexdigest()
 
 
 def stdlib() -> Source:
@@ -79,7 +95,8 @@ def text_files(paths: Sequence[Path], field: str = "text") -> Source:
         raise ValueError("paths: name at least one file or folder of text")
     files = [file for path in paths for file in _walk(path, SUFFIXES)]
     chosen = "" if field == "text" else f", field {field}"
-    return Source(_described(paths, files) + chosen, lambda: _all_documents(files, field))
+    described = _described(paths, files) + chosen
+    return Source(described, lambda: _all_documents(files, field), files=tuple(files))
 
 
 def fineweb_edu(source: str = FINEWEB_EDU, name: str = FINEWEB_EDU_SAMPLE) -> Source:
@@ -176,8 +193,8 @@ def _json_lines(file: Path, field: str) -> Iterator[str]:
             if line.isspace():
                 continue
             try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
+                row = parse_json(line)
+            except ValueError as error:
                 raise ValueError(f"{file}:{number}: not JSON: {error}") from None
             if not isinstance(row, dict) or not isinstance(row.get(field), str):
                 names = [name for name in row if isinstance(row[name], str)] if isinstance(row, dict) else []

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from deeploop.data.shards import CORPUS_FORMAT, read_arrays, write_shard
+from deeploop.data.arrays import read_npz
+from deeploop.data.shards import CORPUS_FORMAT, SPLIT_FIELDS, check_fields, write_shard
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.files import atomic_file
+from deeploop.files import atomic_file, parse_json
 
 # Validation never takes more than this part of a finite source, however much is asked for.
 LARGEST_VALIDATION_SHARE = 0.1
@@ -30,6 +31,8 @@ class Settings:
     validation_tokens: int
     shard_tokens: int
     limit_tokens: int | None
+    text_sha256: str | None = None
+    """Hash of the text's files, where the source has one."""
 
     def __post_init__(self) -> None:
         if self.validation_tokens < 1:
@@ -43,9 +46,14 @@ class Settings:
             )
 
     def check_same(self, found: dict[str, Any], folder: Path) -> None:
-        """Raises if the folder was begun with other settings."""
+        """Raises if the folder was begun with other settings, or from other text of the same description."""
         for name, value in asdict(self).items():
-            if found.get(name) != value:
+            if name == "text_sha256" and found.get(name) not in (value, None):
+                raise ValueError(
+                    f"{folder}: holds a corpus of other text, though of the same names and sizes "
+                    f"({self.source}); remove it or choose another folder with --out"
+                )
+            if name != "text_sha256" and found.get(name) != value:
                 raise ValueError(
                     f"{folder}: already holds a corpus with {name} {found.get(name)!r}, not {value!r}; "
                     "remove it or choose another folder with --out"
@@ -97,11 +105,18 @@ class _Split:
         return {f"{self.name}_pending": self._pending, f"{self.name}_counts": self.counts}
 
     def restore(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        vars(self).update(facts)
-        pending = arrays[f"{self.name}_pending"]
+        pending, counts = arrays[f"{self.name}_pending"], arrays[f"{self.name}_counts"]
+        if pending.ndim != 1 or pending.dtype != np.uint16 or len(pending) >= len(self._buffer):
+            raise ValueError(f"{self.name}: pending tokens that are none, or too many for a shard")
+        if counts.shape != self.counts.shape or counts.dtype != np.int64 or counts.min() < 0:
+            raise ValueError(f"{self.name}: counts that are none")
+        written = sum(shard["tokens"] for shard in facts["shards"])
+        if int(counts.sum()) != written or written + len(pending) != facts["tokens"]:
+            raise ValueError(f"{self.name}: {facts['tokens']:,} tokens, which its shards do not add up to")
+        vars(self).update({name: facts[name] for name in SPLIT_FIELDS})
         self._filled = len(pending)
         self._buffer[: self._filled] = pending
-        self.counts = arrays[f"{self.name}_counts"]
+        self.counts = counts
 
     @property
     def _pending(self) -> np.ndarray:
@@ -190,8 +205,21 @@ class CorpusWriter:
 
     def _restore(self) -> None:
         names = [name for split in self._splits for name in split.arrays()]
-        arrays = read_arrays(self._progress, ["state", *names])
-        state = json.loads(str(arrays["state"]))
+        try:
+            arrays = read_npz(self._progress, ["state", *names])
+            state = parse_json(str(arrays["state"]))
+            splits = {split.name: SPLIT_FIELDS for split in self._splits}
+            check_fields(state, {"settings": dict, "splits": splits}, "progress")
+        except ValueError as error:
+            raise self._damaged(error) from None
         self._settings.check_same(state["settings"], self._folder)
+        if self._settings.text_sha256 != state["settings"].get("text_sha256"):  # of before text was hashed
+            raise self._damaged(ValueError("it does not say of which text"))
         for split in self._splits:
-            split.restore(state["splits"][split.name], arrays)
+            try:
+                split.restore(state["splits"][split.name], arrays)
+            except ValueError as error:
+                raise self._damaged(error) from None
+
+    def _damaged(self, error: ValueError) -> ValueError:
+        return ValueError(f"{self._progress}: unreadable ({error}); remove the folder and prepare it again")

@@ -10,9 +10,9 @@ killed and is called again reads past the documents of its full shards without e
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +24,7 @@ from deeploop.data.corpus_writer import CorpusWriter, Settings
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import Tokenizer, utf8
 from deeploop.data.workers import ordered_map
+from deeploop.files import exclusive_folder
 
 SHARD_TOKENS = 100_000_000
 
@@ -39,33 +40,31 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     limit_tokens: int | None = None,
     workers: int | None = None,
+    text_sha256: str | None = None,
 ) -> Corpus:
     """Writes the documents as a corpus folder, or returns the one already there with the same settings.
 
-    Unless it is a `stream`, `documents` is iterated twice. `source` is a description for corpus.json.
+    Unless it is a `stream`, `documents` is iterated twice. `source` is a description for corpus.json,
+    `text_sha256` the hash of the text where it is known: other text of the same description is refused.
     """
-    settings = Settings(source, tokenizer.name, validation_tokens, shard_tokens, limit_tokens)
-    if (out / "corpus.json").exists():
-        corpus = Corpus.open(out)
-        settings.check_same(corpus.facts["settings"], out)
-        return corpus
-    with _folder(out):
+    settings = Settings(source, tokenizer.name, validation_tokens, shard_tokens, limit_tokens, text_sha256)
+    if (found := _prepared(out, settings)) is not None:
+        return found
+    with exclusive_folder(out):
+        if (found := _prepared(out, settings)) is not None:  # by another process, meanwhile
+            return found
         size = None if stream else _measured(documents)
         writer = CorpusWriter(out, settings, tokenizer, size)
         _write(documents, tokenizer, writer, size, limit_tokens, workers or os.cpu_count() or 1)
     return Corpus.open(out)
 
 
-@contextmanager
-def _folder(out: Path) -> Iterator[None]:
-    """Makes the folder; a failure before anything was written into it leaves none."""
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # it holds shards to go on from
-            out.rmdir()
-        raise
+def _prepared(out: Path, settings: Settings) -> Corpus | None:
+    if not (out / "corpus.json").exists():
+        return None
+    corpus = Corpus.open(out)
+    settings.check_same(corpus.facts["settings"], out)
+    return corpus
 
 
 def _write(

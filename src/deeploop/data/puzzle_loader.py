@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from deeploop.data.draws import FEISTEL_ROUNDS, keys, permute, words
+from deeploop.data.loader_state import check_position
 from deeploop.data.puzzle_kinds import KINDS
 from deeploop.data.puzzles import PuzzleSet
 
@@ -49,10 +50,9 @@ class PuzzleLoader:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continues from a state of a loader over the same puzzles with the same seed."""
-        for field, value in self._identity().items():
-            if state[field] != value:
-                raise ValueError(f"loader state: {field} {state[field]}, this run has {field} {value}")
-        self._open(state["epoch"], state["position"])
+        self._open(*check_position(state, self._identity()))
+        if self._position >= len(self._order):
+            raise ValueError(f"loader state: position {self._position}: an epoch has {len(self._order)}")
 
     def _identity(self) -> dict[str, Any]:
         return {"seed": self._seed, "puzzles": self._puzzles.hash, "augment": self._augment is not None}

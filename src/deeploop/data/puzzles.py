@@ -28,9 +28,10 @@ from typing import Any
 
 import numpy as np
 
+from deeploop.data.arrays import read_npy
 from deeploop.data.puzzle_kinds import KINDS, PuzzleKind
 from deeploop.data.shards import check_fields
-from deeploop.files import atomic_file
+from deeploop.files import atomic_file, read_object
 
 PUZZLE_FORMAT = 1
 SPLITS = ("train", "test")
@@ -234,9 +235,9 @@ def _damage_named(folder: Path) -> Iterator[None]:
 
 def _read_facts(folder: Path) -> dict[str, Any]:
     try:
-        facts: dict[str, Any] = json.loads((folder / "puzzles.json").read_text(encoding="utf-8"))
+        facts = read_object(folder / "puzzles.json")
         version = facts["format"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"puzzles.json: not a description of puzzles ({error!r})") from None
     if version != PUZZLE_FORMAT:
         raise ValueError(f"puzzles.json: puzzle format {version}, this version reads {PUZZLE_FORMAT}")
@@ -253,12 +254,13 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 
 def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
     path = folder / f"{name}.npy"
-    if not path.is_file():
-        raise ValueError(f"{path.name}: missing")
-    empty = 0 in entry["shape"]  # which has nothing to map
     try:
-        array: np.ndarray = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
-    except Exception as error:  # a damaged header is Python source to numpy: the tokenizer's errors come too
+        array = read_npy(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path.name}: missing") from None
+    except OSError as error:
+        raise ValueError(f"{path.name}: can't be read ({error.strerror})") from None
+    except ValueError as error:
         raise ValueError(f"{path.name}: unreadable ({error})") from None
     found = [array.dtype.str, list(array.shape)]
     if found != [entry["dtype"], entry["shape"]]:

@@ -12,17 +12,17 @@ corpus.json is written last: where it stands, the corpus is whole.
 """
 
 import hashlib
-import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from deeploop.files import atomic_file
+from deeploop.data.arrays import read_npz
+from deeploop.files import atomic_file, open_regular, read_object
 
 MAGIC = 20240520
 VERSION = 1
@@ -103,15 +103,6 @@ def read_shard(path: Path, start: int = 0, count: int | None = None) -> np.ndarr
     return np.frombuffer(raw, dtype="<u2")
 
 
-def read_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The named arrays of an .npz file."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names}
-    except Exception as error:  # of zip, of zlib, of numpy's headers: whatever a damaged file brings up
-        raise ValueError(f"{path}: unreadable ({error}); remove the folder and prepare it again") from None
-
-
 class TokenStream:
     """The tokens of consecutive shards as one sequence, of which nothing is held in memory."""
 
@@ -187,20 +178,44 @@ class Corpus:
 
     def counts(self, split: str) -> np.ndarray:
         """How often each token of the vocabulary occurs in a split, int64."""
-        path = self.folder / "unigram.npz"
-        if not path.is_file():
-            raise ValueError(f"{path}: missing; prepare the corpus again")
-        return read_arrays(path, [split])[split]
+        path = self.folder / self.facts["unigram"]["file"]
+        try:
+            found = read_npz(path, [split], largest=8 * self.vocabulary + 1024)[split]  # 1 KB: its header
+            tokens = self.facts["splits"][split]["tokens"]
+            if found.shape != (self.vocabulary,) or found.dtype != np.int64:
+                raise ValueError(f"{found.shape} of {found.dtype}, not ({self.vocabulary},) of int64")
+            if found.min() < 0 or int(found.sum()) != tokens:
+                raise ValueError(f"counts that do not add up to {tokens:,} tokens")
+        except OSError as error:
+            raise ValueError(f"{path}: can't be read ({error.strerror}); prepare the corpus again") from None
+        except ValueError as error:
+            raise ValueError(
+                f"{path}: unreadable ({split}: {error}); remove the folder and prepare it again"
+            ) from None
+        return found
 
     def verify(self) -> None:
         """Reads every file and compares its sha256 with corpus.json; ValueError names the first bad one."""
         listed = [shard for split in ("train", "validation") for shard in self._shards(split)]
         for entry in [*listed, self.facts["unigram"]]:
-            path = self.folder / entry["file"]
-            with path.open("rb") as file:
+            self._verify(entry)
+
+    def verify_counts(self) -> None:
+        """The same of the token counts alone: what is cheap at every start."""
+        self._verify(self.facts["unigram"])
+
+    def _verify(self, entry: dict[str, Any]) -> None:
+        path = self.folder / entry["file"]
+        try:
+            with open_regular(path) as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != entry["sha256"]:
-                raise ValueError(f"{path}: sha256 {found}, corpus.json has {entry['sha256']}")
+        except OSError as error:
+            raise ValueError(f"{path}: can't be read ({error.strerror}); prepare the corpus again") from None
+        if found != entry["sha256"]:
+            raise ValueError(
+                f"{path}: damaged: sha256 {found:.12}…, corpus.json has {entry['sha256']:.12}…; "
+                "remove the folder and prepare it again"
+            )
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
@@ -211,17 +226,31 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         source = folder.name if folder.name in ("stdlib", "fineweb-edu") else "text FILE…"
         raise ValueError(f"{folder}: {what}; make it with `deeploop prepare {source} --out {folder}`")
     try:
-        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        facts = read_object(path)
         version = facts["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: not a corpus description ({error!r})") from None
     if version != CORPUS_FORMAT:
         raise ValueError(f"{path}: corpus format {version}, this version reads {CORPUS_FORMAT}")
     try:
         check_fields(facts, FIELDS)
+        _check_numbers(facts)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return facts
+
+
+def _check_numbers(facts: dict[str, Any]) -> None:
+    if not 1 <= facts["vocabulary"] <= 2**16:
+        raise ValueError(f"corpus.vocabulary: must be 1 to {2**16}, not {facts['vocabulary']!r:.40}")
+    if not 0 <= facts["end_of_text"] < facts["vocabulary"]:
+        raise ValueError(f"corpus.end_of_text: must be a token, not {facts['end_of_text']!r:.40}")
+    for name, split in facts["splits"].items():
+        listed = sum(shard["tokens"] for shard in split["shards"])
+        if split["tokens"] != listed or min(split["documents"], split["bytes"]) < 0:
+            raise ValueError(
+                f"corpus.splits.{name}: {split['tokens']!r:.40} tokens, its shards have {listed}"
+            )
 
 
 def check_fields(found: Any, fields: Any, name: str = "corpus") -> None:
@@ -243,10 +272,9 @@ def check_fields(found: Any, fields: Any, name: str = "corpus") -> None:
 
 def _open_split(folder: Path, facts: dict[str, Any], split: str) -> TokenStream:
     shards = facts["splits"][split]["shards"]
-    stream = TokenStream([folder / shard["file"] for shard in shards])
-    listed = sum(shard["tokens"] for shard in shards)
-    if len(stream) != listed:
-        raise ValueError(
-            f"{folder}: the {split} shards hold {len(stream)} tokens, corpus.json lists {listed}"
-        )
-    return stream
+    for shard in shards:
+        if (tokens := shard_tokens(folder / shard["file"])) != shard["tokens"]:
+            raise ValueError(
+                f"{folder / shard['file']}: holds {tokens} tokens, corpus.json lists {shard['tokens']}"
+            )
+    return TokenStream([folder / shard["file"] for shard in shards])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deeploop.data.draws import FEISTEL_ROUNDS, permute
+from deeploop.data.loader_state import check_position
 
 
 class Tokens(Protocol):
@@ -51,10 +52,9 @@ class TokenLoader:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continues from a state of a loader over the same tokens with the same seed and context."""
-        for field, value in self._identity().items():
-            if state[field] != value:
-                raise ValueError(f"loader state: {field} {state[field]}, this run has {field} {value}")
-        self._epoch, self._position = state["epoch"], state["position"]
+        self._epoch, self._position = check_position(state, self._identity())
+        if self._position >= (windows := self._epoch_order()[1]):
+            raise ValueError(f"loader state: position {self._position}: the epoch has {windows} windows")
 
     def _identity(self) -> dict[str, int]:
         return {"seed": self._seed, "context": self._context, "tokens": len(self._stream)}

@@ -1,9 +1,12 @@
 """Work done in parallel whose results come in order, so that the output never depends on the workers."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -26,6 +29,18 @@ def ordered_map(
         pool.shutdown(cancel_futures=True)
 
 
+def _die_with_parent() -> None:
+    """Ends this process when its parent has gone, by SIGKILL too: it would wait for work for ever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
 def process_map(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Generator[Result, None, None]:
@@ -34,5 +49,5 @@ def process_map(
         yield from map(function, items)
         return
     # Forking a process that has threads, as torch's have, can hang the child.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_die_with_parent)
     yield from ordered_map(pool, function, items, ahead=2 * workers)

@@ -45,11 +45,14 @@ class Sampling:
 
 
 GREEDY = Sampling(temperature=0)
+COLDEST = 1e-6  # below it nothing but the likeliest token is ever drawn, and logits overflow
 
 
 def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """The next token, from logits (V,): top-k first, then top-p of what is left."""
-    if sampling.temperature == 0:
+    if not logits.isfinite().all():
+        raise ValueError("the model's logits are not finite: its weights are too large for this depth")
+    if sampling.temperature < COLDEST:
         return int(logits.argmax())
     # On the CPU, so that a seed means the same draws on every device.
     ranked, tokens = (logits.cpu() / sampling.temperature).sort(descending=True, stable=True)

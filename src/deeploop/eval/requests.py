@@ -6,6 +6,7 @@ Both files are .npz archives without pickles: reading one runs nobody's code, an
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deeploop.files import atomic_file
+from deeploop.data.arrays import SMALL, read_npz
+from deeploop.files import atomic_file, parse_json
 
 FORMAT = 1
-MAX_UNPACKED = 2**32  # bytes; the eight tasks at 0 and 1 shot take 40 million
 COLUMNS = {"context": np.int32, "task": np.int16, "shots": np.int16, "document": np.int32, "choice": np.int16}
 
 
@@ -261,23 +262,24 @@ def load_scores(path: Path) -> tuple[dict[str, Any], Answers]:
 def write_archive(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """A compressed .npz, whole or not at all; `meta` goes in as the bytes of its JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    arrays = arrays | {"meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)}
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
+    if sum(array.nbytes for array in arrays.values()) > 9 * max(packed.tell(), SMALL // 10):
+        packed = io.BytesIO()  # as tight as an attack: `read_npz` would refuse it
+        np.savez(packed, **arrays)  # type: ignore[arg-type]
     with atomic_file(path) as file:
-        np.savez_compressed(file, meta=text, **arrays)  # type: ignore[arg-type]
+        file.write(packed.getbuffer())
 
 
 def read_archive(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What `write_archive` wrote: numbers and JSON. An array of objects, which is a pickle, is refused."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            unpacked = sum(entry.file_size for entry in archive.zip.infolist())
-            if unpacked > MAX_UNPACKED:
-                raise ValueError(f"{unpacked:,} bytes when unpacked, at most {MAX_UNPACKED:,} are read")
-            arrays = {name: archive[name] for name in archive.files}
-        meta = json.loads(arrays.pop("meta").tobytes())
+        arrays = read_npz(path)
+        meta = parse_json(arrays.pop("meta").tobytes())
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
-    except Exception as error:  # of zip, of zlib, of numpy's headers: whatever a damaged file brings up
+    except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{path}: can't be read as {kind} ({error})") from None
     if not isinstance(meta, dict) or meta.get("kind") != kind:
         raise ValueError(f"{path}: is no file of {kind}")

@@ -5,7 +5,6 @@ Prompts, choices and scoring stay the stock ones: only the config's data set is 
 """
 
 import difflib
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deeploop.files import parse_json, read_text
+
+LARGEST_TASK = 1 << 30  # bytes of a task file; HellaSwag's 40,000 rows are 50 MB
 FEWSHOT_SEED = 1234  # the harness' default: the same examples in every run
 
 
@@ -141,18 +143,16 @@ def _clean_once(clean: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def read_rows(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file, each with all the fields."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, LARGEST_TASK).splitlines()
     except FileNotFoundError:
         raise ValueError(f"{path}: no such task file; --data DIR holds <task>/<split>.jsonl") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: is not UTF-8") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise ValueError(f"{path}, line {number}: is not JSON ({error})") from None
         rows.append(_checked(row, fields, f"{path}, line {number}"))
     if not rows:

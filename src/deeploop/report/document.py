@@ -6,6 +6,7 @@ OUT/tables/*.csv    every table, cell for cell
 """
 
 import csv
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 import deeploop
+from deeploop.files import own_folder, write_text
 from deeploop.report import figures, ledger, page, plots, tables, transfer_views
 from deeploop.report.boards import boards_table
 from deeploop.report.groups import Histories, Setup, setups
@@ -207,15 +209,16 @@ def write(out: Path, title: str, sections: Sequence[Section]) -> None:
     for path in old:  # a table of an earlier report must not pass for one of this
         path.unlink()
     for name in ("tables", "figures"):
-        (out / name).mkdir(parents=True, exist_ok=True)
+        own_folder(out / name)
     for part in (part for section in sections for part in section.parts):
         if isinstance(part, Table):
-            with (out / "tables" / f"{part.name}.csv").open("w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows([part.header, *part.rows])
+            rows = io.StringIO(newline="")
+            csv.writer(rows).writerows([part.header, *part.rows])
+            write_text(out / "tables" / f"{part.name}.csv", rows.getvalue())
         elif isinstance(part, Picture):
             plots.save_png(part.figure, out / "figures" / f"{part.name}.png")
-    (out / "report.md").write_text(as_markdown(title, sections), encoding="utf-8")
-    (out / "report.html").write_text(as_html(title, sections), encoding="utf-8")
+    write_text(out / "report.md", as_markdown(title, sections))
+    write_text(out / "report.html", as_html(title, sections))
 
 
 def as_html(title: str, sections: Sequence[Section]) -> str:

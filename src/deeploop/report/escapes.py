@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
 
+from deeploop.files import parse_json, read_object
 from deeploop.report.endings import ending
 from deeploop.report.page import text_table
 from deeploop.report.sweeps import read_sweep
@@ -86,7 +87,7 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 def read_outcome(run: Path, axes: Mapping[str, Any], compare_at: int | None = None) -> Outcome | None:
     """The outcome of a run folder, all attempts pooled; None if nothing was trained, or has no such floor."""
     try:
-        config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+        config = read_object(run / "config.json")
         steps, warm = (int(config["optim"][name]) for name in ("steps", "warmup_steps"))
         stops = bool(config.get("guard", {}).get("stop", False))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # damaged: `deeploop runs` names it
@@ -94,7 +95,7 @@ def read_outcome(run: Path, axes: Mapping[str, Any], compare_at: int | None = No
     attempts = [read_metrics(run, file=name) for name in ATTEMPTS]
     records = attempts[-1]
     validations = [r for attempt in attempts for r in attempt if r["kind"] == "validation" and r.get("floor")]
-    trained = [r for r in validations if r["step"] > 0 and r["loss"] is not None]
+    trained = [r for r in validations if r["step"] > 0 and r.get("loss") is not None]
     if not validations or not any(r["step"] > 0 for r in records):
         return None
     loss, surrogate = loss_at(records, compare_at or steps)
@@ -106,7 +107,7 @@ def read_outcome(run: Path, axes: Mapping[str, Any], compare_at: int | None = No
     return Outcome(
         axes,
         below,
-        any(r["verdict"] == "escaped" for r in trained),
+        any(r.get("verdict") == "escaped" for r in trained),
         over or records[-1]["step"] >= steps,
         loss,
         surrogate,
@@ -117,8 +118,8 @@ def loss_at(records: Sequence[Record], step: int) -> tuple[float | None, bool]:
     """Validation loss at a step; a run that has none there gives the mean of its last training losses."""
     for record in records:
         if record["kind"] == "validation" and record["step"] == step:
-            return record["loss"], False
-    losses = [(r["step"], r["loss"]) for r in records if r["kind"] == "train" and r["loss"] is not None]
+            return record.get("loss"), False
+    losses = [(r["step"], r["loss"]) for r in records if r["kind"] == "train" and r.get("loss") is not None]
     recent = [loss for at, loss in losses if at > losses[-1][0] - TRAILING_STEPS]
     return (fmean(recent) if recent else None), True
 
@@ -136,7 +137,7 @@ def tally(outcomes: Sequence[Outcome]) -> list[Count]:
     for outcome in outcomes:
         key = json.dumps({k: v for k, v in outcome.axes.items() if k != "seed"})
         groups.setdefault(key, []).append(outcome)
-    return [_count(json.loads(key), group) for key, group in groups.items()]
+    return [_count(parse_json(key), group) for key, group in groups.items()]
 
 
 def _count(axes: dict[str, Any], outcomes: list[Outcome]) -> Count:

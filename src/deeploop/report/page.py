@@ -4,6 +4,8 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
+from deeploop.terminal import printable
+
 HERE = "here"
 """First cell of a row with numbers of ours, which stand out beside the paper's."""
 MISSING = "–"
@@ -139,6 +141,7 @@ def markdown_text(text: str) -> str:
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same table for a terminal: first column to the left, the others to the right."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from deeploop.files import atomic_file
 from deeploop.train.metrics import read_metrics
 
 # Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
@@ -135,7 +136,8 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=150, facecolor="white")
+    with atomic_file(path) as file:
+        figure.savefig(file, format="png", dpi=150, facecolor="white")
 
 
 def inline_svg(figure: Figure) -> str:

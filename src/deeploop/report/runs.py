@@ -14,7 +14,7 @@ from typing import Any, Literal
 from deeploop.files import read_object
 from deeploop.report.endings import ENDED, State, ending, run_state
 from deeploop.report.sweeps import read_sweep
-from deeploop.train.metrics import Record, stream_back, stream_lines
+from deeploop.train.metrics import Record, is_sound, stream_back, stream_lines
 
 DEFINING = ("model.", "data.path", "optim.")
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
@@ -38,9 +38,6 @@ LATER_FIELDS: dict[str, Any] = {
     "optim.kind": "adamw",
 }
 STAMP_KINDS = {"ranks": int, "written": str, "command": list, "shape": dict}
-METRIC_KINDS = dict.fromkeys(
-    ("loss", "floor", "exact", "cells", "seconds", "tokens_per_s", "mfu"), int | float | None
-)
 
 
 @dataclass(frozen=True)
@@ -150,13 +147,10 @@ def read_run(
         fields = flatten(read_object(folder / "config.json"))
         fields = (LATER_FIELDS | fields) if stamp.get("task") == "language" else fields
         train, validation, rates = _last_lines(folder)
-        for values, kinds in (
-            (fields, CONFIG_KINDS),
-            (stamp, STAMP_KINDS),
-            (train, METRIC_KINDS),
-            (validation, METRIC_KINDS),
-        ):
-            _check_kinds(values, kinds)
+        _check_kinds(fields, CONFIG_KINDS)
+        _check_kinds(stamp, STAMP_KINDS)
+        if not (is_sound(train) and is_sound(validation)):
+            raise ValueError("the last lines of its metrics are damaged")
     except (OSError, ValueError):
         return Run(folder, folder.name, "unreadable", **place)
     over = ending(
@@ -184,7 +178,7 @@ def _last_lines(folder: Path) -> tuple[Record, Record, list[float]]:
             validation = validation or record
         elif record["kind"] == "train":
             train = train or record
-            if record.get("tokens_per_s") and len(rates) < RATES:
+            if record.get("tokens_per_s") and len(rates) < RATES and is_sound(record):
                 rates.append(record["tokens_per_s"])
         if train and validation and len(rates) == RATES:
             break

@@ -3,14 +3,13 @@
 `deeploop validate` keeps validation.json and depth.json in the same way.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from deeploop.eval.tasks import PAPER_TASKS
-from deeploop.files import write_json
+from deeploop.files import read_object, write_json
 from deeploop.report.page import text_table
 
 # Results that agree in these replace one another; any other stays beside them in eval.json.
@@ -82,12 +81,15 @@ def agree(old: dict[str, Any], new: dict[str, Any], fields: Sequence[str]) -> bo
 def read(path: Path) -> list[dict[str, Any]]:
     """All records kept in a file; one of before there were several is the only one."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return [found] if "trained_rounds" in found else list(found["evaluations"])
+        found = read_object(path)
     except FileNotFoundError:
         return []
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: can't be read ({error}); move it away") from None
+    except ValueError as error:
+        raise ValueError(f"{error}; move it away") from None
+    records = [found] if "trained_rounds" in found else found.get("evaluations")
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise ValueError(f"{path}: evaluations must be a list of objects; move it away")
+    return records
 
 
 def report(folder: Path, record: dict[str, Any]) -> str:

@@ -3,10 +3,10 @@
 One for a laptop has FLOPs in their place.
 """
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from deeploop.files import read_json
 from deeploop.models.accounting import flops_per_segment, flops_per_token
 from deeploop.models.gpt import GPTConfig
 from deeploop.models.reasoner import PuzzleShape
@@ -52,12 +52,12 @@ def cost(config: Any) -> Cost | None:
 
 def board(path: Path) -> PuzzleShape | None:
     """The shape of puzzles that were prepared, or else of those that a recipe expects under this name."""
-    try:
-        found = json.loads((path / "puzzles.json").read_text(encoding="utf-8"))
-        return PuzzleShape(found["vocabulary"], found["length"], found["puzzle_ids"])
-    except (OSError, ValueError, KeyError, TypeError):
-        known = PUZZLES.get(path.name)
-        return known.shape if known else None
+    found = read_json(path / "puzzles.json")
+    sizes = [size for name in PuzzleShape._fields if type(size := found.get(name)) is int]
+    if len(sizes) == len(PuzzleShape._fields):
+        return PuzzleShape(*sizes)
+    known = PUZZLES.get(path.name)
+    return known.shape if known else None
 
 
 def papers_hours(grid: Grid, cell: Cell) -> float | None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from deeploop.files import write_json
+from deeploop.files import append_file, parse_json, write_json
 from deeploop.report.endings import ENDED, Ending, State, ending, log_file, outcome, run_state
 from deeploop.report.sweeps import FORMAT, RecordedCell, SweepRecord, read_sweep
 from deeploop.sweep.grid import Cell, Grid
@@ -208,14 +208,14 @@ class SweepFolder:
     def drop_weights(self, cell: Cell) -> None:
         """Deletes a finished cell's checkpoints; its metrics stay."""
         folder = self.run_folder(cell)
-        (folder / DROPPED).touch()  # first: killed in between, the cell is still a finished one
+        append_file(folder / DROPPED).close()  # first: killed in between, the cell is still a finished one
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def _as_recorded(cell: Cell) -> RecordedCell:
     """The cell as sweep.json gives it back: a tuple is a list there, a path its text."""
     kept = {"recipe": cell.recipe, "settings": dict(cell.settings), "axes": dict(cell.axes)}
-    return RecordedCell(**json.loads(json.dumps(kept, default=str)))
+    return RecordedCell(**parse_json(json.dumps(kept, default=str)))
 
 
 def _first_change(old: RecordedCell, new: RecordedCell) -> str | None:

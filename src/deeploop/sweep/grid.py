@@ -7,15 +7,14 @@ settings. Later settings win: recipe, the grid's own, its axes in order, the com
 
 import difflib
 import itertools
-import json
 import re
-import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deeploop.files import read_toml, read_value
 from deeploop.recipes import get_recipe
 from deeploop.train.config import from_dict, to_dict
 
@@ -148,12 +147,9 @@ def _label(axis: str, label: Any) -> str:
 def read_grid(path: Path) -> Grid:
     """The grid that a TOML or JSON file describes: recipe, settings, axes, evaluate, compare_at."""
     try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        data = read_value(path) if path.suffix == ".json" else read_toml(path)
     except OSError as error:
         raise ValueError(f"{path}: can't be read ({error.strerror})") from None
-    except ValueError as error:  # no JSON, no TOML, no UTF-8
-        raise ValueError(f"{path}: {error}") from None
     try:
         return _grid(path.stem, data)
     except ValueError as error:

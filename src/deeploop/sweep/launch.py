@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from deeploop.exits import OUT_OF_MEMORY
-from deeploop.files import is_locked, lock, write_json
+from deeploop.files import append_file, is_locked, lock, write_json
 from deeploop.report.endings import exit_file, log_error, log_file
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Cell
@@ -177,7 +177,7 @@ def start(
     The lock on the log is the child's too, and with it the descriptor's: it ends when the last process does
     that has it as its output. BlockingIOError: another one works on this cell.
     """
-    with log_file(run).open("a") as file:
+    with append_file(log_file(run)) as file:
         lock(file)
         exit_file(run).unlink(missing_ok=True)  # of the attempt before this one
         print(f"$ {shlex.join(command)}", file=file, flush=True)

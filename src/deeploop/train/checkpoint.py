@@ -10,7 +10,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +28,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from deeploop.files import unused_path
+from deeploop.files import NotRegularError, open_regular, own_folder, read_object, sync_folder, unused_path
+from deeploop.train.checks import check_files, check_state, check_tensors
 from deeploop.train.distributed import World
 
 Moments = dict[str, dict[str, Tensor]]  # {"blocks.0.w": {"exp_avg": …}}
@@ -85,10 +87,10 @@ def save_checkpoint(
     rng = world.gather(_rng_state(world.device))
     final = folder / "checkpoints" / f"step-{step:08d}"
     if world.is_main and not final.exists():
-        for left_behind in final.parent.glob(".step-*"):  # by a process that was killed while it saved
-            shutil.rmtree(left_behind, ignore_errors=True)
+        for left_behind in own_folder(final.parent).glob(".step-*"):  # by a process killed while it saved
+            _remove(left_behind)
         part = final.with_name(f".{final.name}.part")
-        part.mkdir(parents=True)
+        part.mkdir()
         files: dict[str, dict[str, Any]] = {
             WEIGHTS: weights,
             OPTIMIZER: _flatten(cast(Moments, moments["state"])),
@@ -103,14 +105,22 @@ def save_checkpoint(
         record["sha256"] = {**checksums, "state.json": _digest(record)}
         (part / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
         _sync_and_hash(part / "state.json")
-        _sync_folder(part)
+        sync_folder(part)
         part.rename(final)
-        _sync_folder(final.parent)
+        sync_folder(final.parent)
         for old in list_checkpoints(folder)[:-keep]:
             # Renamed first: a deletion cut short must not leave something that looks complete.
-            shutil.rmtree(old.rename(old.with_name(f".{old.name}.old")))
+            _remove(old.rename(old.with_name(f".{old.name}.old")))
     world.barrier()
     return final
+
+
+def _remove(folder: Path) -> None:
+    """Deletes a folder; of a link only the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class DamagedCheckpoint(ValueError):
@@ -125,15 +135,24 @@ def read_state(checkpoint: Path, files: Collection[str] | None = None) -> dict[s
     """
     path = checkpoint / "state.json"
     try:
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        state = read_object(path)
         version, checksums = state["format"], state.pop("sha256")
         own = checksums.pop("state.json")
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotRegularError):  # a disk that does not answer now
+            raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+        raise DamagedCheckpoint(f"{path}: not the state of a checkpoint ({error!r})") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path}: not the state of a checkpoint ({error!r})") from None
     if version != FORMAT:
         raise ValueError(f"{path}: checkpoint format {version}, this deeploop reads {FORMAT}")
     if _digest(state) != own:
         raise DamagedCheckpoint(f"{path}: damaged (its checksum does not match)")
+    try:
+        check_files(checksums)
+        check_state(state)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     for name in checksums if files is None else files:
         path = checkpoint / name
         if (name in checksums or path.exists()) and _hash(path) != checksums.get(name):
@@ -158,6 +177,7 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
         if damaged and found[0] is None:  # nothing is moved: the next start must not take the folder for new
             raise ValueError(f"{next(iter(damaged.values()))}; no checkpoint of {folder} is whole")
         for checkpoint in damaged:
+            own_folder(checkpoint.parent)
             checkpoint.rename(unused_path(checkpoint.with_name(f"damaged-{checkpoint.name}")))
     return world.gather(found)[0]
 
@@ -166,18 +186,22 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Puts a checkpoint's weights into `model`, which may be sharded; shapes must agree."""
     weights = _load(checkpoint / WEIGHTS)
     own = {name.removeprefix("module."): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in sorted(own.keys() | weights.keys()):
-        theirs = tuple(weights[name].shape) if name in weights else "absent"
-        ours = own.get(name, "absent")
-        if theirs != ours:
-            raise ValueError(f"{checkpoint}: {name} is {theirs} there and {ours} in this model")
+    with _named(checkpoint):
+        check_tensors(weights, own)
     set_model_state_dict(model, dict(weights), options=_FULL)
 
 
-def load_moments(checkpoint: Path) -> Moments:
-    """The optimizer's moments by parameter; none where weights were published without them."""
+def load_moments(checkpoint: Path, model: nn.Module) -> Moments:
+    """The optimizer's moments by parameter of `model`; none where weights were published without them."""
     path = checkpoint / OPTIMIZER
-    return _unflatten(_load(path)) if path.exists() else {}
+    if not path.exists():
+        return {}
+    found = _load(path)
+    own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    keys = {"exp_avg", "exp_avg_sq", "step", *(flat.partition(":")[0] for flat in found)}
+    with _named(path):
+        check_tensors(found, {f"{key}:{name}": own[name] * (key != "step") for key in keys for name in own})
+    return _unflatten(found)
 
 
 def load_tensors(checkpoint: Path) -> dict[str, Tensor]:
@@ -204,13 +228,28 @@ def load_checkpoint(
     # The groups and their settings are the new run's own (not asked for in full, for then rank 0 alone
     # gets them); only the moments come from the file.
     whole: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
-    whole["state"] = _unflatten(_load(checkpoint / OPTIMIZER))
+    moments = _load(checkpoint / OPTIMIZER)
+    with _named(checkpoint / OPTIMIZER):
+        check_tensors(moments, {name: tuple(own.shape) for name, own in _flatten(whole["state"]).items()})
+    whole["state"] = _unflatten(moments)
     set_optimizer_state_dict(model, optimizer, whole, options=_FULL)
     generators = _load(checkpoint / GENERATORS)
-    if f"{world.rank}.cpu" in generators:
-        torch.set_rng_state(generators[f"{world.rank}.cpu"])
-    if f"{world.rank}.cuda" in generators and world.device.type == "cuda":
-        torch.cuda.set_rng_state(generators[f"{world.rank}.cuda"], world.device)
+    try:
+        if f"{world.rank}.cpu" in generators:
+            torch.set_rng_state(generators[f"{world.rank}.cpu"])
+        if f"{world.rank}.cuda" in generators and world.device.type == "cuda":
+            torch.cuda.set_rng_state(generators[f"{world.rank}.cuda"], world.device)
+    except (RuntimeError, TypeError) as error:  # another dtype or length
+        raise ValueError(f"{checkpoint / GENERATORS}: no state of a generator ({error})") from None
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Adds the place to what is found wrong there."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _rng_state(device: torch.device) -> dict[str, Tensor]:
@@ -228,7 +267,7 @@ def _flatten(state: Moments) -> dict[str, Tensor]:
 def _unflatten(tensors: dict[str, Tensor]) -> Moments:
     state: Moments = {}
     for flat, tensor in tensors.items():
-        key, name = flat.split(":", 1)
+        key, _, name = flat.partition(":")
         state.setdefault(name, {})[key] = tensor
     return state
 
@@ -244,8 +283,9 @@ def _save_tensors(path: Path, tensors: dict[str, Any]) -> None:
 
 def _load(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
+        with open_regular(path):  # nothing else is handed to the parser
+            return load_file(path)
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:  # KeyError: a type that torch has not
         raise ValueError(f"{path}: can't be read ({error})") from None
 
 
@@ -256,7 +296,7 @@ def _digest(record: dict[str, Any]) -> str:
 
 def _hash(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path}: is missing") from None
@@ -268,11 +308,3 @@ def _sync_and_hash(path: Path) -> str:
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return _hash(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -127,7 +127,7 @@ class LanguageTask:
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         if state.get("corpus") != self.corpus.checksum:
             raise ValueError(f"data.path={self.config.data.path}: not the corpus that the run was started on")
-        self.loader.load_state(state["loader"])
+        self.loader.load_state(state.get("loader", {}))
         self.held = state.get("held", 0)
 
     def micro_batches(self) -> list[tuple[Tensor, ...]]:
@@ -182,8 +182,11 @@ class LanguageTask:
 
 
 def open_corpus(path: Path) -> Corpus:
+    """The corpus of a folder, after sizes and counts were found to fit (all: `deeploop data --verify`)."""
     try:
-        return Corpus.open(path)
+        corpus = Corpus.open(path)
+        corpus.verify_counts()
+        return corpus
     except ValueError as error:
         what = str(error).removeprefix(str(path)).lstrip("/: ")  # the path is named once
         raise ValueError(f"data.path={path}: {what}") from None

@@ -3,16 +3,34 @@
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from deeploop.files import atomic_file
+from deeploop.files import (
+    NotRegularError,
+    append_file,
+    atomic_file,
+    open_regular,
+    own_folder,
+    parse_json,
+)
 
 Record = dict[str, Any]
+
+LONGEST_LINE = 1 << 20
+"""Bytes of a line; ours have some hundreds, a diagnosis some thousands."""
+# What readers reckon with: numbers or null, and words or null.
+NUMBERS = frozenset(
+    (
+        *("loss", "floor", "similarity", "exact", "cells", "segments", "lr", "grad_norm", "tokens"),
+        *("tokens_per_s", "mfu", "seconds", "rounds", "kappa", "kappa_raw"),
+    )
+)
+WORDS = frozenset(("verdict", "advice", "updates"))
 
 
 @dataclass(frozen=True)
@@ -36,7 +54,7 @@ class MetricsWriter:
 
     def __init__(self, folder: Path, config: LogConfig, settings: Record) -> None:
         self._path = folder / "metrics.jsonl"
-        self._file = self._path.open("a", encoding="utf-8")
+        self._file = append_file(self._path)
         self._tensorboard = _tensorboard(folder) if config.tensorboard else None
         self._wandb = _wandb(config.wandb, folder, settings) if config.wandb else None
 
@@ -75,22 +93,24 @@ def stream_metrics(folder: Path, file: str = "metrics.jsonl") -> Iterator[Record
 
 def stream_lines(folder: Path, file: str = "metrics.jsonl") -> Iterator[Record | None]:
     """The same with None for each damaged line, unless it is a last one without its end, as a kill leaves."""
-    path = folder / file
-    if not path.is_file():
+    if (lines := _opened(folder / file)) is None:
         return
-    with path.open("rb") as lines:
-        for line in lines:
-            record = _parse(line)
-            if record is not None or (line.endswith(b"\n") and line.strip()):
+    with lines:
+        while line := lines.readline(LONGEST_LINE):
+            record, whole = _parse(line), line.endswith(b"\n")
+            if record is not None and not is_sound(record):
+                record = None
+            while not whole and (rest := lines.readline(LONGEST_LINE)):  # of a line that is too long
+                record, whole = None, rest.endswith(b"\n")
+            if record is not None or (whole and line.strip()):
                 yield record
 
 
 def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
-    """The same from the last to the first: of a million lines, the last is there at once."""
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
+    """From the last to the first: of a million lines, the last is there at once. Values are not looked at."""
+    if (file := _opened(folder / "metrics.jsonl")) is None:
         return
-    with path.open("rb") as file:
+    with file:
         start, rest = file.seek(0, os.SEEK_END), b""
         while start > 0:
             start, end = max(0, start - block), start
@@ -98,22 +118,46 @@ def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
             # The first line of a block may have begun in the one before it.
             rest, *lines = (file.read(end - start) + rest).split(b"\n")
             yield from (record for record in map(_parse, reversed(lines)) if record is not None)
+            if len(rest) > LONGEST_LINE:
+                rest = b"\x00"  # what comes before it is no line of ours, whatever it is
         if (record := _parse(rest)) is not None:
             yield record
 
 
 def read_metrics_tail(folder: Path, lines: int = 500) -> list[Record]:
     """The last records of a run, in order, for one who looks at it every second."""
-    return [*islice(stream_back(folder), lines)][::-1]
+    return [*islice(filter(is_sound, stream_back(folder)), lines)][::-1]
 
 
-def _parse(line: bytes | str) -> Record | None:
+def _opened(path: Path) -> BinaryIO | None:
     try:
-        record = json.loads(line)
+        return open_regular(path)
+    except (FileNotFoundError, NotRegularError):
+        return None
+
+
+def _parse(line: bytes) -> Record | None:
+    """The record of a line; None where it is none: no JSON, no kind, no step."""
+    try:
+        record = parse_json(line) if len(line) <= LONGEST_LINE else None
     except ValueError:
         return None
-    whole = isinstance(record, dict) and "kind" in record and isinstance(record.get("step"), int)
-    return record if whole else None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    step = record.get("step")
+    return record if type(step) is int and 0 <= step < 2**53 else None
+
+
+def is_sound(record: Mapping[str, Any]) -> bool:
+    """Whether all that readers reckon with is of its kind: numbers are finite ones that a float can hold."""
+    for name, value in record.items():
+        if value is None:
+            continue
+        if name in NUMBERS and not (type(value) in (int, float) and -1e300 < value < 1e300):
+            return False
+        if name in WORDS and type(value) is not str:
+            return False
+    return True
 
 
 def rewind_metrics(folder: Path, step: int) -> None:
@@ -135,7 +179,7 @@ def _tensorboard(folder: Path) -> Any:
         raise ValueError(
             'log.tensorboard: TensorBoard is not installed; run: pip install "deeploop[tensorboard]"'
         ) from None
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter(str(own_folder(folder / "tensorboard")))
 
 
 def _wandb(project: str, folder: Path, settings: Record) -> Any:
@@ -145,6 +189,7 @@ def _wandb(project: str, folder: Path, settings: Record) -> Any:
         raise ValueError(
             f'log.wandb={project}: wandb is not installed; run: pip install "deeploop[wandb]"'
         ) from None
+    own_folder(folder / "wandb")
     try:
         return wandb.init(project=project, name=folder.name, dir=folder, config=settings)
     except wandb.Error as error:  # nobody is logged in, a bad project name

@@ -111,14 +111,37 @@ class PuzzleTask:
                 f"data.path={config.data.path}: puzzles of hash {self.puzzles.hash:.12}…, "
                 f"not the puzzles that the run was started on ({started:.12}…); point data.path to those"
             )
-        if (batch := len(tensors["ids"])) != config.optim.batch:
+        batch = len(tensors["ids"]) if tensors.get("ids", self.slots.steps).ndim else 0
+        if batch != config.optim.batch:
             raise ValueError(
                 f"optim.batch={config.optim.batch}: the run has {batch} puzzles at work; keep it"
             )
+        self._check_slots(tensors)
         mine = slice(self.first, self.first + self.share)
         self.slots = Slots(**{name: whole[mine].to(self.world.device) for name, whole in tensors.items()})
-        self.segment = state["segment"]
-        self.loader.load_state(state["loader"])
+        self.segment = state.get("segment", 0)
+        self.loader.load_state(state.get("loader", {}))
+
+    def _check_slots(self, tensors: dict[str, Tensor]) -> None:
+        """Raises unless these are puzzles at work of this set and this model."""
+        for name, own in self.slots.tensors().items():
+            found = tensors.get(name)
+            shape = (self.config.optim.batch, *own.shape[1:])
+            if found is None or found.shape != shape:
+                theirs = "absent" if found is None else tuple(found.shape)
+                raise ValueError(f"task.safetensors: {name} is {theirs}, must be {shape}")
+            if own.is_floating_point() != found.is_floating_point() or found.is_complex():
+                raise ValueError(f"task.safetensors: {name} is of {found.dtype}, must be like {own.dtype}")
+        bounds = {
+            "inputs": self.shape.vocabulary,
+            "labels": self.shape.vocabulary,
+            "ids": self.shape.puzzle_ids,
+        }
+        for name, bound in bounds.items():
+            if not (tensors[name].min() >= 0 and tensors[name].max() < bound):
+                raise ValueError(f"task.safetensors: {name}: must be 0 to {bound - 1}")
+        if unknown := tensors.keys() - self.slots.tensors().keys():
+            raise ValueError(f"task.safetensors: {min(unknown)!r:.40} is no part of a puzzle at work")
 
     def micro_batches(self) -> list[Batch]:
         """This rank's slots, those that halted refilled, in pieces that fit the device."""

@@ -7,7 +7,6 @@ metrics.jsonl   one JSON object a line
 checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json; task.safetensors of a reasoner
 """
 
-import json
 import platform
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import torch
 
 import deeploop
 from deeploop.data.tokenizers import Tokenizer, get_tokenizer
-from deeploop.files import read_json, unused_path, write_json
+from deeploop.files import read_json, read_object, unused_path, write_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.reasoner import PuzzleShape, Reasoner
@@ -237,9 +236,8 @@ def load_reasoner(
     model = Reasoner(config.model, shape)
     load_weights(model, checkpoint)
     if config.optim.ema:
-        averages = {
-            name: own["average"] for name, own in load_moments(checkpoint).items() if "average" in own
-        }
+        moments = load_moments(checkpoint, model)
+        averages = {name: own["average"] for name, own in moments.items() if "average" in own}
         model.load_state_dict(averages, strict=False)
     return model.to(device).eval(), config
 
@@ -302,14 +300,11 @@ def git_revision() -> str | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            raise ValueError("not a JSON object")
-        return value
+        return read_object(path)
     except FileNotFoundError:
         raise _not_a_run(path.parent, path.name) from None
-    except (OSError, ValueError) as error:  # ValueError: no JSON, or no UTF-8
-        raise ValueError(f"{path}: can't be read ({error})") from None
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
 
 
 def _not_a_run(folder: Path, missing: str) -> ValueError:

@@ -1,0 +1,123 @@
+"""`prepare text` goes by the text's content, one process to a folder; `deeploop data` says what it made."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from deeploop.cli import main
+from deeploop.data.maze import build_maze
+from deeploop.data.shards import Corpus
+from deeploop.files import lock_folder
+
+SMALL = "--tokenizer bytes --validation-tokens 200 --workers 1 --shard-tokens 300".split()  # noqa: SIM905
+
+
+@pytest.fixture
+def text(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(80):
+        (folder / f"{number:02}.txt").write_text(f"document {number:02} of eighty\n")
+    return folder
+
+
+@pytest.fixture
+def prepare_text(text, tmp_path, capsys):
+    """Exit code, output and error of preparing the text into one folder."""
+
+    def run():
+        code = main(["prepare", "text", str(text), "--out", str(tmp_path / "out"), *SMALL])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_an_edit_of_the_same_size_is_seen(prepare_text, text):
+    assert prepare_text()[0] == 0
+    code, said, _ = prepare_text()
+    assert (code, said[:18]) == (0, "already prepared: ")
+    (text / "07.txt").write_text("document 07 of EIGHTY\n")
+    code, _, error = prepare_text()
+    assert code == 2
+    assert "holds a corpus of other text, though of the same names and sizes" in error
+
+
+def test_a_corpus_of_before_text_was_hashed_is_recognised_in_so_many_words(prepare_text, tmp_path):
+    prepare_text()
+    path = tmp_path / "out" / "corpus.json"
+    facts = json.loads(path.read_text())
+    del facts["settings"]["text_sha256"]
+    path.write_text(json.dumps(facts))
+    code, said, _ = prepare_text()
+    assert code == 0
+    assert said.startswith("already prepared (by name and size: it is of before text was hashed): ")
+
+
+def test_a_killed_preparation_does_not_go_on_with_other_text(prepare_text, text, tmp_path):
+    code = f"""
+import os, signal, sys
+from deeploop.data import corpus_writer
+save = corpus_writer.CorpusWriter._save
+corpus_writer.CorpusWriter._save = lambda self: (save(self), os.kill(os.getpid(), signal.SIGKILL))
+from deeploop.cli import main
+main({["prepare", "text", str(text), "--out", str(tmp_path / "out"), *SMALL]!r})
+"""
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "out" / "progress.npz").exists()
+    original = (text / "07.txt").read_text()
+    (text / "07.txt").write_text("document 07 of EIGHTY\n")
+    assert "other text" in prepare_text()[2]
+    (text / "07.txt").write_text(original)
+    assert prepare_text()[0] == 0
+    Corpus.open(tmp_path / "out").verify()
+    assert not (tmp_path / "out" / ".lock").exists()
+
+
+def test_a_second_process_is_refused(prepare_text, tmp_path):
+    with lock_folder(tmp_path / "out"):
+        code, _, error = prepare_text()
+    assert code == 2
+    assert error.endswith("out: another run is writing there; choose another --out\n")
+    assert prepare_text()[0] == 0
+
+
+def test_data_says_what_a_folder_holds_and_verifies_it(prepare_text, tmp_path, capsys):
+    prepare_text()
+    out = tmp_path / "out"
+    assert main(["data", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "bytes tokens, vocabulary 257" in said
+    train = next(line.split() for line in said.splitlines() if line.startswith("train"))
+    corpus = Corpus.open(out)
+    assert train[1:4] == [
+        f"{n:,}" for n in (corpus.documents("train"), len(corpus.train), corpus.bytes("train"))
+    ]
+    assert main(["data", str(out), "--verify"]) == 0
+    assert "every checksum fits" in capsys.readouterr().out
+    raw = bytearray((out / "train_000001.bin").read_bytes())
+    raw[-2] ^= 1
+    (out / "train_000001.bin").write_bytes(raw)
+    assert main(["data", str(out)]) == 0
+    assert main(["data", str(out), "--verify"]) == 2
+    assert "train_000001.bin: damaged" in capsys.readouterr().err
+
+
+def test_data_of_puzzles(tmp_path, capsys):
+    build_maze(tmp_path / "maze", size=8, train=3, test=2)
+    assert main(["data", str(tmp_path / "maze"), "--verify"]) == 0
+    assert "every checksum fits" in capsys.readouterr().out
+
+
+def test_training_refuses_counts_that_were_exchanged(prepare_text, train_arguments, tmp_path, capsys):
+    prepare_text()
+    out = tmp_path / "out"
+    raw = bytearray((out / "unigram.npz").read_bytes())
+    raw[-1] ^= 1
+    (out / "unigram.npz").write_bytes(raw)
+    assert main([*train_arguments(tmp_path / "run"), "--data.path", str(out)]) == 2
+    assert "unigram.npz: damaged" in capsys.readouterr().err
