@@ -11,6 +11,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from deeploop.train.metrics import read_metrics
 
@@ -135,7 +136,11 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=150, facecolor="white")
+    """With a palette: a third of the bytes, and lines and letters look the same."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=150, facecolor="white")
+    palette = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    palette.save(path, optimize=True)
 
 
 def inline_svg(figure: Figure) -> str:
