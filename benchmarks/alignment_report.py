@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
 from deeploop.diagnose.exponent import GammaFit, Point, fit_gamma
+from deeploop.report.packed import opened, subfolders
 from deeploop.report.plots import COLOURS, INK, quiet, save_png
 from deeploop.train.metrics import read_metrics
 
@@ -34,9 +35,9 @@ STARTS = {
 
 def records(folder: Path, cell: str) -> dict[int, Record]:
     """The diagnoses of a cell by step, each with the validation of that step."""
-    validations = {line["step"]: line for line in read_metrics(folder / cell, "validation")}
+    validations = {line["step"]: line for line in read_metrics(opened(folder / cell), "validation")}
     found = {}
-    for line in read_metrics(folder / cell, "diagnose"):
+    for line in read_metrics(opened(folder / cell), "diagnose"):
         found[line["step"]] = line | {"validation": validations.get(line["step"], {})}
     return found
 
@@ -192,8 +193,8 @@ def error_lines(folder: Path) -> Iterator[str]:
     """First order against fact, and the bound against both, over every recorded step from the tenth on."""
     effects = [
         line["step_effect"]
-        for path in sorted(folder.glob("*/metrics.jsonl"))
-        for step, line in records(folder, path.parent.name).items()
+        for cell in subfolders(folder)
+        for step, line in records(folder, cell.name).items()
         if step >= 10 and "step_effect" in line
     ]
     errors = sorted(effect["error"] for effect in effects)
@@ -212,7 +213,7 @@ def start_table(folder: Path) -> Iterator[str]:
     yield f"| {' | '.join((*header, 'own κ', 'similarity', 'loss'))} |"
     yield "|---" * 10 + "|"
     for cell, title in STARTS.items():
-        rates = {line["step"]: line["lr"] for line in read_metrics(folder / cell, "train")}
+        rates = {line["step"]: line["lr"] for line in read_metrics(opened(folder / cell), "train")}
         for step, line in records(folder, cell).items():
             if step not in (0, 10, 20, 30, 40, 50, 100, 200, 250):
                 continue

@@ -26,6 +26,7 @@ from deeploop.diagnose.stream import BranchVisits, branch_visits
 from deeploop.models.gpt import LoopedGPT
 from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
+from deeploop.report.plots import save_png
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.loop import Run, open_run
@@ -226,7 +227,7 @@ def draw(found: dict[str, list[list[dict[str, float]]]], path: Path) -> None:
     axes[0, 0].set_ylabel("token similarity")
     axes[1, 0].set_ylabel("validation loss (dashed: unigram floor)")
     axes[1, 0].set_ylim(top=5.6)
-    figure.savefig(path, dpi=130)
+    save_png(figure, path)
 
 
 def name(variant: str, seed: int) -> str:

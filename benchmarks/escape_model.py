@@ -17,7 +17,9 @@ from statistics import fmean
 from typing import Any
 
 from deeploop.models import GPTConfig
+from deeploop.report.packed import opened
 from deeploop.report.page import text_table
+from deeploop.report.plots import save_png
 from deeploop.theory.escape import critical_sum, similarity
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.config import TrainConfig, from_dict
@@ -137,14 +139,14 @@ def draw(starts: list[Start], path: Path) -> None:
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.savefig(path, dpi=130)
+    save_png(figure, path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for model.png")
     options = parser.parse_args()
-    starts = [read_start(RECORDS / f"start-{name}") for name in STARTS]
+    starts = [read_start(opened(RECORDS / f"start-{name}")) for name in STARTS]
     print(text_table(tuple(HEADER.split("|")), [row(start) for start in starts]))
     way = [
         (

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from deeploop.diagnose.collapse import SIMILARITY_LIMIT
 from deeploop.models import GPTConfig
 from deeploop.report.page import text_table
+from deeploop.report.plots import save_png
 from deeploop.theory.escape import critical_ramp, ramp_exponent
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.config import TrainConfig
@@ -172,7 +173,7 @@ def draw(borders: list[tuple[dict[str, Any], Border]], model: GPTConfig, path: P
     axes.set_yticks(marks, [f"{mark:.0e}" for mark in marks])
     axes.set_xticks(every, [str(R) for R in every])
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.savefig(path, dpi=150)
+    save_png(figure, path)
 
 
 def read_options() -> argparse.Namespace:

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from deeploop.models import GPTConfig
 from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
+from deeploop.report.plots import save_png
 from deeploop.sweep.paper_grids import GPU
 from deeploop.theory.escape import critical_sum, sum_exponent
 from deeploop.theory.scaling import ScalingRule
@@ -116,7 +117,7 @@ def draw(rows: list[dict[str, Any]], model: GPTConfig, title: str, path: Path) -
     marks = [mark for mark in marks if low < mark < high]
     axes.set_yticks(marks, [f"{mark:.0e}" for mark in marks])
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.savefig(path, dpi=150)
+    save_png(figure, path)
 
 
 def main() -> None:

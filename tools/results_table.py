@@ -18,10 +18,12 @@ the first two with "file": a metrics file of another name; these and "json" with
 
 import json
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from deeploop.report.packed import opened, subfolders
 from deeploop.report.page import filled
 from deeploop.train.metrics import read_metrics
 
@@ -58,7 +60,9 @@ def value(folder: Path, selector: dict[str, Any]) -> float:
 
 def last_validations(folder: Path, pattern: str) -> list[dict[str, Any]]:
     """Of each run folder that the pattern names."""
-    found = {run: read_metrics(run, "validation") for run in sorted(folder.glob(pattern))}
+    *above, name = pattern.split("/")
+    runs = [run for run in subfolders(folder.joinpath(*above)) if fnmatchcase(run.name, name)]
+    found = {run: read_metrics(opened(run), "validation") for run in runs}
     for run, validations in found.items():
         if not validations or validations[-1]["loss"] is None:
             raise ValueError(f"{run}: its last validation has no loss")

@@ -26,6 +26,7 @@ COMMANDS = (
     "sweep",
     "runs",
     "report",
+    "pack",
     "export",
     "bench",
     "demo",
@@ -48,6 +49,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop sweep table1 | p-sweep | … | FILE    the paper's grids of runs, or your own, in parallel
   deeploop runs [FOLDER…]                       list and compare runs: settings, progress, losses, cost
   deeploop report RUN… [--out FOLDER]           tables and figures beside the paper's, as one HTML page
+  deeploop pack SWEEP [--out FOLDER]            its runs' metrics as one small file that runs and report read
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
   deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's ceiling, peak memory
   deeploop demo                                 see looped depth collapse and train, in five minutes

@@ -15,6 +15,7 @@ from deeploop.files import is_locked, read_json
 Ending = Literal["finished", "collapsed"]
 State = Literal["absent", "started", "running", "finished", "collapsed", "failed"]
 ENDED: tuple[State, ...] = ("finished", "collapsed")
+DROPPED = "weights-dropped"  # a file of a run whose checkpoints were deleted on purpose
 ERROR = re.compile(r"deeploop (?:train|eval|sweep): error: (.*)")
 TAIL = 4096  # bytes of a log that its last line lies in
 

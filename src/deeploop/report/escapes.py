@@ -15,6 +15,7 @@ from typing import Any
 
 from deeploop.files import parse_json, read_object
 from deeploop.report.endings import ending
+from deeploop.report.packed import opened
 from deeploop.report.page import text_table
 from deeploop.report.sweeps import read_sweep
 from deeploop.train.metrics import Record, read_metrics
@@ -86,6 +87,7 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 
 def read_outcome(run: Path, axes: Mapping[str, Any], compare_at: int | None = None) -> Outcome | None:
     """The outcome of a run folder, all attempts pooled; None if nothing was trained, or has no such floor."""
+    run = opened(run)
     try:
         config = read_object(run / "config.json")
         steps, warm = (int(config["optim"][name]) for name in ("steps", "warmup_steps"))

@@ -76,7 +76,7 @@ def compute_cells(setup: Setup, R: int, cell: TableCell, first: float | None) ->
 def kappas(run: Run, histories: Histories) -> list[dict[str, Any]]:
     """Diagnoses in the metrics, and the one of diagnose.json."""
     found = [record for record in histories[run].kappas if record.get("kappa") is not None]
-    own = read_json(run.folder / "diagnose.json")
+    own = read_json(run.files / "diagnose.json")
     if own.get("kappa") is not None and "rounds" in own:
         found = [*(record for record in found if record["step"] != own.get("step")), own]
     return sorted(found, key=lambda record: record.get("step") or 0)
@@ -181,9 +181,9 @@ def commands_table(runs: Sequence[Run]) -> Table:
     """The command behind every number: training, scoring, diagnosis."""
     rows = []
     for run in runs:
-        evaluations = read_json(run.folder / "eval.json").get("evaluations", [])
+        evaluations = read_json(run.files / "eval.json").get("evaluations", [])
         found = [("train", run.stamp.get("command"))]
         found += [("eval", record.get("command")) for record in evaluations]
-        found.append(("diagnose", read_json(run.folder / "diagnose.json").get("command")))
+        found.append(("diagnose", read_json(run.files / "diagnose.json").get("command")))
         rows += [[run.name, what, shlex.join(map(str, words))] for what, words in found if words]
     return Table("commands", "The command behind every number", ["run", "for", "command"], rows)

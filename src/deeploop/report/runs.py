@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from deeploop.files import read_object
 from deeploop.report.endings import ENDED, State, ending, run_state
+from deeploop.report.packed import opened, subfolders
 from deeploop.report.sweeps import read_sweep
 from deeploop.train.metrics import Record, is_sound, stream_back, stream_lines
 
@@ -65,6 +66,11 @@ class Run:
     """Other cells of its sweep ran on its device at the same time, so its speed is not its own."""
 
     @property
+    def files(self) -> Path:
+        """Where its files lie: `folder`, unless that is packed."""
+        return opened(self.folder)
+
+    @property
     def step(self) -> int:
         return max(self.train.get("step", 0), self.validation.get("step", 0))
 
@@ -99,7 +105,7 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     """The runs in run folders, sweep folders, and folders of either; sorted by name, each once."""
     found: dict[Path, Run] = {}
     for folder in folders:
-        if not folder.is_dir():
+        if not opened(folder).is_dir():
             raise ValueError(f"{folder}: no such folder")
         own = list(_runs_under(folder, depth=3))
         if not own:
@@ -112,14 +118,14 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def _runs_under(folder: Path, depth: int) -> Iterator[Run]:
-    if (folder / "run.json").is_file():
+    if (opened(folder) / "run.json").is_file():
         yield read_run(folder, shared=_shares_device(folder))
     elif (folder / "sweep.json").is_file():
         sweep = read_sweep(folder)
         for name, cell in sweep.cells.items():
             yield read_run(folder / name, cell.axes, sweep.compare_at, shared=sweep.jobs > 1)
     elif depth:
-        for child in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for child in subfolders(folder):
             yield from _runs_under(child, depth - 1)
 
 
@@ -140,13 +146,14 @@ def read_run(
 ) -> Run:
     """The run in a folder, from its JSON and the end of its metrics."""
     place: dict[str, Any] = {"axes": axes or {}, "compare_at": compare_at, "shared": shared}
-    if not (folder / "run.json").is_file():
-        return Run(folder, folder.name, run_state(folder, None), **place)
+    files = opened(folder)
+    if not (files / "run.json").is_file():
+        return Run(folder, folder.name, run_state(files, None), **place)
     try:
-        stamp = read_object(folder / "run.json")
-        fields = flatten(read_object(folder / "config.json"))
+        stamp = read_object(files / "run.json")
+        fields = flatten(read_object(files / "config.json"))
         fields = (LATER_FIELDS | fields) if stamp.get("task") == "language" else fields
-        train, validation, rates = _last_lines(folder)
+        train, validation, rates = _last_lines(files)
         _check_kinds(fields, CONFIG_KINDS)
         _check_kinds(stamp, STAMP_KINDS)
         if not (is_sound(train) and is_sound(validation)):
@@ -160,7 +167,7 @@ def read_run(
         stops=bool(fields.get("guard.stop")),
     )
     rate = median(rates) if rates else None
-    return Run(folder, folder.name, run_state(folder, over), fields, stamp, train, validation, rate, **place)
+    return Run(folder, folder.name, run_state(files, over), fields, stamp, train, validation, rate, **place)
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -248,7 +255,7 @@ def read_history(folder: Path) -> History:
     curve: list[tuple[int, float]] = []
     validations, kappas = [], []
     stride, seen, damaged = 1, 0, 0
-    for record in stream_lines(folder):
+    for record in stream_lines(opened(folder)):
         if record is None:
             damaged += 1
         elif record["kind"] == "validation" and record.get("loss") is not None:

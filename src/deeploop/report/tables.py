@@ -117,7 +117,7 @@ def seeds_table(setup: Setup, histories: Histories, name: str) -> Table:
 def scores(run: Run) -> dict[tuple[int, str], float]:
     """(shots, task) → accuracy in %, at the rounds it was trained with; the newest evaluation wins."""
     found: dict[tuple[int, str], float] = {}
-    for record in read_json(run.folder / "eval.json").get("evaluations", []):
+    for record in read_json(run.files / "eval.json").get("evaluations", []):
         for row in record.get("results", []):
             if row.get("rounds") == record.get("trained_rounds") and "acc" in row:
                 found[row["shots"], row["task"]] = 100 * row["acc"]
@@ -173,7 +173,7 @@ def evaluation_notes(runs: Sequence[Run]) -> list[str]:
     """Where evaluations differ from the paper's, as they say themselves."""
     found: dict[str, int] = {}
     for run in runs:
-        for record in read_json(run.folder / "eval.json").get("evaluations", []):
+        for record in read_json(run.files / "eval.json").get("evaluations", []):
             for text in record.get("deviations", []):
                 found[text] = found.get(text, 0) + 1
     return [f"{text} ({count} evaluations)" for text, count in found.items()]
@@ -288,7 +288,7 @@ def arc_ladders(runs: Sequence[Run]) -> dict[str, list[Ladder]]:
     """Row label → the ladder of each run."""
     found: dict[str, dict[str, Ladder]] = {}
     for run in runs:
-        for record in read_json(run.folder / "eval.json").get("evaluations", []):
+        for record in read_json(run.files / "eval.json").get("evaluations", []):
             if record.get("kind") == "arc":
                 ladder = {K: 100 * record["ladder"][str(K)] for K in VOTES}
                 found.setdefault(arc_label(run, record), {})[run.name] = ladder

@@ -338,7 +338,7 @@ def _study(
 def _result(run: Run, histories: Histories) -> float | None:
     """Its loss; infinite if it was lost (not finite, near the floor at its end); None if it is not over."""
     if run.state == "failed":
-        diverged = "non-finite" in (log_error(log_file(run.folder)) or "")
+        diverged = "non-finite" in (log_error(log_file(run.files)) or "")
         return math.inf if run.fields and diverged else None
     if not run.ended:
         return None

@@ -5,6 +5,7 @@ OUT/sweep.json        the grid: {"format": 1, "sweep", "scale", "compare_at", "j
 OUT/<cell>/           its run folder, with an empty file weights-dropped once its checkpoints were deleted
 OUT/<cell>.log        what its processes printed, attempt after attempt; locked for as long as one lives
 OUT/<cell>.exit.json  how the last of them ended: {"code", "failed", "error"}
+OUT/runs.tar.xz       by `deeploop pack`: all of these, read where a cell has none of its own
 
 A cell's state is read from these files, never kept elsewhere: a sweep that is killed has nothing to repair.
 """
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from deeploop.files import append_file, parse_json, write_json
-from deeploop.report.endings import ENDED, Ending, State, ending, log_file, outcome, run_state
+from deeploop.report.endings import DROPPED, ENDED, Ending, State, ending, log_file, outcome, run_state
+from deeploop.report.packed import opened
 from deeploop.report.sweeps import FORMAT, RecordedCell, SweepRecord, read_sweep
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.train.checkpoint import list_checkpoints
@@ -25,7 +27,6 @@ from deeploop.train.config import TrainConfig
 from deeploop.train.metrics import Record, read_metrics_tail
 from deeploop.train.rundir import provenance
 
-DROPPED = "weights-dropped"
 HARMLESS = ("device.", "checkpoint.", "log.")  # may differ between two starts of one cell
 
 
@@ -68,6 +69,10 @@ class SweepFolder:
 
     def log_file(self, cell: Cell) -> Path:
         return log_file(self.run_folder(cell))
+
+    def files(self, cell: Cell) -> Path:
+        """Where to read a cell's run from: its folder, unless that is packed."""
+        return opened(self.run_folder(cell))
 
     # ── the grid ──
     def record(self) -> SweepRecord | None:
@@ -146,7 +151,7 @@ class SweepFolder:
         left = self._left(cell, over, validation) is not None
         steps, step, seconds = self.configs[cell.name].optim.steps, train.get("step", 0), train.get("seconds")
         return Progress(
-            "running" if running else run_state(self.run_folder(cell), over, left=left),
+            "running" if running else run_state(self.files(cell), over, left=left),
             steps,
             step,
             train.get("loss"),
@@ -172,7 +177,7 @@ class SweepFolder:
 
     def _last_lines(self, cell: Cell) -> tuple[Record, Record]:
         """The last line of training metrics, and the last validation."""
-        records = read_metrics_tail(self.run_folder(cell))[::-1]
+        records = read_metrics_tail(self.files(cell))[::-1]
         train, validation = (
             next((r for r in records if r["kind"] == kind), {}) for kind in ("train", "validation")
         )
@@ -192,11 +197,12 @@ class SweepFolder:
 
         Weights that were dropped on purpose are missed only if they are yet to be scored.
         """
-        folder = self.run_folder(cell)
-        unscored = self.grid.evaluate and not (folder / "eval.json").exists()
+        files = self.files(cell)
+        unscored = self.grid.evaluate and not (files / "eval.json").exists()
         last = f"step-{validation.get('step', -1):08d}"
-        saved = any(path.name == last for path in list_checkpoints(folder))
-        dropped = (folder / DROPPED).exists() and not unscored
+        saved = any(path.name == last for path in list_checkpoints(files))
+        packed = files != self.run_folder(cell)  # which leaves weights out
+        dropped = (packed or (files / DROPPED).exists()) and not unscored
         if over is None or not (saved or dropped):
             return "train"
         return "eval" if unscored else None
@@ -208,6 +214,8 @@ class SweepFolder:
     def drop_weights(self, cell: Cell) -> None:
         """Deletes a finished cell's checkpoints; its metrics stay."""
         folder = self.run_folder(cell)
+        if not folder.is_dir():  # packed: it has none
+            return
         append_file(folder / DROPPED).close()  # first: killed in between, the cell is still a finished one
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 

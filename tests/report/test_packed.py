@@ -1,0 +1,246 @@
+"""Packed runs: the same as the folders they were made from, the same bytes each time, and safe to read."""
+
+import io
+import json
+import lzma
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from deeploop.cli import main
+from deeploop.files import lock_folder
+from deeploop.report import packed
+from deeploop.report.escapes import count
+from deeploop.report.packed import PACKED, files_to_pack, opened, subfolders, unpack, write_packed
+from deeploop.report.runs import find_runs
+from deeploop.sweep.cells import SweepFolder
+from deeploop.sweep.grid import read_grid
+from deeploop.sweep.tuning import tuned
+from run_folders import write_run, write_sweep
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Four cells: an escape, a collapse with a diagnosis, one that failed at once, one that never began."""
+    folder = tmp_path / "here" / "sweep"
+    write_run(folder / "a", seed=0, loss=2.0)
+    (folder / "a" / "checkpoints" / "step-00000040").mkdir(parents=True)
+    (folder / "a" / "checkpoints" / "step-00000040" / "state.json").write_text("{}")
+    (folder / "a" / "depth.png").write_bytes(b"\x89PNG")
+    (folder / "a" / "eval.json").write_text(json.dumps({"evaluations": [{"command": ["deeploop", "eval"]}]}))
+    write_run(folder / "b", seed=1, loss=3.1, similarity=0.99, p=0.25)
+    (folder / "b" / "weights-dropped").touch()
+    diagnosis = {
+        "step": 40,
+        "rounds": 3,
+        "updates": "raw",
+        "kappa": 2.5,
+        "kappa_raw": 2.5,
+        "similarity": 0.99,
+    }
+    (folder / "b" / "diagnose.json").write_text(json.dumps(diagnosis))
+    (folder / "c.log").write_text("Segmentation fault\n")
+    (folder / "c.exit.json").write_text(json.dumps({"code": -11, "failed": True, "error": "ended with -11"}))
+    (folder / "README.md").write_text("prose")
+    return write_sweep(folder, {name: {"seed": i} for i, name in enumerate("abcd")}, compare_at=20)
+
+
+@pytest.fixture
+def twin(sweep, tmp_path, capsys):
+    """The same sweep under the same name, packed."""
+    assert main(["pack", str(sweep), "--out", str(tmp_path / "there" / "sweep")]) == 0
+    assert "sweep/runs.tar.xz: 2 runs, 11 files" in capsys.readouterr().out
+    return tmp_path / "there" / "sweep"
+
+
+def listed(folder, capsys):
+    capsys.readouterr()
+    assert main(["runs", str(folder), "--json"]) == 0
+    return capsys.readouterr().out.replace(str(folder), "SWEEP")
+
+
+def test_nothing_but_one_file_is_left(twin):
+    assert sorted(path.name for path in twin.iterdir()) == [PACKED, "sweep.json"]
+    with tarfile.open(twin / PACKED) as tar:
+        assert tar.getnames() == [
+            *(f"a/{name}" for name in ("config.json", "eval.json", "metrics.jsonl", "run.json")),
+            *(f"b/{name}" for name in ("config.json", "diagnose.json", "metrics.jsonl", "run.json")),
+            "b/weights-dropped",
+            "c.exit.json",
+            "c.log",
+        ]
+
+
+def test_runs_and_report_are_the_same(sweep, twin, tmp_path, capsys):
+    before = listed(sweep, capsys)
+    assert [one["state"] for one in json.loads(before)] == ["finished", "finished", "failed", "absent"]
+    assert listed(twin, capsys) == before
+    assert listed(twin / "b", capsys) == listed(sweep / "b", capsys)
+    assert count(twin) == count(sweep)
+    assert len(count(sweep)) == 1
+    for folder in (sweep, twin):
+        assert main(["report", str(folder), "--out", str(folder.parent / "report")]) == 0
+    ours, theirs = (sweep.parent / "report", twin.parent / "report")
+    tables = sorted(path.name for path in ours.glob("tables/*.csv"))
+    assert {"commands.csv", "kappa.csv"} <= set(tables)  # out of eval.json and diagnose.json
+    for name in [*(f"tables/{table}" for table in tables), "report.md"]:
+        assert (ours / name).read_text() == (theirs / name).read_text()
+    assert "deeploop eval" in (theirs / "tables" / "commands.csv").read_text()
+    assert "2.5" in (theirs / "tables" / "kappa.csv").read_text()
+
+
+def test_the_same_files_are_the_same_bytes(sweep, twin, tmp_path):
+    copy = shutil.copytree(sweep, tmp_path / "copy")  # other times, another order on the disk
+    for path in sorted(copy.rglob("*"), reverse=True):
+        path.touch()
+    (copy / "a" / "run.json").chmod(0o600)
+    write_packed(files_to_pack(copy), tmp_path / "again.tar.xz")
+    assert (tmp_path / "again.tar.xz").read_bytes() == (twin / PACKED).read_bytes()
+    assert main(["pack", str(twin)]) == 0  # what is packed already stays
+    assert (tmp_path / "again.tar.xz").read_bytes() == (twin / PACKED).read_bytes()
+
+
+def test_what_lies_beside_a_packed_file_comes_first(twin):
+    write_run(twin / "b", seed=1, loss=1.5)
+    write_run(twin / "d", seed=3, loss=2.5)
+    states = {run.name: (run.state, run.validation.get("loss")) for run in find_runs([twin])}
+    assert states == {
+        "a": ("finished", 2.0),
+        "b": ("finished", 1.5),
+        "c": ("failed", None),
+        "d": ("finished", 2.5),
+    }
+    assert [path.name for path in subfolders(twin)] == ["a", "b", "d"]
+    assert opened(twin / "b") == twin / "b"
+    assert main(["pack", str(twin)]) == 0
+    shutil.rmtree(twin / "b")
+    assert {run.name: run.validation.get("loss") for run in find_runs([twin])}["b"] == 1.5
+
+
+def test_tar_restores_it(sweep, twin, tmp_path):
+    with tarfile.open(twin / PACKED) as tar:
+        tar.extractall(tmp_path / "tar", filter="data")
+    for path in (path for path in (tmp_path / "tar").rglob("*") if path.is_file()):
+        assert path.read_bytes() == (sweep / path.relative_to(tmp_path / "tar")).read_bytes()
+
+
+def test_what_can_not_be_packed(sweep, tmp_path):
+    with pytest.raises(ValueError, match="no such folder"):
+        files_to_pack(tmp_path / "none")
+    with pytest.raises(ValueError, match="holds no run folder"):
+        files_to_pack(tmp_path)
+    with lock_folder(sweep / "a"), pytest.raises(ValueError, match="a: is being written"):
+        files_to_pack(sweep)
+    write_run(sweep / "new\nline")
+    with pytest.raises(ValueError, match="can't be packed under this name"):
+        files_to_pack(sweep)
+
+
+# ── A file from a stranger ──────────────────────────────────────────────────────────────────────────────
+def member(name="run/config.json", data=b"{}", **fields):
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, data
+
+
+def pack_of(path, *members):
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    path.write_bytes(lzma.compress(raw.getvalue()))
+    return path
+
+
+SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 50)}
+HOSTILE = {
+    "above": ([member("../out.json")], "'../out.json' is no name of a run's file"),
+    "within": ([member("run/../../out.json")], "is no name of a run's file"),
+    "absolute": ([member("/out.json")], "is no name of a run's file"),
+    "hidden": ([member("run/.lock")], "is no name of a run's file"),
+    "deep": ([member("run/checkpoints/state.json")], "is no name of a run's file"),
+    "control": ([member("run/\x1b[2J.json")], "is no name of a run's file"),
+    "symlink": ([member("run", b"", type=tarfile.SYMTYPE, linkname=".."), member("run/o")], "no plain file"),
+    "hardlink": ([member(data=b"", type=tarfile.LNKTYPE, linkname="/etc/passwd")], "is no plain file"),
+    "device": ([member(data=b"", type=tarfile.CHRTYPE)], "is no plain file"),
+    "fifo": ([member(data=b"", type=tarfile.FIFOTYPE)], "is no plain file"),
+    "folder": ([member("run", b"", type=tarfile.DIRTYPE)], "is no plain file"),
+    "sparse": ([member(data=b"1\n0\n1\n".ljust(512, b"\0") + b"x", pax_headers=SPARSE)], "is no plain file"),
+    "twice": ([member(), member()], "File exists"),
+    "file as folder": ([member("run"), member("run/config.json")], "File exists"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_only_plain_files_are_unpacked(kind, tmp_path):
+    members, message = HOSTILE[kind]
+    into = tmp_path / "deep" / "into"
+    into.mkdir(parents=True)
+    with pytest.raises(ValueError, match=f"can't be unpacked .*{message}"):
+        unpack(pack_of(tmp_path / PACKED, *members), into)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} <= {tmp_path / PACKED, *into.rglob("*")}
+
+
+def test_a_bomb_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed, "MOST_BYTES", 1 << 22)
+    pack = pack_of(tmp_path / PACKED, member(data=bytes(1 << 23)))
+    assert pack.stat().st_size < 1 << 12
+    with pytest.raises(ValueError, match="it holds more than 4,194,304 bytes"):
+        unpack(pack, tmp_path / "into")
+    monkeypatch.setattr(packed, "MOST_FILES", 3)
+    pack_of(pack, *(member(f"run/{i}.json") for i in range(4)))
+    (tmp_path / "many").mkdir()
+    with pytest.raises(ValueError, match="it holds more than 3 files"):
+        unpack(pack, tmp_path / "many")
+    with pytest.raises(ValueError, match="would hold more than 3 files"):
+        write_packed({f"run/{i}.json": pack for i in range(4)}, tmp_path / "out.tar.xz")
+    pack.write_bytes(lzma.compress(b"x", preset=9))
+    monkeypatch.setattr(packed, "MEMORY", 1 << 20)
+    with pytest.raises(ValueError, match="Memory usage limit"):
+        unpack(pack, tmp_path / "into")
+
+
+def test_a_damaged_file_is_one_line(twin, capsys):
+    whole = (twin / PACKED).read_bytes()
+    for data in (
+        b"",
+        b"not packed",
+        whole[: len(whole) // 2],
+        whole[:-1],
+        lzma.compress(b"no archive" * 100),
+    ):
+        (twin / PACKED).write_bytes(data)
+        assert main(["runs", str(twin)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"deeploop runs: error: {twin / PACKED}: can't be unpacked (")
+        assert error.count("\n") == 1
+
+
+def test_a_sweep_knows_its_packed_cells(tmp_path, monkeypatch, capsys):
+    """A published sweep: its command prints the results and trains nothing, its trials can be taken."""
+    monkeypatch.chdir(tmp_path)
+    trials = {"slow": {"optim.peak_lr": 1e-3}, "fast": {"optim.peak_lr": 2e-3}}
+    settings = {"optim.steps": 40, "optim.warmup_steps": 10}
+    grid = {"recipe": "tiny", "settings": settings, "axes": {"trial": trials}}
+    Path("grid.json").write_text(json.dumps(grid))
+    read = read_grid(Path("grid.json"))
+    SweepFolder(Path("whole"), read, read.cells({})).write()
+    for name, loss in (("slow", 2.5), ("fast", 2.0)):
+        write_run(Path("whole") / name, loss=loss)
+    assert main(["pack", "whole", "--out", "small"]) == 0
+    for name in ("slow", "fast"):
+        (Path("whole") / name / "weights-dropped").touch()  # a packed run has none in any case
+    shown = []
+    for out in ("whole", "small"):
+        capsys.readouterr()
+        assert main(["sweep", "grid.json", "--out", out, "--no-keep-weights"]) == 0
+        shown.append(capsys.readouterr().out.replace(out, "OUT"))
+    assert shown[0] == shown[1]
+    assert "nothing was trained" in shown[0]
+    assert sorted(path.name for path in Path("small").iterdir()) == [PACKED, "sweep.json"]
+    (best,) = {cell.settings["optim.peak_lr"] for cell in tuned(read.cells({}), Path("small"), {})}
+    assert best == 2e-3
