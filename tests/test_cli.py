@@ -298,8 +298,9 @@ def test_a_file_that_cannot_be_written_is_named(refused, tmp_path):
     assert refused(["prepare", "stdlib", "--out", place]).startswith(f"out={place}: can't be written")
 
 
-def test_version(capsys):
-    assert main(["--version"]) == 0
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_version(capsys, flag):
+    assert main([flag]) == 0
     assert capsys.readouterr().out == f"deeploop {deeploop.__version__}\n"
 
 

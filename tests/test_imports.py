@@ -85,7 +85,8 @@ REPORT = [f"deeploop.report.{path.stem}" for path in files("report") if path.ste
 @pytest.mark.parametrize(
     "statement",
     [
-        "import deeploop",
+        "import deeploop; dir(deeploop)",
+        "import deeploop; deeploop.theory.DEEPLOOP",
         "import deeploop.theory",
         "import deeploop; deeploop.recommend",
         f"import {', '.join(REPORT)}",
@@ -97,3 +98,15 @@ def test_these_do_not_wait_for_torch(statement):
     check = f"{statement}; import sys; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_package_shows_what_there_is_and_loads_it_when_touched():
+    shown = set(dir(deeploop))
+    assert shown >= {"load", "generate", "recommend", "__version__"}
+    assert {name for name in shown if package_of(f"deeploop.{name}")} == set(ALLOWED) - {"commands"}
+    touch = "import deeploop; print(*(str(getattr(deeploop, name)) for name in dir(deeploop)), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", touch], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == len(shown)
+    with pytest.raises(AttributeError, match="'deeploop' has no attribute 'nothing'"):
+        deeploop.nothing  # noqa: B018

@@ -1,25 +1,46 @@
 """deeploop: train transformers whose blocks are visited many times.
 
-`deeploop.theory` has the visit counts, the scaling rules and the bounds; `deeploop.nn` the residual
-module and its init for any PyTorch model; `deeploop.models.gpt` the looped GPT; `deeploop.load(run)`
-gives the model and tokenizer of a run folder, `deeploop.recommend(blocks=12, rounds=3, width=768)` a rule and
-its learning rate.
+`deeploop.load(run)` gives the model and tokenizer of a run folder, `deeploop.generate(model, tokenizer,
+prompt)` text, `deeploop.recommend(blocks=12, rounds=3, width=768)` a rule and its learning rate.
+`deeploop.theory` has the visit counts, the scaling rules and the bounds; `deeploop.nn` the residual module
+and its init for any PyTorch model; `deeploop.models` the looped GPT and the reasoners. Packages are imported
+when they are first touched.
 """
 
-from typing import Any
+from importlib import import_module as _import_module
+from typing import Any as _Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "recommend"]
+__all__ = ["__version__", "generate", "load", "recommend"]
+
+_FUNCTIONS = {
+    "generate": ("deeploop.eval.generation", "generate_text"),
+    "load": ("deeploop.train.rundir", "load"),
+    "recommend": ("deeploop.report.recommend", "recommend"),
+}
+_PACKAGES = (
+    "data",
+    "diagnose",
+    "eval",
+    "models",
+    "nn",
+    "recipes",
+    "report",
+    "sweep",
+    "theory",
+    "train",
+)
 
 
-def __getattr__(name: str) -> Any:
-    # `load` needs torch; `import deeploop` and `deeploop plan` should not wait for it.
-    if name == "load":
-        from deeploop.train.rundir import load
-
-        return load
-    if name == "recommend":
-        from deeploop.report.recommend import recommend
-
-        return recommend
+def __getattr__(name: str) -> _Any:
+    # Most of them need torch; `import deeploop` and `deeploop plan` should not wait for it.
+    if name in _FUNCTIONS:
+        module, function = _FUNCTIONS[name]
+        return getattr(_import_module(module), function)
+    if name in _PACKAGES:
+        return _import_module(f"deeploop.{name}")
     raise AttributeError(f"module 'deeploop' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, *_PACKAGES))

@@ -30,6 +30,7 @@ COMMANDS = (
     "export",
     "bench",
     "demo",
+    "doctor",
 )
 USAGE = """\
 deeploop: train transformers whose blocks are visited many times
@@ -53,8 +54,9 @@ deeploop: train transformers whose blocks are visited many times
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
   deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's ceiling, peak memory
   deeploop demo                                 see looped depth collapse and train, in five minutes
+  deeploop doctor                               what is installed, what training will use, a self-test
 
-Each command has --help. More: README.md
+Each command has --help; -V, --version. More: README.md
 """
 
 
@@ -109,7 +111,7 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
-    if arguments[0] == "--version":
+    if arguments[0] in ("-V", "--version"):
         print(f"deeploop {deeploop.__version__}")
         return 0
     name, rest = arguments[0], arguments[1:]

@@ -77,7 +77,7 @@ def test_text_in_text_out(config, folder):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer("the loop", return_tensors="pt")
     out = model.generate(**inputs, max_new_tokens=20, do_sample=False)
-    ids = list(generate(gpt, ours.encode("the loop").tolist(), max_tokens=20, stop=ours.end_of_text))
+    ids = list(generate(gpt, ours.encode("the loop"), max_tokens=20, stop=ours.end_of_text))
     assert tokenizer.decode(out[0]) == "the loop" + ours.decode(ids)
     assert model.generation_config.eos_token_id == ours.end_of_text
 

@@ -156,7 +156,7 @@ def test_bits_per_byte_counts_no_bytes_for_end_of_text(home, validate):
 
 def test_bytes_of_gpt2_tokens_are_those_of_the_text():
     tokenizer = get_tokenizer("gpt2")
-    ids = [*tokenizer.encode("one löop → many rounds").tolist(), tokenizer.end_of_text]
+    ids = [*tokenizer.encode("one löop → many rounds"), tokenizer.end_of_text]
     assert count_bytes(tokenizer, torch.tensor(ids)) == len("one löop → many rounds".encode())
     assert bits_per_byte(math.log(2) * 24, 8) == pytest.approx(3)
 

@@ -72,9 +72,9 @@ class Counting:
         self.end_of_text = self._inner.end_of_text
         self.encoded = 0
 
-    def encode(self, text):
+    def encode_array(self, text):
         self.encoded += 1
-        return self._inner.encode(text)
+        return self._inner.encode_array(text)
 
 
 def test_every_document_is_whole_in_exactly_one_split(tmp_path):

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+import deeploop
 from deeploop.commands.generate import GenerateArgs
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.eval.generation import GREEDY, Sampling, draw, generate, stream_text
+from deeploop.eval.generation import GREEDY, Sampling, draw, generate, generate_text, stream_text
 from deeploop.models import GPTConfig, LoopedGPT
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=257, context=40)
@@ -173,7 +174,7 @@ def test_a_prompt_too_long_is_refused_before_anything_is_written():
 def test_token_bytes_join_to_the_text(name):
     tokenizer = get_tokenizer(name)
     text = "Hello wörld → 😀"
-    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text).tolist())) == text.encode()
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == text.encode()
     assert tokenizer.token_bytes(tokenizer.end_of_text) == b""
 
 
@@ -190,3 +191,15 @@ def test_logits_that_are_not_finite_are_refused(bad, temperature):
     logits[2] = bad
     with pytest.raises(ValueError, match="logits are not finite"):
         draw(logits, Sampling(temperature=temperature), torch.Generator())
+
+
+def test_the_text_from_python_is_what_the_command_prints(model):
+    bytes_, pieces = get_tokenizer("bytes"), []
+    stream_text(model, bytes_, "loop", write=pieces.append, max_tokens=9, sampling=Sampling(top_k=5, seed=3))
+    text = deeploop.generate(model, bytes_, "loop", max_tokens=9, top_k=5, seed=3)
+    assert text == "".join(pieces)
+    assert text.startswith("loop")
+    greedy = deeploop.generate(model, bytes_, "loop", max_tokens=9, temperature=0)
+    expected = bytes_.decode(argmax_without_cache(model, b"loop", 9))
+    assert greedy == "loop" + expected.split("<|endoftext|>")[0]
+    assert generate_text(model, bytes_, "loop", max_tokens=9, temperature=0) == greedy

@@ -37,7 +37,7 @@ def live(model):
 @torch.no_grad()
 def loglikelihood(model, context, continuation):
     """One request alone; the border between the two is where the context's own tokens end."""
-    ids = BYTES.encode(context + continuation).tolist()
+    ids = BYTES.encode(context + continuation)
     count = len(ids) - len(BYTES.encode(context.rstrip()))
     ids = ids if context else [BYTES.end_of_text, *ids]
     logprobs = model.logits(model(torch.tensor([ids[:-1]])).states[0]).log_softmax(-1)
@@ -136,7 +136,7 @@ def test_an_empty_context_is_end_of_text(model, live):
 @pytest.mark.parametrize("length", [1, 399, 400, 401, 1500])
 def test_a_whole_document_is_every_token_once(model, live, length):
     text = "".join(chr(97 + (i * i) % 26) for i in range(length))
-    ids = [BYTES.end_of_text, *BYTES.encode(text).tolist()]
+    ids = [BYTES.end_of_text, *BYTES.encode(text)]
     total = 0.0
     done = 0
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_a_whole_document_is_every_token_once(model, live, length):
 
 
 def test_generation_is_greedy_and_ends_where_it_is_told(model, live):
-    ids = list(generate(model, BYTES.encode("the loop").tolist(), max_tokens=30))
+    ids = list(generate(model, BYTES.encode("the loop"), max_tokens=30))
     text = BYTES.decode(ids)
     options = {"until": [], "max_gen_toks": 30}
     assert live.generate_until([request("the loop", options)]) == [text]

@@ -267,6 +267,84 @@ def test_what_does_not_fit_is_refused(folder, model):
         DeepLoopForCausalLM.from_pretrained(folder, rounds=0)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("from_config", [False, True])
+def test_hidden_states_are_those_of_every_visit(folder, gpt, tokens, from_config):
+    asked = {"output_hidden_states": True}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **(asked if from_config else {})).eval()
+    out = model(tokens, **({} if from_config else asked))
+    x = gpt.input_norm(gpt.embedding(tokens))
+    expected = [x]
+    for _ in range(3):
+        for block in gpt.blocks:
+            expected.append(x := block(x, (gpt.cos[:20], gpt.sin[:20])))
+    expected[-1] = gpt.final_norm(x)
+    assert len(out.hidden_states) == 7 == model.config.num_hidden_layers + 1
+    for found, state in zip(out.hidden_states, expected, strict=True):
+        assert torch.equal(found, state)
+    assert torch.equal(out.logits, our_logits(gpt, tokens))
+    assert model(tokens, output_hidden_states=False).hidden_states is None
+    assert not any(block._forward_hooks for block in model.model.blocks)
+
+
+def test_attention_weights_are_refused(folder, model, tokens):
+    with pytest.raises(ValueError, match="output_attentions=True: must be False"):
+        model(tokens, output_attentions=True)
+    asked = {"output_attentions": True, "attn_implementation": "eager"}
+    configured = transformers.AutoModelForCausalLM.from_pretrained(folder, **asked)
+    with pytest.raises(ValueError, match="output_attentions=True: must be False"):
+        configured(tokens)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(folder, tokens):
+    def backward(model):
+        calls = []
+        for block in model.model.blocks:
+            block.register_forward_pre_hook(lambda *_: calls.append(1))
+        out = model(tokens, labels=tokens, output_hidden_states=True)
+        assert len(out.hidden_states) == 7
+        out.loss.backward()
+        return len(calls), {name: p.grad for name, p in model.named_parameters()}
+
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    calls, expected = backward(load(folder).train())
+    model = load(folder).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert model.is_gradient_checkpointing
+    again, found = backward(model)
+    assert (calls, again) == (6, 6 + 5)  # all but the last visit twice
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad)
+    model.gradient_checkpointing_disable()
+    assert not model.is_gradient_checkpointing
+    assert model.model.recompute == "off"
+    with pytest.raises(ValueError, match="every_n_layers=2: must be 1"):
+        model.gradient_checkpointing_enable(every_n_layers=2)
+
+
+LORA = ["q", "v"]  # as docs/inference.md says
+
+
+def test_the_documented_lora_targets_are_matrices_of_every_block(model):
+    """peft takes the modules whose name ends in a dot and the target."""
+    named = [name for name, m in model.named_modules() if name.rsplit(".")[-1] in LORA]
+    assert len(named) == len(LORA) * len(model.model.blocks)
+    assert all(isinstance(model.get_submodule(name), nn.Linear) for name in named)
+
+
+@pytest.mark.parametrize(("targets", "count"), [(LORA, 4), ("all-linear", 14)])
+def test_peft_trains_a_looped_block_once_for_all_visits(folder, tokens, targets, count):
+    peft = pytest.importorskip("peft", reason="needs peft: pip install peft")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).train()
+    model.gradient_checkpointing_enable()
+    tuned = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=targets))
+    trained = [name for name, p in tuned.named_parameters() if p.requires_grad]
+    assert len(trained) == 2 * count
+    tuned(input_ids=tokens, labels=tokens).loss.backward()
+    # B starts at zero, so only its own gradient does not vanish.
+    assert all(p.grad.abs().sum() > 0 for name, p in tuned.named_parameters() if "lora_B" in name)
+
+
 ELSEWHERE = """
 import sys
 

@@ -169,3 +169,18 @@ def test_meaningless_combinations_are_refused(options, message):
         ScaledResidual(nn.Identity(), 8, **options)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_of_a_branch_that_returns_a_tuple_the_first_is_taken(x):
+    """As torch's and transformers' attention do: (output, weights)."""
+
+    class Pair(SwiGLU):
+        def forward(self, x, *, sign):
+            y = super().forward(x)
+            return sign * y, y
+
+    plain = build(alpha=3.7)
+    pair = ScaledResidual(Pair(8, 12), 8, alpha=3.7).double()
+    pair.load_state_dict(plain.state_dict())
+    assert torch.equal(pair(x, sign=1), plain(x))
+    assert not torch.equal(pair(x, sign=-1), plain(x))

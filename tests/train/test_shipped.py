@@ -35,7 +35,7 @@ def test_it_is_small_and_names_no_place_of_the_machine_that_made_it():
 @torch.no_grad()
 def test_it_has_learned_python(elsewhere):
     model, tokenizer = deeploop.load("shipped")
-    ids = torch.from_numpy(tokenizer.encode(inspect.getsource(argparse))[: 64 * 129].astype("int64"))
+    ids = torch.tensor(tokenizer.encode(inspect.getsource(argparse))[: 64 * 129])
     windows = ids.view(64, 129)
     loss = model(windows[:, :-1], windows[:, 1:]).loss / windows[:, 1:].numel()
     reported = read_state(last_checkpoint(FOLDER))["validation"]
@@ -48,9 +48,7 @@ def test_it_has_learned_python(elsewhere):
 def test_cached_logits_equal_uncached(elsewhere, rounds):
     model, tokenizer = deeploop.load("shipped")
     model.set_rounds(rounds)
-    tokens = torch.from_numpy(tokenizer.encode(inspect.getsource(argparse.Action))[:128].astype("int64"))[
-        None
-    ]
+    tokens = torch.tensor([tokenizer.encode(inspect.getsource(argparse.Action))[:128]])
     cache = model.new_cache()
     pieces = [model(piece, cache=cache).states for piece in tokens.split(17, dim=1)]
     difference = model.logits(torch.cat(pieces, dim=1)) - model.logits(model(tokens).states)

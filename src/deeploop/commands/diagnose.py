@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -206,12 +205,12 @@ def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tupl
 
 
 def stdlib_windows(tokenizer: Tokenizer, context: int, count: int) -> tuple[Tensor, Tensor]:
-    ids: list[np.ndarray] = []
+    ids: list[int] = []
     for text in stdlib():
-        ids += [np.array([tokenizer.end_of_text]), tokenizer.encode(text)]
-        if sum(map(len, ids)) > count * context:
+        ids += [tokenizer.end_of_text, *tokenizer.encode(text)]
+        if len(ids) > count * context:
             break
-    windows = torch.from_numpy(np.concatenate(ids)[: count * context + 1].astype(np.int64))
+    windows = torch.tensor(ids[: count * context + 1])
     return windows[:-1].view(count, context), windows[1:].view(count, context)
 
 

@@ -76,7 +76,7 @@ def _write(
     workers: int,
 ) -> None:
     def encode(text: str) -> tuple[np.ndarray, int]:
-        ids = tokenizer.encode(text)
+        ids = tokenizer.encode_array(text)
         return np.concatenate([np.array([tokenizer.end_of_text], dtype=np.uint16), ids]), len(utf8(text))
 
     texts = islice(filter(None, documents), writer.documents, None)

@@ -31,8 +31,12 @@ class Tokenizer(Protocol):
     vocabulary: int
     end_of_text: int
 
-    def encode(self, text: str) -> np.ndarray:
-        """The text's token ids, uint16."""
+    def encode(self, text: str) -> list[int]:
+        """The text's token ids, for `torch.tensor([ids])`."""
+        ...
+
+    def encode_array(self, text: str) -> np.ndarray:
+        """The same ids as uint16, as shards store them."""
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -59,7 +63,10 @@ class ByteTokenizer:
     vocabulary = 257
     end_of_text = 256
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str) -> list[int]:
+        return list(utf8(text))
+
+    def encode_array(self, text: str) -> np.ndarray:
         return np.frombuffer(utf8(text), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -92,7 +99,10 @@ class GPT2Tokenizer:
             explicit_n_vocab=self.vocabulary,
         )
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str) -> list[int]:
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str) -> np.ndarray:
         if not text.isascii():
             text = utf8(text).decode()
         # The special string is not allowed as a token and not disallowed as text: it is plain text.

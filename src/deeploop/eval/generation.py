@@ -1,7 +1,7 @@
 """Text from a built model, streamed as it is produced.
 
 model, tokenizer = deeploop.load("runs/tiny")
-stream_text(model, tokenizer, "import ", write=sys.stdout.write, max_tokens=100)
+text = generate_text(model, tokenizer, "import ", max_tokens=100)
 """
 
 import codecs
@@ -107,7 +107,7 @@ def stream_text(
 ) -> Ending:
     """Writes the prompt and what follows it, whole characters at a time; returns why it ended."""
     # An empty prompt is end-of-text: it stands before every document.
-    ids = tokenizer.encode(prompt).tolist() or [tokenizer.end_of_text]
+    ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
     # A character may be spread over several tokens: the decoder holds back what isn't whole yet.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     room(model, ids)  # refuses a prompt before anything is written
@@ -120,3 +120,24 @@ def stream_text(
     if token == stop:
         return "document"
     return "max_tokens" if count == max_tokens else "context"
+
+
+def generate_text(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompt: str = "",
+    *,
+    max_tokens: int = 200,
+    temperature: float = Sampling.temperature,
+    top_k: int = Sampling.top_k,
+    top_p: float = Sampling.top_p,
+    seed: int = Sampling.seed,
+) -> str:
+    """The prompt and what follows it, as `deeploop generate` prints it; that is `deeploop.generate`.
+
+    The text ends after `max_tokens`, where the model ends the document, or where its context is full.
+    """
+    pieces: list[str] = []
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    stream_text(model, tokenizer, prompt, write=pieces.append, max_tokens=max_tokens, sampling=sampling)
+    return "".join(pieces)

@@ -41,7 +41,7 @@ class HarnessLM(TemplateLM):
         self.shots = 0
         self._sources: list[tuple[str, int, int]] = []
         # A context is encoded anew with each of its choices.
-        self._encode = lru_cache(maxsize=64)(lambda text: tokenizer.encode(text).tolist())
+        self._encode = lru_cache(maxsize=64)(tokenizer.encode)
 
     @property
     def eot_token_id(self) -> int:

@@ -8,6 +8,8 @@ A folder that `save_pretrained` writes carries its own code (`hf_source`), so th
 """
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any, Self
 
@@ -79,6 +81,7 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "model"
     _input_embed_layer = "embedding"
     _supports_sdpa = True
+    supports_gradient_checkpointing = True
     _no_split_modules = ["LoopedGPT"]  # noqa: RUF012 (the head reads the embedding)
 
     def __init__(self, config: DeepLoopConfig) -> None:
@@ -114,19 +117,47 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool = False,
         logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Next-token logits, and with `labels` (the input ids; -100 is left out) their mean loss."""
+        """Next-token logits, and with `labels` (the input ids; -100 is left out) their mean loss.
+
+        `output_hidden_states` gives K·R + 1 of them: what enters the first block, then the stream after every
+        visit; the last is behind the final norm, as in transformers' own models.
+        """
+        if self.config.output_attentions if output_attentions is None else output_attentions:
+            raise ValueError(
+                "output_attentions=True: must be False; "
+                "the model's scaled_dot_product_attention computes no attention weights to return"
+            )
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         places = self._places(input_ids, attention_mask, position_ids, past_key_values)
-        states = self.model(input_ids, cache=past_key_values, places=places).states
+        with _recorded_visits(self.model if wanted else None) as visits:
+            states = self.model(input_ids, cache=past_key_values, places=places).states
+        hidden = (*visits[:-1], states) if wanted else None
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.model.logits(states[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=past_key_values, hidden_states=hidden
+        )
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] | None = None,
+        every_n_layers: int = 1,
+    ) -> None:
+        """Recomputes each block visit by `maybe_checkpoint`; transformers' function is not used."""
+        if every_n_layers != 1:
+            raise ValueError(f"every_n_layers={every_n_layers}: must be 1, every visit is recomputed")
+        self.gradient_checkpointing = enable  # what `is_gradient_checkpointing` reads
+        self.model.recompute = "block" if enable else "off"
 
     def _places(
         self, tokens: Tensor, attention_mask: Tensor | None, positions: Tensor | None, cache: Cache | None
@@ -180,6 +211,22 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
                 "AutoModelForCausalLM": f"{name}.DeepLoopForCausalLM",
             }
         super().save_pretrained(save_directory, *args, **kwargs)
+
+
+@contextmanager
+def _recorded_visits(gpt: LoopedGPT | None) -> Iterator[list[Tensor]]:
+    """Collects what enters the first block, then what every visit gives; of no model nothing."""
+    visits: list[Tensor] = []
+
+    def record(block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        visits.extend([output] if visits else [inputs[0], output])
+
+    hooks = [block.register_forward_hook(record) for block in (gpt.blocks if gpt else ())]
+    try:
+        yield visits
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 # Not in the copy that an exported folder carries: it must not stand for other folders of this type.

@@ -29,6 +29,9 @@ EPSILON = ("factored", "averaged")
 class ScaledResidual(nn.Module):
     """A residual around any `branch` that maps (..., width) to (..., width).
 
+    Of a branch that returns a tuple, as attention in transformers and in torch does, the first element is the
+    output; the rest (attention weights) is dropped.
+
     The sandwich and the flat block need an `alpha`, the factored and the averaged block an `epsilon`:
     `deeploop.theory` has both by K and R. They are read at every visit, so they may be changed for another
     depth at test time. β is no part of the forward pass: it is drawn into the branch's matrices
@@ -71,6 +74,7 @@ class ScaledResidual(nn.Module):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         skip = self.alpha * x
         f = self.branch(self.inner(x), *args, **kwargs)
+        f = f[0] if isinstance(f, tuple) else f
         y: Tensor = self.outer(skip + f if self.epsilon == 1 else skip + self.epsilon * f)
         return y
 

@@ -1,0 +1,144 @@
+"""`deeploop doctor`: what is installed, what training would use of it, and a self-test of ten seconds."""
+
+import contextlib
+import io
+import platform
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+import deeploop
+from deeploop.commands.parsing import parse
+from deeploop.data.corpora import stdlib
+from deeploop.data.prepare import prepare
+from deeploop.data.tokenizers import get_tokenizer
+from deeploop.eval.generation import generate_text
+from deeploop.recipes.gpt import tiny
+from deeploop.train.config import TrainConfig
+from deeploop.train.distributed import open_world
+from deeploop.train.execution import choose_execution
+from deeploop.train.language import LanguageTask
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+from deeploop.train.rundir import load
+from deeploop.train.timing import device_name
+
+STEPS = 20
+EXTRA = re.compile(r"""([\w.-]+).*;.*extra == ['"](\w+)['"]""")
+
+
+@dataclass(frozen=True)
+class DoctorArgs:
+    """Says what is installed and what training would use, then trains a tiny model for a few steps."""
+
+
+def extras() -> dict[str, list[str]]:
+    """The optional packages of each extra, as the installed deeploop names them."""
+    found: dict[str, list[str]] = {}
+    if version_of("deeploop") is None:  # run from its sources
+        return found
+    for requirement in metadata.requires("deeploop") or []:
+        named = EXTRA.match(requirement)
+        if named and named[2] != "dev":
+            found.setdefault(named[2], []).append(named[1])
+    return found
+
+
+def version_of(package: str) -> str | None:
+    """The version that is installed; None where it is not."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def describe_extra(extra: str, packages: list[str]) -> str:
+    versions = {package: version_of(package) for package in packages}
+    if all(versions.values()):
+        return ", ".join(f"{package} {version}" for package, version in versions.items())
+    missing = ", ".join(package for package, version in versions.items() if not version)
+    return f'{missing} not installed; pip install ".[{extra}]" in the clone'
+
+
+def describe_gpu() -> str:
+    if not torch.cuda.is_available():
+        built = (
+            f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is a CPU build"
+        )
+        return f"none found; {built}"
+    free, total = torch.cuda.mem_get_info()
+    count = torch.cuda.device_count()
+    return (
+        f"{count} × {device_name(torch.device('cuda'))}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+    )
+
+
+def installed() -> Iterator[tuple[str, str]]:
+    """What there is: a name and its description a line."""
+    yield "deeploop", f"{deeploop.__version__} in {Path(deeploop.__file__).parent}"
+    yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield "torch", f"{torch.__version__}, {torch.get_num_threads()} CPU threads"
+    yield "Triton", version_of("triton") or "not installed; only training on a GPU needs it"
+    yield "GPU", describe_gpu()
+    for extra, packages in sorted(extras().items()):
+        yield f"extra {extra}", describe_extra(extra, packages)
+
+
+def small_config(folder: Path) -> TrainConfig:
+    """The recipe `tiny`, cut to a few steps, on a few files of the standard library."""
+    base, corpus = tiny(), folder / "corpus"
+    prepare(
+        list(islice(stdlib(), 20)),
+        get_tokenizer("bytes"),
+        corpus,
+        validation_tokens=10_000,
+        source="self-test",
+    )
+    return replace(
+        base,
+        out=folder / "run",
+        data=replace(base.data, path=corpus, validation_sequences=16, validate_every=STEPS),
+        optim=replace(base.optim, steps=STEPS, warmup_steps=STEPS, batch=8),
+        checkpoint=replace(base.checkpoint, every=STEPS),
+    )
+
+
+def describe_execution(config: TrainConfig) -> str:
+    """How a step would be executed here."""
+    with open_world(config.device) as world:
+        task = LanguageTask(config, world)
+        model = task.build().to(world.device)
+        optimizer = task.make_optimizer(model)
+        chosen = choose_execution(config.device, world, model, optimizer, recordable=task.can_be_recorded)
+        return f"{chosen.describe()}, on {world.device.type}"
+
+
+def self_test(config: TrainConfig) -> str:
+    """Trains, saves, loads and generates; what happened, in one line."""
+    started = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        train(config)
+    first, *_, last = (record["loss"] for record in read_metrics(config.out, "validation"))
+    text = generate_text(*load(config.out), "def ", max_tokens=20, temperature=0)
+    seconds = time.perf_counter() - started
+    if not last < first:
+        raise ValueError(f"self-test: after {STEPS} steps the loss is {last:.3f}, it started at {first:.3f}")
+    return f"passed in {seconds:.1f} s: {STEPS} steps, loss {first:.3f} → {last:.3f}, {len(text)} characters"
+
+
+def main(arguments: list[str]) -> int:
+    parse(DoctorArgs, arguments, prog="deeploop doctor")
+    for name, description in installed():
+        print(f"{name:<18}{description}")
+    with tempfile.TemporaryDirectory() as folder:
+        config = small_config(Path(folder))
+        print(f"{'training uses':<18}{describe_execution(config)}", flush=True)
+        print(f"{'self-test':<18}{self_test(config)}")
+    return 0

@@ -1,0 +1,69 @@
+"""`deeploop doctor`: extras are pyproject's, a missing one has its install line, the self-test can fail."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from deeploop.cli import COMMANDS, main
+from deeploop.commands import doctor
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_it_says_what_is_there_and_passes(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(doctor.tempfile, "tempdir", None)  # read TMPDIR anew
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    named = [re.split(r"\s{2,}|(?<=extra tensorboard) ", line)[0] for line in lines]
+    assert named[:5] == ["deeploop", "Python", "torch", "Triton", "GPU"]
+    assert named[-2:] == ["training uses", "self-test"]
+    assert re.search(r"(eager modules|compiled blocks|Triton kernels), (fp32|bf16)", lines[-2])
+    first, last = map(float, re.search(r"loss (\S+) → (\S+),", lines[-1]).groups())
+    assert last < first - 0.5
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_extras_are_pyprojects():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = doctor.extras()
+    assert set(found) == set(declared) - {"dev"}
+    for extra, packages in found.items():
+        assert packages == [re.match(r"[\w-]+", requirement)[0] for requirement in declared[extra]]
+
+
+def test_what_is_missing_has_its_install_line():
+    line = doctor.describe_extra("data", ["numpy", "no-such-package"])
+    assert line == 'no-such-package not installed; pip install ".[data]" in the clone'
+    assert re.fullmatch(r"numpy \d\S+", doctor.describe_extra("data", ["numpy"]))
+
+
+def test_a_loss_that_rises_fails_the_test(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "read_metrics", lambda *_: [{"loss": 1.0}, {"loss": 2.0}])
+    assert main(["doctor"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "deeploop doctor: error: self-test: after 20 steps the loss is 2.000, it started at 1.000\n"
+    )
+    assert "training uses" in captured.out
+
+
+def test_the_documented_completion_knows_every_command():
+    page = (ROOT / "docs" / "training.md").read_text()
+    line = re.search(r"^complete .* -W .*$", page, re.MULTILINE)[0]
+    script = f'deeploop() {{ "{sys.executable}" -m deeploop "$@"; }}; {line}; complete -p deeploop'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    words = re.search(r"-W '([^']*)'", done.stdout)[1].split()
+    assert set(words) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("version", ["13.0", None])
+def test_a_torch_without_a_gpu_says_what_it_is_built_for(monkeypatch, version):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", version)
+    built = "torch is built for CUDA 13.0" if version else "torch is a CPU build"
+    assert doctor.describe_gpu() == f"none found; {built}"
