@@ -53,7 +53,24 @@ def damaged(corpus, tmp_path):
     [
         ("fly", "command 'fly': unknown; choose one of plan, recommend, prepare, train, "),
         ("train gpt3", "recipe 'gpt3': unknown; choose one of gpt2-small, gpt2-medium, tiny"),
-        ("train --resume --out runs/mine", "--resume: the recipe comes first; choose one of gpt2-small, "),
+        ("train --out runs/mine", "--out: the recipe comes first; choose one of gpt2-small, "),
+        ("train --resume --out runs/mine", "--resume: names nothing; give --resume RUN, or a recipe as the "),
+        ("train --config", "--config: names nothing; give --config FILE, or a recipe as the first word"),
+        ("train --resume runs/none", "runs/none: no such run folder"),
+        (
+            "train --resume shipped",
+            "shipped: comes with the package and stays as it is; --init-from shipped ",
+        ),
+        ("train --resume runs/a --out runs/b", "--out: --resume runs/a writes into runs/a; leave --out out"),
+        (
+            "train tiny --resume runs/a",
+            "--resume runs/a: goes without a recipe; say: deeploop train --resume ",
+        ),
+        (
+            "train tiny --config a.toml",
+            "--config a.toml: goes without a recipe; say: deeploop train --config ",
+        ),
+        ("train --config none.toml", "none.toml: can't be read (No such file or directory)"),
         ("prepare web", "source 'web': unknown; choose one of stdlib, text, fineweb-edu"),
         ("train tiny --model.rounds 0", "model.rounds=0: must be at least 1"),
         ("train tiny --model.heads 3", "model.heads=3: must be a divisor of model.width=128"),

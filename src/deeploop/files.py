@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -49,6 +50,17 @@ def read_json(path: Path) -> dict[str, Any]:
         return read_object(path)
     except (OSError, ValueError):
         return {}
+
+
+def read_table(path: Path) -> Any:
+    """What a file of settings holds: JSON where it is named so, else TOML; a mistake names the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+    except ValueError as error:  # no JSON, no TOML, no UTF-8
+        raise ValueError(f"{path}: {error}") from None
 
 
 def unused_path(path: Path) -> Path:

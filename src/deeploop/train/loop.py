@@ -5,6 +5,7 @@ what is built, what the loss is and how it is evaluated; everything else is the 
 """
 
 import math
+import shlex
 from typing import Any
 
 from deeploop.train.active import ActiveRun
@@ -66,7 +67,8 @@ def run_steps(run: ActiveRun, stop: StopRequest) -> str:
         if collapsed:
             return "collapsed"
         if stopping and not run.is_last_step:
-            run.display.say(f"stopped at step {run.step}; saved {saved}; continue with --resume")
+            command = f"deeploop train --resume {shlex.quote(str(config.out))}"
+            run.display.say(f"stopped at step {run.step}; saved {saved}; continue with: {command}")
             return run.record_ending("stopped")
     return run.record_ending("finished")
 
@@ -76,7 +78,9 @@ def already_ended(run: ActiveRun) -> str | None:
     config, monitor = run.config, run.task.monitor
     if run.step >= config.optim.steps:
         more = f", more than the {config.optim.steps} asked for" if run.step > config.optim.steps else ""
-        run.display.say(f"{config.out} already finished its {run.step} steps{more}")
+        run.display.say(
+            f"{config.out} already finished its {run.step} steps{more}; train on with a larger --optim.steps"
+        )
         return "finished"
     guarded = monitor is not None and monitor.stops_when_collapsed
     if guarded and run.ended_before == {"how": "collapsed", "step": run.step}:
