@@ -234,10 +234,30 @@ def test_a_run_prints_how_it_ended(train_arguments, tmp_path, capsys):
     assert main(train_arguments(tmp_path / "run")) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    first, second, *_, last = captured.out.splitlines()
-    assert first == "execution: eager modules, fp32"
-    assert second.startswith("step      0  validation ")
+    *header, first, _, last = captured.out.splitlines()
+    names = ["run:", "model:", "rule:", "data:", "cost:", "device:", "execution:"]
+    assert [line.split()[0] for line in header] == names
+    assert header[0] == f"run:       {tmp_path / 'run'}, 6 steps (deeploop train tiny)"
+    assert header[-1] == "execution: eager modules, fp32"
+    assert first.startswith("step      0  validation ")
     assert last.startswith(f"finished at step 6: {tmp_path / 'run'}, last validation ")
+
+
+def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(train_arguments, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(train_arguments(out, "--dry-run")) == 0
+    planned = capsys.readouterr().out
+    assert not any(tmp_path.iterdir())
+    assert main(train_arguments(out)) == 0
+    assert capsys.readouterr().out.startswith(planned)
+
+    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert main(["train", "--resume", str(out), "--optim.steps", "9", "--dry-run"]) == 0
+    planned = capsys.readouterr().out
+    assert planned.startswith(f"run:       {out}, step 6 of 9 (deeploop train --resume {out})\n")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == files
+    assert main(["train", "--resume", str(out), "--optim.steps", "9"]) == 0
+    assert capsys.readouterr().out.startswith(planned)
 
 
 def test_debugging_shows_where_an_error_came_from(monkeypatch):
@@ -344,7 +364,7 @@ def test_a_reader_that_left_is_no_error(arguments):
 )
 @pytest.mark.parametrize(("size", "tried"), [(0, "N with an N below the one printed at the start"), (6, "3")])
 def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tried, error):
-    def full(config):
+    def full(config, **options):
         raise error
 
     monkeypatch.setattr("deeploop.commands.train.train", full)

@@ -12,7 +12,9 @@ from deeploop.recipes.reasoners import require_puzzles
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
 from deeploop.train.config import AnyTrainConfig, TrainConfig, read_config, to_dict
+from deeploop.train.distributed import open_world
 from deeploop.train.loop import train
+from deeploop.train.opening import preview_run
 from deeploop.train.puzzle import PuzzleDataConfig
 from deeploop.train.rundir import config_to_resume
 
@@ -29,22 +31,23 @@ INSTEAD = f"""
 or, without a recipe:
   {RESUME} RUN    go on with a run, by its own config
   {CONFIG} FILE   start from a run's config.json, or TOML with the same nesting"""
-AUTO_LR = "--auto-lr"
+AUTO_LR, DRY_RUN = "--auto-lr", "--dry-run"
 HELP = (
     f"{AUTO_LR}: peak rate and warm-up as `deeploop recommend` has them for this rule and shape (language "
-    "models only), in place of --optim.peak-lr and --optim.warmup-steps."
+    "models only), in place of --optim.peak-lr and --optim.warmup-steps. "
+    f"{DRY_RUN}: say what would be trained, and end."
 )
 
 
 def main(arguments: list[str]) -> int:
-    base, named, rest = choose_base(arguments)
+    base, source, rest = choose_base(arguments)
     if base is None:
         return 0
-    prog = f"deeploop train {named}"
-    automatic, rest = AUTO_LR in rest, [word for word in rest if word != AUTO_LR]
+    prog = f"deeploop train {source}"
+    switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN))
     config = parse(type(base), rest, prog=prog, default=base, words=TRAIN_WORDS, description=HELP)
     is_first_rank = int(os.environ.get("RANK", 0)) == 0
-    if automatic:
+    if AUTO_LR in switches:
         config, told = with_measured_rate(config, rest)
         if is_first_rank:
             print(told)
@@ -53,7 +56,9 @@ def main(arguments: list[str]) -> int:
     size = config.device.micro_batch
     smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
     with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):
-        result = train(config)
+        if DRY_RUN in switches:
+            return preview(config, source)
+        result = train(config, source=source)
     if is_first_rank:
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
@@ -61,8 +66,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def preview(config: AnyTrainConfig, source: str) -> int:
+    """Says what would be trained; nothing is written."""
+    with open_world(config.device) as world:
+        lines = preview_run(config, world, source)
+        if world.is_main:
+            print("\n".join(lines))
+    return 0
+
+
 def choose_base(words: list[str]) -> tuple[AnyTrainConfig | None, str, list[str]]:
-    """The config that the words start from, how it was named, and the words that change it."""
+    """The config that the words start from, the words that named it, and those that change it."""
     if words and words[0].startswith("--") and (found := _base_without_recipe(words)):
         return found
     choice, rest = choose("recipe", words, {name: summary(make) for name, make in RECIPES.items()})
@@ -90,6 +104,11 @@ def _base_without_recipe(words: list[str]) -> tuple[AnyTrainConfig, str, list[st
         if option in words:
             raise ValueError(f"{option}: names nothing; give {option} {what}, or a recipe as the first word")
     return None
+
+
+def take_switches(words: list[str], known: tuple[str, ...]) -> tuple[set[str], list[str]]:
+    """The switches among the words that are no fields of a config, and the words without them."""
+    return {word for word in words if word in known}, [word for word in words if word not in known]
 
 
 def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:

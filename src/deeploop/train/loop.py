@@ -18,15 +18,20 @@ from deeploop.train.sharding import reshard_after_eval
 from deeploop.train.steps import StepQueue, StepResult, non_finite_report
 
 
-def train(config: AnyTrainConfig) -> dict[str, Any]:
-    """Runs `config` to its last step; returns the last validation and how the run ended."""
+def train(config: AnyTrainConfig, *, source: str | None = None, quiet: bool = False) -> dict[str, Any]:
+    """Runs `config` to its last step; returns the last validation and how the run ended.
+
+    With the `source` of the config a header comes first; `quiet`: nothing is printed.
+    """
     with open_world(config.device) as world, StopRequest() as stop:
-        return train_in(world, config, stop)
+        return train_in(world, config, stop, source=source, quiet=quiet)
 
 
-def train_in(world: World, config: AnyTrainConfig, stop: StopRequest) -> dict[str, Any]:
+def train_in(
+    world: World, config: AnyTrainConfig, stop: StopRequest, *, source: str | None = None, quiet: bool = False
+) -> dict[str, Any]:
     """The same among ranks that are already there."""
-    run = open_run(config, world)
+    run = open_run(config, world, source=source, quiet=quiet)
     try:
         ended = run_steps(run, stop)
     except (ValueError, OSError) as error:  # a shard that is gone, a disk that is full
