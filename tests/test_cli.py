@@ -53,7 +53,24 @@ def damaged(corpus, tmp_path):
     [
         ("fly", "command 'fly': unknown; choose one of plan, recommend, prepare, data, train, "),
         ("train gpt3", "recipe 'gpt3': unknown; choose one of gpt2-small, gpt2-medium, tiny"),
-        ("train --resume --out runs/mine", "--resume: the recipe comes first; choose one of gpt2-small, "),
+        ("train --out runs/mine", "--out: the recipe comes first; choose one of gpt2-small, "),
+        ("train --resume --out runs/mine", "--resume: names nothing; give --resume RUN, or a recipe as the "),
+        ("train --config", "--config: names nothing; give --config FILE, or a recipe as the first word"),
+        ("train --resume runs/none", "runs/none: no such run folder"),
+        (
+            "train --resume shipped",
+            "shipped: comes with the package and stays as it is; --init-from shipped ",
+        ),
+        ("train --resume runs/a --out runs/b", "--out: --resume runs/a writes into runs/a; leave --out out"),
+        (
+            "train tiny --resume runs/a",
+            "--resume runs/a: goes without a recipe; say: deeploop train --resume ",
+        ),
+        (
+            "train tiny --config a.toml",
+            "--config a.toml: goes without a recipe; say: deeploop train --config ",
+        ),
+        ("train --config none.toml", "none.toml: can't be read (No such file or directory)"),
         ("prepare web", "source 'web': unknown; choose one of stdlib, text, fineweb-edu"),
         ("train tiny --model.rounds 0", "model.rounds=0: must be at least 1"),
         ("train tiny --model.heads 3", "model.heads=3: must be a divisor of model.width=128"),
@@ -217,10 +234,30 @@ def test_a_run_prints_how_it_ended(train_arguments, tmp_path, capsys):
     assert main(train_arguments(tmp_path / "run")) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    first, second, *_, last = captured.out.splitlines()
-    assert first == "execution: eager modules, fp32"
-    assert second.startswith("step      0  validation ")
+    *header, first, _, last = captured.out.splitlines()
+    names = ["run:", "model:", "rule:", "data:", "cost:", "device:", "execution:"]
+    assert [line.split()[0] for line in header] == names
+    assert header[0] == f"run:       {tmp_path / 'run'}, 6 steps (deeploop train tiny)"
+    assert header[-1] == "execution: eager modules, fp32"
+    assert first.startswith("step      0  validation ")
     assert last.startswith(f"finished at step 6: {tmp_path / 'run'}, last validation ")
+
+
+def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(train_arguments, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(train_arguments(out, "--dry-run")) == 0
+    planned = capsys.readouterr().out
+    assert not any(tmp_path.iterdir())
+    assert main(train_arguments(out)) == 0
+    assert capsys.readouterr().out.startswith(planned)
+
+    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert main(["train", "--resume", str(out), "--optim.steps", "9", "--dry-run"]) == 0
+    planned = capsys.readouterr().out
+    assert planned.startswith(f"run:       {out}, step 6 of 9 (deeploop train --resume {out})\n")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == files
+    assert main(["train", "--resume", str(out), "--optim.steps", "9"]) == 0
+    assert capsys.readouterr().out.startswith(planned)
 
 
 def test_debugging_shows_where_an_error_came_from(monkeypatch):
@@ -328,7 +365,7 @@ def test_a_reader_that_left_is_no_error(arguments):
 )
 @pytest.mark.parametrize(("size", "tried"), [(0, "N with an N below the one printed at the start"), (6, "3")])
 def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tried, error):
-    def full(config):
+    def full(config, **options):
         raise error
 
     monkeypatch.setattr("deeploop.commands.train.train", full)

@@ -42,6 +42,9 @@ deeploop: train transformers whose blocks are visited many times
   deeploop data FOLDER [--verify]               what a prepared folder holds, and whether it is whole
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden;
                                                 --auto-lr takes the peak rate and warm-up of `recommend`
+  deeploop train --resume RUN                   go on with a run, by its own config;
+                                                --config FILE starts from a file; --dry-run only says what
+                                                would be trained
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;
                                                 a reasoner's on its puzzles, with votes on ARC

@@ -200,6 +200,14 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
 
 
+def read_table(path: Path) -> Any:
+    """What a file of settings holds: JSON where it is named so, else TOML; a mistake names the file."""
+    try:
+        return read_value(path) if path.suffix == ".json" else read_toml(path)
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+
+
 def unused_path(path: Path) -> Path:
     """The path, or the first of path-2, path-3, … under which nothing stands."""
     names = (path.with_name(f"{path.stem}-{n}{path.suffix}") if n > 1 else path for n in count(1))

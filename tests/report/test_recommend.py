@@ -185,7 +185,7 @@ def trained(monkeypatch):
     """The config that `deeploop train` would have trained."""
     seen = []
 
-    def train(config):
+    def train(config, **options):
         seen.append(config)
         return {"ended": "finished", "step": 1, "loss": 1.0}
 

@@ -3,7 +3,9 @@
 Real processes and real signals; on the CPU the equality is to the last bit.
 """
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,9 +83,11 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
         assert process.returncode == -signal.SIGKILL
     else:  # saves where it stands and says so
         assert (process.returncode, stderr) == (0, "")
-        assert f"stopped at step {reached}; saved {last_checkpoint(out)}; continue with --resume" in stdout
+        command = f"deeploop train --resume {out}"
+        said = f"stopped at step {reached}; saved {last_checkpoint(out)}; continue with: {command}"
+        assert said in stdout.splitlines()
 
-    resumed = start(train_arguments(out, *LENGTH, "--resume"))
+    resumed = start(["train", "--resume", str(out)])  # nothing else is repeated
     stdout, stderr = resumed.communicate(timeout=PATIENCE)
     assert (resumed.returncode, stderr) == (0, "")
     assert "finished at step 60" in stdout
@@ -205,3 +209,56 @@ def test_a_validation_that_a_stop_left_out_is_made_up_for(make_config, tmp_path,
     monkeypatch.setattr(StepQueue, "submit", real)
     train(make_config(tmp_path / "run", resume=True))
     assert repeatable(tmp_path / "run") == repeatable(tmp_path / "whole")
+
+
+def test_a_run_is_resumed_by_its_own_config(train_arguments, tmp_path, capsys):
+    """Only what is given changes: nothing of the recipe's comes back."""
+    out = tmp_path / "run"
+    assert main(train_arguments(out)) == 0
+    before = json.loads((out / "config.json").read_text())
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert f"{out} already finished its 6 steps; train on with a larger --optim.steps" in said.splitlines()
+    assert "resuming with" not in said
+
+    assert main(["train", "--optim.steps", "9", f"--resume={out}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "resuming" in line] == ["resuming with optim.steps=9 (was 6)"]
+    after = json.loads((out / "config.json").read_text())
+    assert (after.pop("resume"), before.pop("resume")) == (True, False)
+    assert after == {**before, "optim": {**before["optim"], "steps": 9}}
+    assert [record["step"] for record in read_metrics(out, "train")] == list(range(1, 10))
+
+
+def test_a_moved_run_goes_on_where_it_lies(train_arguments, tmp_path):
+    assert main(train_arguments(tmp_path / "run")) == 0
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    assert main(["train", "--resume", str(moved), "--optim.steps", "7"]) == 0
+    assert last_checkpoint(moved).name == "step-00000007"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_a_checkpoint_is_not_begun_again(train_arguments, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(train_arguments(out)) == 0
+    shutil.rmtree(out / "checkpoints")
+    metrics = (out / "metrics.jsonl").read_bytes()
+    assert main(["train", "--resume", str(out)]) == 2
+    assert f"{out}: holds no checkpoint to go on from; start anew" in capsys.readouterr().err
+    assert (out / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_run_started_from_a_runs_config_is_the_same_run(uninterrupted, tmp_path):
+    out = tmp_path / "again"
+    assert main(["train", "--config", str(uninterrupted / "config.json"), "--out", str(out)]) == 0
+    assert repeatable(out) == repeatable(uninterrupted)
+    assert tensors(out) == tensors(uninterrupted)
+
+
+def test_a_config_does_not_resume_by_itself(train_arguments, tmp_path, capsys):
+    """A sweep's config.json says resume, and would go on in the folder that it came from."""
+    out = tmp_path / "run"
+    assert main(train_arguments(out, "--resume")) == 0
+    assert main(["train", "--config", str(out / "config.json"), "--optim.steps", "9"]) == 2
+    assert "already holds a run at step-00000006; add --resume" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deeploop.recipes import RECIPES, get_recipe
-from deeploop.train.config import TrainConfig, differences, from_dict, to_dict
+from deeploop.train.config import TrainConfig, differences, from_dict, read_config, to_dict
 from deeploop.train.distributed import DeviceConfig, World
 from deeploop.train.language import DataConfig
 from deeploop.train.loop import train
@@ -20,6 +20,41 @@ from deeploop.train.optim import OptimConfig
 def test_a_recipe_survives_json(name):
     config = get_recipe(name)
     assert from_dict(type(config), json.loads(json.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_config_file_says_by_its_fields_what_is_trained(name, tmp_path):
+    config = get_recipe(name)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(to_dict(replace(config, resume=True))))
+    assert read_config(path) == config
+
+
+def test_a_config_in_toml(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('seed = 3\nout = "runs/mine"\n[optim]\nbetas = [0.8, 0.9]\n[model]\nrounds = 5\n')
+    expected = replace(TrainConfig(), seed=3, out=Path("runs/mine"))
+    model, optim = replace(expected.model, rounds=5), replace(expected.optim, betas=(0.8, 0.9))
+    assert read_config(path) == replace(expected, model=model, optim=optim)
+    path.write_text("[halting]\nsegments = 3\n[model]\nblocks = 1\n")
+    assert (type(read_config(path)).__name__, read_config(path).model.blocks) == ("TRMTrainConfig", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "[model]\nround = 3\n", r"a\.toml: model\.round: unknown field"),
+        ("a.toml", "[halting]\nsegments = 3\nlength = 1\n", r"a\.toml: halting\.length: unknown field"),
+        ("a.toml", "[model]\nrounds = 0\n", r"a\.toml: model\.rounds=0: must be at least 1"),
+        ("a.toml", "model = 3\n", r"a\.toml: model=3: not a value"),
+        ("a.toml", "rounds: 3", r"a\.toml: Expected '=' after a key"),
+        ("a.json", "[]", r"a\.json: must be an object with the fields of a config"),
+    ],
+)
+def test_a_mistake_in_a_config_file_names_file_and_field(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_config(tmp_path / name)
 
 
 def test_every_kind_of_field_survives_json():

@@ -23,8 +23,9 @@ from deeploop.recipes import get_recipe
 from deeploop.report import page
 from deeploop.train.config import AnyTrainConfig, TrainConfig
 from deeploop.train.distributed import World, open_world
+from deeploop.train.progress import device_name
 from deeploop.train.rundir import provenance
-from deeploop.train.timing import device_name, matmul_ceiling, time_reference, time_training
+from deeploop.train.timing import matmul_ceiling, time_reference, time_training
 
 TOKENIZERS = {257: "bytes", 50257: "gpt2"}
 

@@ -27,8 +27,8 @@ from deeploop.train.execution import choose_execution
 from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
+from deeploop.train.progress import device_name
 from deeploop.train.rundir import load
-from deeploop.train.timing import device_name
 
 STEPS = 20
 EXTRA = re.compile(r"""([\w.-]+).*;.*extra == ['"](\w+)['"]""")

@@ -1,7 +1,8 @@
-"""`deeploop train`: one run of a recipe, with any field overridden."""
+"""`deeploop train`: one run of a recipe, of a file or of a run folder, with any field overridden."""
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from deeploop.commands.memory import memory_advice
@@ -10,9 +11,12 @@ from deeploop.recipes import RECIPES, get_recipe
 from deeploop.recipes.reasoners import require_puzzles
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
-from deeploop.train.config import TrainConfig, to_dict
+from deeploop.train.config import AnyTrainConfig, TrainConfig, read_config, to_dict
+from deeploop.train.distributed import open_world
 from deeploop.train.loop import train
+from deeploop.train.opening import preview_run
 from deeploop.train.puzzle import PuzzleDataConfig
+from deeploop.train.rundir import config_to_resume
 
 # What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
 TRAIN_WORDS = {
@@ -22,23 +26,28 @@ TRAIN_WORDS = {
     **dict.fromkeys(("batch", "batch-size"), "--optim.batch"),
 }
 
-AUTO_LR = "--auto-lr"
+RESUME, CONFIG = "--resume", "--config"
+INSTEAD = f"""
+or, without a recipe:
+  {RESUME} RUN    go on with a run, by its own config
+  {CONFIG} FILE   start from a run's config.json, or TOML with the same nesting"""
+AUTO_LR, DRY_RUN = "--auto-lr", "--dry-run"
 HELP = (
     f"{AUTO_LR}: peak rate and warm-up as `deeploop recommend` has them for this rule and shape (language "
-    "models only), in place of --optim.peak-lr and --optim.warmup-steps."
+    "models only), in place of --optim.peak-lr and --optim.warmup-steps. "
+    f"{DRY_RUN}: say what would be trained, and end."
 )
 
 
 def main(arguments: list[str]) -> int:
-    choice, rest = choose("recipe", arguments, {name: summary(make) for name, make in RECIPES.items()})
-    if choice is None:
+    base, source, rest = choose_base(arguments)
+    if base is None:
         return 0
-    recipe = get_recipe(choice)
-    prog = f"deeploop train {choice}"
-    automatic, rest = AUTO_LR in rest, [word for word in rest if word != AUTO_LR]
-    config = parse(type(recipe), rest, prog=prog, default=recipe, words=TRAIN_WORDS, description=HELP)
+    prog = f"deeploop train {source}"
+    switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN))
+    config = parse(type(base), rest, prog=prog, default=base, words=TRAIN_WORDS, description=HELP)
     is_first_rank = int(os.environ.get("RANK", 0)) == 0
-    if automatic:
+    if AUTO_LR in switches:
         config, told = with_measured_rate(config, rest)
         if is_first_rank:
             print(told)
@@ -47,12 +56,70 @@ def main(arguments: list[str]) -> int:
     size = config.device.micro_batch
     smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
     with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):
-        result = train(config)
+        if DRY_RUN in switches:
+            return preview(config, source)
+        result = train(config, source=source)
     if is_first_rank:
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
         )
     return 0
+
+
+def preview(config: AnyTrainConfig, source: str) -> int:
+    """Says what would be trained; nothing is written."""
+    with open_world(config.device) as world:
+        lines = preview_run(config, world, source)
+        if world.is_main:
+            print("\n".join(lines))
+    return 0
+
+
+def choose_base(words: list[str]) -> tuple[AnyTrainConfig | None, str, list[str]]:
+    """The config that the words start from, the words that named it, and those that change it."""
+    if words and words[0].startswith("--") and (found := _base_without_recipe(words)):
+        return found
+    choice, rest = choose("recipe", words, {name: summary(make) for name, make in RECIPES.items()})
+    if choice is None:
+        print(INSTEAD)
+        return None, "", []
+    for option in (CONFIG, RESUME):
+        value, _ = take_value(rest, option)
+        if value is not None:
+            raise ValueError(f"{option} {value}: goes without a recipe; say: deeploop train {option} {value}")
+    return get_recipe(choice), choice, rest
+
+
+def _base_without_recipe(words: list[str]) -> tuple[AnyTrainConfig, str, list[str]] | None:
+    """The same of a file or a run folder; None where neither option is among the words."""
+    file, rest = take_value(words, CONFIG)
+    if file is not None:
+        return read_config(Path(file)), f"{CONFIG} {file}", rest
+    run, rest = take_value(words, RESUME)
+    if run is not None:
+        if any(word.partition("=")[0] == "--out" for word in rest):
+            raise ValueError(f"--out: {RESUME} {run} writes into {run}; leave --out out")
+        return config_to_resume(Path(run)), f"{RESUME} {run}", rest
+    for option, what in ((CONFIG, "FILE"), (RESUME, "RUN")):
+        if option in words:
+            raise ValueError(f"{option}: names nothing; give {option} {what}, or a recipe as the first word")
+    return None
+
+
+def take_switches(words: list[str], known: tuple[str, ...]) -> tuple[set[str], list[str]]:
+    """The switches among the words that are no fields of a config, and the words without them."""
+    return {word for word in words if word in known}, [word for word in words if word not in known]
+
+
+def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:
+    """The value that follows an option, and the words without both; None where none follows it."""
+    for at, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name == option and value:
+            return value, words[:at] + words[at + 1 :]
+        if word == option and at + 1 < len(words) and not words[at + 1].startswith("-"):
+            return words[at + 1], words[:at] + words[at + 2 :]
+    return None, words
 
 
 def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, str]:

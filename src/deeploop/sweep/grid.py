@@ -8,15 +8,14 @@ settings. Later settings win: recipe, the grid's own, its axes in order, the com
 import difflib
 import itertools
 import re
-import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deeploop.files import read_toml, read_value
+from deeploop.files import read_table
 from deeploop.recipes import get_recipe
-from deeploop.train.config import from_dict, to_dict
+from deeploop.train.config import from_dict, leaf_hints, to_dict
 
 Settings = Mapping[str, Any]
 Axis = Mapping[Any, Settings]
@@ -39,7 +38,7 @@ class Cell:
 
     def words(self) -> list[str]:
         """What follows `deeploop train` to make this run."""
-        hints = _leaf_hints(type(get_recipe(self.recipe)))
+        hints = leaf_hints(type(get_recipe(self.recipe)))
         return [self.recipe, *itertools.chain(*(_words(hints[p], p, v) for p, v in self.settings.items()))]
 
 
@@ -99,7 +98,7 @@ def along(path: str, values: Iterable[Any]) -> dict[str, Axis]:
 def configure(recipe: str, settings: Settings) -> Any:
     """The recipe's config with these fields changed."""
     base = get_recipe(recipe)
-    known = _leaf_hints(type(base))
+    known = leaf_hints(type(base))
     values = to_dict(base)
     for path, value in settings.items():
         if path in NOT_SETTABLE or path not in known:
@@ -115,15 +114,6 @@ def configure(recipe: str, settings: Settings) -> Any:
         return from_dict(type(base), values)
     except ValueError as error:
         raise ValueError(str(error).removeprefix("config.")) from None
-
-
-def _leaf_hints(kind: type, prefix: str = "") -> dict[str, Any]:
-    """Path → type of every field of a config."""
-    found: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(kind).items():
-        inner = isinstance(hint, type) and hasattr(hint, "__dataclass_fields__")
-        found |= _leaf_hints(hint, f"{prefix}{name}.") if inner else {prefix + name: hint}
-    return found
 
 
 def _words(hint: Any, path: str, value: Any) -> list[str]:
@@ -146,10 +136,7 @@ def _label(axis: str, label: Any) -> str:
 # ── A grid from a file ──────────────────────────────────────────────────────────────────────────────────
 def read_grid(path: Path) -> Grid:
     """The grid that a TOML or JSON file describes: recipe, settings, axes, evaluate, compare_at."""
-    try:
-        data = read_value(path) if path.suffix == ".json" else read_toml(path)
-    except OSError as error:
-        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+    data = read_table(path)
     try:
         return _grid(path.stem, data)
     except ValueError as error:

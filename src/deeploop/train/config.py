@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from deeploop.files import read_table
 from deeploop.models.gpt import GPTConfig
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
@@ -161,6 +162,40 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     elif type(value) is hint or (hint is float and type(value) is int):
         return value
     raise ValueError(f"{where}={value!r}: not a value of the kind this field has")
+
+
+def leaf_hints(kind: type, prefix: str = "") -> dict[str, Any]:
+    """Path → type of every field of a config."""
+    found: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(kind).items():
+        inner = isinstance(hint, type) and hasattr(hint, "__dataclass_fields__")
+        found |= leaf_hints(hint, f"{prefix}{name}.") if inner else {prefix + name: hint}
+    return found
+
+
+def read_config(path: Path) -> AnyTrainConfig:
+    """The config in a file: a run's config.json, or TOML with the same nesting; absent fields are default.
+
+    Its fields say what is trained: the first of `KINDS` that has them all. Whether a run is resumed is no
+    part of what is trained, and is left out.
+    """
+    data = read_table(path)
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: must be an object with the fields of a config")
+    given = _leaves(data)
+    kind = min(KINDS.values(), key=lambda kind: len(given - leaf_hints(kind).keys()))
+    try:
+        return from_dict(kind, {**data, "resume": False})
+    except ValueError as error:
+        raise ValueError(f"{path}: {str(error).removeprefix('config.')}") from None
+
+
+def _leaves(data: dict[str, Any], prefix: str = "") -> set[str]:
+    """The paths of a nested object's values."""
+    found: set[str] = set()
+    for name, value in data.items():
+        found |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name}
+    return found
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:

@@ -17,7 +17,7 @@ from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.diagnosis import LoopMonitor
 from deeploop.train.distributed import World, arithmetic, share_of_rank
-from deeploop.train.memory import fit, shards
+from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import make_optimizer
 from deeploop.train.task import Monitor
 
@@ -57,6 +57,7 @@ class LanguageTask:
             muon=config.optim.kind == "muon",
         )
         self.micro_batch, self.recompute = self.fit = fit(config.optim.batch, config.device, world, needs)
+        self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.corpus = open_corpus(config.data.path)
         if self.corpus.vocabulary != config.model.vocabulary:
             raise ValueError(
@@ -85,6 +86,7 @@ class LanguageTask:
         # Of the very tokens that are scored: no constant prediction goes below their entropy.
         self.floor = unigram_floor(np.bincount(targets.flatten().numpy()))
         self.validation = share_of_rank(inputs, world, 0), share_of_rank(targets, world, -1)
+        self.examples = len(self.corpus.train)
         self.targets_per_step = config.optim.batch * context
         self.flops_per_step = self.targets_per_step * flops_per_token(config.model)
         self.monitor: Monitor | None = LoopMonitor(config, self.validation)

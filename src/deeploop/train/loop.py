@@ -5,6 +5,7 @@ what is built, what the loss is and how it is evaluated; everything else is the 
 """
 
 import math
+import shlex
 from typing import Any
 
 from deeploop.train.active import ActiveRun
@@ -17,15 +18,20 @@ from deeploop.train.sharding import reshard_after_eval
 from deeploop.train.steps import StepQueue, StepResult, non_finite_report
 
 
-def train(config: AnyTrainConfig) -> dict[str, Any]:
-    """Runs `config` to its last step; returns the last validation and how the run ended."""
+def train(config: AnyTrainConfig, *, source: str | None = None, quiet: bool = False) -> dict[str, Any]:
+    """Runs `config` to its last step; returns the last validation and how the run ended.
+
+    With the `source` of the config a header comes first; `quiet`: nothing is printed.
+    """
     with open_world(config.device) as world, StopRequest() as stop:
-        return train_in(world, config, stop)
+        return train_in(world, config, stop, source=source, quiet=quiet)
 
 
-def train_in(world: World, config: AnyTrainConfig, stop: StopRequest) -> dict[str, Any]:
+def train_in(
+    world: World, config: AnyTrainConfig, stop: StopRequest, *, source: str | None = None, quiet: bool = False
+) -> dict[str, Any]:
     """The same among ranks that are already there."""
-    run = open_run(config, world)
+    run = open_run(config, world, source=source, quiet=quiet)
     try:
         ended = run_steps(run, stop)
     except (ValueError, OSError) as error:  # a shard that is gone, a disk that is full
@@ -66,7 +72,8 @@ def run_steps(run: ActiveRun, stop: StopRequest) -> str:
         if collapsed:
             return "collapsed"
         if stopping and not run.is_last_step:
-            run.display.say(f"stopped at step {run.step}; saved {saved}; continue with --resume")
+            command = f"deeploop train --resume {shlex.quote(str(config.out))}"
+            run.display.say(f"stopped at step {run.step}; saved {saved}; continue with: {command}")
             return run.record_ending("stopped")
     return run.record_ending("finished")
 
@@ -76,7 +83,9 @@ def already_ended(run: ActiveRun) -> str | None:
     config, monitor = run.config, run.task.monitor
     if run.step >= config.optim.steps:
         more = f", more than the {config.optim.steps} asked for" if run.step > config.optim.steps else ""
-        run.display.say(f"{config.out} already finished its {run.step} steps{more}")
+        run.display.say(
+            f"{config.out} already finished its {run.step} steps{more}; train on with a larger --optim.steps"
+        )
         return "finished"
     guarded = monitor is not None and monitor.stops_when_collapsed
     if guarded and run.ended_before == {"how": "collapsed", "step": run.step}:

@@ -41,7 +41,7 @@ def fit(batch: int, config: DeviceConfig, world: World, needs: Needs) -> Fit:
     free = free_memory(world)
     if free is None:
         return Fit(sizes[0], "off" if config.recompute == "auto" else config.recompute)
-    estimate = needs if runs_fast_blocks(config, world.device) else partial(plain_needs, needs)
+    estimate = needs_on(world.device, config, needs)
     ways: tuple[Recompute, ...] = ("off", "round", "block")
     ways = ways if config.recompute == "auto" else (config.recompute,)
     for recompute in ways:
@@ -50,6 +50,11 @@ def fit(batch: int, config: DeviceConfig, world: World, needs: Needs) -> Fit:
             if enough and estimate(size, recompute) <= BUDGET * free:
                 return Fit(size, recompute)
     return Fit(sizes[0] if config.micro_batch else 1, ways[-1])  # nothing else could be tried
+
+
+def needs_on(device: torch.device, config: DeviceConfig, needs: Needs) -> Needs:
+    """The estimate for the blocks that run on a device."""
+    return needs if runs_fast_blocks(config, device) else partial(plain_needs, needs)
 
 
 def plain_needs(needs: Needs, size: int, recompute: Recompute) -> int:

@@ -18,10 +18,11 @@ from deeploop.train.checkpoint import (
 )
 from deeploop.train.config import AnyTrainConfig, ReasonerTrainConfig, TrainConfig, to_dict
 from deeploop.train.distributed import World, wrap
-from deeploop.train.execution import choose_execution
+from deeploop.train.execution import Execution, choose_execution
+from deeploop.train.header import Facts, header
 from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
-from deeploop.train.progress import Display
+from deeploop.train.progress import Display, device_name
 from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.rundir import (
     changes_since,
@@ -35,26 +36,29 @@ from deeploop.train.rundir import (
 from deeploop.train.task import Task
 
 
-def open_run(config: AnyTrainConfig, world: World) -> ActiveRun:
-    """A run ready for its next step, made in an order in which a mistake shows before anything is written."""
+def open_run(
+    config: AnyTrainConfig, world: World, *, source: str | None = None, quiet: bool = False
+) -> ActiveRun:
+    """A run ready for its next step, made in an order in which a mistake shows before anything is written.
+
+    With the `source` of its config it is introduced by a header; `quiet`: it says nothing.
+    """
     has_run = check_folder(config) is not None
     lock = lock_folder(config.out) if has_run and world.is_main else None  # before anything in it is touched
-    task = make_task(config, world)
-    torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
-    model = wrap(task.build(), config.device, world)
-    optimizer = task.make_optimizer(model)
-    execution = choose_execution(config.device, world, model, optimizer, recordable=task.can_be_recorded)
-    execution.apply(model)
+    task, model, optimizer, execution = _build(config, world)
     state, damaged = _load(config, world, task, model, optimizer) if has_run else ({}, [])
     if not has_run and config.init_from is not None:
         _init_from(config, config.init_from, model)
     display = Display(
-        total=config.optim.steps, done=state.get("step", 0), shown=world.is_main, title=config.out.name
+        total=config.optim.steps,
+        done=state.get("step", 0),
+        shown=world.is_main and not quiet,
+        title=config.out.name,
     )
     run = ActiveRun(config, world, task, model, optimizer, execution, display, lock=lock)
     run.load_state(state)
     run.ended_before = world.gather(read_ending(config.out) if has_run else None)[0]
-    for line in (*damaged, *_notes(run)):
+    for line in (*damaged, *_introduction(run, source)):
         display.say(line)
     if world.is_main:
         run.lock = lock or lock_folder(config.out)
@@ -62,6 +66,29 @@ def open_run(config: AnyTrainConfig, world: World) -> ActiveRun:
             raise ValueError(f"out={config.out}: another run has been there meanwhile; choose another --out")
         run.writer = _open_folder(run, state)
     return run
+
+
+def preview_run(config: AnyTrainConfig, world: World, source: str) -> list[str]:
+    """What a run would be introduced with; nothing is written, and no weights of a checkpoint are read."""
+    checkpoint = check_folder(config)
+    task, model, optimizer, execution = _build(config, world)
+    if checkpoint is None and config.init_from is not None:
+        _init_from(config, config.init_from, model)
+    display = Display(total=config.optim.steps, done=0, shown=False, title="")
+    run = ActiveRun(config, world, task, model, optimizer, execution, display)
+    run.load_state(read_state(checkpoint, []) if checkpoint else {})
+    return _introduction(run, source)
+
+
+def _build(config: AnyTrainConfig, world: World) -> tuple[Task, nn.Module, torch.optim.Optimizer, Execution]:
+    """The parts of a run, freshly drawn."""
+    task = make_task(config, world)
+    torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
+    model = wrap(task.build(), config.device, world)
+    optimizer = task.make_optimizer(model)
+    execution = choose_execution(config.device, world, model, optimizer, recordable=task.can_be_recorded)
+    execution.apply(model)
+    return task, model, optimizer, execution
 
 
 def make_task(config: AnyTrainConfig, world: World) -> Task:
@@ -91,6 +118,25 @@ def _init_from(config: AnyTrainConfig, source: Path, model: nn.Module) -> None:
     check_kind(config, source, "init_from")
     read_state(checkpoint)
     load_weights(model, checkpoint)
+
+
+def _introduction(run: ActiveRun, source: str | None) -> list[str]:
+    """The header, for whoever asked for it, and the notes below it."""
+    if source is None:
+        return _notes(run)
+    task = run.task
+    facts = Facts(
+        source,
+        parameters=sum(parameter.numel() for parameter in run.model.parameters()),
+        examples=task.examples,
+        flops_per_step=task.flops_per_step,
+        step_bytes=task.step_bytes,
+        device=device_name(run.world.device),
+        ranks=run.world.size,
+        step=run.step,
+        seconds=run.clock.total,
+    )
+    return [*header(run.config, facts), *_notes(run)]
 
 
 def _notes(run: ActiveRun) -> list[str]:

@@ -28,6 +28,15 @@ def peak_flops(device: torch.device) -> float | None:
     return next((peak for key, peak in PEAK_FLOPS.items() if key in name), None)
 
 
+def device_name(device: torch.device) -> str:
+    """The device for a person."""
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{torch.get_num_threads()} CPU threads"
+    )
+
+
 @dataclass
 class Clock:
     """Seconds spent in training steps; validation and saving are outside it."""
@@ -116,6 +125,13 @@ class StopRequest:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def hours_minutes_seconds(seconds: float) -> str:
+    """3:21, or 1:03:21."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _thousands(value: float) -> str:

@@ -23,7 +23,7 @@ from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.distributed import World, arithmetic
-from deeploop.train.memory import fit, shards
+from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
 from deeploop.train.puzzle_rows import sign_sgd_
 from deeploop.train.task import Monitor
@@ -67,10 +67,12 @@ class PuzzleTask:
         self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
         needs = partial(segment_bytes, config.model, self.shape, shards=shards(config.device, world))
         self.micro_batch, self.recompute = self.fit = fit(batch, config.device, world, needs)
+        self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.loader = PuzzleLoader(self.puzzles, seed=config.seed)
         self.share = batch // world.size
         self.first = world.rank * self.share  # this rank's slots are those from here on
         self.test = spread_rows(self.puzzles.test, config.data.test_examples, world.rank, world.size)
+        self.examples = len(self.puzzles.train)
         self.targets_per_step = batch * self.shape.length
         again = config.halting.bootstraps_continue
         self.flops_per_step = batch * flops_per_segment(config.model, self.shape, forward_again=again)

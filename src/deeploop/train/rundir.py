@@ -10,6 +10,7 @@ checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json; tas
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -159,6 +160,21 @@ def load_any_config(run: Path) -> AnyTrainConfig:
         raise ValueError(f"{run}: a run of task {task!r:.40}; this deeploop knows {', '.join(KINDS)}")
     config: AnyTrainConfig = from_dict(KINDS[task], _read(resolve(run) / "config.json"))
     return config
+
+
+def config_to_resume(run: Path) -> AnyTrainConfig:
+    """The config with which the run in a folder goes on: its own."""
+    config = load_any_config(run)
+    if is_shipped(run):
+        raise ValueError(
+            f"{run}: comes with the package and stays as it is; --init-from {run} starts from it"
+        )
+    if last_checkpoint(run) is None:
+        raise ValueError(
+            f"{run}: holds no checkpoint to go on from; "
+            f"start anew: deeploop train --config {run / 'config.json'} --out ANOTHER"
+        )
+    return replace(config, out=run, resume=True)
 
 
 def load_config(run: Path) -> TrainConfig:

@@ -27,6 +27,10 @@ class Task(Protocol):
     """A model, its data, its loss and its evaluation."""
 
     fit: Fit
+    step_bytes: int
+    """Memory of a step on a rank, estimated."""
+    examples: int
+    """Tokens, or examples, that there are to train on."""
     targets_per_step: int
     flops_per_step: int
     monitor: Monitor | None

@@ -143,11 +143,3 @@ def matmul_ceiling(device: torch.device) -> float:
             a @ b
 
     return repeats * 2 * n**3 / time_steps(products, device, 5).seconds
-
-
-def device_name(device: torch.device) -> str:
-    return (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{torch.get_num_threads()} CPU threads"
-    )

@@ -1,0 +1,93 @@
+"""What is about to be trained, in a few aligned lines: for `deeploop train`, before the first step."""
+
+from dataclasses import dataclass
+
+from deeploop.models.gpt import GPTConfig
+from deeploop.models.reasoner import ReasonerConfig
+from deeploop.train.config import AnyTrainConfig, TrainConfig
+from deeploop.train.progress import hours_minutes_seconds
+
+UNITS = ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a config does not say by itself."""
+
+    source: str
+    """The words after `deeploop train` that the config came from: a recipe, --config FILE, --resume RUN."""
+    parameters: int
+    examples: int
+    """Tokens of the training text, or training examples of a set of puzzles."""
+    flops_per_step: int
+    step_bytes: int
+    """Memory of a rank's step, estimated."""
+    device: str
+    ranks: int = 1
+    step: int = 0
+    """Steps that are done, and the seconds they took."""
+    seconds: float = 0.0
+
+
+def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
+    """Run, model, rule, data, cost and device; the line `execution:` that follows has the same columns."""
+    steps, done = config.optim.steps, facts.step
+    far = f"step {done:,} of {steps:,}" if done else f"{steps:,} steps"
+    lines = {
+        "run": f"{config.out}, {far} (deeploop train {facts.source})",
+        "model": f"{facts.parameters:,} parameters; {_loop(config.model)}",
+        "rule": _rule(config.model),
+        "data": _data(config, facts.examples),
+        "cost": f"{steps * facts.flops_per_step:.2g} FLOPs; "
+        f"memory about {_bytes(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)",
+        "device": facts.device + (f" × {facts.ranks} ranks" if facts.ranks > 1 else ""),
+    }
+    if 0 < done < steps and facts.seconds:
+        left = hours_minutes_seconds((steps - done) * facts.seconds / done)
+        lines["time"] = f"{left} left at the speed so far, validation not counted"
+    return [f"{name + ':':<10} {text}" for name, text in lines.items()]
+
+
+def _loop(model: GPTConfig | ReasonerConfig) -> str:
+    if isinstance(model, GPTConfig):
+        return f"K = {model.blocks} blocks × R = {model.rounds} rounds, N = {model.depth}"
+    plan = model.schedule
+    modules = ", ".join(
+        f"{name}: K = {blocks}, R_g = {plan.R_g_of(name)}" for name, blocks in model.blocks_of.items()
+    )
+    return f"{modules}; N = {plan.N}, N_g = {plan.N_g} in the graph"
+
+
+def _rule(model: GPTConfig | ReasonerConfig) -> str:
+    """The block and its scales, those that are not 1."""
+    if isinstance(model, GPTConfig):
+        alpha, beta, epsilon = model.scales
+        exponent = f", p = {model.p:g}" if model.rule else ""
+        return f"{model.block}{exponent}: {_scales(alpha, beta, epsilon)}"
+    scales = {name: _scales(model.alpha(name), model.beta(name)) for name in model.blocks_of}
+    if len(set(scales.values())) == 1:
+        return next(iter(scales.values()))
+    return "; ".join(f"{name}: {text}" for name, text in scales.items())
+
+
+def _scales(alpha: float, beta: float, epsilon: float = 1.0) -> str:
+    known = {"α": alpha, "β": beta, "ε": epsilon}
+    return ", ".join(f"{name} = {value:.4g}" for name, value in known.items() if value != 1) or "no scales"
+
+
+def _data(config: AnyTrainConfig, examples: int) -> str:
+    sequences = config.optim.steps * config.optim.batch
+    if isinstance(config, TrainConfig):
+        tokens = sequences * config.model.context
+        epochs = tokens / examples
+        text = f"{epochs:,.1f}" if epochs >= 0.95 else f"{epochs:.2g}"
+        return f"{tokens:,} tokens planned, the corpus has {examples:,}: {text} epochs"
+    return (
+        f"{sequences:,} segments planned, at most {config.halting.segments} per puzzle; "
+        f"{examples:,} training examples"
+    )
+
+
+def _bytes(count: int) -> str:
+    unit, size = next((pair for pair in UNITS if count >= pair[1]), UNITS[-1])
+    return f"{count / size:.3g} {unit}"

@@ -1,0 +1,96 @@
+"""The header: what is about to be trained, from the config and a few facts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from deeploop.models.accounting import flops_per_token, parameter_count
+from deeploop.models.gpt import GPTConfig
+from deeploop.recipes import get_recipe
+from deeploop.train.distributed import World
+from deeploop.train.header import Facts, header
+from deeploop.train.opening import preview_run
+
+ALONE = World(0, 1, torch.device("cpu"))
+FACTS = Facts(
+    "tiny",
+    parameters=437_760,
+    examples=120_940,
+    flops_per_step=2_000_000_000,
+    step_bytes=3 * 2**29,
+    device="2 CPU threads",
+)
+
+
+def lines(config, facts=FACTS):
+    found = dict(line.split(":", 1) for line in header(config, facts))
+    return {name: text.strip() for name, text in found.items()}
+
+
+def test_the_header_of_a_language_model():
+    config = get_recipe("tiny")
+    config = replace(config, optim=replace(config.optim, steps=100))
+    assert header(config, FACTS) == [
+        "run:       runs/tiny, 100 steps (deeploop train tiny)",
+        "model:     437,760 parameters; K = 2 blocks × R = 3 rounds, N = 6",
+        "rule:      sandwich, p = 0.5: α = 3.464, β = 0.1443",  # √12, 1/√48
+        "data:      204,800 tokens planned, the corpus has 120,940: 1.7 epochs",
+        "cost:      2e+11 FLOPs; memory about 1.5 GiB (estimate)",
+        "device:    2 CPU threads",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"block": "prenorm"}, "prenorm: no scales"),
+        ({"block": "flat", "blocks": 4, "rounds": 5}, "flat: α = 10"),
+        ({"block": "factored", "blocks": 4, "rounds": 5}, "factored: ε = 0.1"),
+        ({"block": "averaged", "blocks": 4, "rounds": 5}, "averaged: ε = 0.05"),
+        ({"beta": "off", "blocks": 2, "rounds": 4}, "sandwich: α = 4"),
+    ],
+)
+def test_the_rule_of_a_block(fields, rule):
+    config = get_recipe("tiny")
+    assert lines(replace(config, model=GPTConfig(**fields)))["rule"] == rule
+
+
+@pytest.mark.parametrize(("examples", "text"), [(614_400, "1.0"), (12_288_000, "0.05"), (6_144, "100.0")])
+def test_epochs_of_the_corpus(examples, text):
+    data = lines(get_recipe("tiny"), replace(FACTS, examples=examples))["data"]
+    assert data == f"614,400 tokens planned, the corpus has {examples:,}: {text} epochs"
+
+
+def test_the_header_of_reasoners():
+    hrm = lines(get_recipe("hrm-sudoku4-deeploop"))
+    model = get_recipe("hrm-sudoku4-deeploop").model
+    plan = model.schedule
+    assert hrm["model"].endswith(f"; N = {plan.N}, N_g = {plan.N_g} in the graph")
+    alpha, beta = (2 * model.N) ** model.p, (8 * model.N) ** -model.p
+    assert hrm["rule"] == f"α = {alpha:.4g}, β = {beta:.4g}"
+    assert hrm["data"].endswith("per puzzle; 120,940 training examples")
+    assert lines(get_recipe("trm-sudoku4"))["rule"] == "no scales"
+
+
+def test_time_and_ranks_where_they_are_known():
+    config = get_recipe("tiny")
+    assert "time" not in lines(config)
+    found = lines(config, replace(FACTS, ranks=4, step=100, seconds=2000.0))  # 200 of 300 are left
+    assert found["run"].startswith("runs/tiny, step 100 of 300 (")
+    assert found["time"] == "1:06:40 left at the speed so far, validation not counted"
+    assert found["device"] == "2 CPU threads × 4 ranks"
+    assert found["cost"].endswith("memory about 1.5 GiB per rank (estimate)")
+    assert "time" not in lines(config, replace(FACTS, step=300, seconds=2000.0))
+
+
+def test_the_facts_of_a_run(tiny_config, make_puzzle_config, tmp_path):
+    config = tiny_config()
+    found = preview_run(config, ALONE, "tiny")
+    flops = 6 * 8 * 32 * flops_per_token(config.model)
+    assert found[1].startswith(f"model:     {parameter_count(config.model):,} parameters; ")
+    assert found[4].startswith(f"cost:      {flops:.2g} FLOPs; memory about ")
+    assert preview_run(make_puzzle_config(tmp_path), ALONE, "")[3].startswith(
+        "data:      80 segments planned"
+    )
+    assert not any(tmp_path.iterdir())
