@@ -46,7 +46,7 @@ TESTS = {
         "test_puzzle_task.py",
     ],
     "data": ["data"],
-    "train": ["train", "test_runs_listing.py"],
+    "train": ["train"],
 }
 SKIPPED = ("nn/kernels/", "data/prepare.py", "data/prepare_puzzles.py")  # Triton; commands
 MOST_SECONDS = 60.0  # of tests a mutant, as traced: the file that names the module first
@@ -365,6 +365,7 @@ class Calls:
 
     def tests_of(self, mutant: Mutant) -> tuple[list[str], float]:
         """The tests of a mutant, the file that bears the module's name first, and the seconds they take."""
+        module = "deeploop." + mutant.path.removesuffix(".py").replace("/", ".")
         stem, entry = Path(mutant.path).stem, f"{mutant.path}:{mutant.function}"
         ranked, started = [], []
         for rank, place in enumerate(TESTS[mutant.package]):
@@ -378,7 +379,8 @@ class Calls:
                 else:
                     names = [name for name in everything if entry in found["calls"].get(name, ())]
                 cost = sum(found["seconds"][name] for name in names)
-                ranked.append((stem not in file.stem, rank, cost, names, found["seconds"]))
+                named = stem in file.stem or (not mutant.function and module in text)
+                ranked.append((not named, rank, cost, names, found["seconds"]))
                 if "subprocess" in text:
                     started.append((False, rank, cost, everything, found["seconds"]))
         if not any(names for *_, names, _ in ranked):  # called in no test itself: perhaps in what it starts
