@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from deeploop.files import open_regular
+
 ERROR = re.compile(r"deeploop (?:train|eval|sweep): error: (.*)")
 MEMORY_IS_FULL = "the GPU's memory is full"  # how the errors of `train` and `eval` begin
 TAIL = 4096  # bytes of a log that its last line lies in
@@ -41,7 +43,7 @@ def log_error(log: Path) -> str | None:
     Under torchrun a summary of the ranks comes after it.
     """
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - TAIL))
             lines = file.read().decode(errors="replace").split("\n")

@@ -28,7 +28,16 @@ CONFIG_KINDS = {
     "optim.peak_lr": int | float,
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
-STAMP_KINDS = {"ranks": int, "written": str, "command": list, "shape": dict}
+STAMP_KINDS = {
+    "task": str,
+    "ranks": int,
+    "written": str,
+    "command": list,
+    "shape": dict,
+    "puzzles": str,
+    "device": str,
+    "git": str | None,
+}
 
 
 @dataclass(frozen=True)
