@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,14 @@ def test_no_other_module_parses_json_toml_or_numpy_files():
         str(path.relative_to(source)) for path in source.rglob("*.py") if parsers.search(path.read_text())
     }
     assert found == {"files.py", "data/arrays.py"}
+
+
+def test_the_readers_that_security_md_names_are_there():
+    text = (Path(__file__).parents[1] / "SECURITY.md").read_text()
+    named = set(re.findall(r"`((?:train|data|eval|report|sweep)\.\w+\.[\w.]+)`", text))
+    assert len(named) > 20
+    for name in named:
+        room, module, *path = name.split(".")
+        found = import_module(f"deeploop.{room}.{module}")
+        for part in path:
+            found = getattr(found, part)

@@ -144,9 +144,9 @@ def open_regular(path: Path) -> io.BufferedReader:
 def read_text(path: Path, limit: int = LARGEST_JSON) -> str:
     """The UTF-8 text of a file of at most `limit` bytes."""
     with open_regular(path) as file:
-        raw = file.read(limit + 1)
-    if len(raw) > limit:
-        raise ValueError(f"{path}: can't be read (more than {limit:,} bytes)")
+        if os.fstat(file.fileno()).st_size > limit:
+            raise ValueError(f"{path}: can't be read (more than {limit:,} bytes)")
+        raw = file.read()
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

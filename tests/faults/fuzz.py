@@ -8,21 +8,26 @@ other exception is a finding.
 """
 
 import argparse
+import functools
 import io
 import json
 import random
+import resource
 import shutil
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections import Counter
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from forgeries import Forgeries
 
 from deeploop.cli import main as command_line
 from deeploop.data import arc
@@ -33,6 +38,7 @@ from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.requests import Request, Requests, Scores, load_scores, save_scores
 from deeploop.eval.tasks import read_rows
+from deeploop.files import read_value
 from deeploop.models.gpt import LoopedGPT
 from deeploop.recipes.gpt import tiny
 from deeploop.sweep.grid import read_grid
@@ -47,6 +53,7 @@ REFUSALS = (ValueError, OSError, ArithmeticError)
 
 ODD_VALUES = [
     *(None, True, -1, 0, 1, 2**31, 2**63, -(2**70), 0.5, -1e308, float("nan"), float("inf")),
+    functools.reduce(lambda inner, _: [inner], range(300), 0),  # type: ignore[arg-type,return-value]
     *("", "x", "0", "../../etc/passwd", "\x00", "\ud800", "a" * 5000, [], [[]], [1, "2"], {}, {"a": {}}),
 ]
 
@@ -72,6 +79,14 @@ WORDS = [
 ]
 
 
+HEADROOM = 1 << 30  # bytes, torch's among them
+LARGEST = 80 << 20  # bytes: what a small archive may unpack to, and ten times any file here
+TRACED = (
+    7  # every seventh case is measured, which makes it slow; a prime, so that all targets have their turn
+)
+SLOW = ("command line", "text", "grid file", "model of a run", "run in a report")
+
+
 def damage_bytes(raw: bytes, draw: random.Random) -> bytes:
     """A few bits flipped, a piece cut out, doubled or replaced, or the end missing."""
     data = bytearray(raw)
@@ -80,8 +95,10 @@ def damage_bytes(raw: bytes, draw: random.Random) -> bytes:
             break
         at = draw.randrange(len(data))
         length = draw.choice((1, 1, 2, 8, 64))
-        kind = draw.randrange(6)
-        if kind == 0:
+        kind = draw.randrange(7)
+        if kind == 6:
+            data[at:at] = draw.choice((b"[", b"{", b'{"a":')) * draw.choice((70, 900, 20_000))
+        elif kind == 0:
             data[at] ^= 1 << draw.randrange(8)
         elif kind == 1:
             del data[at : at + length]
@@ -227,7 +244,9 @@ class Targets:
         out = copy / "out"
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             arguments = ["prepare", "text", str(copy / "t.jsonl"), "--out", str(out), "--tokenizer", "bytes"]
-            code = command_line([*arguments, "--validation-tokens", "20", "--workers", "1"])
+            code = command_line(
+                [*arguments, "--validation-tokens", "20", "--workers", "1", "--shard-tokens", "1000"]
+            )
         if code == 0:
             Corpus.open(out).verify()
         elif (out / "corpus.json").exists():
@@ -236,7 +255,9 @@ class Targets:
     def cases(self) -> dict[str, Callable[[random.Random], None]]:
         """Target → a function that makes one damaged case and opens it."""
         checkpoint = next((self.run / "checkpoints").iterdir())
+        forged = Forgeries(self.folder, self.run, load_config(self.run), self.folder / "corpus", damage_json)
         return {
+            **forged.cases(),
             "config": lambda draw: from_dict(TrainConfig, damage_json(self.config, draw)),  # type: ignore[arg-type]
             "run folder": self._damaged(self.run, load_config, ("run.json", "config.json")),
             "model of a run": self._loaded_run,
@@ -249,7 +270,8 @@ class Targets:
             "corpus": self._damaged(self.folder / "corpus", self.corpus),
             "puzzles": self._damaged(self.folder / "puzzles", self.puzzles),
             "ARC task": self._damaged(
-                self.folder / "arc", lambda copy: arc.read_task(_json(copy / "task.json"), "a", "b", copy)
+                self.folder / "arc",
+                lambda copy: arc.read_task(read_value(copy / "task.json"), "a", "b", copy),
             ),
             "task file": self._damaged(
                 self.folder / "tasks", lambda copy: read_rows(copy / "rows.jsonl", ("goal", "sol1", "sol2"))
@@ -320,28 +342,46 @@ class Targets:
             raise AssertionError(f"{command} {words}: an error of {err.getvalue().count(chr(10))} lines")
 
 
-def _json(path: Path) -> object:
-    return json.loads(path.read_text(encoding="utf-8"))
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Whoever asks for more than HEADROOM beyond what the process has is refused, and found."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + HEADROOM, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def fuzz(cases: int, seed: int = 0, only: str = "", seconds: float = 30.0) -> tuple[Counter[str], list[str]]:
+def measured(case: Callable[[random.Random], None], draw: random.Random) -> None:
+    """A case that must not hold more than LARGEST at once, by Python and numpy."""
+    tracemalloc.start()
+    try:
+        case(draw)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        if peak > LARGEST:
+            raise AssertionError(f"{peak:,} bytes at once")
+
+
+def fuzz(cases: int, seed: int = 0, only: str = "", seconds: float = 10.0) -> tuple[Counter[str], list[str]]:
     """Runs that many cases, spread over the targets; returns the counts and the findings."""
     counts: Counter[str] = Counter()
     findings: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
+    # A run keeps the words that started it: with always the same ones a case is the same in every process.
+    same_words = patch.object(sys, "argv", ["deeploop"])
+    with tempfile.TemporaryDirectory() as folder, same_words, bounded_memory():
         targets = {name: case for name, case in Targets(Path(folder)).cases().items() if only in name}
-        # A parsed command line takes as long as fifty other cases.
-        names = [
-            name
-            for name in targets
-            for _ in range(1 if name in ("command line", "text", "grid file", "model of a run") else 10)
-        ]
+        # A parsed command line takes as long as fifty other cases, a report's figures as hundreds.
+        names = [name for name in targets for _ in range(1 if name in SLOW else 10)]
         for index in range(cases):
             name = names[index % len(names)]
             draw = random.Random(f"{seed}-{index}")
             began = time.perf_counter()
             try:
-                targets[name](draw)
+                measured(targets[name], draw) if index % TRACED == 0 else targets[name](draw)
                 counts[f"{name}: accepted"] += 1
             except REFUSALS as refusal:
                 counts[f"{name}: refused"] += 1

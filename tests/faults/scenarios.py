@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from together import TOGETHER
 from victims import STEPS, differences, finish, small_config, start, undisturbed
 
 from deeploop.data.shards import HEADER_BYTES
@@ -393,6 +394,22 @@ def wait_for_rank(agent: int, out: Path) -> int:
     raise AssertionError("no rank saved anything")
 
 
+def together(folder: Path, times: int) -> Row:
+    """Two of everything at once, into one folder."""
+    # A sweep's cells are processes that import everything anew: too slow for the short version.
+    names = [name for name in TOGETHER if times > 1 or name != "sweep"]
+    for name in names:
+        for index in range(times):
+            TOGETHER[name](folder, index)
+    return Row(
+        "two commands at once",
+        f"{', '.join(names)}: each twice at the same time into one folder, {times} times",
+        times * len(names),
+        "both went through, or one was refused in one line; every file left is whole",
+        NOTHING,
+    )
+
+
 # name → scenario, times in the short version (part of the tests), times in `make faults`
 SCENARIOS: dict[str, tuple[Callable[[Path, int], Row], int, int]] = {
     "kills": (kills, 6, 210),
@@ -404,4 +421,5 @@ SCENARIOS: dict[str, tuple[Callable[[Path, int], Row], int, int]] = {
     "clock": (clock, 1, 5),
     "non-finite": (non_finite, 1, 5),
     "elastic": (elastic, 0, 3),
+    "together": (together, 1, 25),
 }

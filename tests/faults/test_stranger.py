@@ -1,5 +1,6 @@
 """A run folder full of links to places outside it: whatever is done with it, nothing outside changes."""
 
+import os
 import shutil
 
 import pytest
@@ -78,3 +79,26 @@ def test_a_link_that_would_be_written_through_is_refused(
         assert code == 2
         assert "is a link" in error
         assert not list(tmp_path.glob("elsewhere/*08"))
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "run.json", "metrics.jsonl", "eval.json", "diagnose.json", "../odd.log"]
+)
+@pytest.mark.parametrize("content", ["fifo", "deep", "device"])
+def test_one_odd_run_does_not_keep_the_others_from_a_list_or_a_report(
+    name, content, finished, tmp_path, capsys
+):
+    for copy in ("sound", "odd"):
+        shutil.copytree(finished, tmp_path / "runs" / copy)
+    odd = tmp_path / "runs" / "odd" / name
+    odd.unlink(missing_ok=True)
+    if content == "fifo":
+        os.mkfifo(odd)
+    elif content == "deep":
+        odd.write_text("[" * 100_000)
+    else:
+        odd.symlink_to("/dev/zero")
+    assert main(["runs", str(tmp_path / "runs")]) == 0
+    assert "sound" in capsys.readouterr().out
+    if content == "fifo":
+        assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0

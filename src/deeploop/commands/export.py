@@ -129,7 +129,8 @@ def model_card(run: Path, model: LoopedGPT) -> str:
         "context": f"{config.context:,} tokens",
         "vocabulary": f"{config.vocabulary:,}",
         "data": _source(train, state),
-        "trained": f"{state['step']:,} steps, {state['tokens']:,} tokens",
+        "trained": f"{state['step']:,} steps"
+        + (f", {state['tokens']:,} tokens" if "tokens" in state else ""),
     }
     if epsilon != 1:
         facts["ε"] = f"{epsilon:.6g}"

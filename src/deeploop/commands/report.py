@@ -10,8 +10,8 @@ import tyro
 from deeploop.commands.parsing import run_command
 from deeploop.report.document import count_of, count_states, damage, make_sections, write
 from deeploop.report.groups import Histories
-from deeploop.report.listing import printable
 from deeploop.report.runs import find_runs
+from deeploop.terminal import printable
 
 
 @dataclass(frozen=True)

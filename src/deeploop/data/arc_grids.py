@@ -89,3 +89,11 @@ def show(
             _place(out, turn(table[grid[:height, :width]], move), *corner)
         shown.append(tokens.reshape(grids.shape))
     return shown[0], shown[1]
+
+
+def check_set(vocabulary: int, length: int, views: np.ndarray) -> None:
+    """Raises where a set of puzzles has not ARC's sizes, or a view that there is not."""
+    if (vocabulary, length) != (VOCABULARY, SIDE * SIDE):
+        raise ValueError(f"vocabulary {vocabulary}, length {length}: not those of ARC")
+    if views.size and (views[:, 0].max() >= 8 or views[:, 1:].max() >= COLOURS):
+        raise ValueError("views: a move or a colour that there is not")

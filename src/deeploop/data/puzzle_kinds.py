@@ -22,12 +22,16 @@ class PuzzleKind:
     show: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None], Pairs] | None = None
     """(inputs, labels, views (B, parameters), shifts (B, 2) or None): the pairs as their views show them."""
 
+    check: Callable[[int, int, np.ndarray], None] | None = None
+    """(vocabulary, length, views): raises where they are none of this kind."""
+
     augment: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Pairs] | None = None
     """(inputs, labels, key, draw numbers (B,)): the pairs under random symmetries, drawn anew in training."""
 
 
 KINDS = {
-    "arc": PuzzleKind(arc_grids.VIEW_PARAMETERS, show=arc_grids.show),  # its augmentations are its views
+    # Its augmentations are its views.
+    "arc": PuzzleKind(arc_grids.VIEW_PARAMETERS, show=arc_grids.show, check=arc_grids.check_set),
     "sudoku": PuzzleKind(augment=shuffle_sudokus),
     "maze": PuzzleKind(augment=turn_boards),
 }

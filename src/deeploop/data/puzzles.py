@@ -37,6 +37,7 @@ PUZZLE_FORMAT = 1
 SPLITS = ("train", "test")
 REQUIRED = ("inputs", "labels", "groups")
 OPTIONAL = ("shifts", "ratings")
+TYPES = {"inputs": "|u1", "labels": "|u1", "groups": "<i8", "shifts": "|u1", "ratings": "<i4", "views": "|u1"}
 FIELDS = {
     "kind": str,
     "vocabulary": int,
@@ -138,6 +139,16 @@ class PuzzleSet:
                     raise ValueError(f"{name}.npy has sha256 {found:.12}…, puzzles.json {wanted:.12}…")
             if (found := _content_hash(self.facts)) != self.hash:
                 raise ValueError(f"its content has hash {found:.12}…, puzzles.json {self.hash:.12}…")
+            self._check_values()
+
+    def _check_values(self) -> None:
+        """Raises where a token or a view is one that there is not: a model would have no row for it."""
+        for name, split in zip(SPLITS, (self.train, self.test), strict=True):
+            for what, tokens in (("inputs", split.inputs), ("labels", split.labels)):
+                if (most := int(tokens.max(initial=0))) >= self.vocabulary:
+                    raise ValueError(f"{name}_{what}: token {most}: must be below {self.vocabulary}")
+        if check := KINDS[self.kind].check:
+            check(self.vocabulary, self.length, self.views)
 
 
 def write_puzzles(
@@ -275,6 +286,9 @@ def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> No
     wanted = (facts["puzzle_ids"], KINDS[facts["kind"]].view_parameters)
     if "views" not in arrays or arrays["views"].shape != wanted:
         raise ValueError(f"views: must be there with shape {wanted}")
+    for name, values in arrays.items():
+        if values.dtype.str != (kind := TYPES[name.removeprefix("train_").removeprefix("test_")]):
+            raise ValueError(f"{name}: is of {values.dtype.str}, must be of {kind}")
     for name in SPLITS:
         split = _of(arrays, name)
         if missing := set(REQUIRED) - set(split):
@@ -282,6 +296,8 @@ def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> No
         groups, sizes = split["groups"], facts["splits"][name]
         if groups.ndim != 2 or groups.shape[1] != 3 or not len(groups) or groups.min() < 0:
             raise ValueError(f"{name}_groups: must be a table of pairs, puzzles and first ids, and not empty")
+        if groups.max() > facts["puzzle_ids"] + sizes["pairs"]:  # sums of such would wrap around
+            raise ValueError(f"{name}_groups: numbers beyond the {facts['puzzle_ids']} puzzle ids")
         if _sizes(groups) != sizes or groups[:, :2].min() < 1:
             raise ValueError(f"{name}_groups: does not add up to the sizes {sizes}")
         shapes: dict[str, tuple[int, ...]] = {

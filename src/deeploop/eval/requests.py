@@ -174,6 +174,8 @@ class Requests:
     def load(cls, path: Path) -> "Requests":
         meta, arrays = read_archive(path, "deeploop requests")
         try:
+            if other := [name for name, array in arrays.items() if array.dtype.kind not in "iu"]:
+                raise ValueError(f"{other[0]!r:.40} is no array of whole numbers")
             ragged = {
                 name: Ragged(
                     arrays[f"{name}s"].astype(np.uint32),
@@ -204,6 +206,7 @@ class Requests:
         count = len(self)
         require(count, "no requests")
         for ragged in (self.contexts, self.continuations):
+            require(ragged.values.ndim == ragged.ends.ndim == 1 and len(ragged.ends), "no tokens")
             require((ragged.lengths > 0).all(), "an empty context or continuation")
             require(ragged.ends[-1] == len(ragged.values), "lengths that do not add up")
             require(
@@ -246,9 +249,10 @@ def load_scores(path: Path) -> tuple[dict[str, Any], Answers]:
         for key in arrays:
             rounds, digest, name = key.split(".")
             if name == "logprob":
-                scores = Scores(
-                    arrays[key].astype(np.float64), arrays[f"{rounds}.{digest}.greedy"].astype(bool)
-                )
+                logprob, greedy = arrays[key], arrays[f"{rounds}.{digest}.greedy"]
+                if (logprob.dtype.kind, greedy.dtype.kind) != ("f", "b"):
+                    raise ValueError("arrays of other types")
+                scores = Scores(logprob.astype(np.float64), greedy)
                 answers.setdefault(int(rounds), {})[digest] = scores
                 if scores.logprob.ndim != 1 or scores.logprob.shape != scores.greedy.shape:
                     raise ValueError("arrays of different shapes")

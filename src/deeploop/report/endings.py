@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from deeploop.files import is_locked, read_json
+from deeploop.files import is_locked, open_regular, read_json
 
 Ending = Literal["finished", "collapsed"]
 State = Literal["absent", "started", "running", "finished", "collapsed", "failed"]
@@ -70,7 +70,7 @@ def log_error(log: Path) -> str | None:
     Under torchrun a summary of the ranks comes after it.
     """
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - TAIL))
             lines = file.read().decode(errors="replace").split("\n")

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from deeploop.files import read_json
 from deeploop.report import published
+from deeploop.report.evaluations import read_diagnosis, read_evaluations
 from deeploop.report.groups import Histories, Setup, TableCell, method
 from deeploop.report.listing import number, setting
 from deeploop.report.page import MISSING
@@ -76,7 +76,7 @@ def compute_cells(setup: Setup, R: int, cell: TableCell, first: float | None) ->
 def kappas(run: Run, histories: Histories) -> list[dict[str, Any]]:
     """Diagnoses in the metrics, and the one of diagnose.json."""
     found = [record for record in histories[run].kappas if record.get("kappa") is not None]
-    own = read_json(run.files / "diagnose.json")
+    own = read_diagnosis(run.files)
     if own.get("kappa") is not None and "rounds" in own:
         found = [*(record for record in found if record["step"] != own.get("step")), own]
     return sorted(found, key=lambda record: record.get("step") or 0)
@@ -154,7 +154,9 @@ def tokens(fields: Mapping[str, Any]) -> int:
 
 def devices(setup: Setup) -> str:
     found = {
-        f"{run.stamp['ranks']} × {run.stamp['device']}" if "ranks" in run.stamp else "not recorded"
+        f"{run.stamp['ranks']} × {run.stamp['device']}"
+        if {"ranks", "device"} <= run.stamp.keys()
+        else "not recorded"
         for run in setup.runs
     }
     return ", ".join(sorted(found))
@@ -181,9 +183,13 @@ def commands_table(runs: Sequence[Run]) -> Table:
     """The command behind every number: training, scoring, diagnosis."""
     rows = []
     for run in runs:
-        evaluations = read_json(run.files / "eval.json").get("evaluations", [])
+        evaluations = read_evaluations(run.files)
         found = [("train", run.stamp.get("command"))]
         found += [("eval", record.get("command")) for record in evaluations]
-        found.append(("diagnose", read_json(run.files / "diagnose.json").get("command")))
-        rows += [[run.name, what, shlex.join(map(str, words))] for what, words in found if words]
+        found.append(("diagnose", read_diagnosis(run.files).get("command")))
+        rows += [
+            [run.name, what, shlex.join(map(str, words))]
+            for what, words in found
+            if words and isinstance(words, list)
+        ]
     return Table("commands", "The command behind every number", ["run", "for", "command"], rows)

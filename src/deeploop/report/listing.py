@@ -6,6 +6,7 @@ from typing import Any
 from deeploop.report.endings import outcome
 from deeploop.report.page import MISSING, text_table
 from deeploop.report.runs import Run
+from deeploop.terminal import printable
 
 # What a narrow terminal does without, the first first. After these go the settings that differ, then long
 # names are cut; the verdict goes last.
@@ -83,11 +84,6 @@ def setting(value: Any) -> str:
 
 def number(value: float | None, form: str) -> str:
     return MISSING if value is None else format(value, form)
-
-
-def printable(text: str) -> str:
-    """A name from disk must not move the cursor."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def clip(text: str, length: int) -> str:

@@ -38,7 +38,16 @@ LATER_FIELDS: dict[str, Any] = {
     "model.flat_gain": 1.0,
     "optim.kind": "adamw",
 }
-STAMP_KINDS = {"ranks": int, "written": str, "command": list, "shape": dict}
+STAMP_KINDS = {
+    "task": str,
+    "ranks": int,
+    "written": str,
+    "command": list,
+    "shape": dict,
+    "puzzles": str,
+    "device": str,
+    "git": str | None,
+}
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 `deeploop validate` keeps validation.json and depth.json in the same way.
 """
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from deeploop.eval.tasks import PAPER_TASKS
-from deeploop.files import read_object, write_json
+from deeploop.files import atomic_file, read_object
 from deeploop.report.page import text_table
 
 # Results that agree in these replace one another; any other stays beside them in eval.json.
@@ -51,8 +52,9 @@ def check(folder: Path, name: str = "eval.json") -> None:
 def add(folder: Path, record: dict[str, Any], identity: Sequence[str], name: str = "eval.json") -> Path:
     """Adds the record to a file of the folder, in place of one that agrees with it in these fields."""
     path = folder / name
-    others = [old for old in read(path) if not agree(old, record, identity)]
-    write_json(path, {"evaluations": [*others, record]})
+    with atomic_file(path) as file:  # first: whoever adds another record meanwhile waits for this one
+        others = [old for old in read(path) if not agree(old, record, identity)]
+        file.write((json.dumps({"evaluations": [*others, record]}, indent=1) + "\n").encode())
     return path
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from deeploop.files import read_json
 from deeploop.report import published
 from deeploop.report.escapes import Count, Outcome, read_outcome, tally
+from deeploop.report.evaluations import read_evaluations
 from deeploop.report.groups import Histories, Setup, TableCell, columns, cure, is_sandwich, repeats
 from deeploop.report.listing import number, setting
 from deeploop.report.page import HERE, MISSING
@@ -117,8 +117,8 @@ def seeds_table(setup: Setup, histories: Histories, name: str) -> Table:
 def scores(run: Run) -> dict[tuple[int, str], float]:
     """(shots, task) → accuracy in %, at the rounds it was trained with; the newest evaluation wins."""
     found: dict[tuple[int, str], float] = {}
-    for record in read_json(run.files / "eval.json").get("evaluations", []):
-        for row in record.get("results", []):
+    for record in read_evaluations(run.files):
+        for row in record["results"]:
             if row.get("rounds") == record.get("trained_rounds") and "acc" in row:
                 found[row["shots"], row["task"]] = 100 * row["acc"]
     return found
@@ -173,8 +173,8 @@ def evaluation_notes(runs: Sequence[Run]) -> list[str]:
     """Where evaluations differ from the paper's, as they say themselves."""
     found: dict[str, int] = {}
     for run in runs:
-        for record in read_json(run.files / "eval.json").get("evaluations", []):
-            for text in record.get("deviations", []):
+        for record in read_evaluations(run.files):
+            for text in record["deviations"]:
                 found[text] = found.get(text, 0) + 1
     return [f"{text} ({count} evaluations)" for text, count in found.items()]
 
@@ -288,7 +288,7 @@ def arc_ladders(runs: Sequence[Run]) -> dict[str, list[Ladder]]:
     """Row label → the ladder of each run."""
     found: dict[str, dict[str, Ladder]] = {}
     for run in runs:
-        for record in read_json(run.files / "eval.json").get("evaluations", []):
+        for record in read_evaluations(run.files):
             if record.get("kind") == "arc":
                 ladder = {K: 100 * record["ladder"][str(K)] for K in VOTES}
                 found.setdefault(arc_label(run, record), {})[run.name] = ladder

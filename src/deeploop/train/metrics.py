@@ -148,12 +148,17 @@ def _parse(line: bytes) -> Record | None:
     return record if type(step) is int and 0 <= step < 2**53 else None
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number that a float can hold."""
+    return type(value) in (int, float) and -1e300 < value < 1e300
+
+
 def is_sound(record: Mapping[str, Any]) -> bool:
     """Whether all that readers reckon with is of its kind: numbers are finite ones that a float can hold."""
     for name, value in record.items():
         if value is None:
             continue
-        if name in NUMBERS and not (type(value) in (int, float) and -1e300 < value < 1e300):
+        if name in NUMBERS and not is_number(value):
             return False
         if name in WORDS and type(value) is not str:
             return False

@@ -22,7 +22,8 @@ from deeploop.models.halting import Slots, minimum_segments, supervise
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.train.adam_atan2 import AdamATan2, averaged
-from deeploop.train.distributed import World, arithmetic
+from deeploop.train.checks import REAL
+from deeploop.train.distributed import World, arithmetic, uses_bf16
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
 from deeploop.train.puzzle_rows import sign_sgd_
@@ -113,14 +114,19 @@ class PuzzleTask:
                 f"data.path={config.data.path}: puzzles of hash {self.puzzles.hash:.12}…, "
                 f"not the puzzles that the run was started on ({started:.12}…); point data.path to those"
             )
-        batch = len(tensors["ids"]) if tensors.get("ids", self.slots.steps).ndim else 0
-        if batch != config.optim.batch:
+        ids = tensors.get("ids")
+        if (batch := 0 if ids is None else ids.numel()) != config.optim.batch:
             raise ValueError(
                 f"optim.batch={config.optim.batch}: the run has {batch} puzzles at work; keep it"
             )
         self._check_slots(tensors)
         mine = slice(self.first, self.first + self.share)
-        self.slots = Slots(**{name: whole[mine].to(self.world.device) for name, whole in tensors.items()})
+        types = {name: own.dtype for name, own in self.slots.tensors().items()}
+        if uses_bf16(config.device, self.world.device):  # states that were computed in it stay so
+            types |= {name: tensors[name].dtype for name in ("high", "low")}
+        self.slots = Slots(
+            **{name: whole[mine].to(self.world.device, types[name]) for name, whole in tensors.items()}
+        )
         self.segment = state.get("segment", 0)
         self.loader.load_state(state.get("loader", {}))
 
@@ -132,7 +138,7 @@ class PuzzleTask:
             if found is None or found.shape != shape:
                 theirs = "absent" if found is None else tuple(found.shape)
                 raise ValueError(f"task.safetensors: {name} is {theirs}, must be {shape}")
-            if own.is_floating_point() != found.is_floating_point() or found.is_complex():
+            if found.dtype != own.dtype and not (own.is_floating_point() and found.dtype in REAL):
                 raise ValueError(f"task.safetensors: {name} is of {found.dtype}, must be like {own.dtype}")
         bounds = {
             "inputs": self.shape.vocabulary,

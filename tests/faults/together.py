@@ -1,0 +1,149 @@
+"""Two of everything at once: a command twice into one folder, or two that write different things there.
+
+Each ends with exit 0, or with one line that says that another is at work; what they leave is whole.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from safetensors.torch import load_file
+from victims import finish, small_config, start
+
+import deeploop.commands.export
+import deeploop.commands.validate  # before the forks: each would import it again
+import deeploop.models.hf  # noqa: F401
+from deeploop.cli import main
+from deeploop.data.shards import Corpus
+from deeploop.train.checkpoint import list_checkpoints, read_state
+from deeploop.train.config import TrainConfig
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+
+REFUSED = "another run is writing there"
+MEANWHILE = "another run has been there meanwhile"  # the other one was quick
+
+
+def at_once(commands: Sequence[Sequence[str]], log: Path) -> list[int]:
+    """Runs the commands in processes of their own, all started before one is waited for; exit codes."""
+
+    def run(words: Sequence[str]) -> None:
+        code = main([*words])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    logs = [log.with_name(f"{log.name}-{index}") for index in range(len(commands))]
+    pids = [start(lambda words=words: run(words), own) for words, own in zip(commands, logs, strict=True)]
+    codes = [finish(pid) for pid in pids]
+    for code, own in zip(codes, logs, strict=True):
+        text = own.read_text()
+        if "Traceback" in text or code not in (0, 2):
+            raise AssertionError(f"exit {code}: {text[-800:]}")
+        if code and not any(words in text for words in (REFUSED, MEANWHILE, "already holds", "other text")):
+            raise AssertionError(f"refused for another reason: {text[-800:]}")
+    if 0 not in codes:
+        raise AssertionError(f"nobody got through: {[own.read_text()[-300:] for own in logs]}")
+    return codes
+
+
+def prepare_twice(folder: Path, index: int) -> None:
+    """The same text twice, or two texts of one size."""
+    for name in ("a", "b"):
+        text = folder / name
+        if not text.exists():
+            text.mkdir()
+            for number in range(80):
+                (text / f"{number}.txt").write_text(f"{name} document {number} " * 20)
+    out = folder / f"corpus-{index}"
+    words = ["--out", str(out), "--tokenizer", "bytes", "--validation-tokens", "900", "--workers", "1"]
+    words += ["--shard-tokens", "2000"]
+    texts = [folder / "a", folder / ("a" if index % 2 else "b")]
+    at_once([["prepare", "text", str(text), *words] for text in texts], folder / f"prepare-{index}")
+    Corpus.open(out).verify()
+    left = [path.name for path in out.iterdir() if path.name.startswith(".")]
+    if left:
+        raise AssertionError(f"left behind: {left}")
+
+
+def train_words(config: TrainConfig, out: Path) -> list[str]:
+    fields = {
+        "out": out, "data.path": config.data.path, "model.blocks": 1, "model.rounds": 2, "model.width": 32,
+        "model.hidden": 32, "model.context": 16, "data.validation-sequences": 4, "optim.steps": 6,
+        "optim.batch": 4, "checkpoint.every": 2, "log.every": 1, "device.kind": "cpu",
+    }  # fmt: skip
+    return ["train", "tiny", *(word for key, value in fields.items() for word in (f"--{key}", str(value)))]
+
+
+def check_run(run: Path, steps: int) -> None:
+    checkpoints = list_checkpoints(run)
+    for checkpoint in checkpoints:
+        read_state(checkpoint)
+    if [record["step"] for record in read_metrics(run, "train")] != list(range(1, steps + 1)):
+        raise AssertionError(f"{run}: the metrics are not those of one run")
+    if checkpoints[-1].name != f"step-{steps:08d}":
+        raise AssertionError(f"{run}: ends at {checkpoints[-1].name}")
+
+
+def train_twice(folder: Path, index: int) -> None:
+    out = folder / f"run-{index}"
+    words = train_words(small_config(folder), out)
+    at_once([words, words], folder / f"train-{index}")
+    check_run(out, 6)
+
+
+def sweep_twice(folder: Path, index: int) -> None:
+    config, out = small_config(folder), folder / f"sweep-{index}"
+    path = folder / "own.json"
+    settings = dict(zip(*[iter(train_words(config, out)[2:])] * 2, strict=True))
+    fields = {key[2:].replace("-", "_"): _value(value) for key, value in settings.items() if key != "--out"}
+    path.write_text(json.dumps({"recipe": "tiny", "settings": fields, "axes": {"seed": [index]}}))
+    words = ["sweep", str(path), "--out", str(out)]
+    at_once([words, words], folder / f"sweep-log-{index}")
+    json.loads((out / "sweep.json").read_text())
+    (run,) = (path.parent for path in out.glob("*/run.json"))
+    check_run(run, 6)
+
+
+def _value(text: str) -> object:
+    return int(text) if text.isdigit() else text
+
+
+def _finished(folder: Path) -> Path:
+    config = small_config(folder, "finished")
+    if not config.out.exists() and finish(start(lambda: train(config), folder / "finished.log")):
+        raise AssertionError((folder / "finished.log").read_text()[-800:])
+    return config.out
+
+
+def validate_twice(folder: Path, index: int) -> None:
+    """Two results of different kinds: both must be there afterwards."""
+    run = _finished(folder)
+    (run / "validation.json").unlink(missing_ok=True)
+    commands = [["validate", str(run), "--rounds", rounds] for rounds in ("1", "2")]
+    if at_once(commands, folder / f"validate-{index}") != [0, 0]:
+        raise AssertionError("a validation was refused")
+    found = json.loads((run / "validation.json").read_text())["evaluations"]
+    if sorted(record["asked"]["rounds"] for record in found) != [[1], [2]]:
+        raise AssertionError(f"a result was lost: {[record['asked'] for record in found]}")
+
+
+def export_twice(folder: Path, index: int) -> None:
+    run, out = _finished(folder), folder / f"export-{index}"
+    at_once([["export", str(run), str(out)]] * 2, folder / f"export-log-{index}")
+    if json.loads((out / "config.json").read_text())["model_type"] != "deeploop":
+        raise AssertionError("no config of an export")
+    load_file(out / "model.safetensors")
+    if left := [path.name for path in out.iterdir() if path.name.startswith(".")]:
+        raise AssertionError(f"left behind: {left}")
+
+
+TOGETHER: dict[str, Callable[[Path, int], None]] = {
+    "prepare": prepare_twice,
+    "train": train_twice,
+    "sweep": sweep_twice,
+    "validate": validate_twice,
+    "export": export_twice,
+}
