@@ -243,6 +243,17 @@ def test_a_run_prints_how_it_ended(train_arguments, tmp_path, capsys):
     assert last.startswith(f"finished at step 6: {tmp_path / 'run'}, last validation ")
 
 
+def test_a_quiet_run_prints_its_last_line(train_arguments, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(train_arguments(out, "--quiet")) == 0
+    captured = capsys.readouterr()
+    (line,) = captured.out.splitlines()
+    assert line.startswith(f"finished at step 6: {out}, last validation ")
+    assert captured.err == ""
+    assert main(train_arguments(out, "--quiet")) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
 def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(train_arguments, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(train_arguments(out, "--dry-run")) == 0

@@ -1,10 +1,12 @@
 """The clock counts training alone; utilization knows the devices it can know."""
 
+import sys
+
 import pytest
 import torch
 
 from deeploop.train import progress
-from deeploop.train.progress import Clock, Display, peak_flops
+from deeploop.train.progress import Clock, Display, hours_minutes_seconds, peak_flops
 
 
 def test_the_clock_counts_what_lies_between_start_and_stop(monkeypatch):
@@ -50,3 +52,50 @@ def test_only_the_first_rank_speaks(capsys):
     captured = capsys.readouterr()
     assert captured.out == "shown: True\n"
     assert captured.err == ""  # no bar where nobody watches
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of day that a display sees: `clock[0]`."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_has_a_line_now_and_then(clock, capsys):
+    display = Display(total=700, done=20, shown=True, title="run")
+    for step in range(21, 61):
+        clock[0] += 1.5
+        display.step(5.1324, 3.14e-4, 1_234.0 if step % 2 == 0 else None)  # logged at every second step
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "step 28/700  loss 5.132  lr 3.1e-04  1.23k tok/s  16:48 left"  # 672 steps of 1.5 s
+    assert [line.split()[1] for line in lines] == [f"{step}/700" for step in (28, 36, 44, 52, 60)]
+
+
+def test_a_long_run_has_at_most_a_hundred_lines(clock, capsys):
+    display = Display(total=2_000, done=0, shown=True, title="run")
+    for _ in range(2_000):
+        clock[0] += 60
+        display.step(5.0, 1e-3, 1.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 100
+    assert lines[-1].startswith("step 2000/2000  ")
+    assert lines[-1].endswith("  0:00 left")
+
+
+def test_a_terminal_has_the_bar_alone(clock, capsys, monkeypatch):
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    display = Display(total=3, done=0, shown=True, title="run")
+    clock[0] += 60
+    display.step(5.0, 1e-3, 1_000.0)
+    display.close()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "run" in captured.err
+    assert "tok/s" in captured.err
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (201, "3:21"), (3599.6, "1:00:00")])
+def test_a_time_for_a_person(seconds, text):
+    assert hours_minutes_seconds(seconds) == text

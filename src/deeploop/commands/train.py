@@ -31,11 +31,11 @@ INSTEAD = f"""
 or, without a recipe:
   {RESUME} RUN    go on with a run, by its own config
   {CONFIG} FILE   start from a run's config.json, or TOML with the same nesting"""
-AUTO_LR, DRY_RUN = "--auto-lr", "--dry-run"
+AUTO_LR, DRY_RUN, QUIET = "--auto-lr", "--dry-run", "--quiet"
 HELP = (
     f"{AUTO_LR}: peak rate and warm-up as `deeploop recommend` has them for this rule and shape (language "
     "models only), in place of --optim.peak-lr and --optim.warmup-steps. "
-    f"{DRY_RUN}: say what would be trained, and end."
+    f"{DRY_RUN}: say what would be trained, and end. {QUIET}: print errors and the last line alone."
 )
 
 
@@ -44,12 +44,12 @@ def main(arguments: list[str]) -> int:
     if base is None:
         return 0
     prog = f"deeploop train {source}"
-    switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN))
+    switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
     config = parse(type(base), rest, prog=prog, default=base, words=TRAIN_WORDS, description=HELP)
     is_first_rank = int(os.environ.get("RANK", 0)) == 0
     if AUTO_LR in switches:
         config, told = with_measured_rate(config, rest)
-        if is_first_rank:
+        if is_first_rank and QUIET not in switches:
             print(told)
     if isinstance(config.data, PuzzleDataConfig):
         require_puzzles(config.data.path)
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):
         if DRY_RUN in switches:
             return preview(config, source)
-        result = train(config, source=source)
+        result = train(config, source=source, quiet=QUIET in switches)
     if is_first_rank:
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"

@@ -1,6 +1,7 @@
 """How far a run is, how fast it goes, and how that is shown to the person who waits."""
 
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
@@ -8,6 +9,7 @@ from types import FrameType, TracebackType
 import torch
 from tqdm import tqdm
 
+LINE_SECONDS = 10
 # Dense bf16 peak of the datasheets, FLOP/s: what "utilization" below is a share of.
 PEAK_FLOPS = {
     "H200": 989e12,
@@ -64,9 +66,9 @@ class Clock:
 
 
 class Display:
-    """A tqdm bar and lines above it; silent on every rank but the first.
+    """A tqdm bar and lines above it; silent unless `shown`.
 
-    Where the output is no terminal there is no bar, and a line every validation.
+    Where the output is no terminal, a line now and then says what the bar would.
     """
 
     def __init__(self, *, total: int, done: int, shown: bool, title: str) -> None:
@@ -80,19 +82,39 @@ class Display:
             dynamic_ncols=True,
             smoothing=0.1,
         )
+        self._prints_steps = shown and (self._bar.disable or not sys.stdout.isatty())
+        self._total, self._first, self._step = total, done, done
+        self._began = time.monotonic()
+        self._last_line = self._began, done
 
     def step(self, loss: float, rate: float, tokens_per_s: float | None) -> None:
+        """After each step; the speed is known where one is logged."""
         self._bar.update()
+        self._step += 1
         if tokens_per_s is not None:
-            self._bar.set_postfix_str(
-                f"loss {loss:.3f}, lr {rate:.1e}, {_thousands(tokens_per_s)} tok/s", refresh=False
-            )
+            known = f"loss {loss:.3f}", f"lr {rate:.1e}", f"{_thousands(tokens_per_s)} tok/s"
+            self._bar.set_postfix_str(", ".join(known), refresh=False)
+            if self._prints_steps and self._is_line_due():
+                self.say("  ".join([f"step {self._step}/{self._total}", *known, f"{self._time_left()} left"]))
+
+    def _is_line_due(self) -> bool:
+        """Keeps lines LINE_SECONDS and a hundredth of the run apart."""
+        now, (then, step) = time.monotonic(), self._last_line
+        due = now - then >= LINE_SECONDS and 100 * (self._step - step) >= self._total
+        if due:
+            self._last_line = now, self._step
+        return due
+
+    def _time_left(self) -> str:
+        pace = (time.monotonic() - self._began) / (self._step - self._first)  # with validations and saves
+        return hours_minutes_seconds((self._total - self._step) * pace)
 
     def say(self, text: str) -> None:
         if not self._shown:
             return
         try:
             tqdm.write(text)
+            sys.stdout.flush()  # a log is read while it grows
         except BrokenPipeError:  # nobody reads any more (`| head`): the run is worth more than its lines
             self._shown = False
 
