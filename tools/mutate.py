@@ -49,7 +49,6 @@ TESTS = {
     "train": ["train"],
 }
 SKIPPED = ("nn/kernels/", "data/prepare.py", "data/prepare_puzzles.py")  # Triton; commands
-MOST_SECONDS = 60.0  # of tests a mutant, as traced: the file that names the module first
 
 # What children need and the package does not change: imported once, in the parent.
 WARM = (
@@ -332,8 +331,8 @@ class Lab:
 class Calls:
     """Which tests call which function: traced once for each test file, and kept."""
 
-    def __init__(self, lab: Lab, kept: Path) -> None:
-        self.lab, self.kept = lab, kept
+    def __init__(self, lab: Lab, kept: Path, most_seconds: float) -> None:
+        self.lab, self.kept, self.most_seconds = lab, kept, most_seconds
         kept.mkdir(parents=True, exist_ok=True)
 
     @cached_property
@@ -388,7 +387,7 @@ class Calls:
         tests, total = [], 0.0
         for _, _, _, names, seconds in sorted(ranked, key=lambda one: one[:3]):
             for name in sorted(names, key=lambda one: seconds[one]):
-                if total + seconds[name] <= MOST_SECONDS or not tests:
+                if total + seconds[name] <= self.most_seconds or not tests:
                     tests.append(name)
                     total += seconds[name]
         return tests, total
@@ -464,6 +463,7 @@ def main() -> None:
     add("--record", type=Path, default=Path("mutants.json"), help="read, and written after each mutant")
     traces = Path(tempfile.gettempdir()) / "deeploop-traces"
     add("--traces", type=Path, default=traces, help="what tests call, kept between calls")
+    add("--seconds", type=float, default=60, help="of tests per mutant at most, as traced (default 60)")
     add("--retry", action="store_true", help="run the record's survivors again, but the harmless ones")
     add("--show", action="store_true", help="print the record; run nothing")
     args = parser.parse_args()
@@ -485,7 +485,7 @@ def run(args: argparse.Namespace, record: dict[str, Any]) -> None:
             importlib.import_module(name)
     with tempfile.TemporaryDirectory() as place:
         lab = Lab(Path(place).resolve())
-        calls = Calls(lab, args.traces)
+        calls = Calls(lab, args.traces, args.seconds)
         chosen = sample(lab.source, args.packages, args.count, record["seed"])
         for index, mutant in enumerate(chosen, 1):
             known = record["mutants"].get(mutant.key)
