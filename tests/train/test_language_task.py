@@ -104,3 +104,21 @@ def test_a_step_larger_than_the_corpus_is_refused(tiny_config):
     """A slip of the finger in the batch must not fill the machine's memory first."""
     with pytest.raises(ValueError, match=r"optim.batch=1000000000: a step of 32,000,000,000 tokens is more"):
         train(tiny_config(optim={"batch": 10**9}))
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_the_targets(tiny_config):
+    """Adam does not see a factor in it; whoever reads the metrics does."""
+    config = tiny_config(optim={"steps": 1}, device={"micro_batch": 3})
+    task = LanguageTask(config, ALONE)
+    model = task.build().eval()
+    batches = task.micro_batches()
+    tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    with torch.no_grad():
+        ours = sum(task.loss(model, batch) for batch in batches)
+        logits = model.logits(model(tokens).states)
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
+        trained = sum(task.loss(model.train(), batch) for batch in batches)
+    torch.testing.assert_close(ours, expected)
+    train(config)
+    (line,) = read_metrics(config.out, "train")
+    assert line["loss"] == pytest.approx(float(trained), rel=1e-6)
