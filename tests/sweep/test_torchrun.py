@@ -13,7 +13,7 @@ import torch
 from deeploop import cli
 from deeploop.commands import train
 
-def fake(config):
+def fake(config, **options):
     what = sys.argv[1].split(",")[int(os.environ["RANK"])]
     if what == "full":
         raise torch.OutOfMemoryError("CUDA out of memory")
