@@ -27,9 +27,10 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
+from deeploop.train.active import ActiveRun
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
-from deeploop.train.loop import Run, open_run
+from deeploop.train.opening import open_run
 from deeploop.train.optim import learning_rate, set_learning_rate
 
 MERGED = 0.5
@@ -134,7 +135,7 @@ def train(config: TrainConfig, variant: str, world: World, every: int) -> list[d
 
 
 @torch.no_grad()
-def look(run: Run, initial: dict[str, Tensor], step: int, S: float) -> dict[str, float]:
+def look(run: ActiveRun, initial: dict[str, Tensor], step: int, S: float) -> dict[str, float]:
     """Everything that is measured, at one moment."""
     model = run.model
     result = run.task.evaluate(model)

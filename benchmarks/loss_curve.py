@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
-from deeploop.commands.bench import USUAL_ATTENTION, reference_model
 from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
 from deeploop.train.active import ActiveRun
@@ -28,6 +27,7 @@ from deeploop.train.opening import open_run
 from deeploop.train.optim import learning_rate
 from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.timing import USUAL_ATTENTION, reference_model
 
 REFERENCE = Path(__file__).with_name("reference_gpt.py")
 NORMS = ("attention.inner", "attention.outer", "mlp.inner", "mlp.outer")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deeploop.data import prepare_puzzles
+from deeploop.commands import prepare_puzzles
 from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
 from deeploop.train.loop import train

@@ -1,6 +1,8 @@
 """Imports between the packages point one way: every import statement is read and judged."""
 
 import ast
+import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -110,3 +112,19 @@ def test_the_package_shows_what_there_is_and_loads_it_when_touched():
     assert len(done.stdout.splitlines()) == len(shown)
     with pytest.raises(AttributeError, match="'deeploop' has no attribute 'nothing'"):
         deeploop.nothing  # noqa: B018
+
+
+SCRIPTS = [
+    path for place in ("benchmarks", "tools", "examples") for path in (SOURCE.parents[1] / place).glob("*.py")
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_import_what_is_there(script):
+    """Nobody runs them in CI, and mypy does not read them."""
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("deeploop"):
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                found = hasattr(module, alias.name) or importlib.util.find_spec(f"{node.module}.{alias.name}")
+                assert found, f"{script.name}: {node.module} has no {alias.name}"

@@ -47,7 +47,7 @@ def test_a_config_in_toml(tmp_path):
         ("a.toml", "[halting]\nsegments = 3\nlength = 1\n", r"a\.toml: halting\.length: unknown field"),
         ("a.toml", "[model]\nrounds = 0\n", r"a\.toml: model\.rounds=0: must be at least 1"),
         ("a.toml", "model = 3\n", r"a\.toml: model=3: not a value"),
-        ("a.toml", "rounds: 3", r"a\.toml: Expected '=' after a key"),
+        ("a.toml", "rounds: 3", r"a\.toml: .*Expected '=' after a key"),
         ("a.json", "[]", r"a\.json: must be an object with the fields of a config"),
     ],
 )
