@@ -53,7 +53,7 @@ def run_command(words, monkeypatch):
     if words[0] == "torchrun" or " ".join(arguments).startswith(PARSED):
         with monkeypatch.context() as patch:
             result = {"ended": "finished", "step": 0, "loss": 0.0}
-            patch.setattr(train_command, "train", lambda config: result)
+            patch.setattr(train_command, "train", lambda config, **options: result)
             patch.setattr(eval_command, "run", lambda args: str(args.run))
             arguments += ["--dry-run"] * (arguments[0] == "sweep")
             assert main(arguments) == 0, words

@@ -127,10 +127,10 @@ def test_what_does_not_deviate(task_files):
         (None, "piqa/validation.jsonl: no such task file; --data DIR holds <task>/<split>.jsonl"),
         ("", "piqa/validation.jsonl: holds no rows"),
         ('{"goal": 1', "piqa/validation.jsonl, line 1: is not JSON"),
-        pytest.param("[" * 100_000, "line 1: is not JSON (maximum recursion depth", id="deep"),
+        pytest.param("[" * 100_000, "line 1: is not JSON (nested too deeply)", id="deep"),
         ("\n[1, 2]", "piqa/validation.jsonl, line 2: must be a JSON object"),
         ('{"goal": "x", "sol1": "y"}', "line 1: has no field 'sol2'; a row holds goal, sol1, sol2, label"),
-        (b"\xff\xfe", "piqa/validation.jsonl: is not UTF-8"),
+        (b"\xff\xfe", "piqa/validation.jsonl: can't be read (not UTF-8"),
     ],
 )
 def test_a_file_that_is_no_task(files, content, message):
