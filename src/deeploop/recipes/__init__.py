@@ -26,6 +26,10 @@ RECIPES: dict[str, Callable[[], AnyTrainConfig]] = {
     "trm-sudoku4": reasoners.trm_sudoku4,
     "automaton": iterated.automaton,
     "automaton-stack": iterated.automaton_stack,
+    "hops": iterated.hops,
+    "induction": iterated.induction,
+    "addition": iterated.addition,
+    "reachability": iterated.reachability,
 }
 
 

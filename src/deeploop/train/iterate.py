@@ -37,7 +37,7 @@ DATA_KEY, STEPS_KEY = 1, 2  # with the seed
 class IterateDataConfig:
     """The task, which is generated while training; nothing is prepared."""
 
-    task: Literal["automaton"] = "automaton"
+    task: Literal["automaton", "hops", "induction", "addition", "reachability"] = "automaton"
     """What is iterated: docs/iterate.md has them."""
     rule: int = 86
     """Rule of the automaton, 0 to 255; its neighbours are (x[-2], x[-1], x)."""

@@ -275,7 +275,8 @@ def load_reasoner_config(run: Path) -> ReasonerTrainConfig:
     """The config of a reasoner's run."""
     config = load_any_config(run)
     if not isinstance(config, ReasonerTrainConfig):
-        raise ValueError(f"{run}: a run of a looped GPT; this is for reasoners")
+        what = "a language model" if isinstance(config, TrainConfig) else "an iterated task"
+        raise ValueError(f"{run}: a run of {what}; this is for reasoners")
     return config
 
 
