@@ -7,7 +7,7 @@ it gets. Both are functions of seed and step. Evaluation asks for more steps tha
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -68,20 +68,14 @@ class IterateDataConfig:
         return Examples(make_task(self.task, self.length, self.rule), tells_steps)
 
 
-class Batch(NamedTuple):
-    """Inputs and targets (B, T), the rounds they get, and the answers that the whole step counts."""
-
-    inputs: Tensor
-    targets: Tensor
-    rounds: int
-    counted: int
+Batch = tuple[Tensor, Tensor, Tensor]  # inputs and targets (B, T), and an answer's share of the step's loss
 
 
 class IterateTask:
     """A looped GPT on an iterated task."""
 
     monitor: Monitor | None = None
-    can_be_recorded = False  # rounds differ from step to step
+    can_be_recorded = True  # one graph for each number of rounds, which stays as it is within a step
     model: LoopedGPT
 
     def __init__(self, config: "IterateTrainConfig", world: World) -> None:
@@ -152,23 +146,21 @@ class IterateTask:
         return {name: getattr(data, name) for name in names} | {"sample": self.config.rounds.sample}
 
     def micro_batches(self) -> list[Batch]:
-        """This rank's share of the next step, in pieces that fit the device."""
+        """This rank's share of the next step, in pieces that fit the device; the model has its rounds."""
         batch = self.config.optim.batch
         steps = draw_upto(self._steps_key, self.step, self.config.data.train_steps)
         instances = draw(self.task, "train", self._key, self.step * batch + np.arange(batch))
         inputs, targets = self.shown.batch(instances, steps)
-        rounds = self._rounds.at(self.step, steps)
-        counted = int((targets >= 0).sum())
+        self.model.set_rounds(self._rounds.at(self.step, steps))
         self.step += 1
+        share = 1 / (targets >= 0).sum()  # of all ranks: each has drawn the whole batch
         pieces = zip(*(part[self.mine].split(self.micro_batch) for part in (inputs, targets)), strict=True)
-        return [Batch(own_inputs, own_targets, rounds, counted) for own_inputs, own_targets in pieces]
+        return [(own_inputs, own_targets, share) for own_inputs, own_targets in pieces]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy summed over the micro-batch's answers, as a share of the whole step's."""
-        if self.model.rounds != batch.rounds:
-            self.model.set_rounds(batch.rounds)
-        inputs, targets = (part.to(self.world.device, non_blocking=True) for part in batch[:2])
-        loss: Tensor = model(inputs, targets).loss / batch.counted
+        inputs, targets, share = (part.to(self.world.device, non_blocking=True) for part in batch)
+        loss: Tensor = model(inputs, targets).loss * share
         return loss
 
     def after_step(self, step: int) -> None:
