@@ -153,5 +153,5 @@ def test_steps_are_told_behind_the_begin_token():
 
 
 def test_an_unknown_task_is_one_line():
-    with pytest.raises(ValueError, match="data.task=sorting: unknown; choose one of automaton, hops"):
+    with pytest.raises(ValueError, match=r"data.task=sorting: unknown; choose one of automaton, hops"):
         make_task("sorting", 3)

@@ -46,7 +46,7 @@ def test_an_oracle_has_every_cell_right_at_as_many_rounds_as_steps():
     cells = [(R, h) for R in (1, 3, 50) for h in (1, 3, 50)]
     found = scores(score_sums(Oracle(task), Examples(task, False), rows, cells, batch=7))
     for (R, h), score in found.items():
-        if R == h:
+        if h == R:
             assert (score.loss, score.cells, score.exact) == (0, 1, 1)
         else:
             truth = solve(task, rows, [R, h])

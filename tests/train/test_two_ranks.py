@@ -140,7 +140,7 @@ def puzzle_jobs(make_puzzle_config, folder):
 
 
 def iterate_jobs(folder):
-    """An iterated task on two ranks, from the start and from one rank's checkpoint; induction's answers vary."""
+    """Induction, whose answers vary in number, from the start and from one rank's checkpoint."""
     settings = {"data": {"task": "induction", "length": 12, "validate_every": 3}}
     train(make_iterate_config(folder / "iterate", **settings))
     resumed = folder / "iterate-resumed"
@@ -317,6 +317,17 @@ def test_one_rank_resumes_what_two_began_with_muon(runs, make_config, tmp_path):
     train(make_config(run, resume=True, optim=MUON))
     expected = losses(runs.folder / "muon", "train")
     assert losses(run, "train") == pytest.approx(expected, rel=LOSS_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["iterate-ddp", "iterate-resumed"])
+def test_an_iterated_task_on_two_ranks_equals_one(runs, name):
+    for kind in ("train", "validation"):
+        found, expected = losses(runs.folder / name, kind), losses(runs.folder / "iterate", kind)
+        assert found.keys() == expected.keys()
+        assert list(found.values()) == pytest.approx(list(expected.values()), rel=LOSS_TOLERANCE)
+    mine, one = (list_checkpoints(runs.folder / run)[-1] for run in (name, "iterate"))
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert_same_tensors(mine / file, one / file, WEIGHT_TOLERANCE)
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused_on_both(runs):
