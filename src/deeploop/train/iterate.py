@@ -4,7 +4,6 @@ Every batch asks for one number of steps, drawn from 1 to `data.train_steps`; `r
 it gets. Both are functions of seed and step. Evaluation asks for more steps than training did.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +17,7 @@ from deeploop.data.iterate import TASKS, make_task
 from deeploop.data.iterate.examples import Examples, held_out
 from deeploop.data.iterate.task import draw
 from deeploop.data.loader_state import check_position
-from deeploop.eval.iterated import score_sums, scores
+from deeploop.eval.iterated import finite, score_sums, scores
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.distributed import World, arithmetic
@@ -202,7 +201,7 @@ def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]
     mean = scores({(0, 0): torch.stack([sums[cell] for cell in inside]).sum(0)})[0, 0]
     found = scores(sums)
     lists = {
-        f"{name}_by_steps": [_finite(getattr(found[cell], name)) for cell in sums]
+        f"{name}_by_steps": [finite(getattr(found[cell], name)) for cell in sums]
         for name in ("loss", "cells", "exact")
     }
     return {
@@ -212,8 +211,3 @@ def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]
         "steps": [steps for _, steps in sums],
         **lists,
     }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN, and far beyond the trained rounds a loss may be one."""
-    return value if math.isfinite(value) else None
