@@ -17,7 +17,7 @@ from deeploop.data.iterate import TASKS, make_task
 from deeploop.data.iterate.examples import Examples, held_out
 from deeploop.data.iterate.task import draw
 from deeploop.data.loader_state import check_position
-from deeploop.eval.iterated import finite, score_sums, scores
+from deeploop.eval.iterated import IteratedScore, finite, score_sums, scores
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.distributed import World, arithmetic
@@ -196,6 +196,12 @@ class IterateTask:
         )
 
 
+def _mean_error(found: dict[tuple[int, int], IteratedScore], trained: int) -> float | None:
+    """Share of cells that are wrong beyond the trained steps, each number of steps alike; None: not asked."""
+    errors = [1 - score.cells for (_, steps), score in found.items() if steps > trained]
+    return sum(errors) / len(errors) if errors else None
+
+
 def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]:
     """An evaluation as plain values: means inside the trained steps, and lists by steps.
 
@@ -212,6 +218,7 @@ def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]
         "loss": mean.loss,
         "cells": mean.cells,
         "exact": mean.exact,
+        "beyond": _mean_error(found, trained),
         "steps": [steps for _, steps in sums],
         **lists,
     }
