@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from iterate_runs import make_iterate_config
 
 from deeploop.cli import main
 from deeploop.report.evaluations import read_evaluations
 from deeploop.report.iterated import accuracy_against_steps
 from deeploop.train.loop import train
+from iterate_runs import make_iterate_config
 
 
 @pytest.fixture(scope="module")
