@@ -47,7 +47,8 @@ deeploop: train transformers whose blocks are visited many times
                                                 would be trained
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;
-                                                a reasoner's on its puzzles, with votes on ARC
+                                                a reasoner's on its puzzles, with votes on ARC; an
+                                                iterated task's: --steps 1 2 4 8 16 32
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
   deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect
   deeploop sweep table1 | p-sweep | … | FILE    the paper's grids of runs, or your own, in parallel

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from iterate_runs import make_iterate_config
 from torch import nn
 
 from deeploop.models import GPTConfig, LoopedGPT
@@ -138,3 +139,16 @@ def test_a_run_replays_where_its_execution_says_so(tiny_config, monkeypatch, rec
     for _ in range(2):
         queue.take()
     assert len(recordings) == graph
+
+
+def test_an_iterated_task_is_recorded_once_for_each_number_of_rounds(tmp_path, monkeypatch, recordings):
+    found = {}
+    for graph in (False, True):
+        chosen = Execution("eager", chained=False, bf16=False, graph=graph, lag=0)
+        monkeypatch.setattr(opening, "choose_execution", lambda *_, chosen=chosen, **__: chosen)
+        config = make_iterate_config(tmp_path / str(graph), optim={"steps": 30})
+        queue = StepQueue(open_run(config, ALONE), StopRequest())
+        found[graph] = [queue.take().loss for _ in range(20)]
+    assert {recording.rounds for recording in recordings} == {1, 2, 3}
+    assert len(recordings) == 3
+    assert found[True] == pytest.approx(found[False], rel=1e-6)

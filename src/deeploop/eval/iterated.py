@@ -1,5 +1,6 @@
 """Iterated tasks, scored: accuracy against steps and rounds, and what a model makes of every round."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ def scores(sums: Mapping[Cell, Tensor]) -> dict[Cell, IteratedScore]:
         loss, right, counted, exact, examples = own.tolist()
         found[cell] = IteratedScore(loss / counted, right / counted, exact / examples)
     return found
+
+
+def finite(value: float) -> float | None:
+    """JSON has no NaN, and far beyond the trained rounds a loss may be one."""
+    return value if math.isfinite(value) else None
 
 
 @torch.no_grad()

@@ -39,13 +39,13 @@ def automaton_stack() -> IterateTrainConfig:
 
 
 def hops() -> IterateTrainConfig:
-    """A permutation of 16 nodes stands in the context; one block learns to follow it, a round per hop."""
-    return _like_automaton("hops", length=16, vocabulary=320, test_steps=(1, 2, 4, 8, 12, 24, 77))
+    """A permutation of 8 nodes stands in the context; one block learns to follow it, a round per hop."""
+    return _like_automaton("hops", length=8, vocabulary=128, test_steps=(1, 2, 4, 8, 12, 24, 77))
 
 
 def induction() -> IterateTrainConfig:
-    """p-hop induction over 64 symbols: two blocks, an induction head being of two layers."""
-    found = _like_automaton("induction", length=64, vocabulary=64, test_steps=(1, 2, 4, 8, 16))
+    """p-hop induction over 32 symbols: two blocks, for an induction head takes two layers."""
+    found = _like_automaton("induction", length=32, vocabulary=64, test_steps=(1, 2, 4, 6, 8))
     return replace(found, model=replace(found.model, blocks=2))
 
 
@@ -55,8 +55,8 @@ def addition() -> IterateTrainConfig:
 
 
 def reachability() -> IterateTrainConfig:
-    """A graph of 16 nodes stands in the context: which of them are reached, a round for each step."""
-    return _like_automaton("reachability", length=16, vocabulary=320, test_steps=(1, 2, 4, 6, 8, 12, 16))
+    """A graph of 8 nodes stands in the context: which of them are reached, a round for each step."""
+    return _like_automaton("reachability", length=8, vocabulary=128, test_steps=(1, 2, 4, 6, 8))
 
 
 def _like_automaton(

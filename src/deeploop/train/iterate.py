@@ -4,10 +4,9 @@ Every batch asks for one number of steps, drawn from 1 to `data.train_steps`; `r
 it gets. Both are functions of seed and step. Evaluation asks for more steps than training did.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from deeploop.data.iterate import TASKS, make_task
 from deeploop.data.iterate.examples import Examples, held_out
 from deeploop.data.iterate.task import draw
 from deeploop.data.loader_state import check_position
-from deeploop.eval.iterated import score_sums, scores
+from deeploop.eval.iterated import finite, score_sums, scores
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.distributed import World, arithmetic
@@ -68,20 +67,14 @@ class IterateDataConfig:
         return Examples(make_task(self.task, self.length, self.rule), tells_steps)
 
 
-class Batch(NamedTuple):
-    """Inputs and targets (B, T), the rounds they get, and the answers that the whole step counts."""
-
-    inputs: Tensor
-    targets: Tensor
-    rounds: int
-    counted: int
+Batch = tuple[Tensor, Tensor, Tensor]  # inputs and targets (B, T), and an answer's share of the step's loss
 
 
 class IterateTask:
     """A looped GPT on an iterated task."""
 
     monitor: Monitor | None = None
-    can_be_recorded = False  # rounds differ from step to step
+    can_be_recorded = True  # one graph for each number of rounds, which stays as it is within a step
     model: LoopedGPT
 
     def __init__(self, config: "IterateTrainConfig", world: World) -> None:
@@ -152,23 +145,21 @@ class IterateTask:
         return {name: getattr(data, name) for name in names} | {"sample": self.config.rounds.sample}
 
     def micro_batches(self) -> list[Batch]:
-        """This rank's share of the next step, in pieces that fit the device."""
+        """This rank's share of the next step, in pieces that fit the device; the model has its rounds."""
         batch = self.config.optim.batch
         steps = draw_upto(self._steps_key, self.step, self.config.data.train_steps)
         instances = draw(self.task, "train", self._key, self.step * batch + np.arange(batch))
         inputs, targets = self.shown.batch(instances, steps)
-        rounds = self._rounds.at(self.step, steps)
-        counted = int((targets >= 0).sum())
+        self.model.set_rounds(self._rounds.at(self.step, steps))
         self.step += 1
+        share = 1 / (targets >= 0).sum()  # of all ranks: each has drawn the whole batch
         pieces = zip(*(part[self.mine].split(self.micro_batch) for part in (inputs, targets)), strict=True)
-        return [Batch(own_inputs, own_targets, rounds, counted) for own_inputs, own_targets in pieces]
+        return [(own_inputs, own_targets, share) for own_inputs, own_targets in pieces]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy summed over the micro-batch's answers, as a share of the whole step's."""
-        if self.model.rounds != batch.rounds:
-            self.model.set_rounds(batch.rounds)
-        inputs, targets = (part.to(self.world.device, non_blocking=True) for part in batch[:2])
-        loss: Tensor = model(inputs, targets).loss / batch.counted
+        inputs, targets, share = (part.to(self.world.device, non_blocking=True) for part in batch)
+        loss: Tensor = model(inputs, targets).loss * share
         return loss
 
     def after_step(self, step: int) -> None:
@@ -210,7 +201,7 @@ def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]
     mean = scores({(0, 0): torch.stack([sums[cell] for cell in inside]).sum(0)})[0, 0]
     found = scores(sums)
     lists = {
-        f"{name}_by_steps": [_finite(getattr(found[cell], name)) for cell in sums]
+        f"{name}_by_steps": [finite(getattr(found[cell], name)) for cell in sums]
         for name in ("loss", "cells", "exact")
     }
     return {
@@ -220,8 +211,3 @@ def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]
         "steps": [steps for _, steps in sums],
         **lists,
     }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN, and far beyond the trained rounds a loss may be one."""
-    return value if math.isfinite(value) else None
