@@ -47,7 +47,7 @@ def write_run(
             if off and similarity < 0.95
             else "collapsed"
             if not off and similarity > 0.95
-            else "between"
+            else "undecided"
         )
         lines.append({"kind": "validation", "step": at, "loss": now, "floor": FLOOR, "similarity": similarity,
                       "verdict": verdict})  # fmt: skip

@@ -125,8 +125,8 @@ def test_the_picture_has_a_curve_for_each_kind_of_sweep():
     axes = plots.loss_against_rounds(records).axes[0]
     curves = {line.get_label(): list(line.get_xdata()) for line in axes.lines[:-1]}
     assert curves == {
-        "all tokens alike": [1, 2, 3, 5],
-        "all tokens alike, α recomputed": [1, 3],
+        "fixed rounds": [1, 2, 3, 5],
+        "fixed rounds, α recomputed": [1, 3],
         "adaptive by kl, at most 3": [2.5],
     }
 

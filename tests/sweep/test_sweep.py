@@ -158,6 +158,14 @@ def small(tmp_path):
     return make
 
 
+def test_submitit_is_missed_before_there_is_a_folder(grid_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    path, out = grid_file(short=KINDS["short"]), tmp_path / "out"
+    assert main(["sweep", str(path), "--out", str(out), "--launcher", "slurm"]) == 2
+    assert 'pip install ".[slurm]"' in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_what_a_cell_still_needs(small):
     folder, cell = small()
     run = folder.run_folder(cell)

@@ -6,7 +6,7 @@ from typing import Any
 from deeploop.report import page, plots
 
 HEADER = ("block", "R", "N", "alpha", "beta", "loss", "floor - loss", "token sim.", "outcome")
-OUTCOMES = {"escaped": "trains", "collapsed": "COLLAPSED", "between": "undecided"}
+OUTCOMES = {"escaped": "trains", "collapsed": "COLLAPSED", "undecided": "undecided"}
 
 Key = tuple[str, int]  # the method, and its rounds
 Results = dict[Key, dict[str, Any]]  # last validation, depth and, where the residual is scaled, alpha, beta

@@ -1,5 +1,6 @@
 """`deeploop runs`: run folders one below the other, with the settings that tell them apart. No torch."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,9 +9,14 @@ from deeploop.report.page import MISSING, text_table
 from deeploop.report.runs import Run
 from deeploop.terminal import printable
 
-# What a narrow terminal does without, the first first. After these go the settings that differ, then long
-# names are cut; the verdict goes last.
-EXPENDABLE = ("written", "floor", "tokens/s", "GPU-h", "seed", "state")
+# What a narrow terminal does without, the first first. Then long names are cut, then settings go, from the
+# last, and the verdict; a state goes last, or first if all are finished.
+EXPENDABLE = ("written", "floor", "tokens/s", "GPU-h", "seed")
+# The settings that a person looks for first, in this order; others follow in that of the config.
+FOREMOST = (
+    *("model.block", "model.p", "model.rounds", "model.blocks", "model.width", "optim.peak_lr"),
+    *("optim.warmup_steps", "optim.steps", "data.path"),
+)
 NARROW_NAME = 24
 
 
@@ -37,10 +43,12 @@ def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
 
 def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> str:
     """All columns that fit; what was left out is named below."""
+    settings = sorted(settings, key=lambda name: (*FOREMOST, name).index(name))
     columns = all_columns(runs, settings)
     dropped: list[str] = []
     told_apart = [short(name, settings) for name in reversed(settings)]
-    for heading in (*EXPENDABLE, *told_apart, "run", "verdict"):
+    finished = all(run.state == "finished" for run in runs)
+    for heading in (*(["state"] if finished else []), *EXPENDABLE, "run", *told_apart, "verdict", "state"):
         if width is None or total_width(columns) <= width:
             break
         if heading == "run":
@@ -49,7 +57,8 @@ def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> st
             dropped.append(heading)
     text = text_table([*columns], list(zip(*columns.values(), strict=True)))
     if dropped:
-        text += f"\nnot shown: {', '.join(dropped)} (a wider terminal, or --json)"
+        told = f"not shown: {', '.join(dropped)} (a wider terminal, or --json)"
+        text += "\n" + textwrap.fill(told, width or 0)
     return text
 
 

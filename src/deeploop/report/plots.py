@@ -109,7 +109,7 @@ def _loss_curves(records: Sequence[dict[str, Any]]) -> dict[str, dict[float, flo
     for record in records:
         alpha = ", α recomputed" if record["recompute_alpha"] else ""
         for row in record["rounds"]:
-            curves.setdefault(f"all tokens alike{alpha}", {})[row["rounds"]] = row["loss"]
+            curves.setdefault(f"fixed rounds{alpha}", {})[row["rounds"]] = row["loss"]
         for row in record["adaptive"]:
             label = f"adaptive by {row['criterion']}, at most {record['rounds'][-1]['rounds']}{alpha}"
             curves.setdefault(label, {})[row["mean_rounds"]] = row["loss"]

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Literal
 
 from deeploop.files import read_object
-from deeploop.report.endings import ENDED, State, ending, run_state
+from deeploop.report.endings import ENDED, State, ending, run_state, stopped_at
 from deeploop.report.packed import opened, subfolders
 from deeploop.report.sweeps import read_sweep
 from deeploop.train.metrics import Record, is_sound, stream_back, stream_lines
@@ -81,7 +81,8 @@ class Run:
 
     @property
     def step(self) -> int:
-        return max(self.train.get("step", 0), self.validation.get("step", 0))
+        stopped = stopped_at(self.stamp) or 0  # a step that no line of metrics may be due at
+        return max(self.train.get("step", 0), self.validation.get("step", 0), stopped)
 
     @property
     def steps(self) -> int | None:

@@ -232,7 +232,7 @@ def p_sweep_table(sweeps: dict[str, list[Run]], label: str, name: str) -> Table:
         "escaped",
         "95%",
         "mean loss",
-        "undecided",
+        "cut off",
     ]
     return Table(
         name,
@@ -241,7 +241,7 @@ def p_sweep_table(sweeps: dict[str, list[Run]], label: str, name: str) -> Table:
         rows,
         "below floor: the paper's rule, any validation below the floor. escaped: a validation more than 0.1 "
         "nats below it with token similarity under 0.95. 95%: Wilson intervals. mean loss: of the seeds that "
-        "escaped; * has training losses in it, for want of a validation. undecided: cut off before that. A "
+        "escaped; * has training losses in it, for want of a validation. cut off: before that. A "
         "seed that was run twice is one, and escapes if one of its runs does.",
     )  # fmt: skip
 
@@ -255,7 +255,7 @@ def count_cells(count: Count | None) -> list[str]:
     loss = number(count.mean_loss, ".4f") + "*" * bool(count.surrogates)
     return [
         f"{count.below_floor}/{count.seeds}", below, f"{count.escaped}/{count.seeds}", escaped, loss,
-        str(count.undecided or MISSING),
+        str(count.cut_off or MISSING),
     ]  # fmt: skip
 
 

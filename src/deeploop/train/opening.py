@@ -19,7 +19,7 @@ from deeploop.train.checkpoint import (
 from deeploop.train.config import AnyTrainConfig, ReasonerTrainConfig, TrainConfig, to_dict
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
-from deeploop.train.header import Facts, header
+from deeploop.train.header import Facts, header, legend
 from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
 from deeploop.train.progress import Display, device_name
@@ -82,6 +82,7 @@ def preview_run(config: AnyTrainConfig, world: World, source: str) -> list[str]:
 
 def _build(config: AnyTrainConfig, world: World) -> tuple[Task, nn.Module, torch.optim.Optimizer, Execution]:
     """The parts of a run, freshly drawn."""
+    config.log.require_extras()
     task = make_task(config, world)
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
     model = wrap(task.build(), config.device, world)
@@ -136,7 +137,7 @@ def _introduction(run: ActiveRun, source: str | None) -> list[str]:
         step=run.step,
         seconds=run.clock.total,
     )
-    return [*header(run.config, facts), *_notes(run)]
+    return [*header(run.config, facts), *_notes(run), *legend(run.config)]
 
 
 def _notes(run: ActiveRun) -> list[str]:
