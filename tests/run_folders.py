@@ -10,7 +10,7 @@ CONFIG = {
         "width": 32,
         "heads": 2,
         "hidden": 64,
-        "vocabulary": 257,
+        "vocabulary": 50257,
         "context": 32,
     },
     "data": {"path": "data/words", "validation_sequences": 15, "validate_every": 4},

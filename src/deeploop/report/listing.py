@@ -71,14 +71,32 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
         "seed": lambda run: number(run.seed, "d"),
         "step": lambda run: f"{run.step:,}/{number(run.steps, ',d')}" if run.fields else MISSING,
         "state": lambda run: run.state,
-        "loss": lambda run: number(run.validation.get("loss"), ".4f"),
+        **loss_columns(runs, lambda run: run.validation.get("loss")),
         "floor": lambda run: number(run.validation.get("floor"), ".3f"),
         "verdict": lambda run: outcome(run.validation) or MISSING,
         "tokens/s": lambda run: number(run.tokens_per_s, ",.0f"),
         "GPU-h": lambda run: number(run.gpu_hours, ".3f"),
         "written": lambda run: str(run.stamp.get("written", MISSING))[:16].replace("T", " "),
     }
+    if "loss" not in cells:
+        del cells["floor"]  # it is in nats per byte or per token too
     return {heading: [printable(cell(run)) for run in runs] for heading, cell in cells.items()}
+
+
+def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> dict[str, Callable[[Run], str]]:
+    """Heading → cells of `loss`; losses per byte and per token have a column each, and bits per byte one."""
+    units = sorted({run.unit for run in runs if loss(run) is not None})
+    if len(units) < 2:
+        return {"loss": lambda run: number(loss(run), ".4f")}
+
+    def of(unit: str) -> Callable[[Run], str]:
+        return lambda run: number(loss(run) if run.unit == unit else None, ".4f")
+
+    def bits(run: Run) -> str:
+        nats, factor = loss(run), run.bits_per_nat
+        return number(None if nats is None or factor is None else nats * factor, ".3f")
+
+    return {**{f"nats/{unit}": of(unit) for unit in units}, "bits/byte": bits}
 
 
 def short(name: str, among: Sequence[str]) -> str:

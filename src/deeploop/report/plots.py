@@ -96,7 +96,7 @@ def _draw_loss(axes: Axes, records: Sequence[dict[str, Any]]) -> None:
     first = records[-1]["rounds"][0]
     factor = first["bits_per_byte"] / first["loss"]
     right = axes.secondary_yaxis("right", functions=(lambda y: y * factor, lambda y: y / factor))
-    axes.set_ylabel("validation loss (nats a token)")
+    axes.set_ylabel("validation loss (nats per token)")
     right.set_ylabel("bits per byte", color=INK)
     right.spines["right"].set_color(INK)
     right.tick_params(colors=INK)

@@ -4,6 +4,7 @@ Nothing here fails on a folder that is damaged or half written: a run that can't
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ LATER_FIELDS: dict[str, Any] = {
 STAMP_KINDS = {
     "task": str,
     "ranks": int,
+    "bytes_per_token": int | float,
     "written": str,
     "command": list,
     "shape": dict,
@@ -91,6 +93,19 @@ class Run:
     @property
     def seed(self) -> int | None:
         return self.fields.get("seed")
+
+    @property
+    def unit(self) -> str:
+        """What its loss, in nats, is per."""
+        if self.stamp.get("task", "language") != "language":
+            return "cell"
+        return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary"), "token")  # type: ignore[arg-type]
+
+    @property
+    def bits_per_nat(self) -> float | None:
+        """Bits per byte for each nat of its loss; in older run folders known of byte-level models alone."""
+        length = self.stamp.get("bytes_per_token", 1 if self.unit == "byte" else None)
+        return 1 / (length * math.log(2)) if length else None
 
     @property
     def ended(self) -> bool:
