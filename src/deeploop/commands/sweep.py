@@ -114,6 +114,8 @@ def run(args: SweepArgs) -> int:
     if record and folder.is_done(record):  # before the lock: a published folder is left as it is
         return show_done(folder, record, args)
     check_data(folder)
+    if args.launcher == "slurm":
+        slurm.require_submitit()
     with lock_folder(folder.out):
         if args.launcher == "slurm":
             folder.write()  # each of its jobs has a device to itself

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from deeploop.extras import require
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Cell
 from deeploop.sweep.launch import SAVE_SECONDS, note_exit, start
@@ -88,6 +89,10 @@ def _ignore_warning() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
+def require_submitit() -> Any:
+    return require("submitit", "slurm", "launcher=slurm")
+
+
 def submit(
     sweep: SweepFolder,
     config: SlurmConfig,
@@ -96,12 +101,7 @@ def submit(
     cluster: Literal["slurm", "local"] = "slurm",
 ) -> dict[str, Any]:
     """Submits the unfinished cells, cell name → job; `local` is submitit's stand-in on this machine."""
-    try:
-        import submitit
-    except ImportError:
-        raise ValueError(
-            'launcher=slurm: submitit is not installed; run: pip install "deeploop[slurm]"'
-        ) from None
+    submitit = require_submitit()
     cells = [cell for cell in sweep.cells if sweep.next_command(cell) is not None]
     try:
         executor = submitit.AutoExecutor(
