@@ -1,5 +1,6 @@
 """Files in a folder of a stranger: no write leaves it, only regular files are read, writers keep apart."""
 
+import errno
 import json
 import os
 import re
@@ -169,3 +170,23 @@ def test_the_readers_that_security_md_names_are_there():
         found = import_module(f"deeploop.{room}.{module}")
         for part in path:
             found = getattr(found, part)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused_where_two_could_write_and_leaves_nothing(
+    folder, monkeypatch, number
+):
+    def flock(file, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(ValueError, match=rf"out=.*new: can't be locked \({os.strerror(number)}\)"):
+        lock_folder(folder / "new")
+    assert not (folder / "new").exists()
+    (folder / ".lock").touch()  # someone's: a lock that can't be had now may have been had before
+    with pytest.raises(ValueError, match="can't be locked"):
+        lock_folder(folder)
+    assert (folder / ".lock").exists()
+    write_json(folder / "a.json", 1)  # a file appears whole all the same
+    write_json(folder / "a.json", 2)
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "a.json"]
