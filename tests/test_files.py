@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import textwrap
@@ -190,3 +191,18 @@ def test_a_file_system_without_locks_is_refused_where_two_could_write_and_leaves
     write_json(folder / "a.json", 1)  # a file appears whole all the same
     write_json(folder / "a.json", 2)
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "a.json"]
+
+
+def test_a_file_is_on_disk_before_it_has_its_name_and_the_name_before_anything_follows(folder, monkeypatch):
+    """What a power loss would leave, by the order of the calls."""
+    calls = []
+    sync, replace = os.fsync, os.replace
+
+    def fsync(descriptor):
+        calls.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    monkeypatch.setattr("os.replace", lambda *names: (calls.append("name"), replace(*names)))
+    write_json(folder / "a.json", 1)
+    assert calls == ["file", "name", "folder"]

@@ -1,8 +1,11 @@
 """Checkpoints: the newest n, never half of one, and damage is found and named."""
 
 import json
+import os
 import re
 import shutil
+import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -243,3 +246,20 @@ def test_steps_from_a_hundred_million_on_are_kept_and_found(tmp_path):
     for step in (99_999_999, 10**8, 10**8 + 1):
         save_checkpoint(tmp_path, step=step, model=model, optimizer=optimizer, state={}, keep=2, world=world)
     assert names(tmp_path) == ["step-100000000", "step-100000001"]
+
+
+def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """What a power loss would leave, by the order of the calls: four files and their folder, then the name."""
+    calls = []
+    sync, rename = os.fsync, Path.rename
+
+    def fsync(descriptor):
+        calls.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    monkeypatch.setattr(Path, "rename", lambda path, to: (calls.append("name"), rename(path, to))[1])
+    model = torch.nn.Linear(1, 1)
+    optimizer, world = torch.optim.AdamW(model.parameters()), World(0, 1, torch.device("cpu"))
+    save_checkpoint(tmp_path, step=1, model=model, optimizer=optimizer, state={}, keep=2, world=world)
+    assert calls == [*["file"] * 4, "folder", "name", "folder"]
