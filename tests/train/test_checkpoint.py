@@ -249,7 +249,7 @@ def test_steps_from_a_hundred_million_on_are_kept_and_found(tmp_path):
 
 
 def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """What a power loss would leave, by the order of the calls: four files and their folder, then the name."""
+    """What a power loss would leave, by the order of the calls: files and folder, then the name."""
     calls = []
     sync, rename = os.fsync, Path.rename
 
