@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from iterate_runs import make_iterate_config
 
 from deeploop.cli import main
 from deeploop.data.iterate.task import is_test
 from deeploop.models.gpt import LoopedGPT
 from deeploop.recipes import get_recipe
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
-from deeploop.train.config import from_dict, to_dict
+from deeploop.train.config import from_dict, read_config, to_dict
 from deeploop.train.distributed import World
 from deeploop.train.iterate import IterateTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.rundir import load_any_config, load_config, load_iterate
+from iterate_runs import make_iterate_config
 
 ALONE = World(0, 1, torch.device("cpu"))
 RECIPES = ["automaton", "automaton-stack", "hops", "induction", "addition", "reachability"]
@@ -100,6 +100,7 @@ def test_a_run_learns_and_says_how_far_beyond_training_it_goes(tmp_path):
     model, loaded = load_iterate(config.out)
     assert isinstance(model, LoopedGPT)
     assert loaded == config == load_any_config(config.out)
+    assert read_config(config.out / "config.json") == config
 
 
 @pytest.mark.parametrize("task", ["automaton", "induction"])
