@@ -6,7 +6,7 @@
 Scores the first 100 documents of each of the eight tasks (0-shot, fp32, CPU) with both: ours from the run
 folder, `hf` from the exported one. Prints the largest difference in log-likelihood, and how many documents
 get another answer although their two likeliest are further apart than the tolerance. Exits with 1 unless all
-agree. Needs `pip install "deeploop[eval,hf]" accelerate`.
+agree. Needs `pip install ".[eval,hf]" accelerate`.
 """
 
 import argparse

@@ -10,7 +10,7 @@ CONFIG = {
         "width": 32,
         "heads": 2,
         "hidden": 64,
-        "vocabulary": 257,
+        "vocabulary": 50257,
         "context": 32,
     },
     "data": {"path": "data/words", "validation_sequences": 15, "validate_every": 4},
@@ -47,7 +47,7 @@ def write_run(
             if off and similarity < 0.95
             else "collapsed"
             if not off and similarity > 0.95
-            else "between"
+            else "undecided"
         )
         lines.append({"kind": "validation", "step": at, "loss": now, "floor": FLOOR, "similarity": similarity,
                       "verdict": verdict})  # fmt: skip

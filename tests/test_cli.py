@@ -235,10 +235,10 @@ def test_a_run_prints_how_it_ended(train_arguments, tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.err == ""
     *header, first, _, last = captured.out.splitlines()
-    names = ["run:", "model:", "rule:", "data:", "cost:", "device:", "execution:"]
+    names = ["run:", "model:", "rule:", "data:", "cost:", "device:", "execution:", "floor:", "verdict:"]
     assert [line.split()[0] for line in header] == names
     assert header[0] == f"run:       {tmp_path / 'run'}, 6 steps (deeploop train tiny)"
-    assert header[-1] == "execution: eager modules, fp32"
+    assert header[-3] == "execution: eager modules, fp32"
     assert first.startswith("step      0  validation ")
     assert last.startswith(f"finished at step 6: {tmp_path / 'run'}, last validation ")
 
@@ -385,6 +385,28 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
         "the GPU's memory is full; try --device.no-graph, --device.recompute block, or "
         f"--device.micro-batch {tried}"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "broken", "advice"),
+    [
+        ("validate", "validate.score_rounds", "try --device cpu"),
+        ("generate", "generate.stream_text", "try --device cpu, or a smaller --max-tokens"),
+        ("diagnose", "diagnose.examine", "try --device cpu, or --sequences 1"),
+        ("export", "export.run", "a smaller model, batch or context needs less"),
+    ],
+)
+def test_a_full_gpu_is_one_line_in_other_commands_too(
+    refused, monkeypatch, make_config, tmp_path, command, broken, advice
+):
+    def full(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
+
+    loop.train(make_config(tmp_path / "run", optim={"steps": 1}))
+    monkeypatch.setattr(f"deeploop.commands.{broken}", full)
+    more = {"export": [tmp_path / "folder"], "diagnose": ["--sequences", 2]}
+    words = [command, tmp_path / "run", *more.get(command, [])]
+    assert refused(words, code=75) == f"the GPU's memory is full; {advice}"
 
 
 def test_control_characters_in_an_error_are_shown_not_obeyed(capsys):

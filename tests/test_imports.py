@@ -13,7 +13,7 @@ import deeploop
 
 SOURCE = Path(deeploop.__file__).parent
 
-# Which packages a package may import, besides itself and the root's `exits`, `files` and version.
+# Which packages a package may import, besides itself and the root's `exits`, `extras`, `files` and version.
 ALLOWED = {
     "theory": set(),
     "nn": {"theory"},
@@ -34,9 +34,10 @@ FORBIDDEN = {
     "nn": ["torch.distributed"],
     "report": ["torch"],
     "exits.py": ["torch", "numpy"],
+    "extras.py": ["torch", "numpy"],
     "files.py": ["torch", "numpy"],
 }
-ROOT_FILES = {"__init__.py", "__main__.py", "cli.py", "exits.py", "files.py", "terminal.py"}
+ROOT_FILES = {"__init__.py", "__main__.py", "cli.py", "exits.py", "extras.py", "files.py", "terminal.py"}
 
 
 def imports(path):

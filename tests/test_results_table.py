@@ -53,7 +53,7 @@ def test_every_row_is_quoted_from_files(tool, tmp_path):
 def test_numbers_over_run_folders(tool, tmp_path):
     for name, loss, verdict in (("a-0", 2.0, "escaped"), ("a-1", 3.0, "collapsed"), ("b-0", 9.0, "escaped")):
         (tmp_path / name).mkdir()
-        lines = [{"kind": "validation", "step": 0, "loss": 99.0, "verdict": "between"},
+        lines = [{"kind": "validation", "step": 0, "loss": 99.0, "verdict": "undecided"},
                  {"kind": "validation", "step": 4, "loss": loss, "verdict": verdict}]  # fmt: skip
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert tool.value(tmp_path, {"escaped_runs": "a-*"}) == 1

@@ -59,8 +59,8 @@ def test_all_six_share_seed_data_and_schedule():
         ("escaped", "escaped", "both exponents train"),
         ("collapsed", "collapsed", "both exponents collapse"),
         ("escaped", "collapsed", "not what the bound predicts"),
-        ("between", "escaped", "p = 1/4 undecided; p = 1/2 trains"),
-        ("collapsed", "between", "p = 1/4 COLLAPSED; p = 1/2 undecided"),
+        ("undecided", "escaped", "p = 1/4 undecided; p = 1/2 trains"),
+        ("collapsed", "undecided", "p = 1/4 COLLAPSED; p = 1/2 undecided"),
     ],
 )
 def test_verdict_says_what_happened(small, large, says):

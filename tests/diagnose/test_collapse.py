@@ -79,11 +79,11 @@ def test_similarity_of_known_states(states, similarity):
         (2.95, 0.96, "collapsed"),  # less than 0.1 below the floor is still on it
         (2.89, 0.94, "escaped"),
         (2.0, 0.1, "escaped"),
-        (2.89, 0.96, "between"),  # off the floor, but the states still agree
-        (2.95, 0.94, "between"),  # on the floor, but the states differ
-        (2.5, 0.95, "between"),  # exactly at the limit is on neither side
-        (3.0, 0.95, "between"),
-        (3.0 - 0.1, 0.5, "between"),
+        (2.89, 0.96, "undecided"),  # off the floor, but the states still agree
+        (2.95, 0.94, "undecided"),  # on the floor, but the states differ
+        (2.5, 0.95, "undecided"),  # exactly at the limit is on neither side
+        (3.0, 0.95, "undecided"),
+        (3.0 - 0.1, 0.5, "undecided"),
         (3.0 - 0.1, 0.99, "collapsed"),
         (3.5, math.nan, "collapsed"),
         (math.nan, math.nan, "collapsed"),

@@ -14,7 +14,7 @@ from deeploop.eval.generation import generate
 from deeploop.models.gpt import GPTConfig, LoopedGPT
 from deeploop.nn.layers import CausalSelfAttention
 
-transformers = pytest.importorskip("transformers", reason='needs transformers: pip install "deeploop[hf]"')
+transformers = pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')
 
 from deeploop.data.hf_tokenizer import to_transformers  # noqa: E402
 from deeploop.models.hf import DeepLoopConfig, DeepLoopForCausalLM  # noqa: E402

@@ -70,6 +70,20 @@ def test_where_a_run_stands(tmp_path, over, left, noted, log, state):
     assert run_state(run, over, left=left) == state
 
 
+@pytest.mark.parametrize(
+    ("ended", "state"),
+    [
+        ({"how": "stopped", "step": 7}, "stopped"),
+        ({"how": "finished", "step": 7}, "started"),  # and was then asked for more steps, and killed
+        ({"how": "stopped", "step": "7"}, "started"),
+        (None, "started"),
+    ],
+)
+def test_a_stopped_run_says_so(tmp_path, ended, state):
+    write(tmp_path / "run" / "run.json", json.dumps({"ended": ended}))
+    assert run_state(tmp_path / "run", None) == state
+
+
 def test_a_run_without_a_folder(tmp_path):
     run = tmp_path / "p0.25"
     assert run_state(run, None) == "absent"

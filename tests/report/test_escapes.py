@@ -23,7 +23,7 @@ def write_run(folder, validations, *, train=(), steps=300, warmup=100, stop=Fals
     (folder / file).write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-START = (0, 10.8, 0.0, "between")
+START = (0, 10.8, 0.0, "undecided")
 COLLAPSED = (300, 7.01, 1.0, "collapsed")
 HAIR = (300, 6.95, 0.99, "collapsed")
 ESCAPED = (300, 5.0, 0.2, "escaped")
@@ -148,14 +148,14 @@ def test_counts_of_a_sweep(tmp_path):
     write_run(tmp_path / "p0.5-seed2", [START, (200, 4.5, 0.2, "escaped")], train=[(200, 3.0), (210, 6.0)])
     write_run(tmp_path / "p0.5-seed3", [START, COLLAPSED])
     low, half = count(tmp_path)
-    assert (low.axes, low.seeds, low.below_floor, low.escaped, low.undecided) == ({"p": 0.25}, 2, 1, 0, 1)
+    assert (low.axes, low.seeds, low.below_floor, low.escaped, low.cut_off) == ({"p": 0.25}, 2, 1, 0, 1)
     assert (low.mean_loss, low.escaped_interval) == (None, wilson(0, 2))
-    assert (half.axes, half.seeds, half.below_floor, half.escaped, half.undecided) == ({"p": 0.5}, 4, 3, 3, 0)
+    assert (half.axes, half.seeds, half.below_floor, half.escaped, half.cut_off) == ({"p": 0.5}, 4, 3, 3, 0)
     assert (half.mean_loss, half.surrogates) == (pytest.approx((5 + 4 + 4.5) / 3), 1)
     assert half.escaped_interval == wilson(3, 4)
     assert json.loads(json.dumps(half.to_dict()))["axes"] == {"p": 0.5}
     text = table([low, half])
-    assert "0.25          1/2  0.09–0.91      0/2  0.00–0.66          –          1" in text
+    assert "0.25          1/2  0.09–0.91      0/2  0.00–0.66          –        1" in text
     assert "4.500*" in text
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from statistics import fmean, stdev
 
@@ -12,11 +13,11 @@ from deeploop.commands.report import ReportArgs, run
 from deeploop.report import figures as report_figures
 from deeploop.report import ledger as report_ledger
 from deeploop.report import published
-from deeploop.report.document import curve_pictures
+from deeploop.report.document import Section, curve_pictures, inert, write
 from deeploop.report.groups import Histories, Setup, setups
 from deeploop.report.page import MISSING
 from deeploop.report.runs import find_runs
-from deeploop.report.tables import accuracy_cells, p_sweep_table, p_sweeps
+from deeploop.report.tables import Table, accuracy_cells, p_sweep_table, p_sweeps
 from run_folders import FLOOR, write_run, write_sweep
 
 EVIL = "<img src=x onerror=alert(1)> $x_1$ | `a` _"
@@ -103,10 +104,10 @@ def test_losses_are_means_and_spreads_of_the_runs(made):
 def test_the_p_sweep_counts_escapes(made):
     (name,) = tables_named(made, "p-sweep")
     table = {row[1]: row for row in rows(made, name)[1:]}
-    assert [table[p][6] for p in ("0.25", "0.5", "0.6")] == ["0/2", "1/2", "2/2"]
-    assert table["0.5"][2:4] == ["3/5", "3.73"]
-    assert table["0.6"][8] == "2.6000"
-    assert table["0.35"][4:] == [MISSING] * 6  # the paper has it, nobody ran it here
+    assert [table[p][4] for p in ("0.25", "0.5", "0.6")] == ["0/2", "1/2", "2/2"]
+    assert table["0.5"][8:] == ["3/5", "3.73"]
+    assert table["0.6"][6] == "2.6000"
+    assert table["0.35"][2:8] == [MISSING] * 6  # the paper has it, nobody ran it here
 
 
 def test_every_rule_has_its_delta_against_plain_prenorm(tmp_path):
@@ -124,7 +125,7 @@ def loss_panel(folder, losses):
         for seed, loss in enumerate(own):
             write_run(folder / f"{block}-{R}-{seed}", block=block, rounds=R, seed=seed, loss=loss)
     (setup,) = setups(find_runs((folder,)))
-    return report_figures.loss_against_rounds(setup, Histories()).axes[1]
+    return report_figures.loss_against_rounds(setup, Histories()).axes[0]
 
 
 def triangles(axes):
@@ -215,7 +216,7 @@ def test_ramps_that_are_printed_alike_are_one_sweep(tmp_path):
 def test_the_paper_stands_beside_its_own_recipe_alone(starts):
     table = p_sweep_table(p_sweeps(starts), "", "").rows
     assert {row[1] for row in table if row[0] == STEEP} == {"0.25", *(f"{p:g}" for p in published.ESCAPES)}
-    assert [row[1:4] for row in table if row[0] == CURED] == [
+    assert [[row[1], *row[-2:]] for row in table if row[0] == CURED] == [
         ["0.25", MISSING, MISSING],
         ["0.5", MISSING, MISSING],
     ]
@@ -467,7 +468,7 @@ def test_a_seed_that_was_run_twice_escapes_once(tmp_path):
             write_run(tmp_path / f"{p}-{name}", p=p, seed=seed, loss=loss)
     run(ReportArgs((tmp_path,), tmp_path / "out"))
     (row,) = [row for row in rows(tmp_path / "out", "p-sweep-a") if row[1] == "0.5"]
-    assert row[4:8] == ["1/2", "0.09 to 0.91"] * 2
+    assert row[2:6] == ["1/2", "0.09 to 0.91"] * 2
 
 
 def loss_cell(out):
@@ -480,6 +481,53 @@ def test_the_comparison_step_of_a_sweep(tmp_path):
     write_sweep(tmp_path / "sweep", {"cell": {}}, compare_at=20)
     run(ReportArgs((tmp_path / "sweep",), tmp_path / "out"))
     assert loss_cell(tmp_path / "out") == "3.5000"
+
+
+def headings(out):
+    return re.findall(r"^## (.*)$", (out / "report.md").read_text(), re.M)
+
+
+def test_own_runs_and_curves_come_first_and_empty_sections_are_hidden(made, tmp_path):
+    assert headings(made) == [
+        "Runs",
+        "Loss curves",
+        "Validation loss, beside Table 1",
+        "The exponent p, beside Appendix C",
+        "Downstream accuracy, beside Tables 2 and 4",
+        "Compute, beside Appendix D",
+        "Visit alignment κ_R",
+        "Set-ups",
+        "What differs from the paper",
+        "Commands",
+    ]
+    run(ReportArgs((write_run(tmp_path / "run"),), tmp_path / "out"))
+    assert headings(tmp_path / "out") == [
+        "Runs",
+        "Loss curves",
+        "Validation loss, beside Table 1",
+        "Compute, beside Appendix D",
+        "Set-ups",
+        "What differs from the paper",
+        "Commands",
+    ]
+
+
+def test_a_loss_per_byte_is_in_no_column_with_one_per_token(tmp_path):
+    write_run(tmp_path / "token", loss=2.5, stamp={"bytes_per_token": 4.5})
+    write_run(tmp_path / "old", loss=2.25)  # of before run folders said it
+    write_run(tmp_path / "byte", loss=1.5, model={"vocabulary": 257})
+    out = tmp_path / "out"
+    run(ReportArgs((tmp_path,), out))
+    table = {row[0]: row[6:9] for row in rows(out, "runs")}
+    assert table == {
+        "run": ["nats/GPT-2 token", "nats/byte", "bits/byte"],
+        "token": ["2.5000", MISSING, f"{2.5 / (4.5 * math.log(2)):.3f}"],
+        "old": ["2.2500", MISSING, MISSING],
+        "byte": [MISSING, "1.5000", f"{1.5 / math.log(2):.3f}"],
+    }
+    losses = {name: rows(out, name) for name in tables_named(out, "loss-")}
+    beside = [{row[0] for row in table if row[0]} for table in losses.values()]
+    assert sorted(beside, key=len) == [{"here"}, {"here", "paper"}]
 
 
 def test_reasoners_are_listed_but_not_compared(tmp_path):
@@ -495,3 +543,19 @@ def test_reasoners_are_listed_but_not_compared(tmp_path):
 def test_mistakes(tmp_path, capsys):
     assert main(["report", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err == f"deeploop report: error: {tmp_path / 'none'}: no such folder\n"
+
+
+@pytest.mark.parametrize(
+    "cell", ['=HYPERLINK("http://x")', "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", "\r=1", "＝1+1", "-"]
+)
+def test_a_formula_in_a_csv_is_text(cell, tmp_path):
+    table = Table("own", "Own", ["=header", "number"], [[cell, "1"]])
+    write(tmp_path, "title", [Section("Own", [table])])
+    assert rows(tmp_path, "own") == [["'=header", "number"], [f"'{cell}", "1"]]
+
+
+@pytest.mark.parametrize(
+    "cell", ["-0.25", "+3.25", "-1.5e-05", "-1,000", "+2%", "-0.1*", "–", "a=b", "", "R=3"]
+)
+def test_a_number_in_a_csv_stays_one(cell):
+    assert inert(cell) == cell

@@ -48,6 +48,13 @@ def test_states(tmp_path, changes, log, state):
     assert read_run(folder).state == state
 
 
+def test_a_stopped_run_is_listed_with_its_step(tmp_path):
+    ended = {"how": "stopped", "step": 23}
+    write_run(tmp_path / "run", step=20, stamp={"ended": ended})
+    (found,) = listed(tmp_path)
+    assert (found["state"], found["step"]) == ("stopped", 23)
+
+
 def test_a_sweep_lists_what_is_missing(tmp_path):
     write_run(tmp_path / "sweep" / "p0.5", p=0.5)
     write_sweep(tmp_path / "sweep", {"p0.5": {"p": 0.5}, "p0.25": {"p": 0.25}}, compare_at=20)
@@ -151,21 +158,32 @@ def test_narrow_terminals(tmp_path, width):
     write_run(tmp_path / "a-rather-long-name-of-a-run-folder", rounds=1)
     write_run(tmp_path / "b", rounds=7)
     lines = run(RunsArgs((tmp_path,)), width).splitlines()
-    table = [line for line in lines if not line.startswith("not shown")]
-    assert max(map(len, table)) <= width
+    assert max(map(len, lines)) <= width
     assert "loss" in lines[0]
-    assert ("not shown: written" in lines[-1]) == (len(lines) > len(table)) == (width < 120)
+    assert ("not shown: state" in "".join(lines[4:])) == (width < 120)
 
 
 def test_the_verdict_outlasts_settings_and_whole_names(tmp_path):
     for rounds in (1, 7):
         write_run(tmp_path / f"a-rather-long-name-of-a-run-folder-{rounds}", rounds=rounds, peak_lr=rounds)
-    headers = {width: run(RunsArgs((tmp_path,)), width).splitlines()[0].split() for width in (80, 60, 36)}
-    assert headers == {
+    assert headings(tmp_path, 80, 64, 52, 40) == {
         80: ["run", "rounds", "peak_lr", "step", "loss", "verdict"],
-        60: ["run", "step", "loss", "verdict"],
-        36: ["run", "step", "loss"],
+        64: ["run", "rounds", "step", "loss", "verdict"],
+        52: ["run", "step", "loss", "verdict"],
+        40: ["run", "step", "loss"],
     }
+
+
+def test_a_state_stays_unless_all_are_finished_and_the_rule_is_the_first_setting(tmp_path):
+    write_run(tmp_path / "a", rounds=1, width=32)
+    write_run(tmp_path / "b", rounds=7, block="prenorm", model={"hidden": 96}, step=20)
+    found = headings(tmp_path, 200, 56)
+    assert found[200][:5] == ["run", "block", "rounds", "hidden", "width"]
+    assert found[56] == ["run", "block", "rounds", "step", "state", "loss", "verdict"]
+
+
+def headings(folder, *widths):
+    return {width: run(RunsArgs((folder,)), width).splitlines()[0].split() for width in widths}
 
 
 def test_gpu_hours_count_ranks(tmp_path):

@@ -25,8 +25,9 @@ from deeploop.report.runs import read_run
 from deeploop.sweep import board, launch
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Grid, along, read_grid
-from deeploop.sweep.paper_grids import GRIDS
+from deeploop.sweep.paper_grids import GRIDS, SCALES
 from deeploop.train.checkpoint import last_checkpoint
+from deeploop.train.config import read_config
 from deeploop.train.metrics import read_metrics
 
 SETTINGS = {
@@ -157,14 +158,23 @@ def small(tmp_path):
     return make
 
 
+def test_submitit_is_missed_before_there_is_a_folder(grid_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    path, out = grid_file(short=KINDS["short"]), tmp_path / "out"
+    assert main(["sweep", str(path), "--out", str(out), "--launcher", "slurm"]) == 2
+    assert 'pip install ".[slurm]"' in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_what_a_cell_still_needs(small):
     folder, cell = small()
     run = folder.run_folder(cell)
     assert folder.progress(cell).state == "absent"
-    assert folder.next_command(cell)[3:7] == ["train", "tiny", "--out", str(run)]
+    file = str(folder.config_file(cell))
+    assert folder.next_command(cell)[3:] == ["train", "--config", file, "--out", str(run), "--resume"]
     fake(run, steps_done=3)
     assert folder.progress(cell).state == "started"
-    assert "--resume" in folder.next_command(cell)
+    assert "train" in folder.next_command(cell)
     (run / "metrics.jsonl").unlink()
     (run / "checkpoints" / "step-00000003").rename(run / "checkpoints" / "step-00000004")
     (run / "metrics.jsonl").write_text('{"kind": "validation", "step": 4}\n')
@@ -178,6 +188,25 @@ def test_what_a_cell_still_needs(small):
     folder.drop_weights(cell)
     assert not (run / "checkpoints").exists()
     assert folder.next_command(cell) is None  # weights that nobody wants are not made again
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", GRIDS)
+def test_the_file_of_a_cell_reads_to_its_config(name, scale, tmp_path):
+    grid = GRIDS[name](scale)
+    folder = SweepFolder(tmp_path, grid, grid.cells())
+    folder.write()
+    for cell in {cell.recipe: cell for cell in folder.cells}.values():  # the last of each recipe
+        assert read_config(folder.config_file(cell)) == cell.config()
+
+
+def test_odd_kinds_of_values_survive_the_file_of_a_cell(small):
+    settings = {"model.scale_gate": False, "optim.betas": [0.8, 0.9], "diagnose.sublayers": ["blocks.0.mlp"]}
+    folder, cell = small(**settings, **{"init_from": None, "guard.stop": True, "optim.eps": 1e-12})
+    folder.write()
+    config = read_config(folder.config_file(cell))
+    assert config == cell.config()
+    assert (config.model.scale_gate, config.optim.betas, config.guard.stop) == (False, (0.8, 0.9), True)
 
 
 def test_a_collapsed_cell_is_finished_only_if_its_guard_stops_it(small):

@@ -9,7 +9,7 @@ from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.gpt import GPTConfig
 from deeploop.recipes import get_recipe
 from deeploop.train.distributed import World
-from deeploop.train.header import Facts, header
+from deeploop.train.header import Facts, header, legend
 from deeploop.train.opening import preview_run
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -39,6 +39,13 @@ def test_the_header_of_a_language_model():
         "cost:      2e+11 FLOPs; memory about 1.5 GiB (estimate)",
         "device:    2 CPU threads",
     ]
+    assert legend(config) == [
+        "floor:     best loss without context, by token frequencies; "
+        "similarity 1 means one state at all positions",
+        "verdict:   escaped: loss below the floor by 0.1 and similarity below 0.95; collapsed: neither; "
+        "undecided: one of them",
+    ]
+    assert legend(get_recipe("hrm-sudoku4")) == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from iterate_runs import make_iterate_config
 
 from deeploop.cli import main
 from deeploop.data.iterate.task import is_test
@@ -19,6 +18,7 @@ from deeploop.train.iterate import IterateTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.rundir import load_any_config, load_config, load_iterate
+from iterate_runs import make_iterate_config
 
 ALONE = World(0, 1, torch.device("cpu"))
 RECIPES = ["automaton", "automaton-stack", "hops", "induction", "addition", "reachability"]
@@ -75,13 +75,31 @@ def test_alpha_is_that_of_the_configs_rounds_unless_it_is_recomputed(tmp_path):
 
 
 def test_two_ranks_share_one_ranks_batch(tmp_path):
-    whole = batches(started(tmp_path), 5)
-    parts = [batches(started(tmp_path, World(rank, 2, torch.device("cpu"))), 5) for rank in (0, 1)]
+    noisy = {"rounds": {"noise": 0.3}}
+    whole = batches(started(tmp_path, **noisy), 5)
+    parts = [batches(started(tmp_path, World(rank, 2, torch.device("cpu")), **noisy), 5) for rank in (0, 1)]
     for (rounds, batch), *own in zip(whole, *parts, strict=True):
         assert {part for part, _ in own} == {rounds}
-        for index in (0, 1):
+        for index in (0, 1, 3):
             assert torch.equal(batch[index], torch.cat([part[index] for _, part in own]))
         assert {part[2].item() for _, part in own} == {batch[2].item()}
+
+
+def test_noise_is_added_after_each_round_in_units_of_the_stream(tmp_path):
+    task = started(tmp_path, rounds={"noise": 0.3}, model={"block": "prenorm"})
+    [(rounds, batch)] = batches(task, 1)
+    inputs, targets, share, noise = batch
+    assert noise.shape == (*inputs.shape[:1], rounds, *inputs.shape[1:], 16)
+    assert noise.std().item() == pytest.approx(0.3, rel=0.05)
+    model = task.model
+    rotary, mask = model.positions(inputs, None)
+    x = model.input_norm(model.embedding(inputs))
+    for index in range(rounds):
+        x = model.run_round(x, index, rotary, mask, None)
+        x = x + noise[:, index] * x.square().mean(-1, keepdim=True).sqrt()
+    written_out = model.read_out(x, targets).loss * share
+    assert task.loss(model, batch).item() == pytest.approx(written_out.item(), rel=1e-6)
+    assert task.loss(model, batch[:3]).item() != pytest.approx(written_out.item(), rel=1e-4)
 
 
 def test_a_run_learns_and_says_how_far_beyond_training_it_goes(tmp_path):
@@ -105,7 +123,7 @@ def test_a_run_learns_and_says_how_far_beyond_training_it_goes(tmp_path):
 @pytest.mark.parametrize("task", ["automaton", "induction"])
 @pytest.mark.parametrize("sample", ["steps", "uniform"])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, task, sample):
-    settings = {"data": {"task": task, "length": 12}, "rounds": {"sample": sample}}
+    settings = {"data": {"task": task, "length": 12}, "rounds": {"sample": sample, "noise": 0.3}}
     whole = make_iterate_config(tmp_path / "whole", **settings)
     train(whole, quiet=True)
     again = replace(whole, out=tmp_path / "again", resume=True)
@@ -140,6 +158,7 @@ MISTAKES = {
     "--model.unigram-bias": "model.unigram_bias=True: must be False",
     "--device.parallel fsdp": "device.parallel=fsdp: must be ddp",
     "--data.length 0": "data.length=0: must be at least 1",
+    "--rounds.noise -1": "rounds.noise=-1.0: must be a finite number, 0 or more",
 }
 
 

@@ -134,14 +134,29 @@ def test_a_refusal_of_wandb_names_the_field(write, monkeypatch):
 @pytest.mark.parametrize(
     ("extra", "module", "config"),
     [
-        ("tensorboard", "torch.utils.tensorboard", LogConfig(tensorboard=True)),
+        ("tensorboard", "tensorboard", LogConfig(tensorboard=True)),
         ("wandb", "wandb", LogConfig(wandb="project")),
     ],
 )
-def test_a_missing_extra_says_how_to_install_it(write, monkeypatch, extra, module, config):
+def test_a_missing_extra_says_how_to_install_it(monkeypatch, extra, module, config):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=rf'log\.{extra}.*pip install "deeploop\[{extra}\]"'):
-        write(config=config)
+    with pytest.raises(ValueError, match=rf'log\.{extra}.*pip install "\.\[{extra}\]"'):
+        config.require_extras()
+
+
+def test_an_extra_is_missed_before_there_is_a_folder(tiny_config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = tiny_config(log={"wandb": "project"})
+    with pytest.raises(ValueError, match=r"log\.wandb=project: wandb is not installed"):
+        train(config)
+    assert not config.out.exists()
+
+
+def test_a_verdict_of_older_files_is_read_by_its_new_name(tmp_path):
+    line = '{"kind": "validation", "step": 1, "loss": 2.0, "verdict": "between"}\n'
+    (tmp_path / "metrics.jsonl").write_text(line)
+    found = *read_metrics(tmp_path), *read_metrics_tail(tmp_path), *stream_back(tmp_path)
+    assert [record["verdict"] for record in found] == ["undecided"] * 3
 
 
 LINE = b'{"kind": "train", "step": 1, "loss": 2.0}\n'

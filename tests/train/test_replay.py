@@ -4,7 +4,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from iterate_runs import make_iterate_config
 from torch import nn
 
 from deeploop.models import GPTConfig, LoopedGPT
@@ -16,6 +15,7 @@ from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
 from deeploop.train.replay import GraphReplay
 from deeploop.train.steps import StepQueue
+from iterate_runs import make_iterate_config
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = GPTConfig(blocks=2, rounds=3, width=128, heads=2, hidden=256, vocabulary=1000, context=64)

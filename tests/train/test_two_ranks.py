@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from iterate_runs import make_iterate_config
 from known_peak import expected_mfu
 from safetensors.torch import load_file
 from two_ranks_worker import gradients
@@ -19,6 +18,7 @@ from deeploop.train.checkpoint import list_checkpoints, read_state
 from deeploop.train.config import to_dict
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
+from iterate_runs import make_iterate_config
 
 PARALLEL = ["ddp", "fsdp"]
 REASONERS = ["hrm", "trm"]

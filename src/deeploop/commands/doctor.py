@@ -20,6 +20,7 @@ from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.generation import generate_text
+from deeploop.extras import how_to_install
 from deeploop.recipes.gpt import tiny
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import open_world
@@ -64,7 +65,7 @@ def describe_extra(extra: str, packages: list[str]) -> str:
     if all(versions.values()):
         return ", ".join(f"{package} {version}" for package, version in versions.items())
     missing = ", ".join(package for package, version in versions.items() if not version)
-    return f'{missing} not installed; pip install ".[{extra}]" in the clone'
+    return f"{missing} not installed; {how_to_install(extra)}"
 
 
 def describe_gpu() -> str:

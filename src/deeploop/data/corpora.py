@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from deeploop.extras import require
 from deeploop.files import parse_json
-
-INSTALL_DATA = 'pip install "deeploop[data]"'
 
 FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
 FINEWEB_EDU_SAMPLE = "sample-100BT"
@@ -94,6 +93,8 @@ def text_files(paths: Sequence[Path], field: str = "text") -> Source:
     if not paths:
         raise ValueError("paths: name at least one file or folder of text")
     files = [file for path in paths for file in _walk(path, SUFFIXES)]
+    if tables := [file for file in files if file.name.endswith(".parquet")]:
+        require("pyarrow", "data", str(tables[0]))
     chosen = "" if field == "text" else f", field {field}"
     described = _described(paths, files) + chosen
     return Source(described, lambda: _all_documents(files, field), files=tuple(files))
@@ -101,6 +102,7 @@ def text_files(paths: Sequence[Path], field: str = "text") -> Source:
 
 def fineweb_edu(source: str = FINEWEB_EDU, name: str = FINEWEB_EDU_SAMPLE) -> Source:
     """FineWeb-Edu, streamed; `source` may also be a local folder or file of parquet or jsonl."""
+    require("datasets", "data", "fineweb-edu")
     if Path(source).exists():
         files = _walk(Path(source), (".parquet", *JSON_SUFFIXES))
         return Source(_described([Path(source)], files), lambda: _local_rows(files), stream=True)
@@ -115,10 +117,8 @@ def _local_rows(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _rows(path: str, **options: object) -> Iterator[str]:
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise ValueError(f"fineweb-edu: reading it needs `datasets`: {INSTALL_DATA}") from None
+    from datasets import load_dataset
+
     for number, row in enumerate(load_dataset(path, split="train", streaming=True, **options)):
         if not isinstance(row.get("text"), str):
             raise ValueError(f'{options.get("data_files", path)}: row {number} has no string field "text"')
@@ -208,11 +208,9 @@ def _others(names: Sequence[str]) -> str:
 
 
 def _parquet(file: Path, field: str) -> Iterator[str]:
-    try:
-        from pyarrow import ArrowInvalid
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise ValueError(f"{file}: reading parquet needs pyarrow: {INSTALL_DATA}") from None
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import ParquetFile
+
     try:
         table = ParquetFile(file)
     except ArrowInvalid as error:

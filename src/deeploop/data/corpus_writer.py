@@ -170,12 +170,7 @@ class CorpusWriter:
         """Writes what is left, then corpus.json."""
         for split in self._splits:
             if not split.tokens:
-                hint = "; a document of over a tenth of the text is never held out: cut it into shorter ones"
-                raise ValueError(
-                    f"{self._settings.source}: nothing left for {split.name}: {self.documents} documents, "
-                    f"{self.tokens} tokens, with validation_tokens {self._settings.validation_tokens}"
-                    f"{hint if split is self._validation else ''}"
-                )
+                raise ValueError(f"{self._settings.source}: nothing left for {self._lacks(split)}")
         for split in self._splits:
             split.flush()
         unigram = io.BytesIO()
@@ -195,6 +190,17 @@ class CorpusWriter:
         }
         with atomic_file(self._folder / "corpus.json") as file:
             file.write(json.dumps(facts, indent=1).encode())
+
+    def _lacks(self, split: _Split) -> str:
+        """What a split without a token lacks, and what to do."""
+        found = f"{self.documents:,} documents, {self.tokens:,} tokens"
+        if split is self._train:
+            wanted = self._settings.validation_tokens
+            return f"train: {found}, of which {wanted:,} are held out; give more text, or hold out less"
+        return (
+            f"validation: {found}; whole documents are held out, at most a tenth of the text; "
+            "give more text, or cut it into shorter documents"
+        )
 
     def _save(self) -> None:
         facts = {split.name: split.facts() for split in self._splits}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Verdict = Literal["collapsed", "escaped", "between"]
+Verdict = Literal["collapsed", "escaped", "undecided"]
 
 LOSS_MARGIN = 0.1
 """Nats below the floor that a loss must reach before it counts as off the floor."""
@@ -47,4 +47,4 @@ def judge(loss: float, floor: float, similarity: float) -> Verdict:
         return "escaped"
     if not off_the_floor and (similarity > SIMILARITY_LIMIT or math.isnan(similarity)):
         return "collapsed"
-    return "between"
+    return "undecided"

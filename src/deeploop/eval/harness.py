@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from deeploop.extras import how_to_install
+
 try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.evaluator import evaluate
     from lm_eval.utils import get_rolling_token_windows, hash_string, make_disjoint_window
 except ModuleNotFoundError as missing:
     raise ValueError(
-        f'evaluation needs lm-evaluation-harness (no module {missing.name}): pip install "deeploop[eval]"'
+        f"evaluation needs lm-evaluation-harness (no module {missing.name}); run: {how_to_install('eval')}"
     ) from None
 
 from deeploop.data.tokenizers import Tokenizer

@@ -12,7 +12,7 @@ from deeploop.report import plots
 
 FILE = Path(deeploop.__file__).parent / "assets" / "collapse.json"
 HEADER = ("block", "R", "N", "alpha", "beta", "loss", "floor - loss", "token sim.", "outcome")
-OUTCOMES = {"escaped": "trains", "collapsed": "COLLAPSED", "between": "undecided"}
+OUTCOMES = {"escaped": "trains", "collapsed": "COLLAPSED", "undecided": "undecided"}
 
 Record = dict[str, Any]
 

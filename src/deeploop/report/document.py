@@ -7,6 +7,7 @@ OUT/tables/*.csv    every table, cell for cell
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,9 @@ from deeploop.report.groups import Histories, Setup, setups
 from deeploop.report.runs import Run
 from deeploop.report.tables import Table
 from deeploop.report.transfer import find_studies
+
+# What begins a formula, also in full width; a signed number is none.
+FORMULA = re.compile(r"[=@\t\r\n＝＠＋－]|[+-](?![\d.,]+(e[+-]?\d+)?[%*]?$)")
 
 
 @dataclass(frozen=True)
@@ -60,21 +64,22 @@ def make_sections(runs: Sequence[Run], histories: Histories) -> list[Section]:
     groups = setups(runs)
     head = [summary(runs, groups), *damage(runs, histories)]
     sections = [
-        Section("Summary", [*head, *of_setups(ledger.setups_table, groups)]),
-        Section(
-            "What differs from the paper",
-            [*of_setups(ledger.differences_table, groups), *evaluation_notes(runs)],
-        ),
+        Section("Runs", [*head, ledger.runs_table(runs, histories)]),
+        Section("Loss curves", curve_pictures(groups, histories)),
         loss_section(groups, histories),
         p_sweep_section(groups),
         transfer_section(runs, histories),
         accuracy_section(groups),
-        Section("Reasoners on ARC-AGI-1 (Table 3)", [tables.arc_table(runs)]),
-        boards_section(runs),
+        table_section("Reasoners on ARC-AGI-1, beside Table 3", tables.arc_table(runs)),
+        table_section("Reasoners on Sudoku and mazes", boards_table(runs)),
         compute_section(groups, runs),
-        Section("Loss curves", curve_pictures(groups, histories)),
         kappa_section([one for setup in groups for one in setup.runs], histories),
-        Section("Runs and commands", [ledger.runs_table(runs, histories), ledger.commands_table(runs)]),
+        Section("Set-ups", of_setups(ledger.setups_table, groups)),
+        Section(
+            "What differs from the paper",
+            [*of_setups(ledger.differences_table, groups), *evaluation_notes(runs)],
+        ),
+        Section("Commands", [ledger.commands_table(runs)]),
     ]
     return [section for section in sections if section.parts]
 
@@ -92,8 +97,8 @@ def summary(runs: Sequence[Run], groups: Sequence[Setup]) -> str:
     cost = f"{most}{hours:.2f} GPU-hours of training" if hours else "no GPU-hours recorded"
     return (
         f"{count_of(runs)}{among}: {states}; {cost}. Made from their files by deeploop "
-        f"{deeploop.__version__}. Every number of ours has a run behind it, named at the end with its "
-        f"command; {page.MISSING} means that there is none."
+        f"{deeploop.__version__}. Every number of ours has a run behind it; the last section has its "
+        f"command. {page.MISSING} means that there is none."
     )
 
 
@@ -123,8 +128,9 @@ def loss_section(groups: Sequence[Setup], histories: Histories) -> Section:
             parts.append(
                 Picture(f"{name}-against-rounds", figure, f"Validation loss against R: {setup.title}.")
             )
-        parts.append(tables.seeds_table(setup, histories, name.replace("loss", "seeds")))
-    return Section("Validation loss (Table 1)", parts or ["No run here compares losses over R."])
+        if any(len(cell.runs) > 1 for cells in setup.rows.values() for cell in cells.values()):
+            parts.append(tables.seeds_table(setup, histories, name.replace("loss", "seeds")))
+    return Section("Validation loss, beside Table 1", parts)
 
 
 def p_sweep_section(groups: Sequence[Setup]) -> Section:
@@ -135,8 +141,7 @@ def p_sweep_section(groups: Sequence[Setup]) -> Section:
         parts.append(tables.p_sweep_table(sweeps, setup.title, name))
         caption = f"Exponent p against loss and escapes: {setup.title}."
         parts.append(Picture(name, figures.p_sweep_figure(sweeps), caption))
-    absent = "No p-sweep among these runs: that takes three exponents or more at one R and one ramp."
-    return Section("The exponent (Appendix C)", parts or [absent])
+    return Section("The exponent p, beside Appendix C", parts)
 
 
 def transfer_section(runs: Sequence[Run], histories: Histories) -> Section:
@@ -163,13 +168,11 @@ def accuracy_section(groups: Sequence[Setup]) -> Section:
                     f"{shots}-shot accuracy against R; dashed: the paper's GPT-2 {setup.size}. {setup.title}."
                 )
                 parts.append(Picture(f"{name}-{shots}-shot", figure, caption))
-    absent = "None of these runs was scored on the eight tasks (deeploop eval RUN): both tables are missing."
-    return Section("Downstream accuracy (Tables 2 and 4)", parts or [absent])
+    return Section("Downstream accuracy, beside Tables 2 and 4", parts)
 
 
-def boards_section(runs: Sequence[Run]) -> Section:
-    table = boards_table(runs)
-    return Section("Reasoners on Sudoku and mazes", [] if table is None else [table])
+def table_section(title: str, table: Table | None) -> Section:
+    return Section(title, [] if table is None else [table])
 
 
 def compute_section(groups: Sequence[Setup], runs: Sequence[Run]) -> Section:
@@ -177,8 +180,8 @@ def compute_section(groups: Sequence[Setup], runs: Sequence[Run]) -> Section:
     told = f"{shared} of {count_of(runs)} shared their device (sweep --jobs): their tokens/s are left out."
     parts: list[Part] = [*([told] if shared else []), ledger.compute_table(groups, runs)]
     if figure := figures.cost_against_rounds(groups):
-        parts.append(Picture("cost-against-rounds", figure, "Time a token against R, by the rates above."))
-    return Section("Compute (Appendix D)", parts)
+        parts.append(Picture("cost-against-rounds", figure, "Time per token against R, by the rates above."))
+    return Section("Compute, beside Appendix D", parts)
 
 
 def curve_pictures(groups: Sequence[Setup], histories: Histories) -> list[Part]:
@@ -195,12 +198,10 @@ def curve_pictures(groups: Sequence[Setup], histories: Histories) -> list[Part]:
 
 def kappa_section(runs: Sequence[Run], histories: Histories) -> Section:
     table, figure = ledger.kappa_table(runs, histories), figures.kappa_figure(runs, histories)
-    if table is None or figure is None:
-        absent = "κ_R was measured in none of these runs (--diagnose.every, or deeploop diagnose RUN)."
-        return Section("Visit alignment κ_R", [absent])
-    return Section(
-        "Visit alignment κ_R", [table, Picture("kappa", figure, "κ_R, one line and one dot a run.")]
-    )
+    parts: list[Part] = []
+    if table is not None and figure is not None:
+        parts = [table, Picture("kappa", figure, "κ_R, one line and one dot per run.")]
+    return Section("Visit alignment κ_R", parts)
 
 
 # ── How it is written ───────────────────────────────────────────────────────────────────────────────────
@@ -213,12 +214,17 @@ def write(out: Path, title: str, sections: Sequence[Section]) -> None:
     for part in (part for section in sections for part in section.parts):
         if isinstance(part, Table):
             rows = io.StringIO(newline="")
-            csv.writer(rows).writerows([part.header, *part.rows])
+            csv.writer(rows).writerows([inert(cell) for cell in row] for row in (part.header, *part.rows))
             write_text(out / "tables" / f"{part.name}.csv", rows.getvalue())
         elif isinstance(part, Picture):
             plots.save_png(part.figure, out / "figures" / f"{part.name}.png")
     write_text(out / "report.md", as_markdown(title, sections))
     write_text(out / "report.html", as_html(title, sections))
+
+
+def inert(cell: str) -> str:
+    """The cell, with an apostrophe where a spreadsheet would run it: a run's name may be a stranger's."""
+    return f"'{cell}" if FORMULA.match(cell) else cell
 
 
 def as_html(title: str, sections: Sequence[Section]) -> str:

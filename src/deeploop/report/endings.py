@@ -13,7 +13,7 @@ from typing import Any, Literal
 from deeploop.files import is_locked, open_regular, read_json
 
 Ending = Literal["finished", "collapsed"]
-State = Literal["absent", "started", "running", "finished", "collapsed", "failed"]
+State = Literal["absent", "started", "stopped", "running", "finished", "collapsed", "failed"]
 ENDED: tuple[State, ...] = ("finished", "collapsed")
 DROPPED = "weights-dropped"  # a file of a run whose checkpoints were deleted on purpose
 ERROR = re.compile(r"deeploop (?:train|eval|sweep): error: (.*)")
@@ -36,7 +36,17 @@ def run_state(run: Path, over: Ending | None, *, left: bool = False) -> State:
         return over
     if has_failed(run):
         return "failed"
-    return "started" if (run / "run.json").is_file() else "absent"
+    if not (run / "run.json").is_file():
+        return "absent"
+    return "started" if stopped_at(read_json(run / "run.json")) is None else "stopped"
+
+
+def stopped_at(stamp: Mapping[str, Any]) -> int | None:
+    """The step at which a run was stopped by a signal, as its run.json says; None of any other run."""
+    match stamp.get("ended"):
+        case {"how": "stopped", "step": int(step)}:
+            return step
+    return None
 
 
 def ending(validation: Mapping[str, Any], *, steps: int | None, since: int, stops: bool) -> Ending | None:

@@ -63,7 +63,7 @@ class Count:
     """Mean over the seeds that escaped, strictly."""
     surrogates: int
     """How many of these losses are surrogates."""
-    undecided: int
+    cut_off: int
     """Seeds that were cut off before they escaped."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _count(axes: dict[str, Any], outcomes: list[Outcome]) -> Count:
 def table(counts: Sequence[Count]) -> str:
     """The counts for a terminal."""
     axes = list(counts[0].axes)
-    header = (*axes, "below floor", "95%", "escaped", "95%", "mean loss", "undecided")
+    header = (*axes, "below floor", "95%", "escaped", "95%", "mean loss", "cut off")
     rows = [
         (
             *(str(count.axes[axis]) for axis in axes),
@@ -176,7 +176,7 @@ def table(counts: Sequence[Count]) -> str:
             f"{count.escaped}/{count.seeds}",
             _interval(count.escaped_interval),
             "–" if count.mean_loss is None else f"{count.mean_loss:.3f}" + "*" * bool(count.surrogates),
-            str(count.undecided or "–"),
+            str(count.cut_off or "–"),
         )
         for count in counts
     ]

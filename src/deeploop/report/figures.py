@@ -59,22 +59,23 @@ def finish(figure: Figure, *, legend: Axes | None = None) -> Figure:
 
 
 def loss_against_rounds(setup: Setup, histories: Histories) -> Figure | None:
-    """Left the paper, right ours: each on a scale of its own, for the data differ."""
+    """Left ours, right the paper: each on a scale of its own, for the data differ."""
     if len(setup.rounds) < 2:
         return None
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
+    draw_rows(left, setup, histories)
+    left.set_title("here: mean, and each run")
+    left.set_ylabel(f"validation loss (nats per {setup.unit})")
     for block, colour in PAPER_COLOURS.items():
         losses = [published.LOSS[setup.size, block, R].number for R in ROUNDS]
-        left.plot(ROUNDS, losses, "o--", color=colour, label=published.METHODS[block], ms=4, lw=1.4)
-    left.set_title(f"paper, GPT-2 {setup.size}")
-    draw_rows(right, setup, histories)
-    right.set_title("here: mean, and each run")
+        right.plot(ROUNDS, losses, "o--", color=colour, label=published.METHODS[block], ms=4, lw=1.4)
+    right.set_title(f"paper, GPT-2 {setup.size}")
+    right.set_ylabel("nats per GPT-2 token")
     for axes in (left, right):
         axes.set_xticks(sorted({*ROUNDS, *setup.rounds}))
         axes.set_xlabel("rounds R")
         axes.legend(frameon=False, labelcolor=INK, fontsize=8)
-    left.set_ylabel("validation loss (nats a token)")
     return finish(figure)
 
 
@@ -190,7 +191,8 @@ def draw_curves(panels: dict[str, list[tuple[str, str, Run]]], histories: Histor
         axes.tick_params(labelbottom=True)  # the panel below may be an empty place
     for axes in list(grid):
         axes.set_visible(False)
-    figure.axes[0].set_ylabel("training loss (nats a token)")
+    unit = next((run.unit for lines in panels.values() for *_, run in lines), "token")
+    figure.axes[0].set_ylabel(f"training loss (nats per {unit})")
     ranked = sorted(named, key=lambda label: label == "unigram floor")
     fit = int(
         14 * figure.get_figwidth() / (6 + max(map(len, ranked)))
@@ -225,8 +227,9 @@ def p_sweep_figure(sweeps: dict[str, list[Run]]) -> Figure:
     for index in range(len(sweeps), tall * wide):
         for axes in grid[-2:, index % wide]:
             axes.set_visible(False)
+    unit = next(run.unit for runs in sweeps.values() for run in runs)
     for row in range(tall):
-        grid[2 * row, 0].set_ylabel("validation loss (nats a token)")
+        grid[2 * row, 0].set_ylabel(f"validation loss (nats per {unit})")
         grid[2 * row + 1, 0].set_ylabel("share that escapes")
     for axes in grid[:2, 0]:
         axes.legend(frameon=False, labelcolor=INK, fontsize=8)
@@ -306,7 +309,7 @@ def accuracy_figure(setup: Setup, shots: int) -> Figure | None:
 
 
 def cost_against_rounds(groups: Sequence[Setup]) -> Figure | None:
-    """Time a token relative to R = 1: linear would be R itself."""
+    """Time per token relative to R = 1: linear would be R itself."""
     lines = {}
     for setup in groups:
         for label, cells in setup.rows.items():
@@ -341,7 +344,7 @@ def cost_against_rounds(groups: Sequence[Setup]) -> Figure | None:
             label=plain(label),
         )
     axes.set_xlabel("rounds R")
-    axes.set_ylabel("time a token, R = 1 is 1")
+    axes.set_ylabel("time per token, R = 1 is 1")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return finish(figure, legend=axes)
 

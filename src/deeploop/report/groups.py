@@ -106,6 +106,16 @@ class Setup:
         return f"{shape}, {amount.replace('steps', steps)}, {Path(own['data.path']).name}"
 
     @property
+    def unit(self) -> str:
+        """What its losses, in nats, are per: one vocabulary has one unit."""
+        return self.runs[0].unit
+
+    @property
+    def is_beside_paper(self) -> bool:
+        """Whether its losses are per GPT-2 token, as the paper's."""
+        return self.unit == "GPT-2 token"
+
+    @property
     def title(self) -> str:
         return f"set-up {self.letter}, {self.label}"
 
@@ -247,5 +257,5 @@ def _is_split(runs: Sequence[Run]) -> bool:
 
 
 def columns(setup: Setup) -> list[int]:
-    """The paper's R and ours."""
-    return sorted({*ROUNDS, *setup.rounds})
+    """Our R, and the paper's where that stands beside them."""
+    return sorted({*(ROUNDS if setup.is_beside_paper else ()), *setup.rounds})

@@ -6,9 +6,10 @@ from statistics import fmean
 from typing import Any
 
 from deeploop.report import published
+from deeploop.report.endings import outcome
 from deeploop.report.evaluations import read_diagnosis, read_evaluations
 from deeploop.report.groups import Histories, Setup, TableCell, method
-from deeploop.report.listing import number, setting
+from deeploop.report.listing import loss_columns, number, setting
 from deeploop.report.page import MISSING
 from deeploop.report.runs import Run, natural
 from deeploop.report.tables import PAPER_ROWS, Table
@@ -16,7 +17,7 @@ from deeploop.report.tables import PAPER_ROWS, Table
 
 # ── Compute ─────────────────────────────────────────────────────────────────────────────────────────────
 def compute_table(groups: Sequence[Setup], runs: Sequence[Run]) -> Table:
-    """Speed and cost a cell; time a token relative to R = 1, ours and the paper's."""
+    """Speed and cost per cell; time per token relative to R = 1, ours and the paper's."""
     rows = []
     for setup in groups:
         for label, cells in setup.rows.items():
@@ -43,7 +44,7 @@ def compute_table(groups: Sequence[Setup], runs: Sequence[Run]) -> Table:
         rows,
         "tokens/s: median of the last hundred lines of each run, all its devices together; mean over the "
         "cell's runs that had these to themselves, as far as their sweep's --jobs tells. "
-        "× R=1: time a token over that of the same row at R = 1. Hours: training steps only, "
+        "× R=1: time per token over that of the same row at R = 1. Hours: training steps only, "
         "summed over the cell's runs, also unfinished ones; runs that share a GPU each count all their time. "
         "GPU-hours are missing for runs on CPUs. The paper's hours are for one of its own cells, on H200s.",
     )  # fmt: skip
@@ -163,20 +164,24 @@ def devices(setup: Setup) -> str:
 
 
 def runs_table(runs: Sequence[Run], histories: Histories) -> Table:
+    losses = loss_columns(runs, lambda run: histories.loss(run) if run.ended else None)
+    floor = {"floor": lambda run: number(run.validation.get("floor"), ".4f")} if "loss" in losses else {}
+    numbers = {**losses, **floor}
     rows = [
         [
             run.name, run.state, f"{run.step}/{number(run.steps, 'd')}" if run.fields else MISSING,
             method(run) if "model.p" in run.fields and "model.block" in run.fields else MISSING,
             number(run.fields.get("model.rounds"), "d"), number(run.seed, "d"),
-            number(histories.loss(run) if run.ended else None, ".4f"),
-            number(run.validation.get("floor"), ".4f"), str(run.validation.get("verdict", MISSING)),
+            *(cell(run) for cell in numbers.values()), outcome(run.validation) or MISSING,
             str(run.stamp.get("git") or MISSING)[:10], str(run.stamp.get("written", MISSING)),
         ]
         for run in runs
     ]  # fmt: skip
-    header = ["run", "state", "step", "method", "R", "seed", "loss", "floor", "verdict", "git", "written"]
+    header = ["run", "state", "step", "method", "R", "seed", *numbers, "verdict", "git", "written"]
     note = "A loss is shown for runs that came to their end. absent: a cell of a sweep without a run folder."
-    return Table("runs", "Runs", header, rows, note)
+    if "bits/byte" in numbers:
+        note += " Losses per byte and per token do not compare: bits/byte does, where a run recorded it."
+    return Table("runs", "Settings, progress and last validation of each run", header, rows, note)
 
 
 def commands_table(runs: Sequence[Run]) -> Table:

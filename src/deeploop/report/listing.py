@@ -1,5 +1,6 @@
 """`deeploop runs`: run folders one below the other, with the settings that tell them apart. No torch."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,9 +9,14 @@ from deeploop.report.page import MISSING, text_table
 from deeploop.report.runs import Run
 from deeploop.terminal import printable
 
-# What a narrow terminal does without, the first first. After these go the settings that differ, then long
-# names are cut; the verdict goes last.
-EXPENDABLE = ("written", "floor", "tokens/s", "GPU-h", "seed", "state")
+# What a narrow terminal does without, the first first. Then long names are cut, then settings go, from the
+# last, and the verdict; a state goes last, or first if all are finished.
+EXPENDABLE = ("written", "floor", "tokens/s", "GPU-h", "seed")
+# The settings that a person looks for first, in this order; others follow in that of the config.
+FOREMOST = (
+    *("model.block", "model.p", "model.rounds", "model.blocks", "model.width", "optim.peak_lr"),
+    *("optim.warmup_steps", "optim.steps", "data.path"),
+)
 NARROW_NAME = 24
 
 
@@ -37,10 +43,12 @@ def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
 
 def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> str:
     """All columns that fit; what was left out is named below."""
+    settings = sorted(settings, key=lambda name: (*FOREMOST, name).index(name))
     columns = all_columns(runs, settings)
     dropped: list[str] = []
     told_apart = [short(name, settings) for name in reversed(settings)]
-    for heading in (*EXPENDABLE, *told_apart, "run", "verdict"):
+    finished = all(run.state == "finished" for run in runs)
+    for heading in (*(["state"] if finished else []), *EXPENDABLE, "run", *told_apart, "verdict", "state"):
         if width is None or total_width(columns) <= width:
             break
         if heading == "run":
@@ -49,7 +57,8 @@ def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> st
             dropped.append(heading)
     text = text_table([*columns], list(zip(*columns.values(), strict=True)))
     if dropped:
-        text += f"\nnot shown: {', '.join(dropped)} (a wider terminal, or --json)"
+        told = f"not shown: {', '.join(dropped)} (a wider terminal, or --json)"
+        text += "\n" + textwrap.fill(told, width or 0)
     return text
 
 
@@ -62,14 +71,32 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
         "seed": lambda run: number(run.seed, "d"),
         "step": lambda run: f"{run.step:,}/{number(run.steps, ',d')}" if run.fields else MISSING,
         "state": lambda run: run.state,
-        "loss": lambda run: number(run.validation.get("loss"), ".4f"),
+        **loss_columns(runs, lambda run: run.validation.get("loss")),
         "floor": lambda run: number(run.validation.get("floor"), ".3f"),
         "verdict": lambda run: outcome(run.validation) or MISSING,
         "tokens/s": lambda run: number(run.tokens_per_s, ",.0f"),
         "GPU-h": lambda run: number(run.gpu_hours, ".3f"),
         "written": lambda run: str(run.stamp.get("written", MISSING))[:16].replace("T", " "),
     }
+    if "loss" not in cells:
+        del cells["floor"]  # it is in nats per byte or per token too
     return {heading: [printable(cell(run)) for run in runs] for heading, cell in cells.items()}
+
+
+def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> dict[str, Callable[[Run], str]]:
+    """Heading → cells of `loss`; losses per byte and per token have a column each, and bits per byte one."""
+    units = sorted({run.unit for run in runs if loss(run) is not None})
+    if len(units) < 2:
+        return {"loss": lambda run: number(loss(run), ".4f")}
+
+    def of(unit: str) -> Callable[[Run], str]:
+        return lambda run: number(loss(run) if run.unit == unit else None, ".4f")
+
+    def bits(run: Run) -> str:
+        nats, factor = loss(run), run.bits_per_nat
+        return number(None if nats is None or factor is None else nats * factor, ".3f")
+
+    return {**{f"nats/{unit}": of(unit) for unit in units}, "bits/byte": bits}
 
 
 def short(name: str, among: Sequence[str]) -> str:

@@ -103,7 +103,7 @@ def _draw_loss(axes: Axes, records: Sequence[dict[str, Any]]) -> None:
     first = records[-1]["rounds"][0]
     factor = first["bits_per_byte"] / first["loss"]
     right = axes.secondary_yaxis("right", functions=(lambda y: y * factor, lambda y: y / factor))
-    axes.set_ylabel("validation loss (nats a token)")
+    axes.set_ylabel("validation loss (nats per token)")
     right.set_ylabel("bits per byte", color=INK)
     right.spines["right"].set_color(INK)
     right.tick_params(colors=INK)
@@ -116,7 +116,7 @@ def _loss_curves(records: Sequence[dict[str, Any]]) -> dict[str, dict[float, flo
     for record in records:
         alpha = ", α recomputed" if record["recompute_alpha"] else ""
         for row in record["rounds"]:
-            curves.setdefault(f"all tokens alike{alpha}", {})[row["rounds"]] = row["loss"]
+            curves.setdefault(f"fixed rounds{alpha}", {})[row["rounds"]] = row["loss"]
         for row in record["adaptive"]:
             label = f"adaptive by {row['criterion']}, at most {record['rounds'][-1]['rounds']}{alpha}"
             curves.setdefault(label, {})[row["mean_rounds"]] = row["loss"]

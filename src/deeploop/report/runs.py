@@ -4,6 +4,7 @@ Nothing here fails on a folder that is damaged or half written: a run that can't
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from statistics import median
 from typing import Any, Literal
 
 from deeploop.files import read_object
-from deeploop.report.endings import ENDED, State, ending, run_state
+from deeploop.report.endings import ENDED, State, ending, run_state, stopped_at
 from deeploop.report.packed import opened, subfolders
 from deeploop.report.sweeps import read_sweep
 from deeploop.train.metrics import Record, is_sound, stream_back, stream_lines
@@ -42,6 +43,7 @@ LATER_FIELDS: dict[str, Any] = {
 STAMP_KINDS = {
     "task": str,
     "ranks": int,
+    "bytes_per_token": int | float,
     "written": str,
     "command": list,
     "shape": dict,
@@ -82,7 +84,8 @@ class Run:
 
     @property
     def step(self) -> int:
-        return max(self.train.get("step", 0), self.validation.get("step", 0))
+        stopped = stopped_at(self.stamp) or 0  # a step that no line of metrics may be due at
+        return max(self.train.get("step", 0), self.validation.get("step", 0), stopped)
 
     @property
     def steps(self) -> int | None:
@@ -91,6 +94,19 @@ class Run:
     @property
     def seed(self) -> int | None:
         return self.fields.get("seed")
+
+    @property
+    def unit(self) -> str:
+        """What its loss, in nats, is per."""
+        if self.stamp.get("task", "language") != "language":
+            return "cell"
+        return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary"), "token")  # type: ignore[arg-type]
+
+    @property
+    def bits_per_nat(self) -> float | None:
+        """Bits per byte for each nat of its loss; in older run folders known of byte-level models alone."""
+        length = self.stamp.get("bytes_per_token", 1 if self.unit == "byte" else None)
+        return 1 / (length * math.log(2)) if length else None
 
     @property
     def ended(self) -> bool:

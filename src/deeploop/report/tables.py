@@ -36,31 +36,38 @@ class Table:
 
 # ── Table 1: validation loss against R ──────────────────────────────────────────────────────────────────
 def loss_table(setup: Setup, histories: Histories, name: str) -> Table:
-    """The paper's rows of one size above, ours below, Δ against pre-norm under each."""
+    """Our rows, Δ against pre-norm, then the paper's rows of one size, if they are per token too."""
     rounds = columns(setup)
-    rows = [paper_loss_row(setup.size, block, rounds) for block in published.METHODS]
-    deltas = [published.LOSS_DELTA.get((setup.size, R)) for R in rounds]
-    rows.append([PAPER, "Δ DeepLoop − baseline", *(value.printed if value else MISSING for value in deltas)])
-    absent: dict[str, dict[int, TableCell]] = {
-        label: {} for label in PAPER_ROWS if label not in setup.methods
-    }
-    for label, cells in (absent | setup.rows).items():
-        rows.append([HERE, label, *(cells[R].text(histories) if R in cells else MISSING for R in rounds)])
+    rows = [
+        [HERE, label, *(cells[R].text(histories) if R in cells else MISSING for R in rounds)]
+        for label, cells in setup.rows.items()
+    ]
     rows += [[HERE, f"Δ {label} − pre-norm", *texts] for label, texts in our_deltas(setup, histories, rounds)]
-    return Table(
-        name,
-        f"Validation loss, nats a token: the paper's GPT-2 {setup.size}, and here {setup.title}",
-        ["", "method", *(f"R={R}" for R in rounds)],
-        rows,
+    title = f"Validation loss, nats per {setup.unit}: {setup.title}"
+    note = (
         "Mean ± standard deviation over the runs that trained, a seed each unless a cell says otherwise; "
-        "runs that end at the unigram floor are counted apart. – : no run. Losses on other data, or after "
-        "other numbers of tokens, compare only within themselves: read the Δ rows.",
+        "runs that end at the unigram floor are counted apart. – : no run."
     )
+    if setup.is_beside_paper:
+        rows += paper_loss_rows(setup.size, rounds)
+        title += f"; and the paper's GPT-2 {setup.size}"
+        note += (
+            " Losses on other data, or after other numbers of tokens, compare only within themselves: "
+            "read the Δ rows."
+        )
+    return Table(name, title, ["", "method", *(f"R={R}" for R in rounds)], rows, note)
 
 
-def paper_loss_row(size: str, block: str, rounds: Sequence[int]) -> list[str]:
-    values = [published.LOSS.get((size, block, R)) for R in rounds]
-    return [PAPER, published.METHODS[block], *(value.printed if value else MISSING for value in values)]
+def paper_loss_rows(size: str, rounds: Sequence[int]) -> list[list[str]]:
+    rows = {
+        name: [published.LOSS.get((size, block, R)) for R in rounds]
+        for block, name in published.METHODS.items()
+    }
+    rows["Δ DeepLoop − baseline"] = [published.LOSS_DELTA.get((size, R)) for R in rounds]
+    return [
+        [PAPER, name, *(value.printed if value else MISSING for value in values)]
+        for name, values in rows.items()
+    ]
 
 
 def our_deltas(setup: Setup, histories: Histories, rounds: Sequence[int]) -> list[tuple[str, list[str]]]:
@@ -125,30 +132,30 @@ def scores(run: Run) -> dict[tuple[int, str], float]:
 
 
 def accuracy_table(setup: Setup, name: str) -> Table | None:
-    """Rows of the paper's Table 2 or 4, and under each ours; None where no run was scored."""
+    """Our rows, and under each that of the paper's Table 2 or 4; None where no run was scored."""
     rows: list[list[str]] = []
     any_scored = False
     for shots in (0, 1):
         for label, cells in setup.rows.items():
-            for R in columns(setup):
+            for R in sorted({*published.ROUNDS, *setup.rounds}):
                 block = PAPER_ROWS.get(label.split(",")[0], "")
                 ours = [scores(run) for run in cells[R].runs] if R in cells else []
                 paper = [
                     published.ACCURACY.get((setup.size, shots, block, R, task))
                     for task in (*TASKS, "average")
                 ]
+                if any(paper) or any(ours):
+                    rows.append([HERE, f"{shots}-shot", label, str(R), *accuracy_cells(ours, shots)])
                 if any(paper):
                     rows.append(
                         [PAPER, f"{shots}-shot", label, str(R), *(v.printed if v else MISSING for v in paper)]
                     )
-                if any(paper) or any(ours):
-                    rows.append([HERE, f"{shots}-shot", label, str(R), *accuracy_cells(ours, shots)])
                 any_scored |= any(ours)
     if not any_scored:
         return None
     return Table(
         name,
-        f"Accuracy, %: the paper's GPT-2 {setup.size}, and here {setup.title}",
+        f"Accuracy, %: {setup.title}; and the paper's GPT-2 {setup.size}",
         ["", "shots", "method", "R", *TASKS.values(), "Avg"],
         rows,
         "Mean over runs. Avg is the plain mean of the eight tasks, and missing where one of them is.",
@@ -221,27 +228,27 @@ def p_sweep_table(sweeps: dict[str, list[Run]], label: str, name: str) -> Table:
                 f"{paper.printed}/{published.SWEEP_SEEDS}" if paper and is_theirs else MISSING,
                 loss.printed if loss and is_theirs else MISSING,
             ]
-            rows.append([ramp, f"{p:g}", *theirs, *count_cells(counts.get(p))])
+            rows.append([ramp, f"{p:g}", *count_cells(counts.get(p)), *theirs])
     header = [
         "sweep",
         "p",
-        "paper: escaped",
-        "paper: loss",
         "below floor",
         "95%",
         "escaped",
         "95%",
         "mean loss",
-        "undecided",
+        "cut off",
+        "paper: escaped",
+        "paper: loss",
     ]
     return Table(
         name,
-        f"Escapes from the unigram floor: the paper's p-sweep, and {label}",
+        f"Escapes from the unigram floor: {label}; and the paper's p-sweep",
         header,
         rows,
         "below floor: the paper's rule, any validation below the floor. escaped: a validation more than 0.1 "
         "nats below it with token similarity under 0.95. 95%: Wilson intervals. mean loss: of the seeds that "
-        "escaped; * has training losses in it, for want of a validation. undecided: cut off before that. A "
+        "escaped; * has training losses in it, for want of a validation. cut off: before that. A "
         "seed that was run twice is one, and escapes if one of its runs does.",
     )  # fmt: skip
 
@@ -255,7 +262,7 @@ def count_cells(count: Count | None) -> list[str]:
     loss = number(count.mean_loss, ".4f") + "*" * bool(count.surrogates)
     return [
         f"{count.below_floor}/{count.seeds}", below, f"{count.escaped}/{count.seeds}", escaped, loss,
-        str(count.undecided or MISSING),
+        str(count.cut_off or MISSING),
     ]  # fmt: skip
 
 
@@ -265,14 +272,16 @@ ARC_ROWS = {("hrm", 0, None): "Vanilla HRM", ("hrm", 0.5, None): "HRM, DeepLoop 
 Ladder = dict[int, float]  # K → tasks solved, %
 
 
-def arc_table(runs: Sequence[Run]) -> Table:
-    """The paper's voting ladder, and those of runs that were evaluated on ARC."""
+def arc_table(runs: Sequence[Run]) -> Table | None:
+    """The voting ladders of runs that were evaluated on ARC, and the paper's; None where no run was."""
+    rows = []
+    for label, ladders in arc_ladders(runs).items():
+        means = [fmean(ladder[K] for ladder in ladders) for K in VOTES]
+        rows.append([HERE, label, *(f"{mean:.2f}" for mean in means)])
+    if not rows:
+        return None
     names = dict(zip(("hrm", "hrm-deeploop", "delta"), (*ARC_ROWS.values(), "Δ"), strict=True))
-    rows = [[PAPER, name, *(published.ARC[key, K].printed for K in VOTES)] for key, name in names.items()]
-    ours = arc_ladders(runs) or {name: [] for name in ARC_ROWS.values()}
-    for label, ladders in ours.items():
-        means = [fmean(ladder[K] for ladder in ladders) if ladders else None for K in VOTES]
-        rows.append([HERE, label, *(number(mean, ".2f") for mean in means)])
+    rows += [[PAPER, name, *(published.ARC[key, K].printed for K in VOTES)] for key, name in names.items()]
     return Table(
         "arc",
         "Voted accuracy on ARC-AGI-1, %",

@@ -1,11 +1,12 @@
 """The cells of a sweep on disk: where each one stands, and which command brings it further.
 
-OUT/sweep.json        the grid: {"format": 1, "sweep", "scale", "compare_at", "jobs",
-                      "cells": {name: recipe, settings, axes}}, and the last start's command and time
-OUT/<cell>/           its run folder, with an empty file weights-dropped once its checkpoints were deleted
-OUT/<cell>.log        what its processes printed, attempt after attempt; locked for as long as one lives
-OUT/<cell>.exit.json  how the last of them ended: {"code", "failed", "error"}
-OUT/runs.tar.xz       by `deeploop pack`: all of these, read where a cell has none of its own
+OUT/sweep.json          the grid: {"format": 1, "sweep", "scale", "compare_at", "jobs",
+                        "cells": {name: recipe, settings, axes}}, and the last start's command and time
+OUT/<cell>.config.json  what it is trained by: `deeploop train --config`
+OUT/<cell>/             its run folder, with an empty file weights-dropped once its checkpoints were deleted
+OUT/<cell>.log          what its processes printed, attempt after attempt; locked for as long as one lives
+OUT/<cell>.exit.json    how the last of them ended: {"code", "failed", "error"}
+OUT/runs.tar.xz         by `deeploop pack`: all of these, read where a cell has none of its own
 
 A cell's state is read from these files, never kept elsewhere: a sweep that is killed has nothing to repair.
 """
@@ -23,7 +24,7 @@ from deeploop.report.packed import opened
 from deeploop.report.sweeps import FORMAT, RecordedCell, SweepRecord, read_sweep
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.train.checkpoint import list_checkpoints
-from deeploop.train.config import TrainConfig
+from deeploop.train.config import TrainConfig, to_dict
 from deeploop.train.metrics import Record, read_metrics_tail
 from deeploop.train.rundir import provenance
 
@@ -66,6 +67,9 @@ class SweepFolder:
 
     def run_folder(self, cell: Cell) -> Path:
         return self.out / cell.name
+
+    def config_file(self, cell: Cell) -> Path:
+        return self.out / f"{cell.name}.config.json"
 
     def log_file(self, cell: Cell) -> Path:
         return log_file(self.run_folder(cell))
@@ -128,7 +132,10 @@ class SweepFolder:
         )
 
     def write(self, jobs: int = 1) -> None:
-        """Writes sweep.json. Cells that only an earlier start had stay; a changed one is refused."""
+        """Writes sweep.json and the cells' configs.
+
+        Cells that only an earlier start had stay; a changed one is refused.
+        """
         old = self.unchanged_record()
         cells = (old.cells if old else {}) | {cell.name: _as_recorded(cell) for cell in self.cells}
         record = {
@@ -142,6 +149,8 @@ class SweepFolder:
         }
         self.out.mkdir(parents=True, exist_ok=True)
         write_json(self.out / "sweep.json", record)
+        for cell in self.cells:
+            write_json(self.config_file(cell), to_dict(self.configs[cell.name]))
 
     # ── one cell ──
     def progress(self, cell: Cell, *, running: bool = False) -> Progress:
@@ -168,8 +177,8 @@ class SweepFolder:
         train, validation = self._last_lines(cell)
         left = self._left(cell, self._ending(cell, train, validation), validation)
         if left == "train":
-            recipe, *settings = cell.words()
-            return [*self._launcher(), "train", recipe, "--out", str(folder), "--resume", *settings]
+            config = ["--config", str(self.config_file(cell))]
+            return [*self._launcher(), "train", *config, "--out", str(folder), "--resume"]
         if left == "eval":
             data = [] if self.tasks is None else ["--data", str(self.tasks)]
             return [sys.executable, "-m", "deeploop", "eval", str(folder), *data]

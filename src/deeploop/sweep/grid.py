@@ -36,11 +36,6 @@ class Cell:
         """The full config, but for the run folder."""
         return configure(self.recipe, self.settings)
 
-    def words(self) -> list[str]:
-        """What follows `deeploop train` to make this run."""
-        hints = leaf_hints(type(get_recipe(self.recipe)))
-        return [self.recipe, *itertools.chain(*(_words(hints[p], p, v) for p, v in self.settings.items()))]
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -114,14 +109,6 @@ def configure(recipe: str, settings: Settings) -> Any:
         return from_dict(type(base), values)
     except ValueError as error:
         raise ValueError(str(error).removeprefix("config.")) from None
-
-
-def _words(hint: Any, path: str, value: Any) -> list[str]:
-    *parents, leaf = path.replace("_", "-").split(".")
-    if hint is bool:
-        return ["--" + ".".join([*parents, leaf if value else f"no-{leaf}"])]
-    values = value if isinstance(value, list | tuple) else [value]
-    return ["--" + ".".join([*parents, leaf]), *map(str, values)]
 
 
 def _label(axis: str, label: Any) -> str:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from deeploop.extras import require
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Cell
 from deeploop.sweep.launch import SAVE_SECONDS, note_exit, start
@@ -50,7 +51,11 @@ class CellJob:
 
     def __call__(self) -> str:
         run = self.sweep.run_folder(self.cell)
+        before: object = None
         while (command := self.sweep.next_command(self.cell)) is not None:
+            if (stand := (command, self.sweep.progress(self.cell, running=True).step)) == before:
+                raise RuntimeError(f"{self.cell.name}: {note_exit(run, 0, failed=True)}")  # no progress
+            before = stand
             try:
                 process = start(command, run, {}, before=_ignore_warning)
             except BlockingIOError:
@@ -88,6 +93,10 @@ def _ignore_warning() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
+def require_submitit() -> Any:
+    return require("submitit", "slurm", "launcher=slurm")
+
+
 def submit(
     sweep: SweepFolder,
     config: SlurmConfig,
@@ -96,12 +105,7 @@ def submit(
     cluster: Literal["slurm", "local"] = "slurm",
 ) -> dict[str, Any]:
     """Submits the unfinished cells, cell name → job; `local` is submitit's stand-in on this machine."""
-    try:
-        import submitit
-    except ImportError:
-        raise ValueError(
-            'launcher=slurm: submitit is not installed; run: pip install "deeploop[slurm]"'
-        ) from None
+    submitit = require_submitit()
     cells = [cell for cell in sweep.cells if sweep.next_command(cell) is not None]
     try:
         executor = submitit.AutoExecutor(

@@ -2,11 +2,17 @@
 
 from dataclasses import dataclass
 
+from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
 from deeploop.models.gpt import GPTConfig
 from deeploop.models.reasoner import ReasonerConfig
 from deeploop.train.config import AnyTrainConfig, IterateTrainConfig, TrainConfig
 from deeploop.train.progress import hours_minutes_seconds
 
+LEGEND = {
+    "floor": "best loss without context, by token frequencies; similarity 1 means one state at all positions",
+    "verdict": f"escaped: loss below the floor by {LOSS_MARGIN} and similarity below {SIMILARITY_LIMIT}; "
+    "collapsed: neither; undecided: one of them",
+}
 UNITS = ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
 
 
@@ -45,6 +51,15 @@ def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
     if 0 < done < steps and facts.seconds:
         left = hours_minutes_seconds((steps - done) * facts.seconds / done)
         lines["time"] = f"{left} left at the speed so far, validation not counted"
+    return _aligned(lines)
+
+
+def legend(config: AnyTrainConfig) -> list[str]:
+    """What the numbers of a validation mean."""
+    return _aligned(LEGEND) if isinstance(config, TrainConfig) else []
+
+
+def _aligned(lines: dict[str, str]) -> list[str]:
     return [f"{name + ':':<10} {text}" for name, text in lines.items()]
 
 

@@ -17,13 +17,13 @@ from deeploop.data.iterate import TASKS, make_task
 from deeploop.data.iterate.examples import Examples, held_out
 from deeploop.data.iterate.task import draw
 from deeploop.data.loader_state import check_position
-from deeploop.eval.iterated import finite, score_sums, scores
+from deeploop.eval.iterated import IteratedScore, finite, score_sums, scores
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.distributed import World, arithmetic
 from deeploop.train.memory import fit, needs_on
 from deeploop.train.optim import make_optimizer
-from deeploop.train.rounds import RoundsSampler, draw_upto
+from deeploop.train.rounds import NoiseSampler, RoundsSampler, draw_upto
 from deeploop.train.task import Monitor
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class IterateDataConfig:
         return Examples(make_task(self.task, self.length, self.rule), tells_steps)
 
 
-Batch = tuple[Tensor, Tensor, Tensor]  # inputs and targets (B, T), and an answer's share of the step's loss
+Batch = tuple[Tensor, ...]  # inputs and targets (B, T), an answer's share of the step's loss, any noise
 
 
 class IterateTask:
@@ -99,6 +99,7 @@ class IterateTask:
         self.step = 0
         self._key, self._steps_key = (keys(config.seed, number)[0] for number in (DATA_KEY, STEPS_KEY))
         self._rounds = RoundsSampler(config.rounds, most=config.model.rounds, seed=config.seed)
+        self._noise = NoiseSampler(config.rounds, seed=config.seed, device=world.device)
 
     @property
     def _mean_rounds(self) -> int:
@@ -151,15 +152,18 @@ class IterateTask:
         instances = draw(self.task, "train", self._key, self.step * batch + np.arange(batch))
         inputs, targets = self.shown.batch(instances, steps)
         self.model.set_rounds(self._rounds.at(self.step, steps))
+        noise = self._noise.at(self.step, (self.model.rounds, *inputs.shape, self.config.model.width))
         self.step += 1
         share = 1 / (targets >= 0).sum()  # of all ranks: each has drawn the whole batch
-        pieces = zip(*(part[self.mine].split(self.micro_batch) for part in (inputs, targets)), strict=True)
-        return [(own_inputs, own_targets, share) for own_inputs, own_targets in pieces]
+        parts = [inputs, targets] if noise is None else [inputs, targets, noise.transpose(0, 1)]
+        pieces = zip(*(part[self.mine].split(self.micro_batch) for part in parts), strict=True)
+        return [(own_inputs, own_targets, share, *rest) for own_inputs, own_targets, *rest in pieces]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy summed over the micro-batch's answers, as a share of the whole step's."""
-        inputs, targets, share = (part.to(self.world.device, non_blocking=True) for part in batch)
-        loss: Tensor = model(inputs, targets).loss * share
+        inputs, targets, share, *noise = (part.to(self.world.device, non_blocking=True) for part in batch)
+        output = model(inputs, targets, noise=noise[0].transpose(0, 1) if noise else None)
+        loss: Tensor = output.loss * share
         return loss
 
     def after_step(self, step: int) -> None:
@@ -192,6 +196,12 @@ class IterateTask:
         )
 
 
+def _mean_error(found: dict[tuple[int, int], IteratedScore], trained: int) -> float | None:
+    """Share of cells that are wrong beyond the trained steps, each number of steps alike; None: not asked."""
+    errors = [1 - score.cells for (_, steps), score in found.items() if steps > trained]
+    return sum(errors) / len(errors) if errors else None
+
+
 def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]:
     """An evaluation as plain values: means inside the trained steps, and lists by steps.
 
@@ -208,6 +218,7 @@ def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]
         "loss": mean.loss,
         "cells": mean.cells,
         "exact": mean.exact,
+        "beyond": _mean_error(found, trained),
         "steps": [steps for _, steps in sums],
         **lists,
     }

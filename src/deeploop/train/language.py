@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import PrefetchLoader, TokenLoader, validation_windows
+from deeploop.data.tokenizers import get_tokenizer
 from deeploop.diagnose.collapse import judge, token_similarity, unigram_floor
+from deeploop.eval.depth import count_bytes
 from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
@@ -80,12 +82,12 @@ class LanguageTask:
                 f"optim.batch={config.optim.batch}: a step of {step:,} tokens is more than the "
                 f"{len(self.corpus.train):,} that {config.data.path} has to train on"
             )
-        inputs, targets = validation_windows(
+        inputs, self.targets = validation_windows(
             self.corpus.validation, context, config.data.validation_sequences
         )
         # Of the very tokens that are scored: no constant prediction goes below their entropy.
-        self.floor = unigram_floor(np.bincount(targets.flatten().numpy()))
-        self.validation = share_of_rank(inputs, world, 0), share_of_rank(targets, world, -1)
+        self.floor = unigram_floor(np.bincount(self.targets.flatten().numpy()))
+        self.validation = share_of_rank(inputs, world, 0), share_of_rank(self.targets, world, -1)
         self.examples = len(self.corpus.train)
         self.targets_per_step = config.optim.batch * context
         self.flops_per_step = self.targets_per_step * flops_per_token(config.model)
@@ -116,7 +118,9 @@ class LanguageTask:
 
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task."""
-        return {"task": "language", "tokenizer": self.corpus.tokenizer_name}
+        name = self.corpus.tokenizer_name
+        length = count_bytes(get_tokenizer(name), self.targets) / self.targets.numel()
+        return {"task": "language", "tokenizer": name, "bytes_per_token": length}
 
     def state(self) -> dict[str, Any]:
         """Where the data stand, for a checkpoint."""

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from deeploop.extras import require
 from deeploop.files import (
     NotRegularError,
     append_file,
@@ -47,6 +48,13 @@ class LogConfig:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"log.every={self.every}: must be at least 1")
+
+    def require_extras(self) -> None:
+        """Says which package is missing, before there is a run folder."""
+        if self.tensorboard:
+            require("tensorboard", "tensorboard", "log.tensorboard")
+        if self.wandb:
+            require("wandb", "wandb", f"log.wandb={self.wandb}")
 
 
 class MetricsWriter:
@@ -144,6 +152,8 @@ def _parse(line: bytes) -> Record | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
+    if record.get("verdict") == "between":  # what `undecided` was called
+        record["verdict"] = "undecided"
     step = record.get("step")
     return record if type(step) is int and 0 <= step < 2**53 else None
 
@@ -178,22 +188,14 @@ def _finite(values: Record) -> Record:
 
 
 def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError(
-            'log.tensorboard: TensorBoard is not installed; run: pip install "deeploop[tensorboard]"'
-        ) from None
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(own_folder(folder / "tensorboard")))
 
 
 def _wandb(project: str, folder: Path, settings: Record) -> Any:
-    try:
-        import wandb
-    except ImportError:
-        raise ValueError(
-            f'log.wandb={project}: wandb is not installed; run: pip install "deeploop[wandb]"'
-        ) from None
+    import wandb
+
     own_folder(folder / "wandb")
     try:
         return wandb.init(project=project, name=folder.name, dir=folder, config=settings)

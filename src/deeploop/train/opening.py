@@ -25,7 +25,7 @@ from deeploop.train.config import (
 )
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
-from deeploop.train.header import Facts, header
+from deeploop.train.header import Facts, header, legend
 from deeploop.train.iterate import IterateTask
 from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
@@ -89,6 +89,7 @@ def preview_run(config: AnyTrainConfig, world: World, source: str) -> list[str]:
 
 def _build(config: AnyTrainConfig, world: World) -> tuple[Task, nn.Module, torch.optim.Optimizer, Execution]:
     """The parts of a run, freshly drawn."""
+    config.log.require_extras()
     task = make_task(config, world)
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
     model = wrap(task.build(), config.device, world)
@@ -145,7 +146,7 @@ def _introduction(run: ActiveRun, source: str | None) -> list[str]:
         step=run.step,
         seconds=run.clock.total,
     )
-    return [*header(run.config, facts), *_notes(run)]
+    return [*header(run.config, facts), *_notes(run), *legend(run.config)]
 
 
 def _notes(run: ActiveRun) -> list[str]:

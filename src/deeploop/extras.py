@@ -1,0 +1,17 @@
+"""Optional packages: imported where they are needed, and one line where they are missing. No torch."""
+
+import importlib
+from typing import Any
+
+
+def how_to_install(extra: str) -> str:
+    """The command, which works in a clone: the package is on no index."""
+    return f'pip install ".[{extra}]" in the clone'
+
+
+def require(module: str, extra: str, what: str) -> Any:
+    """The module, for `what` needs it; called before anything is written."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ValueError(f"{what}: {module} is not installed; run: {how_to_install(extra)}") from None
