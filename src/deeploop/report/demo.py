@@ -160,8 +160,9 @@ def what_was_trained(record: Record) -> str:
         f"Rule {record['rule']} of the elementary cellular automata, looking left: a cell's next state "
         "depends on itself and the two cells before it, so that a causal transformer can compute it. Every "
         f"batch asks for 1 to {record['trained_steps']} steps. A loop takes one round per step, in training "
-        "and in testing; the stack reads the number of steps as digits. No row that is scored was trained on. "
-        "Noise is what training adds to the stream after every round, as a share of its size; testing adds none."
+        "and in testing; the stack reads the number of steps as digits. Noise is what training adds to the "
+        "stream after every round, as a share of its size; testing adds none. No row that is scored was "
+        "trained on."
     )
 
 
