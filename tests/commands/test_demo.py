@@ -195,7 +195,7 @@ def test_standing_says_accuracies_once_they_are_measured(demo, tmp_path):
     step, text = standing(settings)
     last = read_metrics(settings.out, "validation")[-1]
     assert step == settings.optim.steps
-    assert f"{last['cells_by_steps'][-1]:.0%} right at 4 steps" in text
+    assert f"{last['cells_by_steps'][-1]:.0%} after 4 steps" in text
     assert standing(few_steps(tmp_path)) == (0, "starting")
 
 
