@@ -150,4 +150,4 @@ def standing(config: IterateTrainConfig) -> tuple[int, str]:
         return last["step"], f"loss {last['loss']:.3f}"
     shares = zip(validation["steps"], validation["cells_by_steps"], strict=True)
     text = ", ".join(f"{share:.0%} after {h} steps" for h, share in shares)
-    return last["step"], f"cells right: {text}"
+    return last["step"], f"right: {text}"
