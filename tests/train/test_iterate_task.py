@@ -12,7 +12,7 @@ from deeploop.data.iterate.task import is_test
 from deeploop.models.gpt import LoopedGPT
 from deeploop.recipes import get_recipe
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
-from deeploop.train.config import from_dict, to_dict
+from deeploop.train.config import from_dict, read_config, to_dict
 from deeploop.train.distributed import World
 from deeploop.train.iterate import IterateTask
 from deeploop.train.loop import train
@@ -118,6 +118,7 @@ def test_a_run_learns_and_says_how_far_beyond_training_it_goes(tmp_path):
     model, loaded = load_iterate(config.out)
     assert isinstance(model, LoopedGPT)
     assert loaded == config == load_any_config(config.out)
+    assert read_config(config.out / "config.json") == config
 
 
 @pytest.mark.parametrize("task", ["automaton", "induction"])

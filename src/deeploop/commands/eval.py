@@ -37,8 +37,7 @@ class EvalArgs:
     shots: tuple[int, ...] = ()
     """Examples in front of each question; unset: 0 and 1."""
     limit: int | None = None
-    """Only the first so many documents of each task; of a reasoner's puzzles so many, evenly spread; so many
-    instances of an iterated task."""
+    """So many documents of each task, the first; puzzles, evenly spread; instances of an iterated task."""
     data: Path | None = None
     """Folder of <task>/<split>.jsonl (unset: download), or of a reasoner's puzzles (unset: as trained)."""
     rounds: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Reachability: which nodes of a directed graph a start leads to within h steps."""
+"""Reachability: which nodes of a directed graph node 0 leads to within h steps."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ class Reachability(IteratedTask):
     """`length` nodes on a path in a random order, with length // 4 edges between random nodes beside it.
 
     The path keeps a graph deep: in a random one of two edges a node all is reached within log n steps. There
-    is one token for each edge, in a random order, then the start, then all nodes, each answered by 0 or 1.
+    is one token for each edge, in a random order, then all nodes, each answered by 0 or 1.
     """
 
     name = "reachability"
@@ -19,37 +19,34 @@ class Reachability(IteratedTask):
         self.length = length
         self._extra = length // 4
         self._edges = length - 1 + self._extra
-        self.tokens, self.answers = 1 + self._edges + 1 + length, slice(2 + self._edges, None)
-        # Answers and nodes, nodes as starts, edges, begin.
-        self.vocabulary = 2 * max(2, length) + length**2 + 1
-        self.random_words = length + 2 * self._extra + self._edges + 1
+        self.tokens, self.answers = 1 + self._edges + length, slice(1 + self._edges, None)
+        self._nodes = max(2, length)  # 0 and 1 are answers as well
+        self.vocabulary = self._nodes + length**2 + 1
+        self.random_words = length + 2 * self._extra + self._edges
 
     def make(self, random: np.ndarray) -> np.ndarray:
-        """Edges as from · length + to, in the order of their listing, and the start."""
+        """Edges as from · length + to, in the order of their listing."""
         n, extra = self.length, self._extra
-        path, pairs, order, start = np.split(random, np.cumsum([n, 2 * extra, self._edges]), axis=1)
+        path, pairs, order = np.split(random, np.cumsum([n, 2 * extra]), axis=1)
         nodes = orders(path)
         along = n * nodes[:, :-1] + nodes[:, 1:]
         beside = (pairs % np.uint64(n)).astype(np.int64)
         edges = np.concatenate([along, n * beside[:, :extra] + beside[:, extra:]], axis=1)
-        listed = np.take_along_axis(edges, orders(order), axis=1)
-        return np.concatenate([listed, (start % np.uint64(n)).astype(np.int64)], axis=1)
+        return np.take_along_axis(edges, orders(order), axis=1)
 
     def identity(self, instances: np.ndarray) -> np.ndarray:
-        """The graph, however it is listed and wherever it starts."""
-        return np.sort(instances[:, :-1], axis=1)
+        """The graph, however it is listed."""
+        return np.sort(instances, axis=1)
 
     def inputs(self, instances: np.ndarray) -> np.ndarray:
-        n, first = self.length, max(2, self.length)
-        nodes = np.broadcast_to(np.arange(n), (len(instances), n))
-        edges, start = 2 * first + instances[:, :-1], first + instances[:, -1:]
-        return with_begin(np.concatenate([edges, start, nodes], axis=1), self.vocabulary - 1)
+        nodes = np.broadcast_to(np.arange(self.length), (len(instances), self.length))
+        return with_begin(np.concatenate([self._nodes + instances, nodes], axis=1), self.vocabulary - 1)
 
     def start(self, instances: np.ndarray) -> np.ndarray:
-        return (np.arange(self.length) == instances[:, -1:]).astype(np.int64)
+        return np.tile(np.arange(self.length) == 0, (len(instances), 1)).astype(np.int64)
 
     def advance(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
-        sources, ends = np.divmod(instances[:, :-1], self.length)
+        sources, ends = np.divmod(instances, self.length)
         found = state.copy()
         reached = np.take_along_axis(state, sources, axis=1)
         np.maximum.at(found, (np.arange(len(state))[:, None], ends), reached)
