@@ -53,6 +53,7 @@ faults: .venv/.dev
 
 results: .venv/.core
 	$(BIN)/python tools/results_table.py
+	$(BIN)/python tools/depth_table.py
 	$(BIN)/python tools/rules_table.py
 
 format: .venv/.dev

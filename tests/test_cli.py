@@ -387,6 +387,28 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "broken", "advice"),
+    [
+        ("validate", "validate.score_rounds", "try --device cpu"),
+        ("generate", "generate.stream_text", "try --device cpu, or a smaller --max-tokens"),
+        ("diagnose", "diagnose.examine", "try --device cpu, or --sequences 1"),
+        ("export", "export.run", "a smaller model, batch or context needs less"),
+    ],
+)
+def test_a_full_gpu_is_one_line_in_other_commands_too(
+    refused, monkeypatch, make_config, tmp_path, command, broken, advice
+):
+    def full(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
+
+    loop.train(make_config(tmp_path / "run", optim={"steps": 1}))
+    monkeypatch.setattr(f"deeploop.commands.{broken}", full)
+    more = {"export": [tmp_path / "folder"], "diagnose": ["--sequences", 2]}
+    words = [command, tmp_path / "run", *more.get(command, [])]
+    assert refused(words, code=75) == f"the GPU's memory is full; {advice}"
+
+
 def test_control_characters_in_an_error_are_shown_not_obeyed(capsys):
     assert main(["runs", "\x1b[2J\x1b]0;owned\x07\u202egood"]) == 2
     error = capsys.readouterr().err

@@ -1,8 +1,10 @@
 """Files in a folder of a stranger: no write leaves it, only regular files are read, writers keep apart."""
 
+import errno
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import textwrap
@@ -169,3 +171,38 @@ def test_the_readers_that_security_md_names_are_there():
         found = import_module(f"deeploop.{room}.{module}")
         for part in path:
             found = getattr(found, part)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused_where_two_could_write_and_leaves_nothing(
+    folder, monkeypatch, number
+):
+    def flock(file, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(ValueError, match=rf"out=.*new: can't be locked \({os.strerror(number)}\)"):
+        lock_folder(folder / "new")
+    assert not (folder / "new").exists()
+    (folder / ".lock").touch()  # someone's: a lock that can't be had now may have been had before
+    with pytest.raises(ValueError, match="can't be locked"):
+        lock_folder(folder)
+    assert (folder / ".lock").exists()
+    write_json(folder / "a.json", 1)  # a file appears whole all the same
+    write_json(folder / "a.json", 2)
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "a.json"]
+
+
+def test_a_file_is_on_disk_before_it_has_its_name_and_the_name_before_anything_follows(folder, monkeypatch):
+    """What a power loss would leave, by the order of the calls."""
+    calls = []
+    sync, replace = os.fsync, os.replace
+
+    def fsync(descriptor):
+        calls.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    monkeypatch.setattr("os.replace", lambda *names: (calls.append("name"), replace(*names)))
+    write_json(folder / "a.json", 1)
+    assert calls == ["file", "name", "folder"]

@@ -47,7 +47,8 @@ deeploop: train transformers whose blocks are visited many times
                                                 would be trained
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;
-                                                a reasoner's on its puzzles, with votes on ARC
+                                                a reasoner's on its puzzles, with votes on ARC; an
+                                                iterated task's: --steps 1 2 4 8 16 32
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
   deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect
   deeploop sweep table1 | p-sweep | … | FILE    the paper's grids of runs, or your own, in parallel
@@ -80,12 +81,13 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError, ArithmeticError, MemoryError, RuntimeError, OutOfDeviceMemory) as error:
-        mistake = isinstance(error, OutOfDeviceMemory) or not isinstance(error, RuntimeError)
+        is_device = isinstance(error, OutOfDeviceMemory) or _is_device_memory(error)
+        mistake = is_device or not isinstance(error, RuntimeError)
         if os.environ.get("DEEPLOOP_TRACEBACK") or not (mistake or _is_memory(error)):
             raise
         name = " ".join(["deeploop", *arguments[:1]])
         print(f"{name}: error: {_message(error)}", file=sys.stderr)
-        return OUT_OF_MEMORY if isinstance(error, OutOfDeviceMemory) else MISTAKE
+        return OUT_OF_MEMORY if is_device else MISTAKE
 
 
 def _message(error: Exception) -> str:
@@ -97,6 +99,8 @@ def _message(error: Exception) -> str:
         size = re.search(r"tried to allocate (\d+) bytes", text)
         asked = f" ({int(size[1]):,} bytes at once)" if size else ""
         text = f"more memory than there is{asked}; a smaller model, batch or context needs less"
+    if _is_device_memory(error):
+        text = "the GPU's memory is full; a smaller model, batch or context needs less"
     return printable(" ".join(text.split())) or type(error).__name__
 
 
@@ -108,6 +112,15 @@ def _is_memory(error: Exception) -> bool:
         "integer multiplication overflow",
     )
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def _is_device_memory(error: Exception) -> bool:
+    """Whether torch had no memory on a GPU, in a command that has no advice of its own."""
+    if not isinstance(error, RuntimeError):
+        return False
+    from deeploop.commands.memory import is_out_of_memory  # now: it waits for torch
+
+    return is_out_of_memory(error)
 
 
 def _run(arguments: list[str]) -> int:

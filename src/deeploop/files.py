@@ -242,6 +242,7 @@ def lock_folder(folder: Path, field: str = "out") -> TextIO:
 
 def _try_lock(folder: Path, field: str) -> TextIO:
     option = "--out" if field == "out" else field
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -254,12 +255,22 @@ def _try_lock(folder: Path, field: str) -> TextIO:
     except BlockingIOError:
         file.close()
         raise ValueError(f"{field}={folder}: another run is writing there; choose another {option}") from None
-    except OSError as error:  # a file system without locks
+    except OSError as error:
         file.close()
+        if is_new:
+            _remove_unlocked(folder)
         raise ValueError(
-            f"{field}={folder}: can't be locked ({error.strerror}); choose another {option}"
+            f"{field}={folder}: can't be locked ({error.strerror}), and without a lock two runs could write "
+            "there; choose a folder on another file system"
         ) from None
     return file
+
+
+def _remove_unlocked(folder: Path) -> None:
+    """Removes a folder that was made for a lock that could not be had."""
+    with suppress(OSError):
+        (folder / ".lock").unlink()
+        folder.rmdir()  # one that holds something stays
 
 
 def lock(file: TextIO) -> None:

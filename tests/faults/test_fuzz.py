@@ -8,9 +8,19 @@ def test_damaged_input_is_refused_in_words():
     assert findings == []
     assert sum(counts.values()) == 1_000
     refused = {name.removesuffix(": refused") for name in counts if name.endswith("refused")}
-    assert {"config", "run folder", "checkpoint", "weights", "corpus", "puzzles", "requests"} <= refused
     assert {
-        f"forged {what}" for what in ("state", "tensors", "corpus", "puzzles", "requests", "scores")
+        "config",
+        "run folder",
+        "checkpoint",
+        "weights",
+        "corpus",
+        "puzzles",
+        "requests",
+        "packed runs",
+    } <= refused
+    assert {
+        f"forged {what}"
+        for what in ("state", "tensors", "corpus", "puzzles", "requests", "scores", "packed runs")
     } <= refused
     accepted = {name.removesuffix(": accepted") for name in counts if name.endswith("accepted")}
     assert {"run in a list", "run in a report", "metrics"} <= accepted

@@ -111,7 +111,7 @@ def _value(text: str) -> object:
     return int(text) if text.isdigit() else text
 
 
-def _finished(folder: Path) -> Path:
+def finished_run(folder: Path) -> Path:
     config = small_config(folder, "finished")
     if not config.out.exists() and finish(start(lambda: train(config), folder / "finished.log")):
         raise AssertionError((folder / "finished.log").read_text()[-800:])
@@ -120,7 +120,7 @@ def _finished(folder: Path) -> Path:
 
 def validate_twice(folder: Path, index: int) -> None:
     """Two results of different kinds: both must be there afterwards."""
-    run = _finished(folder)
+    run = finished_run(folder)
     (run / "validation.json").unlink(missing_ok=True)
     commands = [["validate", str(run), "--rounds", rounds] for rounds in ("1", "2")]
     if at_once(commands, folder / f"validate-{index}") != [0, 0]:
@@ -131,7 +131,7 @@ def validate_twice(folder: Path, index: int) -> None:
 
 
 def export_twice(folder: Path, index: int) -> None:
-    run, out = _finished(folder), folder / f"export-{index}"
+    run, out = finished_run(folder), folder / f"export-{index}"
     at_once([["export", str(run), str(out)]] * 2, folder / f"export-log-{index}")
     if json.loads((out / "config.json").read_text())["model_type"] != "deeploop":
         raise AssertionError("no config of an export")

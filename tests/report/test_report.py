@@ -13,11 +13,11 @@ from deeploop.commands.report import ReportArgs, run
 from deeploop.report import figures as report_figures
 from deeploop.report import ledger as report_ledger
 from deeploop.report import published
-from deeploop.report.document import curve_pictures
+from deeploop.report.document import Section, curve_pictures, inert, write
 from deeploop.report.groups import Histories, Setup, setups
 from deeploop.report.page import MISSING
 from deeploop.report.runs import find_runs
-from deeploop.report.tables import accuracy_cells, p_sweep_table, p_sweeps
+from deeploop.report.tables import Table, accuracy_cells, p_sweep_table, p_sweeps
 from run_folders import FLOOR, write_run, write_sweep
 
 EVIL = "<img src=x onerror=alert(1)> $x_1$ | `a` _"
@@ -543,3 +543,19 @@ def test_reasoners_are_listed_but_not_compared(tmp_path):
 def test_mistakes(tmp_path, capsys):
     assert main(["report", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err == f"deeploop report: error: {tmp_path / 'none'}: no such folder\n"
+
+
+@pytest.mark.parametrize(
+    "cell", ['=HYPERLINK("http://x")', "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", "\r=1", "＝1+1", "-"]
+)
+def test_a_formula_in_a_csv_is_text(cell, tmp_path):
+    table = Table("own", "Own", ["=header", "number"], [[cell, "1"]])
+    write(tmp_path, "title", [Section("Own", [table])])
+    assert rows(tmp_path, "own") == [["'=header", "number"], [f"'{cell}", "1"]]
+
+
+@pytest.mark.parametrize(
+    "cell", ["-0.25", "+3.25", "-1.5e-05", "-1,000", "+2%", "-0.1*", "–", "a=b", "", "R=3"]
+)
+def test_a_number_in_a_csv_stays_one(cell):
+    assert inert(cell) == cell

@@ -103,3 +103,11 @@ def test_without_a_cluster_or_without_submitit_one_line_says_so(sweep, monkeypat
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ValueError, match=r'pip install "\.\[slurm\]"'):
         slurm.submit(sweep, slurm.SlurmConfig(), keep_weights=True)
+
+
+def test_a_job_whose_command_brings_nothing_further_fails(sweep):
+    """Else it would be started again for as long as the allocation lasts."""
+    sweep.next_command = lambda cell: ["true"]
+    with pytest.raises(RuntimeError, match="seed0: no progress"):
+        slurm.CellJob(sweep, sweep.cells[0], True)()
+    assert sweep.log_file(sweep.cells[0]).read_text().count("$ true") == 1

@@ -1,10 +1,14 @@
 """Checkpoints: the newest n, never half of one, and damage is found and named."""
 
 import json
+import os
 import re
 import shutil
+import stat
+from pathlib import Path
 
 import pytest
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -17,7 +21,10 @@ from deeploop.train.checkpoint import (
     list_checkpoints,
     load_weights,
     read_state,
+    save_checkpoint,
+    step_of,
 )
+from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -224,3 +231,35 @@ def test_a_full_disk_is_one_line_and_gives_its_space_back(tiny_config, monkeypat
     with pytest.raises(OSError, match=r"model\.safetensors: can't be written .*No space left"):
         train(config)
     assert list((config.out / "checkpoints").iterdir()) == []
+
+
+def test_a_step_of_more_than_eight_digits_comes_after_those_of_eight(tmp_path):
+    """By name alone step-100000000 stands before step-99999999."""
+    for name in ("step-100000000", "step-99999999", "step-1000000000", "step-000000001", "step-7"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [99_999_999, 10**8, 10**9]
+
+
+def test_steps_from_a_hundred_million_on_are_kept_and_found(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    optimizer, world = torch.optim.AdamW(model.parameters()), World(0, 1, torch.device("cpu"))
+    for step in (99_999_999, 10**8, 10**8 + 1):
+        save_checkpoint(tmp_path, step=step, model=model, optimizer=optimizer, state={}, keep=2, world=world)
+    assert names(tmp_path) == ["step-100000000", "step-100000001"]
+
+
+def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """What a power loss would leave, by the order of the calls: files and folder, then the name."""
+    calls = []
+    sync, rename = os.fsync, Path.rename
+
+    def fsync(descriptor):
+        calls.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    monkeypatch.setattr(Path, "rename", lambda path, to: (calls.append("name"), rename(path, to))[1])
+    model = torch.nn.Linear(1, 1)
+    optimizer, world = torch.optim.AdamW(model.parameters()), World(0, 1, torch.device("cpu"))
+    save_checkpoint(tmp_path, step=1, model=model, optimizer=optimizer, state={}, keep=2, world=world)
+    assert calls == [*["file"] * 4, "folder", "name", "folder"]

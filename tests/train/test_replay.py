@@ -15,6 +15,7 @@ from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
 from deeploop.train.replay import GraphReplay
 from deeploop.train.steps import StepQueue
+from iterate_runs import make_iterate_config
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = GPTConfig(blocks=2, rounds=3, width=128, heads=2, hidden=256, vocabulary=1000, context=64)
@@ -138,3 +139,16 @@ def test_a_run_replays_where_its_execution_says_so(tiny_config, monkeypatch, rec
     for _ in range(2):
         queue.take()
     assert len(recordings) == graph
+
+
+def test_an_iterated_task_is_recorded_once_for_each_number_of_rounds(tmp_path, monkeypatch, recordings):
+    found = {}
+    for graph in (False, True):
+        chosen = Execution("eager", chained=False, bf16=False, graph=graph, lag=0)
+        monkeypatch.setattr(opening, "choose_execution", lambda *_, chosen=chosen, **__: chosen)
+        config = make_iterate_config(tmp_path / str(graph), optim={"steps": 30})
+        queue = StepQueue(open_run(config, ALONE), StopRequest())
+        found[graph] = [queue.take().loss for _ in range(20)]
+    assert {recording.rounds for recording in recordings} == {1, 2, 3}
+    assert len(recordings) == 3
+    assert found[True] == pytest.approx(found[False], rel=1e-6)

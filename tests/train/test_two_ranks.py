@@ -18,6 +18,7 @@ from deeploop.train.checkpoint import list_checkpoints, read_state
 from deeploop.train.config import to_dict
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
+from iterate_runs import make_iterate_config
 
 PARALLEL = ["ddp", "fsdp"]
 REASONERS = ["hrm", "trm"]
@@ -69,6 +70,7 @@ def runs(make_config, make_puzzle_config, tmp_path_factory):
     odd = make_config(folder / "odd", optim={"batch": 7})
     jobs.append({"do": "train", "kind": "language", "config": to_dict(odd)})
     jobs += puzzle_jobs(make_puzzle_config, folder)
+    jobs += iterate_jobs(folder)
     (folder / "jobs.json").write_text(json.dumps(jobs))
 
     worker = Path(__file__).with_name("two_ranks_worker.py")
@@ -135,6 +137,21 @@ def puzzle_jobs(make_puzzle_config, folder):
                 make_puzzle_config(resumed, kind, data=data, resume=True, device=device),
             ):
                 yield {"do": "train", "kind": kind, "config": to_dict(config)}
+
+
+def iterate_jobs(folder):
+    """Induction, whose answers vary in number, from the start and from one rank's checkpoint."""
+    settings = {"data": {"task": "induction", "length": 12, "validate_every": 3}}
+    train(make_iterate_config(folder / "iterate", **settings))
+    resumed = folder / "iterate-resumed"
+    shutil.copytree(folder / "iterate", resumed)
+    shutil.rmtree(list_checkpoints(resumed)[-1])
+    device = {"micro_batch": 2}
+    for config in (
+        make_iterate_config(folder / "iterate-ddp", **settings, device=device),
+        make_iterate_config(resumed, **settings, device=device, resume=True),
+    ):
+        yield {"do": "train", "kind": "iterate", "config": to_dict(config)}
 
 
 def losses(folder, kind):
@@ -300,6 +317,17 @@ def test_one_rank_resumes_what_two_began_with_muon(runs, make_config, tmp_path):
     train(make_config(run, resume=True, optim=MUON))
     expected = losses(runs.folder / "muon", "train")
     assert losses(run, "train") == pytest.approx(expected, rel=LOSS_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["iterate-ddp", "iterate-resumed"])
+def test_an_iterated_task_on_two_ranks_equals_one(runs, name):
+    for kind in ("train", "validation"):
+        found, expected = losses(runs.folder / name, kind), losses(runs.folder / "iterate", kind)
+        assert found.keys() == expected.keys()
+        assert list(found.values()) == pytest.approx(list(expected.values()), rel=LOSS_TOLERANCE)
+    mine, one = (list_checkpoints(runs.folder / run)[-1] for run in (name, "iterate"))
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert_same_tensors(mine / file, one / file, WEIGHT_TOLERANCE)
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused_on_both(runs):

@@ -21,7 +21,7 @@ from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt import GPTConfig
 from deeploop.recipes import get_recipe
 from deeploop.report import page
-from deeploop.train.config import AnyTrainConfig, TrainConfig
+from deeploop.train.config import AnyTrainConfig, IterateTrainConfig, ReasonerTrainConfig, TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.progress import device_name
 from deeploop.train.rundir import provenance
@@ -65,7 +65,7 @@ class BenchArgs:
         if self.json is not None and not os.access(self.json.parent, os.W_OK):
             raise ValueError(f"json={self.json}: can't be written; choose a folder that is there")
         for recipe in self.recipes:
-            if not isinstance(get_recipe(recipe), TrainConfig) and self.data is None:
+            if isinstance(get_recipe(recipe), ReasonerTrainConfig) and self.data is None:
                 raise ValueError(f"recipes={recipe}: is a reasoner's; give its puzzles with --data")
         if self.reference is not None and not self.reference.is_file():
             raise ValueError(f"reference={self.reference}: no such file; try benchmarks/reference_gpt.py")
@@ -95,6 +95,9 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
     """What is timed of a recipe, each with its name."""
     base = get_recipe(recipe)
     device = replace(base.device, kind=args.device, recompute=args.recompute)
+    if isinstance(base, IterateTrainConfig):
+        yield recipe, replace(base, out=folder / recipe, device=device)
+        return
     if not isinstance(base, TrainConfig):
         data = replace(base.data, path=args.data or base.data.path)
         yield recipe, replace(base, out=folder / recipe, data=data, device=device)

@@ -1,105 +1,106 @@
-"""The demo: six tiny looped models on two CPU cores, and what the exponent decides.
+"""The demo: one looped block learns a step of a cellular automaton and is run fifty times as deep as trained.
 
-Pre-norm, DeepNorm (p = ¼) and DeepLoop (p = ½), each at R = 1 and at a looped depth, with the same seed,
-data and schedule. The ramp of the learning rate is steep on purpose: of those tried, it is one at which
-the smaller exponent collapses to the unigram floor more often than the larger (docs/results/demo has the
-counts, and how the ramp was picked). Nothing is fixed in advance: the table shows what happened.
+The same block under pre-norm trains beside it, on the second of two CPU cores; then four layers without a
+loop, half as long. The page also has the collapse of DeepNorm, from a record that comes with the package;
+`--collapse` trains it anew. Nothing is fixed in advance: table, sentences and page are made from what was
+measured.
 """
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deeploop.commands.parsing import run_command
-from deeploop.commands.prepare import PrepareStdlib
-from deeploop.commands.prepare import run as run_prepare
-from deeploop.recipes.gpt import tiny
-from deeploop.report.demo import write
-from deeploop.train.config import TrainConfig
-from deeploop.train.metrics import LogConfig, read_metrics
-
-METHODS: dict[str, dict[str, Any]] = {
-    "pre-norm": {"block": "prenorm"},
-    "DeepNorm p=1/4": {"block": "sandwich", "p": 0.25},
-    "DeepLoop p=1/2": {"block": "sandwich", "p": 0.5},
-}
+from deeploop.files import write_json
+from deeploop.report import collapse, demo
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Trains six tiny looped models on the bytes of Python's standard library and shows how they fare."""
+    """Trains a looped block on 1 to 4 steps of an automaton, runs it for 200, and shows what happens."""
 
     out: Path = Path("demo")
-    """Folder of the corpus, the runs, the picture and the page."""
+    """Folder of the runs, the page, its picture and demo.json."""
     seed: int = 0
     """Seed of the weights and of the order of the data."""
-    rounds: int = 12
-    """The looped depth R that stands beside R = 1."""
-    steps: int = 160
-    """Steps of each run."""
+    quick: bool = False
+    """A look at the page in half a minute: a short row and few steps, which teach the models little."""
+    collapse: bool = False
+    """Train the models of the collapse anew as well (four minutes more), in place of showing the records."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 2:
-            raise ValueError(f"rounds={self.rounds}: must be at least 2, R = 1 is trained anyway")
-        if self.steps < 8:
-            raise ValueError(f"steps={self.steps}: must be at least 8")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be 0 or more")
 
 
-def cell(config: DemoConfig, method: str, rounds: int) -> TrainConfig:
-    """The full config of one run."""
-    base = tiny()
-    name = f"{method.split()[0].lower()}-r{rounds}"
-    return replace(
-        base,
-        out=config.out / "runs" / f"seed{config.seed}-{config.steps}steps" / name,
-        resume=True,
-        seed=config.seed,
-        model=replace(base.model, rounds=rounds, context=64, **METHODS[method]),
-        data=replace(
-            base.data,
-            path=config.out / "data",
-            validation_sequences=128,
-            validate_every=max(1, config.steps // 4),
-        ),
-        # The rate rises by 1.2e-4 a step, picked among a few: docs/results/demo.
-        optim=replace(
-            base.optim,
-            steps=config.steps,
-            peak_lr=1.2e-2,
-            floor_lr=1.2e-3,
-            warmup_steps=max(1, config.steps * 5 // 8),
-        ),
-        checkpoint=replace(base.checkpoint, every=config.steps, keep=1),
-        log=LogConfig(every=2),
-    )
-
-
-def prepare_corpus(config: DemoConfig) -> str:
-    return run_prepare(PrepareStdlib(out=config.out / "data"))
-
-
 def run(config: DemoConfig) -> str:
-    """Trains the six models and returns what to print at the end."""
+    """Trains, evaluates, writes the page; returns what to print at the end."""
+    from deeploop.commands import demo_collapse
+
+    record = train_and_evaluate(config)
+    if config.collapse:
+        collapsed = demo_collapse.train_all(config.out, config.seed, quick=config.quick)
+        write_json(config.out / "collapse.json", collapsed)
+    else:
+        collapsed = collapse.read()
+    return demo.write(config.out, record, collapsed)
+
+
+def train_and_evaluate(config: DemoConfig) -> dict[str, Any]:
+    """The three models of the automaton: what the page shows of them, as plain values."""
+    import torch
+
+    from deeploop.commands import demo_models as models
+    from deeploop.commands.demo_training import train_beside
+    from deeploop.train.rundir import provenance
+
+    began, threads = time.monotonic(), torch.get_num_threads()
+    cells = {
+        name: models.cell(name, out=config.out, seed=config.seed, quick=config.quick)
+        for name in models.MODELS
+    }
+    print(demo.introduction(cells["flat"].data.train_steps, max(models.SHOWN)), flush=True)
+    found: dict[str, dict[str, Any]] = {}
+
+    def evaluate(*names: str) -> None:
+        for name in names:
+            found[name] = models.model_record(name, cells[name], quick=config.quick)
+
+    loops, stack = {name: cells[name] for name in ("flat", "pre-norm")}, {"stack": cells["stack"]}
+    torch.set_num_threads(1)  # as the runs have, whose neighbour this is
+    try:
+        if config.quick:
+            train_here({**loops, **stack})
+            evaluate(*cells)
+        else:
+            print("\nside by side, one core each: the same looped block, flat and under pre-norm", flush=True)
+            train_beside(loops)
+            print("\nfour layers without a loop, told the number of steps; half as long", flush=True)
+            train_beside(stack, meanwhile=lambda: evaluate(*loops))
+            evaluate("stack")
+    finally:
+        torch.set_num_threads(threads)
+    return {
+        "seed": config.seed,
+        "quick": config.quick,
+        **models.shared_record(cells["flat"], quick=config.quick),
+        "models": {name: found[name] for name in cells},
+        "seconds": round(time.monotonic() - began, 1),
+        **{key: value for key, value in provenance().items() if key in ("deeploop", "torch", "git")},
+    }
+
+
+def train_here(cells: dict[str, Any]) -> None:
+    """One after another in this process: what takes seconds is not worth another start of torch."""
+    from deeploop.commands.demo_training import is_finished
     from deeploop.train.loop import train
 
-    print(prepare_corpus(config), flush=True)
-    cells = {(method, r): cell(config, method, r) for r in (1, config.rounds) for method in METHODS}
-    for number, ((method, r), settings) in enumerate(cells.items(), start=1):
-        print(f"\n[{number}/{len(cells)}] {method}, {settings.model.blocks} blocks × {r} rounds", flush=True)
-        if train(settings)["ended"] == "stopped":
-            raise KeyboardInterrupt  # the run is saved; whoever asked to stop means the whole demo
-    results = {key: read_result(settings) for key, settings in cells.items()}
-    folders = {key: settings.out for key, settings in cells.items()}
-    return write(config.out, results, folders, rounds=config.rounds, seed=config.seed)
-
-
-def read_result(settings: TrainConfig) -> dict[str, Any]:
-    """A run's last validation, and the scales of its residuals where they are not 1."""
-    model = settings.model
-    scales = {"alpha": model.scales.alpha, "beta": model.scales.beta} if model.rule else {}
-    return {**read_metrics(settings.out, "validation")[-1], "depth": model.depth, **scales}
+    for name, config in cells.items():
+        if not is_finished(config):
+            print(f"{name}: {config.optim.steps} steps", flush=True)
+            if train(config, quiet=True)["ended"] == "stopped":
+                raise KeyboardInterrupt
 
 
 def main(arguments: list[str]) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 from tyro.conf import Positional
 
+from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import run_command
 from deeploop.data.corpora import stdlib
 from deeploop.data.shards import Corpus
@@ -28,10 +29,10 @@ from deeploop.diagnose.visit_grads import residual_sublayers
 from deeploop.files import write_json
 from deeploop.models.gpt import GPTConfig, LoopedGPT
 from deeploop.nn.residual import ALPHA
-from deeploop.report import diagnosis, plots
+from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
 from deeploop.theory import ScalingRule
-from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_state
+from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_state, step_of
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import read_metrics
@@ -91,6 +92,8 @@ def run(args: DiagnoseArgs) -> str:
     """Diagnoses each run, writes what was found into its folder, and returns what to print."""
     configs = {path: load_config(path) for path in args.runs}
     check_family(configs)
+    for path in args.runs:
+        scoreboard.check_writable(results_folder(path))
     records, texts = {}, []
     for path, config in configs.items():
         record = records[path] = diagnose_run(path, config, args)
@@ -127,7 +130,9 @@ def check_family(configs: dict[Path, TrainConfig]) -> None:
 
 
 def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[str, Any]:
-    with open_world(replace(config.device, kind=args.device)) as world:
+    fewer = max(1, probe_sequences(config, args) // 2)
+    advice = memory_advice(f"--device cpu, or --sequences {fewer}")
+    with advice, open_world(replace(config.device, kind=args.device)) as world:
         model, tokenizer, state, step = weights_of(path, config, args.at, world.device)
         pick_sublayers(model, args.sublayers)
         tokens, targets, source = probe(config, tokenizer, args)
@@ -167,7 +172,7 @@ def weights_of(
             fresh.set_unigram_bias(torch.from_numpy(Corpus.open(config.data.path).counts("train")))
         return fresh.to(device).eval(), tokenizer, None, 0
     checkpoint = require_checkpoint(path)
-    step = int(checkpoint.name.removeprefix("step-"))
+    step = step_of(checkpoint)
     if config.optim.kind == "muon":  # whose step is not Adam's
         return model, tokenizer, None, step
     saved = read_state(checkpoint, [OPTIMIZER])
@@ -191,7 +196,7 @@ def weights_of(
 def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tuple[Tensor, Tensor, str]:
     """Inputs and targets (B, T), the first of the validation set, and where they come from."""
     context = config.model.context
-    count = args.sequences or -(-PROBE_TOKENS // context)
+    count = probe_sequences(config, args)
     path = args.data or config.data.path
     if args.data is None and not (path / "corpus.json").is_file():
         return *stdlib_windows(tokenizer, context, count), "Python's standard library"
@@ -202,6 +207,10 @@ def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tupl
         corpus.validation, context, max(count, config.data.validation_sequences)
     )
     return inputs[:count], targets[:count], str(path)
+
+
+def probe_sequences(config: TrainConfig, args: DiagnoseArgs) -> int:
+    return args.sequences or -(-PROBE_TOKENS // config.model.context)
 
 
 def stdlib_windows(tokenizer: Tokenizer, context: int, count: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """`deeploop eval`: a run on the paper's eight tasks, or on any other of the lm-evaluation-harness.
 
-`eval_language.py` does that. A reasoner's run is solved on its own puzzles instead: `eval_reasoner.py`.
+`eval_language.py` does that. A reasoner's run is solved on its own puzzles instead (`eval_reasoner.py`), and
+an iterated task's is asked for more and more steps (`eval_iterated.py`).
 """
 
 from dataclasses import dataclass, field, fields
@@ -9,7 +10,8 @@ from typing import Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from deeploop.commands import eval_language, eval_reasoner
+from deeploop.commands import eval_iterated, eval_language, eval_reasoner
+from deeploop.commands.eval_iterated import IteratedOptions
 from deeploop.commands.eval_reasoner import ReasonerOptions
 from deeploop.commands.parsing import run_command
 from deeploop.eval.tasks import PAPER_TASKS
@@ -18,12 +20,15 @@ from deeploop.train.rundir import read_stamp
 REASONERS = ("hrm", "trm")
 OF_LANGUAGE = ("tasks", "shots", "rounds", "recompute_alpha", "requests", "batch_tokens")
 OF_REASONERS = tuple(own.name for own in fields(ReasonerOptions))
+OF_ITERATED = tuple(own.name for own in fields(IteratedOptions))
+ITERATED = "iterate"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalArgs:
     """Accuracy of a run: a language model's on the paper's eight tasks, or others of lm-evaluation-harness; a
-    reasoner's on the test split of its puzzles, on ARC with votes over the views of each task."""
+    reasoner's on the test split of its puzzles, on ARC with votes over the views of each task; an iterated
+    task's at any number of steps and rounds."""
 
     run: Positional[Path | None] = None
     """Run folder, as `deeploop train` writes it; unset: --requests are written, or --scores judged."""
@@ -32,11 +37,11 @@ class EvalArgs:
     shots: tuple[int, ...] = ()
     """Examples in front of each question; unset: 0 and 1."""
     limit: int | None = None
-    """Only the first so many documents of each task; of a reasoner's puzzles so many, evenly spread."""
+    """So many documents of each task, the first; puzzles, evenly spread; instances of an iterated task."""
     data: Path | None = None
     """Folder of <task>/<split>.jsonl (unset: download), or of a reasoner's puzzles (unset: as trained)."""
     rounds: tuple[int, ...] = ()
-    """Rounds R to evaluate at; several make a picture. Unset: as trained."""
+    """Rounds R to evaluate at; several make a picture. Unset: as trained, or as the steps ask."""
     recompute_alpha: bool = False
     """Take alpha of each depth instead of the trained one."""
     requests: Path | None = None
@@ -52,6 +57,7 @@ class EvalArgs:
     json: bool = False
     """Print the result as JSON."""
     reasoner: OmitArgPrefixes[ReasonerOptions] = field(default_factory=ReasonerOptions)
+    iterated: OmitArgPrefixes[IteratedOptions] = field(default_factory=IteratedOptions)
 
     def __post_init__(self) -> None:
         for name in ("limit", "batch_tokens"):
@@ -80,12 +86,29 @@ def run(args: EvalArgs) -> str:
     """Does what the arguments ask for; returns what to print."""
     if args.run is None:
         refuse(args.reasoner, OF_REASONERS, "for reasoners; name the folder of a run")
+        refuse(args.iterated, OF_ITERATED, "for iterated tasks; name the folder of a run")
         if args.scores:
             return eval_language.judge_scores(args, args.scores)
         if args.requests:
             return eval_language.write_requests(args, args.requests)
         raise ValueError("run: name a run folder, or write requests without one: --requests FILE")
-    if (task := read_stamp(args.run).get("task")) in REASONERS:
+    task = read_stamp(args.run).get("task")
+    if task != ITERATED:
+        refuse(args.iterated, OF_ITERATED, f"for iterated tasks; {args.run} is a run of another kind")
+    if task == ITERATED:
+        others = ("tasks", "shots", "requests", "batch_tokens", "data")
+        refuse(args, others, f"for other runs; {args.run} is a run of an iterated task")
+        refuse(args.reasoner, OF_REASONERS, f"for reasoners; {args.run} is a run of an iterated task")
+        return eval_iterated.run(
+            args.run,
+            args.iterated,
+            rounds=args.rounds,
+            recompute_alpha=args.recompute_alpha,
+            limit=args.limit,
+            device=args.device,
+            as_json=args.json,
+        )
+    if task in REASONERS:
         refuse(args, OF_LANGUAGE, f"for language models; {args.run} is a run of {task}")
         return eval_reasoner.run(
             args.run,
@@ -101,7 +124,7 @@ def run(args: EvalArgs) -> str:
     return eval_language.evaluate_run(args, args.run)
 
 
-def refuse(options: EvalArgs | ReasonerOptions, names: tuple[str, ...], why: str) -> None:
+def refuse(options: EvalArgs | ReasonerOptions | IteratedOptions, names: tuple[str, ...], why: str) -> None:
     """Raises where one of the named options was given."""
     for own in fields(options):
         if own.name in names and getattr(options, own.name) != own.default:

@@ -31,6 +31,7 @@ from deeploop.train.puzzle import open_puzzles
 from deeploop.train.rundir import (
     load_any_config,
     load_reasoner,
+    load_reasoner_config,
     provenance,
     puzzle_shape,
     read_stamp,
@@ -105,7 +106,7 @@ def run(
 
 def matching_puzzles(folder: Path, data: Path | None) -> PuzzleSet:
     """The puzzles that the run was trained on, and no others."""
-    path = load_any_config(folder).data.path if data is None else data
+    path = load_reasoner_config(folder).data.path if data is None else data
     try:
         puzzles = open_puzzles(path, "data")
     except ValueError as error:

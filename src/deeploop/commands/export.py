@@ -88,13 +88,17 @@ def open_part(folder: Path) -> Path:
     return part
 
 
+def _is_our_card(card: Path) -> bool:
+    return card.is_file() and CARD_MARK in card.read_text(encoding="utf-8", errors="replace")
+
+
 def publish(part: Path, folder: Path) -> str:
     """Moves the files of a whole export into place, config.json last: without it nothing is loaded.
 
     A README.md that somebody else wrote stays; returns a word about that.
     """
     kept, card = "", folder / "README.md"
-    if card.exists() and CARD_MARK not in card.read_text(encoding="utf-8", errors="replace"):
+    if card.exists() and not _is_our_card(card):
         (part / "README.md").unlink()
         kept = f"; {card} is not of an export, and stays"
     (folder / "config.json").unlink(missing_ok=True)

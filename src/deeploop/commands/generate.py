@@ -8,6 +8,7 @@ from typing import Literal
 from tyro.conf import Positional
 
 import deeploop
+from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import parse
 from deeploop.eval.generation import Sampling, stream_text
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule
@@ -45,22 +46,23 @@ def main(arguments: list[str]) -> int:
     args = parse(GenerateArgs, arguments, prog="deeploop generate")
     if is_shipped(args.run):
         print("the small model that comes with deeploop; name a run folder for another", file=sys.stderr)
-    with open_world(DeviceConfig(kind=args.device)) as world:
-        model, tokenizer = deeploop.load(args.run, device=world.device)
-    if args.rounds is not None:
-        model.set_rounds(args.rounds)
-    adaptive = (
-        None if args.adaptive == "off" else AdaptiveDepth(model, ExitRule(args.adaptive, args.threshold))
-    )
-    shown = sys.stdout.isatty()
-    ended = stream_text(
-        adaptive or model,
-        tokenizer,
-        args.prompt,
-        write=lambda piece: print(printable(piece, "\n\t") if shown else piece, end="", flush=True),
-        max_tokens=args.max_tokens,
-        sampling=args,
-    )
+    with memory_advice("--device cpu, or a smaller --max-tokens"):
+        with open_world(DeviceConfig(kind=args.device)) as world:
+            model, tokenizer = deeploop.load(args.run, device=world.device)
+        if args.rounds is not None:
+            model.set_rounds(args.rounds)
+        adaptive = (
+            None if args.adaptive == "off" else AdaptiveDepth(model, ExitRule(args.adaptive, args.threshold))
+        )
+        shown = sys.stdout.isatty()
+        ended = stream_text(
+            adaptive or model,
+            tokenizer,
+            args.prompt,
+            write=lambda piece: print(printable(piece, "\n\t") if shown else piece, end="", flush=True),
+            max_tokens=args.max_tokens,
+            sampling=args,
+        )
     print(flush=True)
     if ended == "context":
         context = model.config.context

@@ -165,7 +165,8 @@ def check_compare_at(folder: SweepFolder) -> None:
 
 def check_data(folder: SweepFolder) -> None:
     """Says once what every cell would say by itself."""
-    for path in sorted({Path(config.data.path) for config in folder.configs.values()}):
+    paths = {getattr(config.data, "path", None) for config in folder.configs.values()}
+    for path in sorted(path for path in paths if path):  # iterated tasks are generated
         if not path.is_dir():
             raise ValueError(
                 f"data.path={path}: no such folder; make it with `deeploop prepare`, or name one with --data"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import run_command
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
@@ -61,7 +62,7 @@ def run(args: ValidateArgs) -> str:
     folder, name = results_folder(args.run), "depth.json" if is_sweep else "validation.json"
     scoreboard.check(folder, name)
     device_config = replace(config.device, kind=args.device)
-    with open_world(device_config) as world:
+    with memory_advice("--device cpu"), open_world(device_config) as world:
         model, tokenizer = load(args.run, device=world.device)
         corpus = open_corpus(args.data or config.data.path, tokenizer)
         windows = replace(

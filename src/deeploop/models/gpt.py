@@ -262,25 +262,36 @@ class LoopedGPT(nn.Module):
         targets: Tensor | None = None,
         cache: Cache | None = None,
         places: Places | None = None,
+        noise: Tensor | None = None,
     ) -> GPTOutput:
         """tokens and targets (B, T); targets below 0 are not counted.
 
         With a `cache` the tokens continue what it holds, and are added to it. `places` is for a cache that
-        is not ours, and for padding: who gives it says where the tokens stand and what they see.
+        is not ours, and for padding: who gives it says where the tokens stand and what they see. `noise`
+        (rounds, B, T, width) is added to the stream after each round, times the stream's root mean square.
         """
         own = cache if isinstance(cache, KeyValueCache) else None
         rotary, mask = self.positions(tokens, own) if places is None else places
-        x = self.run_rounds(self.input_norm(self.embedding(tokens)), rotary, mask, cache)
+        x = self.run_rounds(self.input_norm(self.embedding(tokens)), rotary, mask, cache, noise)
         if own is not None:
             own.length += tokens.shape[1]
         return self.read_out(x, targets)
 
-    def run_rounds(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache | None) -> Tensor:
+    def run_rounds(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        mask: Tensor | None,
+        cache: Cache | None,
+        noise: Tensor | None = None,
+    ) -> Tensor:
         """The loop: all blocks, `rounds` times."""
         for index in range(self.rounds):
             # The last round's activations are needed at once: there is nothing to gain in it.
             recompute = self.recompute == "round" and cache is None and index < self.rounds - 1
             x = maybe_checkpoint(self.run_round, x, index, rotary, mask, cache, recompute=recompute)
+            if noise is not None:
+                x = x + noise[index] * x.detach().square().mean(-1, keepdim=True).sqrt()
         return x
 
     def run_round(

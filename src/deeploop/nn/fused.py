@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deeploop.nn.cache import Cache
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
 
@@ -87,11 +86,12 @@ def _forward(block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
     return type(block).forward(block, x, rotary, *rest)
 
 
-def _run_rounds(model: Any, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache | None) -> Any:
-    # Blocks that are recomputed one by one are called one by one.
-    if _applies(x, mask, cache) and model.recompute != "block":
+def _run_rounds(model: Any, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
+    # What follows are a mask, a cache and noise between rounds. Blocks that are recomputed one by one are
+    # called one by one.
+    if _applies(x, *rest) and model.recompute != "block":
         return _run(model.blocks, x, rotary, rounds=model.rounds, recompute=model.recompute == "round")
-    return type(model).run_rounds(model, x, rotary, mask, cache)
+    return type(model).run_rounds(model, x, rotary, *rest)
 
 
 def _run(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from deeploop.recipes import gpt, reasoners
+from deeploop.recipes import gpt, iterated, reasoners
 from deeploop.train.config import AnyTrainConfig
 
 RECIPES: dict[str, Callable[[], AnyTrainConfig]] = {
@@ -24,6 +24,12 @@ RECIPES: dict[str, Callable[[], AnyTrainConfig]] = {
     "hrm-sudoku4": reasoners.hrm_sudoku4,
     "hrm-sudoku4-deeploop": reasoners.hrm_sudoku4_deeploop,
     "trm-sudoku4": reasoners.trm_sudoku4,
+    "automaton": iterated.automaton,
+    "automaton-stack": iterated.automaton_stack,
+    "hops": iterated.hops,
+    "induction": iterated.induction,
+    "addition": iterated.addition,
+    "reachability": iterated.reachability,
 }
 
 

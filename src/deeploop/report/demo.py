@@ -1,113 +1,196 @@
-"""The table, the picture and the page of `deeploop demo`, from what its runs recorded."""
+"""The table, the sentences and the page of `deeploop demo`, all from what was measured. No torch."""
 
+import json
 from pathlib import Path
 from typing import Any
 
-from deeploop.report import page, plots
+from deeploop.files import write_json, write_text
+from deeploop.report import collapse, demo_figures, page, plots
 
-HEADER = ("block", "R", "N", "alpha", "beta", "loss", "floor - loss", "token sim.", "outcome")
-OUTCOMES = {"escaped": "trains", "collapsed": "COLLAPSED", "undecided": "undecided"}
+RIGHT = 0.99  # share of cells from which on a model's answers count as right
+TABLE = (1, 2, 3, 4, 9, 13, 24, 77, 127, 200)
+FAR = TABLE[-2:]
+NAMES = {"flat": "the flat loop", "pre-norm": "the pre-norm loop", "stack": "the stack"}
 
-Key = tuple[str, int]  # the method, and its rounds
-Results = dict[Key, dict[str, Any]]  # last validation, depth and, where the residual is scaled, alpha, beta
+Record = dict[str, Any]
 
 
-def write(out: Path, results: Results, folders: dict[Key, Path], *, rounds: int, seed: int) -> str:
-    """Writes picture and page into `out`; returns what to print."""
-    floor = next(iter(results.values()))["floor"]
-    rows = [table_row(key, result) for key, result in results.items()]
-    said = verdict(rounds, results)
-    picture, html = out / "loss.png", out / "index.html"
-    figure = draw(folders, floor)
-    plots.save_png(figure, picture)
-    html.write_text(make_page(rows, figure, floor, said, rounds=rounds, seed=seed), encoding="utf-8")
+def introduction(trained: int, longest: int) -> str:
+    """What the terminal says first."""
     return (
-        f"\n{page.text_table(HEADER, rows)}\n\n{said}\n"
-        f"Unigram floor: {floor:.3f} nats, the best that a model can do which ignores its input.\n\n"
-        f"picture  {picture}\npage     {html}\nruns     {next(iter(folders.values())).parent}"
+        f"Three small models learn 1 to {trained} steps of a cellular automaton and are then asked for "
+        f"{longest}.\nA loop takes one round per step; a stack is told the number of steps."
     )
 
 
-def table_row(key: Key, result: dict[str, Any]) -> tuple[str, ...]:
-    method, rounds = key
-    scaled = "alpha" in result
+def write(out: Path, record: Record, collapsed: Record) -> str:
+    """Writes demo.json, picture and page into `out`; returns what to print."""
+    write_json(out / "demo.json", record)
+    record = json.loads(json.dumps(record))  # as it is read back: keys are text
+    figure = demo_figures.tapes(record)
+    plots.save_png(figure, out / "demo.png")
+    write_text(out / "index.html", make_page(record, figure, collapsed))
     return (
-        method,
-        str(rounds),
-        str(result["depth"]),
-        f"{result['alpha']:.3f}" if scaled else "–",
-        f"{result['beta']:.4f}" if scaled else "–",
-        f"{result['loss']:.3f}",
-        f"{result['floor'] - result['loss']:+.3f}",
-        f"{result['similarity']:.2f}",
-        OUTCOMES[result["verdict"]],
+        f"\n{page.text_table(HEADER, table_rows(record))}\n\n{verdict(record)}\n\n"
+        f"page     {out / 'index.html'}\npicture  {out / 'demo.png'}\nnumbers  {out / 'demo.json'}"
     )
 
 
-def verdict(rounds: int, results: Results) -> str:
-    """One sentence on the two exponents at the looped depth: whatever it is that happened."""
-    small, large = (results[method, rounds]["verdict"] for method in ("DeepNorm p=1/4", "DeepLoop p=1/2"))
-    start = f"At R = {rounds}"
-    match small, large:
-        case "collapsed", "escaped":
-            return (
-                f"{start} the exponent decides: p = 1/4 ends with all positions in one state, p = 1/2 trains."
-            )
-        case "escaped", "escaped":
-            return f"{start} both exponents train with this seed; the ramp spared p = 1/4 too."
-        case "collapsed", "collapsed":
-            return f"{start} both exponents collapse with this seed; a slower ramp is what to try."
-        case "escaped", "collapsed":
-            return (
-                f"{start} p = 1/4 trains and p = 1/2 collapses with this seed: not what the bound predicts."
-            )
-    return f"{start} with this seed: p = 1/4 {OUTCOMES[small]}; p = 1/2 {OUTCOMES[large]}."
+HEADER = ("share of cells right after", *(f"{h} step" if h == 1 else str(h) for h in TABLE))
 
 
-def draw(folders: dict[Key, Path], floor: float) -> plots.Figure:
-    methods, depths = (list(dict.fromkeys(part)) for part in zip(*folders, strict=True))
-    panels = [
-        (
-            f"R = {rounds}" + (" (no block is revisited)" if rounds == 1 else " (looped)"),
-            [
-                plots.Curve(method, folders[method, rounds], colour)
-                for method, colour in zip(methods, plots.COLOURS, strict=False)
-            ],
-        )
-        for rounds in depths
-    ]
-    return plots.loss_and_similarity(panels, floor)
+def table_rows(record: Record) -> list[tuple[str, ...]]:
+    rows = [(name, *(f"{own['cells'][str(h)]:.3f}" for h in TABLE)) for name, own in record["models"].items()]
+    copied = (record["copying"].get(str(h)) for h in TABLE)
+    return [*rows, ("copying", *(page.MISSING if share is None else f"{share:.3f}" for share in copied))]
 
 
-def make_page(
-    rows: list[tuple[str, ...]], figure: plots.Figure, floor: float, said: str, *, rounds: int, seed: int
-) -> str:
-    return page.page(
-        "DeepLoop demo: what the exponent decides",
+# ── Sentences ───────────────────────────────────────────────────────────────────────────────────────────
+def verdict(record: Record) -> str:
+    """What happened, in a few sentences; no claim where the models were hardly trained."""
+    if record["quick"]:
+        return "A quick look: few steps on short rows teach the models little, and nothing follows from it."
+    others = (name for name in record["models"] if name != "flat")
+    copied = percent(record["copying"][str(FAR[-1])])
+    return " ".join(
         [
-            page.paragraph(
-                f"Two stored blocks, applied once and {rounds} times. The same seed, data and "
-                "schedule each time; only the residual equation changes. All numbers are from the runs "
-                "beside this page."
-            ),
-            page.figure(
-                plots.inline_svg(figure),
-                "Training loss (running mean of 5 readings) and mean cosine between token states. The "
-                f"dashed line is the unigram floor, {floor:.3f} nats: a model whose positions all carry "
-                "one state (similarity 1) cannot go below it.",
-            ),
-            page.paragraph(said),
-            page.table(HEADER, rows),
-            page.heading("What you see"),
-            page.paragraph(
-                "A looped block's update is summed over its visits and read back by all of them. The "
-                "sandwich block answers with alpha = (2N)^p on the skip and beta = (8N)^-p in the initial "
-                "branch matrices: the larger p is, the less of an update reaches the stream. While the "
-                "learning rate rises, every position can drift into one state, and then the loss stands at "
-                "the floor. How often this happens depends on p, on the depth, on the seed and on how fast "
-                "the rate rises; docs/results/demo counts it over seeds."
-            ),
+            of_flat(record),
+            *(of_other(name, record) for name in others),
+            f"Copying one of the first rows would have {copied} right at {FAR[-1]}.",
+        ]
+    )
+
+
+def of_flat(record: Record) -> str:
+    flat, trained = record["models"]["flat"], record["trained_steps"]
+    shares = " and ".join(f"{percent(flat['cells'][str(h)])} of the cells right at {h} steps" for h in FAR)
+    if min(flat["cells"][str(h)] for h in FAR) >= RIGHT:
+        return f"Trained on 1 to {trained} steps, the flat loop has {shares}."
+    if (far := reach(flat)) > trained:
+        return f"With this seed the flat loop goes on rightly to {far} steps, not to {FAR[-1]}: {shares}."
+    return f"With this seed the flat loop does not go on beyond its {trained} trained steps: {shares}."
+
+
+def of_other(name: str, record: Record) -> str:
+    own = record["models"][name]
+    begin, end = NAMES[name], f"has {percent(own['cells'][str(FAR[-1])])} at {FAR[-1]}."
+    if not (far := reach(own)):
+        return f"{begin[0].upper()}{begin[1:]} does not even learn one step, and {end}"
+    return f"{begin[0].upper()}{begin[1:]} is right up to {far} step{'s' * (far > 1)} and {end}"
+
+
+def reach(own: Record) -> int:
+    """The most steps up to which every number of them that was tried has at least 99% of the cells right."""
+    found = 0
+    for steps, share in sorted((int(h), share) for h, share in own["cells"].items()):
+        if share < RIGHT:
+            break
+        found = steps
+    return found
+
+
+def percent(share: float) -> str:
+    """100% is said of nothing less."""
+    return "100%" if share == 1 else f"{min(99.9, 100 * share):.1f}%"
+
+
+# ── The page ────────────────────────────────────────────────────────────────────────────────────────────
+STYLE = ".lead { font-size: 1.15rem; }"
+
+
+def make_page(record: Record, figure: plots.Figure, collapsed: Record) -> str:
+    trained, longest = record["trained_steps"], max(record["steps"])
+    return page.page(
+        f"Trained on {trained} steps, asked for {longest}",
+        [
+            f'<div class="lead">{page.paragraph(verdict(record))}</div>',
+            page.figure(plots.inline_svg(figure), tapes_caption(record)),
+            page.heading("How far each of them gets"),
+            page.figure(plots.inline_svg(demo_figures.accuracy(record)), accuracy_caption(record)),
+            page.table(HEADER, table_rows(record)),
+            page.heading("What was trained"),
+            page.paragraph(what_was_trained(record)),
+            page.table(MODELS_HEADER, model_rows(record)),
+            *collapse_section(collapsed),
             page.heading("Again, with another seed"),
-            page.command(f"deeploop demo --seed {seed + 1}"),
+            page.command(f"deeploop demo --seed {record['seed'] + 1}"),
+            page.note(made_by(record)),
         ],
+        STYLE,
+    )
+
+
+def tapes_caption(record: Record) -> str:
+    return (
+        f"One held-out row of {record['length']} cells, top to bottom, over {max(record['steps'])} steps, "
+        "left to right: the truth, and below it what each model says. Wrong cells are red, pale where a 1 is "
+        f"missing. Training saw only the shaded steps, 1 to {record['trained_steps']}, enlarged on the left."
+    )
+
+
+def accuracy_caption(record: Record) -> str:
+    return (
+        f"Share of cells right over {record['rows']} held-out rows against the number of steps; the trained "
+        "ones are shaded. The dashed line copies the start or one of the first states, whichever is best: "
+        "a model that stands still scores no more."
+    )
+
+
+def what_was_trained(record: Record) -> str:
+    return (
+        f"Rule {record['rule']} of the elementary cellular automata, looking left: a cell's next state "
+        "depends on itself and the two cells before it, so that a causal transformer can compute it. Every "
+        f"batch asks for 1 to {record['trained_steps']} steps. A loop takes one round per step, in training "
+        "and in testing; the stack reads the number of steps as digits. No row that is scored was trained on."
+    )
+
+
+MODELS_HEADER = ("model", "what it is", "parameters", "peak rate", "training steps", "rows per step")
+
+
+def model_rows(record: Record) -> list[tuple[str, ...]]:
+    return [
+        (
+            name,
+            own["title"],
+            f"{own['parameters']:,}",
+            f"{own['peak_lr']:g}",
+            f"{own['optim_steps']:,}",
+            str(own["batch"]),
+        )
+        for name, own in record["models"].items()
+    ]
+
+
+def collapse_section(record: Record) -> list[str]:
+    floor = collapse.floor(record)
+    return [
+        page.heading("Looped depth can also collapse"),
+        page.paragraph(
+            f"Another experiment ({record['source']}): two stored blocks on the bytes of Python's standard "
+            f"library, applied once and {collapse.looped(record)} times, with the same seed, data and "
+            f"schedule. Only the residual equation changes. {collapse.verdict(record)}"
+        ),
+        page.figure(
+            plots.inline_svg(collapse.draw(record)),
+            "Training loss (running mean of 5 readings) and mean cosine between token states. The dashed "
+            f"line is the unigram floor, {floor:.3f} nats: a model whose positions all carry one state "
+            "(similarity 1) cannot go below it.",
+        ),
+        page.table(collapse.HEADER, collapse.table_rows(record)),
+        page.paragraph(
+            "A looped block's update is summed over its visits and read back by all of them. The sandwich "
+            "block answers with alpha = (2N)^p on the skip and beta = (8N)^-p in the initial branch "
+            "matrices: the larger p is, the less of an update reaches the stream. How often token states "
+            "merge depends on p, on the depth, on the seed and on how fast the rate rises; "
+            "docs/results/demo-collapse counts it over seeds."
+        ),
+        page.command("deeploop demo --collapse"),
+    ]
+
+
+def made_by(record: Record) -> str:
+    return (
+        f"deeploop {record['deeploop']}, torch {record['torch']}, seed {record['seed']}; "
+        f"{record['seconds']:.0f} s for what this call trained and evaluated."
     )

@@ -7,6 +7,7 @@ OUT/tables/*.csv    every table, cell for cell
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,9 @@ from deeploop.report.groups import Histories, Setup, setups
 from deeploop.report.runs import Run
 from deeploop.report.tables import Table
 from deeploop.report.transfer import find_studies
+
+# What begins a formula, also in full width; a signed number is none.
+FORMULA = re.compile(r"[=@\t\r\n＝＠＋－]|[+-](?![\d.,]+(e[+-]?\d+)?[%*]?$)")
 
 
 @dataclass(frozen=True)
@@ -210,12 +214,17 @@ def write(out: Path, title: str, sections: Sequence[Section]) -> None:
     for part in (part for section in sections for part in section.parts):
         if isinstance(part, Table):
             rows = io.StringIO(newline="")
-            csv.writer(rows).writerows([part.header, *part.rows])
+            csv.writer(rows).writerows([inert(cell) for cell in row] for row in (part.header, *part.rows))
             write_text(out / "tables" / f"{part.name}.csv", rows.getvalue())
         elif isinstance(part, Picture):
             plots.save_png(part.figure, out / "figures" / f"{part.name}.png")
     write_text(out / "report.md", as_markdown(title, sections))
     write_text(out / "report.html", as_html(title, sections))
+
+
+def inert(cell: str) -> str:
+    """The cell, with an apostrophe where a spreadsheet would run it: a run's name may be a stranger's."""
+    return f"'{cell}" if FORMULA.match(cell) else cell
 
 
 def as_html(title: str, sections: Sequence[Section]) -> str:

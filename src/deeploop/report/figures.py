@@ -18,13 +18,13 @@ from deeploop.report import published
 from deeploop.report.escapes import Outcome, tally
 from deeploop.report.groups import Histories, Setup, cure, method
 from deeploop.report.ledger import kappas, speed
-from deeploop.report.plots import COLOURS, INK, quiet, running_mean
+from deeploop.report.plots import COLOURS, INK, RULE_COLOURS, quiet, running_mean
 from deeploop.report.published import ROUNDS, TASKS
 from deeploop.report.runs import Run
 from deeploop.report.tables import accuracy, outcomes, scores
 
-PAPER_COLOURS = {"prenorm": COLOURS[0], "sandwich": COLOURS[1]}
-PAPER_LINES = {"pre-norm": COLOURS[0], "DeepLoop p=0.5": COLOURS[1]}
+PAPER_COLOURS = {"prenorm": RULE_COLOURS["pre-norm"], "sandwich": RULE_COLOURS["DeepLoop p=1/2"]}
+PAPER_LINES = {"pre-norm": PAPER_COLOURS["prenorm"], "DeepLoop p=0.5": PAPER_COLOURS["sandwich"]}
 RED = "#d62728"
 
 

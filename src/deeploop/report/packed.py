@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from deeploop.files import atomic_file, is_locked
+from deeploop.files import atomic_file, is_locked, open_regular
 from deeploop.report.endings import DROPPED, exit_file, log_file
 
 PACKED = "runs.tar.xz"
@@ -66,13 +66,14 @@ def unpack(pack: Path, folder: Path) -> None:
             with tarfile.open(fileobj=plain, mode="r:") as tar:
                 _extract(tar, folder)
     except (lzma.LZMAError, tarfile.TarError, ValueError, OverflowError, OSError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        # Its text, not the error itself: that would hold this frame, and with it the memory of the decoder.
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
         raise ValueError(f"{pack}: can't be unpacked ({why})") from None
 
 
 def _decompress(pack: Path, plain: BinaryIO) -> None:
     xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MEMORY)
-    with pack.open("rb") as file:
+    with open_regular(pack) as file:
         while not xz.eof:
             block = file.read(BLOCK) if xz.needs_input else b""
             if xz.needs_input and not block:

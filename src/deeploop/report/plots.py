@@ -1,4 +1,4 @@
-"""Pictures made from run folders. Nothing here imports torch."""
+"""Pictures, and what all of them share. Nothing here imports torch."""
 
 import io
 from collections.abc import Sequence
@@ -14,20 +14,27 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from deeploop.files import atomic_file
-from deeploop.train.metrics import read_metrics
 
 # Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# One colour per rule in every figure.
+RULE_COLOURS = {
+    "pre-norm": COLOURS[0],
+    "DeepLoop p=1/2": COLOURS[1],
+    "flat": COLOURS[2],
+    "DeepNorm p=1/4": COLOURS[4],
+}
 INK = "#7f7f80"  # frame and text; replaced by the page's own text colour in inline SVG
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One run in a picture."""
+    """One run in a picture: its (step, value) pairs."""
 
     label: str
-    run: Path
     colour: str
+    losses: Sequence[tuple[int, float]]
+    similarities: Sequence[tuple[int, float]]
 
 
 def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: float) -> Figure:
@@ -39,9 +46,9 @@ def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: fl
     for column, (title, curves) in enumerate(panels):
         loss, similarity = grid[0, column], grid[1, column]
         for curve in curves:
-            steps, losses = series(read_metrics(curve.run, "train"), "loss")
+            steps, losses = zip(*curve.losses, strict=True)
             loss.plot(steps, running_mean(losses, 5), color=curve.colour, label=curve.label, lw=1.6)
-            steps, values = series(read_metrics(curve.run, "validation"), "similarity")
+            steps, values = zip(*curve.similarities, strict=True)
             similarity.plot(steps, values, color=curve.colour, marker="o", ms=3, lw=1.6)
         loss.axhline(floor, color=INK, ls="--", lw=1, label="unigram floor")
         loss.set_title(title)

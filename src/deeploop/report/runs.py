@@ -18,7 +18,8 @@ from deeploop.report.packed import opened, subfolders
 from deeploop.report.sweeps import read_sweep
 from deeploop.train.metrics import Record, is_sound, stream_back, stream_lines
 
-DEFINING = ("model.", "data.path", "optim.")
+ITERATED = ("data.task", "data.rule", "data.length", "data.train_steps", "rounds.")
+DEFINING = ("model.", "data.path", *ITERATED, "optim.")
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
 RATES = 100
 # What tables reckon with; a file where one of these is of another kind is a damaged one.

@@ -58,6 +58,10 @@ def left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
 def check(folder: Path, name: str = "eval.json") -> None:
     """Raises where a result could not be kept: better before the work than after it."""
     read(folder / name)
+    check_writable(folder)
+
+
+def check_writable(folder: Path) -> None:
     if not os.access(folder, os.W_OK):
         raise ValueError(f"{folder}: can't be written, and the result goes there; copy the run")
 

@@ -245,6 +245,52 @@ def transfer(scale: Scale) -> Grid:
     return Grid("transfer", recipe, {"rule": TRANSFER_RULES, **axes}, settings, scale)
 
 
+# ── Iterated tasks: which rule learns the step, and which goes on beyond the trained depth ───────────────
+ITERATED = ("automaton", "hops", "addition", "reachability", "induction")
+ITERATE_RULES: Axis = {
+    "flat": {"model.block": "flat"},
+    "deeploop": {"model.block": "sandwich"},
+    "deeploop-no-gain": {"model.block": "sandwich", "model.outer_gain": False},
+    "prenorm": {"model.block": "prenorm"},
+    "averaged": {"model.block": "averaged"},
+    # α of each R in place of the trained one; rounds that do not tell the steps.
+    "flat-recomputed": {"model.block": "flat", "model.recompute_alpha": True},
+    "flat-fixed": {"model.block": "flat", "rounds.sample": "fixed"},
+    "flat-uniform": {"model.block": "flat", "rounds.sample": "uniform"},
+    # No loop: the parameters of the looped block, and the arithmetic of its four rounds.
+    "one-layer": {"model.block": "prenorm", "model.rounds": 1, "rounds.sample": "fixed"},
+    "four-layers": {
+        "model.block": "prenorm",
+        "model.blocks": 4,
+        "model.rounds": 1,
+        "rounds.sample": "fixed",
+    },
+}
+# Rate and noise, the same five for every rule.
+ITERATE_TRIALS = {
+    f"{peak:g}+{noise:g}": {"optim.peak_lr": peak, "optim.floor_lr": peak / 10, "rounds.noise": noise}
+    for peak, noise in ((1e-3, 0.0), (3e-3, 0.0), (6e-3, 0.0), (3e-3, 0.1), (4e-3, 0.3))
+}
+
+
+def _iterate(name: str, axes: dict[str, Axis], scale: Scale) -> Grid:
+    tasks: Axis = {task: {"recipe": task} for task in ITERATED}
+    settings = {"paper": {"optim.steps": 8_000}, "gpu": {}, "laptop": {"optim.steps": 1_000}}[scale]
+    settings |= {"data.validate_every": 250, "checkpoint.every": 10_000, "checkpoint.keep": 1}
+    return Grid(name, "automaton", {"task": tasks, "rule": ITERATE_RULES, **axes}, settings, scale)
+
+
+def iterate_search(scale: Scale) -> Grid:
+    """A rate and a noise for every rule of `iterate`: five trials with two seeds; 500 cells."""
+    seeds = along("seed", (100, 101))  # not those of `iterate`, which are reported
+    return _iterate("iterate-search", {"trial": ITERATE_TRIALS, **seeds}, scale)
+
+
+def iterate(scale: Scale) -> Grid:
+    """Iterated tasks × rules, three seeds: who learns them, who goes on beyond training; 150 cells."""
+    return _iterate("iterate", along("seed", range(3)), scale)
+
+
 # ── Reasoners ───────────────────────────────────────────────────────────────────────────────────────────
 # The published block, and p = ½: on 4 × 4 boards at a rate of its own, for it is slow at the other's.
 SUDOKU: dict[str, dict[Any, dict[str, Any]]] = {
@@ -291,4 +337,6 @@ GRIDS: dict[str, Callable[[Scale], Grid]] = {
     "rules-search": rules_search,
     "rules": rules,
     "transfer": transfer,
+    "iterate-search": iterate_search,
+    "iterate": iterate,
 }

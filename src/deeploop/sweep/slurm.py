@@ -51,7 +51,11 @@ class CellJob:
 
     def __call__(self) -> str:
         run = self.sweep.run_folder(self.cell)
+        before: object = None
         while (command := self.sweep.next_command(self.cell)) is not None:
+            if (stand := (command, self.sweep.progress(self.cell, running=True).step)) == before:
+                raise RuntimeError(f"{self.cell.name}: {note_exit(run, 0, failed=True)}")  # no progress
+            before = stand
             try:
                 process = start(command, run, {}, before=_ignore_warning)
             except BlockingIOError:

@@ -2,6 +2,7 @@
 
 A search is a sweep with an axis `trial`, such as `rules-search`. Its trials that agree in all other axes but
 the seed compete, by the last validation loss of their worst seed: near a cliff one lucky seed must not win.
+Runs of iterated tasks compete by their errors beyond the trained steps, which is what they are trained for.
 """
 
 import math
@@ -64,8 +65,11 @@ def _best(search: Path, trials: Trials) -> Settings:
 
 
 def _loss(folder: Path) -> float:
-    """The last validation loss; infinite if the run broke off for good."""
+    """The last validation loss (or error beyond training); infinite if the run broke off for good."""
     run = read_run(folder)
     if run.state not in ("finished", "collapsed", "failed"):
         raise ValueError(f"tuned={folder.parent}: its cell {folder.name} is {run.state}, not finished")
-    return float(run.validation["loss"]) if run.state == "finished" else math.inf
+    if run.state != "finished":
+        return math.inf
+    beyond = run.validation.get("beyond")
+    return float(run.validation["loss"] if beyond is None else beyond)

@@ -39,7 +39,7 @@ WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 GENERATORS = "rng.safetensors"
 TASK = "task.safetensors"  # of a task with tensors of its own
-_NAME = re.compile(r"step-\d{8}")
+_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # from 10^8 on a step has more digits
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -60,7 +60,13 @@ class CheckpointConfig:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first; a copy under another name is the user's own."""
-    return sorted(path for path in (folder / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name))
+    found = [path for path in (folder / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was saved, by its name."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def last_checkpoint(folder: Path) -> Path | None:

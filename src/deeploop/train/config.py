@@ -1,6 +1,7 @@
 """The whole configuration of a run, composed once, and its way to JSON and back.
 
-The class says what is trained: `TrainConfig` a looped GPT, `HRMTrainConfig` and `TRMTrainConfig` a reasoner.
+The class says what is trained: `TrainConfig` a looped GPT on text, `IterateTrainConfig` one on an iterated
+task, `HRMTrainConfig` and `TRMTrainConfig` a reasoner.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from deeploop.data.iterate.examples import Examples
 from deeploop.files import read_table
 from deeploop.models.gpt import GPTConfig
 from deeploop.models.halting import HaltingConfig
@@ -19,10 +21,12 @@ from deeploop.models.trm import TRMConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.diagnosis import DiagnoseConfig
 from deeploop.train.distributed import DeviceConfig
+from deeploop.train.iterate import IterateDataConfig
 from deeploop.train.language import DataConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig, ReasonerOptimConfig
 from deeploop.train.puzzle import PuzzleDataConfig
+from deeploop.train.rounds import RoundsConfig
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,26 @@ class RunConfig:
             raise ValueError(f"seed={self.seed}: must be 0 or more, and below 2^63")
 
 
+def check_optim(model: GPTConfig, optim: OptimConfig, device: DeviceConfig) -> None:
+    """Raises where the optimizer of a looped GPT does not go with its model or its ranks."""
+    if optim.branch_lr != 1 and model.scales.beta == 1:
+        cause = "beta" if model.block == "sandwich" else "block"
+        raise ValueError(
+            f"optim.branch_lr={optim.branch_lr}: must be 1 with "
+            f"model.{cause}={getattr(model, cause)}, which draws no matrix at beta"
+        )
+    if optim.kind == "muon" and device.parallel == "fsdp":
+        raise ValueError(
+            "optim.kind=muon: must be adamw with device.parallel=fsdp, where no rank has a whole matrix; "
+            "or use device.parallel=ddp"
+        )
+    if optim.kind == "muon" and model.mup_base_width:
+        raise ValueError(
+            f"optim.kind=muon: must be adamw with model.mup_base_width={model.mup_base_width}, "
+            "whose rate over widths is Adam's; or set that to 0"
+        )
+
+
 @dataclass(frozen=True)
 class TrainConfig(RunConfig):
     """One training run of a looped GPT."""
@@ -66,22 +90,7 @@ class TrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optim.branch_lr != 1 and self.model.scales.beta == 1:
-            cause = "beta" if self.model.block == "sandwich" else "block"
-            raise ValueError(
-                f"optim.branch_lr={self.optim.branch_lr}: must be 1 with "
-                f"model.{cause}={getattr(self.model, cause)}, which draws no matrix at beta"
-            )
-        if self.optim.kind == "muon" and self.device.parallel == "fsdp":
-            raise ValueError(
-                "optim.kind=muon: must be adamw with device.parallel=fsdp, where no rank has a whole matrix; "
-                "or use device.parallel=ddp"
-            )
-        if self.optim.kind == "muon" and self.model.mup_base_width:
-            raise ValueError(
-                f"optim.kind=muon: must be adamw with model.mup_base_width={self.model.mup_base_width}, "
-                "whose rate over widths is Adam's; or set that to 0"
-            )
+        check_optim(self.model, self.optim, self.device)
         if self.optim.wait_for_escape and self.guard.stop:
             raise ValueError(
                 "guard.stop=True: must be False with optim.wait_for_escape=True, "
@@ -109,12 +118,58 @@ class TRMTrainConfig(RunConfig):
     halting: HaltingConfig = field(default_factory=partial(HaltingConfig, learn_continue=False))
 
 
+@dataclass(frozen=True)
+class IterateTrainConfig(RunConfig):
+    """One training run of a looped GPT on an iterated task."""
+
+    model: GPTConfig = field(default_factory=partial(GPTConfig, vocabulary=64, context=256))
+    data: IterateDataConfig = field(default_factory=IterateDataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    rounds: RoundsConfig = field(default_factory=RoundsConfig)
+
+    @property
+    def examples(self) -> Examples:
+        """The task as the model reads it."""
+        return self.data.examples(tells_steps=self.rounds.tells_steps)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_optim(self.model, self.optim, self.device)
+        data, shown = self.data, self.examples
+        if self.rounds.sample == "steps" and data.train_steps > self.model.rounds:
+            raise ValueError(
+                f"data.train_steps={data.train_steps}: must be at most model.rounds={self.model.rounds} with "
+                "rounds.sample=steps, which takes a round for each; raise --model.rounds"
+            )
+        for name, steps in (("train_steps", data.train_steps), ("test_steps", max(data.test_steps))):
+            if steps > shown.longest:
+                raise ValueError(
+                    f"data.{name}={steps}: must be at most {shown.longest} for {data.task} at "
+                    f"data.length={data.length}, rounds.sample={self.rounds.sample}"
+                )
+        for name, least in (("vocabulary", shown.vocabulary), ("context", shown.tokens)):
+            if getattr(self.model, name) < least:
+                raise ValueError(
+                    f"model.{name}={getattr(self.model, name)}: {data.task} at data.length={data.length} "
+                    f"needs at least {least}; set --model.{name} {least}"
+                )
+        if self.model.unigram_bias:
+            raise ValueError("model.unigram_bias=True: must be False, iterated tasks have no text to count")
+        if self.optim.wait_for_escape:
+            raise ValueError("optim.wait_for_escape=True: must be False, it is for language models")
+        if self.device.parallel == "fsdp":
+            raise ValueError(
+                "device.parallel=fsdp: must be ddp, the states of iterated tasks are read out between rounds"
+            )
+
+
 ReasonerTrainConfig = HRMTrainConfig | TRMTrainConfig
-AnyTrainConfig = TrainConfig | ReasonerTrainConfig
+AnyTrainConfig = TrainConfig | ReasonerTrainConfig | IterateTrainConfig
 KINDS: dict[str, type[AnyTrainConfig]] = {
     "language": TrainConfig,
     "hrm": HRMTrainConfig,
     "trm": TRMTrainConfig,
+    "iterate": IterateTrainConfig,
 }
 """The `task` that a run folder's run.json names, and the class of its config."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
 from deeploop.models.gpt import GPTConfig
 from deeploop.models.reasoner import ReasonerConfig
-from deeploop.train.config import AnyTrainConfig, TrainConfig
+from deeploop.train.config import AnyTrainConfig, IterateTrainConfig, TrainConfig
 from deeploop.train.progress import hours_minutes_seconds
 
 LEGEND = {
@@ -97,6 +97,13 @@ def _data(config: AnyTrainConfig, examples: int) -> str:
         epochs = tokens / examples
         text = f"{epochs:,.1f}" if epochs >= 0.95 else f"{epochs:.2g}"
         return f"{tokens:,} tokens planned, the corpus has {examples:,}: {text} epochs"
+    if isinstance(config, IterateTrainConfig):
+        data = config.data
+        rule = f" of rule {data.rule}" if data.task == "automaton" else ""
+        return (
+            f"{data.task}{rule}, length {data.length}: {sequences:,} instances "
+            f"of 1 to {data.train_steps} steps, rounds: {config.rounds.sample}"
+        )
     return (
         f"{sequences:,} segments planned, at most {config.halting.segments} per puzzle; "
         f"{examples:,} training examples"

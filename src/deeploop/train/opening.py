@@ -16,10 +16,17 @@ from deeploop.train.checkpoint import (
     load_weights,
     read_state,
 )
-from deeploop.train.config import AnyTrainConfig, ReasonerTrainConfig, TrainConfig, to_dict
+from deeploop.train.config import (
+    AnyTrainConfig,
+    IterateTrainConfig,
+    ReasonerTrainConfig,
+    TrainConfig,
+    to_dict,
+)
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
 from deeploop.train.header import Facts, header, legend
+from deeploop.train.iterate import IterateTask
 from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
 from deeploop.train.progress import Display, device_name
@@ -98,6 +105,8 @@ def make_task(config: AnyTrainConfig, world: World) -> Task:
         return LanguageTask(config, world)
     if isinstance(config, ReasonerTrainConfig):
         return PuzzleTask(config, world)
+    if isinstance(config, IterateTrainConfig):
+        return IterateTask(config, world)
     raise TypeError(f"{type(config).__name__}: no task is known for it")
 
 

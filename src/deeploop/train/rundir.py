@@ -22,7 +22,7 @@ import deeploop
 from deeploop.data.tokenizers import Tokenizer, get_tokenizer
 from deeploop.files import read_json, read_object, unused_path, write_json
 from deeploop.models.accounting import parameter_count
-from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt import GPTConfig, LoopedGPT
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.train.checkpoint import (
     OPTIMIZER,
@@ -35,6 +35,7 @@ from deeploop.train.checkpoint import (
 from deeploop.train.config import (
     KINDS,
     AnyTrainConfig,
+    IterateTrainConfig,
     ReasonerTrainConfig,
     TrainConfig,
     differences,
@@ -181,7 +182,8 @@ def load_config(run: Path) -> TrainConfig:
     """The config of a language model's run."""
     config = load_any_config(run)
     if not isinstance(config, TrainConfig):
-        raise ValueError(f"{run}: a run of a reasoner; this is for language models")
+        what = "an iterated task" if isinstance(config, IterateTrainConfig) else "a reasoner"
+        raise ValueError(f"{run}: a run of {what}; this is for language models")
     return config
 
 
@@ -202,11 +204,24 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[Looped
 
 def load_model(run: Path, *, device: str | torch.device = "cpu") -> LoopedGPT:
     """The model alone: it needs nothing that a tokenizer does."""
-    config = load_config(run)
+    return _load_gpt(run, load_config(run).model, device)
+
+
+def load_iterate(
+    run: str | Path, *, device: str | torch.device = "cpu"
+) -> tuple[LoopedGPT, IterateTrainConfig]:
+    """Model (in eval mode, weights of the last checkpoint, verified) and config of an iterated task's run."""
+    config = load_any_config(Path(run))
+    if not isinstance(config, IterateTrainConfig):
+        raise ValueError(f"{run}: a run of another kind; this is for iterated tasks")
+    return _load_gpt(Path(run), config.model, device), config
+
+
+def _load_gpt(run: Path, config: GPTConfig, device: str | torch.device) -> LoopedGPT:
     checkpoint = require_checkpoint(run)
-    check_size(checkpoint, parameter_count(config.model), config.model.context * config.model.head_size)
+    check_size(checkpoint, parameter_count(config), config.context * config.head_size)
     read_state(checkpoint, [WEIGHTS])
-    model = LoopedGPT(config.model)
+    model = LoopedGPT(config)
     load_weights(model, checkpoint)
     return model.to(device).eval()
 
@@ -240,9 +255,7 @@ def load_reasoner(
 ) -> tuple[Reasoner, ReasonerTrainConfig]:
     """Reasoner (in eval mode, weights of the last checkpoint, averaged if they were) and config of a run."""
     run = Path(run)
-    config = load_any_config(run)
-    if isinstance(config, TrainConfig):
-        raise ValueError(f"{run}: a run of a language model; this is for reasoners")
+    config = load_reasoner_config(run)
     checkpoint, shape = require_checkpoint(run), puzzle_shape(run)
     model_config = config.model
     blocks = sum(model_config.blocks_of.values()) * model_config.width**2
@@ -256,6 +269,15 @@ def load_reasoner(
         averages = {name: own["average"] for name, own in moments.items() if "average" in own}
         model.load_state_dict(averages, strict=False)
     return model.to(device).eval(), config
+
+
+def load_reasoner_config(run: Path) -> ReasonerTrainConfig:
+    """The config of a reasoner's run."""
+    config = load_any_config(run)
+    if not isinstance(config, ReasonerTrainConfig):
+        what = "a language model" if isinstance(config, TrainConfig) else "an iterated task"
+        raise ValueError(f"{run}: a run of {what}; this is for reasoners")
+    return config
 
 
 def puzzle_shape(run: Path) -> PuzzleShape:

@@ -1,4 +1,4 @@
-"""What the training loop asks of a task; `language.py` and `puzzle.py` answer."""
+"""What the training loop asks of a task; `language.py`, `puzzle.py` and `iterate.py` answer."""
 
 from typing import Any, Protocol
 

@@ -1,0 +1,146 @@
+"""What the demo trains: three models on the steps of an automaton, and their answers far beyond them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deeploop.data.iterate.examples import held_out
+from deeploop.data.iterate.task import solve
+from deeploop.eval.iterated import copying, read_outs
+from deeploop.models.accounting import parameter_count
+from deeploop.models.gpt import LoopedGPT
+from deeploop.nn.residual import ResidualKind
+from deeploop.recipes import get_recipe
+from deeploop.train.config import IterateTrainConfig
+from deeploop.train.rundir import load_iterate
+
+SHOWN = (1, 2, 3, 4, 9, 13, 24, 77, 127, 200)
+"""Steps of the table. Beyond four none is a power of two, where most cells are back at where they started."""
+DRAWN = tuple(sorted({*SHOWN, 5, 6, 7, 11, 18, 34, 47, 60, 100, 150}))
+"""Steps of the curves."""
+ROWS = 256  # held-out rows that are scored; the first of them is drawn
+
+
+@dataclass(frozen=True)
+class Model:
+    """One of the three: a recipe, and what the demo changes in it."""
+
+    recipe: str
+    block: ResidualKind
+    peak_lr: float
+    steps: int
+    title: str
+
+
+# Each at its own best rate; the rates, and how they were found: docs/results/demo.
+MODELS = {
+    "flat": Model("automaton", "flat", 3e-3, 2_000, "one block, looped: flat"),
+    "pre-norm": Model("automaton", "prenorm", 1e-3, 2_000, "one block, looped: pre-norm"),
+    "stack": Model("automaton-stack", "flat", 3e-3, 1_000, "four layers, no loop"),
+}
+QUICK_STEPS, QUICK_LENGTH, QUICK_BATCH, QUICK_ROWS = 24, 8, 16, 32
+
+
+def cell(name: str, *, out: Path, seed: int, quick: bool) -> IterateTrainConfig:
+    """The full config of one run."""
+    model, base = MODELS[name], get_recipe(MODELS[name].recipe)
+    assert isinstance(base, IterateTrainConfig)
+    steps = QUICK_STEPS if quick else model.steps
+    return replace(
+        base,
+        out=out / "runs" / f"seed{seed}{'-quick' * quick}" / name,
+        resume=True,
+        seed=seed,
+        model=replace(base.model, block=model.block),
+        data=replace(
+            base.data,
+            length=QUICK_LENGTH if quick else base.data.length,
+            # What one sees while waiting: the longest that is trained, and the longest that is shown.
+            test_steps=(base.data.train_steps, *(() if quick else (max(SHOWN),))),
+            test_examples=QUICK_ROWS if quick else 64,
+            validate_every=steps if quick else steps // 4,
+        ),
+        optim=replace(
+            base.optim,
+            steps=steps,
+            batch=QUICK_BATCH if quick else base.optim.batch,
+            peak_lr=model.peak_lr,
+            floor_lr=model.peak_lr / 10,
+            warmup_steps=max(1, steps // 20),
+        ),
+        checkpoint=replace(base.checkpoint, every=steps // 4, keep=1),
+        device=replace(base.device, kind="cpu"),
+        log=replace(base.log, every=max(1, steps // 100)),
+    )
+
+
+def shared_record(config: IterateTrainConfig, *, quick: bool) -> dict[str, Any]:
+    """What is the same for all models: the task, the truth of the row that is drawn, the baseline."""
+    task, trained = config.examples.task, config.data.train_steps
+    rows = held_out(task, QUICK_ROWS if quick else ROWS)
+    every = range(max(SHOWN) + 1)
+    return {
+        "rule": config.data.rule,
+        "length": config.data.length,
+        "trained_steps": trained,
+        "rows": len(rows),
+        "steps": DRAWN,
+        "copying": copying(task, rows, DRAWN, trained),
+        "truth": _as_text(np.stack([answer[0] for answer in solve(task, rows[:1], every).values()])),
+    }
+
+
+def model_record(name: str, config: IterateTrainConfig, *, quick: bool) -> dict[str, Any]:
+    """A trained model on held-out rows: shares of cells and rows right, and how it continued the first."""
+    model, _ = load_iterate(config.out)
+    task = config.examples.task
+    rows = held_out(task, QUICK_ROWS if quick else ROWS)
+    truth, every = solve(task, rows, DRAWN), range(1, max(SHOWN) + 1)
+    looped = not config.rounds.tells_steps
+    found = answers(model, config, rows, every if looped else DRAWN)
+    states = found if looped else answers(model, config, rows[:1], every)
+    right = {h: found[h] == truth[h] for h in DRAWN}
+    return {
+        "title": MODELS[name].title,
+        "block": config.model.block,
+        "blocks": config.model.blocks,
+        "looped": looped,
+        "parameters": parameter_count(config.model),
+        "peak_lr": config.optim.peak_lr,
+        "optim_steps": config.optim.steps,
+        "batch": config.optim.batch,
+        "cells": {h: float(right[h].mean()) for h in DRAWN},
+        "exact": {h: float(right[h].all(1).mean()) for h in DRAWN},
+        "states": _as_text(np.stack([states[h][0] for h in every])),
+    }
+
+
+@torch.no_grad()
+def answers(
+    model: LoopedGPT, config: IterateTrainConfig, instances: np.ndarray, steps: Sequence[int]
+) -> dict[int, np.ndarray]:
+    """What a model says after each number of steps: steps → (instances, cells).
+
+    A loop goes on from one to the next; a model that is told the steps reads them with every row.
+    """
+    shown = config.examples
+    places = range(shown.tokens)[-config.data.length :]
+
+    def read(logits: torch.Tensor) -> np.ndarray:
+        return logits.argmax(-1)[:, places].numpy()
+
+    if shown.tells_steps:
+        inputs = torch.cat([shown.inputs(instances, h) for h in steps])
+        found = read(model.logits(model(inputs).states)).reshape(len(steps), len(instances), -1)
+        return dict(zip(steps, found, strict=True))
+    inputs = shown.inputs(instances, 0)
+    return {h: read(logits) for h, logits in read_outs(model, inputs, steps)}
+
+
+def _as_text(states: np.ndarray) -> list[str]:
+    """Rows of cells as text of 0 and 1; what is neither, which an untrained model may say, as ?."""
+    return ["".join("01"[cell] if cell in (0, 1) else "?" for cell in row) for row in states.tolist()]

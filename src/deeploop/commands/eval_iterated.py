@@ -1,0 +1,165 @@
+"""`deeploop eval` for iterated tasks: accuracy against steps and rounds, far beyond the trained ones.
+
+The result goes to eval.json in the run folder, the matrix to steps.png, and the automaton's diagram to
+spacetime.png.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from deeploop.commands.memory import memory_advice
+from deeploop.data.iterate.examples import Examples, held_out
+from deeploop.data.iterate.task import solve
+from deeploop.eval.iterated import copying, finite, rollout, score_sums, scores
+from deeploop.models.gpt import LoopedGPT
+from deeploop.report import iterated, plots, scoreboard
+from deeploop.train.config import IterateTrainConfig
+from deeploop.train.distributed import World, arithmetic, open_world, uses_bf16, wrap
+from deeploop.train.execution import choose_execution
+from deeploop.train.rundir import load_iterate, provenance, require_checkpoint
+
+# Results that agree in these replace one another; any other stays beside them in eval.json.
+IDENTITY = (
+    *("kind", "rule", "length", "examples", "steps", "rounds"),
+    *("recompute_alpha", "checkpoint", "precision"),
+)
+BATCH = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class IteratedOptions:
+    """Options for the run of an iterated task."""
+
+    steps: tuple[int, ...] = ()
+    """Steps to ask for, also more than were trained; unset: those of the run's validation."""
+    rule: int | None = None
+    """Another rule of the automaton than the trained one."""
+    length: int | None = None
+    """Another size than the trained one, such as longer rows."""
+
+    def __post_init__(self) -> None:
+        if self.steps and min(self.steps) < 1:
+            raise ValueError(f"steps={min(self.steps)}: must be at least 1")
+
+
+def run(
+    folder: Path,
+    options: IteratedOptions,
+    *,
+    rounds: tuple[int, ...] = (),
+    recompute_alpha: bool = False,
+    limit: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    as_json: bool = False,
+) -> str:
+    """Evaluates, writes the result into the run folder, and returns what to print."""
+    checkpoint = require_checkpoint(folder)
+    scoreboard.check(folder)
+    if rounds and min(rounds) < 1:
+        raise ValueError(f"rounds={min(rounds)}: must be at least 1")
+    model, config = load_iterate(folder)
+    config = replace(config, device=replace(config.device, kind=device))
+    examples = change_task(config, options)
+    steps = sorted(set(options.steps or config.data.test_steps))
+    if steps[-1] > examples.longest:
+        raise ValueError(
+            f"steps={steps[-1]}: must be at most {examples.longest} for {config.data.task} of this size"
+        )
+    depths = sorted({*rounds} or {config.rounds.at_test(h, config.model.rounds) for h in steps})
+    instances = held_out(examples.task, limit or config.data.test_examples)
+    with open_world(config.device) as world, memory_advice("a smaller --limit"):
+        choose_execution(config.device, world, model).apply(wrap(model, config.device, world))
+        record = {
+            "kind": "iterated",
+            "task": config.data.task,
+            "rule": config.data.rule if options.rule is None else options.rule,
+            "length": examples.task.length,
+            "trained_steps": config.data.train_steps,
+            "trained_rounds": config.model.rounds,
+            "sample": config.rounds.sample,
+            "recompute_alpha": recompute_alpha,
+            **evaluate(model, examples, instances, steps, depths, recompute_alpha, config, world),
+            "checkpoint": checkpoint.name,
+            **provenance(),
+        }
+        files = [scoreboard.add(folder, record, IDENTITY), folder / "steps.png"]
+        plots.save_png(iterated.accuracy_matrix(record), files[1])
+        if config.data.task == "automaton" and not examples.tells_steps:
+            files.append(folder / "spacetime.png")
+            with arithmetic(config.device, world.device):
+                states = diagram(model, examples, instances[:1], steps[-1])
+            plots.save_png(iterated.space_time(*states, config.data.train_steps), files[-1])
+    if as_json:
+        return json.dumps(record, indent=1)
+    return f"{iterated.report(str(folder), record)}\n\nwritten: {', '.join(map(str, files))}"
+
+
+def change_task(config: IterateTrainConfig, options: IteratedOptions) -> Examples:
+    """The task that is asked for, which must have the trained one's tokens."""
+    data = config.data
+    if options.rule is not None and data.task != "automaton":
+        raise ValueError(f"rule={options.rule}: for the automaton; the run's task is {data.task}")
+    changes = {name: value for name in ("rule", "length") if (value := getattr(options, name)) is not None}
+    examples = replace(data, **changes).examples(tells_steps=config.rounds.tells_steps)
+    if examples.vocabulary != config.examples.vocabulary:
+        raise ValueError(
+            f"length={options.length}: {data.task} has other tokens there than at the trained length "
+            f"{data.length}; leave it out"
+        )
+    return examples
+
+
+def evaluate(
+    model: LoopedGPT,
+    examples: Examples,
+    instances: np.ndarray,
+    steps: list[int],
+    rounds: list[int],
+    recompute_alpha: bool,
+    config: IterateTrainConfig,
+    world: World,
+) -> dict[str, Any]:
+    """Every number of rounds on every number of steps, as plain values: rows are rounds."""
+    began = time.perf_counter()
+    sums = score_sums(
+        model,
+        examples,
+        instances,
+        [(R, h) for R in rounds for h in steps],
+        batch=BATCH,
+        device=world.device,
+        arithmetic=partial(arithmetic, config.device, world.device),
+        recompute_alpha=recompute_alpha,
+    )
+    found = {cell: asdict(score) for cell, score in scores(sums).items()}
+    copied = copying(examples.task, instances, steps, config.data.train_steps)
+    on_gpu = world.device.type == "cuda"
+    return {
+        "examples": len(instances),
+        "steps": steps,
+        "rounds": rounds,
+        **{
+            name: [[finite(found[R, h][name]) for h in steps] for R in rounds]
+            for name in ("cells", "exact", "loss")
+        },
+        "copying": {str(h): share for h, share in copied.items()},
+        "seconds": round(time.perf_counter() - began, 3),
+        "precision": "bf16" if uses_bf16(config.device, world.device) else "fp32",
+        "device": torch.cuda.get_device_name(world.device) if on_gpu else "cpu",
+    }
+
+
+def diagram(
+    model: LoopedGPT, examples: Examples, row: np.ndarray, steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """One row's states after 1, 2, … steps: the truth, and the model's of one pass; (steps, cells) each."""
+    truth = solve(examples.task, row, range(1, steps + 1))
+    said = rollout(model, examples.task, row, steps)
+    return np.stack([truth[h][0] for h in range(1, steps + 1)]), said[:, 0]

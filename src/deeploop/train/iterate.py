@@ -1,0 +1,224 @@
+"""Iterated tasks, made while training: build, loss, evaluate.
+
+Every batch asks for one number of steps, drawn from 1 to `data.train_steps`; `rounds.py` says how many rounds
+it gets. Both are functions of seed and step. Evaluation asks for more steps than training did.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deeploop.data.draws import keys
+from deeploop.data.iterate import TASKS, make_task
+from deeploop.data.iterate.examples import Examples, held_out
+from deeploop.data.iterate.task import draw
+from deeploop.data.loader_state import check_position
+from deeploop.eval.iterated import IteratedScore, finite, score_sums, scores
+from deeploop.models.accounting import flops_per_token, training_bytes
+from deeploop.models.gpt import LoopedGPT
+from deeploop.train.distributed import World, arithmetic
+from deeploop.train.memory import fit, needs_on
+from deeploop.train.optim import make_optimizer
+from deeploop.train.rounds import NoiseSampler, RoundsSampler, draw_upto
+from deeploop.train.task import Monitor
+
+if TYPE_CHECKING:
+    from deeploop.train.config import IterateTrainConfig
+
+DATA_KEY, STEPS_KEY = 1, 2  # with the seed
+
+
+@dataclass(frozen=True)
+class IterateDataConfig:
+    """The task, which is generated while training; nothing is prepared."""
+
+    task: Literal["automaton", "hops", "induction", "addition", "reachability"] = "automaton"
+    """What is iterated: docs/iterate.md has them."""
+    rule: int = 86
+    """Rule of the automaton, 0 to 255; its neighbours are (x[-2], x[-1], x)."""
+    length: int = 24
+    """Size of an instance: cells of a row, nodes, digits or symbols."""
+    train_steps: int = 4
+    """Most steps in training: every batch asks for a number from 1 to this one."""
+    test_steps: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Steps that a validation asks for, each by itself."""
+    test_examples: int = 256
+    """Held-out instances of a validation, the same for every seed."""
+    validate_every: int = 500
+    """Steps between validations; one more comes at the end."""
+
+    def __post_init__(self) -> None:
+        for name in ("length", "train_steps", "test_examples", "validate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+        if self.task not in TASKS:
+            raise ValueError(f"data.task={self.task}: unknown; choose one of {', '.join(TASKS)}")
+        if not 0 <= self.rule <= 255:
+            raise ValueError(f"data.rule={self.rule}: must be 0 to 255, an elementary automaton's")
+        if not self.test_steps or min(self.test_steps) < 1:
+            raise ValueError(f"data.test_steps={self.test_steps}: must be numbers of at least 1")
+
+    def examples(self, *, tells_steps: bool) -> Examples:
+        """The task as a model reads it."""
+        return Examples(make_task(self.task, self.length, self.rule), tells_steps)
+
+
+Batch = tuple[Tensor, ...]  # inputs and targets (B, T), an answer's share of the step's loss, any noise
+
+
+class IterateTask:
+    """A looped GPT on an iterated task."""
+
+    monitor: Monitor | None = None
+    can_be_recorded = True  # one graph for each number of rounds, which stays as it is within a step
+    model: LoopedGPT
+
+    def __init__(self, config: "IterateTrainConfig", world: World) -> None:
+        self.config, self.world = config, world
+        batch, data = config.optim.batch, config.data
+        self.shown = config.examples
+        self.task = self.shown.task
+        # What memory and arithmetic depend on: the sequences as they are, at the most rounds there are.
+        most = data.train_steps if config.rounds.sample == "steps" else config.model.rounds
+        actual = replace(config.model, context=self.shown.tokens, rounds=most)
+        needs = partial(training_bytes, actual, muon=config.optim.kind == "muon")
+        self.micro_batch, self.recompute = self.fit = fit(batch, config.device, world, needs)
+        self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
+        self.share = batch // world.size
+        self.mine = slice(world.rank * self.share, (world.rank + 1) * self.share)
+        self.test = held_out(self.task, data.test_examples)[world.rank :: world.size]
+        self.examples = config.optim.steps * batch
+        self.targets_per_step = batch * self.shown.tokens
+        self.flops_per_step = self.targets_per_step * flops_per_token(actual, self._mean_rounds)
+        self.skips_non_finite = config.optim.non_finite == "skip"
+        self.held = 0
+        self.step = 0
+        self._key, self._steps_key = (keys(config.seed, number)[0] for number in (DATA_KEY, STEPS_KEY))
+        self._rounds = RoundsSampler(config.rounds, most=config.model.rounds, seed=config.seed)
+        self._noise = NoiseSampler(config.rounds, seed=config.seed, device=world.device)
+
+    @property
+    def _mean_rounds(self) -> int:
+        """Rounds of a step on average, for the estimate of its arithmetic."""
+        config = self.config
+        most = {"steps": config.data.train_steps, "uniform": config.model.rounds}.get(config.rounds.sample)
+        return config.model.rounds if most is None else (1 + most + 1) // 2
+
+    def build(self) -> LoopedGPT:
+        """The model with freshly drawn weights, the same on every machine."""
+        self.model = LoopedGPT(self.config.model, seed=self.config.seed)
+        self.model.recompute = self.recompute
+        return self.model
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW, fused where the device has it, or Muon with it."""
+        return make_optimizer(
+            model,
+            self.config.optim,
+            fused=self.world.device.type == "cuda",
+            matrix_lr_multiplier=self.config.model.matrix_lr_multiplier,
+            branch=self.config.model.init_rule.branch,
+        )
+
+    def stamp(self) -> dict[str, Any]:
+        """What a run folder says of its task."""
+        return {"task": "iterate"}
+
+    def state(self) -> dict[str, Any]:
+        """Where the data stand, for a checkpoint: nothing but the step."""
+        return {"loader": {**self._identity(), "position": self.step}}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors of the task's own, for a checkpoint: none."""
+        return {}
+
+    def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        _, self.step = check_position({"epoch": 0, **state.get("loader", {})}, self._identity())
+
+    def _identity(self) -> dict[str, Any]:
+        """What the sequence of batches depends on, and a run that goes on must keep."""
+        data = self.config.data
+        names = ("task", "rule", "length", "train_steps")
+        return {name: getattr(data, name) for name in names} | {"sample": self.config.rounds.sample}
+
+    def micro_batches(self) -> list[Batch]:
+        """This rank's share of the next step, in pieces that fit the device; the model has its rounds."""
+        batch = self.config.optim.batch
+        steps = draw_upto(self._steps_key, self.step, self.config.data.train_steps)
+        instances = draw(self.task, "train", self._key, self.step * batch + np.arange(batch))
+        inputs, targets = self.shown.batch(instances, steps)
+        self.model.set_rounds(self._rounds.at(self.step, steps))
+        noise = self._noise.at(self.step, (self.model.rounds, *inputs.shape, self.config.model.width))
+        self.step += 1
+        share = 1 / (targets >= 0).sum()  # of all ranks: each has drawn the whole batch
+        parts = [inputs, targets] if noise is None else [inputs, targets, noise.transpose(0, 1)]
+        pieces = zip(*(part[self.mine].split(self.micro_batch) for part in parts), strict=True)
+        return [(own_inputs, own_targets, share, *rest) for own_inputs, own_targets, *rest in pieces]
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross-entropy summed over the micro-batch's answers, as a share of the whole step's."""
+        inputs, targets, share, *noise = (part.to(self.world.device, non_blocking=True) for part in batch)
+        output = model(inputs, targets, noise=noise[0].transpose(0, 1) if noise else None)
+        loss: Tensor = output.loss * share
+        return loss
+
+    def after_step(self, step: int) -> None:
+        """Nothing is carried from step to step."""
+
+    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+        """Loss and accuracy inside the trained steps, and lists of them for each of `data.test_steps`."""
+        config, world = self.config, self.world
+        most = config.model.rounds
+        cells = [(config.rounds.at_test(h, most), h) for h in sorted(set(config.data.test_steps))]
+        sums = score_sums(
+            self.model,
+            self.shown,
+            self.test,
+            cells,
+            batch=self.micro_batch,
+            device=world.device,
+            arithmetic=partial(arithmetic, config.device, world.device),
+        )
+        total = world.sum(torch.stack([sums[cell] for cell in cells]))
+        return summary(dict(zip(cells, total, strict=True)), config.data.train_steps)
+
+    def describe(self, result: dict[str, Any]) -> str:
+        """An evaluation in one line."""
+        by_steps = zip(result["steps"], result["cells_by_steps"], strict=True)
+        far = "  ".join(f"{h}: {share:.3f}" for h, share in by_steps)
+        return (
+            f"test loss {result['loss']:.4f}  exact {result['exact']:.1%}  cells {result['cells']:.1%}  "
+            f"by steps {far}"
+        )
+
+
+def _mean_error(found: dict[tuple[int, int], IteratedScore], trained: int) -> float | None:
+    """Share of cells that are wrong beyond the trained steps, each number of steps alike; None: not asked."""
+    errors = [1 - score.cells for (_, steps), score in found.items() if steps > trained]
+    return sum(errors) / len(errors) if errors else None
+
+
+def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]:
+    """An evaluation as plain values: means inside the trained steps, and lists by steps.
+
+    Where every number of steps is beyond the trained ones, the fewest count as inside.
+    """
+    inside = [cell for cell in sums if cell[1] <= trained] or [min(sums, key=lambda cell: cell[1])]
+    mean = scores({(0, 0): torch.stack([sums[cell] for cell in inside]).sum(0)})[0, 0]
+    found = scores(sums)
+    lists = {
+        f"{name}_by_steps": [finite(getattr(found[cell], name)) for cell in sums]
+        for name in ("loss", "cells", "exact")
+    }
+    return {
+        "loss": mean.loss,
+        "cells": mean.cells,
+        "exact": mean.exact,
+        "beyond": _mean_error(found, trained),
+        "steps": [steps for _, steps in sums],
+        **lists,
+    }

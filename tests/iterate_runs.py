@@ -1,0 +1,32 @@
+"""A run of an iterated task that takes a second."""
+
+from dataclasses import replace
+
+from deeploop.models.gpt import GPTConfig
+from deeploop.train.checkpoint import CheckpointConfig
+from deeploop.train.config import IterateTrainConfig
+from deeploop.train.distributed import DeviceConfig
+from deeploop.train.iterate import IterateDataConfig
+from deeploop.train.metrics import LogConfig
+from deeploop.train.optim import OptimConfig
+
+
+def make_iterate_config(out, **changes):
+    """`make_iterate_config(out, data={"task": "hops"})`: a tiny run with some fields changed."""
+    base = IterateTrainConfig(
+        model=GPTConfig(
+            blocks=1, rounds=3, width=16, heads=2, hidden=32, vocabulary=64, context=64, block="flat"
+        ),
+        data=IterateDataConfig(
+            length=10, train_steps=3, test_steps=(1, 2, 3), test_examples=8, validate_every=8
+        ),
+        optim=OptimConfig(steps=8, batch=8, warmup_steps=4, peak_lr=3e-3, floor_lr=3e-4),
+        checkpoint=CheckpointConfig(every=4),
+        device=DeviceConfig(kind="cpu"),
+        log=LogConfig(every=1),
+    )
+    parts = {
+        name: replace(getattr(base, name), **change) if isinstance(change, dict) else change
+        for name, change in changes.items()
+    }
+    return replace(base, out=out, **parts)

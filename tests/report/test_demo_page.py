@@ -1,0 +1,109 @@
+"""The demo's sentences and figures, from records made up here."""
+
+import numpy as np
+import pytest
+
+from deeploop.report import demo_figures
+from deeploop.report.demo import TABLE, percent, reach, table_rows, verdict
+
+
+def record(**cells):
+    """Models whose share of cells right is 1 up to a number of steps and 0.5 beyond, or as given."""
+    shares = {
+        name: {str(h): 1.0 if h <= own else 0.5 for h in TABLE} if isinstance(own, int) else own
+        for name, own in cells.items()
+    }
+    truth = ["0101", *["0110"] * 200]
+    models = {name: {"cells": own, "states": truth[1:]} for name, own in shares.items()}
+    copying = {str(h): 0.6 for h in TABLE if h > 4}
+    return {
+        "quick": False,
+        "rule": 86,
+        "trained_steps": 4,
+        "steps": list(TABLE),
+        "models": models,
+        "copying": copying,
+        "truth": truth,
+    }
+
+
+def test_the_claim_is_made_where_it_holds():
+    said = verdict(record(flat=200, **{"pre-norm": 9}, stack=1))
+    assert said.startswith(
+        "Trained on 1 to 4 steps, the flat loop has 100% of the cells right at 127 steps and 100% of the "
+        "cells right at 200 steps."
+    )
+    assert "The pre-norm loop is right up to 9 steps and has 50.0% at 200." in said
+    assert "The stack is right up to 1 step and has 50.0% at 200." in said
+    assert said.endswith("Copying one of the first rows would have 60.0% right at 200.")
+
+
+@pytest.mark.parametrize(
+    ("flat", "says"),
+    [
+        (24, "With this seed the flat loop goes on rightly to 24 steps, not to 200: 50.0%"),
+        (4, "does not go on beyond its 4 trained steps"),
+        (0, "does not go on beyond its 4 trained steps"),
+    ],
+)
+def test_where_it_does_not_hold_that_is_said(flat, says):
+    assert says in verdict(record(flat=flat, stack=0))
+
+
+def test_a_model_without_a_right_step_is_said_to_learn_none():
+    assert "The stack does not even learn one step, and has 50.0% at 200." in verdict(
+        record(flat=200, stack=0)
+    )
+
+
+def test_one_far_number_alone_does_not_make_the_claim():
+    shares = {str(h): 1.0 for h in TABLE} | {"127": 0.98}
+    said = verdict(record(flat=shares))
+    assert "goes on rightly to 77 steps, not to 200: 98.0% of the cells right at 127 steps and 100%" in said
+
+
+def test_reach_ends_at_the_first_miss():
+    assert reach({"cells": {"1": 1.0, "2": 0.99, "4": 0.98, "9": 1.0}}) == 2
+    assert reach({"cells": {"10": 1.0, "9": 0.5}}) == 0  # by number, not by text
+
+
+def test_100_percent_is_said_of_nothing_less():
+    assert [percent(share) for share in (1.0, 0.99999, 0.5004)] == ["100%", "99.9%", "50.0%"]
+
+
+def test_copying_has_no_number_inside_the_trained_steps():
+    *_, copied = table_rows(record(flat=200))
+    assert copied == ("copying", "–", "–", "–", "–", *["0.600"] * 6)
+
+
+def test_wrong_cells_are_red():
+    """Of ones, zeros, and what is neither, each right and wrong."""
+    cells, truth = demo_figures._cells(["110?"]), demo_figures._cells(["1001"])
+    assert cells.tolist() == [[1, 1, 0, 2]]
+    axes = demo_figures.Figure().subplots()
+    demo_figures._draw_cells(axes, cells, cells != truth)
+    drawn = np.asarray(axes.images[0].get_array())[:, 0]
+    ink, red = (np.array(demo_figures.to_rgba(name)) for name in (demo_figures.INK, demo_figures.WRONG))
+    assert np.allclose(drawn[0], ink)
+    assert np.allclose(drawn[1], red)
+    assert drawn[2, 3] == 0
+    assert np.allclose(drawn[3], [*red[:3], 0.45])
+
+
+def test_the_strip_says_where_the_first_wrong_cell_is():
+    made = record(flat=200)
+    states = made["models"]["flat"]["states"]
+    made["models"]["flat"]["states"] = [*states[:6], "0111", *states[7:]]
+    titles = [axes.get_title(loc="left") for axes in demo_figures.tapes(made).axes]
+    assert any(title.startswith("first wrong cell at step 7;") for title in titles)
+    assert "no cell is wrong in 200 steps" in [
+        axes.get_title(loc="left") for axes in demo_figures.tapes(record(flat=200)).axes
+    ]
+
+
+def test_curves_have_their_rules_colours():
+    axes = demo_figures.accuracy(record(flat=200, **{"pre-norm": 9}, stack=1)).axes[0]
+    colours = {line.get_label(): line.get_color() for line in axes.lines}
+    assert colours["flat"] == "#009E73"
+    assert colours["pre-norm"] == "#0072B2"
+    assert len(set(colours.values())) == 4
