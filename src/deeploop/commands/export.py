@@ -39,7 +39,7 @@ class ExportArgs:
 
 def run(args: ExportArgs) -> str:
     """Exports the last checkpoint; returns what to print."""
-    require("transformers", "hf", "export")
+    require("transformers", "hf")
     model, tokenizer = load(args.run)
     card = model_card(args.run, model)
     if args.folder.exists() and not args.folder.is_dir():

@@ -159,8 +159,10 @@ def inline_svg(figure: Figure) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "deeploop"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
-    # As wide as the page, but not so wide that its letters outgrow the page's.
-    style = f'<svg style="max-width: {7 * figure.get_figwidth():.1f}rem"'
+    # As wide as the page, but not so wide that its letters outgrow the page's. On a phone two panels shrink
+    # until both are in sight; more of them scroll.
+    inches = figure.get_figwidth()
+    style = f'<svg style="min-width: {min(2.1 * inches, 36):.1f}rem; max-width: {7 * inches:.1f}rem"'
     return text[text.index("<svg") :].replace("<svg", style, 1).replace(INK, "currentColor")
 
 
