@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 
 import deeploop
 from deeploop.files import own_folder, write_text
-from deeploop.report import figures, ledger, page, plots, tables, transfer_views
+from deeploop.report import beyond, figures, ledger, page, plots, tables, transfer_views
 from deeploop.report.boards import boards_table
-from deeploop.report.groups import Histories, Setup, setups
+from deeploop.report.groups import Histories, Setup, letter, setups
 from deeploop.report.runs import Run
 from deeploop.report.tables import Table
 from deeploop.report.transfer import find_studies
@@ -70,6 +70,7 @@ def make_sections(runs: Sequence[Run], histories: Histories) -> list[Section]:
         p_sweep_section(groups),
         transfer_section(runs, histories),
         accuracy_section(groups),
+        beyond_section(runs, histories),
         table_section("Reasoners on ARC-AGI-1", tables.arc_table(runs)),
         table_section("Reasoners on Sudoku and mazes", boards_table(runs)),
         compute_section(groups, runs),
@@ -169,6 +170,16 @@ def accuracy_section(groups: Sequence[Setup]) -> Section:
                 )
                 parts.append(Picture(f"{name}-{shots}-shot", figure, caption))
     return Section("Downstream accuracy", parts)
+
+
+def beyond_section(runs: Sequence[Run], histories: Histories) -> Section:
+    parts: list[Part] = []
+    for index, (task, own) in enumerate(beyond.contenders(runs).items()):
+        name = f"beyond-{letter(index).lower()}"
+        parts.append(beyond.beyond_table(task, own, histories, name))
+        caption = f"A loop that learned one step stays at 1 as the steps grow: {task}."
+        parts.append(Picture(name, beyond.beyond_figure(own), caption))
+    return Section("Deeper than trained", parts)
 
 
 def table_section(title: str, table: Table | None) -> Section:
