@@ -122,15 +122,18 @@ def _shares(one: Contender, steps: int) -> str:
 
 
 def beyond_figure(own: Sequence[Contender]) -> Figure:
-    """Mean share of right cells against steps, a line for each of the best eight contenders."""
+    """Mean share of right cells against steps, a line for the best contender of each block."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    shown = own[:8]
-    for one, colour in zip(shown, colours(one.name for one in shown).values(), strict=True):
+    best = {method(one.runs[0]): one for one in reversed(own)}
+    for block, colour in colours(reversed(best)).items():
+        one = best[block]
         means = [fmean(one.shares(h)) for h in one.steps]
         axes.plot(one.steps, means, "o-", ms=3, lw=1.4, color=colour, label=one.name)
     axes.axvspan(0.9, own[0].trained, color=INK, alpha=0.12, lw=0)
-    axes.set_xscale("log")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(0, 1.03)
     axes.set_xlabel("steps asked for (shaded: trained)")
     axes.set_ylabel("share of cells right")
     return finish(figure, legend=axes)
