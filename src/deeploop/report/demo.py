@@ -127,6 +127,9 @@ def make_page(record: Record, figure: plots.Figure, collapsed: Record) -> str:
             page.heading("What was trained"),
             page.paragraph(what_was_trained(record)),
             page.table(MODELS_HEADER, model_rows(record)),
+            page.paragraph(
+                "How often a block goes on, over seeds and rates, and what decides it: docs/depth.md."
+            ),
             *collapse_section(collapsed),
             page.heading("Again, with another seed"),
             page.command(f"deeploop demo --seed {record['seed'] + 1}"),
