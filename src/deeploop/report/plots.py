@@ -23,6 +23,7 @@ RULE_COLOURS = {
     "DeepLoop p=1/2": COLOURS[1],
     "flat": COLOURS[2],
     "DeepNorm p=1/4": COLOURS[4],
+    "DeepNorm p=1/4, unigram bias": COLOURS[5],
 }
 INK = "#7f7f80"  # frame and text; replaced by the page's own text colour in inline SVG
 
