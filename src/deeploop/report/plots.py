@@ -59,7 +59,7 @@ def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: fl
             quiet(axes)
     grid[0, 0].set_ylabel("training loss (nats a token)")
     grid[1, 0].set_ylabel("token similarity")
-    grid[0, 0].legend(frameon=False, labelcolor=INK)
+    grid[0, -1].legend(frameon=False, labelcolor=INK)  # the last panel has every curve
     return figure
 
 
