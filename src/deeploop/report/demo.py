@@ -194,7 +194,8 @@ def collapse_section(record: Record) -> list[str]:
         page.paragraph(
             f"Another experiment ({record['source']}): two stored blocks on the bytes of Python's standard "
             f"library, applied once and {collapse.looped(record)} times, with the same seed, data and "
-            f"schedule. Only the residual equation changes. {collapse.verdict(record)}"
+            "schedule. Only the residual equation changes, and in one run the output bias. "
+            f"{collapse.verdict(record)}"
         ),
         page.figure(
             plots.inline_svg(collapse.draw(record)),
