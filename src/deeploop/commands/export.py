@@ -52,7 +52,7 @@ def run(args: ExportArgs) -> str:
     size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
     return (
         f"written: {args.folder} ({size / 1e6:.1f} MB){kept}\n\n"
-        "  import deeploop.models.hf  # without deeploop: trust_remote_code=True in both calls\n"
+        "  import deeploop.models.hf  # without deeploop: trust_remote_code=True in from_pretrained\n"
         f"  from transformers import AutoModelForCausalLM{', AutoTokenizer' * (tokenizer is not None)}\n\n"
         f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}")'
         + (f'\n  tokenizer = AutoTokenizer.from_pretrained("{args.folder}")' if tokenizer else "")
@@ -123,6 +123,7 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     """README.md of the export: what it is, where it comes from, how it is loaded."""
     train, checkpoint = load_any_config(run), require_checkpoint(run)
     assert isinstance(train, TrainConfig | IterateTrainConfig)  # of a looped GPT, as loaded
+    iterated = isinstance(train, IterateTrainConfig)
     state, config = read_state(checkpoint, ()), model.config  # the weights were verified as they were loaded
     alpha, beta, epsilon = config.scales
     facts = {
@@ -142,9 +143,9 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     if epsilon != 1:
         facts["ε"] = f"{epsilon:.6g}"
     if loss := (state.get("validation") or {}).get("loss"):
-        facts["validation loss"] = f"{loss:.4f} nats a token"
+        facts["validation loss"] = f"{loss:.4f} nats per {'answer' if iterated else 'token'}"
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    use = ANSWERS if isinstance(train, IterateTrainConfig) else TEXT
+    use = TEXT if not iterated else ROUNDS if train.rounds.sample == "steps" else ANSWERS
     return CARD.format(name=train.out.name, table=table, version=deeploop.__version__, use=use)
 
 
@@ -170,8 +171,9 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
 ANSWERS = """\
 from transformers import AutoModelForCausalLM
 
-model = AutoModelForCausalLM.from_pretrained(".", rounds=200)  # one round per step that is asked for
+model = AutoModelForCausalLM.from_pretrained(".")
 answers = model(tokens).logits.argmax(-1)  # at the positions of the tokens, which docs/iterate.md lists"""
+ROUNDS = ANSWERS.replace('(".")', '(".", rounds=200)  # one round per step that is asked for')
 CARD = """\
 ---
 library_name: transformers

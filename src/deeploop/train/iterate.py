@@ -154,7 +154,7 @@ class IterateTask:
         self.model.set_rounds(self._rounds.at(self.step, steps))
         noise = self._noise.at(self.step, (self.model.rounds, *inputs.shape, self.config.model.width))
         self.step += 1
-        share = 1 / (targets >= 0).sum()  # of all ranks: each has drawn the whole batch
+        share = 1 / (targets >= 0).sum().clamp(min=1)  # of all ranks: each has drawn the whole batch
         parts = [inputs, targets] if noise is None else [inputs, targets, noise.transpose(0, 1)]
         pieces = zip(*(part[self.mine].split(self.micro_batch) for part in parts), strict=True)
         return [(own_inputs, own_targets, share, *rest) for own_inputs, own_targets, *rest in pieces]
