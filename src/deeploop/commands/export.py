@@ -123,7 +123,6 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     """README.md of the export: what it is, where it comes from, how it is loaded."""
     train, checkpoint = load_any_config(run), require_checkpoint(run)
     assert isinstance(train, TrainConfig | IterateTrainConfig)  # of a looped GPT, as loaded
-    iterated = isinstance(train, IterateTrainConfig)
     state, config = read_state(checkpoint, ()), model.config  # the weights were verified as they were loaded
     alpha, beta, epsilon = config.scales
     facts = {
@@ -143,9 +142,12 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     if epsilon != 1:
         facts["ε"] = f"{epsilon:.6g}"
     if loss := (state.get("validation") or {}).get("loss"):
-        facts["validation loss"] = f"{loss:.4f} nats per {'answer' if iterated else 'token'}"
+        unit = "token" if isinstance(train, TrainConfig) else "answer"
+        facts["validation loss"] = f"{loss:.4f} nats per {unit}"
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    use = TEXT if not iterated else ROUNDS if train.rounds.sample == "steps" else ANSWERS
+    use = TEXT
+    if isinstance(train, IterateTrainConfig):
+        use = ROUNDS if train.rounds.sample == "steps" else ANSWERS
     return CARD.format(name=train.out.name, table=table, version=deeploop.__version__, use=use)
 
 

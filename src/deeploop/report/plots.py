@@ -57,7 +57,7 @@ def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: fl
         similarity.set_xlabel("step")
         for axes in (loss, similarity):
             quiet(axes)
-    grid[0, 0].set_ylabel("training loss (nats a token)")
+    grid[0, 0].set_ylabel("training loss (nats per token)")
     grid[1, 0].set_ylabel("token similarity")
     grid[0, -1].legend(frameon=False, labelcolor=INK)  # the last panel has every curve
     return figure
