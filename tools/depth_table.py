@@ -17,6 +17,7 @@ from deeploop.report.sweeps import read_sweep
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TRAINED = 4
+NAMES = {"size": "RMS", "far": "distance"}
 COPIED = 256  # held-out instances that copying is scored on
 SHOWN = ("4", "9", "24", "200")
 ROUNDS = (1, 4, 8, 16, 32, 64, 128, 200)
@@ -41,9 +42,9 @@ def study_table(study: dict[str, list[dict[str, Any]]]) -> str:
 def stream_table(stream: dict[str, list[dict[str, float]]]) -> str:
     """Size of the stream and distance from the trained states, by round."""
     rows = [
-        [name, what, *(format(records[r - 1][what], form) for r in ROUNDS)]
+        [name, NAMES[what], *(format(records[r - 1][what], form) for r in ROUNDS)]
         for name, records in stream.items()
-        for what, form in (("size", ".2f"), ("far", ".3f"))
+        for what, form in (("size", ".2f"), ("far", ".1e"))
     ]
     return markdown_table(["block", "", *(f"round {r}" for r in ROUNDS)], rows)
 
