@@ -23,7 +23,7 @@ from deeploop.data.puzzles import PuzzleSet
 from deeploop.files import read_value
 from deeploop.train.metrics import read_metrics
 
-WORKERS_SECONDS = 20.0
+WORKERS_SECONDS = 60.0  # a worker that is still importing torch on a busy machine goes after that
 
 
 @dataclass(frozen=True)
