@@ -149,3 +149,18 @@ def test_mistakes_are_value_errors_that_name_the_argument(args, says):
     with pytest.raises(ValueError, match=says) as error:
         run(PlanArgs(**args))
     assert "\n" not in str(error.value)
+
+
+def test_prelude_and_coda_are_planned_at_one_round():
+    plan = planned(blocks=4, rounds=4, prelude=2, coda=1)
+    assert plan["N"] == 16  # the loop's own
+    assert plan["alpha"] == planned(blocks=4, rounds=4)["alpha"]
+    assert plan["once"]["prelude"]["alpha"] == pytest.approx(2.0)
+    assert plan["once"]["prelude"]["flat_alpha"] == pytest.approx(2**0.5)
+    assert plan["once"]["coda"]["epsilons"] == {"factored": 1.0, "averaged": 1.0}
+    assert "prelude, K = 2   2            0.25" in run(PlanArgs(blocks=4, rounds=4, prelude=2))
+    assert "visited once" not in run(PlanArgs(blocks=4, rounds=4))
+    with pytest.raises(ValueError, match="prelude=-1: must be 0"):
+        run(PlanArgs(blocks=4, rounds=4, prelude=-1))
+    with pytest.raises(ValueError, match=r"--coda 1: goes with --blocks and --rounds"):
+        run(PlanArgs(**HRM, coda=1))

@@ -130,6 +130,9 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     }
     if epsilon != 1:
         facts["ε"] = f"{epsilon:.6g}"
+    if not config.is_plain_loop:
+        facts["blocks of prelude, coda"] = f"{config.prelude}, {config.coda}, visited once"
+        facts["injection, first state"] = f"{config.injection}, {config.first_state}"
     if loss := (state.get("validation") or {}).get("loss"):
         facts["validation loss"] = f"{loss:.4f} nats a token"
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())

@@ -19,6 +19,10 @@ class PlanArgs:
     """Stored blocks K of a single loop."""
     rounds: int | None = None
     """Rounds R: how often the blocks are visited."""
+    prelude: int = 0
+    """Blocks before a single loop, visited once."""
+    coda: int = 0
+    """Blocks after it, visited once."""
     high_blocks: int | None = None
     """Blocks K_H of a hierarchy's high-level module."""
     low_blocks: int | None = None
@@ -44,8 +48,11 @@ def run(args: PlanArgs) -> str:
     modules = {name: getattr(args, name) for name in ("high_blocks", "low_blocks", "cycles", "low_cycles")}
     sizes = _whole_set(loop, modules)
     if sizes.keys() == loop.keys():
-        plan = plan_single(**sizes, rule=rule)
+        plan = plan_single(**sizes, rule=rule, prelude=args.prelude, coda=args.coda)
     else:
+        for name in ("prelude", "coda"):
+            if getattr(args, name):
+                raise ValueError(f"--{name} {getattr(args, name)}: goes with --blocks and --rounds")
         plan = plan_hierarchy(**sizes, horizon=args.horizon, rules=rule)
     return json.dumps(plan.to_json(), indent=2, ensure_ascii=False) if args.json else plan.to_table()
 

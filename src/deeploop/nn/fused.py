@@ -56,8 +56,12 @@ def fits_block(block: nn.Module) -> bool:
 
 
 def fits_rounds(model: nn.Module) -> bool:
-    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`."""
-    return hasattr(model, "run_rounds") and all(map(fits_block, getattr(model, "blocks", ())))
+    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`.
+
+    What enters every round anew would stand between two rounds of the chain.
+    """
+    chained = hasattr(model, "run_rounds") and getattr(model, "injection", None) is None
+    return chained and all(map(fits_block, getattr(model, "blocks", ())))
 
 
 def install(block: nn.Module) -> bool:
@@ -87,8 +91,8 @@ def _forward(block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
 
 
 def _run_rounds(model: Any, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
-    # What follows are a mask, a cache and noise between rounds. Blocks that are recomputed one by one are
-    # called one by one.
+    # What follows are a mask, a cache, noise and an injection between rounds. Blocks that are recomputed one
+    # by one are called one by one.
     if _applies(x, *rest) and model.recompute != "block":
         return _run(model.blocks, x, rotary, rounds=model.rounds, recompute=model.recompute == "round")
     return type(model).run_rounds(model, x, rotary, *rest)

@@ -1,6 +1,7 @@
 """`deeploop plan`: alpha, beta and the stability bounds of an architecture, as a table or as JSON.
 
 deeploop plan --blocks 12 --rounds 3
+deeploop plan --blocks 4 --rounds 4 --prelude 2 --coda 2
 deeploop plan --high-blocks 4 --low-blocks 4 --cycles 2 --low-cycles 2 --horizon last_cycle
 """
 
@@ -19,7 +20,14 @@ from deeploop.theory.bounds import (
     untied_bound,
 )
 from deeploop.theory.plan_table import flat_alphas
-from deeploop.theory.scaling import DEEPLOOP, PAPER_RULES, ScalingRule, averaged_epsilon, factored_epsilon
+from deeploop.theory.scaling import (
+    DEEPLOOP,
+    PAPER_RULES,
+    ScalingRule,
+    averaged_epsilon,
+    factored_epsilon,
+    flat_alpha,
+)
 from deeploop.theory.visits import HORIZONS, Horizon, Schedule, hierarchy, single_loop
 
 
@@ -32,6 +40,7 @@ class Plan:
     rules: Mapping[str, ScalingRule]  # one a module
     horizons: Mapping[Horizon, Schedule] = field(default_factory=dict)  # a hierarchy's, at each horizon
     epsilons: Mapping[str, float] = field(default_factory=dict)  # a loop's, of the rules that scale pre-norm
+    once: Mapping[str, int] = field(default_factory=dict)  # blocks of a loop's prelude and coda
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain numbers, exact fractions beside them as strings (null where irrational)."""
@@ -52,6 +61,7 @@ class Plan:
             "horizons": {name: _horizon(at, self.rules) for name, at in self.horizons.items()},
             "epsilons": dict(self.epsilons),
             "flat": {"formula": "lambda * R * sqrt(K)", "lambda": 1.0, "alpha": flat_alphas(schedule)},
+            "once": {name: _visited_once(self.rules["loop"], blocks) for name, blocks in self.once.items()},
             "verdict": plan_table.verdict(self),
         }
 
@@ -60,13 +70,20 @@ class Plan:
         return plan_table.render(self)
 
 
-def plan_single(blocks: int, rounds: int, rule: ScalingRule = DEEPLOOP) -> Plan:
-    """K blocks for R rounds under one rule."""
+def plan_single(
+    blocks: int, rounds: int, rule: ScalingRule = DEEPLOOP, *, prelude: int = 0, coda: int = 0
+) -> Plan:
+    """K blocks for R rounds under one rule, between blocks that are visited once."""
     schedule = single_loop(blocks, rounds)
+    once = {"prelude": prelude, "coda": coda}
+    for name, count in once.items():
+        if count < 0:
+            raise ValueError(f"{name}={count}: must be 0 (none) or more")
     return Plan(
-        {"blocks": blocks, "rounds": rounds},
+        {"blocks": blocks, "rounds": rounds, **once},
         schedule,
         rules_by_module(schedule, rule),
+        once={name: count for name, count in once.items() if count},
         epsilons={
             "factored": factored_epsilon(blocks, rounds),
             "averaged": averaged_epsilon(blocks, rounds),
@@ -111,6 +128,16 @@ def _rule(rule: ScalingRule, N: int) -> dict[str, Any]:
         "beta": rule.beta(N),
         "ratio": rule.ratio(N),
         "ratio_exact": _string(rule.ratio_exact(N)),
+    }
+
+
+def _visited_once(rule: ScalingRule, blocks: int) -> dict[str, Any]:
+    """The scales of blocks that a forward pass visits once, each rule's at K = blocks and R = 1."""
+    return {
+        "blocks": blocks,
+        **_rule(rule, blocks),
+        "epsilons": {"factored": factored_epsilon(blocks, 1), "averaged": averaged_epsilon(blocks, 1)},
+        "flat_alpha": flat_alpha(blocks, 1),
     }
 
 

@@ -15,7 +15,17 @@ from deeploop.theory.bounds import (
     rules_by_module,
     untied_bound,
 )
-from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, PAPER_RULES, Real, ScalingRule, exact, flat_alpha
+from deeploop.theory.scaling import (
+    DEEPLOOP,
+    DEEPNORM,
+    PAPER_RULES,
+    Real,
+    ScalingRule,
+    averaged_epsilon,
+    exact,
+    factored_epsilon,
+    flat_alpha,
+)
 from deeploop.theory.visits import SUBLAYERS_PER_BLOCK, Schedule
 
 if TYPE_CHECKING:
@@ -78,7 +88,27 @@ def _loop_parts(plan: Plan) -> list[str]:
         f"averaged ε = 1/N = {plan.epsilons['averaged']:.6g}\n"
         "  or the flat rule, x ← Norm(α·x + f(Norm(x)·g)) with no gain on the outer norm, no β\n"
         f"  flat α = λ·R·√K = {flat_alphas(s)['loop']:.6g} at λ = 1",
+        *_once_parts(plan),
     ]
+
+
+def _once_parts(plan: Plan) -> list[str]:
+    """The scales of prelude and coda, where there are any."""
+    if not plan.once:
+        return []
+    rule = plan.rules["loop"]
+    rows = [
+        [f"{name}, K = {K}", *(f"{value:.6g}" for value in (rule.alpha(K), rule.beta(K), *_at_one_round(K)))]
+        for name, K in plan.once.items()
+    ]
+    return [
+        "Prelude and coda are visited once, so each rule is taken at its own blocks and R = 1\n"
+        + _columns(["", f"{rule.name} α", "β", "flat α", "factored ε", "averaged ε"], *rows)
+    ]
+
+
+def _at_one_round(K: int) -> tuple[float, ...]:
+    return flat_alpha(K, 1), factored_epsilon(K, 1), averaged_epsilon(K, 1)
 
 
 def _hierarchy_parts(plan: Plan) -> list[str]:

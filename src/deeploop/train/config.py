@@ -135,6 +135,7 @@ class IterateTrainConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_optim(self.model, self.optim, self.device)
+        self.model.require_plain_loop("an iterated task")
         data, shown = self.data, self.examples
         if self.rounds.sample == "steps" and data.train_steps > self.model.rounds:
             raise ValueError(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt import PARTS, GPTConfig
 from deeploop.models.reasoner import ReasonerConfig
 from deeploop.train.config import AnyTrainConfig, IterateTrainConfig, TrainConfig
 from deeploop.train.progress import hours_minutes_seconds
@@ -65,7 +65,11 @@ def _aligned(lines: dict[str, str]) -> list[str]:
 
 def _loop(model: GPTConfig | ReasonerConfig) -> str:
     if isinstance(model, GPTConfig):
-        return f"K = {model.blocks} blocks × R = {model.rounds} rounds, N = {model.depth}"
+        around = f"; prelude {model.prelude}, coda {model.coda} blocks" if model.prelude or model.coda else ""
+        injected = f"; injection: {model.injection}" if model.injection != "none" else ""
+        started = f"; first state: {model.first_state}" if model.first_state != "embedding" else ""
+        loop = f"K = {model.blocks} blocks × R = {model.rounds} rounds, N = {model.depth}"
+        return loop + around + injected + started
     plan = model.schedule
     modules = ", ".join(
         f"{name}: K = {blocks}, R_g = {plan.R_g_of(name)}" for name, blocks in model.blocks_of.items()
@@ -78,7 +82,10 @@ def _rule(model: GPTConfig | ReasonerConfig) -> str:
     if isinstance(model, GPTConfig):
         alpha, beta, epsilon = model.scales
         exponent = f", p = {model.p:g}" if model.rule else ""
-        return f"{model.block}{exponent}: {_scales(alpha, beta, epsilon)}"
+        parts = [
+            f"{name} (R = 1) {_scales(*model.part(name).scales)}" for name in PARTS if getattr(model, name)
+        ]
+        return "; ".join([f"{model.block}{exponent}: {_scales(alpha, beta, epsilon)}", *parts])
     scales = {name: _scales(model.alpha(name), model.beta(name)) for name in model.blocks_of}
     if len(set(scales.values())) == 1:
         return next(iter(scales.values()))

@@ -21,6 +21,7 @@ from deeploop.train.diagnosis import LoopMonitor
 from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import make_optimizer
+from deeploop.train.rounds import FirstStateSampler
 from deeploop.train.task import Monitor
 
 if TYPE_CHECKING:
@@ -95,7 +96,11 @@ class LanguageTask:
         self.skips_non_finite = config.optim.non_finite == "skip"
         self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
         self.held = 0
+        self.step = 0  # whose batch comes next
         self._similarity = 0.0
+        self._states: FirstStateSampler | None = None
+        if config.model.first_state == "noise":
+            self._states = FirstStateSampler(seed=config.seed, batch=config.optim.batch, device=world.device)
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
@@ -134,7 +139,7 @@ class LanguageTask:
         if state.get("corpus") != self.corpus.checksum:
             raise ValueError(f"data.path={self.config.data.path}: not the corpus that the run was started on")
         self.loader.load_state(state.get("loader", {}))
-        self.held = state.get("held", 0)
+        self.held, self.step = state.get("held", 0), state.get("step", 0)
 
     def micro_batches(self) -> list[tuple[Tensor, ...]]:
         """This rank's share of the next step, in pieces that fit the device."""
@@ -143,12 +148,17 @@ class LanguageTask:
             raise ValueError(
                 f"{self.corpus.folder}: damaged shard: token {int(targets.max())} is outside the vocabulary"
             )
-        return list(zip(inputs.split(self.micro_batch), targets.split(self.micro_batch), strict=True))
+        parts = [inputs, targets]
+        if self._states is not None:
+            mine = range(self.world.rank * len(inputs), (self.world.rank + 1) * len(inputs))
+            parts.append(self._states.at(self.step, mine, (inputs.shape[1], self.config.model.width)))
+        self.step += 1
+        return list(zip(*(part.split(self.micro_batch) for part in parts), strict=True))
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Cross-entropy summed over the micro-batch, as a share of the whole step's targets."""
-        inputs, targets = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
-        output = model(inputs, targets)
+        inputs, targets, *state = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
+        output = model(inputs, targets, state=state[0]) if state else model(inputs, targets)
         if self.config.optim.wait_for_escape:
             self._similarity = token_similarity(output.states)
         return output.loss / self.targets_per_step

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deeploop.data.draws import keys, words
 
-ROUNDS_KEY, NOISE_KEY = 3, 4  # with the seed: not keys of the data's
+ROUNDS_KEY, NOISE_KEY, STATE_KEY = 3, 4, 5  # with the seed: not keys of the data's
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,29 @@ class NoiseSampler:
         self._generator.manual_seed(int(words(self._key, np.array([step]), 1)[0, 0] >> np.uint64(1)))
         device = self._generator.device
         return self._size * torch.randn(shape, generator=self._generator, device=device)
+
+
+class FirstStateSampler:
+    """The first states of each training step, one draw per sequence, of unit variance."""
+
+    def __init__(self, *, seed: int, batch: int, device: torch.device) -> None:
+        self._key, self._batch = keys(seed, STATE_KEY)[0], batch
+        self._generator = torch.Generator(device)
+
+    def at(self, step: int, sequences: range, shape: tuple[int, ...]) -> Tensor:
+        """(sequences, *shape) for training step number `step` (from 0); the step's batch is numbered from 0.
+
+        A sequence's draw does not depend on the rank that has it.
+        """
+        numbers = step * self._batch + np.array(sequences)
+        seeds = words(self._key, numbers, 1)[:, 0] >> np.uint64(1)
+        device = self._generator.device
+        return torch.stack(
+            [
+                torch.randn(shape, generator=self._generator.manual_seed(int(seed)), device=device)
+                for seed in seeds
+            ]
+        )
 
 
 def draw_upto(key: np.ndarray, number: int, most: int) -> int:
