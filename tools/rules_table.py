@@ -18,7 +18,7 @@ from deeploop.report.transfer import Study, find_studies
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-FOLDERS = ("transfer",)  # those under docs/results whose runs vary in rule, R and peak rate
+FOLDERS = ("transfer", "shapes")  # those under docs/results whose runs vary in rule, R and peak rate
 BEGIN, END = "<!-- rates: written by `make results` -->", "<!-- end of rates -->"
 
 

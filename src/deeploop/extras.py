@@ -9,9 +9,11 @@ def how_to_install(extra: str) -> str:
     return f'pip install ".[{extra}]" in the clone'
 
 
-def require(module: str, extra: str, what: str) -> Any:
-    """The module, for `what` needs it; called before anything is written."""
+def require(module: str, extra: str, what: str = "") -> Any:
+    """The module; called before anything is written. `what` asked for it: a field, a file."""
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise ValueError(f"{what}: {module} is not installed; run: {how_to_install(extra)}") from None
+        raise ValueError(
+            f"{what}{': ' if what else ''}{module} is not installed; run: {how_to_install(extra)}"
+        ) from None

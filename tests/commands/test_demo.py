@@ -102,7 +102,7 @@ def test_a_run_of_other_settings_is_not_taken_for_this_one(demo):
     settings = cell("flat", out=config.out, seed=0, quick=True)
     assert is_finished(settings)
     other = replace(settings, optim=replace(settings.optim, peak_lr=1e-3))
-    with pytest.raises(ValueError, match=r"holds a run with optim.peak_lr=0.003, this demo has 0.001"):
+    with pytest.raises(ValueError, match=r"holds a run with optim.peak_lr=0.004, this demo has 0.001"):
         is_finished(other)
 
 
@@ -195,7 +195,7 @@ def test_standing_says_accuracies_once_they_are_measured(demo, tmp_path):
     step, text = standing(settings)
     last = read_metrics(settings.out, "validation")[-1]
     assert step == settings.optim.steps
-    assert f"{last['cells_by_steps'][-1]:.0%} right at 4 steps" in text
+    assert f"{last['cells_by_steps'][-1]:.0%} after 4 steps" in text
     assert standing(few_steps(tmp_path)) == (0, "starting")
 
 

@@ -234,10 +234,40 @@ def test_mistakes_end_in_one_line(trained, task_files, tmp_path_factory, capsys,
     assert err.count("\n") == 1
 
 
-def test_an_answer_longer_than_the_context_is_named(make_config, command, task_files, tmp_path, capsys):
-    train(make_config(tmp_path / "run", model={"context": 8}, optim={"steps": 1, "warmup_steps": 1}))
-    assert main(["eval", str(tmp_path / "run"), "--data", str(task_files), "--tasks", "piqa"]) == 2
-    assert "longer than the model's context of 8; leave that task out with --tasks" in capsys.readouterr().err
+@pytest.mark.parametrize("kept", [2, 0])
+def test_an_item_longer_than_the_context_is_left_out(kept, make_config, task_files, tmp_path, capsys):
+    """Of four items of piqa, two or all have an answer that does not fit; the others count."""
+
+    def evaluate(data):
+        words = ["--data", str(data), "--shots", "0", "--tasks", "sciq", "piqa"]
+        assert main(["eval", str(tmp_path / "run"), *words, "--json"]) == 0
+        record = json.loads(capsys.readouterr().out)
+        return record, {row["task"]: row for row in record["results"]}
+
+    train(make_config(tmp_path / "run", model={"context": 24}, optim={"steps": 1, "warmup_steps": 1}))
+    capsys.readouterr()
+    for name in ("all", "short"):
+        shutil.copytree(task_files, tmp_path / name)
+    split = "piqa/validation.jsonl"
+    rows = [json.loads(line) for line in (task_files / split).read_text().splitlines()]
+    long = [row | {"sol2": "much longer than all of the context"} for row in rows]
+    rows = [rows[0], long[1], rows[2], long[3]] if kept else long
+    (tmp_path / "all" / split).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record, found = evaluate(tmp_path / "all")
+    assert (found["piqa"]["items"], found["piqa"]["left_out"]) == (kept, 4 - kept)
+    assert "left_out" not in found["sciq"]
+    note = f"piqa, 0-shot: {4 - kept} of 4 items left out, with an answer longer than the context"
+    assert note in record["deviations"]
+    assert bool(record["average"]) == ("acc" in found["piqa"]) == bool(kept)
+    if kept:
+        (tmp_path / "short" / split).write_text("".join(json.dumps(rows[i]) + "\n" for i in (0, 2)))
+        _, alone = evaluate(tmp_path / "short")
+        assert found["piqa"]["acc"] == alone["piqa"]["acc"]
+        assert found["piqa"]["hash"] == alone["piqa"]["hash"]
+    assert (
+        main(["eval", str(tmp_path / "run"), "--data", str(tmp_path / "all"), "--tasks", "sciq", "piqa"]) == 0
+    )
+    assert note in capsys.readouterr().out  # as a table too
 
 
 def test_a_missing_harness_says_how_to_get_it(run, task_files, monkeypatch, capsys):

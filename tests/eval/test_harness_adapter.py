@@ -192,7 +192,9 @@ def test_a_task_without_accuracy_gives_its_own_metrics(live, monkeypatch):
         "samples": {"own": [], "usual": []},
     }
     monkeypatch.setattr(harness, "evaluate", lambda *_, **__: results)
-    first, second = run_tasks(live, {"tasks": {"own": None, "usual": None}}, shots=0, limit=None)
+    first, second = run_tasks(
+        live, {"tasks": dict.fromkeys(("own", "usual"), SimpleNamespace(instances=[]))}, shots=0, limit=None
+    )
     assert first["metrics"] == {"word_perplexity": 12.5, "f1,strict": 0.5}
     assert (first["task"], first["shots"], first["items"], first["version"]) == ("own", 0, 2, 1.0)
     assert (second["task"], second["acc"], second["stderr"]) == ("usual", 0.25, 0.125)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeploop.eval.requests import Request, Requests
+from deeploop.eval.requests import TOO_LONG, Request, Requests
 from deeploop.eval.scoring import STEP, batches, score
 from deeploop.models import GPTConfig, LoopedGPT
 
@@ -122,7 +122,15 @@ def test_batches_have_few_shapes_and_lose_nobody():
 def test_requests_that_are_not_for_this_model(model):
     with pytest.raises(ValueError, match="vocabulary is 100"):
         score(model, Requests.build([Request([1], [2])], tokenizer="gpt2", vocabulary=50257))
-    long = Request([1], [2] * (CONTEXT + 1), "essay", 0, 4)
-    with pytest.raises(ValueError, match="essay, document 4: its continuation of 81 tokens is longer"):
-        score(model, build([Request([1], [2]), long]))
-    assert len(score(model, build([long._replace(continuation=[2] * CONTEXT)])).logprob) == 1
+
+
+def test_a_continuation_longer_than_the_context_has_no_score(model):
+    short, long = Request([1], [2]), Request([1], [2] * (CONTEXT + 1), "essay", 0, 4)
+    fits = long._replace(continuation=[2] * CONTEXT)
+    (alone,) = score(model, build([short])).logprob
+    found = score(model, build([long, short, fits]))
+    assert found.logprob[0] == TOO_LONG
+    assert not found.greedy[0]
+    assert found.logprob[1] == pytest.approx(alone)
+    assert np.isfinite(found.logprob[2])
+    assert score(model, build([long])).logprob.tolist() == [TOO_LONG]

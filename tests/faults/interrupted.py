@@ -114,7 +114,18 @@ VICTIMS = {
     ),
     "prepare arc": Victim(
         lambda shared, out: [
-            *("prepare", "arc", "--tasks", "4", "--augmentations", "20", "--workers", "2", "--out", str(out))
+            *(
+                "prepare",
+                "arc",
+                "--tasks",
+                "20",
+                "--augmentations",
+                "200",
+                "--workers",
+                "2",
+                "--out",
+                str(out),
+            )
         ],
         arc_end,
     ),

@@ -23,11 +23,14 @@ FUZZ_CASES = 24_000
 FORGED_CASES = 20_000  # more of those behind a checksum
 
 
-def in_own_folder(work: Callable[..., Any], *args: object) -> tuple[Any, float]:
+def in_own_folder(work: Callable[..., Any], *args: object) -> Any:
     torch.set_num_threads(1)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        return work(Path(folder), *args), time.perf_counter() - began
+        done = work(Path(folder), *args)
+    seconds = time.perf_counter() - began
+    print(f"{seconds:6.0f} s  {done}", flush=True)
+    return done
 
 
 def fuzz_half(seed: int, cases: int, only: str = "") -> tuple[Counter[str], list[str]]:
@@ -50,20 +53,13 @@ def main() -> int:
         table, loaded = [], []
         for name, future in rows.items():
             try:
-                row, seconds = future.result()
-                table.append(row)
-                print(
-                    f"{seconds:6.0f} s  {name}: {row.times} times; {row.happened}; lost: {row.lost}",
-                    flush=True,
-                )
+                table.append(future.result())
             except Exception as error:
                 failed.append(f"{name}: {error}")
                 print("FAILED", failed[-1], flush=True)
         for future in loads:
             try:
-                one, seconds = future.result()
-                loaded.append(one)
-                print(f"{seconds:6.0f} s  {one.what}, {one.amount}: {one.measured}", flush=True)
+                loaded.append(future.result())
             except Exception as error:
                 failed.append(f"load: {error}")
                 print("FAILED", failed[-1], flush=True)

@@ -3,6 +3,7 @@
 import os
 import random
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
@@ -56,6 +58,8 @@ def start(work: Callable[[], object], log: Path) -> int:
         os.dup2(output, 2)
         sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))  # not a test's capture
         torch.set_num_threads(1)
+        # Its own lock would be shared by all forks, and one killed while it holds it stops those after it.
+        tqdm.set_lock(threading.RLock())
         work()
         code = 0
     except BaseException:

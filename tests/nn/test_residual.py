@@ -121,6 +121,24 @@ def test_another_norm_can_be_given(x):
     assert residual.double()(x).mean(-1).abs().max() < 1e-7
 
 
+def test_a_norm_of_transformers_loses_its_outer_gain_too(x):
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+
+    def of_llama(width):
+        return llama.LlamaRMSNorm(width, eps=1e-5)
+
+    torch.manual_seed(0)
+    branch = SwiGLU(8, 12)
+    block, own = (
+        ScaledResidual(branch, 8, kind="flat", alpha=3.7, norm=norm).double() for norm in (of_llama, RMSNorm)
+    )
+    torch.testing.assert_close(block(x), own(x), atol=1e-6, rtol=0)  # Llama's norm computes in fp32
+    assert {name for name, _ in block.named_parameters() if "norm" in name or "er.weight" in name} == {
+        "inner.weight"
+    }
+    assert block.state_dict().keys() == own.state_dict().keys()
+
+
 @pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
 def test_another_norm_loses_its_outer_gain_too(kind, x):
     residual = ScaledResidual(nn.Linear(8, 8), 8, kind="flat", alpha=2.0, norm=kind).double()

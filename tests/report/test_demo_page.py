@@ -1,10 +1,15 @@
 """The demo's sentences and figures, from records made up here."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from deeploop.report import demo_figures
 from deeploop.report.demo import TABLE, percent, reach, table_rows, verdict
+
+ROOT = Path(__file__).parents[2]
 
 
 def record(**cells):
@@ -14,7 +19,15 @@ def record(**cells):
         for name, own in cells.items()
     }
     truth = ["0101", *["0110"] * 200]
-    models = {name: {"cells": own, "states": truth[1:]} for name, own in shares.items()}
+    models = {
+        name: {
+            "cells": own,
+            "states": truth[1:],
+            "optim_steps": 1000 if name == "stack" else 2000,
+            "neither": {"200": 0.0},
+        }
+        for name, own in shares.items()
+    }
     copying = {str(h): 0.6 for h in TABLE if h > 4}
     return {
         "quick": False,
@@ -30,11 +43,10 @@ def record(**cells):
 def test_the_claim_is_made_where_it_holds():
     said = verdict(record(flat=200, **{"pre-norm": 9}, stack=1))
     assert said.startswith(
-        "Trained on 1 to 4 steps, the flat loop has 100% of the cells right at 127 steps and 100% of the "
-        "cells right at 200 steps."
+        "Trained on 1 to 4 steps, the flat loop has 100% of the cells right at 127 steps and 100% at 200."
     )
     assert "The pre-norm loop is right up to 9 steps and has 50.0% at 200." in said
-    assert "The stack is right up to 1 step and has 50.0% at 200." in said
+    assert "loop, trained for 1,000 steps of 2,000, is right up to 1 step and has 50.0% at 200." in said
     assert said.endswith("Copying one of the first rows would have 60.0% right at 200.")
 
 
@@ -51,9 +63,14 @@ def test_where_it_does_not_hold_that_is_said(flat, says):
 
 
 def test_a_model_without_a_right_step_is_said_to_learn_none():
-    assert "The stack does not even learn one step, and has 50.0% at 200." in verdict(
-        record(flat=200, stack=0)
-    )
+    said = verdict(record(flat=200, **{"pre-norm": 0}))
+    assert "The pre-norm loop does not learn even one step, and has 50.0% at 200." in said
+
+
+def test_answers_that_are_no_cells_are_told():
+    made = record(flat=200, **{"pre-norm": 9})
+    made["models"]["pre-norm"]["neither"]["200"] = 0.4
+    assert "has 50.0% at 200, where 40% of its answers are neither 0 nor 1." in verdict(made)
 
 
 def test_one_far_number_alone_does_not_make_the_claim():
@@ -78,26 +95,26 @@ def test_copying_has_no_number_inside_the_trained_steps():
 
 def test_wrong_cells_are_red():
     """Of ones, zeros, and what is neither, each right and wrong."""
-    cells, truth = demo_figures._cells(["110?"]), demo_figures._cells(["1001"])
-    assert cells.tolist() == [[1, 1, 0, 2]]
+    cells, truth = demo_figures._cells(["1100?"]), demo_figures._cells(["10010"])
+    assert cells.tolist() == [[1, 1, 0, 0, 2]]
     axes = demo_figures.Figure().subplots()
-    demo_figures._draw_cells(axes, cells, cells != truth)
+    demo_figures._draw_strip(axes, cells, cells != truth, 4)
     drawn = np.asarray(axes.images[0].get_array())[:, 0]
     ink, red = (np.array(demo_figures.to_rgba(name)) for name in (demo_figures.INK, demo_figures.WRONG))
     assert np.allclose(drawn[0], ink)
     assert np.allclose(drawn[1], red)
     assert drawn[2, 3] == 0
-    assert np.allclose(drawn[3], [*red[:3], 0.45])
+    assert np.allclose(drawn[3:], [[*red[:3], 0.5], [*red[:3], 0.25]])
 
 
 def test_the_strip_says_where_the_first_wrong_cell_is():
     made = record(flat=200)
     states = made["models"]["flat"]["states"]
     made["models"]["flat"]["states"] = [*states[:6], "0111", *states[7:]]
-    titles = [axes.get_title(loc="left") for axes in demo_figures.tapes(made).axes]
+    titles = [axes.get_title(loc="right") for axes in demo_figures.tapes(made).axes]
     assert any(title.startswith("first wrong cell at step 7;") for title in titles)
     assert "no cell is wrong in 200 steps" in [
-        axes.get_title(loc="left") for axes in demo_figures.tapes(record(flat=200)).axes
+        axes.get_title(loc="right") for axes in demo_figures.tapes(record(flat=200)).axes
     ]
 
 
@@ -107,3 +124,9 @@ def test_curves_have_their_rules_colours():
     assert colours["flat"] == "#009E73"
     assert colours["pre-norm"] == "#0072B2"
     assert len(set(colours.values())) == 4
+
+
+def test_readme_says_what_the_record_beside_its_picture_says():
+    found = json.loads((ROOT / "docs" / "results" / "demo" / "demo.json").read_text())
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"Seed {found['seed']}: {verdict(found)}" in readme

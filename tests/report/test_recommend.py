@@ -132,12 +132,25 @@ def test_a_rule_that_does_not_transfer_is_not_carried_further():
     with pytest.raises(ValueError, match="rounds=32: no evidence"):
         ask(4, 32, 384, settings=block("prenorm"))
     assert ask(4, 32, 384, settings=block("flat")).peak_lr == 4e-3
-    with pytest.raises(ValueError, match="none beside a cliff"):
+    with pytest.raises(ValueError, match="DeepLoop: its best rate is beside a cliff at K = 4, width 384"):
         ask(4, 16, 384, settings=DEEPLOOP)
     with pytest.raises(ValueError, match=r"model\.block=postnorm: no evidence for this rule"):
         ask(4, 4, 384, settings=block("postnorm"))
     with pytest.raises(ValueError, match="no evidence for this rule"):
         ask(4, 1, 384, settings=DEEPLOOP | {"model.p": 0.25})
+
+
+def test_a_cliff_at_a_nearby_shape_is_a_warning():
+    cliff = replace(FLAT, rates=(replace(FLAT.rates[1], mark="cliff", peak=1e-3),), transfers=None)
+    averaged = measured("1/N", block("averaged"), {4: (4e-3, 5.1)}, transfers=None)
+    wide = replace(TRANSFER, folder="wide", width=768, rules=(cliff, averaged))
+    at = functools.partial(recommend, evidence=[TRANSFER, wide])
+    assert at(4, 4, 768).rule == "1/N"  # the rule that trains there, though flat is ahead elsewhere
+    assert at(4, 4, 512).rule != "flat"  # 768 is an octave from 384, and less than that from 512
+    assert at(4, 3, 768).rule != "flat"  # a warning at R = 4 reaches to 3
+    assert at(4, 4, 384).rule == at(4, 4, 300).rule == "flat" == ask(4, 4, 768).rule
+    with pytest.raises(ValueError, match="flat: its best rate is beside a cliff at K = 4, width 768"):
+        at(4, 4, 768, settings=block("flat"))
 
 
 def test_without_runs_it_says_which_command_gives_them():
@@ -215,7 +228,7 @@ def test_auto_lr_sets_peak_and_warmup(known, trained, capsys):
         (f"gpt2-small-flat --auto-lr --optim.warmup_steps=9 {SMALL}", "--optim.warmup_steps=9: settles what"),
         ("hrm-sudoku4 --auto-lr", "--auto-lr: is for language models"),
         ("gpt2-small-flat --auto-lr", "tokens=49152000000: no evidence"),
-        (f"gpt2-small --auto-lr --model.rounds 16 {SMALL}", "none beside a cliff"),
+        (f"gpt2-small --auto-lr --model.rounds 16 {SMALL}", "beside a cliff"),
     ],
 )
 def test_auto_lr_refuses(known, trained, capsys, words, told):

@@ -18,6 +18,7 @@ from deeploop.train.rundir import changes_since, read_ending
 
 POLL_SECONDS = 0.5
 LINE_SECONDS = 15
+BAR = "{desc} {percentage:3.0f}% |{bar:12}| {n:,}/{total:,}, {remaining} left{postfix}"
 
 
 def is_finished(config: IterateTrainConfig) -> bool:
@@ -103,7 +104,14 @@ class Progress:
         self._configs = configs
         self._width = max(map(len, configs), default=0)
         self._bars = {
-            name: tqdm(total=config.optim.steps, desc=name.ljust(self._width), unit="step", disable=None)
+            name: tqdm(
+                total=config.optim.steps,
+                initial=standing(config)[0],
+                desc=name.ljust(self._width),
+                bar_format=BAR,
+                dynamic_ncols=True,
+                disable=None,
+            )
             for name, config in configs.items()
         }
         self._prints = any(bar.disable for bar in self._bars.values())
@@ -130,7 +138,7 @@ class Progress:
 
 
 def standing(config: IterateTrainConfig) -> tuple[int, str]:
-    """How far a run is, and its last loss and accuracies, for a person."""
+    """How far a run is, and its last accuracies for a person, or its loss before there are any."""
     records = read_metrics_tail(config.out, lines=40)[::-1]
     last, validation = (
         next((record for record in records if record["kind"] == kind), None)
@@ -138,8 +146,8 @@ def standing(config: IterateTrainConfig) -> tuple[int, str]:
     )
     if last is None:
         return 0, "starting"
-    text = f"loss {last['loss']:.3f}"
-    if validation is not None and validation["step"]:
-        shares = zip(validation["steps"], validation["cells_by_steps"], strict=True)
-        text += "".join(f", {share:.0%} right at {h} steps" for h, share in shares)
-    return last["step"], text
+    if validation is None or not validation["step"]:
+        return last["step"], f"loss {last['loss']:.3f}"
+    shares = zip(validation["steps"], validation["cells_by_steps"], strict=True)
+    text = ", ".join(f"{share:.0%} after {h} steps" for h, share in shares)
+    return last["step"], f"right: {text}"

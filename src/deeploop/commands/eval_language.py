@@ -19,7 +19,7 @@ import torch
 from deeploop.commands.memory import memory_advice
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.requests import Requests, Scores, load_scores, save_scores
-from deeploop.eval.scoring import default_batch_tokens, input_lengths, score
+from deeploop.eval.scoring import default_batch_tokens, fitting, input_lengths, score
 from deeploop.eval.tasks import deviations, load_tasks
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
@@ -154,7 +154,7 @@ def finish(
         **stamp,
         "average": scoreboard.averages(rows),
         "results": rows,
-        "deviations": notes + scoreboard.deviations(settings, stamp),
+        "deviations": notes + scoreboard.deviations(settings, stamp) + scoreboard.left_out(rows),
         "lm_eval": harness_version(),
         **provenance(),
     }
@@ -196,7 +196,8 @@ class Session:
         )
         self.seconds += time.perf_counter() - start
         self.requests += len(requests)
-        self.cut += int((input_lengths(requests) > self.model.config.context).sum())
+        context = self.model.config.context
+        self.cut += int((fitting(requests, context) & (input_lengths(requests) > context)).sum())
         return scores
 
     def stamp(self) -> dict[str, Any]:

@@ -35,7 +35,10 @@ article h3 span { font-weight: 400; font-size: .9rem; color: var(--mute); }
 .right svg { outline-color: var(--right); } .right b { color: var(--right); }
 .wrong svg { outline-color: var(--wrong); } .wrong b { color: var(--wrong); }
 .asked { border-right: 1px solid var(--line); padding-right: 1.2rem; }
-@media (max-width: 40rem) { .asked { border: 0; padding: 0; } }
+@media (max-width: 40rem) {
+  .asked { border: 0; padding: 0; }
+  .grid { max-width: calc(50% - .6rem); } /* input and expected answer side by side */
+}
 .empty { width: 4rem; height: 4rem; margin: .3rem 0; border: 2px dashed var(--wrong); }
 path { stroke-width: 0; } .lines { fill: none; stroke: #777; stroke-width: .05; stroke-opacity: .7; }
 .off { fill: #fff; stroke: #000; stroke-width: .09; }
@@ -64,10 +67,10 @@ def write(folder: Path, record: dict[str, Any], tasks: Sequence[TaskVotes], coun
 
 
 def ladder_rows(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: tasks solved by the best K answers, under the paper's Table 3."""
+    """Header and rows: tasks solved by the best K answers, above the paper's Table 3."""
     names = {"hrm": "paper: vanilla HRM", "hrm-deeploop": "paper: DeepLoop p=1/2"}
-    rows = [[name, *(ARC[key, K].printed for K in VOTES)] for key, name in names.items()]
-    rows.append([page.HERE, *(f"{100 * record['ladder'][str(K)]:.2f}" for K in VOTES)])
+    rows = [[page.HERE, *(f"{100 * record['ladder'][str(K)]:.2f}" for K in VOTES)]]
+    rows += [[name, *(ARC[key, K].printed for K in VOTES)] for key, name in names.items()]
     return ["tasks solved, %", *(f"K={K}" for K in VOTES)], rows
 
 

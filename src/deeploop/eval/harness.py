@@ -4,7 +4,7 @@ One adapter, whose scorer is a function: one that runs a model, one that only wr
 that answers from scores made elsewhere. Prompts, tokens and metrics are the harness' own in all three.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -25,7 +25,7 @@ except ModuleNotFoundError as missing:
 
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.eval.generation import GREEDY, Sampling, generate
-from deeploop.eval.requests import Request, Requests, Scores
+from deeploop.eval.requests import TOO_LONG, Request, Requests, Scores
 from deeploop.eval.tasks import FEWSHOT_SEED, quiet
 from deeploop.models.gpt import LoopedGPT
 
@@ -162,6 +162,7 @@ def _build_once(task: Any, bar: "tqdm[Any]") -> None:
         nonlocal is_built
         if not is_built:
             build(**settings)
+            _leave_out_too_long(task)
             is_built = True
             bar.update()
             if bar.n == bar.total:
@@ -172,6 +173,27 @@ def _build_once(task: Any, bar: "tqdm[Any]") -> None:
     task.build_all_requests = again
 
 
+def _leave_out_too_long(task: Any) -> None:
+    """Lets the harness judge only documents whose answers all fit the model's context."""
+    documents = task.doc_iterator
+
+    def fitting(**settings: Any) -> Iterator[tuple[int, Any]]:
+        left_out = too_long(task)
+        return ((number, document) for number, document in documents(**settings) if number not in left_out)
+
+    task.doc_iterator = fitting
+
+
+def too_long(task: Any) -> set[int]:
+    """Numbers of the documents with an answer that was not scored, as the last answers tell."""
+    return {
+        instance.doc_id
+        for instance in task.instances
+        for answer in instance.resps
+        if isinstance(answer, tuple) and answer[0] == TOO_LONG
+    }
+
+
 def run_tasks(
     lm: HarnessLM, loaded: dict[str, Any], *, shots: int, limit: int | None
 ) -> list[dict[str, Any]]:
@@ -179,10 +201,10 @@ def run_tasks(
     lm.shots = shots
     with quiet():
         results = evaluate(lm, loaded, limit=limit, bootstrap_iters=BOOTSTRAPS)
-    return [_row(name, results) for name in loaded["tasks"]]
+    return [_row(name, results, len(too_long(task))) for name, task in loaded["tasks"].items()]
 
 
-def _row(name: str, results: dict[str, Any]) -> dict[str, Any]:
+def _row(name: str, results: dict[str, Any], left_out: int) -> dict[str, Any]:
     metrics = {
         key.removesuffix(",none"): value
         for key, value in results["results"][name].items()
@@ -192,6 +214,7 @@ def _row(name: str, results: dict[str, Any]) -> dict[str, Any]:
         "task": name,
         "shots": results["n-shot"][name],
         "items": results["n-samples"][name]["effective"],
+        **({"left_out": left_out} if left_out else {}),
         "version": results["versions"][name],
         # As the harness' own log of results has it: documents, prompts and targets.
         "hash": hash_string(

@@ -8,6 +8,7 @@ Both files are .npz archives without pickles: reading one runs nobody's code, an
 import hashlib
 import io
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from deeploop.data.arrays import SMALL, read_npz
 from deeploop.files import atomic_file, parse_json
 
 FORMAT = 1
+TOO_LONG = -math.inf  # no log-likelihood of a finite model
 COLUMNS = {"context": np.int32, "task": np.int16, "shots": np.int16, "document": np.int32, "choice": np.int16}
 
 
@@ -224,6 +226,7 @@ class Scores(NamedTuple):
     """Of each request: the log-likelihood of its continuation, and whether greedy decoding gives it."""
 
     logprob: np.ndarray
+    """TOO_LONG where the model can't read the continuation as a whole."""
     greedy: np.ndarray
 
 
@@ -256,7 +259,7 @@ def load_scores(path: Path) -> tuple[dict[str, Any], Answers]:
                 answers.setdefault(int(rounds), {})[digest] = scores
                 if scores.logprob.ndim != 1 or scores.logprob.shape != scores.greedy.shape:
                     raise ValueError("arrays of different shapes")
-                if not np.isfinite(scores.logprob).all():
+                if not (np.isfinite(scores.logprob) | (scores.logprob == TOO_LONG)).all():
                     raise ValueError("a log-likelihood that is no number")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not a file of scores ({error})") from None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from deeploop.eval.requests import Requests, Scores
+from deeploop.eval.requests import TOO_LONG, Requests, Scores
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.loss import MAX_LOGITS
 
@@ -32,18 +32,20 @@ def score(
 ) -> Scores:
     """Scores every request with a model in eval mode, at the rounds it is set to.
 
-    What is longer than the context loses its beginning. `batch_tokens`, with padding, are computed at once.
+    What is longer than the context loses its beginning; where the continuation alone is, the score is
+    TOO_LONG. `batch_tokens`, with padding, are computed at once.
     """
     check(model, requests)
     context = model.config.context
     lengths = np.minimum(input_lengths(requests), context)
+    fits = fitting(requests, context)
+    places = np.flatnonzero(fits)
     # In float64 the order in which a GPU adds does not show.
     total = torch.zeros(len(requests), dtype=torch.float64, device=device)
     misses = torch.zeros(len(requests), dtype=torch.int64, device=device)
-    with tqdm(
-        total=len(requests), desc="scoring", unit=" requests", disable=None if progress else True
-    ) as bar:
-        for rows, padded in batches(lengths, batch_tokens or default_batch_tokens(device), context):
+    with tqdm(total=len(places), desc="scoring", unit=" requests", disable=None if progress else True) as bar:
+        for chosen, padded in batches(lengths[places], batch_tokens or default_batch_tokens(device), context):
+            rows = places[chosen]
             arrays = pack(requests, rows, lengths, padded)
             tokens, positions, targets, owners = (_to(array, device) for array in arrays)
             with arithmetic():
@@ -53,7 +55,13 @@ def score(
             misses.index_add_(0, owners, (~is_best).long())
             bar.update(len(rows))
         # The only point that waits for the device, inside the bar so that its rate is true.
-        return Scores(total.cpu().numpy(), misses.cpu().numpy() == 0)
+        logprobs, greedy = total.cpu().numpy(), misses.cpu().numpy() == 0
+    return Scores(np.where(fits, logprobs, TOO_LONG), greedy & fits)
+
+
+def fitting(requests: Requests, context: int) -> np.ndarray:
+    """Which requests have a continuation that a model of this context can read as a whole."""
+    return requests.continuations.lengths <= context
 
 
 def input_lengths(requests: Requests) -> np.ndarray:
@@ -68,13 +76,6 @@ def check(model: LoopedGPT, requests: Requests) -> None:
         raise ValueError(
             f"requests of {requests.tokenizer} tokens (vocabulary {requests.vocabulary}): the model's "
             f"vocabulary is {model.config.vocabulary}"
-        )
-    longest = int(requests.continuations.lengths.argmax())
-    if (length := int(requests.continuations.lengths[longest])) > model.config.context:
-        asked = requests.request(longest)
-        raise ValueError(
-            f"{asked.task}, document {asked.document}: its continuation of {length} tokens is longer than "
-            f"the model's context of {model.config.context}; leave that task out with --tasks"
         )
 
 

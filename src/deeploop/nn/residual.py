@@ -83,10 +83,18 @@ class ScaledResidual(nn.Module):
 
 
 def _drop_gain(norm: nn.Module) -> None:
-    """Leave out the gain of a norm of any class: ours and torch's take a weight of None for 1."""
+    """Leave out the gain of a norm of any class.
+
+    Ours and torch's take a weight of None for 1. Others (transformers') need a tensor: it stays as it is
+    before training, a gain of 1, and is no parameter.
+    """
     if not hasattr(norm, "weight"):
         raise ValueError(f"norm: a {type(norm).__name__} has no weight that could be left out")
+    weight: Any = norm.weight
     norm.register_parameter("weight", None)
+    if not isinstance(norm, RMSNorm | nn.RMSNorm | nn.LayerNorm):
+        del norm.weight
+        norm.register_buffer("weight", weight.detach(), persistent=False)
 
 
 def _scale(name: str, value: float | None, kind: str, *, wanted: bool) -> float:

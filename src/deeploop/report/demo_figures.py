@@ -20,38 +20,25 @@ def tapes(record: dict[str, Any]) -> Figure:
 
     To the left the beginning enlarged, with the trained steps shaded; to the right all steps.
     """
-    truth, models = _cells(record["truth"]), record["models"]
-    strips = [("truth", INK, truth)]
-    strips += [(name, MODEL_COLOURS[name], _cells(own["states"])) for name, own in models.items()]
+    truth, trained = _cells(record["truth"]), record["trained_steps"]
+    strips = {"truth": truth}
+    for name, own in record["models"].items():
+        strips[name] = np.concatenate([truth[:1], _cells(own["states"])])  # the start is given
     figure = Figure(figsize=(11, 0.4 + 1.25 * len(strips)), layout="constrained")
     grid = figure.subplots(len(strips), 2, sharex="col", squeeze=False, gridspec_kw={"width_ratios": [2, 9]})
-    for (name, colour, cells), (left, right) in zip(strips, grid, strict=True):
-        right_cells = cells if name == "truth" else np.concatenate([truth[:1], cells])  # the start is given
+    for (name, cells), (left, right) in zip(strips.items(), grid, strict=True):
         for axes in (left, right):
-            _draw_cells(axes, right_cells, right_cells != truth)
-            _shade_trained(axes, record["trained_steps"])
-            quiet(axes)
-            axes.grid(visible=False)
-            axes.set_yticks([])
-            axes.spines[:].set_visible(False)
+            _draw_strip(axes, cells, cells != truth, trained)
         left.set_xlim(-0.5, CLOSE + 0.5)
-        left.set_ylabel(
-            name, rotation=0, ha="right", va="center", color=colour, fontweight="bold", fontsize=11
-        )
-        note = (
-            "where each row goes by rule " + str(record["rule"])
-            if name == "truth"
-            else _share(right_cells, truth)
-        )
-        right.set_title(note, loc="left", fontsize=9, color=INK, pad=3)
-    grid[0, 0].set_title(f"trained: 1 to {record['trained_steps']}", loc="left", fontsize=9, color=INK, pad=6)
-    for axes in grid[-1]:
+        _mark_trained(left, trained)
+        style = {"color": MODEL_COLOURS.get(name, INK), "fontweight": "bold", "fontsize": 11}
+        left.set_ylabel(name, rotation=0, ha="right", va="center", **style)
+        said = f"rule {record['rule']}" if name == "truth" else _first_wrong(cells, truth)
+        right.set_title(said, loc="right", fontsize=9, color=INK, pad=3)
+    grid[0, 0].set_title(f"trained: 1 to {trained}", loc="left", fontsize=9, color=INK, pad=7)
+    for axes, steps in zip(grid[-1], ((9, CLOSE), (24, 50, 77, 100, 127, 150, len(truth) - 1)), strict=True):
+        axes.xaxis.set_major_locator(FixedLocator([0, trained, *steps]))
         axes.set_xlabel("steps", color=INK)
-    last = len(truth) - 1
-    grid[-1, 1].xaxis.set_major_locator(
-        FixedLocator([0, record["trained_steps"], 24, 50, 77, 100, 127, 150, last])
-    )
-    grid[-1, 0].xaxis.set_major_locator(FixedLocator([0, record["trained_steps"], 9, CLOSE]))
     return figure
 
 
@@ -60,35 +47,32 @@ def _cells(states: list[str]) -> np.ndarray:
     return np.array([["01".find(cell) % 3 for cell in row] for row in states])
 
 
-def _draw_cells(axes: Axes, cells: np.ndarray, wrong: np.ndarray) -> None:
-    """Ones in ink, zeros empty; where they are wrong in red, a pale one for a zero."""
+def _draw_strip(axes: Axes, cells: np.ndarray, wrong: np.ndarray, trained: int) -> None:
+    """Ones in ink, zeros empty; where they are wrong in red, paler for a zero and palest for neither."""
     colours = np.zeros((*cells.shape, 4))
     colours[cells == 1] = to_rgba(INK)
-    colours[wrong & (cells == 1)] = to_rgba(WRONG)
-    colours[wrong & (cells != 1)] = to_rgba(WRONG, 0.45)
+    for value, strength in ((1, 1.0), (0, 0.5), (2, 0.25)):
+        colours[wrong & (cells == value)] = to_rgba(WRONG, strength)
     axes.imshow(colours.swapaxes(0, 1), aspect="auto", interpolation="none")
+    axes.axvspan(0.5, trained + 0.5, color=INK, alpha=0.3, lw=0, zorder=0)  # behind the cells
+    quiet(axes)
+    axes.grid(visible=False)
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
 
 
-def _shade_trained(axes: Axes, trained: int) -> None:
-    """A tint behind the cells, and a bar above them."""
-    axes.axvspan(0.5, trained + 0.5, color=INK, alpha=0.3, lw=0, zorder=0)
-    axes.plot(
-        (0.5, trained + 0.5),
-        (1.04, 1.04),
-        color=INK,
-        lw=2.5,
-        clip_on=False,
-        solid_capstyle="butt",
-        transform=axes.get_xaxis_transform(),
-    )
+def _mark_trained(axes: Axes, trained: int) -> None:
+    """A bar above the trained steps."""
+    above = axes.get_xaxis_transform()
+    axes.plot((0.5, trained + 0.5), (1.05, 1.05), color=INK, lw=2.5, clip_on=False, transform=above)
 
 
-def _share(cells: np.ndarray, truth: np.ndarray) -> str:
-    wrong = (cells != truth).any(1)
+def _first_wrong(cells: np.ndarray, truth: np.ndarray) -> str:
+    """Where a model first errs on the drawn row, and how often it does."""
+    wrong = cells != truth
     if not wrong.any():
         return f"no cell is wrong in {len(truth) - 1} steps"
-    share = (cells != truth).mean()
-    return f"first wrong cell at step {int(wrong.argmax())}; {share:.0%} of all cells are wrong"
+    return f"first wrong cell at step {int(wrong.any(1).argmax())}; {wrong.mean():.0%} of all cells are wrong"
 
 
 def accuracy(record: dict[str, Any]) -> Figure:
@@ -112,7 +96,7 @@ def accuracy(record: dict[str, Any]) -> Figure:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("steps = rounds")
     axes.set_ylabel("share of cells right")
-    axes.text(1, 1, " trained", transform=axes.get_xaxis_transform(), va="top", fontsize=9)
+    axes.text(1, 0.03, "trained", transform=axes.get_xaxis_transform(), fontsize=9)
     axes.legend(frameon=False, labelcolor=INK, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9)
     quiet(axes)
     return figure

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 
 import deeploop
 from deeploop.files import own_folder, write_text
-from deeploop.report import figures, ledger, page, plots, tables, transfer_views
+from deeploop.report import beyond, figures, ledger, page, plots, tables, transfer_views
 from deeploop.report.boards import boards_table
-from deeploop.report.groups import Histories, Setup, setups
+from deeploop.report.groups import Histories, Setup, letter, setups
 from deeploop.report.runs import Run
 from deeploop.report.tables import Table
 from deeploop.report.transfer import find_studies
@@ -70,7 +70,8 @@ def make_sections(runs: Sequence[Run], histories: Histories) -> list[Section]:
         p_sweep_section(groups),
         transfer_section(runs, histories),
         accuracy_section(groups),
-        table_section("Reasoners on ARC-AGI-1, beside Table 3", tables.arc_table(runs)),
+        beyond_section(runs, histories),
+        table_section("Reasoners on ARC-AGI-1", tables.arc_table(runs)),
         table_section("Reasoners on Sudoku and mazes", boards_table(runs)),
         compute_section(groups, runs),
         kappa_section([one for setup in groups for one in setup.runs], histories),
@@ -130,7 +131,7 @@ def loss_section(groups: Sequence[Setup], histories: Histories) -> Section:
             )
         if any(len(cell.runs) > 1 for cells in setup.rows.values() for cell in cells.values()):
             parts.append(tables.seeds_table(setup, histories, name.replace("loss", "seeds")))
-    return Section("Validation loss, beside Table 1", parts)
+    return Section("Validation loss", parts)
 
 
 def p_sweep_section(groups: Sequence[Setup]) -> Section:
@@ -141,7 +142,7 @@ def p_sweep_section(groups: Sequence[Setup]) -> Section:
         parts.append(tables.p_sweep_table(sweeps, setup.title, name))
         caption = f"Exponent p against loss and escapes: {setup.title}."
         parts.append(Picture(name, figures.p_sweep_figure(sweeps), caption))
-    return Section("The exponent p, beside Appendix C", parts)
+    return Section("The exponent p", parts)
 
 
 def transfer_section(runs: Sequence[Run], histories: Histories) -> Section:
@@ -168,7 +169,17 @@ def accuracy_section(groups: Sequence[Setup]) -> Section:
                     f"{shots}-shot accuracy against R; dashed: the paper's GPT-2 {setup.size}. {setup.title}."
                 )
                 parts.append(Picture(f"{name}-{shots}-shot", figure, caption))
-    return Section("Downstream accuracy, beside Tables 2 and 4", parts)
+    return Section("Downstream accuracy", parts)
+
+
+def beyond_section(runs: Sequence[Run], histories: Histories) -> Section:
+    parts: list[Part] = []
+    for index, (task, own) in enumerate(beyond.contenders(runs).items()):
+        name = f"beyond-{letter(index).lower()}"
+        parts.append(beyond.beyond_table(task, own, histories, name))
+        caption = f"A loop that learned one step stays at 1 as the steps grow: {task}."
+        parts.append(Picture(name, beyond.beyond_figure(own), caption))
+    return Section("Deeper than trained", parts)
 
 
 def table_section(title: str, table: Table | None) -> Section:
@@ -181,7 +192,7 @@ def compute_section(groups: Sequence[Setup], runs: Sequence[Run]) -> Section:
     parts: list[Part] = [*([told] if shared else []), ledger.compute_table(groups, runs)]
     if figure := figures.cost_against_rounds(groups):
         parts.append(Picture("cost-against-rounds", figure, "Time per token against R, by the rates above."))
-    return Section("Compute, beside Appendix D", parts)
+    return Section("Compute", parts)
 
 
 def curve_pictures(groups: Sequence[Setup], histories: Histories) -> list[Part]:

@@ -9,7 +9,7 @@ from deeploop.report import published
 from deeploop.report.endings import outcome
 from deeploop.report.evaluations import read_diagnosis, read_evaluations
 from deeploop.report.groups import Histories, Setup, TableCell, method
-from deeploop.report.listing import loss_columns, number, setting
+from deeploop.report.listing import loss_columns, number, setting, written
 from deeploop.report.page import MISSING
 from deeploop.report.runs import Run, natural
 from deeploop.report.tables import PAPER_ROWS, Table
@@ -24,8 +24,12 @@ def compute_table(groups: Sequence[Setup], runs: Sequence[Run]) -> Table:
             first = speed(cells.get(1))
             for R, cell in cells.items():
                 rows.append([setup.letter, label, str(R), *compute_cells(setup, R, cell, first)])
-    total = sum(run.gpu_hours or 0 for run in runs), sum(run.hours or 0 for run in runs)
-    rows.append(["all runs given", "", "", "", "", *(f"{hours:.3f}" for hours in total), "", ""])
+    total = [
+        sum(own or 0 for own in hours) for hours in zip(*((r.gpu_hours, r.hours) for r in runs), strict=True)
+    ]
+    rows.append(
+        ["all runs given", "", "", "", "", *(number(hours or None, ".3f") for hours in total), "", ""]
+    )
     header = [
         "set-up",
         "method",
@@ -46,7 +50,8 @@ def compute_table(groups: Sequence[Setup], runs: Sequence[Run]) -> Table:
         "cell's runs that had these to themselves, as far as their sweep's --jobs tells. "
         "× R=1: time per token over that of the same row at R = 1. Hours: training steps only, "
         "summed over the cell's runs, also unfinished ones; runs that share a GPU each count all their time. "
-        "GPU-hours are missing for runs on CPUs. The paper's hours are for one of its own cells, on H200s.",
+        "GPU-hours are missing for runs on CPUs. The paper's hours (Appendix D) are for one of its own "
+        "cells, on H200s.",
     )  # fmt: skip
 
 
@@ -173,7 +178,7 @@ def runs_table(runs: Sequence[Run], histories: Histories) -> Table:
             method(run) if "model.p" in run.fields and "model.block" in run.fields else MISSING,
             number(run.fields.get("model.rounds"), "d"), number(run.seed, "d"),
             *(cell(run) for cell in numbers.values()), outcome(run.validation) or MISSING,
-            str(run.stamp.get("git") or MISSING)[:10], str(run.stamp.get("written", MISSING)),
+            str(run.stamp.get("git") or MISSING)[:10], written(run),
         ]
         for run in runs
     ]  # fmt: skip

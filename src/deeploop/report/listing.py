@@ -76,7 +76,7 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
         "verdict": lambda run: outcome(run.validation) or MISSING,
         "tokens/s": lambda run: number(run.tokens_per_s, ",.0f"),
         "GPU-h": lambda run: number(run.gpu_hours, ".3f"),
-        "written": lambda run: str(run.stamp.get("written", MISSING))[:16].replace("T", " "),
+        "written": written,
     }
     if "loss" not in cells:
         del cells["floor"]  # it is in nats per byte or per token too
@@ -107,6 +107,11 @@ def short(name: str, among: Sequence[str]) -> str:
 
 def setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def written(run: Run) -> str:
+    """`2026-11-16 09:49`, UTC."""
+    return str(run.stamp.get("written", MISSING))[:16].replace("T", " ")
 
 
 def number(value: float | None, form: str) -> str:

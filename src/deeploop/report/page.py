@@ -20,13 +20,16 @@ body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var
        max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 h3 { font-size: 1rem; font-weight: 600; margin: 1.6rem 0 .4rem; } p { max-width: 60rem; }
-figure { margin: 1rem 0; color: var(--mute); } figure svg { width: 100%; min-width: 36rem; height: auto; }
+figure { margin: 1rem 0; color: var(--mute); } figure svg { width: 100%; height: auto; }
 figcaption, .note { color: var(--mute); font-size: .9rem; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; } .scroll[tabindex] { overflow-y: auto; max-height: 42rem; }
+thead th { position: sticky; top: 0; background: var(--paper); }
+@media print { .scroll[tabindex] { max-height: none; } }
 nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: 1rem 0 2rem; font-size: .9rem; }
 a { color: inherit; text-underline-offset: .2em; }
 tbody tr:hover { background: color-mix(in srgb, var(--ink) 6%, transparent); }
 tr.ours td { font-weight: 600; } td.absent { color: var(--mute); }
+td.long { white-space: normal; overflow-wrap: anywhere; min-width: 18rem; text-align: left; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap;
         font-size: .9rem; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; }
@@ -105,7 +108,11 @@ def _row_class(row: Sequence[str]) -> str:
 
 
 def _cell(text: str, kind: str) -> str:
-    return f"<td{ABSENT if text == MISSING else kind}>{html.escape(text)}</td>"
+    if text == MISSING:
+        kind = ABSENT
+    elif len(text) > LONG:
+        kind = ' class="long"'
+    return f"<td{kind}>{html.escape(text)}</td>"
 
 
 def column_kinds(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -116,6 +123,7 @@ def column_kinds(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
 
 
 ABSENT = ' class="absent"'
+LONG = 80  # letters of a cell, a command, that is better wrapped than scrolled
 # 2.8631, +0.0004, 5.90 ± 0.01 (1 of 3 collapsed, 3 runs of 2 seeds), 3 runs of 2 seeds, 3/5, 0.23 to 0.88,
 # and the words in place of a number.
 NUMBER = re.compile(

@@ -23,6 +23,7 @@ RULE_COLOURS = {
     "DeepLoop p=1/2": COLOURS[1],
     "flat": COLOURS[2],
     "DeepNorm p=1/4": COLOURS[4],
+    "DeepNorm p=1/4, unigram bias": COLOURS[5],
 }
 INK = "#7f7f80"  # frame and text; replaced by the page's own text colour in inline SVG
 
@@ -58,7 +59,7 @@ def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: fl
             quiet(axes)
     grid[0, 0].set_ylabel("training loss (nats a token)")
     grid[1, 0].set_ylabel("token similarity")
-    grid[0, 0].legend(frameon=False, labelcolor=INK)
+    grid[0, -1].legend(frameon=False, labelcolor=INK)  # the last panel has every curve
     return figure
 
 
@@ -159,8 +160,10 @@ def inline_svg(figure: Figure) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "deeploop"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
-    # As wide as the page, but not so wide that its letters outgrow the page's.
-    style = f'<svg style="max-width: {7 * figure.get_figwidth():.1f}rem"'
+    # As wide as the page, but not so wide that its letters outgrow the page's. On a phone two panels shrink
+    # until both are in sight; more of them scroll.
+    inches = figure.get_figwidth()
+    style = f'<svg style="min-width: {min(2.1 * inches, 36):.1f}rem; max-width: {7 * inches:.1f}rem"'
     return text[text.index("<svg") :].replace("<svg", style, 1).replace(INK, "currentColor")
 
 

@@ -1,7 +1,8 @@
 """Which rule, at which learning rate, for K blocks and R rounds at a width: what our runs say. No torch.
 
 The rule has the lowest loss at R in the nearest study that compares rules; among those within 0.01 nats of
-it, one whose rate transfers over R comes first. A rate beside a cliff is never recommended. The peak rate
+it, one whose rate transfers over R comes first. A rate beside a cliff is never recommended, nor a rule that
+stands beside one in a study about as near as the nearest (less than an octave farther). The peak rate
 is that rule's best one in the nearest study that has it, between two measured R by a straight line in
 logarithms. Nothing is scaled with K, width or tokens: what differs from the runs is listed, and too far from
 them there is no answer.
@@ -77,8 +78,8 @@ def recommend(
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1")
     near = _near(read_evidence() if evidence is None else evidence, asked, optimizer)
-    chosen_in, rule = (None, settings) if settings is not None else _best_rule(near, rounds)
-    where, measured = _rate_source(near, rounds, rule)
+    chosen_in, rule = (None, settings) if settings is not None else _best_rule(near, rounds, asked)
+    where, measured = _rate_source(near, rounds, asked, rule)
     peak, _, used = _point(measured, rounds)
     exact = used[0].interval if len(used) == 1 and used[0].rounds == rounds else None
     own = {name.removeprefix("model."): value for name, value in measured.settings.items()}
@@ -143,8 +144,11 @@ def _sweep(nearest: Evidence, name: str, value: int) -> str:
 # ── The rule and its rate ───────────────────────────────────────────────────────────────────────────────
 def _covers(measured: Measured, R: int) -> bool:
     """Whether its rates reach R: between those measured, and if it transfers somewhat beyond."""
+    return _within(measured, R, FARTHEST_ROUNDS if measured.transfers else 1)
+
+
+def _within(measured: Measured, R: int, reach: int) -> bool:
     low, high = measured.rates[0].rounds, measured.rates[-1].rounds
-    reach = FARTHEST_ROUNDS if measured.transfers else 1
     return low / reach <= R <= high * reach
 
 
@@ -167,35 +171,60 @@ def _is_safe(measured: Measured, R: int) -> bool:
     return all(rate.mark != "cliff" for rate in _point(measured, R)[2])
 
 
-def _best_rule(near: Sequence[Evidence], R: int) -> tuple[Evidence, Mapping[str, Any]]:
+def _same_rule(measured: Measured, settings: Mapping[str, Any]) -> bool:
+    """Whether these settings are its own; the unigram bias may differ."""
+    return all(settings.get(name) == value for name, value in measured.settings.items() if name != BIAS)
+
+
+def _beside_cliff(
+    near: Sequence[Evidence], R: int, asked: Mapping[str, int], settings: Mapping[str, Any]
+) -> Evidence | None:
+    """A study about as near as the nearest one of this rule in which it stands beside a cliff at R."""
+    found = [
+        (sum(_octaves(one, asked).values()), one, _is_safe(m, R))
+        for one in near
+        for m in one.rules
+        if _same_rule(m, settings) and _within(m, R, FARTHEST_ROUNDS)  # a warning reaches as far as any rate
+    ]
+    return next((one for far, one, safe in found if not safe and far < found[0][0] + 1), None)
+
+
+def _best_rule(
+    near: Sequence[Evidence], R: int, asked: Mapping[str, int]
+) -> tuple[Evidence, Mapping[str, Any]]:
     """The settings of the rule to take, by the nearest study that compares rules at R, else has one."""
-    able = [(one, [m for m in one.rules if _covers(m, R) and _is_safe(m, R)]) for one in near]
+    able = [(one, [m for m in one.rules if _covers(m, R)]) for one in near]
     ranked = [(one, rules) for least in (2, 1) for one, rules in able if len(rules) >= least]
-    if not ranked:
+    safe = [
+        (one, [m for m in rules if not _beside_cliff(near, R, asked, m.settings)]) for one, rules in ranked
+    ]
+    if not (safe := [(one, rules) for one, rules in safe if rules]):
         raise _no_rounds(near, R, [m for one in near for m in one.rules])
-    one, rules = ranked[0]
+    one, rules = safe[0]
     lowest = min(_point(m, R)[1] for m in rules)
     level = [m for m in rules if _point(m, R)[1] <= lowest + MOST_REGRET]
     return one, min(level, key=lambda m: (not m.transfers, _point(m, R)[1])).settings
 
 
-def _rate_source(near: Sequence[Evidence], R: int, settings: Mapping[str, Any]) -> tuple[Evidence, Measured]:
-    """The nearest study that has the rule at R; the unigram bias may differ."""
-    own = {name: value for name, value in settings.items() if name != BIAS}
-    found = [
-        (one, m)
-        for one in near
-        for m in one.rules
-        if all(own.get(name) == value for name, value in m.settings.items() if name != BIAS)
-    ]
+def _rate_source(
+    near: Sequence[Evidence], R: int, asked: Mapping[str, int], settings: Mapping[str, Any]
+) -> tuple[Evidence, Measured]:
+    """The nearest study that has the rule at R."""
+    found = [(one, m) for one in near for m in one.rules if _same_rule(m, settings)]
     if not found:
         names = dict.fromkeys(m.rule for one in near for m in one.rules)
         raise ValueError(
-            f"model.block={own.get('model.block')}: no evidence for this rule with its parts; the runs near "
-            f"this shape have {', '.join(names)}; choose one of them, or a rate of your own"
+            f"model.block={settings.get('model.block')}: no evidence for this rule with its parts; the runs "
+            f"near this shape have {', '.join(names)}; choose one of them, or a rate of your own"
+        )
+    if (cliff := _beside_cliff(near, R, asked, settings)) is not None:
+        raise ValueError(
+            f"{found[0][1].rule}: its best rate is beside a cliff at K = {cliff.blocks}, width "
+            f"{cliff.width} ({cliff.folder}), where twice the rate fails to train; choose another rule, "
+            "or a rate of your own"
         )
     for one, measured in found:
-        if _covers(measured, R) and _is_safe(measured, R):
+        if _covers(measured, R):
             return one, measured
     raise _no_rounds(near, R, [m for _, m in found])
 

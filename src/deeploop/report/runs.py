@@ -98,8 +98,9 @@ class Run:
     @property
     def unit(self) -> str:
         """What its loss, in nats, is per."""
-        if self.stamp.get("task", "language") != "language":
-            return "cell"
+        task = self.stamp.get("task", "language")
+        if task != "language":
+            return "answer" if task == "iterate" else "cell"
         return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary"), "token")  # type: ignore[arg-type]
 
     @property

@@ -42,6 +42,19 @@ def deviations(settings: dict[str, Any], stamp: dict[str, Any]) -> list[str]:
     return [text for holds, text in checks if holds]
 
 
+def left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Which tasks have items that were not scored, in words; once for all numbers of rounds."""
+    found = {
+        (row["task"], row["shots"]): (row["left_out"], row["items"] + row["left_out"])
+        for row in rows
+        if "left_out" in row
+    }
+    return [
+        f"{task}, {shots}-shot: {count:,} of {items:,} items left out, with an answer longer than the context"
+        for (task, shots), (count, items) in found.items()
+    ]
+
+
 def check(folder: Path, name: str = "eval.json") -> None:
     """Raises where a result could not be kept: better before the work than after it."""
     read(folder / name)
@@ -114,7 +127,7 @@ def report(folder: Path, record: dict[str, Any]) -> str:
 
 def table(record: dict[str, Any]) -> str:
     """Accuracy in percent, laid out as the paper's Table 2; other tasks one below the other."""
-    if not all(row["task"] in PAPER_TASKS for row in record["results"]):
+    if not all(row["task"] in PAPER_TASKS and "acc" in row for row in record["results"]):
         return long_table(record["results"])
     cells = {(row["shots"], row["rounds"], row["task"]): row["acc"] for row in record["results"]}
     names = [name for name in PAPER_TASKS if any(row["task"] == name for row in record["results"])]

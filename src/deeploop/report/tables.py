@@ -50,7 +50,7 @@ def loss_table(setup: Setup, histories: Histories, name: str) -> Table:
     )
     if setup.is_beside_paper:
         rows += paper_loss_rows(setup.size, rounds)
-        title += f"; and the paper's GPT-2 {setup.size}"
+        title += f"; and the paper's GPT-2 {setup.size} (Table 1)"
         note += (
             " Losses on other data, or after other numbers of tokens, compare only within themselves: "
             "read the Δ rows."
@@ -155,7 +155,7 @@ def accuracy_table(setup: Setup, name: str) -> Table | None:
         return None
     return Table(
         name,
-        f"Accuracy, %: {setup.title}; and the paper's GPT-2 {setup.size}",
+        f"Accuracy, %: {setup.title}; and the paper's GPT-2 {setup.size} (Tables 2, 4)",
         ["", "shots", "method", "R", *TASKS.values(), "Avg"],
         rows,
         "Mean over runs. Avg is the plain mean of the eight tasks, and missing where one of them is.",
@@ -243,7 +243,7 @@ def p_sweep_table(sweeps: dict[str, list[Run]], label: str, name: str) -> Table:
     ]
     return Table(
         name,
-        f"Escapes from the unigram floor: {label}; and the paper's p-sweep",
+        f"Escapes from the unigram floor: {label}; and the paper's p-sweep (Appendix C)",
         header,
         rows,
         "below floor: the paper's rule, any validation below the floor. escaped: a validation more than 0.1 "
@@ -284,7 +284,7 @@ def arc_table(runs: Sequence[Run]) -> Table | None:
     rows += [[PAPER, name, *(published.ARC[key, K].printed for K in VOTES)] for key, name in names.items()]
     return Table(
         "arc",
-        "Voted accuracy on ARC-AGI-1, %",
+        "Voted accuracy on ARC-AGI-1, %; and the paper's (Table 3)",
         ["", "model", *(f"K={K}" for K in VOTES)],
         rows,
         "Tasks whose test inputs all have the right answer among the best K. Mean over the runs of a row, of "

@@ -198,6 +198,6 @@ def _wandb(project: str, folder: Path, settings: Record) -> Any:
 
     own_folder(folder / "wandb")
     try:
-        return wandb.init(project=project, name=folder.name, dir=folder, config=settings)
+        return wandb.init(project=project, name=folder.name, dir=str(folder), config=settings)
     except wandb.Error as error:  # nobody is logged in, a bad project name
         raise ValueError(f"log.wandb={project}: {error}") from None

@@ -1,0 +1,139 @@
+"""Runs of iterated tasks in a report: which rule learns in fewest steps, which goes on furthest. No torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from deeploop.report.escapes import wilson
+from deeploop.report.figures import colours, finish
+from deeploop.report.groups import Histories, method
+from deeploop.report.page import MISSING
+from deeploop.report.plots import INK
+from deeploop.report.runs import Run
+from deeploop.report.tables import Table
+
+LEARNED = RIGHT = 0.99  # share of whole answers inside the trained steps, of cells beyond them
+
+
+@dataclass(frozen=True)
+class Contender:
+    """The finished runs of a task that differ in their seed alone."""
+
+    task: str
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def trained(self) -> int:
+        return int(self.runs[0].fields["data.train_steps"])
+
+    @property
+    def steps(self) -> list[int]:
+        """What all its runs were asked for."""
+        return sorted(set.intersection(*(set(run.validation["steps"]) for run in self.runs)))
+
+    def shares(self, steps: int) -> list[float]:
+        """Of right cells, a run each."""
+        lasts = [run.validation for run in self.runs]
+        return [last["cells_by_steps"][last["steps"].index(steps)] for last in lasts]
+
+    def going_on(self) -> int | None:
+        """Runs that are right at every number of steps beyond the trained ones; None: none was asked for."""
+        beyond = [self.shares(steps) for steps in self.steps if steps > self.trained]
+        return sum(min(shares) >= RIGHT for shares in zip(*beyond, strict=True)) if beyond else None
+
+    def learned_at(self, histories: Histories) -> float | None:
+        """Training step of the first validation that has the trained steps right, the median over runs."""
+        firsts = [
+            next((one["step"] for one in histories[run].validations if one.get("exact", 0) >= LEARNED), None)
+            for run in self.runs
+        ]
+        found = [first for first in firsts if first is not None]
+        return median(found) if len(found) == len(firsts) else None
+
+
+def is_iterated(run: Run) -> bool:
+    return run.stamp.get("task") == "iterate" and run.state == "finished" and "steps" in run.validation
+
+
+def contenders(runs: Sequence[Run]) -> dict[str, list[Contender]]:
+    """Task → its contenders, those that go on furthest first."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in filter(is_iterated, runs):
+        groups.setdefault((task_name(run), rule_name(run)), []).append(run)
+    found: dict[str, list[Contender]] = {}
+    for (task, name), own in groups.items():
+        found.setdefault(task, []).append(Contender(task, name, tuple(own)))
+    for rivals in found.values():
+        rivals.sort(key=lambda one: fmean(run.validation.get("beyond") or 0.0 for run in one.runs))
+    return found
+
+
+def task_name(run: Run) -> str:
+    fields = run.fields
+    rule = f" of rule {fields['data.rule']}" if fields["data.task"] == "automaton" else ""
+    size, trained = fields["data.length"], fields["data.train_steps"]
+    return f"{fields['data.task']}{rule}, length {size}, trained on 1 to {trained} steps"
+
+
+def rule_name(run: Run) -> str:
+    """The block, and what else tells runs apart: stack or loop, rounds, rate, noise."""
+    fields = run.fields
+    blocks, rounds = fields["model.blocks"], fields["model.rounds"]
+    parts: list[Any] = [method(run), f"{blocks} layers" if rounds == 1 else f"K={blocks}"]
+    parts += [f"rounds {fields['rounds.sample']}"] * (rounds > 1 and fields["rounds.sample"] != "steps")
+    parts += ["α of each R"] * bool(fields.get("model.recompute_alpha"))
+    parts += [f"rate {fields['optim.peak_lr']:g}"]
+    parts += [f"noise {fields['rounds.noise']:g}"] * bool(fields.get("rounds.noise"))
+    return ", ".join(parts)
+
+
+def beyond_table(task: str, own: Sequence[Contender], histories: Histories, name: str) -> Table:
+    steps = sorted(set.union(*(set(one.steps) for one in own)))
+    return Table(
+        name,
+        f"Share of cells right by steps: {task}",
+        ["rule", "seeds", "goes on", "95%", "learned at step", *(str(h) for h in steps)],
+        [[*_head(one, histories), *(_shares(one, h) for h in steps)] for one in own],
+        f"goes on: runs with {RIGHT:.0%} of the cells right at every number of steps beyond training, "
+        f"95%: Wilson's interval; learned at step: the first validation with {LEARNED:.0%} of the whole "
+        "answers right inside the trained steps, the median over seeds; then the mean share of right cells, "
+        "and its lowest and highest seed where they differ.",
+    )
+
+
+def _head(one: Contender, histories: Histories) -> list[str]:
+    count, learned = one.going_on(), one.learned_at(histories)
+    seeds = len(one.runs)
+    low, high = wilson(count or 0, seeds)
+    going = [MISSING, MISSING] if count is None else [f"{count}/{seeds}", f"{low:.2f}–{high:.2f}"]
+    return [one.name, str(seeds), *going, MISSING if learned is None else f"{learned:,.0f}"]
+
+
+def _shares(one: Contender, steps: int) -> str:
+    if steps not in one.steps:
+        return MISSING
+    shares = one.shares(steps)
+    spread = f" ({min(shares):.2f}–{max(shares):.2f})" if max(shares) - min(shares) >= 0.005 else ""
+    return f"{fmean(shares):.3f}{spread}"
+
+
+def beyond_figure(own: Sequence[Contender]) -> Figure:
+    """Mean share of right cells against steps, a line for the best contender of each block."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    best = {method(one.runs[0]): one for one in reversed(own)}
+    for block, colour in colours(reversed(best)).items():
+        one = best[block]
+        means = [fmean(one.shares(h)) for h in one.steps]
+        axes.plot(one.steps, means, "o-", ms=3, lw=1.4, color=colour, label=one.name)
+    axes.axvspan(0.9, own[0].trained, color=INK, alpha=0.12, lw=0)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel("steps asked for (shaded: trained)")
+    axes.set_ylabel("share of cells right")
+    return finish(figure, legend=axes)

@@ -1,0 +1,62 @@
+"""Iterated tasks in a report: who goes on beyond the trained steps, counted over seeds."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from deeploop.report.beyond import beyond_figure, beyond_table, contenders
+from deeploop.report.document import make_sections
+from deeploop.report.groups import Histories
+from deeploop.report.runs import find_runs
+from deeploop.train.config import to_dict
+from iterate_runs import make_iterate_config
+
+
+def write_iterated(folder, block, seed, far, noise=0.0):
+    """A finished run that is right inside its 3 trained steps from step 4 on, and `far` right at 9."""
+    base = make_iterate_config(folder, model={"block": block}, rounds={"noise": noise})
+    config = replace(base, seed=seed)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(to_dict(config)))
+    (folder / "run.json").write_text(json.dumps({"format": 1, "task": "iterate", "written": "2026-01-01"}))
+    lines = [
+        {"kind": "validation", "step": step, "loss": 0.1, "cells": 1.0, "exact": float(step >= 4),
+         "beyond": 1 - far, "steps": [1, 3, 9], "cells_by_steps": [1.0, 1.0, far]}
+        for step in (0, 4, 8)
+    ]  # fmt: skip
+    lines.insert(-1, {"kind": "train", "step": 8, "loss": 0.1, "tokens": 8, "seconds": 1.0})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "weights-dropped").touch()
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for seed, far in enumerate((1.0, 0.6)):
+        write_iterated(tmp_path / f"flat-{seed}", "flat", seed, far, noise=0.3)
+        write_iterated(tmp_path / f"prenorm-{seed}", "prenorm", seed, 0.5)
+    return find_runs([tmp_path])
+
+
+def test_contenders_are_counted_over_seeds_the_furthest_first(runs):
+    [(task, (flat, prenorm))] = contenders(runs).items()
+    assert task == "automaton of rule 86, length 10, trained on 1 to 3 steps"
+    assert (flat.name, prenorm.name) == (
+        "flat, K=1, rate 0.003, noise 0.3", "pre-norm, K=1, rate 0.003",
+    )  # fmt: skip
+    assert (flat.going_on(), prenorm.going_on()) == (1, 0)
+    table = beyond_table(task, [flat, prenorm], Histories(), "beyond")
+    assert table.header[-3:] == ["1", "3", "9"]
+    assert table.rows[0] == [
+        flat.name, "2", "1/2", "0.09–0.91", "4", "1.000", "1.000", "0.800 (0.60–1.00)",
+    ]  # fmt: skip
+    assert table.rows[1][2:5] == ["0/2", "0.00–0.66", "4"]
+    assert [line.get_label() for line in beyond_figure([flat, prenorm]).axes[0].lines] == [
+        flat.name, prenorm.name,
+    ]  # fmt: skip
+
+
+def test_the_report_has_a_section_only_where_there_are_such_runs(runs):
+    titles = [section.title for section in make_sections(runs, Histories())]
+    assert "Deeper than trained" in titles
+    assert "Deeper than trained" not in [section.title for section in make_sections([], Histories())]
