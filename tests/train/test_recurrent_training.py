@@ -12,7 +12,8 @@ from deeploop.train.header import Facts, header
 from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rounds import FirstStateSampler
+from deeploop.train.rounds import FirstStateSampler, IterateRoundsConfig, RoundsConfig, RoundsSampler
+from deeploop.train.steps import StepQueue
 
 CPU = torch.device("cpu")
 PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
@@ -89,3 +90,112 @@ def test_a_diagnosis_while_training_is_refused(tiny_config):
         ValueError, match=r"diagnose.every=2: is for models with model.prelude=0, this one has 1"
     ):
         train(tiny_config(model=PARTS, diagnose={"every": 2}))
+
+
+SAMPLED = {"sample": "poisson-lognormal"}
+
+
+def drawn_rounds(monkeypatch):
+    """The rounds of every step that is taken from now on."""
+    seen, real = [], StepQueue._gradients
+
+    def gradients(self, batches):
+        seen.append(self._run.task.model.rounds)
+        return real(self, batches)
+
+    monkeypatch.setattr(StepQueue, "_gradients", gradients)
+    return seen
+
+
+@pytest.mark.parametrize("sample", ["uniform", "poisson-lognormal"])
+def test_sampled_rounds_resume_bit_for_bit(sample, tiny_config, monkeypatch):
+    seen = drawn_rounds(monkeypatch)
+    config = tiny_config(model=PARTS, rounds={"sample": sample})
+    copy = resumed_in_the_middle(config)
+    assert len(set(seen[:6])) > 1
+    assert seen[6:] == seen[4:6]
+    assert losses(copy) == losses(config.out)
+    assert tensors(copy) == tensors(config.out)
+
+
+def test_ranks_draw_the_same_rounds_and_seeds_draw_others(tiny_config):
+    def drawn(rank=0, size=1, seed=0):
+        task = LanguageTask(tiny_config(rounds=SAMPLED, seed=seed), World(rank, size, CPU))
+        return [task.rounds_at(step) for step in range(20)]
+
+    assert drawn() == drawn(0, 2) == drawn(1, 2) != drawn(seed=1)
+
+
+def test_draws_have_the_law_that_is_stated():
+    config = RoundsConfig(sample="poisson-lognormal")
+    law = config.law(4)
+    sampler = RoundsSampler(seed=1)
+    drawn = [sampler.at(step, law) for step in range(4000)]
+    assert (min(drawn), law.most) == (1, 16)
+    assert sum(drawn) / 4000 == pytest.approx(4, abs=0.12)
+    uniform = RoundsConfig(sample="uniform").law(4)
+    assert (uniform.least, uniform.most, uniform.mean) == (1, 7, 4)
+    narrow = RoundsConfig(sample="uniform", limit=5).law(4)
+    assert (narrow.least, narrow.most, narrow.mean) == (3, 5, 4)
+
+
+def test_iterated_tasks_draw_what_they_always_did():
+    law = IterateRoundsConfig(sample="uniform").law(4, 2)
+    sampler = RoundsSampler(seed=3)
+    assert [sampler.at(step, law) for step in range(12)] == [1, 4, 1, 4, 2, 2, 3, 2, 3, 3, 3, 2]
+    assert sampler.at(0, IterateRoundsConfig().law(4, 2)) == 2
+
+
+@pytest.mark.parametrize(("ramp", "means"), [("linear", [1, 3, 5, 7, 9]), ("sqrt", [1, 2, 3, 5, 9])])
+def test_the_mean_rises_over_the_first_share_of_the_steps(ramp, means):
+    config = RoundsConfig(sample="uniform", ramp=ramp, ramp_share=0.5)
+    assert [config.mean_at(step, mean=9, steps=80) for step in (0, 10, 20, 30, 40)] == means
+    assert config.mean_at(79, mean=9, steps=80) == 9
+    assert config.law_at(0, mean=9, steps=80).most == 1
+    assert config.law_at(20, mean=9, steps=80).mean == means[2]
+
+
+def test_a_validation_at_a_list_of_depths(tiny_config):
+    config = tiny_config(model=PARTS, rounds=SAMPLED, data={"validation_rounds": (5, 1, 3)})
+    train(config)
+    last = read_metrics(config.out, "validation")[-1]
+    assert last["validation_rounds"] == [1, 3, 5]
+    assert last["loss_by_rounds"][1] == last["loss"]  # model.rounds
+    assert len(set(last["loss_by_rounds"])) == 3
+    assert "  by rounds 1: " in LanguageTask(config, World(0, 1, CPU)).describe(last)
+
+
+def test_the_header_says_how_rounds_are_drawn(tiny_config):
+    config = tiny_config(rounds={"sample": "uniform", "ramp": "linear", "ramp_share": 0.5})
+    facts = Facts("tiny", parameters=1, examples=1, flops_per_step=1, step_bytes=1, device="cpu")
+    assert (
+        header(config, facts)[-1]
+        == "rounds:    uniform, mean 3, 1 to 5; mean from 1 to 3 over 3 steps (linear)"
+    )
+    assert not any(line.startswith("rounds") for line in header(tiny_config(), facts))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "message"),
+    [
+        ({"limit": 4}, "rounds.limit=4: must be 0 with rounds.sample=fixed"),
+        (SAMPLED | {"limit": 2}, "rounds.limit=2: must be at least model.rounds=3, the mean of the draws"),
+        ({"sample": "uniform", "limit": 6}, "rounds.limit=6: must be at most 5 with rounds.sample=uniform"),
+        (SAMPLED | {"spread": 0.0}, "rounds.spread=0.0: must be above 0"),
+        ({"ramp_share": 0.0}, "rounds.ramp_share=0.0: must be above 0"),
+    ],
+)
+def test_rounds_that_can_not_be_are_errors_of_one_line(rounds, message, tiny_config):
+    with pytest.raises(ValueError) as caught:
+        tiny_config(rounds=rounds)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_resume_under_another_distribution_is_refused(tiny_config):
+    config = tiny_config(rounds=SAMPLED)
+    train(config)
+    with pytest.raises(
+        ValueError, match=r"rounds.sample=uniform: the run in .* with rounds.sample=poisson-logn"
+    ):
+        train(replace(config, resume=True, rounds=RoundsConfig(sample="uniform")))

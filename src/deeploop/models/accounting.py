@@ -28,12 +28,12 @@ def injection_count(config: GPTConfig) -> int:
     return matrices * config.width**2 + vectors * config.width
 
 
-def flops_per_token(config: GPTConfig, rounds: int | None = None) -> int:
+def flops_per_token(config: GPTConfig, rounds: float | None = None) -> int:
     """Training FLOPs a token (forward and backward) at sequences of `context` tokens.
 
     6 for each matrix entry visited: K blocks × R rounds, prelude, coda, injection and the head, not the
     embedding lookup; and attention counted causally, as half of its 12·T·width a visited block. Norms and
-    the like are left out.
+    the like are left out. Where rounds are drawn, `rounds` is their mean.
     """
     rounds = config.rounds if rounds is None else rounds
     visits = config.prelude + config.blocks * rounds + config.coda
@@ -41,7 +41,7 @@ def flops_per_token(config: GPTConfig, rounds: int | None = None) -> int:
     injected = {"linear": 1 + rounds, "gated": 1}.get(config.injection, 0) * config.width**2
     head = config.padded_vocabulary * config.width
     attention = 6 * config.context * config.width
-    return 6 * (visits * block_matrix_count(config) + injected + head) + visits * attention
+    return round(6 * (visits * block_matrix_count(config) + injected + head) + visits * attention)
 
 
 def flops_per_segment(config: ReasonerConfig, shape: PuzzleShape, *, forward_again: bool) -> int:

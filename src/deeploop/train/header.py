@@ -1,5 +1,6 @@
 """What is about to be trained, in a few aligned lines: for `deeploop train`, before the first step."""
 
+import math
 from dataclasses import dataclass
 
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
@@ -48,6 +49,8 @@ def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
         f"memory about {_bytes(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)",
         "device": facts.device + (f" × {facts.ranks} ranks" if facts.ranks > 1 else ""),
     }
+    if isinstance(config, TrainConfig) and (drawn := _rounds(config)):
+        lines["rounds"] = drawn
     if 0 < done < steps and facts.seconds:
         left = hours_minutes_seconds((steps - done) * facts.seconds / done)
         lines["time"] = f"{left} left at the speed so far, validation not counted"
@@ -90,6 +93,19 @@ def _rule(model: GPTConfig | ReasonerConfig) -> str:
     if len(set(scales.values())) == 1:
         return next(iter(scales.values()))
     return "; ".join(f"{name}: {text}" for name, text in scales.items())
+
+
+def _rounds(config: TrainConfig) -> str:
+    """How the rounds of a step are drawn; nothing where they are fixed."""
+    rounds, mean = config.rounds, config.model.rounds
+    law = rounds.law(mean)
+    parts = []
+    if rounds.sample != "fixed":
+        parts.append(f"{rounds.sample}, mean {float(law.mean):.4g}, {law.least} to {law.most}")
+    if rounds.ramp != "off":
+        over = math.ceil(rounds.ramp_share * config.optim.steps)
+        parts.append(f"mean from 1 to {mean} over {over:,} steps ({rounds.ramp})")
+    return "; ".join(parts)
 
 
 def _scales(alpha: float, beta: float, epsilon: float = 1.0) -> str:

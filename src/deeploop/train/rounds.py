@@ -9,12 +9,74 @@ import torch
 from torch import Tensor
 
 from deeploop.data.draws import keys, words
+from deeploop.theory.depth_law import DepthLaw, poisson_lognormal_law, uniform_law
 
 ROUNDS_KEY, NOISE_KEY, STATE_KEY = 3, 4, 5  # with the seed: not keys of the data's
 
 
 @dataclass(frozen=True)
 class RoundsConfig:
+    """Rounds of a step of language training; `model.rounds` is their mean, which α is of."""
+
+    sample: Literal["fixed", "uniform", "poisson-lognormal"] = "fixed"
+    """fixed: model.rounds in every step; uniform: around it; poisson-lognormal: Huginn's long-tailed law."""
+    limit: int = 0
+    """Most rounds of a step; 0: 2 model.rounds − 1 of uniform, 4 model.rounds of poisson-lognormal."""
+    spread: float = 0.5
+    """Standard deviation of the log rate of poisson-lognormal."""
+    ramp: Literal["off", "linear", "sqrt"] = "off"
+    """Raise the mean from 1 to model.rounds over the first steps: in a line, or as 1 − sqrt(1 − t)."""
+    ramp_share: float = 0.25
+    """Share of the steps over which the mean rises."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.spread) and 0 < self.spread <= 2):
+            raise ValueError(f"rounds.spread={self.spread}: must be above 0, and at most 2")
+        if not 0 < self.ramp_share <= 1:
+            raise ValueError(f"rounds.ramp_share={self.ramp_share}: must be above 0, and at most 1")
+
+    def check(self, mean: int) -> None:
+        """Raises unless the draws can have this mean."""
+        if self.sample == "fixed" and self.limit:
+            raise ValueError(f"rounds.limit={self.limit}: must be 0 with rounds.sample=fixed")
+        if self.sample != "fixed" and mean < 2:
+            raise ValueError(f"model.rounds={mean}: must be at least 2 with rounds.sample={self.sample}")
+        if self.limit and self.limit < mean:
+            raise ValueError(
+                f"rounds.limit={self.limit}: must be at least model.rounds={mean}, the mean of the draws"
+            )
+        if self.sample == "uniform" and self.limit > 2 * mean - 1:
+            raise ValueError(
+                f"rounds.limit={self.limit}: must be at most {2 * mean - 1} with rounds.sample=uniform, "
+                f"whose mean is model.rounds={mean}"
+            )
+
+    def law(self, mean: int) -> DepthLaw:
+        """The distribution of a step's rounds, once the mean has risen to `mean`."""
+        return self._law(
+            mean, self.limit or {"fixed": mean, "uniform": 2 * mean - 1}.get(self.sample, 4 * mean)
+        )
+
+    def law_at(self, step: int, *, mean: int, steps: int) -> DepthLaw:
+        """The same of training step number `step` (from 0) of `steps`."""
+        return self._law(self.mean_at(step, mean=mean, steps=steps), self.law(mean).most)
+
+    def mean_at(self, step: int, *, mean: int, steps: int) -> int:
+        """The mean of that step, a whole number."""
+        if self.ramp == "off":
+            return mean
+        share = min(1.0, step / (self.ramp_share * steps))
+        return round(1 + (mean - 1) * (share if self.ramp == "linear" else 1 - math.sqrt(1 - share)))
+
+    def _law(self, mean: int, limit: int) -> DepthLaw:
+        if self.sample == "poisson-lognormal":
+            return poisson_lognormal_law(mean, self.spread, limit)
+        least = mean if self.sample == "fixed" else max(1, 2 * mean - limit)
+        return uniform_law(least, 2 * mean - least)
+
+
+@dataclass(frozen=True)
+class IterateRoundsConfig:
     """Rounds of a step of training, and whether the model is told the number of steps it is asked for."""
 
     sample: Literal["steps", "fixed", "uniform"] = "steps"
@@ -35,25 +97,27 @@ class RoundsConfig:
         """Rounds at which a model of `most` rounds is evaluated on `steps` steps."""
         return steps if self.sample == "steps" else most
 
+    def law(self, most: int, steps: int) -> DepthLaw:
+        """The distribution of the rounds of a batch that asks for `steps` steps, in a model of `most`."""
+        least, most = {"steps": (steps, steps), "fixed": (most, most)}.get(self.sample, (1, most))
+        return uniform_law(least, most)
+
 
 class RoundsSampler:
-    """The rounds of each training step."""
+    """The rounds of each training step, of whatever law it has."""
 
-    def __init__(self, config: RoundsConfig, *, most: int, seed: int) -> None:
-        self._sample, self._most = config.sample, most
+    def __init__(self, seed: int) -> None:
         self._key = keys(seed, ROUNDS_KEY)[0]
 
-    def at(self, step: int, steps: int) -> int:
-        """Rounds of training step number `step` (from 0), whose batch asks for `steps` steps."""
-        if self._sample == "steps":
-            return steps
-        return self._most if self._sample == "fixed" else draw_upto(self._key, step, self._most)
+    def at(self, step: int, law: DepthLaw) -> int:
+        """Rounds of training step number `step` (from 0)."""
+        return law.draw(int(words(self._key, np.array([step]), 1)[0, 0]))
 
 
 class NoiseSampler:
     """The noise of each training step, for the sequences of all ranks: None where there is none."""
 
-    def __init__(self, config: RoundsConfig, *, seed: int, device: torch.device) -> None:
+    def __init__(self, config: IterateRoundsConfig, *, seed: int, device: torch.device) -> None:
         self._size, self._key = config.noise, keys(seed, NOISE_KEY)[0]
         self._generator = torch.Generator(device)
 
