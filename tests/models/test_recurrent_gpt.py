@@ -217,3 +217,63 @@ def test_adaptive_depth_refuses_what_it_does_not_know():
         ValueError, match=r"adaptive depth: is for models with model.prelude=0, this one has 1"
     ):
         AdaptiveDepth(LoopedGPT(TINY), ExitRule())
+
+
+def detached(model, tokens, kept):
+    """The loss of the full graph in which the output of the rounds before the last `kept` is detached."""
+    rotary = model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]
+    e = model.run_once("prelude", model.input_norm(model.embedding(tokens)), rotary, None, None)
+    x = model.initial_state(e, 0)
+    entered = None if model.injection is None else model.injection.enter(e)
+    for index in range(model.rounds):
+        if 0 < index == model.rounds - kept:  # the first state is no round's output
+            x = x.detach()
+        x = model.run_round(x, index, rotary, None, None, entered)
+    return model.read_out(model.run_once("coda", x, rotary, None, None), tokens).loss
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", ["off", "round", "block"])
+@pytest.mark.parametrize("kept", [1, 2, 4, 9])
+@pytest.mark.parametrize("injection", INJECTIONS)
+def test_a_truncated_gradient_is_that_of_earlier_rounds_detached_bit_for_bit(
+    injection, kept, recompute, precision, tokens
+):
+    def gradients(loss_of):
+        model = build(injection=injection, rounds=4).float()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = loss_of(model)
+        loss.backward()
+        return [loss, *(p.grad for p in model.parameters())]
+
+    def truncated(model):
+        model.backprop, model.recompute = kept, recompute
+        return model(tokens, tokens).loss
+
+    expected, found = gradients(lambda model: detached(model, tokens, kept)), gradients(truncated)
+    for a, b in zip(expected, found, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+    if injection != "none":
+        assert all(gradient is not None for gradient in found)
+
+
+def test_rounds_outside_of_the_graph_keep_nothing(tokens):
+    def kept_bytes(rounds, backprop):
+        model = build(rounds=rounds)
+        model.backprop = backprop
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
+            model(tokens, tokens)
+        return sum(sizes)
+
+    assert kept_bytes(32, 4) == kept_bytes(4, 4)
+    assert kept_bytes(4, None) == kept_bytes(4, 4)
+    assert kept_bytes(32, None) > 5 * kept_bytes(4, None)
+
+
+def test_flops_of_a_truncated_gradient():
+    full = flops_per_token(TINY, 8)
+    assert full == flops_per_token(TINY, 8, 8)
+    # Four more rounds that are not in the graph cost a third of four that are.
+    more = flops_per_token(TINY, 8, 4) - flops_per_token(TINY, 4)
+    assert more == pytest.approx((full - flops_per_token(TINY, 4)) / 3)

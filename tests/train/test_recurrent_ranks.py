@@ -18,7 +18,7 @@ from deeploop.train.metrics import read_metrics
 LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-4  # of each tensor's largest entry; measured: 1.8e-5 after six steps of Adam
 MODEL = {"prelude": 1, "coda": 1, "first_state": "noise", "block": "flat"}
-ROUNDS = {"sample": "poisson-lognormal"}
+ROUNDS = {"sample": "poisson-lognormal", "backprop": 2}
 CASES = [(injection, parallel) for injection in ("add", "linear", "gated") for parallel in ("ddp", "fsdp")]
 
 

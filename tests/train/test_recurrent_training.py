@@ -110,7 +110,7 @@ def drawn_rounds(monkeypatch):
 @pytest.mark.parametrize("sample", ["uniform", "poisson-lognormal"])
 def test_sampled_rounds_resume_bit_for_bit(sample, tiny_config, monkeypatch):
     seen = drawn_rounds(monkeypatch)
-    config = tiny_config(model=PARTS, rounds={"sample": sample})
+    config = tiny_config(model=PARTS, rounds={"sample": sample, "backprop": 2})
     copy = resumed_in_the_middle(config)
     assert len(set(seen[:6])) > 1
     assert seen[6:] == seen[4:6]
@@ -183,6 +183,10 @@ def test_the_header_says_how_rounds_are_drawn(tiny_config):
         ({"sample": "uniform", "limit": 6}, "rounds.limit=6: must be at most 5 with rounds.sample=uniform"),
         (SAMPLED | {"spread": 0.0}, "rounds.spread=0.0: must be above 0"),
         ({"ramp_share": 0.0}, "rounds.ramp_share=0.0: must be above 0"),
+        ({"backprop": -1}, "rounds.backprop=-1: must be 0 (all rounds) or more"),
+        ({"backprop": 4}, "rounds.backprop=4: must be at most 3, the most rounds of a step"),
+        (SAMPLED | {"backprop": 13}, "rounds.backprop=13: must be at most 12, the most rounds of a step"),
+        (SAMPLED | {"backprop": 2}, "rounds.backprop=2: must be 0 with model.injection=none"),
     ],
 )
 def test_rounds_that_can_not_be_are_errors_of_one_line(rounds, message, tiny_config):
@@ -190,6 +194,18 @@ def test_rounds_that_can_not_be_are_errors_of_one_line(rounds, message, tiny_con
         tiny_config(rounds=rounds)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_memory_and_flops_are_those_of_the_rounds_in_the_graph(tiny_config):
+    def task(**rounds):
+        return LanguageTask(tiny_config(model=PARTS, rounds=rounds), World(0, 1, CPU))
+
+    fixed, sampled = task(), task(**SAMPLED)
+    assert sampled.step_bytes > fixed.step_bytes  # of the most rounds there are
+    assert task(**SAMPLED, backprop=3).step_bytes == fixed.step_bytes
+    assert sampled.flops_per_step == pytest.approx(fixed.flops_per_step, rel=1e-3)  # the same mean
+    assert 0.75 < task(**SAMPLED, backprop=2).flops_per_step / fixed.flops_per_step < 0.85
+    assert task(**SAMPLED, backprop=2).build().backprop == 2
 
 
 def test_a_resume_under_another_distribution_is_refused(tiny_config):

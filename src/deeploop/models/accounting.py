@@ -28,20 +28,28 @@ def injection_count(config: GPTConfig) -> int:
     return matrices * config.width**2 + vectors * config.width
 
 
-def flops_per_token(config: GPTConfig, rounds: float | None = None) -> int:
+def flops_per_token(config: GPTConfig, rounds: float | None = None, graph_rounds: float | None = None) -> int:
     """Training FLOPs a token (forward and backward) at sequences of `context` tokens.
 
     6 for each matrix entry visited: K blocks × R rounds, prelude, coda, injection and the head, not the
     embedding lookup; and attention counted causally, as half of its 12·T·width a visited block. Norms and
-    the like are left out. Where rounds are drawn, `rounds` is their mean.
+    the like are left out. Where rounds are drawn, `rounds` is their mean. A third of each
+    is the forward pass, the rest the backward pass: of `graph_rounds` rounds where that is truncated.
     """
     rounds = config.rounds if rounds is None else rounds
+    in_graph = rounds if graph_rounds is None else graph_rounds
+    entries = [_entries(config, count) for count in (rounds, in_graph)]
+    return round(2 * entries[0] + 4 * entries[1])
+
+
+def _entries(config: GPTConfig, rounds: float) -> float:
+    """Products per token of a forward pass at so many rounds."""
     visits = config.prelude + config.blocks * rounds + config.coda
     # Of an injection what meets e is computed once, what meets the stream in every round.
     injected = {"linear": 1 + rounds, "gated": 1}.get(config.injection, 0) * config.width**2
     head = config.padded_vocabulary * config.width
-    attention = 6 * config.context * config.width
-    return round(6 * (visits * block_matrix_count(config) + injected + head) + visits * attention)
+    attention = config.context * config.width
+    return visits * (block_matrix_count(config) + attention) + injected + head
 
 
 def flops_per_segment(config: ReasonerConfig, shape: PuzzleShape, *, forward_again: bool) -> int:

@@ -270,6 +270,8 @@ class GPTOutput(NamedTuple):
 class LoopedGPT(nn.Module):
     """A causal language model whose blocks are applied `rounds` times.
 
+    With `backprop` set, gradients go through the last so many rounds: the earlier ones keep no activations.
+
     The constructor draws all weights from `seed`. A model built on the meta device has none: give it
     memory with `to_empty` and call `init_weights` (the rotary table is set there as well).
     """
@@ -284,6 +286,7 @@ class LoopedGPT(nn.Module):
         self.config = config
         self.rounds = config.rounds
         self.recompute: Recompute = "off"
+        self.backprop: int | None = None
         self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
         self.input_norm = RMSNorm(config.width)
         self.prelude = nn.ModuleList(Block(config.part("prelude")) for _ in range(config.prelude))
@@ -352,7 +355,7 @@ class LoopedGPT(nn.Module):
         e = self.run_once("prelude", embedded, rotary, mask, cache)
         x = self.initial_state(e, 0 if own is None else own.length, state)
         entered = None if self.injection is None else self.injection.enter(e)
-        x = self.run_rounds(x, rotary, mask, cache, noise, entered)
+        x = self.run_loop(x, rotary, mask, cache, noise, entered)
         x = self.run_once("coda", x, rotary, mask, cache)
         if own is not None:
             own.length += tokens.shape[1]
@@ -378,6 +381,25 @@ class LoopedGPT(nn.Module):
         table = self.first_noise[start : start + e.shape[1]] if state is None else state
         return table.to(e.dtype).expand_as(e)
 
+    def run_loop(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        mask: Tensor | None,
+        cache: Cache | None,
+        noise: Tensor | None,
+        entered: Tensor | None,
+    ) -> Tensor:
+        """All rounds; those before the last `backprop` stand outside of the graph."""
+        free = 0
+        if self.backprop is not None and torch.is_grad_enabled():
+            free = max(0, self.rounds - self.backprop)
+        if free:
+            with torch.no_grad():
+                x = self.run_rounds(x, rotary, mask, cache, noise, entered, range(free))
+            torch.clear_autocast_cache()  # where older torch keeps weights cast without a graph
+        return self.run_rounds(x, rotary, mask, cache, noise, entered, range(free, self.rounds))
+
     def run_rounds(
         self,
         x: Tensor,
@@ -386,9 +408,10 @@ class LoopedGPT(nn.Module):
         cache: Cache | None,
         noise: Tensor | None = None,
         entered: Tensor | None = None,
+        indices: range | None = None,
     ) -> Tensor:
-        """The loop: all blocks, `rounds` times."""
-        for index in range(self.rounds):
+        """The loop: all blocks, `rounds` times; or the rounds of those numbers alone."""
+        for index in range(self.rounds) if indices is None else indices:
             # The last round's activations are needed at once: there is nothing to gain in it.
             recompute = self.recompute == "round" and cache is None and index < self.rounds - 1
             x = maybe_checkpoint(self.run_round, x, index, rotary, mask, cache, entered, recompute=recompute)

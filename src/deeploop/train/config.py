@@ -93,6 +93,11 @@ class TrainConfig(RunConfig):
         super().__post_init__()
         check_optim(self.model, self.optim, self.device)
         self.rounds.check(self.model.rounds)
+        if self.rounds.truncates(self.model.rounds) and self.model.injection == "none":
+            raise ValueError(
+                f"rounds.backprop={self.rounds.backprop}: must be 0 with model.injection=none, where no "
+                "gradient would reach what stands before the loop; give --model.injection add"
+            )
         if self.optim.wait_for_escape and self.guard.stop:
             raise ValueError(
                 "guard.stop=True: must be False with optim.wait_for_escape=True, "

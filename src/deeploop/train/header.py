@@ -96,7 +96,7 @@ def _rule(model: GPTConfig | ReasonerConfig) -> str:
 
 
 def _rounds(config: TrainConfig) -> str:
-    """How the rounds of a step are drawn; nothing where they are fixed."""
+    """How the rounds of a step are drawn and trained; nothing where they are fixed and all in the graph."""
     rounds, mean = config.rounds, config.model.rounds
     law = rounds.law(mean)
     parts = []
@@ -105,6 +105,8 @@ def _rounds(config: TrainConfig) -> str:
     if rounds.ramp != "off":
         over = math.ceil(rounds.ramp_share * config.optim.steps)
         parts.append(f"mean from 1 to {mean} over {over:,} steps ({rounds.ramp})")
+    if rounds.truncates(mean):
+        parts.append(f"gradient through the last {rounds.backprop}")
     return "; ".join(parts)
 
 

@@ -63,7 +63,7 @@ class LanguageTask:
         self.law = config.rounds.law(config.model.rounds)
         needs = partial(
             training_bytes,
-            replace(config.model, rounds=self.law.most),
+            replace(config.model, rounds=min(self.law.most, config.rounds.backprop or self.law.most)),
             shards=shards(config.device, world),
             muon=config.optim.kind == "muon",
         )
@@ -99,7 +99,7 @@ class LanguageTask:
         self.validation = share_of_rank(inputs, world, 0), share_of_rank(self.targets, world, -1)
         self.examples = len(self.corpus.train)
         self.targets_per_step = config.optim.batch * context
-        self.flops_per_step = self.targets_per_step * flops_per_token(config.model, float(self.law.mean))
+        self.flops_per_step = self.targets_per_step * training_flops_per_token(config)
         self.monitor: Monitor | None = LoopMonitor(config, self.validation)
         self.skips_non_finite = config.optim.non_finite == "skip"
         self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
@@ -114,7 +114,7 @@ class LanguageTask:
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
         self.model = model = LoopedGPT(self.config.model, seed=self.config.seed)
-        model.recompute = self.recompute
+        model.recompute, model.backprop = self.recompute, self.config.rounds.backprop or None
         if self.config.model.unigram_bias:
             model.set_unigram_bias(torch.from_numpy(self.corpus.counts("train")))
         self.config.diagnose.check(model)
@@ -231,6 +231,13 @@ class LanguageTask:
             f"token similarity {result['similarity']:.2f}  {result['verdict']}"
             + (f"  by rounds {others}" if others else "")
         )
+
+
+def training_flops_per_token(config: "TrainConfig") -> int:
+    """Those of the mean over the rounds that are drawn, and of those among them in the graph."""
+    law, most = config.rounds.law(config.model.rounds), config.rounds.backprop
+    in_graph = law.expect(lambda R: min(R, most or R))
+    return flops_per_token(config.model, float(law.mean), float(in_graph))
 
 
 def open_corpus(path: Path) -> Corpus:

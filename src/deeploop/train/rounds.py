@@ -28,8 +28,12 @@ class RoundsConfig:
     """Raise the mean from 1 to model.rounds over the first steps: in a line, or as 1 − sqrt(1 − t)."""
     ramp_share: float = 0.25
     """Share of the steps over which the mean rises."""
+    backprop: int = 0
+    """Rounds G that gradients go through, the last min(R, G); earlier ones keep no activations. 0: all."""
 
     def __post_init__(self) -> None:
+        if self.backprop < 0:
+            raise ValueError(f"rounds.backprop={self.backprop}: must be 0 (all rounds) or more")
         if not (math.isfinite(self.spread) and 0 < self.spread <= 2):
             raise ValueError(f"rounds.spread={self.spread}: must be above 0, and at most 2")
         if not 0 < self.ramp_share <= 1:
@@ -50,6 +54,15 @@ class RoundsConfig:
                 f"rounds.limit={self.limit}: must be at most {2 * mean - 1} with rounds.sample=uniform, "
                 f"whose mean is model.rounds={mean}"
             )
+        if self.backprop > (most := self.law(mean).most):
+            raise ValueError(
+                f"rounds.backprop={self.backprop}: must be at most {most}, the most rounds of a step; "
+                "0 trains through all of them"
+            )
+
+    def truncates(self, mean: int) -> bool:
+        """Whether some draw has rounds outside of the graph."""
+        return 0 < self.backprop < self.law(mean).most
 
     def law(self, mean: int) -> DepthLaw:
         """The distribution of a step's rounds, once the mean has risen to `mean`."""
