@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from deeploop.recipes import get_recipe
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
 from deeploop.train.distributed import World, physical_blocks
 from deeploop.train.header import Facts, header
@@ -13,6 +14,7 @@ from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.rounds import FirstStateSampler, IterateRoundsConfig, RoundsConfig, RoundsSampler
+from deeploop.train.rundir import load
 from deeploop.train.steps import StepQueue
 
 CPU = torch.device("cpu")
@@ -215,3 +217,24 @@ def test_a_resume_under_another_distribution_is_refused(tiny_config):
         ValueError, match=r"rounds.sample=uniform: the run in .* with rounds.sample=poisson-logn"
     ):
         train(replace(config, resume=True, rounds=RoundsConfig(sample="uniform")))
+
+
+def test_the_recipe_is_what_its_page_says(tmp_path, corpus):
+    config = get_recipe("tiny-recurrent")
+    model = config.model
+    assert (model.prelude, model.blocks, model.coda, model.rounds) == (1, 2, 1, 4)
+    assert (model.injection, model.block) == ("add", "flat")
+    assert (config.rounds.sample, config.rounds.backprop) == ("poisson-lognormal", 4)
+    small = replace(model, width=32, heads=2, hidden=64, context=32)
+    config = replace(
+        config,
+        out=tmp_path / "run",
+        model=small,
+        data=replace(config.data, path=corpus),
+        optim=replace(config.optim, steps=2, warmup_steps=1),
+    )
+    assert train(config, quiet=True)["ended"] == "finished"
+    assert read_metrics(config.out, "validation")[-1]["validation_rounds"] == [1, 2, 4, 8, 16]
+    loaded, _ = load(config.out)
+    assert loaded.visits == 1 + 2 * 4 + 1
+    assert loaded.backprop is None  # evaluation and generation have no graph to cut

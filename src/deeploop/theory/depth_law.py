@@ -85,6 +85,23 @@ def poisson_lognormal_law(mean: int, spread: float, limit: int) -> DepthLaw:
     return DepthLaw(1, (*chances, max(0.0, 1 - math.fsum(chances))))
 
 
+def rounds_law(sample: str, mean: int, *, limit: int = 0, spread: float = 0.5) -> DepthLaw:
+    """The law of that name around a mean; 0 is the largest limit of uniform, and 4 times the mean else."""
+    if mean < 1:
+        raise ValueError(f"rounds={mean}: must be at least 1")
+    if sample == "fixed":
+        if limit:
+            raise ValueError(f"limit={limit}: must be 0 with sample=fixed")
+        return uniform_law(mean, mean)
+    limit = limit or (2 * mean - 1 if sample == "uniform" else 4 * mean)
+    if limit < mean:
+        raise ValueError(f"limit={limit}: must be at least rounds={mean}, the mean of the draws")
+    if sample == "poisson-lognormal":
+        return poisson_lognormal_law(mean, spread, limit)
+    least = max(1, 2 * mean - limit)
+    return uniform_law(least, 2 * mean - least)
+
+
 def effective_depth(K: int, law: DepthLaw, backprop: int | None = None) -> float:
     """N* = K·√E[R·R_g], R_g = min(R, backprop): see above; K·R of a fixed R without truncation."""
     return K * math.sqrt(mean_read_write(law, backprop))

@@ -15,6 +15,7 @@ from deeploop.theory.bounds import (
     rules_by_module,
     untied_bound,
 )
+from deeploop.theory.depth_law import effective_depth, mean_read_write
 from deeploop.theory.scaling import (
     DEEPLOOP,
     DEEPNORM,
@@ -89,6 +90,28 @@ def _loop_parts(plan: Plan) -> list[str]:
         "  or the flat rule, x ← Norm(α·x + f(Norm(x)·g)) with no gain on the outer norm, no β\n"
         f"  flat α = λ·R·√K = {flat_alphas(s)['loop']:.6g} at λ = 1",
         *_once_parts(plan),
+        *_training_parts(plan),
+    ]
+
+
+def _training_parts(plan: Plan) -> list[str]:
+    """N* where rounds are drawn or truncated, and what it would make of α; α itself is the mean's."""
+    if plan.training is None:
+        return []
+    training, K, N = plan.training, int(plan.settings["blocks"]), plan.schedule.N
+    law, rule = training.law, plan.rules["loop"]
+    mean, star = mean_read_write(law, training.backprop), effective_depth(K, law, training.backprop)
+    drawn = f"{training.sample}, mean {float(law.mean):.4g}, {law.least} to {law.most}"
+    kept = f", gradient through the last {training.backprop}" if training.truncates else ""
+    alpha = rule.alpha(1) * star ** float(rule.p)
+    gain = "" if plan.once else f" (--model.flat-gain {star / N:.4g})"  # which is for all parts
+    written = _number(float(mean), mean if isinstance(mean, Fraction) else None)
+    return [
+        f"Rounds of a training step: {drawn}{kept}\n"
+        f"  N* = {training.formula} = {K}·√{written} = {star:.6g}, where N = K·R = {N}\n"
+        "  The aligned bound, read in R rounds and written in R_g, is 2K·R·R_g(β/α)² = 2(N*)²/K·(β/α)²\n"
+        "  α above is that of the mean R, and stays. At N* it would be\n"
+        f"  {alpha:.6g}, flat {star / K**0.5:.6g}{gain}. N* is our reading of the bound, untested"
     ]
 
 

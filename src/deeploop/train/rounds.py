@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deeploop.data.draws import keys, words
-from deeploop.theory.depth_law import DepthLaw, poisson_lognormal_law, uniform_law
+from deeploop.theory.depth_law import DepthLaw, rounds_law, uniform_law
 
 ROUNDS_KEY, NOISE_KEY, STATE_KEY = 3, 4, 5  # with the seed: not keys of the data's
 
@@ -66,13 +66,13 @@ class RoundsConfig:
 
     def law(self, mean: int) -> DepthLaw:
         """The distribution of a step's rounds, once the mean has risen to `mean`."""
-        return self._law(
-            mean, self.limit or {"fixed": mean, "uniform": 2 * mean - 1}.get(self.sample, 4 * mean)
-        )
+        return rounds_law(self.sample, mean, limit=self.limit, spread=self.spread)
 
     def law_at(self, step: int, *, mean: int, steps: int) -> DepthLaw:
         """The same of training step number `step` (from 0) of `steps`."""
-        return self._law(self.mean_at(step, mean=mean, steps=steps), self.law(mean).most)
+        limit = 0 if self.sample == "fixed" else self.law(mean).most
+        now = self.mean_at(step, mean=mean, steps=steps)
+        return rounds_law(self.sample, now, limit=limit, spread=self.spread)
 
     def mean_at(self, step: int, *, mean: int, steps: int) -> int:
         """The mean of that step, a whole number."""
@@ -80,12 +80,6 @@ class RoundsConfig:
             return mean
         share = min(1.0, step / (self.ramp_share * steps))
         return round(1 + (mean - 1) * (share if self.ramp == "linear" else 1 - math.sqrt(1 - share)))
-
-    def _law(self, mean: int, limit: int) -> DepthLaw:
-        if self.sample == "poisson-lognormal":
-            return poisson_lognormal_law(mean, self.spread, limit)
-        least = mean if self.sample == "fixed" else max(1, 2 * mean - limit)
-        return uniform_law(least, 2 * mean - least)
 
 
 @dataclass(frozen=True)
