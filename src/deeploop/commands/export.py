@@ -141,6 +141,9 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     }
     if epsilon != 1:
         facts["ε"] = f"{epsilon:.6g}"
+    if not config.is_plain_loop:
+        facts["blocks of prelude, coda"] = f"{config.prelude}, {config.coda}, visited once"
+        facts["injection, first state"] = f"{config.injection}, {config.first_state}"
     if loss := (state.get("validation") or {}).get("loss"):
         unit = "token" if isinstance(train, TrainConfig) else "answer"
         facts["validation loss"] = f"{loss:.4f} nats per {unit}"

@@ -98,7 +98,7 @@ class IterateTask:
         self.held = 0
         self.step = 0
         self._key, self._steps_key = (keys(config.seed, number)[0] for number in (DATA_KEY, STEPS_KEY))
-        self._rounds = RoundsSampler(config.rounds, most=config.model.rounds, seed=config.seed)
+        self._rounds = RoundsSampler(config.seed)
         self._noise = NoiseSampler(config.rounds, seed=config.seed, device=world.device)
 
     @property
@@ -151,7 +151,8 @@ class IterateTask:
         steps = draw_upto(self._steps_key, self.step, self.config.data.train_steps)
         instances = draw(self.task, "train", self._key, self.step * batch + np.arange(batch))
         inputs, targets = self.shown.batch(instances, steps)
-        self.model.set_rounds(self._rounds.at(self.step, steps))
+        law = self.config.rounds.law(self.config.model.rounds, steps)
+        self.model.set_rounds(self._rounds.at(self.step, law))
         noise = self._noise.at(self.step, (self.model.rounds, *inputs.shape, self.config.model.width))
         self.step += 1
         share = 1 / (targets >= 0).sum().clamp(min=1)  # of all ranks: each has drawn the whole batch
