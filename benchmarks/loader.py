@@ -24,7 +24,7 @@ from deeploop.data.corpora import stdlib, text_files
 from deeploop.data.prepare import prepare
 from deeploop.data.shards import TokenStream, write_shard
 from deeploop.data.token_loader import PrefetchLoader, TokenLoader
-from deeploop.data.tokenizers import GPT2Tokenizer
+from deeploop.data.tokenizers import get_tokenizer
 
 SEQUENCES, CONTEXT, TOKENS_PER_S = 32, 1024, 535e3
 CHARACTERS = 10_000_000
@@ -63,7 +63,7 @@ def time_loader(stream: TokenStream) -> None:
 
 
 def time_prepare(documents: list[str], threads: int) -> None:
-    tokenizer = GPT2Tokenizer()
+    tokenizer = get_tokenizer("gpt2")
     encoding = tokenizer._encoding
     ours, theirs = [], []
     for _ in range(3):

@@ -104,7 +104,7 @@ def test_a_mistake_is_one_line(refused, arguments, message):
         ("train tiny --model.block sideways", ["--model.block", "sideways", "prenorm"]),
         ("train tiny --model.rounds", ["--model.rounds"]),
         ("train tiny surplus", ["surplus"]),
-        ("prepare stdlib --tokenizer words", ["--tokenizer", "words", "gpt2"]),
+        ("prepare stdlib --tokenizer words", ["tokenizer", "words", "gpt2"]),
         ("plan --blocks many --rounds 3", ["--blocks", "many"]),
     ],
 )

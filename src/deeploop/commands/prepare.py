@@ -6,16 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tyro.conf import Positional
 
 from deeploop.commands import prepare_puzzles
 from deeploop.commands.parsing import choose, parse, summary
 from deeploop.data.corpora import FINEWEB_EDU, FINEWEB_EDU_SAMPLE, Source, fineweb_edu, stdlib, text_files
-from deeploop.data.prepare import SHARD_TOKENS, prepare
+from deeploop.data.prepare import SHARD_TOKENS, prepare, tokenizer_for
 from deeploop.data.shards import Corpus
-from deeploop.data.tokenizers import get_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +24,8 @@ class PrepareCorpus(ABC):
     out: Path
     """The corpus folder to write."""
 
-    tokenizer: Literal["bytes", "gpt2"]
-    """How text becomes tokens."""
+    tokenizer: str
+    """bytes, gpt2, bpe:4096 (trained on this text; its vocabulary), or a folder that holds a trained one."""
 
     validation_tokens: int
     """Tokens to hold out."""
@@ -52,7 +51,7 @@ class PrepareStdlib(PrepareCorpus):
 
     out: Path = Path("data/stdlib")
 
-    tokenizer: Literal["bytes", "gpt2"] = "bytes"
+    tokenizer: str = "bytes"
 
     validation_tokens: int = 500_000
     """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
@@ -73,7 +72,7 @@ class PrepareText(PrepareCorpus):
 
     out: Path = Path("data/text")
 
-    tokenizer: Literal["bytes", "gpt2"] = "gpt2"
+    tokenizer: str = "gpt2"
 
     validation_tokens: int = 1_000_000
     """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
@@ -88,7 +87,7 @@ class PrepareFinewebEdu(PrepareCorpus):
 
     out: Path = Path("data/fineweb-edu")
 
-    tokenizer: Literal["bytes", "gpt2"] = "gpt2"
+    tokenizer: str = "gpt2"
 
     source: str = FINEWEB_EDU
     """A dataset on the hub, or a local folder or file of parquet or jsonl in the same layout."""
@@ -117,7 +116,7 @@ def run(args: PrepareCorpus) -> str:
     found = (args.out / "corpus.json").exists()
     corpus = prepare(
         source,
-        get_tokenizer(args.tokenizer),
+        tokenizer_for(args.tokenizer, source, args.out, stream=source.stream),
         args.out,
         validation_tokens=args.validation_tokens,
         source=source.description,

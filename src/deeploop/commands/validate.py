@@ -15,6 +15,7 @@ from tyro.conf import Positional
 
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import run_command
+from deeploop.data.bpe import how_to_ask
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import Tokenizer
@@ -64,7 +65,7 @@ def run(args: ValidateArgs) -> str:
     device_config = replace(config.device, kind=args.device)
     with memory_advice("--device cpu"), open_world(device_config) as world:
         model, tokenizer = load(args.run, device=world.device)
-        corpus = open_corpus(args.data or config.data.path, tokenizer)
+        corpus = open_corpus(args.data or config.data.path, tokenizer, args.run)
         windows = replace(
             read_windows(corpus, tokenizer, config, args.sequences),
             device=world.device,
@@ -85,12 +86,12 @@ def run(args: ValidateArgs) -> str:
     return f"{report(record, args.run)}\n\nwritten: {', '.join(map(str, files))}"
 
 
-def open_corpus(path: Path, tokenizer: Tokenizer) -> Corpus:
+def open_corpus(path: Path, tokenizer: Tokenizer, run: Path) -> Corpus:
     corpus = Corpus.open(path)
     if corpus.tokenizer_name != tokenizer.name:
         raise ValueError(
             f"data={path}: holds {corpus.tokenizer_name} tokens, the run was trained on {tokenizer.name}; "
-            f"prepare it with --tokenizer {tokenizer.name}"
+            f"prepare it with --tokenizer {how_to_ask(tokenizer.name, run)}"
         )
     return corpus
 

@@ -5,13 +5,13 @@ from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from deeploop.data.tokenizers import END_OF_TEXT, Tokenizer, byte_characters, gpt2_merges
+from deeploop.data.tokenizers import END_OF_TEXT, Tokenizer, byte_characters
 
 
 def to_transformers(tokenizer: Tokenizer, *, context: int) -> PreTrainedTokenizerFast:
     """The same ids for the same text, and nothing added before or behind it.
 
-    Both tokenizers are byte-level BPE, ours of bytes without a merge. As is usual there, and unlike ours,
+    All tokenizers are byte-level BPE, the one of bytes without a merge. As is usual there, and unlike ours,
     the string "<|endoftext|>" is read as the token.
     """
     characters = byte_characters()
@@ -19,8 +19,7 @@ def to_transformers(tokenizer: Tokenizer, *, context: int) -> PreTrainedTokenize
         "".join(characters[byte] for byte in tokenizer.token_bytes(token)) or END_OF_TEXT: token
         for token in range(tokenizer.vocabulary)
     }
-    merges = gpt2_merges() if tokenizer.name == "gpt2" else []
-    engine = Engine(BPE(vocab=words, merges=merges))
+    engine = Engine(BPE(vocab=words, merges=list(tokenizer.merges)))
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(

@@ -10,7 +10,7 @@ killed and is called again reads past the documents of its full shards without e
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -20,13 +20,54 @@ from typing import NoReturn
 import numpy as np
 from tqdm import tqdm
 
+from deeploop.data.bpe import MERGES, asked_vocabulary, find_tokenizer, read_bpe, tokenizer_files, train_bpe
 from deeploop.data.corpus_writer import CorpusWriter, Settings
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import Tokenizer, utf8
 from deeploop.data.workers import ordered_map
-from deeploop.files import exclusive_folder
+from deeploop.files import exclusive_folder, write_text
 
 SHARD_TOKENS = 100_000_000
+BPE_BYTES = 1_000_000_000
+"""Text that a tokenizer is trained on, at most."""
+
+
+def tokenizer_for(asked: str, documents: Iterable[str], out: Path, *, stream: bool = False) -> Tokenizer:
+    """The tokenizer that was asked for: a name, a folder that holds one, or `bpe:4096`, trained here.
+
+    It is trained on all documents, evenly thinned out where they are more than a gigabyte; a stream gives its
+    first gigabyte. What a folder was begun with is taken up, not trained again.
+    """
+    vocabulary = asked_vocabulary(asked)
+    if vocabulary is None:
+        return find_tokenizer(asked)
+    if (found := _begun_with(out)) is None:
+        return train_bpe(_first(documents) if stream else _thinned(documents), vocabulary)
+    if not found.name.startswith(f"{asked}:"):
+        raise ValueError(
+            f"{out}: already holds a corpus with tokenizer {found.name!r}, not {asked!r}; "
+            "remove it or choose another folder with --out"
+        )
+    return found
+
+
+def _begun_with(out: Path) -> Tokenizer | None:
+    if (out / "corpus.json").exists():
+        return Corpus.open(out).tokenizer()
+    return read_bpe(out) if all((out / name).exists() for name in ("progress.npz", MERGES)) else None
+
+
+def _thinned(documents: Iterable[str]) -> Iterator[str]:
+    step = max(1, -(-_measured(documents) // BPE_BYTES))
+    return islice(documents, 0, None, step)
+
+
+def _first(documents: Iterable[str]) -> Iterator[str]:
+    size = 0
+    for text in documents:
+        yield text
+        if (size := size + len(utf8(text))) >= BPE_BYTES:
+            return
 
 
 def prepare(
@@ -55,6 +96,8 @@ def prepare(
             return found
         size = None if stream else _measured(documents)
         writer = CorpusWriter(out, settings, tokenizer, size)
+        for name, text in tokenizer_files(tokenizer).items():
+            write_text(out / name, text)
         _write(documents, tokenizer, writer, size, limit_tokens, workers or os.cpu_count() or 1)
     return Corpus.open(out)
 

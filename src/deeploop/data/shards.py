@@ -5,6 +5,7 @@ number of tokens, zeros), then the tokens as little-endian uint16. The header ca
 so a corpus folder keeps the rest beside its shards:
 
     train_000000.bin …        validation_000000.bin …
+    merges.txt                of a tokenizer that was trained on this text
     unigram.npz               how often each token occurs: int64 arrays `train` and `validation`
     corpus.json               tokenizer, source, and per split documents, bytes, shards with sha256
 
@@ -22,6 +23,8 @@ from typing import Any
 import numpy as np
 
 from deeploop.data.arrays import read_npz
+from deeploop.data.bpe import load_tokenizer
+from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import atomic_file, open_regular, read_object
 
 MAGIC = 20240520
@@ -168,6 +171,10 @@ class Corpus:
         listed: list[dict[str, Any]] = self.facts["splits"][split]["shards"]
         return listed
 
+    def tokenizer(self) -> Tokenizer:
+        """What made the tokens; a trained one is read from the folder."""
+        return load_tokenizer(self.tokenizer_name, self.folder)
+
     def documents(self, split: str) -> int:
         """The number of documents in a split."""
         return int(self.facts["splits"][split]["documents"])
@@ -199,6 +206,7 @@ class Corpus:
         listed = [shard for split in ("train", "validation") for shard in self._shards(split)]
         for entry in [*listed, self.facts["unigram"]]:
             self._verify(entry)
+        self.tokenizer()  # a trained one has its checksum in its name
 
     def verify_counts(self) -> None:
         """The same of the token counts alone: what is cheap at every start."""

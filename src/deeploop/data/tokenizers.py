@@ -1,8 +1,8 @@
-"""Tokenizers: raw bytes, and GPT-2's byte-pair encoding built without a network.
+"""Tokenizers: raw bytes, and byte-pair encodings; GPT-2's is built without a network.
 
-`get_tokenizer("gpt2").encode("Hello world")` gives `[15496, 995]`. Both read ordinary text only: the
-string "<|endoftext|>" in a document is encoded as the characters it consists of. The end-of-text token
-itself is put between documents by `prepare`.
+`get_tokenizer("gpt2").encode("Hello world")` gives `[15496, 995]`. `bpe.py` trains one on the user's text and
+reads it back. All read ordinary text only: the string "<|endoftext|>" in a document is encoded as the
+characters it consists of. The end-of-text token itself is put between documents by `prepare`.
 """
 
 import hashlib
@@ -28,6 +28,8 @@ class Tokenizer(Protocol):
     """What the rest of the package may ask of a tokenizer."""
 
     name: str
+    merges: Sequence[tuple[str, str]]
+    """Of a byte-pair encoding, in order, each byte as the character that stands for it."""
     vocabulary: int
     end_of_text: int
 
@@ -60,6 +62,7 @@ class ByteTokenizer:
     """One token a byte, and 256 for end-of-text."""
 
     name = "bytes"
+    merges: Sequence[tuple[str, str]] = ()
     vocabulary = 257
     end_of_text = 256
 
@@ -81,20 +84,22 @@ class ByteTokenizer:
         return b"" if token == self.end_of_text else bytes([token])
 
 
-class GPT2Tokenizer:
-    """GPT-2's byte-pair encoding, 50257 tokens, in tiktoken's engine (which releases the GIL)."""
+class BPETokenizer:
+    """Byte-level byte-pair encoding as GPT-2's, in tiktoken's engine (which releases the GIL).
 
-    name = "gpt2"
-    vocabulary = 50257
-    end_of_text = 50256
+    Ids: the 256 bytes in GPT-2's order, then one a merge, then end-of-text.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, merges: Sequence[tuple[str, str]]) -> None:
         import tiktoken  # here, so that nothing else needs it
 
+        self.name, self.merges = name, merges
+        ranks = _ranks(merges)
+        self.vocabulary, self.end_of_text = len(ranks) + 1, len(ranks)
         self._encoding = tiktoken.Encoding(
-            self.name,
+            name,
             pat_str=GPT2_PATTERN,
-            mergeable_ranks=_gpt2_ranks(),
+            mergeable_ranks=ranks,
             special_tokens={END_OF_TEXT: self.end_of_text},
             explicit_n_vocab=self.vocabulary,
         )
@@ -121,7 +126,7 @@ def get_tokenizer(name: str) -> Tokenizer:
     if name == "bytes":
         return ByteTokenizer()
     if name == "gpt2":
-        return GPT2Tokenizer()
+        return BPETokenizer(name, gpt2_merges())
     raise ValueError(f'tokenizer {name!r}: must be "bytes" or "gpt2"')
 
 
@@ -162,10 +167,10 @@ def byte_characters() -> dict[int, str]:
     return {b: chr(b) for b in printable} | {b: chr(256 + n) for n, b in enumerate(others)}
 
 
-def _gpt2_ranks() -> dict[bytes, int]:
-    """Token bytes → id: the 256 single bytes in GPT-2's order, then one id a merge, in file order."""
+def _ranks(merges: Sequence[tuple[str, str]]) -> dict[bytes, int]:
+    """Token bytes → id: the 256 single bytes in GPT-2's order, then one id a merge, in order."""
     byte_of = {character: b for b, character in byte_characters().items()}
     ranks = {bytes([b]): rank for rank, b in enumerate(byte_of.values())}
-    for left, right in gpt2_merges():
+    for left, right in merges:
         ranks[bytes(byte_of[c] for c in left + right)] = len(ranks)
     return ranks

@@ -128,6 +128,10 @@ class IterateTask:
         """What a run folder says of its task."""
         return {"task": "iterate"}
 
+    def files(self) -> dict[str, str]:
+        """Files of the task's own in the run folder: none."""
+        return {}
+
     def state(self) -> dict[str, Any]:
         """Where the data stand, for a checkpoint: nothing but the step."""
         return {"loader": {**self._identity(), "position": self.step}}

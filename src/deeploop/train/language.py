@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from deeploop.data.bpe import how_to_ask, tokenizer_files
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import PrefetchLoader, TokenLoader, validation_windows
-from deeploop.data.tokenizers import get_tokenizer
 from deeploop.diagnose.collapse import judge, token_similarity, unigram_floor
 from deeploop.eval.depth import count_bytes
 from deeploop.eval.iterated import finite
@@ -76,6 +76,7 @@ class LanguageTask:
                 f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}; "
                 "set that, or prepare the text with another --tokenizer"
             )
+        self.tokenizer = self.corpus.tokenizer()
         context = config.model.context
         loader = TokenLoader(
             self.corpus.train,
@@ -132,9 +133,20 @@ class LanguageTask:
 
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task."""
-        name = self.corpus.tokenizer_name
-        length = count_bytes(get_tokenizer(name), self.targets) / self.targets.numel()
-        return {"task": "language", "tokenizer": name, "bytes_per_token": length}
+        length = count_bytes(self.tokenizer, self.targets) / self.targets.numel()
+        return {"task": "language", "tokenizer": self.tokenizer.name, "bytes_per_token": length}
+
+    def check_tokenizer(self, name: Any, run: Path) -> None:
+        """Raises for weights of another tokenizer, whose vocabulary may be of the same size."""
+        if name != self.tokenizer.name:
+            raise ValueError(
+                f"init_from={run}: reads {name} tokens, {self.config.data.path} holds {self.tokenizer.name}; "
+                f"prepare the text with --tokenizer {how_to_ask(str(name), run)}"
+            )
+
+    def files(self) -> dict[str, str]:
+        """A trained tokenizer: the run folder needs no corpus to generate."""
+        return tokenizer_files(self.tokenizer)
 
     def state(self) -> dict[str, Any]:
         """Where the data stand, for a checkpoint."""

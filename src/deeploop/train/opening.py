@@ -37,6 +37,7 @@ from deeploop.train.rundir import (
     check_kind,
     create_run,
     read_ending,
+    read_stamp,
     require_checkpoint,
     write_config,
 )
@@ -55,7 +56,7 @@ def open_run(
     task, model, optimizer, execution = _build(config, world)
     state, damaged = _load(config, world, task, model, optimizer) if has_run else ({}, [])
     if not has_run and config.init_from is not None:
-        _init_from(config, config.init_from, model)
+        _init_from(config, config.init_from, task, model)
     display = Display(
         total=config.optim.steps,
         done=state.get("step", 0),
@@ -80,7 +81,7 @@ def preview_run(config: AnyTrainConfig, world: World, source: str) -> list[str]:
     checkpoint = check_folder(config)
     task, model, optimizer, execution = _build(config, world)
     if checkpoint is None and config.init_from is not None:
-        _init_from(config, config.init_from, model)
+        _init_from(config, config.init_from, task, model)
     display = Display(total=config.optim.steps, done=0, shown=False, title="")
     run = ActiveRun(config, world, task, model, optimizer, execution, display)
     run.load_state(read_state(checkpoint, []) if checkpoint else {})
@@ -122,10 +123,12 @@ def _load(
     return state, [f"{what}: put aside; going on from {start}" for what in damaged]
 
 
-def _init_from(config: AnyTrainConfig, source: Path, model: nn.Module) -> None:
+def _init_from(config: AnyTrainConfig, source: Path, task: Task, model: nn.Module) -> None:
     """Starts from another run's weights."""
     checkpoint = require_checkpoint(source)
     check_kind(config, source, "init_from")
+    if isinstance(task, LanguageTask):
+        task.check_tokenizer(read_stamp(source).get("tokenizer"), source)
     read_state(checkpoint)
     load_weights(model, checkpoint)
 
@@ -167,7 +170,8 @@ def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:
     """The run folder, new or gone on with, and the file of its metrics."""
     config = run.config
     if not state:
-        create_run(config, {**run.task.stamp(), "execution": run.execution.to_json()})
+        stamp = {**run.task.stamp(), "execution": run.execution.to_json()}
+        create_run(config, stamp, run.task.files())
         return MetricsWriter(config.out, config.log, to_dict(config))
     # A run that has no step left keeps the settings it was trained with.
     going_on = run.step < config.optim.steps

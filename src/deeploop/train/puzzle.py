@@ -99,6 +99,10 @@ class PuzzleTask:
         kind = "hrm" if isinstance(self.config.model, HRMConfig) else "trm"
         return {"task": kind, "puzzles": self.puzzles.hash, "shape": self.shape._asdict()}
 
+    def files(self) -> dict[str, str]:
+        """Files of the task's own in the run folder: none."""
+        return {}
+
     def state(self) -> dict[str, Any]:
         """Where the data stand, for a checkpoint."""
         return {"loader": self.loader.state(), "puzzles": self.puzzles.hash, "segment": self.segment}

@@ -3,6 +3,7 @@
 run.json        format version, deeploop, torch and git versions, the command, the task and what it reads,
                 how steps are executed, and how the run ended
 config.json     the full config
+merges.txt      the tokenizer, where it was trained on the corpus
 metrics.jsonl   one JSON object a line
 checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json; task.safetensors of a reasoner
 """
@@ -19,8 +20,9 @@ from typing import Any
 import torch
 
 import deeploop
-from deeploop.data.tokenizers import Tokenizer, get_tokenizer
-from deeploop.files import read_json, read_object, unused_path, write_json
+from deeploop.data.bpe import load_tokenizer
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.files import read_json, read_object, unused_path, write_json, write_text
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import GPTConfig, LoopedGPT
 from deeploop.models.reasoner import PuzzleShape, Reasoner
@@ -48,10 +50,12 @@ SHIPPED = Path("shipped")
 """The name under which every command finds the small trained model that comes with the package."""
 
 
-def create_run(config: AnyTrainConfig, stamp: dict[str, Any]) -> None:
-    """Writes what is known before the first step."""
+def create_run(config: AnyTrainConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
+    """Writes what is known before the first step, and the `files` of the task's own."""
     folder = config.out
     try:
+        for name, text in files.items():
+            write_text(folder / name, text)
         write_json(folder / "run.json", {"format": FORMAT, **stamp, **hardware(config), **provenance()})
         write_config(config)
         # What an earlier run left without a checkpoint is put aside, not lost.
@@ -199,7 +203,7 @@ def read_stamp(run: Path) -> dict[str, Any]:
 def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[LoopedGPT, Tokenizer]:
     """Model (in eval mode, weights of the last checkpoint, verified) and tokenizer of a run folder."""
     run = Path(run)
-    return load_model(run, device=device), get_tokenizer(tokenizer_name(run))
+    return load_model(run, device=device), load_tokenizer(tokenizer_name(run), resolve(run))
 
 
 def load_model(run: Path, *, device: str | torch.device = "cpu") -> LoopedGPT:

@@ -52,6 +52,9 @@ class Task(Protocol):
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task; `task` is a key of `config.KINDS`."""
 
+    def files(self) -> dict[str, str]:
+        """What else a run folder keeps of its task: names and text."""
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps as JSON."""
 

@@ -1,0 +1,135 @@
+"""A byte-level BPE of the user's own text: trained, kept as merges.txt, and read back.
+
+merges.txt is in GPT-2's own format: a line with the version, then one line per merge. It lies in the corpus
+that it was trained for and in the runs on that corpus. The tokenizer's name, `bpe:4096:1f0c…`, holds its
+vocabulary and the start of the file's sha256, so two tokenizers of one name are the same.
+"""
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from deeploop.data.tokenizers import BPETokenizer, Tokenizer, byte_characters, get_tokenizer, utf8
+from deeploop.extras import require
+from deeploop.files import read_text
+
+MERGES = "merges.txt"
+VERSION_LINE = "#version: 0.2"
+SMALLEST, LARGEST = 258, 2**16  # bytes, end-of-text and a merge; what uint16 holds
+LARGEST_FILE = 2**24
+
+
+def asked_vocabulary(asked: str) -> int | None:
+    """4096 of `bpe:4096`; None of what asks for no training."""
+    found = re.fullmatch(r"bpe:(\d{1,9})", asked)
+    if found is None:
+        return None
+    if not SMALLEST <= (vocabulary := int(found[1])) <= LARGEST:
+        raise ValueError(f"tokenizer {asked}: the vocabulary must be {SMALLEST} to {LARGEST}")
+    return vocabulary
+
+
+def find_tokenizer(asked: str) -> Tokenizer:
+    """A tokenizer by its name, or a trained one by a folder that holds it: a corpus, a run."""
+    if asked in ("bytes", "gpt2"):
+        return get_tokenizer(asked)
+    if not Path(asked).is_dir():
+        raise ValueError(
+            f"tokenizer {asked!r}: must be bytes, gpt2, bpe:4096 to train one, or a folder that holds one"
+        )
+    return read_bpe(Path(asked))
+
+
+def load_tokenizer(name: str, folder: Path) -> Tokenizer:
+    """The tokenizer of that name; a trained one lies in the folder."""
+    if not name.startswith("bpe:"):
+        return get_tokenizer(name)
+    found = read_bpe(folder)
+    if found.name != name:
+        raise ValueError(f"{folder / MERGES}: damaged: it is {found.name}, and {name} was kept there")
+    return found
+
+
+def how_to_ask(name: str, folder: Path) -> str:
+    """What to give as --tokenizer for the tokenizer of that name, which `folder` has if it was trained."""
+    return str(folder) if name.startswith("bpe:") else name
+
+
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
+    """The file that keeps a trained tokenizer; none of one that comes with the package."""
+    return {MERGES: _text(tokenizer.merges)} if tokenizer.name.startswith("bpe:") else {}
+
+
+def train_bpe(documents: Iterable[str], vocabulary: int) -> BPETokenizer:
+    """Merges the pairs that are most frequent in the documents, up to a vocabulary.
+
+    Depends on the documents alone: equal counts are decided by the order of the ids.
+    """
+    require("tokenizers", "hf", f"tokenizer bpe:{vocabulary}")
+    from tokenizers import Tokenizer as Engine
+    from tokenizers import models, pre_tokenizers, trainers
+
+    engine = Engine(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # cuts by GPT-2's pattern
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - 1,  # without end-of-text
+        min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=sys.stderr.isatty(),
+    )
+    engine.train_from_iterator((utf8(text).decode() for text in documents), trainer)
+    merges = _distinct(json.loads(engine.to_str())["model"]["merges"])
+    if (found := len(merges) + SMALLEST - 1) < vocabulary:
+        raise ValueError(
+            f"tokenizer bpe:{vocabulary}: the text is too short; no pair is left that occurs twice after "
+            f"bpe:{found}; ask for that or fewer"
+        )
+    return _named(merges)
+
+
+def _distinct(pairs: Iterable[Sequence[str]]) -> list[tuple[str, str]]:
+    """The merges without a second way to the same token, which gets no id."""
+    return list({left + right: (left, right) for left, right in reversed(list(pairs))}.values())[::-1]
+
+
+def read_bpe(folder: Path) -> BPETokenizer:
+    """The trained tokenizer that a folder holds."""
+    path = folder / MERGES
+    try:
+        version, *lines = read_text(path, LARGEST_FILE).removesuffix("\n").split("\n")
+        if version != VERSION_LINE:
+            raise ValueError(f"its first line is not {VERSION_LINE!r}")
+        merges = _parsed(lines)
+    except FileNotFoundError:
+        raise ValueError(f"{folder}: holds no trained tokenizer (no {MERGES})") from None
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not a tokenizer's merges: {error}") from None
+    return _named(merges)
+
+
+def _parsed(lines: Iterable[str]) -> list[tuple[str, str]]:
+    """Merges of tokens that are known by then, each into a new one."""
+    known, merges = set(byte_characters().values()), []
+    for number, line in enumerate(lines, start=2):
+        left, _, right = line.partition(" ")
+        if left not in known or right not in known or left + right in known:
+            raise ValueError(f"line {number}: {line!r:.40} merges no two known tokens into a new one")
+        known.add(left + right)
+        merges.append((left, right))
+    if len(known) >= LARGEST:
+        raise ValueError(f"{len(known) + 1} tokens are more than {LARGEST}")
+    return merges
+
+
+def _named(merges: Sequence[tuple[str, str]]) -> BPETokenizer:
+    sha256 = hashlib.sha256(_text(merges).encode()).hexdigest()
+    return BPETokenizer(f"bpe:{SMALLEST - 1 + len(merges)}:{sha256:.12}", merges)
+
+
+def _text(merges: Sequence[tuple[str, str]]) -> str:
+    return "\n".join([VERSION_LINE, *map(" ".join, merges)]) + "\n"
