@@ -22,7 +22,7 @@ from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.distributed import World, arithmetic
 from deeploop.train.memory import fit, needs_on
-from deeploop.train.optim import make_optimizer
+from deeploop.train.optim import make_gpt_optimizer
 from deeploop.train.rounds import NoiseSampler, RoundsSampler, draw_upto
 from deeploop.train.task import Monitor
 
@@ -116,13 +116,7 @@ class IterateTask:
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW, fused where the device has it, or Muon with it."""
-        return make_optimizer(
-            model,
-            self.config.optim,
-            fused=self.world.device.type == "cuda",
-            matrix_lr_multiplier=self.config.model.matrix_lr_multiplier,
-            branch=self.config.model.init_rule.branch,
-        )
+        return make_gpt_optimizer(model, self.config.model, self.config.optim, self.world.device)
 
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task."""

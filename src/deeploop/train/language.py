@@ -21,7 +21,7 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.train.diagnosis import LoopMonitor
 from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.memory import fit, needs_on, shards
-from deeploop.train.optim import make_optimizer
+from deeploop.train.optim import make_gpt_optimizer
 from deeploop.train.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.task import Monitor
 
@@ -123,13 +123,7 @@ class LanguageTask:
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW, fused where the device has it, or Muon with it."""
-        return make_optimizer(
-            model,
-            self.config.optim,
-            fused=self.world.device.type == "cuda",
-            matrix_lr_multiplier=self.config.model.matrix_lr_multiplier,
-            branch=self.config.model.init_rule.branch,
-        )
+        return make_gpt_optimizer(model, self.config.model, self.config.optim, self.world.device)
 
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from deeploop.models.gpt import GPTConfig
 from deeploop.nn.init import BRANCH
 from deeploop.train.adam_atan2 import AdamATan2
 from deeploop.train.muon import MuonAdamW
@@ -133,6 +134,19 @@ def learning_rate(step: int, config: BaseOptimConfig, held: int = 0) -> float:
     progress = (step - warm) / max(1, config.steps - warm)
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     return config.final_lr + (config.peak_lr - config.final_lr) * cosine
+
+
+def make_gpt_optimizer(
+    model: nn.Module, shape: GPTConfig, config: OptimConfig, device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer of a looped GPT of that shape, fused where the device has it."""
+    return make_optimizer(
+        model,
+        config,
+        fused=device.type == "cuda",
+        matrix_lr_multiplier=shape.matrix_lr_multiplier,
+        branch=shape.init_rule.branch,
+    )
 
 
 def make_optimizer(
