@@ -152,10 +152,7 @@ def test_the_report_shows_the_ladder(trained, tmp_path, command):
     runs = tmp_path / "runs"
     for name in ("one", "two"):
         command(shutil.copytree(trained / "hrm", runs / name), "--views", 1, "--gallery", 0)
-    assert [row[:2] for row in arc_table([]).rows[3:]] == [
-        ["here", "Vanilla HRM"],
-        ["here", "HRM, DeepLoop p=1/2"],
-    ]
+    assert arc_table([]) is None
     path = runs / "two" / "eval.json"
     found = json.loads(path.read_text())
     found["evaluations"][0]["ladder"] |= {"1": 0.5, "1000": 1.0}

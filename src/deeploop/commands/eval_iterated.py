@@ -19,7 +19,7 @@ from deeploop.data.iterate.examples import Examples, held_out
 from deeploop.data.iterate.task import solve
 from deeploop.eval.iterated import copying, finite, rollout, score_sums, scores
 from deeploop.models.gpt import LoopedGPT
-from deeploop.report import iterated, plots, scoreboard
+from deeploop.report import scoreboard
 from deeploop.train.config import IterateTrainConfig
 from deeploop.train.distributed import World, arithmetic, open_world, uses_bf16, wrap
 from deeploop.train.execution import choose_execution
@@ -60,6 +60,8 @@ def run(
     as_json: bool = False,
 ) -> str:
     """Evaluates, writes the result into the run folder, and returns what to print."""
+    from deeploop.report import iterated, plots  # here: a GPU machine that scores requests has no matplotlib
+
     checkpoint = require_checkpoint(folder)
     scoreboard.check(folder)
     if rounds and min(rounds) < 1:
