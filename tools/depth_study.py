@@ -50,7 +50,7 @@ LOW = (3e-4, 5e-4, 1e-3, 2e-3, 3e-3)
 NOISY = (4e-3, 6e-3, 1e-2)
 VARIANTS = {
     "flat": Variant(),
-    "flat, rates above": Variant(rates=(6e-3, 1e-2)),
+    "flat, second batch": Variant(rates=(6e-3, 1e-2)),
     "DeepLoop": Variant({"block": "sandwich"}),
     "DeepLoop without outer gain": Variant({"block": "sandwich", "outer_gain": False}),
     "pre-norm": Variant({"block": "prenorm"}, LOW),

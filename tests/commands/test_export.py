@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import deeploop
 from deeploop.cli import main
 from deeploop.commands import export
+from deeploop.data.iterate.examples import held_out
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.eval.generation import generate
@@ -20,6 +21,8 @@ from deeploop.files import lock_folder
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
+from deeploop.train.rundir import load_iterate
+from iterate_runs import make_iterate_config
 
 pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')
 
@@ -40,6 +43,23 @@ def folder(config):
     folder = config.out.parent / "exported"
     assert main(["export", str(config.out), str(folder)]) == 0
     return folder
+
+
+def test_an_iterated_task_is_exported_without_a_tokenizer(tmp_path, capsys):
+    run = make_iterate_config(tmp_path / "run")
+    train(run, quiet=True)
+    folder = tmp_path / "exported"
+    assert main(["export", str(run.out), str(folder)]) == 0
+    assert "AutoTokenizer" not in capsys.readouterr().out
+    card = (folder / "README.md").read_text()
+    assert "automaton of rule 86, 1 to 3 steps, length 10" in card
+    assert "rounds=200" in card
+    model, config = load_iterate(run.out)
+    tokens = torch.from_numpy(config.examples.task.inputs(held_out(config.examples.task, 4)))
+    for rounds in (3, 7):  # deeper than trained too
+        theirs = AutoModelForCausalLM.from_pretrained(folder, rounds=rounds)
+        model.set_rounds(rounds)
+        torch.testing.assert_close(theirs(tokens).logits, model.logits(model(tokens).states))
 
 
 @pytest.fixture

@@ -97,6 +97,8 @@ def test_loaded_logits_are_ours_bit_for_bit(gpt, model, tokens):
         {"unigram_bias": True},
         {"block": "flat", "flat_gain": 0.5},
         {"alpha": "flat", "outer_gain": False},
+        {"prelude": 1, "coda": 2, "injection": "linear"},
+        {"prelude": 1, "injection": "gated", "first_state": "zeros"},
     ],
 )
 def test_every_kind_of_block_goes_through(changes, tokens, tmp_path):
@@ -117,6 +119,26 @@ def test_cached_logits_equal_uncached(folder, tokens, rounds):
     assert len(cache.layers) == 2 * rounds
     pieces = [model(tokens[:, a:b], past_key_values=cache).logits for a, b in ((9, 15), (15, 16), (16, 20))]
     assert (torch.cat(pieces, dim=1) - whole[:, 9:]).abs().max() < 1e-9
+
+
+@torch.no_grad()
+def test_prelude_and_coda_have_slots_of_the_cache(tokens, tmp_path):
+    gpt = make_gpt(prelude=1, coda=1, injection="add", block="flat")
+    DeepLoopForCausalLM.from_gpt(gpt).save_pretrained(tmp_path)
+    assert (tmp_path / "deeploop_nn_injection.py").is_file()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float64")
+    cache = model(tokens[:, :9], use_cache=True).past_key_values
+    assert len(cache.layers) == 1 + 2 * 3 + 1
+    rest = model(tokens[:, 9:], past_key_values=cache, output_hidden_states=True)
+    assert (rest.logits - model(tokens).logits[:, 9:]).abs().max() < 1e-9
+    assert len(rest.hidden_states) == 1 + 8
+    prompt = PROMPTS[0]
+    assert theirs(model.float(), prompt, 20, do_sample=False) == list(generate(gpt, prompt, max_tokens=20))
+
+
+def test_a_first_state_of_noise_is_refused():
+    with pytest.raises(ValueError, match=r"^model.first_state=noise: can't be exported to transformers"):
+        DeepLoopForCausalLM.from_gpt(make_gpt(injection="add", first_state="noise"))
 
 
 @pytest.mark.parametrize("rounds", [1, 3])

@@ -149,3 +149,48 @@ def test_mistakes_are_value_errors_that_name_the_argument(args, says):
     with pytest.raises(ValueError, match=says) as error:
         run(PlanArgs(**args))
     assert "\n" not in str(error.value)
+
+
+def test_prelude_and_coda_are_planned_at_one_round():
+    plan = planned(blocks=4, rounds=4, prelude=2, coda=1)
+    assert plan["N"] == 16  # the loop's own
+    assert plan["alpha"] == planned(blocks=4, rounds=4)["alpha"]
+    assert plan["once"]["prelude"]["alpha"] == pytest.approx(2.0)
+    assert plan["once"]["prelude"]["flat_alpha"] == pytest.approx(2**0.5)
+    assert plan["once"]["coda"]["epsilons"] == {"factored": 1.0, "averaged": 1.0}
+    assert "prelude, K = 2   2            0.25" in run(PlanArgs(blocks=4, rounds=4, prelude=2))
+    assert "visited once" not in run(PlanArgs(blocks=4, rounds=4))
+    with pytest.raises(ValueError, match="prelude=-1: must be 0"):
+        run(PlanArgs(blocks=4, rounds=4, prelude=-1))
+    with pytest.raises(ValueError, match=r"--coda 1: goes with --blocks and --rounds"):
+        run(PlanArgs(**HRM, coda=1))
+
+
+def test_nstar_of_truncated_and_sampled_rounds_is_printed_with_its_formula():
+    plan = planned(blocks=2, rounds=16, backprop=4)["training"]
+    assert (plan["formula"], plan["read_times_written_exact"]) == ("K·√(R·R_g)", "64")
+    assert plan["N_star"] == 16.0
+    plan = planned(blocks=3, rounds=4, sample="uniform")["training"]
+    assert (plan["formula"], plan["read_times_written_exact"]) == ("K·√E[R²]", "20")
+    plan = planned(blocks=2, rounds=4, sample="poisson-lognormal", backprop=4)["training"]
+    assert (plan["formula"], plan["most_rounds"]) == ("K·√E[R·R_g]", 16)
+    assert planned(**LOOP)["training"] is planned(**LOOP, backprop=3)["training"] is None
+    table = run(PlanArgs(blocks=2, rounds=16, backprop=4))
+    assert "N* = K·√(R·R_g) = 2·√64 = 16, where N = K·R = 32" in table
+    assert "At N* it would be\n  5.65685, flat 11.3137 (--model.flat-gain 0.5)" in table
+    assert f"α = {planned(blocks=2, rounds=16)['alpha']:.7g}" in table  # kept
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (LOOP | {"backprop": 4}, "--backprop 4: must be at most 3, the most rounds of a step"),
+        (LOOP | {"sample": "uniform", "limit": 2}, "limit=2: must be at least rounds=3, the mean"),
+        (LOOP | {"limit": 5}, "limit=5: must be 0 with sample=fixed"),
+        (HRM | {"backprop": 1}, "--backprop 1: goes with --blocks and --rounds"),
+    ],
+)
+def test_training_that_can_not_be_is_an_error(args, message):
+    with pytest.raises(ValueError) as caught:
+        run(PlanArgs(**args))
+    assert str(caught.value).startswith(message)

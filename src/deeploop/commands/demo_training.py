@@ -80,7 +80,7 @@ def start_run(config: IterateTrainConfig) -> Popen[bytes]:
 
 
 def _stop(working: Mapping[str, Popen[bytes]]) -> None:
-    print("\nstopping: saving both; the same command goes on from here", flush=True)
+    print("\nstopping: saving; the same command goes on from here", flush=True)
     for work in working.values():
         if work.poll() is None:
             work.terminate()

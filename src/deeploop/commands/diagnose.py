@@ -92,6 +92,8 @@ HISTORY = {"kappa", "kappa_raw", "similarity"}  # what a picture over training n
 def run(args: DiagnoseArgs) -> str:
     """Diagnoses each run, writes what was found into its folder, and returns what to print."""
     configs = {path: load_config(path) for path in args.runs}
+    for path, config in configs.items():
+        config.model.require_plain_loop(f"{path}: diagnose")
     check_family(configs)
     for path in args.runs:
         scoreboard.check_writable(results_folder(path))

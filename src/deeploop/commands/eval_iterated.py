@@ -65,6 +65,7 @@ def run(
     if rounds and min(rounds) < 1:
         raise ValueError(f"rounds={min(rounds)}: must be at least 1")
     model, config = load_iterate(folder)
+    recompute_alpha = recompute_alpha or config.model.recompute_alpha
     config = replace(config, device=replace(config.device, kind=device))
     examples = change_task(config, options)
     steps = sorted(set(options.steps or config.data.test_steps))
@@ -94,7 +95,7 @@ def run(
         if config.data.task == "automaton" and not examples.tells_steps:
             files.append(folder / "spacetime.png")
             with arithmetic(config.device, world.device):
-                states = diagram(model, examples, instances[:1], steps[-1])
+                states = diagram(model, examples, instances[:1], steps[-1], recompute_alpha)
             plots.save_png(iterated.space_time(*states, config.data.train_steps), files[-1])
     if as_json:
         return json.dumps(record, indent=1)
@@ -157,9 +158,9 @@ def evaluate(
 
 
 def diagram(
-    model: LoopedGPT, examples: Examples, row: np.ndarray, steps: int
+    model: LoopedGPT, examples: Examples, row: np.ndarray, steps: int, recompute_alpha: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """One row's states after 1, 2, … steps: the truth, and the model's of one pass; (steps, cells) each."""
     truth = solve(examples.task, row, range(1, steps + 1))
-    said = rollout(model, examples.task, row, steps)
+    said = rollout(model, examples.task, row, steps, recompute_alpha=recompute_alpha)
     return np.stack([truth[h][0] for h in range(1, steps + 1)]), said[:, 0]

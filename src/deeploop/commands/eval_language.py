@@ -239,7 +239,7 @@ def open_session(args: "EvalArgs", folder: Path) -> Iterator[Session]:
                 tokenizer_name(folder),
                 require_checkpoint(folder).name,
                 rounds,
-                args.recompute_alpha,
+                args.recompute_alpha or model.config.recompute_alpha,
                 batch_tokens,
                 world.device,
                 partial(arithmetic, device_config, world.device),

@@ -17,9 +17,9 @@ from deeploop.files import exclusive_folder, read_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.checkpoint import read_state
-from deeploop.train.config import TrainConfig
+from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.language import open_mixture
-from deeploop.train.rundir import load, load_config, require_checkpoint
+from deeploop.train.rundir import load, load_any_config, load_iterate, require_checkpoint
 
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
 CARD_MARK = "with DeepLoop residual scaling. Exported by"  # in every model card of ours
@@ -40,7 +40,7 @@ class ExportArgs:
 def run(args: ExportArgs) -> str:
     """Exports the last checkpoint; returns what to print."""
     require("transformers", "hf")
-    model, tokenizer = load(args.run)
+    model, tokenizer = load_parts(args.run)
     card = model_card(args.run, model)
     if args.folder.exists() and not args.folder.is_dir():
         raise ValueError(f"folder={args.folder}: is a file; name a folder")
@@ -52,22 +52,32 @@ def run(args: ExportArgs) -> str:
     size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
     return (
         f"written: {args.folder} ({size / 1e6:.1f} MB){kept}\n\n"
-        "  import deeploop.models.hf  # without deeploop: trust_remote_code=True in both calls\n"
-        "  from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}")\n'
-        f'  tokenizer = AutoTokenizer.from_pretrained("{args.folder}")'
+        "  import deeploop.models.hf  # without deeploop: trust_remote_code=True in from_pretrained\n"
+        f"  from transformers import AutoModelForCausalLM{', AutoTokenizer' * (tokenizer is not None)}\n\n"
+        f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}")'
+        + (f'\n  tokenizer = AutoTokenizer.from_pretrained("{args.folder}")' if tokenizer else "")
     )
 
 
-def save_model(model: LoopedGPT, tokenizer: Tokenizer, folder: Path) -> None:
+def load_parts(run: Path) -> tuple[LoopedGPT, Tokenizer | None]:
+    """Model and tokenizer; an iterated task has none, its tokens are numbers (docs/iterate.md)."""
+    if isinstance(load_any_config(run), IterateTrainConfig):
+        return load_iterate(run)[0], None
+    return load(run)
+
+
+def save_model(model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path) -> None:
     """Weights, config, generation defaults, code and tokenizer."""
     from transformers import GenerationConfig
 
     from deeploop.data.hf_tokenizer import to_transformers
     from deeploop.models.hf import DeepLoopForCausalLM
 
-    end = tokenizer.end_of_text
     face = DeepLoopForCausalLM.from_gpt(model)
+    if tokenizer is None:
+        face.save_pretrained(folder)
+        return
+    end = tokenizer.end_of_text
     face.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
     face.save_pretrained(folder)
     to_transformers(tokenizer, context=model.config.context).save_pretrained(folder)
@@ -111,7 +121,8 @@ def publish(part: Path, folder: Path) -> str:
 
 def model_card(run: Path, model: LoopedGPT) -> str:
     """README.md of the export: what it is, where it comes from, how it is loaded."""
-    train, checkpoint = load_config(run), require_checkpoint(run)
+    train, checkpoint = load_any_config(run), require_checkpoint(run)
+    assert isinstance(train, TrainConfig | IterateTrainConfig)  # of a looped GPT, as loaded
     state, config = read_state(checkpoint, ()), model.config  # the weights were verified as they were loaded
     alpha, beta, epsilon = config.scales
     facts = {
@@ -130,14 +141,24 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     }
     if epsilon != 1:
         facts["ε"] = f"{epsilon:.6g}"
+    if not config.is_plain_loop:
+        facts["blocks of prelude, coda"] = f"{config.prelude}, {config.coda}, visited once"
+        facts["injection, first state"] = f"{config.injection}, {config.first_state}"
     if loss := (state.get("validation") or {}).get("loss"):
-        facts["validation loss"] = f"{loss:.4f} nats a token"
+        unit = "token" if isinstance(train, TrainConfig) else "answer"
+        facts["validation loss"] = f"{loss:.4f} nats per {unit}"
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    return CARD.format(name=train.out.name, table=table, version=deeploop.__version__)
+    use = TEXT
+    if isinstance(train, IterateTrainConfig):
+        use = ROUNDS if train.rounds.sample == "steps" else ANSWERS
+    return CARD.format(name=train.out.name, table=table, version=deeploop.__version__, use=use)
 
 
-def _source(config: TrainConfig, state: dict[str, Any]) -> str:
-    """What the corpora say of themselves, where they still are those that were trained on."""
+def _source(config: TrainConfig | IterateTrainConfig, state: dict[str, Any]) -> str:
+    """What the corpora say of themselves, where they still are those that were trained on; or the task."""
+    if isinstance(config, IterateTrainConfig):
+        rule = f" of rule {config.data.rule}" if config.data.task == "automaton" else ""
+        return f"{config.data.task}{rule}, 1 to {config.data.train_steps} steps, length {config.data.length}"
     names = ", ".join(folder.name for folder in config.data.folders)
     try:
         mixture = open_mixture(config.data)
@@ -147,6 +168,19 @@ def _source(config: TrainConfig, state: dict[str, Any]) -> str:
     return sources if mixture.checksum == state.get("corpus") else names
 
 
+TEXT = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")  # rounds=5 evaluates at another depth
+tokenizer = AutoTokenizer.from_pretrained(".")
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
+ANSWERS = """\
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(".")
+answers = model(tokens).logits.argmax(-1)  # at the positions of the tokens, which docs/iterate.md lists"""
+ROUNDS = ANSWERS.replace('(".")', '(".", rounds=200)  # one round per step that is asked for')
 CARD = """\
 ---
 library_name: transformers
@@ -164,13 +198,8 @@ deeploop {version}.
 {table}
 
 ```python
-import deeploop.models.hf  # without deeploop: trust_remote_code=True in both calls
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(".")  # rounds=5 evaluates at another depth
-tokenizer = AutoTokenizer.from_pretrained(".")
-inputs = tokenizer("Once upon a time", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+import deeploop.models.hf  # without deeploop: trust_remote_code=True in from_pretrained
+{use}
 ```
 The Python files in this folder are deeploop's (Apache-2.0); they run only with `trust_remote_code=True`.
 The licence of the weights is for their owner to state.

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deeploop.commands.parsing import run_command
-from deeploop.theory.plan import plan_hierarchy, plan_single
+from deeploop.theory.depth_law import rounds_law
+from deeploop.theory.plan import Training, plan_hierarchy, plan_single
 from deeploop.theory.scaling import PAPER_RULES, ScalingRule
 from deeploop.theory.visits import Horizon
 
@@ -19,6 +20,18 @@ class PlanArgs:
     """Stored blocks K of a single loop."""
     rounds: int | None = None
     """Rounds R: how often the blocks are visited."""
+    prelude: int = 0
+    """Blocks before a single loop, visited once."""
+    coda: int = 0
+    """Blocks after it, visited once."""
+    backprop: int = 0
+    """Rounds G that gradients go through, the last min(R, G); 0: all."""
+    sample: Literal["fixed", "uniform", "poisson-lognormal"] = "fixed"
+    """How the rounds of a training step are drawn, around the mean that --rounds gives."""
+    limit: int = 0
+    """Most rounds of a step; 0: 2 rounds − 1 of uniform, 4 rounds of poisson-lognormal."""
+    spread: float = 0.5
+    """Standard deviation of the log rate of poisson-lognormal."""
     high_blocks: int | None = None
     """Blocks K_H of a hierarchy's high-level module."""
     low_blocks: int | None = None
@@ -44,8 +57,18 @@ def run(args: PlanArgs) -> str:
     modules = {name: getattr(args, name) for name in ("high_blocks", "low_blocks", "cycles", "low_cycles")}
     sizes = _whole_set(loop, modules)
     if sizes.keys() == loop.keys():
-        plan = plan_single(**sizes, rule=rule)
+        law = rounds_law(args.sample, sizes["rounds"], limit=args.limit, spread=args.spread)
+        if args.backprop > law.most:
+            raise ValueError(
+                f"--backprop {args.backprop}: must be at most {law.most}, the most rounds of a step"
+            )
+        training = Training(args.sample, law, args.backprop or None)
+        plan = plan_single(**sizes, rule=rule, prelude=args.prelude, coda=args.coda, training=training)
     else:
+        for name in ("prelude", "coda", "backprop", "sample", "limit", "spread"):
+            value = getattr(args, name)
+            if value != getattr(PlanArgs, name):
+                raise ValueError(f"--{name} {value}: goes with --blocks and --rounds")
         plan = plan_hierarchy(**sizes, horizon=args.horizon, rules=rule)
     return json.dumps(plan.to_json(), indent=2, ensure_ascii=False) if args.json else plan.to_table()
 

@@ -130,6 +130,7 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, str]
         if word.replace("_", "-").startswith(("--optim.peak-lr", "--optim.warmup-steps")):
             raise ValueError(f"{word}: settles what {AUTO_LR} would; give one of the two")
     model, optim = config.model, config.optim
+    model.require_plain_loop(AUTO_LR)
     found = recommend(
         model.blocks,
         model.rounds,

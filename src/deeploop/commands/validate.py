@@ -107,11 +107,12 @@ def read_windows(corpus: Corpus, tokenizer: Tokenizer, config: TrainConfig, sequ
 def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str, Any]:
     """All scores that were asked for, as plain values."""
     trained = model.config.rounds
+    recompute = args.recompute_alpha or model.config.recompute_alpha
     rounds = sorted(set(args.rounds)) or [trained]
-    scores = score_rounds(model, windows, rounds, recompute_alpha=args.recompute_alpha)
+    scores = score_rounds(model, windows, rounds, recompute_alpha=recompute)
     adaptive: list[dict[str, Any]] = []
     if args.adaptive != "off":
-        model.set_rounds(rounds[-1], recompute_alpha=args.recompute_alpha)
+        model.set_rounds(rounds[-1], recompute_alpha=recompute)
         for threshold in args.thresholds or THRESHOLDS[args.adaptive]:
             rule = ExitRule(args.adaptive, threshold)
             mean_rounds, score = score_adaptive(model, windows, rule)
@@ -124,7 +125,7 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
             raise ValueError(f"rounds={R}: the loss is {loss}, which is no result; nothing was written")
     return {
         "trained_rounds": trained,
-        "recompute_alpha": args.recompute_alpha,
+        "recompute_alpha": recompute,
         "asked": {
             "rounds": rounds,
             "adaptive": args.adaptive,

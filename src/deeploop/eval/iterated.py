@@ -36,7 +36,13 @@ def scores(sums: Mapping[Cell, Tensor]) -> dict[Cell, IteratedScore]:
     found = {}
     for cell, own in sums.items():
         loss, right, counted, exact, examples = own.tolist()
-        found[cell] = IteratedScore(loss / counted, right / counted, exact / examples)
+        # Where no instance has an answer, nothing is right or wrong.
+        found[cell] = IteratedScore(
+            *(
+                part / whole if whole else math.nan
+                for part, whole in ((loss, counted), (right, counted), (exact, examples))
+            )
+        )
     return found
 
 
@@ -88,7 +94,8 @@ def score_sums(
 def _figures(logits: Tensor, targets: Tensor) -> Tensor:
     kept = targets >= 0
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
-    wrong = (logits.argmax(-1) != targets) & kept
+    # The largest of logits that are not numbers would be token 0, which is often right.
+    wrong = ((logits.argmax(-1) != targets) | ~logits.isfinite().all(-1)) & kept
     right = kept.sum() - wrong.sum()
     exact = (~wrong.any(1) & kept.any(1)).sum()
     figures = (loss, right, kept.sum(), exact, kept.any(1).sum())
@@ -136,6 +143,7 @@ def rollout(
     steps: int,
     *,
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
+    recompute_alpha: bool | None = None,
 ) -> np.ndarray:
     """The model's answers after 1, 2, … `steps` rounds of one pass: (steps, instances, answers)."""
     device = next(model.parameters()).device
@@ -143,7 +151,7 @@ def rollout(
     with torch.no_grad(), arithmetic():
         found = [
             logits.argmax(-1)[:, task.answers].cpu()
-            for _, logits in read_outs(model, inputs, range(1, steps + 1))
+            for _, logits in read_outs(model, inputs, range(1, steps + 1), recompute_alpha=recompute_alpha)
         ]
     return torch.stack(found).numpy()
 
@@ -161,6 +169,8 @@ def copying(
         if h <= trained:  # one of them is the answer
             continue
         kept = truth[h] >= 0
+        if not kept.any():
+            continue
         shares = [float((truth[h] == truth[early])[kept].mean()) for early in range(trained + 1)]
         found[h] = max(shares)
     return found

@@ -12,26 +12,44 @@ def block_matrix_count(config: GPTConfig) -> int:
 
 
 def parameter_count(config: GPTConfig) -> int:
-    """Stored parameters: the padded embedding (tied to the head) and its bias, K blocks, all norm gains."""
+    """Stored parameters: the padded embedding (tied to the head) and its bias, all blocks and norm gains."""
     norms = 2  # gains that a block has beside those of QK-norm: of inner norms, of outer norms, or of both
     if config.block == "sandwich":
         norms = 2 * (config.inner_norm + config.outer_gain)
     block = block_matrix_count(config) + norms * config.width + 2 * config.head_size  # QK-norm
     outside = 1 + config.final_norm
     head = config.padded_vocabulary * (config.width + config.unigram_bias)
-    return head + outside * config.width + config.blocks * block
+    return head + outside * config.width + config.stored_blocks * block + injection_count(config)
 
 
-def flops_per_token(config: GPTConfig, rounds: int | None = None) -> int:
+def injection_count(config: GPTConfig) -> int:
+    """Entries of what joins the prelude's output to the stream."""
+    matrices, vectors = {"none": (0, 0), "add": (0, 0), "linear": (2, 0), "gated": (1, 2)}[config.injection]
+    return matrices * config.width**2 + vectors * config.width
+
+
+def flops_per_token(config: GPTConfig, rounds: float | None = None, graph_rounds: float | None = None) -> int:
     """Training FLOPs a token (forward and backward) at sequences of `context` tokens.
 
-    6 for each matrix entry visited: K blocks × R rounds and the head, not the embedding lookup; and
-    attention counted causally, as half of its 12·T·width a visited block. Norms and the like are left out.
+    6 for each matrix entry visited: K blocks × R rounds, prelude, coda, injection and the head, not the
+    embedding lookup; and attention counted causally, as half of its 12·T·width a visited block. Norms and
+    the like are left out. Where rounds are drawn, `rounds` is their mean. A third of each
+    is the forward pass, the rest the backward pass: of `graph_rounds` rounds where that is truncated.
     """
-    visits = config.blocks * (config.rounds if rounds is None else rounds)
+    rounds = config.rounds if rounds is None else rounds
+    in_graph = rounds if graph_rounds is None else graph_rounds
+    entries = [_entries(config, count) for count in (rounds, in_graph)]
+    return round(2 * entries[0] + 4 * entries[1])
+
+
+def _entries(config: GPTConfig, rounds: float) -> float:
+    """Products per token of a forward pass at so many rounds."""
+    visits = config.prelude + config.blocks * rounds + config.coda
+    # Of an injection what meets e is computed once, what meets the stream in every round.
+    injected = {"linear": 1 + rounds, "gated": 1}.get(config.injection, 0) * config.width**2
     head = config.padded_vocabulary * config.width
-    attention = 6 * config.context * config.width
-    return 6 * (visits * block_matrix_count(config) + head) + visits * attention
+    attention = config.context * config.width
+    return visits * (block_matrix_count(config) + attention) + injected + head
 
 
 def flops_per_segment(config: ReasonerConfig, shape: PuzzleShape, *, forward_again: bool) -> int:
@@ -79,15 +97,20 @@ def training_bytes(
     A parameter has 16 bytes of weight, gradient and two moments (12 in the blocks' matrices under Muon,
     which keeps one); sharded ones stand whole beside it while the step lasts. Of the activations those of
     K·R visits are held at a time, or of K (by round) or 1 (by block), each with the block's bf16 weights,
-    and every state of the stream that something is recomputed from. One more visit is what the backward
-    pass works with. Logits: the chunk's, in bf16 and twice fp32.
+    and every state of the stream that something is recomputed from; prelude and coda are recomputed by block
+    alone. An injection keeps up to two states per round. One more visit is what the backward pass works
+    with. Logits: the chunk's, in bf16 and twice fp32.
     """
     tokens, parameters = sequences * config.context, parameter_count(config)
-    held = {"off": config.depth, "round": config.blocks, "block": 1}[recompute] + 1
-    states = {"off": 1, "round": config.rounds, "block": config.depth}[recompute] + 2  # embedding, loss
+    once = config.prelude + config.coda
+    held = {"off": config.depth + once, "round": config.blocks + once, "block": 1}[recompute] + 1
+    states = {"off": 1, "round": config.rounds, "block": config.depth + once}[
+        recompute
+    ] + 2  # embedding, loss
+    states += 0 if config.injection == "none" else 2 * (config.rounds if recompute == "off" else 1)
     visits = held * (tokens * activation_bytes(config) + 2 * block_matrix_count(config))
     logits = 10 * min(MAX_LOGITS, tokens * config.padded_vocabulary)
-    stored = 16 * parameters - (4 * config.blocks * block_matrix_count(config) if muon else 0)
+    stored = 16 * parameters - (4 * config.stored_blocks * block_matrix_count(config) if muon else 0)
     whole = stored // shards + (8 * parameters if shards > 1 else 0)
     return whole + visits + 4 * states * tokens * config.width + logits
 

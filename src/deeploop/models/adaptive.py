@@ -43,6 +43,7 @@ class AdaptiveDepth(nn.Module):
 
     def __init__(self, model: LoopedGPT, rule: ExitRule) -> None:
         super().__init__()
+        model.config.require_plain_loop("adaptive depth")
         self.model, self.rule = model, rule
         self.tokens_seen = self.rounds_used = 0
         self.train(model.training)

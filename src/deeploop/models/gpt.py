@@ -1,5 +1,8 @@
 """LoopedGPT: K stored blocks applied for R rounds, between a tied embedding and head; and its config.
 
+Blocks may stand before the loop (prelude) and after it (coda), visited once each; the prelude's output may
+enter every round again (`nn/injection.py`).
+
 config = GPTConfig(blocks=12, rounds=3)
 model = LoopedGPT(config, seed=1)
 loss = model(tokens, targets).loss / targets.numel()
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 
 from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.init import InitRule, init_weights_
+from deeploop.nn.injection import InjectionKind, make_injection
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
@@ -23,6 +27,9 @@ from deeploop.nn.residual import ResidualKind, ScaledResidual
 from deeploop.theory.scaling import Scales, ScalingRule, block_scales
 
 Places = tuple[Rotary, Tensor | None]  # where tokens stand, and the mask of what they see
+FirstState = Literal["embedding", "zeros", "noise"]
+Part = Literal["prelude", "coda"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,14 @@ class GPTConfig:
     """Physical blocks K, stored once each."""
     rounds: int = 3
     """Rounds R: how often the stack of blocks is applied."""
+    prelude: int = 0
+    """Blocks before the loop, visited once."""
+    coda: int = 0
+    """Blocks after the loop, visited once."""
+    injection: InjectionKind = "none"
+    """How the prelude's output e enters every round: x + e, W [x; e], or gated, whose carry contracts."""
+    first_state: FirstState = "embedding"
+    """What the first round starts from: the prelude's output, zeros, or Gaussian noise of unit size."""
     width: int = 768
     """Width of the residual stream."""
     heads: int = 6
@@ -77,6 +92,7 @@ class GPTConfig:
     def __post_init__(self) -> None:
         for name in ("blocks", "rounds", "width", "heads", "hidden", "vocabulary", "context"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._check_loop()
         self._require("heads", self.width % self.heads == 0, f"a divisor of model.width={self.width}")
         self._require("heads", self.head_size % 2 == 0, f"such that model.width={self.width} / heads is even")
         kinds = get_args(ResidualKind)
@@ -94,6 +110,21 @@ class GPTConfig:
         self._require("factored_gain", math.isfinite(gain) and gain > 0, "positive and finite")
         self._require("factored_gain", gain == 1 or factored, f"1 with model.block={self.block}")
         self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
+
+    def _check_loop(self) -> None:
+        """What stands around the loop, and what enters it."""
+        for name in PARTS:
+            self._require(name, getattr(self, name) >= 0, "0 (none) or more")
+        for field, kinds in (("injection", InjectionKind), ("first_state", FirstState)):
+            known = get_args(kinds)
+            self._require(field, getattr(self, field) in known, f"one of {', '.join(known)}")
+        entered = self.injection != "none" or self.first_state == "embedding"
+        self._require("first_state", entered, "embedding with model.injection=none, or nothing is read")
+        # W starts as [I | 0], and a state of zeros has no direction that a norm could keep.
+        stuck = self.injection == "linear" and self.first_state == "zeros"
+        self._require("first_state", not stuck, "embedding or noise with model.injection=linear")
+        scaled = not self.mup_base_width or self.injection in ("none", "add")
+        self._require("mup_base_width", scaled, f"0 with model.injection={self.injection}")
 
     def _check_parts(self) -> None:
         """The parts of a sandwich, which other blocks do not have or settle themselves."""
@@ -124,8 +155,38 @@ class GPTConfig:
 
     @property
     def depth(self) -> int:
-        """N = K·R, the unrolled depth."""
+        """N = K·R, the unrolled depth of the loop."""
         return self.blocks * self.rounds
+
+    @property
+    def stored_blocks(self) -> int:
+        """Blocks in memory: prelude, loop, coda."""
+        return self.prelude + self.blocks + self.coda
+
+    @property
+    def is_plain_loop(self) -> bool:
+        """Nothing around the loop, and nothing that enters it but the embedding."""
+        extras = (self.prelude, self.coda, self.injection, self.first_state)
+        return extras == (0, 0, "none", "embedding")
+
+    def require_plain_loop(self, what: str) -> None:
+        """Raises where `what` does not know this model's prelude, coda, injection or first state."""
+        for name in (*PARTS, "injection", "first_state"):
+            value, default = getattr(self, name), getattr(GPTConfig, name)
+            if value != default:
+                raise ValueError(f"{what}: is for models with model.{name}={default}, this one has {value}")
+
+    def part(self, name: Part) -> "GPTConfig":
+        """The prelude or the coda as a config of its own: its rule is that of its blocks at R = 1."""
+        return replace(
+            self,
+            blocks=getattr(self, name),
+            rounds=1,
+            prelude=0,
+            coda=0,
+            injection="none",
+            first_state="embedding",
+        )
 
     @property
     def rule(self) -> ScalingRule | None:
@@ -209,12 +270,15 @@ class GPTOutput(NamedTuple):
 class LoopedGPT(nn.Module):
     """A causal language model whose blocks are applied `rounds` times.
 
+    With `backprop` set, gradients go through the last so many rounds: the earlier ones keep no activations.
+
     The constructor draws all weights from `seed`. A model built on the meta device has none: give it
     memory with `to_empty` and call `init_weights` (the rotary table is set there as well).
     """
 
     cos: Tensor
     sin: Tensor
+    first_noise: Tensor | None
     output_bias: nn.Parameter | None
 
     def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
@@ -222,9 +286,13 @@ class LoopedGPT(nn.Module):
         self.config = config
         self.rounds = config.rounds
         self.recompute: Recompute = "off"
+        self.backprop: int | None = None
         self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
         self.input_norm = RMSNorm(config.width)
+        self.prelude = nn.ModuleList(Block(config.part("prelude")) for _ in range(config.prelude))
+        self.injection = make_injection(config.injection, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        self.coda = nn.ModuleList(Block(config.part("coda")) for _ in range(config.coda))
         self.final_norm = RMSNorm(config.width) if config.final_norm else nn.Identity()
         bias = nn.Parameter(torch.empty(config.padded_vocabulary)) if config.unigram_bias else None
         self.register_parameter("output_bias", bias)
@@ -232,12 +300,17 @@ class LoopedGPT(nn.Module):
             # fp32 whatever the weights are: the angles of late positions need it.
             table = torch.empty(config.context, config.head_size // 2, dtype=torch.float32)
             self.register_buffer(name, table, persistent=False)
+        noise = torch.empty(config.context, config.width) if config.first_state == "noise" else None
+        self.register_buffer("first_noise", noise, persistent=False)
         self.init_weights(seed)
 
     def init_weights(self, seed: int) -> None:
         """Set every parameter and buffer; the same seed gives the same model on every device."""
-        init_weights_(self, self.config.init_rule, seed)
-        self.init_rotary()
+        parts: dict[str, InitRule] = {
+            name: self.config.part(name).init_rule for name in PARTS if len(getattr(self, name))
+        }
+        init_weights_(self, self.config.init_rule, seed, parts)
+        self.init_tables()
 
     @torch.no_grad()
     def set_unigram_bias(self, counts: Tensor) -> None:
@@ -250,11 +323,14 @@ class LoopedGPT(nn.Module):
         seen = F.pad(counts.double(), (0, self.config.padded_vocabulary - len(counts))) + 1
         self.output_bias.copy_((seen / seen.sum()).log())
 
-    def init_rotary(self) -> None:
-        """Set the rotary table, which no checkpoint holds."""
+    def init_tables(self) -> None:
+        """Set what no checkpoint holds: the rotary table, and the first state's noise outside of training."""
         cos, sin = rotary_table(self.config.context, self.config.head_size)
         self.cos.copy_(cos)
         self.sin.copy_(sin)
+        if self.first_noise is not None:
+            generator = torch.Generator(device="cpu").manual_seed(0)  # one for all models: by position alone
+            self.first_noise.copy_(torch.randn(self.first_noise.shape, generator=generator, device="cpu"))
 
     def forward(
         self,
@@ -263,19 +339,66 @@ class LoopedGPT(nn.Module):
         cache: Cache | None = None,
         places: Places | None = None,
         noise: Tensor | None = None,
+        state: Tensor | None = None,
     ) -> GPTOutput:
         """tokens and targets (B, T); targets below 0 are not counted.
 
         With a `cache` the tokens continue what it holds, and are added to it. `places` is for a cache that
         is not ours, and for padding: who gives it says where the tokens stand and what they see. `noise`
         (rounds, B, T, width) is added to the stream after each round, times the stream's root mean square.
+        `state` (B, T, width) is the first state of a model whose `first_state` is noise: training draws it
+        anew for every step; without it there is one draw per position, so that a cache changes nothing.
         """
         own = cache if isinstance(cache, KeyValueCache) else None
         rotary, mask = self.positions(tokens, own) if places is None else places
-        x = self.run_rounds(self.input_norm(self.embedding(tokens)), rotary, mask, cache, noise)
+        embedded = self.input_norm(self.embedding(tokens))
+        e = self.run_once("prelude", embedded, rotary, mask, cache)
+        x = self.initial_state(e, 0 if own is None else own.length, state)
+        entered = None if self.injection is None else self.injection.enter(e)
+        x = self.run_loop(x, rotary, mask, cache, noise, entered)
+        x = self.run_once("coda", x, rotary, mask, cache)
         if own is not None:
             own.length += tokens.shape[1]
         return self.read_out(x, targets)
+
+    def run_once(
+        self, part: Part, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        """The blocks of the prelude or the coda, one after the other."""
+        blocks = self.prelude if part == "prelude" else self.coda
+        first = 0 if part == "prelude" else self.visits - len(self.coda)
+        for slot, block in enumerate(blocks, start=first):
+            x = self.visit(block, x, slot, rotary, mask, cache)
+        return x
+
+    def initial_state(self, e: Tensor, start: int, state: Tensor | None = None) -> Tensor:
+        """What the first round starts from, where e (B, T, width) stands from position `start` on."""
+        if self.config.first_state == "embedding":
+            return e
+        if self.config.first_state == "zeros":
+            return torch.zeros_like(e)
+        assert self.first_noise is not None
+        table = self.first_noise[start : start + e.shape[1]] if state is None else state
+        return table.to(e.dtype).expand_as(e)
+
+    def run_loop(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        mask: Tensor | None,
+        cache: Cache | None,
+        noise: Tensor | None,
+        entered: Tensor | None,
+    ) -> Tensor:
+        """All rounds; those before the last `backprop` stand outside of the graph."""
+        free = 0
+        if self.backprop is not None and torch.is_grad_enabled():
+            free = max(0, self.rounds - self.backprop)
+        if free:
+            with torch.no_grad():
+                x = self.run_rounds(x, rotary, mask, cache, noise, entered, range(free))
+            torch.clear_autocast_cache()  # where older torch keeps weights cast without a graph
+        return self.run_rounds(x, rotary, mask, cache, noise, entered, range(free, self.rounds))
 
     def run_rounds(
         self,
@@ -284,29 +407,54 @@ class LoopedGPT(nn.Module):
         mask: Tensor | None,
         cache: Cache | None,
         noise: Tensor | None = None,
+        entered: Tensor | None = None,
+        indices: range | None = None,
     ) -> Tensor:
-        """The loop: all blocks, `rounds` times."""
-        for index in range(self.rounds):
+        """The loop: all blocks, `rounds` times; or the rounds of those numbers alone."""
+        for index in range(self.rounds) if indices is None else indices:
             # The last round's activations are needed at once: there is nothing to gain in it.
             recompute = self.recompute == "round" and cache is None and index < self.rounds - 1
-            x = maybe_checkpoint(self.run_round, x, index, rotary, mask, cache, recompute=recompute)
+            x = maybe_checkpoint(self.run_round, x, index, rotary, mask, cache, entered, recompute=recompute)
             if noise is not None:
                 x = x + noise[index] * x.detach().square().mean(-1, keepdim=True).sqrt()
         return x
 
     def run_round(
-        self, x: Tensor, index: int, rotary: Rotary, mask: Tensor | None, cache: Cache | None
+        self,
+        x: Tensor,
+        index: int,
+        rotary: Rotary,
+        mask: Tensor | None,
+        cache: Cache | None,
+        entered: Tensor | None = None,
     ) -> Tensor:
-        """Round number `index`: every block once."""
-        last = self.rounds * len(self.blocks) - 1
-        for slot, block in enumerate(self.blocks, start=index * len(self.blocks)):
-            if cache is None:  # compiled blocks must not see a number that changes
-                x = maybe_checkpoint(
-                    block, x, rotary, mask, recompute=self.recompute == "block" and slot < last
-                )
-            else:
-                x = block(x, rotary, mask, cache, slot)
+        """Round number `index`: the injection, then every block once."""
+        if self.injection is not None:
+            x = self.injection(x, entered)
+        for slot, block in enumerate(self.blocks, start=len(self.prelude) + index * len(self.blocks)):
+            x = self.visit(block, x, slot, rotary, mask, cache)
         return x
+
+    def visit(
+        self,
+        block: nn.Module,
+        x: Tensor,
+        slot: int,
+        rotary: Rotary,
+        mask: Tensor | None,
+        cache: Cache | None,
+    ) -> Tensor:
+        """Visit number `slot` of a forward pass, which has that slot of a cache."""
+        if cache is not None:
+            return block(x, rotary, mask, cache, slot)
+        # Compiled blocks must not see a number that changes.
+        recompute = self.recompute == "block" and slot < self.visits - 1
+        return maybe_checkpoint(block, x, rotary, mask, recompute=recompute)
+
+    @property
+    def visits(self) -> int:
+        """Block visits of a forward pass at the rounds set now: prelude, K·R, coda."""
+        return len(self.prelude) + self.rounds * len(self.blocks) + len(self.coda)
 
     def positions(self, tokens: Tensor, cache: KeyValueCache | None) -> Places:
         """Rotary table and mask of tokens that stand behind those in the cache."""
@@ -315,14 +463,14 @@ class LoopedGPT(nn.Module):
         if end > self.config.context:
             raise ValueError(f"tokens of length {end}: must be at most model.context={self.config.context}")
         if cache is not None:
-            cache.check(slots=self.rounds * len(self.blocks), length=end)
+            cache.check(slots=self.visits, length=end)
         rotary = (self.cos[start:end], self.sin[start:end])
         return rotary, causal_mask(start, end - start, tokens.device)
 
     def new_cache(self, capacity: int | None = None) -> KeyValueCache:
         """An empty cache for the rounds set now; room for the whole context unless less is enough."""
         capacity = self.config.context if capacity is None else capacity
-        return KeyValueCache(self.rounds * len(self.blocks), capacity)
+        return KeyValueCache(self.visits, capacity)
 
     def read_out(self, x: Tensor, targets: Tensor | None = None) -> GPTOutput:
         """The final norm, and the loss if there are targets."""
@@ -345,12 +493,13 @@ class LoopedGPT(nn.Module):
         """Apply the blocks `rounds` times from now on: test-time depth. The weights stay.
 
         alpha and epsilon are the trained ones or the new depth's, as asked here or else in the config.
+        Those of prelude and coda, which are visited once, stay.
         """
         changed = replace(self.config, rounds=rounds)  # also checks the value
         self.rounds = rounds
         recompute = self.config.recompute_alpha if recompute_alpha is None else recompute_alpha
         scales = (changed if recompute else self.config).scales
-        for module in self.modules():
+        for module in self.blocks.modules():
             if isinstance(module, ScaledResidual):
                 module.alpha, module.epsilon = scales.alpha, scales.epsilon
 

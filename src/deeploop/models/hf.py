@@ -28,7 +28,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from deeploop.models.gpt import GPTConfig, LoopedGPT, Places
+from deeploop.models.gpt import PARTS, GPTConfig, LoopedGPT, Places
 
 
 class DeepLoopConfig(PreTrainedConfig):
@@ -62,8 +62,9 @@ class DeepLoopConfig(PreTrainedConfig):
 
     @property
     def num_hidden_layers(self) -> int:
-        """Visits K·R: `generate` sizes its cache by this, and every visit has keys and values of its own."""
-        return self.blocks * self.rounds
+        """Visits: `generate` sizes its cache by this, and every visit has keys and values of its own."""
+        own = {name: getattr(self, name) for name in PARTS}
+        return own["prelude"] + self.blocks * self.rounds + own["coda"]
 
     def to_gpt(self) -> GPTConfig:
         """The config of the model as it was trained."""
@@ -86,6 +87,8 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: DeepLoopConfig) -> None:
         super().__init__(config)
+        if getattr(config, "first_state", "embedding") == "noise":  # by position, which padding moves
+            raise ValueError("model.first_state=noise: can't be exported to transformers; train with zeros")
         self.model = LoopedGPT(config.to_gpt(), seed=torch.initial_seed() % 2**63)
         self.model.set_rounds(config.rounds)
         # Unless on the meta device, it has drawn its weights: by its own rule, not by a common std.
@@ -123,8 +126,8 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Next-token logits, and with `labels` (the input ids; -100 is left out) their mean loss.
 
-        `output_hidden_states` gives K·R + 1 of them: what enters the first block, then the stream after every
-        visit; the last is behind the final norm, as in transformers' own models.
+        `output_hidden_states` gives one more than there are visits: what enters the first block, then the
+        stream after every visit; the last is behind the final norm, as in transformers' own models.
         """
         if self.config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError(
@@ -195,7 +198,7 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
             kept = {name: parameter.clone() for name, parameter in given.items()}
             module.init_weights(torch.initial_seed() % 2**63)
             module.load_state_dict(kept, strict=False)
-        module.init_rotary()
+        module.init_tables()
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         raise NotImplementedError("deeploop: the vocabulary of a trained model is fixed")
@@ -221,7 +224,8 @@ def _recorded_visits(gpt: LoopedGPT | None) -> Iterator[list[Tensor]]:
     def record(block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         visits.extend([output] if visits else [inputs[0], output])
 
-    hooks = [block.register_forward_hook(record) for block in (gpt.blocks if gpt else ())]
+    blocks = (*gpt.prelude, *gpt.blocks, *gpt.coda) if gpt else ()
+    hooks = [block.register_forward_hook(record) for block in blocks]
     try:
         yield visits
     finally:

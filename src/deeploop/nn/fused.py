@@ -56,8 +56,12 @@ def fits_block(block: nn.Module) -> bool:
 
 
 def fits_rounds(model: nn.Module) -> bool:
-    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`."""
-    return hasattr(model, "run_rounds") and all(map(fits_block, getattr(model, "blocks", ())))
+    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`.
+
+    What enters every round anew would stand between two rounds of the chain.
+    """
+    chained = hasattr(model, "run_rounds") and getattr(model, "injection", None) is None
+    return chained and all(map(fits_block, getattr(model, "blocks", ())))
 
 
 def install(block: nn.Module) -> bool:
@@ -86,12 +90,21 @@ def _forward(block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
     return type(block).forward(block, x, rotary, *rest)
 
 
-def _run_rounds(model: Any, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
-    # What follows are a mask, a cache and noise between rounds. Blocks that are recomputed one by one are
-    # called one by one.
-    if _applies(x, *rest) and model.recompute != "block":
-        return _run(model.blocks, x, rotary, rounds=model.rounds, recompute=model.recompute == "round")
-    return type(model).run_rounds(model, x, rotary, *rest)
+def _run_rounds(
+    model: Any,
+    x: Tensor,
+    rotary: Rotary,
+    mask: Tensor | None = None,
+    cache: Any = None,
+    noise: Tensor | None = None,
+    entered: Tensor | None = None,
+    indices: range | None = None,
+) -> Any:
+    # Blocks that are recomputed one by one are called one by one.
+    if _applies(x, mask, cache, noise, entered) and model.recompute != "block":
+        rounds = model.rounds if indices is None else len(indices)
+        return _run(model.blocks, x, rotary, rounds=rounds, recompute=model.recompute == "round")
+    return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
 
 
 def _run(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any) -> Tensor:

@@ -6,11 +6,13 @@ every dtype, and two models that differ only in their scales share the same unde
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from deeploop.nn.injection import Injection
 
 EMBEDDING_STD = 0.02
 CUT = 2.0  # where a truncated normal ends, in its own standard deviations before the cut
@@ -82,14 +84,24 @@ class InitRule:
 
 
 @torch.no_grad()
-def init_weights_(model: nn.Module, rule: InitRule, seed: int) -> None:
+def init_weights_(
+    model: nn.Module, rule: InitRule, seed: int, parts: Mapping[str, InitRule] | None = None
+) -> None:
     """Set every parameter of `model`: gains (vectors) to 1, biases to 0, matrices drawn as `rule` says.
 
-    A parameter for which no initial value is stated is an error, so nothing is left as it was.
+    `parts` are the rules of submodules that have another. An injection sets its own weights. A parameter for
+    which no initial value is stated is an error, so nothing is left as it was.
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
+    settled: set[nn.Parameter] = set()
+    for module in model.modules():
+        if isinstance(module, Injection):
+            module.init_weights_()
+            settled.update(module.parameters())
     for name, parameter in model.named_parameters():
         *path, attribute = name.split(".")  # blocks.0.attention.branch.v.weight: role v
+        if parameter in settled:
+            continue
         if attribute == "output_bias":
             parameter.zero_()
             continue
@@ -97,4 +109,5 @@ def init_weights_(model: nn.Module, rule: InitRule, seed: int) -> None:
         if parameter.ndim == 1:
             parameter.fill_(1.0)
         else:
-            init_residual_branch_([parameter], std=rule.std(path[-1]), generator=generator)
+            own = (parts or {}).get(path[0], rule)
+            init_residual_branch_([parameter], std=own.std(path[-1]), generator=generator)

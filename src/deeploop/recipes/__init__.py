@@ -9,6 +9,7 @@ RECIPES: dict[str, Callable[[], AnyTrainConfig]] = {
     "gpt2-small": gpt.gpt2_small,
     "gpt2-medium": gpt.gpt2_medium,
     "tiny": gpt.tiny,
+    "tiny-recurrent": gpt.tiny_recurrent,
     "gpt2-small-stable": gpt.gpt2_small_stable,
     "gpt2-medium-stable": gpt.gpt2_medium_stable,
     "tiny-stable": gpt.tiny_stable,

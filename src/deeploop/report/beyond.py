@@ -1,6 +1,7 @@
 """Runs of iterated tasks in a report: which rule learns in fewest steps, which goes on furthest. No torch."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -12,10 +13,17 @@ from deeploop.report.figures import colours, finish
 from deeploop.report.groups import Histories, method
 from deeploop.report.page import MISSING
 from deeploop.report.plots import INK
-from deeploop.report.runs import Run
+from deeploop.report.runs import DEFINING, Run, differing
 from deeploop.report.tables import Table
 
 LEARNED = RIGHT = 0.99  # share of whole answers inside the trained steps, of cells beyond them
+FARTHEST = 2  # of the numbers of steps asked for, so many of the largest tell whether a loop goes on
+
+
+def goes_on(cells: Mapping[int, float], trained: int) -> bool | None:
+    """Whether shares of right cells, by steps, stay near 1 beyond training; None: nothing was asked there."""
+    far = sorted(steps for steps in cells if steps > trained)[-FARTHEST:]
+    return all(cells[steps] >= RIGHT for steps in far) if far else None
 
 
 @dataclass(frozen=True)
@@ -41,9 +49,13 @@ class Contender:
         return [last["cells_by_steps"][last["steps"].index(steps)] for last in lasts]
 
     def going_on(self) -> int | None:
-        """Runs that are right at every number of steps beyond the trained ones; None: none was asked for."""
-        beyond = [self.shares(steps) for steps in self.steps if steps > self.trained]
-        return sum(min(shares) >= RIGHT for shares in zip(*beyond, strict=True)) if beyond else None
+        """How many runs do; None where it was not asked."""
+        columns = [self.shares(steps) for steps in self.steps]
+        found = [
+            goes_on(dict(zip(self.steps, own, strict=True)), self.trained)
+            for own in zip(*columns, strict=True)
+        ]
+        return None if None in found else sum(map(bool, found))
 
     def learned_at(self, histories: Histories) -> float | None:
         """Training step of the first validation that has the trained steps right, the median over runs."""
@@ -61,15 +73,32 @@ def is_iterated(run: Run) -> bool:
 
 def contenders(runs: Sequence[Run]) -> dict[str, list[Contender]]:
     """Task → its contenders, those that go on furthest first."""
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in filter(is_iterated, runs):
-        groups.setdefault((task_name(run), rule_name(run)), []).append(run)
+        groups.setdefault(json.dumps(_defining(run), sort_keys=True), []).append(run)
+    named: dict[tuple[str, str], list[tuple[Run, ...]]] = {}
+    for own in groups.values():
+        named.setdefault((task_name(own[0]), rule_name(own[0])), []).append(tuple(own))
     found: dict[str, list[Contender]] = {}
-    for (task, name), own in groups.items():
-        found.setdefault(task, []).append(Contender(task, name, tuple(own)))
+    for (task, name), alike in named.items():
+        told = differing([own[0] for own in alike])
+        for seeds in alike:
+            more = [f"{field.partition('.')[2]} {seeds[0].fields.get(field)}" for field in told]
+            found.setdefault(task, []).append(Contender(task, ", ".join([name, *more]), seeds))
     for rivals in found.values():
         rivals.sort(key=lambda one: fmean(run.validation.get("beyond") or 0.0 for run in one.runs))
     return found
+
+
+def _defining(run: Run) -> dict[str, Any]:
+    """All that tells it from other runs, but for the seed; the arithmetic too."""
+    own = {name: value for name, value in run.fields.items() if name.startswith(DEFINING)}
+    return {**own, "device.precision": _execution(run)}
+
+
+def _execution(run: Run) -> str:
+    execution = run.stamp.get("execution")
+    return str(execution.get("precision")) if isinstance(execution, dict) else ""
 
 
 def task_name(run: Run) -> str:
@@ -98,7 +127,7 @@ def beyond_table(task: str, own: Sequence[Contender], histories: Histories, name
         f"Share of cells right by steps: {task}",
         ["rule", "seeds", "goes on", "95%", "learned at step", *(str(h) for h in steps)],
         [[*_head(one, histories), *(_shares(one, h) for h in steps)] for one in own],
-        f"goes on: runs with {RIGHT:.0%} of the cells right at every number of steps beyond training, "
+        f"goes on: runs with {RIGHT:.0%} of the cells right at the {FARTHEST} largest numbers of steps, "
         f"95%: Wilson's interval; learned at step: the first validation with {LEARNED:.0%} of the whole "
         "answers right inside the trained steps, the median over seeds; then the mean share of right cells, "
         "and its lowest and highest seed where they differ.",
@@ -122,12 +151,12 @@ def _shares(one: Contender, steps: int) -> str:
 
 
 def beyond_figure(own: Sequence[Contender]) -> Figure:
-    """Mean share of right cells against steps, a line for the best contender of each block."""
+    """Mean share of right cells against steps, a line for the best rate and noise of each rule."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    best = {method(one.runs[0]): one for one in reversed(own)}
-    for block, colour in colours(reversed(best)).items():
-        one = best[block]
+    best = {rule_name(one.runs[0]).rpartition(", rate ")[0]: one for one in reversed(own)}
+    for rule, colour in colours(reversed(best)).items():
+        one = best[rule]
         means = [fmean(one.shares(h)) for h in one.steps]
         axes.plot(one.steps, means, "o-", ms=3, lw=1.4, color=colour, label=one.name)
     axes.axvspan(0.9, own[0].trained, color=INK, alpha=0.12, lw=0)

@@ -55,29 +55,33 @@ def floor(record: Record) -> float:
 
 
 def verdict(record: Record) -> str:
-    """One sentence on the two exponents at the looped depth: whatever it is that happened."""
-    rounds = looped(record)
+    """What happened at the looped depth, whatever it is: the two exponents, and the smaller with the bias."""
     if record["quick"]:
         return "A quick look of a few steps, from which nothing follows."
-    ends = {
-        run["method"]: run["validations"][-1]["verdict"] for run in record["runs"] if run["rounds"] == rounds
-    }
+    rounds = looped(record)
+    looped_runs = (run for run in record["runs"] if run["rounds"] == rounds)
+    ends = {run["method"]: run["validations"][-1]["verdict"] for run in looped_runs}
+    return f"At R = {rounds} {_of_exponents(ends)} {_of_bias(ends)}"
+
+
+def _of_exponents(ends: dict[str, str]) -> str:
     small, large = ends["DeepNorm p=1/4"], ends["DeepLoop p=1/2"]
-    start = f"At R = {rounds}"
     match small, large:
         case "collapsed", "escaped":
-            return (
-                f"{start} the exponent decides: p = 1/4 ends with all positions in one state, p = 1/2 trains."
-            )
+            return "the exponent decides: p = 1/4 ends with all positions in one state, p = 1/2 trains."
         case "escaped", "escaped":
-            return f"{start} both exponents train with this seed; the ramp spared p = 1/4 too."
+            return "both exponents train with this seed; the ramp spared p = 1/4 too."
         case "collapsed", "collapsed":
-            return f"{start} both exponents collapse with this seed; a slower ramp is what to try."
+            return "both exponents collapse with this seed; a slower ramp is what to try."
         case "escaped", "collapsed":
-            return (
-                f"{start} p = 1/4 trains and p = 1/2 collapses with this seed: not what the bound predicts."
-            )
-    return f"{start} with this seed: p = 1/4 {OUTCOMES[small]}; p = 1/2 {OUTCOMES[large]}."
+            return "p = 1/4 trains and p = 1/2 collapses with this seed: not what the bound predicts."
+    return f"with this seed: p = 1/4 {OUTCOMES[small]}; p = 1/2 {OUTCOMES[large]}."
+
+
+def _of_bias(ends: dict[str, str]) -> str:
+    helped = ends["DeepNorm p=1/4, unigram bias"]
+    said = {"escaped": "trains", "collapsed": "collapses as well"}.get(helped, "is undecided")
+    return f"With an output bias that starts at the unigram frequencies p = 1/4 {said}."
 
 
 def draw(record: Record) -> plots.Figure:

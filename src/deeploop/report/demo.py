@@ -7,8 +7,8 @@ from typing import Any
 
 from deeploop.files import write_json, write_text
 from deeploop.report import collapse, demo_figures, page, plots
+from deeploop.report.beyond import RIGHT, goes_on
 
-RIGHT = 0.99  # share of cells from which on a model's answers count as right
 TABLE = (1, 2, 3, 4, 9, 13, 24, 77, 127, 200)
 FAR = TABLE[-2:]
 NAMES = {"pre-norm": "The pre-norm loop", "stack": "The stack without a loop"}
@@ -76,7 +76,7 @@ def of_flat(record: Record) -> str:
 def claim_holds(record: Record) -> bool:
     """Trained on at most 4 steps, the flat loop has at least 99% of the cells right at 127 and at 200."""
     cells = record["models"]["flat"]["cells"]
-    return all(cells[str(h)] >= RIGHT for h in FAR)
+    return bool(goes_on({h: cells[str(h)] for h in FAR}, trained=record["trained_steps"]))
 
 
 def of_other(name: str, record: Record) -> str:
@@ -194,7 +194,8 @@ def collapse_section(record: Record) -> list[str]:
         page.paragraph(
             f"Another experiment ({record['source']}): two stored blocks on the bytes of Python's standard "
             f"library, applied once and {collapse.looped(record)} times, with the same seed, data and "
-            f"schedule. Only the residual equation changes. {collapse.verdict(record)}"
+            "schedule. Only the residual equation changes, and in one run the output bias. "
+            f"{collapse.verdict(record)}"
         ),
         page.figure(
             plots.inline_svg(collapse.draw(record)),

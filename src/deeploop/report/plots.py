@@ -23,6 +23,7 @@ RULE_COLOURS = {
     "DeepLoop p=1/2": COLOURS[1],
     "flat": COLOURS[2],
     "DeepNorm p=1/4": COLOURS[4],
+    "DeepNorm p=1/4, unigram bias": COLOURS[5],
 }
 INK = "#7f7f80"  # frame and text; replaced by the page's own text colour in inline SVG
 
@@ -56,9 +57,9 @@ def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: fl
         similarity.set_xlabel("step")
         for axes in (loss, similarity):
             quiet(axes)
-    grid[0, 0].set_ylabel("training loss (nats a token)")
+    grid[0, 0].set_ylabel("training loss (nats per token)")
     grid[1, 0].set_ylabel("token similarity")
-    grid[0, 0].legend(frameon=False, labelcolor=INK)
+    grid[0, -1].legend(frameon=False, labelcolor=INK)  # the last panel has every curve
     return figure
 
 

@@ -198,8 +198,13 @@ def _best_rule(
     safe = [
         (one, [m for m in rules if not _beside_cliff(near, R, asked, m.settings)]) for one, rules in ranked
     ]
-    if not (safe := [(one, rules) for one, rules in safe if rules]):
+    if not ranked:
         raise _no_rounds(near, R, [m for one in near for m in one.rules])
+    if not (safe := [(one, rules) for one, rules in safe if rules]):
+        raise ValueError(
+            f"every rule that was run near this shape at rounds={R} is beside a cliff ({near[0].folder}), "
+            "where twice its best rate fails to train; `deeploop sweep transfer` at your shape may find one"
+        )
     one, rules = safe[0]
     lowest = min(_point(m, R)[1] for m in rules)
     level = [m for m in rules if _point(m, R)[1] <= lowest + MOST_REGRET]

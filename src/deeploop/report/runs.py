@@ -215,14 +215,16 @@ def _last_lines(folder: Path) -> tuple[Record, Record, list[float]]:
     train: Record = {}
     validation: Record = {}
     rates: list[float] = []
+    trained = 0
     for record in stream_back(folder):
         if record["kind"] == "validation":
             validation = validation or record
         elif record["kind"] == "train":
             train = train or record
-            if record.get("tokens_per_s") and len(rates) < RATES and is_sound(record):
+            trained += 1
+            if record.get("tokens_per_s") and trained <= RATES and is_sound(record):
                 rates.append(record["tokens_per_s"])
-        if train and validation and len(rates) == RATES:
+        if train and validation and trained >= RATES:
             break
     return train, validation, rates
 

@@ -14,6 +14,8 @@ from deeploop.recipes.reasoners import PUZZLES
 from deeploop.report import published
 from deeploop.report.page import text_table
 from deeploop.sweep.grid import Cell, Grid
+from deeploop.train.config import TrainConfig
+from deeploop.train.language import training_flops_per_token
 from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"
@@ -42,7 +44,9 @@ def cost(config: Any) -> Cost | None:
     """None for a reasoner on boards of a size that nobody knows."""
     examples = config.optim.steps * config.optim.batch
     if isinstance(config.model, GPTConfig):
-        return Cost(examples * config.model.context, flops_per_token(config.model))
+        is_text = isinstance(config, TrainConfig)
+        flops = training_flops_per_token(config) if is_text else flops_per_token(config.model)
+        return Cost(examples * config.model.context, flops)
     shape = board(config.data.path)
     if shape is None:
         return None

@@ -1,6 +1,7 @@
 """`deeploop plan`: alpha, beta and the stability bounds of an architecture, as a table or as JSON.
 
 deeploop plan --blocks 12 --rounds 3
+deeploop plan --blocks 4 --rounds 4 --prelude 2 --coda 2 --sample poisson-lognormal --backprop 4
 deeploop plan --high-blocks 4 --low-blocks 4 --cycles 2 --low-cycles 2 --horizon last_cycle
 """
 
@@ -18,9 +19,42 @@ from deeploop.theory.bounds import (
     rules_by_module,
     untied_bound,
 )
+from deeploop.theory.depth_law import DepthLaw, effective_depth, mean_read_write
 from deeploop.theory.plan_table import flat_alphas
-from deeploop.theory.scaling import DEEPLOOP, PAPER_RULES, ScalingRule, averaged_epsilon, factored_epsilon
+from deeploop.theory.scaling import (
+    DEEPLOOP,
+    PAPER_RULES,
+    ScalingRule,
+    averaged_epsilon,
+    factored_epsilon,
+    flat_alpha,
+)
 from deeploop.theory.visits import HORIZONS, Horizon, Schedule, hierarchy, single_loop
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a loop is trained: the law of its rounds, and the rounds that gradients go through (None: all)."""
+
+    sample: str
+    law: DepthLaw
+    backprop: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """R is fixed, and all of it stands in the graph."""
+        return self.law.least == self.law.most and not self.truncates
+
+    @property
+    def truncates(self) -> bool:
+        return self.backprop is not None and self.backprop < self.law.most
+
+    @property
+    def formula(self) -> str:
+        """N* of this training, in the symbols of the paper."""
+        if self.law.least == self.law.most:
+            return "K·√(R·R_g)"
+        return "K·√E[R·R_g]" if self.truncates else "K·√E[R²]"
 
 
 @dataclass(frozen=True)
@@ -32,6 +66,8 @@ class Plan:
     rules: Mapping[str, ScalingRule]  # one a module
     horizons: Mapping[Horizon, Schedule] = field(default_factory=dict)  # a hierarchy's, at each horizon
     epsilons: Mapping[str, float] = field(default_factory=dict)  # a loop's, of the rules that scale pre-norm
+    once: Mapping[str, int] = field(default_factory=dict)  # blocks of a loop's prelude and coda
+    training: Training | None = None  # of a loop whose rounds are drawn, or not all in the graph
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain numbers, exact fractions beside them as strings (null where irrational)."""
@@ -52,6 +88,8 @@ class Plan:
             "horizons": {name: _horizon(at, self.rules) for name, at in self.horizons.items()},
             "epsilons": dict(self.epsilons),
             "flat": {"formula": "lambda * R * sqrt(K)", "lambda": 1.0, "alpha": flat_alphas(schedule)},
+            "once": {name: _visited_once(self.rules["loop"], blocks) for name, blocks in self.once.items()},
+            "training": _trained(self),
             "verdict": plan_table.verdict(self),
         }
 
@@ -60,13 +98,30 @@ class Plan:
         return plan_table.render(self)
 
 
-def plan_single(blocks: int, rounds: int, rule: ScalingRule = DEEPLOOP) -> Plan:
-    """K blocks for R rounds under one rule."""
+def plan_single(
+    blocks: int,
+    rounds: int,
+    rule: ScalingRule = DEEPLOOP,
+    *,
+    prelude: int = 0,
+    coda: int = 0,
+    training: Training | None = None,
+) -> Plan:
+    """K blocks for R rounds under one rule, between blocks that are visited once.
+
+    `training` says how R is drawn, and how much of it stands in the graph.
+    """
     schedule = single_loop(blocks, rounds)
+    once = {"prelude": prelude, "coda": coda}
+    for name, count in once.items():
+        if count < 0:
+            raise ValueError(f"{name}={count}: must be 0 (none) or more")
     return Plan(
-        {"blocks": blocks, "rounds": rounds},
+        {"blocks": blocks, "rounds": rounds, **once},
         schedule,
         rules_by_module(schedule, rule),
+        once={name: count for name, count in once.items() if count},
+        training=None if training is None or training.is_plain else training,
         epsilons={
             "factored": factored_epsilon(blocks, rounds),
             "averaged": averaged_epsilon(blocks, rounds),
@@ -111,6 +166,35 @@ def _rule(rule: ScalingRule, N: int) -> dict[str, Any]:
         "beta": rule.beta(N),
         "ratio": rule.ratio(N),
         "ratio_exact": _string(rule.ratio_exact(N)),
+    }
+
+
+def _trained(plan: Plan) -> dict[str, Any] | None:
+    """N* and what it would make of the scales; null where it is N."""
+    if plan.training is None:
+        return None
+    training, K = plan.training, int(plan.settings["blocks"])
+    mean = mean_read_write(training.law, training.backprop)
+    return {
+        "sample": training.sample,
+        "mean_rounds": float(training.law.mean),
+        "least_rounds": training.law.least,
+        "most_rounds": training.law.most,
+        "backprop": training.backprop,
+        "formula": training.formula,
+        "read_times_written": float(mean),
+        "read_times_written_exact": str(mean) if isinstance(mean, Fraction) else None,
+        "N_star": effective_depth(K, training.law, training.backprop),
+    }
+
+
+def _visited_once(rule: ScalingRule, blocks: int) -> dict[str, Any]:
+    """The scales of blocks that a forward pass visits once, each rule's at K = blocks and R = 1."""
+    return {
+        "blocks": blocks,
+        **_rule(rule, blocks),
+        "epsilons": {"factored": factored_epsilon(blocks, 1), "averaged": averaged_epsilon(blocks, 1)},
+        "flat_alpha": flat_alpha(blocks, 1),
     }
 
 

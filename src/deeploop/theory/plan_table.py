@@ -15,7 +15,18 @@ from deeploop.theory.bounds import (
     rules_by_module,
     untied_bound,
 )
-from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, PAPER_RULES, Real, ScalingRule, exact, flat_alpha
+from deeploop.theory.depth_law import effective_depth, mean_read_write
+from deeploop.theory.scaling import (
+    DEEPLOOP,
+    DEEPNORM,
+    PAPER_RULES,
+    Real,
+    ScalingRule,
+    averaged_epsilon,
+    exact,
+    factored_epsilon,
+    flat_alpha,
+)
 from deeploop.theory.visits import SUBLAYERS_PER_BLOCK, Schedule
 
 if TYPE_CHECKING:
@@ -78,7 +89,49 @@ def _loop_parts(plan: Plan) -> list[str]:
         f"averaged ε = 1/N = {plan.epsilons['averaged']:.6g}\n"
         "  or the flat rule, x ← Norm(α·x + f(Norm(x)·g)) with no gain on the outer norm, no β\n"
         f"  flat α = λ·R·√K = {flat_alphas(s)['loop']:.6g} at λ = 1",
+        *_once_parts(plan),
+        *_training_parts(plan),
     ]
+
+
+def _training_parts(plan: Plan) -> list[str]:
+    """N* where rounds are drawn or truncated, and what it would make of α; α itself is the mean's."""
+    if plan.training is None:
+        return []
+    training, K, N = plan.training, int(plan.settings["blocks"]), plan.schedule.N
+    law, rule = training.law, plan.rules["loop"]
+    mean, star = mean_read_write(law, training.backprop), effective_depth(K, law, training.backprop)
+    drawn = f"{training.sample}, mean {float(law.mean):.4g}, {law.least} to {law.most}"
+    kept = f", gradient through the last {training.backprop}" if training.truncates else ""
+    alpha = rule.alpha(1) * star ** float(rule.p)
+    gain = "" if plan.once else f" (--model.flat-gain {star / N:.4g})"  # which is for all parts
+    written = _number(float(mean), mean if isinstance(mean, Fraction) else None)
+    return [
+        f"Rounds of a training step: {drawn}{kept}\n"
+        f"  N* = {training.formula} = {K}·√{written} = {star:.6g}, where N = K·R = {N}\n"
+        "  The aligned bound, read in R rounds and written in R_g, is 2K·R·R_g(β/α)² = 2(N*)²/K·(β/α)²\n"
+        "  α above is that of the mean R, and stays. At N* it would be\n"
+        f"  {alpha:.6g}, flat {star / K**0.5:.6g}{gain}. N* is our reading of the bound, untested"
+    ]
+
+
+def _once_parts(plan: Plan) -> list[str]:
+    """The scales of prelude and coda, where there are any."""
+    if not plan.once:
+        return []
+    rule = plan.rules["loop"]
+    rows = [
+        [f"{name}, K = {K}", *(f"{value:.6g}" for value in (rule.alpha(K), rule.beta(K), *_at_one_round(K)))]
+        for name, K in plan.once.items()
+    ]
+    return [
+        "Prelude and coda are visited once, so each rule is taken at its own blocks and R = 1\n"
+        + _columns(["", f"{rule.name} α", "β", "flat α", "factored ε", "averaged ε"], *rows)
+    ]
+
+
+def _at_one_round(K: int) -> tuple[float, ...]:
+    return flat_alpha(K, 1), factored_epsilon(K, 1), averaged_epsilon(K, 1)
 
 
 def _hierarchy_parts(plan: Plan) -> list[str]:

@@ -26,7 +26,7 @@ from deeploop.train.language import DataConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig, ReasonerOptimConfig
 from deeploop.train.puzzle import PuzzleDataConfig
-from deeploop.train.rounds import RoundsConfig
+from deeploop.train.rounds import IterateRoundsConfig, RoundsConfig
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,17 @@ class TrainConfig(RunConfig):
     optim: OptimConfig = field(default_factory=OptimConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
+    rounds: RoundsConfig = field(default_factory=RoundsConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_optim(self.model, self.optim, self.device)
+        self.rounds.check(self.model.rounds)
+        if self.rounds.truncates(self.model.rounds) and self.model.injection == "none":
+            raise ValueError(
+                f"rounds.backprop={self.rounds.backprop}: must be 0 with model.injection=none, where no "
+                "gradient would reach what stands before the loop; give --model.injection add"
+            )
         if self.optim.wait_for_escape and self.guard.stop:
             raise ValueError(
                 "guard.stop=True: must be False with optim.wait_for_escape=True, "
@@ -125,7 +132,7 @@ class IterateTrainConfig(RunConfig):
     model: GPTConfig = field(default_factory=partial(GPTConfig, vocabulary=64, context=256))
     data: IterateDataConfig = field(default_factory=IterateDataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    rounds: RoundsConfig = field(default_factory=RoundsConfig)
+    rounds: IterateRoundsConfig = field(default_factory=IterateRoundsConfig)
 
     @property
     def examples(self) -> Examples:
@@ -135,6 +142,7 @@ class IterateTrainConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_optim(self.model, self.optim, self.device)
+        self.model.require_plain_loop("an iterated task")
         data, shown = self.data, self.examples
         if self.rounds.sample == "steps" and data.train_steps > self.model.rounds:
             raise ValueError(

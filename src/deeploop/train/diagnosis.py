@@ -38,6 +38,7 @@ class DiagnoseConfig:
     def check(self, model: LoopedGPT) -> None:
         """A misspelt sublayer is an error before training, not at the first diagnosis."""
         if self.every:
+            model.config.require_plain_loop(f"diagnose.every={self.every}")
             try:
                 pick_sublayers(model, self.sublayers)
             except ValueError as error:
@@ -55,6 +56,7 @@ class LoopMonitor:
     def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The record of a diagnosis, on the first validation sequences of this rank."""
         assert isinstance(model, LoopedGPT)
+        model.set_rounds(self._config.model.rounds)  # the step before may have drawn others
         return diagnose(model, optimizer, self._probe, self._config.diagnose)
 
     def collapse_advice(self) -> str:

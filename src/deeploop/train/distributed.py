@@ -166,9 +166,9 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
 
 
 def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The stored blocks, each compiled and sharded by itself: what lies in a list named `blocks`."""
+    """The stored blocks, each compiled and sharded by itself: what lies in a list of such a name."""
     for name, module in model.named_modules():
-        if name.split(".")[-1] == "blocks":
+        if name.split(".")[-1] in ("blocks", "prelude", "coda"):
             yield from module.children()
 
 

@@ -1,9 +1,10 @@
 """What is about to be trained, in a few aligned lines: for `deeploop train`, before the first step."""
 
+import math
 from dataclasses import dataclass
 
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt import PARTS, GPTConfig
 from deeploop.models.reasoner import ReasonerConfig
 from deeploop.train.config import AnyTrainConfig, IterateTrainConfig, TrainConfig
 from deeploop.train.progress import hours_minutes_seconds
@@ -48,6 +49,8 @@ def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
         f"memory about {_bytes(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)",
         "device": facts.device + (f" × {facts.ranks} ranks" if facts.ranks > 1 else ""),
     }
+    if isinstance(config, TrainConfig) and (drawn := _rounds(config)):
+        lines["rounds"] = drawn
     if 0 < done < steps and facts.seconds:
         left = hours_minutes_seconds((steps - done) * facts.seconds / done)
         lines["time"] = f"{left} left at the speed so far, validation not counted"
@@ -65,7 +68,11 @@ def _aligned(lines: dict[str, str]) -> list[str]:
 
 def _loop(model: GPTConfig | ReasonerConfig) -> str:
     if isinstance(model, GPTConfig):
-        return f"K = {model.blocks} blocks × R = {model.rounds} rounds, N = {model.depth}"
+        around = f"; prelude {model.prelude}, coda {model.coda} blocks" if model.prelude or model.coda else ""
+        injected = f"; injection: {model.injection}" if model.injection != "none" else ""
+        started = f"; first state: {model.first_state}" if model.first_state != "embedding" else ""
+        loop = f"K = {model.blocks} blocks × R = {model.rounds} rounds, N = {model.depth}"
+        return loop + around + injected + started
     plan = model.schedule
     modules = ", ".join(
         f"{name}: K = {blocks}, R_g = {plan.R_g_of(name)}" for name, blocks in model.blocks_of.items()
@@ -78,11 +85,29 @@ def _rule(model: GPTConfig | ReasonerConfig) -> str:
     if isinstance(model, GPTConfig):
         alpha, beta, epsilon = model.scales
         exponent = f", p = {model.p:g}" if model.rule else ""
-        return f"{model.block}{exponent}: {_scales(alpha, beta, epsilon)}"
+        parts = [
+            f"{name} (R = 1) {_scales(*model.part(name).scales)}" for name in PARTS if getattr(model, name)
+        ]
+        return "; ".join([f"{model.block}{exponent}: {_scales(alpha, beta, epsilon)}", *parts])
     scales = {name: _scales(model.alpha(name), model.beta(name)) for name in model.blocks_of}
     if len(set(scales.values())) == 1:
         return next(iter(scales.values()))
     return "; ".join(f"{name}: {text}" for name, text in scales.items())
+
+
+def _rounds(config: TrainConfig) -> str:
+    """How the rounds of a step are drawn and trained; nothing where they are fixed and all in the graph."""
+    rounds, mean = config.rounds, config.model.rounds
+    law = rounds.law(mean)
+    parts = []
+    if rounds.sample != "fixed":
+        parts.append(f"{rounds.sample}, mean {float(law.mean):.4g}, {law.least} to {law.most}")
+    if rounds.ramp != "off":
+        over = math.ceil(rounds.ramp_share * config.optim.steps)
+        parts.append(f"mean from 1 to {mean} over {over:,} steps ({rounds.ramp})")
+    if rounds.truncates(mean):
+        parts.append(f"gradient through the last {rounds.backprop}")
+    return "; ".join(parts)
 
 
 def _scales(alpha: float, beta: float, epsilon: float = 1.0) -> str:

@@ -22,7 +22,7 @@ from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.distributed import World, arithmetic
 from deeploop.train.memory import fit, needs_on
-from deeploop.train.optim import make_optimizer
+from deeploop.train.optim import make_gpt_optimizer
 from deeploop.train.rounds import NoiseSampler, RoundsSampler, draw_upto
 from deeploop.train.task import Monitor
 
@@ -98,7 +98,7 @@ class IterateTask:
         self.held = 0
         self.step = 0
         self._key, self._steps_key = (keys(config.seed, number)[0] for number in (DATA_KEY, STEPS_KEY))
-        self._rounds = RoundsSampler(config.rounds, most=config.model.rounds, seed=config.seed)
+        self._rounds = RoundsSampler(config.seed)
         self._noise = NoiseSampler(config.rounds, seed=config.seed, device=world.device)
 
     @property
@@ -116,13 +116,7 @@ class IterateTask:
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW, fused where the device has it, or Muon with it."""
-        return make_optimizer(
-            model,
-            self.config.optim,
-            fused=self.world.device.type == "cuda",
-            matrix_lr_multiplier=self.config.model.matrix_lr_multiplier,
-            branch=self.config.model.init_rule.branch,
-        )
+        return make_gpt_optimizer(model, self.config.model, self.config.optim, self.world.device)
 
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task."""
@@ -155,10 +149,11 @@ class IterateTask:
         steps = draw_upto(self._steps_key, self.step, self.config.data.train_steps)
         instances = draw(self.task, "train", self._key, self.step * batch + np.arange(batch))
         inputs, targets = self.shown.batch(instances, steps)
-        self.model.set_rounds(self._rounds.at(self.step, steps))
+        law = self.config.rounds.law(self.config.model.rounds, steps)
+        self.model.set_rounds(self._rounds.at(self.step, law))
         noise = self._noise.at(self.step, (self.model.rounds, *inputs.shape, self.config.model.width))
         self.step += 1
-        share = 1 / (targets >= 0).sum()  # of all ranks: each has drawn the whole batch
+        share = 1 / (targets >= 0).sum().clamp(min=1)  # of all ranks: each has drawn the whole batch
         parts = [inputs, targets] if noise is None else [inputs, targets, noise.transpose(0, 1)]
         pieces = zip(*(part[self.mine].split(self.micro_batch) for part in parts), strict=True)
         return [(own_inputs, own_targets, share, *rest) for own_inputs, own_targets, *rest in pieces]

@@ -1,6 +1,6 @@
 """The task of predicting the next token: build, loss, evaluate."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,15 @@ from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import Loader, PrefetchLoader, TokenLoader, validation_windows
 from deeploop.diagnose.collapse import judge, token_similarity, unigram_floor
 from deeploop.eval.depth import count_bytes
+from deeploop.eval.iterated import finite
 from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.diagnosis import LoopMonitor
 from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.memory import fit, needs_on, shards
-from deeploop.train.optim import make_optimizer
+from deeploop.train.optim import make_gpt_optimizer
+from deeploop.train.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.task import Monitor
 
 if TYPE_CHECKING:
@@ -45,11 +47,15 @@ class DataConfig:
     """Sequences of the fixed validation set, spread evenly over the validation split."""
     validate_every: int = 1_000
     """Steps between validations; one more comes at the end."""
+    validation_rounds: tuple[int, ...] = ()
+    """Rounds at which a validation is done as well, beside the mean's (model.rounds)."""
 
     def __post_init__(self) -> None:
         parse_mix(self.mix)
         if self.max_epochs < 0 or (self.max_epochs and not self.mix):
             raise ValueError(f"data.max_epochs={self.max_epochs}: must be 0, or with data.mix 1 or more")
+        if any(rounds < 1 for rounds in self.validation_rounds):
+            raise ValueError(f"data.validation_rounds={self.validation_rounds}: each must be at least 1")
         for name in ("validation_sequences", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
@@ -63,11 +69,14 @@ class DataConfig:
 class LanguageTask:
     """A looped GPT on a corpus of tokens."""
 
+    model: LoopedGPT | None = None
+
     def __init__(self, config: "TrainConfig", world: World) -> None:
         self.config, self.world = config, world
+        self.law = config.rounds.law(config.model.rounds)
         needs = partial(
             training_bytes,
-            config.model,
+            replace(config.model, rounds=min(self.law.most, config.rounds.backprop or self.law.most)),
             shards=shards(config.device, world),
             muon=config.optim.kind == "muon",
         )
@@ -96,17 +105,22 @@ class LanguageTask:
         self.validation = share_of_rank(inputs, world, 0), share_of_rank(self.targets, world, -1)
         self.examples = self.corpus.tokens
         self.targets_per_step = config.optim.batch * context
-        self.flops_per_step = self.targets_per_step * flops_per_token(config.model)
+        self.flops_per_step = self.targets_per_step * training_flops_per_token(config)
         self.monitor: Monitor | None = LoopMonitor(config, self.validation)
         self.skips_non_finite = config.optim.non_finite == "skip"
         self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
         self.held = 0
+        self.step = 0  # whose batch comes next
         self._similarity = 0.0
+        self._rounds = RoundsSampler(config.seed)
+        self._states: FirstStateSampler | None = None
+        if config.model.first_state == "noise":
+            self._states = FirstStateSampler(seed=config.seed, batch=config.optim.batch, device=world.device)
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
-        model = LoopedGPT(self.config.model, seed=self.config.seed)
-        model.recompute = self.recompute
+        self.model = model = LoopedGPT(self.config.model, seed=self.config.seed)
+        model.recompute, model.backprop = self.recompute, self.config.rounds.backprop or None
         if self.config.model.unigram_bias:
             model.set_unigram_bias(torch.from_numpy(self.corpus.counts()))
         self.config.diagnose.check(model)
@@ -114,13 +128,7 @@ class LanguageTask:
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW, fused where the device has it, or Muon with it."""
-        return make_optimizer(
-            model,
-            self.config.optim,
-            fused=self.world.device.type == "cuda",
-            matrix_lr_multiplier=self.config.model.matrix_lr_multiplier,
-            branch=self.config.model.init_rule.branch,
-        )
+        return make_gpt_optimizer(model, self.config.model, self.config.optim, self.world.device)
 
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task."""
@@ -154,22 +162,39 @@ class LanguageTask:
             field = f"data.mix={' '.join(mix)}" if mix else f"data.path={path}"
             raise ValueError(f"{field}: not the {what} started on")
         self.loader.load_state(state.get("loader", {}))
-        self.held = state.get("held", 0)
+        self.held, self.step = state.get("held", 0), state.get("step", 0)
 
     def micro_batches(self) -> list[tuple[Tensor, ...]]:
-        """This rank's share of the next step, in pieces that fit the device."""
+        """This rank's share of the next step, in pieces that fit the device; sets the step's rounds."""
         inputs, targets = self.loader.step_batch()
         if int(targets.max()) >= self.corpus.vocabulary:
             raise ValueError(
                 f"{', '.join(map(str, self.config.data.folders))}: damaged shard: "
                 f"token {int(targets.max())} is outside the vocabulary"
             )
-        return list(zip(inputs.split(self.micro_batch), targets.split(self.micro_batch), strict=True))
+        self.set_rounds(self.rounds_at(self.step))
+        parts = [inputs, targets]
+        if self._states is not None:
+            mine = range(self.world.rank * len(inputs), (self.world.rank + 1) * len(inputs))
+            parts.append(self._states.at(self.step, mine, (inputs.shape[1], self.config.model.width)))
+        self.step += 1
+        return list(zip(*(part.split(self.micro_batch) for part in parts), strict=True))
+
+    def rounds_at(self, step: int) -> int:
+        """Rounds of training step number `step` (from 0), the same on every rank."""
+        config = self.config
+        law = config.rounds.law_at(step, mean=config.model.rounds, steps=config.optim.steps)
+        return self._rounds.at(step, law)
+
+    def set_rounds(self, rounds: int) -> None:
+        """Sets the rounds of the model that was built here, by which whatever wraps it computes."""
+        if self.model is not None and rounds != self.model.rounds:
+            self.model.set_rounds(rounds)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Cross-entropy summed over the micro-batch, as a share of the whole step's targets."""
-        inputs, targets = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
-        output = model(inputs, targets)
+        inputs, targets, *state = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
+        output = model(inputs, targets, state=state[0]) if state else model(inputs, targets)
         if self.config.optim.wait_for_escape:
             self._similarity = token_similarity(output.states)
         return output.loss / self.targets_per_step
@@ -181,61 +206,78 @@ class LanguageTask:
             self.held += float(self.world.sum(similarity)) / self.world.size > MERGED
 
     def evaluate(self, model: nn.Module) -> dict[str, Any]:
-        """Loss, distance to the unigram floor, token similarity, and what they say together."""
+        """Loss, distance to the unigram floor, token similarity, and what they say together.
+
+        At the mean rounds, and the loss alone at those of `data.validation_rounds`.
+        """
+        depths = sorted(set(self.config.data.validation_rounds))
+        others = [self._loss_and_similarity(model, rounds)[0] for rounds in depths]
+        loss, similarity = self._loss_and_similarity(model, self.config.model.rounds)
+        by_rounds = {"validation_rounds": depths, "loss_by_rounds": [finite(one) for one in others]}
+        return {
+            "loss": loss,
+            "floor": self.floor,
+            "similarity": similarity,
+            "verdict": judge(loss, self.floor, similarity),
+            **(by_rounds if depths else {}),
+            **(self._by_corpus(model) if self.config.data.mix else {}),
+        }
+
+    def _loss_and_similarity(
+        self, model: nn.Module, rounds: int, windows: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[float, float]:
+        """Means over all ranks at that many rounds, of all windows or those given; leaves the model there."""
         config, world = self.config, self.world
+        self.set_rounds(rounds)
         result = validate(
             model,
-            *self.validation,
+            *(windows or self.validation),
             batch=self.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
         )
         sums = torch.tensor([result.loss, result.targets, result.similarity], dtype=torch.float64)
         loss, targets, similarity = world.sum(sums.to(world.device)).tolist()
-        loss, similarity = loss / targets, similarity / world.size
-        return {
-            "loss": loss,
-            "floor": self.floor,
-            "similarity": similarity,
-            "verdict": judge(loss, self.floor, similarity),
-            **(self._by_corpus(model) if self.config.data.mix else {}),
-        }
+        return loss / targets, similarity / world.size
 
     def _by_corpus(self, model: nn.Module) -> dict[str, Any]:
         """The loss on the held-out text of each corpus, and how often it was gone through."""
         losses = []
         for inputs, targets in self.held_out.values():
-            result = validate(
-                model,
-                share_of_rank(inputs, self.world, 0),
-                share_of_rank(targets, self.world, -1),
-                batch=self.micro_batch,
-                device=self.world.device,
-                arithmetic=partial(arithmetic, self.config.device, self.world.device),
-            )
-            sums = torch.tensor([result.loss, result.targets], dtype=torch.float64)
-            loss, count = self.world.sum(sums.to(self.world.device)).tolist()
-            losses.append(loss / count)
+            windows = share_of_rank(inputs, self.world, 0), share_of_rank(targets, self.world, -1)
+            losses.append(self._loss_and_similarity(model, self.config.model.rounds, windows)[0])
         epochs = dict(zip(self.corpus.names, self.loader.state()["epochs"], strict=True))
         return {
             "corpora": list(self.held_out),
-            "loss_by_corpus": losses,
+            "loss_by_corpus": [finite(loss) for loss in losses],
             "epochs_by_corpus": [epochs[name] for name in self.held_out],
         }
 
     def describe(self, result: dict[str, Any]) -> str:
         """An evaluation in one line."""
+        by_rounds = zip(result.get("validation_rounds", ()), result.get("loss_by_rounds", ()), strict=True)
+        others = "  ".join(f"{R}: {'–' if loss is None else f'{loss:.4f}'}" for R, loss in by_rounds)
         return (
             f"validation {result['loss']:.4f}  unigram floor {result['floor']:.4f}  "
-            f"token similarity {result['similarity']:.2f}  {result['verdict']}" + _described_corpora(result)
+            f"token similarity {result['similarity']:.2f}  {result['verdict']}"
+            + (f"  by rounds {others}" if others else "")
+            + _described_corpora(result)
         )
+
+
+def training_flops_per_token(config: "TrainConfig") -> int:
+    """Those of the mean over the rounds that are drawn, and of those among them in the graph."""
+    law, most = config.rounds.law(config.model.rounds), config.rounds.backprop
+    in_graph = law.expect(lambda R: min(R, most or R))
+    return flops_per_token(config.model, float(law.mean), float(in_graph))
 
 
 def _described_corpora(result: dict[str, Any]) -> str:
     """Loss and epochs of each corpus of a mixture."""
     columns = (result.get(name, ()) for name in ("corpora", "loss_by_corpus", "epochs_by_corpus"))
     return "".join(
-        f"  {name} {loss:.4f} ({epochs:.2f} epochs)" for name, loss, epochs in zip(*columns, strict=True)
+        f"  {name} {'–' if loss is None else f'{loss:.4f}'} ({epochs:.2f} epochs)"
+        for name, loss, epochs in zip(*columns, strict=True)
     )
 
 

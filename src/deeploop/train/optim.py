@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from deeploop.models.gpt import GPTConfig
 from deeploop.nn.init import BRANCH
 from deeploop.train.adam_atan2 import AdamATan2
 from deeploop.train.muon import MuonAdamW
@@ -135,6 +136,19 @@ def learning_rate(step: int, config: BaseOptimConfig, held: int = 0) -> float:
     return config.final_lr + (config.peak_lr - config.final_lr) * cosine
 
 
+def make_gpt_optimizer(
+    model: nn.Module, shape: GPTConfig, config: OptimConfig, device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer of a looped GPT of that shape, fused where the device has it."""
+    return make_optimizer(
+        model,
+        config,
+        fused=device.type == "cuda",
+        matrix_lr_multiplier=shape.matrix_lr_multiplier,
+        branch=shape.init_rule.branch,
+    )
+
+
 def make_optimizer(
     model: nn.Module,
     config: OptimConfig,
@@ -145,13 +159,16 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer over three groups: block matrices, embeddings, and the undecayed norm gains.
 
+    An injection's weights are with the gains: decay would shrink the carry, which starts as the identity.
+
     With a rate of their own, the matrices of the roles in `branch` come first, in a fourth. Each group
     carries `lr_multiplier` and whether it is that one, so that the schedule stays one number a step.
     """
     apart = branch if config.branch_lr != 1 else ()
     groups: dict[str, list[nn.Parameter]] = {"branch": [], "matrices": [], "embedding": [], "gains": []}
     for name, parameter in model.named_parameters():
-        kind = "gains" if parameter.ndim < 2 else "embedding" if "embedding" in name else "matrices"
+        undecayed = parameter.ndim < 2 or "injection" in name
+        kind = "gains" if undecayed else "embedding" if "embedding" in name else "matrices"
         role = name.split(".")[-2:][0]  # blocks.0.attention.branch.v.weight: role v
         groups["branch" if role in apart else kind].append(parameter)
     multiplier = dict.fromkeys(("branch", "matrices"), matrix_lr_multiplier)

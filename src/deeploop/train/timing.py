@@ -89,6 +89,7 @@ def reference_step(
 
 
 def reference_model(file: Path, config: GPTConfig) -> nn.Module:
+    config.require_plain_loop(f"reference={file}")
     namespace = runpy.run_path(str(file))
     if "ReferenceGPT" not in namespace:
         raise ValueError(f"reference={file}: has no class ReferenceGPT")

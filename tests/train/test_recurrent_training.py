@@ -1,0 +1,240 @@
+"""Training with a prelude, a coda, an injection and a first state."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from deeploop.recipes import get_recipe
+from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
+from deeploop.train.distributed import World, physical_blocks
+from deeploop.train.header import Facts, header
+from deeploop.train.language import LanguageTask
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+from deeploop.train.rounds import FirstStateSampler, IterateRoundsConfig, RoundsConfig, RoundsSampler
+from deeploop.train.rundir import load
+from deeploop.train.steps import StepQueue
+
+CPU = torch.device("cpu")
+PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
+
+
+def losses(folder):
+    return [(r["step"], r["loss"]) for r in read_metrics(folder, "train")]
+
+
+def tensors(folder):
+    return {path.name: path.read_bytes() for path in last_checkpoint(folder).glob("*.safetensors")}
+
+
+def resumed_in_the_middle(config):
+    """What a run leaves that is resumed at its first checkpoint, beside one that was never stopped."""
+    train(config)
+    copy = config.out.with_name("resumed")
+    shutil.copytree(config.out, copy)
+    shutil.rmtree(list_checkpoints(copy)[-1])
+    train(replace(config, out=copy, resume=True))
+    return copy
+
+
+def test_a_run_whose_first_state_is_noise_resumes_bit_for_bit(tiny_config):
+    config = tiny_config(model=PARTS)
+    copy = resumed_in_the_middle(config)
+    assert losses(copy) == losses(config.out)
+    assert tensors(copy) == tensors(config.out)
+
+
+def test_first_states_are_functions_of_seed_step_and_place_in_the_batch():
+    def draw(step, sequences, seed=1):
+        sampler = FirstStateSampler(seed=seed, batch=4, device=CPU)
+        return sampler.at(step, sequences, (32, 8))
+
+    whole = draw(5, range(4))
+    assert torch.equal(torch.cat([draw(5, range(2)), draw(5, range(2, 4))]), whole)  # two ranks
+    for other in (draw(6, range(4)), draw(5, range(4), seed=2), whole.roll(1, 0)):
+        assert not torch.isclose(other, whole).all(-1).any()
+    assert whole.std().item() == pytest.approx(1, abs=0.1)
+
+
+def test_ranks_share_the_first_states_of_a_step(tiny_config):
+    config = tiny_config(model=PARTS)
+    whole = LanguageTask(config, World(0, 1, CPU)).micro_batches()
+    halves = [LanguageTask(config, World(rank, 2, CPU)).micro_batches() for rank in range(2)]
+    for part in range(3):
+        assert torch.equal(torch.cat([half[0][part] for half in halves]), whole[0][part])
+
+
+def test_an_injection_is_not_decayed_and_all_blocks_are_matrices(tiny_config):
+    config = tiny_config(model=PARTS)
+    task = LanguageTask(config, World(0, 1, CPU))
+    model = task.build()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = task.make_optimizer(model).param_groups
+    plain = {names[p] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    assert {"injection.A_log", "injection.dt", "injection.B", "prelude.0.mlp.inner.weight"} <= plain
+    matrices = {names[p].split(".")[0] for p in groups[0]["params"]}
+    assert matrices == {"prelude", "blocks", "coda"}
+    assert [*physical_blocks(model)] == [*model.prelude, *model.blocks, *model.coda]
+
+
+def test_the_header_says_what_stands_around_the_loop(tiny_config):
+    config = tiny_config(model=PARTS | {"block": "sandwich"})
+    facts = Facts("tiny", parameters=1, examples=1, flops_per_step=1, step_bytes=1, device="cpu")
+    model, rule = header(config, facts)[1:3]
+    assert model.endswith("N = 6; prelude 1, coda 1 blocks; injection: gated; first state: noise")
+    assert "α = 3.464, β = 0.1443; prelude (R = 1) α = 1.414, β = 0.3536; coda (R = 1) α" in rule
+
+
+def test_a_diagnosis_while_training_is_refused(tiny_config):
+    with pytest.raises(
+        ValueError, match=r"diagnose.every=2: is for models with model.prelude=0, this one has 1"
+    ):
+        train(tiny_config(model=PARTS, diagnose={"every": 2}))
+
+
+SAMPLED = {"sample": "poisson-lognormal"}
+
+
+def drawn_rounds(monkeypatch):
+    """The rounds of every step that is taken from now on."""
+    seen, real = [], StepQueue._gradients
+
+    def gradients(self, batches):
+        seen.append(self._run.task.model.rounds)
+        return real(self, batches)
+
+    monkeypatch.setattr(StepQueue, "_gradients", gradients)
+    return seen
+
+
+@pytest.mark.parametrize("sample", ["uniform", "poisson-lognormal"])
+def test_sampled_rounds_resume_bit_for_bit(sample, tiny_config, monkeypatch):
+    seen = drawn_rounds(monkeypatch)
+    config = tiny_config(model=PARTS, rounds={"sample": sample, "backprop": 2})
+    copy = resumed_in_the_middle(config)
+    assert len(set(seen[:6])) > 1
+    assert seen[6:] == seen[4:6]
+    assert losses(copy) == losses(config.out)
+    assert tensors(copy) == tensors(config.out)
+
+
+def test_ranks_draw_the_same_rounds_and_seeds_draw_others(tiny_config):
+    def drawn(rank=0, size=1, seed=0):
+        task = LanguageTask(tiny_config(rounds=SAMPLED, seed=seed), World(rank, size, CPU))
+        return [task.rounds_at(step) for step in range(20)]
+
+    assert drawn() == drawn(0, 2) == drawn(1, 2) != drawn(seed=1)
+
+
+def test_draws_have_the_law_that_is_stated():
+    config = RoundsConfig(sample="poisson-lognormal")
+    law = config.law(4)
+    sampler = RoundsSampler(seed=1)
+    drawn = [sampler.at(step, law) for step in range(4000)]
+    assert (min(drawn), law.most) == (1, 16)
+    assert sum(drawn) / 4000 == pytest.approx(4, abs=0.12)
+    uniform = RoundsConfig(sample="uniform").law(4)
+    assert (uniform.least, uniform.most, uniform.mean) == (1, 7, 4)
+    narrow = RoundsConfig(sample="uniform", limit=5).law(4)
+    assert (narrow.least, narrow.most, narrow.mean) == (3, 5, 4)
+
+
+def test_iterated_tasks_draw_what_they_always_did():
+    law = IterateRoundsConfig(sample="uniform").law(4, 2)
+    sampler = RoundsSampler(seed=3)
+    assert [sampler.at(step, law) for step in range(12)] == [1, 4, 1, 4, 2, 2, 3, 2, 3, 3, 3, 2]
+    assert sampler.at(0, IterateRoundsConfig().law(4, 2)) == 2
+
+
+@pytest.mark.parametrize(("ramp", "means"), [("linear", [1, 3, 5, 7, 9]), ("sqrt", [1, 2, 3, 5, 9])])
+def test_the_mean_rises_over_the_first_share_of_the_steps(ramp, means):
+    config = RoundsConfig(sample="uniform", ramp=ramp, ramp_share=0.5)
+    assert [config.mean_at(step, mean=9, steps=80) for step in (0, 10, 20, 30, 40)] == means
+    assert config.mean_at(79, mean=9, steps=80) == 9
+    assert config.law_at(0, mean=9, steps=80).most == 1
+    assert config.law_at(20, mean=9, steps=80).mean == means[2]
+
+
+def test_a_validation_at_a_list_of_depths(tiny_config):
+    config = tiny_config(model=PARTS, rounds=SAMPLED, data={"validation_rounds": (5, 1, 3)})
+    train(config)
+    last = read_metrics(config.out, "validation")[-1]
+    assert last["validation_rounds"] == [1, 3, 5]
+    assert last["loss_by_rounds"][1] == last["loss"]  # model.rounds
+    assert len(set(last["loss_by_rounds"])) == 3
+    assert "  by rounds 1: " in LanguageTask(config, World(0, 1, CPU)).describe(last)
+
+
+def test_the_header_says_how_rounds_are_drawn(tiny_config):
+    config = tiny_config(rounds={"sample": "uniform", "ramp": "linear", "ramp_share": 0.5})
+    facts = Facts("tiny", parameters=1, examples=1, flops_per_step=1, step_bytes=1, device="cpu")
+    assert (
+        header(config, facts)[-1]
+        == "rounds:    uniform, mean 3, 1 to 5; mean from 1 to 3 over 3 steps (linear)"
+    )
+    assert not any(line.startswith("rounds") for line in header(tiny_config(), facts))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "message"),
+    [
+        ({"limit": 4}, "rounds.limit=4: must be 0 with rounds.sample=fixed"),
+        (SAMPLED | {"limit": 2}, "rounds.limit=2: must be at least model.rounds=3, the mean of the draws"),
+        ({"sample": "uniform", "limit": 6}, "rounds.limit=6: must be at most 5 with rounds.sample=uniform"),
+        (SAMPLED | {"spread": 0.0}, "rounds.spread=0.0: must be above 0"),
+        ({"ramp_share": 0.0}, "rounds.ramp_share=0.0: must be above 0"),
+        ({"backprop": -1}, "rounds.backprop=-1: must be 0 (all rounds) or more"),
+        ({"backprop": 4}, "rounds.backprop=4: must be at most 3, the most rounds of a step"),
+        (SAMPLED | {"backprop": 13}, "rounds.backprop=13: must be at most 12, the most rounds of a step"),
+        (SAMPLED | {"backprop": 2}, "rounds.backprop=2: must be 0 with model.injection=none"),
+    ],
+)
+def test_rounds_that_can_not_be_are_errors_of_one_line(rounds, message, tiny_config):
+    with pytest.raises(ValueError) as caught:
+        tiny_config(rounds=rounds)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_and_flops_are_those_of_the_rounds_in_the_graph(tiny_config):
+    def task(**rounds):
+        return LanguageTask(tiny_config(model=PARTS, rounds=rounds), World(0, 1, CPU))
+
+    fixed, sampled = task(), task(**SAMPLED)
+    assert sampled.step_bytes > fixed.step_bytes  # of the most rounds there are
+    assert task(**SAMPLED, backprop=3).step_bytes == fixed.step_bytes
+    assert sampled.flops_per_step == pytest.approx(fixed.flops_per_step, rel=1e-3)  # the same mean
+    assert 0.75 < task(**SAMPLED, backprop=2).flops_per_step / fixed.flops_per_step < 0.85
+    assert task(**SAMPLED, backprop=2).build().backprop == 2
+
+
+def test_a_resume_under_another_distribution_is_refused(tiny_config):
+    config = tiny_config(rounds=SAMPLED)
+    train(config)
+    with pytest.raises(
+        ValueError, match=r"rounds.sample=uniform: the run in .* with rounds.sample=poisson-logn"
+    ):
+        train(replace(config, resume=True, rounds=RoundsConfig(sample="uniform")))
+
+
+def test_the_recipe_is_what_its_page_says(tmp_path, corpus):
+    config = get_recipe("tiny-recurrent")
+    model = config.model
+    assert (model.prelude, model.blocks, model.coda, model.rounds) == (1, 2, 1, 4)
+    assert (model.injection, model.block) == ("add", "flat")
+    assert (config.rounds.sample, config.rounds.backprop) == ("poisson-lognormal", 4)
+    small = replace(model, width=32, heads=2, hidden=64, context=32)
+    config = replace(
+        config,
+        out=tmp_path / "run",
+        model=small,
+        data=replace(config.data, path=corpus),
+        optim=replace(config.optim, steps=2, warmup_steps=1),
+    )
+    assert train(config, quiet=True)["ended"] == "finished"
+    assert read_metrics(config.out, "validation")[-1]["validation_rounds"] == [1, 2, 4, 8, 16]
+    loaded, _ = load(config.out)
+    assert loaded.visits == 1 + 2 * 4 + 1
+    assert loaded.backprop is None  # evaluation and generation have no graph to cut
