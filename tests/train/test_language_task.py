@@ -30,7 +30,7 @@ def test_the_floor_is_the_entropy_of_the_targets_that_are_scored(tiny_config):
 
 def test_the_output_bias_starts_at_the_frequencies_of_the_training_text(tiny_config):
     task = LanguageTask(tiny_config(model={"unigram_bias": True}), ALONE)
-    stream = task.corpus.train
+    stream = task.corpus.corpora[0].train
     counts = torch.from_numpy(stream.slice(0, len(stream)).astype("int64")).bincount(minlength=320)
     expected = ((counts + 1.0) / (len(stream) + 320)).log()
     torch.testing.assert_close(task.build().output_bias.detach(), expected)

@@ -35,6 +35,7 @@ from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_state, step_of
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
+from deeploop.train.language import open_mixture
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import learning_rate
 from deeploop.train.rundir import (
@@ -122,8 +123,9 @@ def check_family(configs: dict[Path, TrainConfig]) -> None:
     """κ_R over R means something only for one model on one corpus, but for the rounds and the seed."""
     (first, reference), *rest = configs.items()
     for path, config in rest:
-        if config.data.path != reference.data.path:
-            raise ValueError(f"{path}: trained on {config.data.path}, but {first} on {reference.data.path}")
+        if config.data.folders != reference.data.folders:
+            own, other = (", ".join(map(str, data.folders)) for data in (config.data, reference.data))
+            raise ValueError(f"{path}: trained on {own}, but {first} on {other}")
         for name, old, new in differences(to_dict(reference.model), to_dict(config.model)):
             if name != "rounds":
                 raise ValueError(
@@ -171,7 +173,7 @@ def weights_of(
     if at == "init":
         fresh = LoopedGPT(config.model, seed=config.seed)
         if config.model.unigram_bias:
-            fresh.set_unigram_bias(torch.from_numpy(Corpus.open(config.data.path).counts("train")))
+            fresh.set_unigram_bias(torch.from_numpy(open_mixture(config.data).counts()))
         return fresh.to(device).eval(), tokenizer, None, 0
     checkpoint = require_checkpoint(path)
     step = step_of(checkpoint)
@@ -199,7 +201,7 @@ def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tupl
     """Inputs and targets (B, T), the first of the validation set, and where they come from."""
     context = config.model.context
     count = probe_sequences(config, args)
-    path = args.data or config.data.path
+    path = args.data or config.data.folders[0]
     if args.data is None and not (path / "corpus.json").is_file():
         return *stdlib_windows(tokenizer, context, count), "Python's standard library"
     corpus = Corpus.open(path)

@@ -11,7 +11,6 @@ from tyro.conf import Positional
 
 import deeploop
 from deeploop.commands.parsing import run_command
-from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.extras import require
 from deeploop.files import exclusive_folder, read_json
@@ -19,6 +18,7 @@ from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train.checkpoint import read_state
 from deeploop.train.config import IterateTrainConfig, TrainConfig
+from deeploop.train.language import open_mixture
 from deeploop.train.rundir import load, load_any_config, load_iterate, require_checkpoint
 
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
@@ -155,15 +155,17 @@ def model_card(run: Path, model: LoopedGPT) -> str:
 
 
 def _source(config: TrainConfig | IterateTrainConfig, state: dict[str, Any]) -> str:
-    """What the corpus says of itself, where it still is the one that was trained on; or the task."""
+    """What the corpora say of themselves, where they still are those that were trained on; or the task."""
     if isinstance(config, IterateTrainConfig):
         rule = f" of rule {config.data.rule}" if config.data.task == "automaton" else ""
         return f"{config.data.task}{rule}, 1 to {config.data.train_steps} steps, length {config.data.length}"
+    names = ", ".join(folder.name for folder in config.data.folders)
     try:
-        corpus = Corpus.open(config.data.path)
+        mixture = open_mixture(config.data)
     except ValueError:
-        return config.data.path.name
-    return corpus.source if corpus.checksum == state.get("corpus") else config.data.path.name
+        return names
+    sources = "; ".join(corpus.source for corpus in mixture.corpora)
+    return sources if mixture.checksum == state.get("corpus") else names
 
 
 TEXT = """\

@@ -26,6 +26,7 @@ from deeploop.sweep.launch import Local, local_slots
 from deeploop.sweep.paper_grids import GRIDS, Scale
 from deeploop.sweep.slurm import SlurmConfig
 from deeploop.sweep.tuning import tuned
+from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.progress import StopRequest
 
 
@@ -165,8 +166,13 @@ def check_compare_at(folder: SweepFolder) -> None:
 
 def check_data(folder: SweepFolder) -> None:
     """Says once what every cell would say by itself."""
-    paths = {getattr(config.data, "path", None) for config in folder.configs.values()}
-    for path in sorted(path for path in paths if path):  # iterated tasks are generated
+    paths: set[Path] = set()
+    for config in folder.configs.values():
+        if isinstance(config, TrainConfig):
+            paths |= {*config.data.folders}
+        elif not isinstance(config, IterateTrainConfig):  # whose tasks are generated
+            paths.add(config.data.path)
+    for path in sorted(paths):
         if not path.is_dir():
             raise ValueError(
                 f"data.path={path}: no such folder; make it with `deeploop prepare`, or name one with --data"

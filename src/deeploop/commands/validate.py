@@ -39,7 +39,7 @@ class ValidateArgs:
     run: Positional[Path]
     """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
     data: Path | None = None
-    """Corpus whose validation split is read; unset: the one the run was trained on."""
+    """Corpus whose validation split is read; unset: the run's own, the first of a mixture."""
     sequences: int | None = None
     """Sequences, spread evenly over the split; unset: as many as in training."""
     rounds: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ def run(args: ValidateArgs) -> str:
     device_config = replace(config.device, kind=args.device)
     with memory_advice("--device cpu"), open_world(device_config) as world:
         model, tokenizer = load(args.run, device=world.device)
-        corpus = open_corpus(args.data or config.data.path, tokenizer, args.run)
+        corpus = open_corpus(args.data or config.data.folders[0], tokenizer, args.run)
         windows = replace(
             read_windows(corpus, tokenizer, config, args.sequences),
             device=world.device,

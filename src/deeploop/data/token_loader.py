@@ -24,6 +24,16 @@ class Tokens(Protocol):
     def slice(self, start: int, stop: int) -> np.ndarray: ...
 
 
+class Loader(Protocol):
+    """What prefetching needs of a loader."""
+
+    def step_batch(self) -> tuple[Tensor, ...]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
 class TokenLoader:
     """An endless, deterministic sequence of batches; `batch` counts the sequences of all ranks together."""
 
@@ -43,8 +53,8 @@ class TokenLoader:
 
     def step_batch(self) -> tuple[Tensor, Tensor]:
         """This rank's inputs and targets of the next step: int64, (batch / world, context) each."""
-        starts = self._take(self._batch)[self._mine]
-        return _windows(self._stream, self._context, starts)
+        starts = self.take(self._batch)[self._mine]
+        return read_windows(self._stream, self._context, starts)
 
     def state(self) -> dict[str, Any]:
         """Where the next step begins; the same on every rank and for every number of ranks."""
@@ -53,17 +63,17 @@ class TokenLoader:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continues from a state of a loader over the same tokens with the same seed and context."""
         self._epoch, self._position = check_position(state, self._identity())
-        if self._position >= (windows := self._epoch_order()[1]):
+        if self._position >= (windows := self._epoch_order(self._epoch)[1]):
             raise ValueError(f"loader state: position {self._position}: the epoch has {windows} windows")
 
     def _identity(self) -> dict[str, int]:
         return {"seed": self._seed, "context": self._context, "tokens": len(self._stream)}
 
-    def _take(self, count: int) -> np.ndarray:
+    def take(self, count: int) -> np.ndarray:
         """The first tokens of the next `count` windows; runs on into the next epoch where one ends."""
         parts = []
         while count:
-            offset, windows, keys = self._epoch_order()
+            offset, windows, keys = self._epoch_order(self._epoch)
             take = min(count, windows - self._position)
             order = permute(np.arange(self._position, self._position + take), windows, keys)
             parts.append(offset + self._context * order)
@@ -73,9 +83,20 @@ class TokenLoader:
                 self._epoch, self._position = self._epoch + 1, 0
         return np.concatenate(parts)
 
-    def _epoch_order(self) -> tuple[int, int, np.ndarray]:
-        """The epoch's offset, its number of windows, and the keys of its permutation."""
-        seeds = np.random.SeedSequence([self._seed, self._epoch])
+    def windows_before(self, epochs: int, at_most: int) -> int:
+        """Windows until so many epochs are over, or `at_most`."""
+        left, epoch = -self._position, self._epoch
+        while epoch < epochs and left < at_most:
+            left, epoch = left + self._epoch_order(epoch)[1], epoch + 1
+        return min(max(0, left), at_most)
+
+    def epochs(self) -> float:
+        """How often the stream was gone through."""
+        return self._epoch + self._position / self._epoch_order(self._epoch)[1]
+
+    def _epoch_order(self, epoch: int) -> tuple[int, int, np.ndarray]:
+        """An epoch's offset, its number of windows, and the keys of its permutation."""
+        seeds = np.random.SeedSequence([self._seed, epoch])
         draw, *keys = seeds.generate_state(1 + FEISTEL_ROUNDS, np.uint64)
         # Below `context`, and small enough to leave room for one window in a very short stream.
         offset = int(draw) % min(self._context, len(self._stream) - self._context)
@@ -89,7 +110,7 @@ class PrefetchLoader:
     goes wrong in reading is raised when the batch is asked for.
     """
 
-    def __init__(self, loader: TokenLoader, *, pin: bool = False) -> None:
+    def __init__(self, loader: Loader, *, pin: bool = False) -> None:
         self._loader, self._pin = loader, pin
         self._pool = ThreadPoolExecutor(1)
         self._state = loader.state()
@@ -126,10 +147,11 @@ def validation_windows(stream: Tokens, context: int, count: int) -> tuple[Tensor
         raise ValueError(f"validation windows {count}: must be at least 1")
     windows = (len(stream) - 1) // context
     count = min(count, windows)
-    return _windows(stream, context, context * (np.arange(count) * windows // count))
+    return read_windows(stream, context, context * (np.arange(count) * windows // count))
 
 
-def _windows(stream: Tokens, context: int, starts: np.ndarray) -> tuple[Tensor, Tensor]:
+def read_windows(stream: Tokens, context: int, starts: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Inputs and targets (len(starts), context) of the windows that begin there."""
     inputs, targets = (np.empty((len(starts), context), dtype=np.int64) for _ in range(2))
     for row, start in enumerate(starts.tolist()):
         window = stream.slice(start, start + context + 1)

@@ -103,7 +103,8 @@ class Setup:
         shape = f"{own['model.blocks']} blocks of width {own['model.width']}"
         amount = f"{own['optim.steps']:,} steps of {own['optim.batch']} × {own['model.context']} tokens"
         steps = "step" if own["optim.steps"] == 1 else "steps"
-        return f"{shape}, {amount.replace('steps', steps)}, {Path(own['data.path']).name}"
+        corpora = " ".join(Path(folder).name for folder in self.runs[0].corpora)
+        return f"{shape}, {amount.replace('steps', steps)}, {corpora}"
 
     @property
     def unit(self) -> str:

@@ -118,7 +118,7 @@ def setups_table(groups: Sequence[Setup]) -> Table:
     for setup in groups:
         beside = f"GPT-2 {setup.size}"
         rows.append(
-            [setup.letter, setup.label, str(len(setup.runs)), f"{setup.runs[0].fields['data.path']}", beside]
+            [setup.letter, setup.label, str(len(setup.runs)), " ".join(setup.runs[0].corpora), beside]
         )
     header = ["set-up", "what", "runs", "data", "stands beside the paper's"]
     return Table("set-ups", "Set-ups: runs of one shape, one corpus and one number of tokens", header, rows)

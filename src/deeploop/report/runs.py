@@ -19,7 +19,7 @@ from deeploop.report.sweeps import read_sweep
 from deeploop.train.metrics import Record, is_sound, stream_back, stream_lines
 
 ITERATED = ("data.task", "data.rule", "data.length", "data.train_steps", "rounds.")
-DEFINING = ("model.", "data.path", *ITERATED, "optim.")
+DEFINING = ("model.", "data.path", "data.mix", "data.max_epochs", *ITERATED, "optim.")
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
 RATES = 100
 # What tables reckon with; a file where one of these is of another kind is a damaged one.
@@ -29,6 +29,7 @@ CONFIG_KINDS = {
     "model.p": int | float,
     **dict.fromkeys(("model.blocks", "model.rounds", "model.width", "model.context"), int),
     "data.path": str,
+    "data.mix": list,
     "optim.peak_lr": int | float,
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
@@ -39,6 +40,8 @@ LATER_FIELDS: dict[str, Any] = {
     "model.outer_gain": True,
     "model.flat_gain": 1.0,
     "optim.kind": "adamw",
+    "data.mix": [],
+    "data.max_epochs": 0,
 }
 STAMP_KINDS = {
     "task": str,
@@ -94,6 +97,11 @@ class Run:
     @property
     def seed(self) -> int | None:
         return self.fields.get("seed")
+
+    @property
+    def corpora(self) -> list[str]:
+        """What it was trained on: a folder, or several with their weights."""
+        return [str(folder) for folder in self.fields.get("data.mix") or [self.fields["data.path"]]]
 
     @property
     def unit(self) -> str:

@@ -121,7 +121,8 @@ def _data(config: AnyTrainConfig, examples: int) -> str:
         tokens = sequences * config.model.context
         epochs = tokens / examples
         text = f"{epochs:,.1f}" if epochs >= 0.95 else f"{epochs:.2g}"
-        return f"{tokens:,} tokens planned, the corpus has {examples:,}: {text} epochs"
+        corpus = f"{' '.join(config.data.mix)} have" if config.data.mix else "the corpus has"
+        return f"{tokens:,} tokens planned, {corpus} {examples:,}: {text} epochs"
     if isinstance(config, IterateTrainConfig):
         data = config.data
         rule = f" of rule {data.rule}" if data.task == "automaton" else ""

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.data.bpe import how_to_ask, tokenizer_files
+from deeploop.data.mixture import Mixture, MixtureLoader, parse_mix
 from deeploop.data.shards import Corpus
-from deeploop.data.token_loader import PrefetchLoader, TokenLoader, validation_windows
+from deeploop.data.token_loader import Loader, PrefetchLoader, TokenLoader, validation_windows
 from deeploop.diagnose.collapse import judge, token_similarity, unigram_floor
 from deeploop.eval.depth import count_bytes
 from deeploop.eval.iterated import finite
@@ -38,6 +39,10 @@ class DataConfig:
 
     path: Path = Path("data/fineweb-edu")
     """Folder of token shards."""
+    mix: tuple[str, ...] = ()
+    """Corpora and weights in place of `path`, such as data/a=0.7 data/b=0.3; 0 holds one back."""
+    max_epochs: int = 0
+    """Epochs after which a corpus of the mixture is drawn no more; 0 is no limit."""
     validation_sequences: int = 2_000
     """Sequences of the fixed validation set, spread evenly over the validation split."""
     validate_every: int = 1_000
@@ -46,11 +51,19 @@ class DataConfig:
     """Rounds at which a validation is done as well, beside the mean's (model.rounds)."""
 
     def __post_init__(self) -> None:
+        parse_mix(self.mix)
+        if self.max_epochs < 0 or (self.max_epochs and not self.mix):
+            raise ValueError(f"data.max_epochs={self.max_epochs}: must be 0, or with data.mix 1 or more")
         if any(rounds < 1 for rounds in self.validation_rounds):
             raise ValueError(f"data.validation_rounds={self.validation_rounds}: each must be at least 1")
         for name in ("validation_sequences", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The corpora: those of the mixture, or the one of `path`."""
+        return tuple(folder for folder, _ in parse_mix(self.mix)) or (self.path,)
 
 
 class LanguageTask:
@@ -69,36 +82,28 @@ class LanguageTask:
         )
         self.micro_batch, self.recompute = self.fit = fit(config.optim.batch, config.device, world, needs)
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
-        self.corpus = open_corpus(config.data.path)
+        self.corpus = open_mixture(config.data)
         if self.corpus.vocabulary != config.model.vocabulary:
             raise ValueError(
-                f"model.vocabulary={config.model.vocabulary}: {config.data.path} holds "
+                f"model.vocabulary={config.model.vocabulary}: {config.data.folders[0]} holds "
                 f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}; "
                 "set that, or prepare the text with another --tokenizer"
             )
         self.tokenizer = self.corpus.tokenizer()
         context = config.model.context
-        loader = TokenLoader(
-            self.corpus.train,
-            context=context,
-            batch=config.optim.batch,
-            seed=config.seed,
-            rank=world.rank,
-            world=world.size,
-        )
+        loader = make_loader(config, self.corpus, world)
         self.loader = PrefetchLoader(loader, pin=world.device.type == "cuda")
-        if (step := config.optim.batch * context) > len(self.corpus.train):
+        if (step := config.optim.batch * context) > self.corpus.tokens:
             raise ValueError(
                 f"optim.batch={config.optim.batch}: a step of {step:,} tokens is more than the "
-                f"{len(self.corpus.train):,} that {config.data.path} has to train on"
+                f"{self.corpus.tokens:,} that {', '.join(map(str, config.data.folders))} has to train on"
             )
-        inputs, self.targets = validation_windows(
-            self.corpus.validation, context, config.data.validation_sequences
-        )
+        self.held_out = mixture_windows(self.corpus, context, config.data.validation_sequences)
+        inputs, self.targets = (torch.cat(parts) for parts in zip(*self.held_out.values(), strict=True))
         # Of the very tokens that are scored: no constant prediction goes below their entropy.
         self.floor = unigram_floor(np.bincount(self.targets.flatten().numpy()))
         self.validation = share_of_rank(inputs, world, 0), share_of_rank(self.targets, world, -1)
-        self.examples = len(self.corpus.train)
+        self.examples = self.corpus.tokens
         self.targets_per_step = config.optim.batch * context
         self.flops_per_step = self.targets_per_step * training_flops_per_token(config)
         self.monitor: Monitor | None = LoopMonitor(config, self.validation)
@@ -117,7 +122,7 @@ class LanguageTask:
         self.model = model = LoopedGPT(self.config.model, seed=self.config.seed)
         model.recompute, model.backprop = self.recompute, self.config.rounds.backprop or None
         if self.config.model.unigram_bias:
-            model.set_unigram_bias(torch.from_numpy(self.corpus.counts("train")))
+            model.set_unigram_bias(torch.from_numpy(self.corpus.counts()))
         self.config.diagnose.check(model)
         return model
 
@@ -134,8 +139,8 @@ class LanguageTask:
         """Raises for weights of another tokenizer, whose vocabulary may be of the same size."""
         if name != self.tokenizer.name:
             raise ValueError(
-                f"init_from={run}: reads {name} tokens, {self.config.data.path} holds {self.tokenizer.name}; "
-                f"prepare the text with --tokenizer {how_to_ask(str(name), run)}"
+                f"init_from={run}: reads {name} tokens, {self.config.data.folders[0]} holds "
+                f"{self.tokenizer.name}; prepare the text with --tokenizer {how_to_ask(str(name), run)}"
             )
 
     def files(self) -> dict[str, str]:
@@ -152,7 +157,10 @@ class LanguageTask:
 
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         if state.get("corpus") != self.corpus.checksum:
-            raise ValueError(f"data.path={self.config.data.path}: not the corpus that the run was started on")
+            mix, path = self.config.data.mix, self.config.data.path
+            what = "corpora, in their order, that the run was" if mix else "corpus that the run was"
+            field = f"data.mix={' '.join(mix)}" if mix else f"data.path={path}"
+            raise ValueError(f"{field}: not the {what} started on")
         self.loader.load_state(state.get("loader", {}))
         self.held, self.step = state.get("held", 0), state.get("step", 0)
 
@@ -161,7 +169,8 @@ class LanguageTask:
         inputs, targets = self.loader.step_batch()
         if int(targets.max()) >= self.corpus.vocabulary:
             raise ValueError(
-                f"{self.corpus.folder}: damaged shard: token {int(targets.max())} is outside the vocabulary"
+                f"{', '.join(map(str, self.config.data.folders))}: damaged shard: "
+                f"token {int(targets.max())} is outside the vocabulary"
             )
         self.set_rounds(self.rounds_at(self.step))
         parts = [inputs, targets]
@@ -211,15 +220,18 @@ class LanguageTask:
             "similarity": similarity,
             "verdict": judge(loss, self.floor, similarity),
             **(by_rounds if depths else {}),
+            **(self._by_corpus(model) if self.config.data.mix else {}),
         }
 
-    def _loss_and_similarity(self, model: nn.Module, rounds: int) -> tuple[float, float]:
-        """Means over all ranks at that many rounds; the model is left there."""
+    def _loss_and_similarity(
+        self, model: nn.Module, rounds: int, windows: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[float, float]:
+        """Means over all ranks at that many rounds, of all windows or those given; leaves the model there."""
         config, world = self.config, self.world
         self.set_rounds(rounds)
         result = validate(
             model,
-            *self.validation,
+            *(windows or self.validation),
             batch=self.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
@@ -227,6 +239,19 @@ class LanguageTask:
         sums = torch.tensor([result.loss, result.targets, result.similarity], dtype=torch.float64)
         loss, targets, similarity = world.sum(sums.to(world.device)).tolist()
         return loss / targets, similarity / world.size
+
+    def _by_corpus(self, model: nn.Module) -> dict[str, Any]:
+        """The loss on the held-out text of each corpus, and how often it was gone through."""
+        losses = []
+        for inputs, targets in self.held_out.values():
+            windows = share_of_rank(inputs, self.world, 0), share_of_rank(targets, self.world, -1)
+            losses.append(self._loss_and_similarity(model, self.config.model.rounds, windows)[0])
+        epochs = dict(zip(self.corpus.names, self.loader.state()["epochs"], strict=True))
+        return {
+            "corpora": list(self.held_out),
+            "loss_by_corpus": [finite(loss) for loss in losses],
+            "epochs_by_corpus": [epochs[name] for name in self.held_out],
+        }
 
     def describe(self, result: dict[str, Any]) -> str:
         """An evaluation in one line."""
@@ -236,6 +261,7 @@ class LanguageTask:
             f"validation {result['loss']:.4f}  unigram floor {result['floor']:.4f}  "
             f"token similarity {result['similarity']:.2f}  {result['verdict']}"
             + (f"  by rounds {others}" if others else "")
+            + _described_corpora(result)
         )
 
 
@@ -246,7 +272,51 @@ def training_flops_per_token(config: "TrainConfig") -> int:
     return flops_per_token(config.model, float(law.mean), float(in_graph))
 
 
-def open_corpus(path: Path) -> Corpus:
+def _described_corpora(result: dict[str, Any]) -> str:
+    """Loss and epochs of each corpus of a mixture."""
+    columns = (result.get(name, ()) for name in ("corpora", "loss_by_corpus", "epochs_by_corpus"))
+    return "".join(
+        f"  {name} {'–' if loss is None else f'{loss:.4f}'} ({epochs:.2f} epochs)"
+        for name, loss, epochs in zip(*columns, strict=True)
+    )
+
+
+def open_mixture(data: DataConfig) -> Mixture:
+    """The corpora of `data.mix`, or the one of `data.path`."""
+    if not data.mix:
+        return Mixture.of([open_corpus(data.path)], [1.0])
+    parts = parse_mix(data.mix)
+    return Mixture.of([open_corpus(folder, "mix") for folder, _ in parts], [weight for _, weight in parts])
+
+
+def make_loader(config: "TrainConfig", mixture: Mixture, world: World) -> Loader:
+    """Batches of one corpus, or of the mixture; how often that may be gone through is looked at first."""
+    streams = [corpus.train for corpus in mixture.corpora]
+    settings = {
+        "context": config.model.context,
+        "batch": config.optim.batch,
+        "seed": config.seed,
+        "rank": world.rank,
+        "world": world.size,
+    }
+    if not config.data.mix:
+        return TokenLoader(streams[0], **settings)
+    epochs, wanted = config.data.max_epochs, config.optim.steps * config.optim.batch
+    if epochs and (found := mixture.sequences_within(epochs, config.model.context)) < wanted:
+        raise ValueError(
+            f"data.max_epochs={epochs}: {wanted:,} sequences are planned, and so many epochs have "
+            f"{found:,}; raise it, or lower optim.steps={config.optim.steps}"
+        )
+    return MixtureLoader(streams, mixture.shares, max_epochs=epochs, **settings)
+
+
+def mixture_windows(mixture: Mixture, context: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """`count` validation windows, each corpus's by its share; of one that is held back none."""
+    numbers = zip(mixture.names, mixture.corpora, mixture.held_out(count), strict=True)
+    return {name: validation_windows(corpus.validation, context, own) for name, corpus, own in numbers if own}
+
+
+def open_corpus(path: Path, field: str = "path") -> Corpus:
     """The corpus of a folder, after sizes and counts were found to fit (all: `deeploop data --verify`)."""
     try:
         corpus = Corpus.open(path)
@@ -254,4 +324,4 @@ def open_corpus(path: Path) -> Corpus:
         return corpus
     except ValueError as error:
         what = str(error).removeprefix(str(path)).lstrip("/: ")  # the path is named once
-        raise ValueError(f"data.path={path}: {what}") from None
+        raise ValueError(f"data.{field}={path}: {what}") from None

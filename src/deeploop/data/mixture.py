@@ -1,0 +1,204 @@
+"""Several corpora in given shares: which of them a sequence comes from is drawn, and then its next window.
+
+The draw depends on the seed and the sequence's number alone, so it is the same for any number of ranks and
+after a resume. Each corpus goes through its own epochs as it would alone: a mixture of one is that corpus.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deeploop.data.draws import keys, words
+from deeploop.data.shards import Corpus
+from deeploop.data.token_loader import TokenLoader, Tokens, read_windows
+from deeploop.data.tokenizers import Tokenizer
+
+MIXTURE = 0x6D69  # tells the draws of corpora from others of the same seed
+
+
+def parse_mix(entries: Sequence[str]) -> list[tuple[Path, float]]:
+    """Folders and their weights of entries such as `data/a=0.7`."""
+    parts = []
+    for entry in entries:
+        folder, _, number = entry.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = math.nan
+        if not folder or math.isnan(weight):
+            raise ValueError(f"data.mix={entry}: must be FOLDER=WEIGHT, such as data/books=0.7")
+        if weight < 0 or math.isinf(weight):
+            raise ValueError(f"data.mix={entry}: the weight must be 0 or more, and finite")
+        parts.append((Path(folder), weight))
+    if entries and not any(weight for _, weight in parts):
+        raise ValueError(f"data.mix={' '.join(entries)}: every weight is 0; give one corpus more than that")
+    if len({folder for folder, _ in parts}) < len(parts):
+        raise ValueError(f"data.mix={' '.join(entries)}: names a folder twice; give it one weight")
+    return parts
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Corpora of one tokenizer and their shares, which add up to 1."""
+
+    corpora: tuple[Corpus, ...]
+    shares: tuple[float, ...]
+
+    @classmethod
+    def of(cls, corpora: Sequence[Corpus], weights: Sequence[float]) -> "Mixture":
+        first, *rest = corpora
+        for other in rest:
+            if other.tokenizer_name != first.tokenizer_name:
+                raise ValueError(
+                    f"data.mix: {first.folder} holds {first.tokenizer_name} tokens, {other.folder} "
+                    f"{other.tokenizer_name}; prepare both with one --tokenizer"
+                )
+        return cls(tuple(corpora), tuple(weight / sum(weights) for weight in weights))
+
+    @property
+    def names(self) -> list[str]:
+        """The folders' own names, or their whole paths where two are the same."""
+        short = [corpus.folder.name for corpus in self.corpora]
+        return short if len(set(short)) == len(short) else [str(corpus.folder) for corpus in self.corpora]
+
+    @property
+    def checksum(self) -> str:
+        """Which tokens these are, in which order of corpora; that of its corpus for a mixture of one."""
+        found = [corpus.checksum for corpus in self.corpora]
+        return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens of the corpora that are drawn from."""
+        return sum(
+            len(corpus.train) for corpus, share in zip(self.corpora, self.shares, strict=True) if share
+        )
+
+    @property
+    def vocabulary(self) -> int:
+        return self.corpora[0].vocabulary
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.corpora[0].tokenizer_name
+
+    def tokenizer(self) -> Tokenizer:
+        return self.corpora[0].tokenizer()
+
+    def counts(self) -> np.ndarray:
+        """How often each token occurs in as much of the mixture as there is text, int64."""
+        if len(self.corpora) == 1:
+            return self.corpora[0].counts("train")
+        frequencies = np.zeros(self.vocabulary)
+        for corpus, share in zip(self.corpora, self.shares, strict=True):
+            frequencies += share * corpus.counts("train") / len(corpus.train)
+        return np.rint(self.tokens * frequencies).astype(np.int64)
+
+    def sequences_within(self, epochs: int, context: int) -> int:
+        """Windows that there are at least in so many epochs of each corpus that is drawn from."""
+        drawn = [corpus for corpus, share in zip(self.corpora, self.shares, strict=True) if share]
+        return epochs * sum((len(corpus.train) - context) // context for corpus in drawn)
+
+    def held_out(self, count: int) -> list[int]:
+        """How many of `count` validation sequences are each corpus's, by its share; one at least."""
+        return [max(1, round(share * count)) if share else 0 for share in self.shares]
+
+
+class MixtureLoader:
+    """An endless, deterministic sequence of batches out of several streams, resumable to the sequence.
+
+    A stream that has had `max_epochs` epochs is drawn no more, and the others keep their proportions; 0 is no
+    limit. `batch` counts the sequences of all ranks together.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Tokens],
+        shares: Sequence[float],
+        *,
+        context: int,
+        batch: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        max_epochs: int = 0,
+    ) -> None:
+        self._streams, self._shares = streams, np.array(shares, dtype=np.float64)
+        self._orders = [
+            TokenLoader(stream, context=context, batch=batch, seed=seed, rank=rank, world=world)
+            for stream in streams
+        ]
+        self._context, self._batch, self._max_epochs = context, batch, max_epochs
+        self._mine = slice(rank * batch // world, (rank + 1) * batch // world)
+        self._key = keys(seed, MIXTURE)[0]
+        self._drawn = 0
+
+    def step_batch(self) -> tuple[Tensor, Tensor]:
+        """This rank's inputs and targets of the next step: int64, (batch / world, context) each."""
+        chosen = self.choose(self._batch)
+        starts = np.empty(self._batch, dtype=np.int64)
+        for number, order in enumerate(self._orders):
+            of_it = chosen == number
+            if of_it.any():
+                starts[of_it] = order.take(int(of_it.sum()))
+        self._drawn += self._batch
+        chosen, starts = chosen[self._mine], starts[self._mine]
+        inputs, targets = (torch.empty((len(chosen), self._context), dtype=torch.int64) for _ in range(2))
+        for number, stream in enumerate(self._streams):
+            rows = np.flatnonzero(chosen == number)
+            inputs[rows], targets[rows] = read_windows(stream, self._context, starts[rows])
+        return inputs, targets
+
+    def choose(self, count: int) -> np.ndarray:
+        """The number of the stream that each of the next `count` sequences comes from."""
+        drawn = words(self._key, np.arange(self._drawn, self._drawn + count), 1)[:, 0]
+        uniform = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
+        left = np.array([self._left(order, count) for order in self._orders])
+        chosen = np.empty(0, dtype=np.int64)
+        while len(chosen) < count:
+            edges = np.cumsum(self._shares * (left > 0))
+            if not edges[-1]:
+                raise ValueError(
+                    f"data.max_epochs={self._max_epochs}: every corpus of the mixture has had them after "
+                    f"{self._drawn + len(chosen):,} sequences; raise it, or set 0 for no limit"
+                )
+            ahead = np.searchsorted(edges / edges[-1], uniform[len(chosen) :], side="right")
+            taken = np.cumsum(ahead[:, None] == np.arange(len(left)), axis=0)
+            lacks = np.flatnonzero((taken > left).any(axis=1))  # sequences that a stream has no window for
+            stop = int(lacks[0]) if len(lacks) else len(ahead)
+            chosen = np.concatenate([chosen, ahead[:stop]])
+            left -= taken[stop - 1]
+        return chosen
+
+    def epochs(self) -> list[float]:
+        """How often each stream was gone through."""
+        return [order.epochs() for order in self._orders]
+
+    def state(self) -> dict[str, Any]:
+        """Where the next step begins; the same on every rank and for every number of ranks."""
+        return {
+            "drawn": self._drawn,
+            "corpora": [order.state() for order in self._orders],
+            "epochs": self.epochs(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continues from a state over the same streams; the shares may be others."""
+        corpora = state.get("corpora") if isinstance(state, dict) else None
+        if not isinstance(corpora, list) or len(corpora) != len(self._orders):
+            raise ValueError(f"loader state: {len(self._orders)} corpora are mixed, not {corpora!r:.40}")
+        if type(drawn := state.get("drawn")) is not int or not 0 <= drawn < 2**62:
+            raise ValueError(f"loader state: drawn {drawn!r:.40}: must be a whole number, 0 or more")
+        for order, own in zip(self._orders, corpora, strict=True):
+            order.load_state(own)
+        self._drawn = drawn
+
+    def _left(self, order: TokenLoader, count: int) -> int:
+        return order.windows_before(self._max_epochs, count) if self._max_epochs else count

@@ -1,0 +1,153 @@
+"""Runs on a mixture of corpora: validation per corpus, exact resume, and a changed mixture that is named."""
+
+import pytest
+import torch
+
+from deeploop.commands import validate
+from deeploop.data.mixture import Mixture
+from deeploop.data.prepare import prepare
+from deeploop.data.shards import Corpus
+from deeploop.data.tokenizers import get_tokenizer
+from deeploop.train.distributed import World
+from deeploop.train.language import LanguageTask
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+from deeploop.train.rundir import load_model
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """Two corpora of bytes that share no letter, one of 60 documents and one of 20; one of GPT-2 tokens."""
+    folder = tmp_path_factory.mktemp("mixed")
+    for name, letters, count in (("low", "abcdefg", 60), ("high", "tuvwxyz", 20)):
+        texts = [" ".join(letters[i % 7] * (1 + j % 3) for j in range(60)) for i in range(count)]
+        prepare(texts, get_tokenizer("bytes"), folder / name, validation_tokens=900, source=name, workers=1)
+    texts = ["some words of English " * 20] * 40
+    prepare(texts, get_tokenizer("gpt2"), folder / "words", validation_tokens=200, source="w", workers=1)
+    return folder
+
+
+@pytest.fixture
+def mixed(corpora, make_config, tmp_path):
+    def make(out="run", low=0.7, high=0.3, data=None, **changes):
+        mix = (f"{corpora / 'low'}={low}", f"{corpora / 'high'}={high}")
+        return make_config(tmp_path / out, data={"mix": mix, **(data or {})}, **changes)
+
+    return make
+
+
+def weights(config):
+    return load_model(config.out).state_dict()
+
+
+def validations(config):
+    return [record for record in read_metrics(config.out) if record["kind"] == "validation"]
+
+
+def test_validation_per_corpus_and_in_all(mixed, corpora, capsys):
+    config = mixed()
+    train(config)
+    last = validations(config)[-1]
+    assert last["corpora"] == ["low", "high"]
+    # 15 sequences by shares of 0.7 and 0.3: 10 and 4.
+    low, high = last["loss_by_corpus"]
+    assert last["loss"] == pytest.approx((10 * low + 4 * high) / 14, rel=1e-6)
+    assert low != high
+    sequences = [own * len(Corpus.open(corpora / name).train) / 32 for own, name in
+                 zip(last["epochs_by_corpus"], last["corpora"], strict=True)]  # fmt: skip
+    assert sum(sequences) == pytest.approx(6 * 8, rel=0.1)
+    assert "low" in capsys.readouterr().out
+
+
+def test_stop_and_resume_is_the_uninterrupted_run(mixed):
+    whole, halves = mixed("whole", optim={"steps": 8}), mixed("halves", optim={"steps": 8})
+    train(whole)
+    train(mixed("halves", optim={"steps": 4}))
+    train(mixed("halves", optim={"steps": 8}, resume=True))
+    assert validations(whole)[-1]["loss_by_corpus"] == validations(halves)[-1]["loss_by_corpus"]
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights(whole).values(), weights(halves).values(), strict=True)
+    )
+
+
+def test_changed_weights_are_named_on_resume(mixed, capsys):
+    train(mixed())
+    train(mixed(low=0.2, high=0.8, optim={"steps": 8}, resume=True))
+    assert "resuming with data.mix=" in capsys.readouterr().out
+    changes = [record["changes"] for record in read_metrics(mixed().out) if record["kind"] == "resume"]
+    assert [entry.rpartition("=")[2] for entry in changes[0]["data.mix"][1]] == ["0.2", "0.8"]
+
+
+def test_other_corpora_are_refused_on_resume(mixed, corpora, make_config):
+    config = mixed()
+    train(config)
+    swapped = make_config(config.out, data={"mix": config.data.mix[::-1]}, optim={"steps": 8}, resume=True)
+    with pytest.raises(ValueError, match=r"data\.mix=.*: not the corpora, in their order, that the run was"):
+        train(swapped)
+    alone = make_config(config.out, data={"path": corpora / "low"}, optim={"steps": 8}, resume=True)
+    with pytest.raises(ValueError, match=r"data\.path=.*low: not the corpus that the run was started on"):
+        train(alone)
+
+
+def test_a_mixture_of_one_is_the_run_on_that_corpus(mixed, corpora, make_config, tmp_path):
+    path = make_config(tmp_path / "path", data={"path": corpora / "low"})
+    mix = make_config(tmp_path / "mix", data={"mix": (f"{corpora / 'low'}=2",)})
+    train(path), train(mix)
+    assert all(torch.equal(a, b) for a, b in zip(weights(path).values(), weights(mix).values(), strict=True))
+
+
+def test_two_tokenizers_are_one_line(mixed, corpora, make_config, tmp_path):
+    mix = (f"{corpora / 'low'}=1", f"{corpora / 'words'}=1")
+    with pytest.raises(
+        ValueError, match=r"low holds bytes tokens, .*words gpt2; prepare both with one"
+    ) as error:
+        train(make_config(tmp_path / "run", data={"mix": mix}))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_corpus_is_named(make_config, corpora, tmp_path):
+    mix = (f"{corpora / 'low'}=1", f"{tmp_path / 'none'}=1")
+    with pytest.raises(ValueError, match=r"data\.mix=.*none: no such corpus"):
+        train(make_config(tmp_path / "run", data={"mix": mix}))
+
+
+def test_more_sequences_than_the_epochs_have_are_refused_before_the_first_step(mixed):
+    with pytest.raises(ValueError, match=r"data\.max_epochs=1: 4,000 sequences are planned, and so many"):
+        train(mixed(data={"max_epochs": 1}, optim={"steps": 500}))
+    train(mixed(data={"max_epochs": 1}))
+
+
+@pytest.mark.parametrize("epochs", [-1, 2])
+def test_a_limit_of_epochs_needs_a_mixture(make_config, tmp_path, epochs):
+    with pytest.raises(ValueError, match=rf"data\.max_epochs={epochs}: must be 0, or with data\.mix"):
+        make_config(tmp_path, data={"max_epochs": epochs})
+
+
+def test_a_corpus_held_back_has_no_validation(mixed):
+    config = mixed(low=1, high=0)
+    train(config)
+    assert validations(config)[-1]["corpora"] == ["low"]
+
+
+def test_the_output_bias_starts_at_the_frequencies_of_the_mixture(corpora):
+    low, high = (Corpus.open(corpora / name) for name in ("low", "high"))
+    counts = Mixture.of([low, high], [1, 3]).counts()
+    assert counts.sum() == pytest.approx(len(low.train) + len(high.train), abs=20)
+    assert counts[ord("a") : ord("h")].sum() / counts[ord("t") : ord("{")].sum() == pytest.approx(
+        1 / 3, rel=0.02
+    )
+
+
+def test_validate_reads_the_first_of_the_mixture(mixed, capsys):
+    config = mixed()
+    train(config)
+    validate.main([str(config.out), "--device", "cpu"])
+    assert "low" in capsys.readouterr().out
+
+
+def test_ranks_validate_the_same_windows(mixed):
+    tasks = [LanguageTask(mixed(), World(rank, 2, torch.device("cpu"))) for rank in range(2)]
+    assert all(
+        torch.equal(*pair) for pair in zip(tasks[0].held_out["low"], tasks[1].held_out["low"], strict=True)
+    )
