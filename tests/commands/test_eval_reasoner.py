@@ -157,8 +157,9 @@ def test_the_report_shows_the_ladder(trained, tmp_path, command):
     found = json.loads(path.read_text())
     found["evaluations"][0]["ladder"] |= {"1": 0.5, "1000": 1.0}
     path.write_text(json.dumps(found))
-    (row,) = arc_table(find_runs([runs])).rows[3:]
+    row, *paper = arc_table(find_runs([runs])).rows  # our own first
     assert row == ["here", "Vanilla HRM, 2 tasks, 1 view", "25.00", "0.00", "0.00", "0.00", "50.00"]
+    assert {other[0] for other in paper} == {"paper"}
 
 
 def test_options_of_the_other_kind_are_refused(trained, mistake):
