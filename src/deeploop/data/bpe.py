@@ -6,7 +6,6 @@ vocabulary and the start of the file's sha256, so two tokenizers of one name are
 """
 
 import hashlib
-import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from deeploop.data.tokenizers import BPETokenizer, Tokenizer, byte_characters, get_tokenizer, utf8
 from deeploop.extras import require
-from deeploop.files import read_text
+from deeploop.files import parse_json, read_text
 
 MERGES = "merges.txt"
 VERSION_LINE = "#version: 0.2"
@@ -81,7 +80,7 @@ def train_bpe(documents: Iterable[str], vocabulary: int) -> BPETokenizer:
         show_progress=sys.stderr.isatty(),
     )
     engine.train_from_iterator((utf8(text).decode() for text in documents), trainer)
-    merges = _distinct(json.loads(engine.to_str())["model"]["merges"])
+    merges = _distinct(parse_json(engine.to_str())["model"]["merges"])
     if (found := len(merges) + SMALLEST - 1) < vocabulary:
         raise ValueError(
             f"tokenizer bpe:{vocabulary}: the text is too short; no pair is left that occurs twice after "

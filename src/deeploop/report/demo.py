@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from deeploop.files import write_json, write_text
+from deeploop.files import parse_json, write_json, write_text
 from deeploop.report import collapse, demo_figures, page, plots
 from deeploop.report.beyond import RIGHT, goes_on
 
@@ -27,7 +27,7 @@ def introduction(trained: int, longest: int) -> str:
 def write(out: Path, record: Record, collapsed: Record) -> str:
     """Writes demo.json, picture and page into `out`; returns what to print."""
     write_json(out / "demo.json", record)
-    record = json.loads(json.dumps(record))  # as it is read back: keys are text
+    record = parse_json(json.dumps(record))  # as it is read back: keys are text
     figure = demo_figures.tapes(record)
     plots.save_png(figure, out / "demo.png")
     write_text(out / "index.html", make_page(record, figure, collapsed))
