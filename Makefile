@@ -1,5 +1,5 @@
 # Everything starts from a bare clone: each target installs what it needs, once, into .venv.
-#   make demo    see a loop trained on 4 steps go on to 200, on two CPU cores, in five minutes
+#   make demo    see a loop trained on 4 steps go on to 200, on two CPU cores, in six minutes
 #   make test    the whole test suite
 #   make check   formatting, lint, types and tests: what CI runs
 #   make faults     inject every fault, fuzz, load; writes docs/reliability.md (15 minutes)

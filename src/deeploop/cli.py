@@ -57,7 +57,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop pack SWEEP [--out FOLDER]            its runs' metrics as one small file that runs and report read
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
   deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's ceiling, peak memory
-  deeploop demo                                 see a loop trained on 4 steps go on to 200, in five minutes
+  deeploop demo                                 see a loop trained on 4 steps go on to 200, in six minutes
   deeploop doctor                               what is installed, what training will use, a self-test
 
 Each command has --help; -V, --version. More: README.md
