@@ -260,7 +260,10 @@ def main() -> None:
                 out = Path(folder) / name(variant, seed)
                 config = config_of(options.data, variant, seed, options.steps, options.ramp, out)
                 done[name(variant, seed)] = train(config, variant, world, options.every)
-                lines = [f"{json.dumps(key)}: {json.dumps(looks)}" for key, looks in done.items()]
+                lines = [
+                    f"{json.dumps(key)}: {json.dumps(looks, separators=(',', ':'))}"
+                    for key, looks in done.items()
+                ]
                 kept.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     found = {v: [done[name(v, seed)] for seed in options.seeds] for v in options.variants}
     print(text_table(tuple(HEADER.split("|")), [row(variant, runs) for variant, runs in found.items()]))
