@@ -6,7 +6,6 @@ import pytest
 
 from deeploop.cli import main
 from deeploop.report.evaluations import read_evaluations
-from deeploop.report.iterated import accuracy_against_steps
 from deeploop.train.loop import train
 from iterate_runs import make_iterate_config
 
@@ -75,11 +74,3 @@ def test_a_mistake_is_one_line(runs, words, capsys):
 def test_steps_are_refused_for_other_runs(capsys):
     assert main(["eval", "shipped", "--steps", "3"]) == 2
     assert "--steps: for iterated tasks; shipped is a run of another kind" in capsys.readouterr().err
-
-
-def test_accuracy_against_steps_draws_one_curve_a_model():
-    figure = accuracy_against_steps(
-        [("flat", [1, 8], [1.0, 1.0]), ("copying", [1, 8], [None, 0.6])], trained=4
-    )
-    [axes] = figure.axes
-    assert [line.get_label() for line in axes.lines[:2]] == ["flat", "copying"]

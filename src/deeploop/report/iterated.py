@@ -1,6 +1,5 @@
 """An iterated task's evaluation: tables, the matrix of rounds and steps, the space–time diagram. No torch."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from deeploop.report.page import MISSING, text_table
-from deeploop.report.plots import COLOURS, INK, quiet
+from deeploop.report.plots import COLOURS, quiet
 
 CELL = 0.42  # inches of a cell of the matrix
 
@@ -112,23 +111,3 @@ def _picture(axes: Axes, cells: np.ndarray, *, red: bool) -> None:
     extent = (0.5, width + 0.5, steps + 0.5, 0.5)
     colours = ListedColormap(["white", COLOURS[1] if red else "black"])
     axes.imshow(cells, cmap=colours, vmin=0, vmax=1, extent=extent, aspect="auto", interpolation="nearest")
-
-
-def accuracy_against_steps(
-    curves: Sequence[tuple[str, Sequence[int], Sequence[float | None]]], trained: int
-) -> Figure:
-    """Share of cells right against steps, one curve a model, on a logarithmic scale of steps."""
-    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for (label, steps, shares), colour in zip(curves, COLOURS * len(curves), strict=False):
-        colour, line = (INK, "--") if label == "copying" else (colour, "-")
-        values = [float("nan") if share is None else share for share in shares]
-        axes.plot(steps, values, line, marker="o", ms=3, lw=1.6, label=label, color=colour)
-    axes.axvline(trained, color=INK, ls=":", lw=1)
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_xlabel("steps asked for (dotted: the most in training)")
-    axes.set_ylabel("share of cells right")
-    axes.legend(frameon=False, labelcolor=INK, fontsize=8)
-    quiet(axes)
-    return figure
