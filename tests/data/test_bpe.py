@@ -149,6 +149,8 @@ def test_the_size_that_a_short_text_gives_can_be_had():
         train_bpe(documents(), 9000)
     size = int(str(error.value).split("after bpe:")[1].split(";")[0])
     assert train_bpe(documents(), size).vocabulary == size
+    with pytest.raises(ValueError, match="take more text, or --tokenizer bytes"):
+        train_bpe(["ab"], 300)
 
 
 def test_a_folder_reads_back_the_same(tmp_path):

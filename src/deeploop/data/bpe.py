@@ -82,9 +82,10 @@ def train_bpe(documents: Iterable[str], vocabulary: int) -> BPETokenizer:
     engine.train_from_iterator((utf8(text).decode() for text in documents), trainer)
     merges = _distinct(parse_json(engine.to_str())["model"]["merges"])
     if (found := len(merges) + SMALLEST - 1) < vocabulary:
+        advice = "ask for that or fewer" if found >= SMALLEST else "take more text, or --tokenizer bytes"
         raise ValueError(
             f"tokenizer bpe:{vocabulary}: the text is too short; no pair is left that occurs twice after "
-            f"bpe:{found}; ask for that or fewer"
+            f"bpe:{found}; {advice}"
         )
     return _named(merges)
 
