@@ -7,6 +7,8 @@
 #   make checkpoint   train the small model that comes with the package anew, in a quarter of an hour
 PYTHON ?= python3
 BIN := .venv/bin
+# Two processes of one thread each, a test file to one of them: tests start processes of their own, and wait.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 # An interrupted `-m venv` leaves a python without pip.
@@ -34,13 +36,13 @@ demo: .venv/.core
 	@$(BIN)/deeploop demo
 
 test: .venv/.dev
-	@$(BIN)/python -m pytest
+	@$(TEST)
 
 check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(TEST)
 
 checkpoint: .venv/.core
 	$(BIN)/deeploop prepare stdlib
