@@ -17,7 +17,7 @@ import torch
 
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.train import checkpoint
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import TrainConfig

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import IterateTrainConfig
 from deeploop.train.distributed import DeviceConfig

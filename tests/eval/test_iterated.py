@@ -11,7 +11,8 @@ from deeploop.data.iterate import make_task
 from deeploop.data.iterate.examples import Examples, held_out
 from deeploop.data.iterate.task import solve
 from deeploop.eval.iterated import copying, read_outs, rollout, score_sums, scores
-from deeploop.models.gpt import GPTConfig, GPTOutput, LoopedGPT
+from deeploop.models.gpt import GPTOutput, LoopedGPT
+from deeploop.models.gpt_config import GPTConfig
 
 SHAPE = {"blocks": 1, "rounds": 4, "width": 16, "heads": 2, "hidden": 32, "vocabulary": 16, "context": 32}
 

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from deeploop.diagnose.collapse import token_similarity
 from deeploop.eval.validation import validate
-from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import GPTConfig
 
 
 @pytest.fixture(scope="module")

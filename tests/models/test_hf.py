@@ -11,7 +11,8 @@ from torch import nn
 
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.generation import generate
-from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.layers import CausalSelfAttention
 
 transformers = pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')

@@ -11,7 +11,7 @@ from deeploop.cli import main
 from deeploop.commands import recommend as command
 from deeploop.commands import train as train_command
 from deeploop.commands.recommend import DEFAULTS
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.recipes import get_recipe
 from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
 from deeploop.report.recommend import recommend

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deeploop.models.accounting import flops_per_token, parameter_count
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.recipes import get_recipe
 from deeploop.train.distributed import World
 from deeploop.train.header import Facts, header, legend

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from deeploop.cli import main
 from deeploop.commands.diagnose import UNDER_MUON
 from deeploop.models.accounting import block_matrix_count, training_bytes
-from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

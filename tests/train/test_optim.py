@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.optim import (
     OptimConfig,
     clipped_step,

@@ -18,7 +18,7 @@ from deeploop.commands.parsing import run_command
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.recipes import get_recipe
 from deeploop.report import page
 from deeploop.train.config import AnyTrainConfig, IterateTrainConfig, ReasonerTrainConfig, TrainConfig

@@ -27,7 +27,8 @@ from deeploop.diagnose.exponent import GammaFit, as_series, describe, fit_gamma,
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.diagnose.visit_grads import residual_sublayers
 from deeploop.files import write_json
-from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure

@@ -1,6 +1,6 @@
 """Parameters, FLOPs and training memory of a looped GPT and of a reasoner, by formula."""
 
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.reasoner import PuzzleShape, ReasonerConfig, swiglu_hidden
 from deeploop.nn.loss import MAX_LOGITS
 from deeploop.nn.recompute import Recompute

@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from deeploop.models.gpt import GPTConfig, GPTOutput, LoopedGPT
+from deeploop.models.gpt import GPTOutput, LoopedGPT
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.cache import KeyValueCache
 
 Criterion = Literal["change", "kl"]

@@ -1,4 +1,4 @@
-"""LoopedGPT: K stored blocks applied for R rounds, between a tied embedding and head; and its config.
+"""LoopedGPT: K stored blocks applied for R rounds, between a tied embedding and head.
 
 Blocks may stand before the loop (prelude) and after it (coda), visited once each; the prelude's output may
 enter every round again (`nn/injection.py`).
@@ -8,226 +8,24 @@ model = LoopedGPT(config, seed=1)
 loss = model(tokens, targets).loss / targets.numel()
 """
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.models.gpt_config import PARTS, GPTConfig, Part
 from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.init import InitRule, init_weights_
-from deeploop.nn.injection import InjectionKind, make_injection
+from deeploop.nn.injection import make_injection
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
-from deeploop.nn.residual import ResidualKind, ScaledResidual
-from deeploop.theory.scaling import Scales, ScalingRule, block_scales
+from deeploop.nn.residual import ScaledResidual
 
 Places = tuple[Rotary, Tensor | None]  # where tokens stand, and the mask of what they see
-FirstState = Literal["embedding", "zeros", "noise"]
-Part = Literal["prelude", "coda"]
-PARTS: tuple[Part, ...] = get_args(Part)
-
-
-@dataclass(frozen=True)
-class GPTConfig:
-    """Shape and parameterization of a looped GPT; the defaults are the paper's small model at R=3."""
-
-    blocks: int = 12
-    """Physical blocks K, stored once each."""
-    rounds: int = 3
-    """Rounds R: how often the stack of blocks is applied."""
-    prelude: int = 0
-    """Blocks before the loop, visited once."""
-    coda: int = 0
-    """Blocks after the loop, visited once."""
-    injection: InjectionKind = "none"
-    """How the prelude's output e enters every round: x + e, W [x; e], or gated, whose carry contracts."""
-    first_state: FirstState = "embedding"
-    """What the first round starts from: the prelude's output, zeros, or Gaussian noise of unit size."""
-    width: int = 768
-    """Width of the residual stream."""
-    heads: int = 6
-    """Attention heads; they divide the width."""
-    hidden: int = 2048
-    """Hidden width of SwiGLU. The paper's medium model has 2730; 2736 is a multiple of 16 and faster."""
-    vocabulary: int = 50257
-    """Real vocabulary size; the embedding is padded to the next multiple of 64."""
-    context: int = 1024
-    """Longest sequence, in tokens."""
-    block: ResidualKind = "sandwich"
-    """DeepLoop's sandwich, flat, prenorm, postnorm, prenorm times 1/(R sqrt K) (factored), 1/N (averaged)."""
-    p: float = 0.5
-    """Exponent of the sandwich's rule, alpha = (2N)^p and beta = (8N)^-p: 1/2 DeepLoop, 1/4 DeepNorm."""
-    alpha: Literal["paper", "flat"] = "paper"
-    """The sandwich's alpha, (2N)^p or lambda R sqrt K. The flat block has alpha flat, beta off, no gain."""
-    beta: Literal["on", "off"] = "on"
-    """Draw the sandwich's branches at beta; off: standard initialisation, outputs not divided by sqrt K."""
-    outer_gain: bool = True
-    """Keep the gain of the sandwich's outer norm, which multiplies the stream at every visit."""
-    flat_gain: float = 1.0
-    """Lambda of the flat alpha: alpha = lambda R sqrt K."""
-    factored_gain: float = 1.0
-    """Lambda of the factored block: epsilon = lambda / (R sqrt K)."""
-    inner_norm: bool = True
-    """Normalise the sandwich's branch input; without it the block is DeepNorm's Norm(alpha x + f(x))."""
-    scale_gate: bool = True
-    """Draw SwiGLU's gate at beta too, as its up and down matrices are."""
-    shrink_outputs: bool | None = None
-    """Divide the initial output projections by sqrt(blocks); unset: where neither beta nor epsilon scales."""
-    final_norm: bool = True
-    """Keep the RMSNorm after the last block."""
-    unigram_bias: bool = False
-    """Add a learned output bias that starts at the log unigram frequencies of the training text."""
-    recompute_alpha: bool = False
-    """When rounds are changed at test time, take alpha (or epsilon) of the new depth, not the trained one."""
-    mup_base_width: int = 0
-    """Width-µP: multiply logits and the matrices' learning rate by this width / width; 0 is off."""
-    mask_padding: bool = True
-    """Leave the padded vocabulary out of the softmax in validation and evaluation."""
-
-    def __post_init__(self) -> None:
-        for name in ("blocks", "rounds", "width", "heads", "hidden", "vocabulary", "context"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        self._check_loop()
-        self._require("heads", self.width % self.heads == 0, f"a divisor of model.width={self.width}")
-        self._require("heads", self.head_size % 2 == 0, f"such that model.width={self.width} / heads is even")
-        kinds = get_args(ResidualKind)
-        self._require("block", self.block in kinds, f"one of {', '.join(kinds)}")
-        self._require("p", math.isfinite(self.p) and self.p > 0, "positive and finite")
-        used = self.block == "sandwich" or self.p == GPTConfig.p
-        self._require("p", used, f"{GPTConfig.p} with model.block={self.block}; only the sandwich has a rule")
-        self._require(
-            "inner_norm",
-            self.inner_norm or self.block in ("sandwich", "postnorm"),
-            f"True with model.block={self.block}",
-        )
-        self._check_parts()
-        gain, factored = self.factored_gain, self.block == "factored"
-        self._require("factored_gain", math.isfinite(gain) and gain > 0, "positive and finite")
-        self._require("factored_gain", gain == 1 or factored, f"1 with model.block={self.block}")
-        self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
-
-    def _check_loop(self) -> None:
-        """What stands around the loop, and what enters it."""
-        for name in PARTS:
-            self._require(name, getattr(self, name) >= 0, "0 (none) or more")
-        for field, kinds in (("injection", InjectionKind), ("first_state", FirstState)):
-            known = get_args(kinds)
-            self._require(field, getattr(self, field) in known, f"one of {', '.join(known)}")
-        entered = self.injection != "none" or self.first_state == "embedding"
-        self._require("first_state", entered, "embedding with model.injection=none, or nothing is read")
-        # W starts as [I | 0], and a state of zeros has no direction that a norm could keep.
-        stuck = self.injection == "linear" and self.first_state == "zeros"
-        self._require("first_state", not stuck, "embedding or noise with model.injection=linear")
-        scaled = not self.mup_base_width or self.injection in ("none", "add")
-        self._require("mup_base_width", scaled, f"0 with model.injection={self.injection}")
-
-    def _check_parts(self) -> None:
-        """The parts of a sandwich, which other blocks do not have or settle themselves."""
-        self._require("alpha", self.alpha in ("paper", "flat"), "paper or flat")
-        self._require("beta", self.beta in ("on", "off"), "on or off")
-        for name in ("alpha", "beta", "outer_gain"):
-            default = getattr(GPTConfig, name)
-            used = self.block == "sandwich" or getattr(self, name) == default
-            self._require(name, used, f"left at {default} with model.block={self.block}, which settles it")
-        scaled = self.alpha == "paper" or self.beta == "on"
-        self._require("p", scaled or self.p == GPTConfig.p, f"{GPTConfig.p} with model.alpha=flat, beta=off")
-        gain, flat = self.flat_gain, "flat" in (self.block, self.alpha)
-        self._require("flat_gain", math.isfinite(gain) and gain > 0, "positive and finite")
-        what = f"1 with model.block={self.block}, model.alpha={self.alpha}"
-        self._require("flat_gain", gain == 1 or flat, what)
-
-    def _require(self, name: str, holds: bool, what: str) -> None:
-        if not holds:
-            raise ValueError(f"model.{name}={getattr(self, name)}: must be {what}")
-
-    @property
-    def head_size(self) -> int:
-        return self.width // self.heads
-
-    @property
-    def padded_vocabulary(self) -> int:
-        return -(-self.vocabulary // 64) * 64
-
-    @property
-    def depth(self) -> int:
-        """N = K·R, the unrolled depth of the loop."""
-        return self.blocks * self.rounds
-
-    @property
-    def stored_blocks(self) -> int:
-        """Blocks in memory: prelude, loop, coda."""
-        return self.prelude + self.blocks + self.coda
-
-    @property
-    def is_plain_loop(self) -> bool:
-        """Nothing around the loop, and nothing that enters it but the embedding."""
-        extras = (self.prelude, self.coda, self.injection, self.first_state)
-        return extras == (0, 0, "none", "embedding")
-
-    def require_plain_loop(self, what: str) -> None:
-        """Raises where `what` does not know this model's prelude, coda, injection or first state."""
-        for name in (*PARTS, "injection", "first_state"):
-            value, default = getattr(self, name), getattr(GPTConfig, name)
-            if value != default:
-                raise ValueError(f"{what}: is for models with model.{name}={default}, this one has {value}")
-
-    def part(self, name: Part) -> "GPTConfig":
-        """The prelude or the coda as a config of its own: its rule is that of its blocks at R = 1."""
-        return replace(
-            self,
-            blocks=getattr(self, name),
-            rounds=1,
-            prelude=0,
-            coda=0,
-            injection="none",
-            first_state="embedding",
-        )
-
-    @property
-    def rule(self) -> ScalingRule | None:
-        """The paper's rule, of a sandwich that has both its alpha and its beta; others have none."""
-        whole = self.block == "sandwich" and (self.alpha, self.beta) == ("paper", "on")
-        return ScalingRule(self.p) if whole else None
-
-    @property
-    def scales(self) -> Scales:
-        """alpha, beta and epsilon of the block at K and R."""
-        return block_scales(
-            self.block,
-            self.blocks,
-            self.rounds,
-            p=self.p,
-            alpha=self.alpha,
-            beta=self.beta,
-            flat_gain=self.flat_gain,
-            factored_gain=self.factored_gain,
-        )
-
-    @property
-    def matrix_lr_multiplier(self) -> float:
-        """What width-µP multiplies the logits by, and the learning rate of the blocks' matrices."""
-        return self.mup_base_width / self.width if self.mup_base_width else 1.0
-
-    @property
-    def init_rule(self) -> InitRule:
-        """The standard deviation every matrix is drawn at.
-
-        Pre-norm's and post-norm's outputs are divided by sqrt K unless `shrink_outputs` says otherwise. A
-        sandwich without beta has the standard initialisation, without the division.
-        """
-        plain = self.block in ("prenorm", "postnorm")
-        shrink = plain if self.shrink_outputs is None else self.shrink_outputs
-        return InitRule(
-            width=self.width,
-            beta=self.scales.beta,
-            output_divisor=math.sqrt(self.blocks) if shrink else 1.0,
-            scale_gate=self.scale_gate,
-        )
 
 
 class Block(nn.Module):

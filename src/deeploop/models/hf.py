@@ -28,7 +28,8 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from deeploop.models.gpt import PARTS, GPTConfig, LoopedGPT, Places
+from deeploop.models.gpt import LoopedGPT, Places
+from deeploop.models.gpt_config import PARTS, GPTConfig
 
 
 class DeepLoopConfig(PreTrainedConfig):

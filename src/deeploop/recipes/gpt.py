@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import DeviceConfig

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import IterateTrainConfig
 from deeploop.train.iterate import IterateDataConfig

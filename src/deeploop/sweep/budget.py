@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from deeploop.files import read_json
 from deeploop.models.accounting import flops_per_segment, flops_per_token
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.reasoner import PuzzleShape
 from deeploop.recipes.reasoners import PUZZLES
 from deeploop.report import published

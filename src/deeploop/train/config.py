@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from deeploop.data.iterate.examples import Examples
 from deeploop.files import read_table
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
-from deeploop.models.gpt import PARTS, GPTConfig
+from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.models.reasoner import ReasonerConfig
 from deeploop.train.config import AnyTrainConfig, IterateTrainConfig, TrainConfig
 from deeploop.train.progress import hours_minutes_seconds

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.init import BRANCH
 from deeploop.train.adam_atan2 import AdamATan2
 from deeploop.train.muon import MuonAdamW

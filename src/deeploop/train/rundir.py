@@ -24,7 +24,8 @@ from deeploop.data.bpe import load_tokenizer
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import read_json, read_object, unused_path, write_json, write_text
 from deeploop.models.accounting import parameter_count
-from deeploop.models.gpt import GPTConfig, LoopedGPT
+from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.train.checkpoint import (
     OPTIMIZER,

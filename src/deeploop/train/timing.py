@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from deeploop.models.gpt import GPTConfig
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.config import AnyTrainConfig, TrainConfig
 from deeploop.train.distributed import World
 from deeploop.train.opening import open_run
