@@ -44,6 +44,7 @@ def test_a_run_whose_first_state_is_noise_resumes_bit_for_bit(tiny_config):
     copy = resumed_in_the_middle(config)
     assert losses(copy) == losses(config.out)
     assert tensors(copy) == tensors(config.out)
+    assert "rounds" not in read_metrics(copy, "train")[-1]  # they are fixed
 
 
 def test_first_states_are_functions_of_seed_step_and_place_in_the_batch():
@@ -116,6 +117,7 @@ def test_sampled_rounds_resume_bit_for_bit(sample, tiny_config, monkeypatch):
     copy = resumed_in_the_middle(config)
     assert len(set(seen[:6])) > 1
     assert seen[6:] == seen[4:6]
+    assert [r["rounds"] for r in read_metrics(copy, "train")] == seen[:6]
     assert losses(copy) == losses(config.out)
     assert tensors(copy) == tensors(config.out)
 

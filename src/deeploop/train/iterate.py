@@ -158,6 +158,10 @@ class IterateTask:
         pieces = zip(*(part[self.mine].split(self.micro_batch) for part in parts), strict=True)
         return [(own_inputs, own_targets, share, *rest) for own_inputs, own_targets, *rest in pieces]
 
+    def drawn(self) -> dict[str, int]:
+        """The rounds of the step whose batches came last, where they are not the same in every step."""
+        return {} if self.config.rounds.sample == "fixed" else {"rounds": self.model.rounds}
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy summed over the micro-batch's answers, as a share of the whole step's."""
         inputs, targets, share, *noise = (part.to(self.world.device, non_blocking=True) for part in batch)

@@ -172,6 +172,10 @@ class PuzzleTask:
         explore, draw = torch.from_numpy((draws >> np.uint64(11)).astype(np.float64) / 2**53).unbind(1)
         return minimum_segments(explore, draw, self.config.halting).to(self.world.device)
 
+    def drawn(self) -> dict[str, int]:
+        """Nothing is drawn for a step as a whole."""
+        return {}
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The segment's loss summed over the micro-batch, as a share of the whole step's puzzles."""
         slots, minimum = batch

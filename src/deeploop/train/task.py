@@ -67,6 +67,9 @@ class Task(Protocol):
     def micro_batches(self) -> list[Any]:
         """This rank's share of the next step, in pieces that fit the device."""
 
+    def drawn(self) -> dict[str, int]:
+        """What was drawn for the step whose batches came last, for its line of metrics."""
+
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """A micro-batch's share of the step's mean loss."""
 
