@@ -33,6 +33,8 @@ class GenerateArgs(Sampling):
     """Let a token stop early, by the change of its state or the KL between successive readouts."""
     threshold: float = 0.1
     """What counts as no longer changing, where depth is adaptive."""
+    cache_rounds: int | None = None
+    """Rounds whose keys and values are kept: 1 keeps the last round's; unset, or above R: all."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
 
@@ -51,6 +53,7 @@ def main(arguments: list[str]) -> int:
             model, tokenizer = deeploop.load(args.run, device=world.device)
         if args.rounds is not None:
             model.set_rounds(args.rounds)
+        model.set_cache_rounds(args.cache_rounds)
         adaptive = (
             None if args.adaptive == "off" else AdaptiveDepth(model, ExitRule(args.adaptive, args.threshold))
         )

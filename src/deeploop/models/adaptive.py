@@ -45,6 +45,8 @@ class AdaptiveDepth(nn.Module):
     def __init__(self, model: LoopedGPT, rule: ExitRule) -> None:
         super().__init__()
         model.config.require_plain_loop("adaptive depth")
+        if model.kept_rounds < model.rounds:
+            raise ValueError(f"cache_rounds={model.cache_rounds}: must be unset with adaptive depth")
         self.model, self.rule = model, rule
         self.tokens_seen = self.rounds_used = 0
         self.train(model.training)

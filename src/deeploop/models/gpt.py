@@ -85,6 +85,7 @@ class LoopedGPT(nn.Module):
         self.rounds = config.rounds
         self.recompute: Recompute = "off"
         self.backprop: int | None = None
+        self.cache_rounds: int | None = None
         self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
         self.input_norm = RMSNorm(config.width)
         self.prelude = nn.ModuleList(Block(config.part("prelude")) for _ in range(config.prelude))
@@ -147,6 +148,22 @@ class LoopedGPT(nn.Module):
         `state` (B, T, width) is the first state of a model whose `first_state` is noise: training draws it
         anew for every step; without it there is one draw per position, so that a cache changes nothing.
         """
+        if isinstance(cache, KeyValueCache) and tokens.shape[1] > 1 and self.kept_rounds < self.rounds:
+            # Under a budget a token needs the last round of those before it: they are read one by one.
+            x = torch.cat([self.stream(token, cache) for token in tokens.split(1, dim=1)], dim=1)
+        else:
+            x = self.stream(tokens, cache, places, noise, state)
+        return self.read_out(x, targets)
+
+    def stream(
+        self,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        places: Places | None = None,
+        noise: Tensor | None = None,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        """The residual stream (B, T, width) behind the coda: a forward pass without its readout."""
         own = cache if isinstance(cache, KeyValueCache) else None
         rotary, mask = self.positions(tokens, own) if places is None else places
         embedded = self.input_norm(self.embedding(tokens))
@@ -157,7 +174,7 @@ class LoopedGPT(nn.Module):
         x = self.run_once("coda", x, rotary, mask, cache)
         if own is not None:
             own.length += tokens.shape[1]
-        return self.read_out(x, targets)
+        return x
 
     def run_once(
         self, part: Part, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache | None
@@ -165,8 +182,8 @@ class LoopedGPT(nn.Module):
         """The blocks of the prelude or the coda, one after the other."""
         blocks = self.prelude if part == "prelude" else self.coda
         first = 0 if part == "prelude" else self.visits - len(self.coda)
-        for slot, block in enumerate(blocks, start=first):
-            x = self.visit(block, x, slot, rotary, mask, cache)
+        for index, block in enumerate(blocks, start=first):
+            x = self.visit(block, x, index, rotary, mask, cache)
         return x
 
     def initial_state(self, e: Tensor, start: int, state: Tensor | None = None) -> Tensor:
@@ -229,30 +246,61 @@ class LoopedGPT(nn.Module):
         """Round number `index`: the injection, then every block once."""
         if self.injection is not None:
             x = self.injection(x, entered)
-        for slot, block in enumerate(self.blocks, start=len(self.prelude) + index * len(self.blocks)):
-            x = self.visit(block, x, slot, rotary, mask, cache)
+        for number, block in enumerate(self.blocks, start=len(self.prelude) + index * len(self.blocks)):
+            x = self.visit(block, x, number, rotary, mask, cache)
         return x
 
     def visit(
         self,
         block: nn.Module,
         x: Tensor,
-        slot: int,
+        index: int,
         rotary: Rotary,
         mask: Tensor | None,
         cache: Cache | None,
     ) -> Tensor:
-        """Visit number `slot` of a forward pass, which has that slot of a cache."""
+        """Visit number `index` of a forward pass."""
         if cache is not None:
-            return block(x, rotary, mask, cache, slot)
+            return block(x, rotary, mask, cache, self.slot_of(index))
         # Compiled blocks must not see a number that changes.
-        recompute = self.recompute == "block" and slot < self.visits - 1
+        recompute = self.recompute == "block" and index < self.visits - 1
         return maybe_checkpoint(block, x, rotary, mask, recompute=recompute)
 
     @property
     def visits(self) -> int:
         """Block visits of a forward pass at the rounds set now: prelude, K·R, coda."""
         return len(self.prelude) + self.rounds * len(self.blocks) + len(self.coda)
+
+    @property
+    def kept_rounds(self) -> int:
+        """Rounds whose keys and values a cache keeps: `cache_rounds`, at most all."""
+        return min(self.cache_rounds or self.rounds, self.rounds)
+
+    @property
+    def slots(self) -> int:
+        """Slots of a cache: one per visit, or under a budget one per kept round and block of the loop."""
+        return len(self.prelude) + self.kept_rounds * len(self.blocks) + len(self.coda)
+
+    def slot_of(self, visit: int) -> int:
+        """The slot of a cache that a visit has: round r of the loop shares those of round r mod budget."""
+        first, core, kept = len(self.prelude), self.rounds * len(self.blocks), self.kept_rounds
+        if visit < first:
+            return visit
+        if visit >= first + core:
+            return visit - self.visits + self.slots
+        return first + (visit - first) % (kept * len(self.blocks))
+
+    def set_cache_rounds(self, budget: int | None) -> None:
+        """Keep keys and values of so many rounds from now on, in new caches; None keeps all of them.
+
+        A token in round r attends to itself as it is in round r, and to each earlier token as it was in the
+        last of its rounds that is r modulo `budget`: 1 keeps the last round's, as many as there are rounds
+        keep all, and so does more. That round is known once the earlier token is finished, so tokens that
+        are given together are read one by one, and a text gives the same in whatever pieces it comes.
+        """
+        if budget is not None and budget < 1:
+            raise ValueError(f"cache_rounds={budget}: must be at least 1, or unset to keep all rounds")
+        self.cache_rounds = budget
 
     def positions(self, tokens: Tensor, cache: KeyValueCache | None) -> Places:
         """Rotary table and mask of tokens that stand behind those in the cache."""
@@ -261,14 +309,14 @@ class LoopedGPT(nn.Module):
         if end > self.config.context:
             raise ValueError(f"tokens of length {end}: must be at most model.context={self.config.context}")
         if cache is not None:
-            cache.check(slots=self.visits, length=end)
+            cache.check(slots=self.slots, length=end)
         rotary = (self.cos[start:end], self.sin[start:end])
         return rotary, causal_mask(start, end - start, tokens.device)
 
     def new_cache(self, capacity: int | None = None) -> KeyValueCache:
         """An empty cache for the rounds set now; room for the whole context unless less is enough."""
         capacity = self.config.context if capacity is None else capacity
-        return KeyValueCache(self.visits, capacity)
+        return KeyValueCache(self.slots, capacity)
 
     def read_out(self, x: Tensor, targets: Tensor | None = None) -> GPTOutput:
         """The final norm, and the loss if there are targets."""

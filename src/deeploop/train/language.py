@@ -183,8 +183,8 @@ class LanguageTask:
     def drawn(self) -> dict[str, int]:
         """The rounds of the step whose batches came last, where they are not the same in every step."""
         config = self.config.rounds
-        fixed = (config.sample, config.ramp) == ("fixed", "off") or self.model is None
-        return {} if fixed else {"rounds": self.model.rounds}
+        fixed = (config.sample, config.ramp) == ("fixed", "off")
+        return {} if fixed or self.model is None else {"rounds": self.model.rounds}
 
     def rounds_at(self, step: int) -> int:
         """Rounds of training step number `step` (from 0), the same on every rank."""
