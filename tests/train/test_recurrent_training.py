@@ -1,13 +1,12 @@
 """Training with a prelude, a coda, an injection and a first state."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from resumed_runs import losses, resumed_in_the_middle, tensors
 
 from deeploop.recipes import get_recipe
-from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
 from deeploop.train.distributed import World, physical_blocks
 from deeploop.train.header import Facts, header
 from deeploop.train.language import LanguageTask
@@ -19,24 +18,6 @@ from deeploop.train.steps import StepQueue
 
 CPU = torch.device("cpu")
 PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
-
-
-def losses(folder):
-    return [(r["step"], r["loss"]) for r in read_metrics(folder, "train")]
-
-
-def tensors(folder):
-    return {path.name: path.read_bytes() for path in last_checkpoint(folder).glob("*.safetensors")}
-
-
-def resumed_in_the_middle(config):
-    """What a run leaves that is resumed at its first checkpoint, beside one that was never stopped."""
-    train(config)
-    copy = config.out.with_name("resumed")
-    shutil.copytree(config.out, copy)
-    shutil.rmtree(list_checkpoints(copy)[-1])
-    train(replace(config, out=copy, resume=True))
-    return copy
 
 
 def test_a_run_whose_first_state_is_noise_resumes_bit_for_bit(tiny_config):

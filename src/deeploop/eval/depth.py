@@ -1,7 +1,7 @@
 """Validation loss against depth: the same weights at several numbers of rounds, or with adaptive depth."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 
@@ -111,6 +111,19 @@ def score_budget(model: LoopedGPT, windows: Windows, budget: int | None) -> Budg
         return BudgetScore(**asdict(score), slots=model.slots, bytes_per_token=decoding.bytes_per_token)
     finally:
         model.set_cache_rounds(None)
+
+
+def between_depths(losses: Mapping[int, float], rounds: float) -> float | None:
+    """The loss on the straight line between the two fixed depths around `rounds`; None outside of them.
+
+    Leaving rounds out at random would follow it.
+    """
+    if not min(losses) <= rounds <= max(losses):
+        return None
+    below = max(R for R in losses if R - rounds <= 0)
+    above = min(R for R in losses if R - rounds >= 0)
+    share = (rounds - below) / (above - below) if above > below else 0.0
+    return losses[below] + share * (losses[above] - losses[below])
 
 
 def score_adaptive(model: LoopedGPT, windows: Windows, rule: ExitRule) -> tuple[float, DepthScore]:

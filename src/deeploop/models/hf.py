@@ -150,15 +150,15 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
         places = self._places(input_ids, attention_mask, positions, past_key_values)
         noise = self.model.first_noise
         first = None if noise is None else noise[positions].expand(*input_ids.shape, -1)  # padding moves it
-        budgeted = past_key_values is not None and self.model.kept_rounds < self.model.rounds
-        if budgeted and wanted:
+        budgeted = past_key_values if self.model.kept_rounds < self.model.rounds else None
+        if budgeted is not None and wanted:
             raise ValueError("output_hidden_states=True: must be False with cache_rounds, or use_cache=False")
         with _recorded_visits(self.model if wanted else None) as visits:
-            if budgeted:
-                states = torch.cat([*self._one_by_one(input_ids, past_key_values, places, first)], dim=1)
+            if budgeted is not None:
+                states = torch.cat([*self._one_by_one(input_ids, budgeted, places, first)], dim=1)
             else:
                 states = self.model(input_ids, cache=past_key_values, places=places, state=first).states
-        hidden = (*visits[:-1], states) if wanted else None
+        hidden: Any = (*visits[:-1], states) if wanted else None
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.model.logits(states[:, kept])
         loss = None
@@ -268,7 +268,8 @@ class _Overwritten:
 
     def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
         if self._cache.get_seq_length(slot) > self._start:
-            self._cache.layers[slot].crop(-1)
+            layer: Any = self._cache.layers[slot]  # a DynamicLayer
+            layer.crop(-1)
         return self._cache.update(k, v, slot)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from deeploop.train.config import TrainConfig
 
 
+GATE = "exit_gate."  # the names of the gate's parameters begin so
 MERGED = 0.5  # token similarity half way into the collapse, or out of it
 
 
@@ -121,6 +122,11 @@ class LanguageTask:
         """The model with freshly drawn weights, the same on every machine."""
         self.model = model = LoopedGPT(self.config.model, seed=self.config.seed)
         model.recompute, model.backprop = self.recompute, self.config.rounds.backprop or None
+        if self.config.model.exit_gate:
+            model.gate_training = self.config.gate
+        if self.config.gate.stage == "gate-only":
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name.startswith(GATE))
         if self.config.model.unigram_bias:
             model.set_unigram_bias(torch.from_numpy(self.corpus.counts()))
         self.config.diagnose.check(model)
