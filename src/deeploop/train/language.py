@@ -110,6 +110,7 @@ class LanguageTask:
         self.monitor: Monitor | None = LoopMonitor(config, self.validation)
         self.skips_non_finite = config.optim.non_finite == "skip"
         self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
+        self.draws_rounds = (config.rounds.sample, config.rounds.ramp) != ("fixed", "off")
         self.held = 0
         self.step = 0  # whose batch comes next
         self._similarity = 0.0
@@ -188,9 +189,9 @@ class LanguageTask:
 
     def drawn(self) -> dict[str, int]:
         """The rounds of the step whose batches came last, where they are not the same in every step."""
-        config = self.config.rounds
-        fixed = (config.sample, config.ramp) == ("fixed", "off")
-        return {} if fixed or self.model is None else {"rounds": self.model.rounds}
+        if self.model is None or not self.draws_rounds:
+            return {}
+        return {"rounds": self.model.rounds}
 
     def rounds_at(self, step: int) -> int:
         """Rounds of training step number `step` (from 0), the same on every rank."""

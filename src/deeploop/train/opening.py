@@ -95,7 +95,14 @@ def _build(config: AnyTrainConfig, world: World) -> tuple[Task, nn.Module, torch
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
     model = wrap(task.build(), config.device, world)
     optimizer = task.make_optimizer(model)
-    execution = choose_execution(config.device, world, model, optimizer, recordable=task.can_be_recorded)
+    execution = choose_execution(
+        config.device,
+        world,
+        model,
+        optimizer,
+        recordable=task.can_be_recorded,
+        draws_rounds=task.draws_rounds,
+    )
     execution.apply(model)
     return task, model, optimizer, execution
 

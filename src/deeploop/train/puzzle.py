@@ -56,6 +56,7 @@ class PuzzleTask:
     """A reasoner on a set of puzzles."""
 
     monitor: Monitor | None = None
+    draws_rounds = False
     can_be_recorded = False  # which puzzles go on depends on what the model says
     skips_non_finite = False  # what is not finite may already be in the carried states
     model: Reasoner
