@@ -1,5 +1,6 @@
 """Training with a prelude, a coda, an injection and a first state."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from deeploop.train.rundir import load
 from deeploop.train.steps import StepQueue
 
 CPU = torch.device("cpu")
+SAMPLED = {"sample": "poisson-lognormal"}
 PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
 
 
@@ -71,14 +73,32 @@ def test_the_header_says_what_stands_around_the_loop(tiny_config):
     assert "α = 3.464, β = 0.1443; prelude (R = 1) α = 1.414, β = 0.3536; coda (R = 1) α" in rule
 
 
-def test_a_diagnosis_while_training_is_refused(tiny_config):
-    with pytest.raises(
-        ValueError, match=r"diagnose.every=2: is for models with model.prelude=0, this one has 1"
-    ):
-        train(tiny_config(model=PARTS, diagnose={"every": 2}))
-
-
-SAMPLED = {"sample": "poisson-lognormal"}
+@pytest.mark.parametrize("block", ["flat", "sandwich"])
+def test_a_diagnosis_is_of_the_loop_at_all_its_rounds(block, tiny_config, capsys):
+    """While training, with rounds drawn and a truncated gradient, and of its checkpoint."""
+    config = tiny_config(
+        model=PARTS | {"block": block},
+        rounds=SAMPLED | {"backprop": 2},
+        diagnose={"every": 6, "iterations": 2},
+    )
+    train(config, quiet=True)
+    last = read_metrics(config.out, "diagnose")[-1]
+    words = ["diagnose", str(config.out), "--iterations", "2", "--json"]
+    assert main([*words, "--sequences", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)[str(config.out)]
+    assert found["audit"] == []
+    assert found["sublayers"].keys() == last["sublayers"].keys()
+    for name, own in found["sublayers"].items():
+        assert name.startswith("blocks.")
+        assert len(own["update_norms"]) == len(own["sensitivity_norms"]) == 3  # of which two are trained
+    assert found["kappa"] == pytest.approx(last["kappa"], rel=1e-3)
+    assert found["step_effect"]["measured"] == pytest.approx(last["step_effect"]["measured"], rel=1e-2)
+    assert len(found["stream"]["coda.0.mlp"]["ratio"]) == 1
+    assert main([*words[:-1], "--at", "init"]) == 0
+    said = (
+        "each of 2 blocks is visited 3 times, prelude and coda (2 blocks) once, α is right at all 8 residuals"
+    )
+    assert said in capsys.readouterr().out
 
 
 def drawn_rounds(monkeypatch):
