@@ -167,6 +167,8 @@ def make_optimizer(
     apart = branch if config.branch_lr != 1 else ()
     groups: dict[str, list[nn.Parameter]] = {"branch": [], "matrices": [], "embedding": [], "gains": []}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         undecayed = parameter.ndim < 2 or "injection" in name
         kind = "gains" if undecayed else "embedding" if "embedding" in name else "matrices"
         role = name.split(".")[-2:][0]  # blocks.0.attention.branch.v.weight: role v
