@@ -168,8 +168,8 @@ def make_optimizer(
     groups: dict[str, list[nn.Parameter]] = {"branch": [], "matrices": [], "embedding": [], "gains": []}
     for name, parameter in model.named_parameters():
         undecayed = parameter.ndim < 2 or "injection" in name
-        kind = "gains" if undecayed else "embedding" if "embedding" in name else "matrices"
         role = name.split(".")[-2:][0]  # blocks.0.attention.branch.v.weight: role v
+        kind = "gains" if undecayed else "embedding" if role in ("embedding", "head") else "matrices"
         groups["branch" if role in apart else kind].append(parameter)
     multiplier = dict.fromkeys(("branch", "matrices"), matrix_lr_multiplier)
     built: dict[str, dict[str, Any]] = {
