@@ -46,3 +46,25 @@ def logits_of(model, tokens):
 
 
 TOKENS = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(1))
+
+
+TEMPLATE = "{% for m in messages %}<user>{{ m['content'] }}</s>{% endfor %}"
+
+
+def save_tokenizer(folder: Path, vocabulary: int = 300) -> Path:
+    """A byte-level BPE trained on a few words, as transformers keeps one, with a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    engine = Tokenizer(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=["<s>", "</s>", "<user>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    engine.train_from_iterator(["the loop of the loops, and the other loops of them all, again"] * 9, trainer)
+    named = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=engine, **named)
+    fast.save_pretrained(folder)
+    return folder
