@@ -1,4 +1,4 @@
-"""LoopedGPT: K stored blocks applied for R rounds, between a tied embedding and head.
+"""LoopedGPT: K stored blocks applied for R rounds, between an embedding and a head, tied unless asked for.
 
 Blocks may stand before the loop (prelude) and after it (coda), visited once each; the prelude's output may
 enter every round again (`nn/injection.py`).
@@ -42,9 +42,19 @@ class Block(nn.Module):
             epsilon=config.scales.epsilon,
             inner_norm=config.inner_norm,
             outer_gain=config.outer_gain,
+            norm=partial(RMSNorm, eps=config.norm_eps),
         )
-        self.attention = residual(CausalSelfAttention(config.width, config.heads))
-        self.mlp = residual(SwiGLU(config.width, config.hidden))
+        attention = CausalSelfAttention(
+            config.width,
+            config.heads,
+            kv_heads=config.grouped_heads,
+            head_size=config.head_size,
+            bias=config.attention_bias,
+            qk_norm=config.qk_norm,
+            eps=config.norm_eps,
+        )
+        self.attention = residual(attention)
+        self.mlp = residual(SwiGLU(config.width, config.hidden, bias=config.mlp_bias))
 
     def forward(
         self,
@@ -80,6 +90,7 @@ class LoopedGPT(nn.Module):
     sin: Tensor
     first_noise: Tensor | None
     output_bias: nn.Parameter | None
+    head: nn.Linear | None
 
     def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -90,12 +101,14 @@ class LoopedGPT(nn.Module):
         self.cache_rounds: int | None = None
         self.gate_training: GateConfig | None = None
         self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
-        self.input_norm = RMSNorm(config.width)
+        self.input_norm = RMSNorm(config.width, config.norm_eps) if config.input_norm else nn.Identity()
         self.prelude = nn.ModuleList(Block(config.part("prelude")) for _ in range(config.prelude))
         self.injection = make_injection(config.injection, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
         self.coda = nn.ModuleList(Block(config.part("coda")) for _ in range(config.coda))
-        self.final_norm = RMSNorm(config.width) if config.final_norm else nn.Identity()
+        self.final_norm = RMSNorm(config.width, config.norm_eps) if config.final_norm else nn.Identity()
+        head = None if config.tied_head else nn.Linear(config.width, config.padded_vocabulary, bias=False)
+        self.register_module("head", head)
         self.exit_gate = ExitGate(config.width) if config.exit_gate else None
         bias = nn.Parameter(torch.empty(config.padded_vocabulary)) if config.unigram_bias else None
         self.register_parameter("output_bias", bias)
@@ -128,7 +141,8 @@ class LoopedGPT(nn.Module):
 
     def init_tables(self) -> None:
         """Set what no checkpoint holds: the rotary table, and the first state's noise outside of training."""
-        cos, sin = rotary_table(self.config.context, self.config.head_size)
+        config = self.config
+        cos, sin = rotary_table(config.context, config.head_size, config.rotary_base, config.rotary_scaling)
         self.cos.copy_(cos)
         self.sin.copy_(sin)
         if self.first_noise is not None:
@@ -387,7 +401,7 @@ class LoopedGPT(nn.Module):
 
     def _head(self, words: int) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the first `words` logits."""
-        weight, bias = self.embedding.weight, self.output_bias
+        weight, bias = (self.head or self.embedding).weight, self.output_bias
         if words == len(weight):
             return weight, bias
         return weight[:words], None if bias is None else bias[:words]

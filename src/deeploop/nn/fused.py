@@ -47,7 +47,16 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
         and all(isinstance(norm, RMSNorm | nn.Identity) for norm in norms)
         and all(norm.weight is not None for norm in (first.inner, second.inner) if isinstance(norm, RMSNorm))
         and first.branch.head_size >= 16
+        and _is_plain(first.branch)
+        and second.branch.down.bias is None
     )
+
+
+def _is_plain(attention: SelfAttention) -> bool:
+    """As many keys as queries, width / heads numbers each, no bias, and where causal our QK-norm."""
+    square = attention.q.weight.shape == attention.k.weight.shape == attention.o.weight.shape
+    normal = getattr(attention, "qk_norm", "after-rotary") == "after-rotary"
+    return square and normal and attention.q.bias is None
 
 
 def fits_block(block: nn.Module) -> bool:

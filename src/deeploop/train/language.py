@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deeploop.data.bpe import how_to_ask, tokenizer_files
+from deeploop.data.bpe import how_to_ask, tokenizer_files, vocabulary_fits
 from deeploop.data.mixture import Mixture, MixtureLoader, parse_mix
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import Loader, PrefetchLoader, TokenLoader, validation_windows
@@ -84,7 +84,8 @@ class LanguageTask:
         self.micro_batch, self.recompute = self.fit = fit(config.optim.batch, config.device, world, needs)
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.corpus = open_mixture(config.data)
-        if self.corpus.vocabulary != config.model.vocabulary:
+        name, rows = self.corpus.tokenizer_name, config.model.vocabulary
+        if not vocabulary_fits(name, self.corpus.vocabulary, rows):
             raise ValueError(
                 f"model.vocabulary={config.model.vocabulary}: {config.data.folders[0]} holds "
                 f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}; "
