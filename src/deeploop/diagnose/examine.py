@@ -51,6 +51,7 @@ def examine(
     tokens: Tensor,
     targets: Tensor,
     *,
+    documents: Tensor | None = None,
     sublayers: Sequence[str] = (),
     state: AdamState | None = None,
     effort: Effort | None = None,
@@ -59,18 +60,19 @@ def examine(
     """Alignment, stream and step of `model` on one probe of tokens (B, T), as plain values.
 
     `kappa` is that of the effective updates where the optimizer's state is given, and of the raw gradients
-    (`kappa_raw`) where it is not. F is the output after the final norm.
+    (`kappa_raw`) where it is not. F is the output after the final norm. `documents` are bounds of the probe's
+    documents, where they are kept apart.
     """
     effort = effort or Effort()
     was_training = model.training
     model.eval()
 
     def output() -> Tensor:
-        states: Tensor = model(tokens).states
+        states: Tensor = model(tokens, documents=documents).states
         return states
 
     def loss() -> Tensor:
-        mean: Tensor = model(tokens, targets).loss / targets.numel()
+        mean: Tensor = model(tokens, targets, documents=documents).loss / targets.numel()
         return mean
 
     precondition = None

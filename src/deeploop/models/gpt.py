@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from deeploop.models.exit_gate import ExitGate, GateConfig, exit_loss
 from deeploop.models.gpt_config import PARTS, GPTConfig, Part
 from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
+from deeploop.nn.documents import Documents, document_mask, document_positions
 from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.injection import make_injection
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
@@ -26,7 +27,8 @@ from deeploop.nn.loss import linear_cross_entropy, token_losses
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 
-Places = tuple[Rotary, Tensor | None]  # where tokens stand, and the mask of what they see
+Mask = Tensor | Documents | None
+Places = tuple[Rotary, Mask]  # where tokens stand, and the mask of what they see
 
 
 class Block(nn.Module):
@@ -60,7 +62,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         rotary: Rotary,
-        mask: Tensor | None = None,
+        mask: Mask = None,
         cache: Cache | None = None,
         slot: int = 0,
     ) -> Tensor:
@@ -157,6 +159,7 @@ class LoopedGPT(nn.Module):
         places: Places | None = None,
         noise: Tensor | None = None,
         state: Tensor | None = None,
+        documents: Tensor | None = None,
     ) -> GPTOutput:
         """tokens and targets (B, T); targets below 0 are not counted.
 
@@ -165,9 +168,14 @@ class LoopedGPT(nn.Module):
         (rounds, B, T, width) is added to the stream after each round, times the stream's root mean square.
         `state` (B, T, width) is the first state of a model whose `first_state` is noise: training draws it
         anew for every step; without it there is one draw per position, so that a cache changes nothing.
+        `documents` are bounds (`nn/documents.py`): each document is then computed as if it stood alone.
         """
+        if documents is not None:
+            at = document_positions(documents, tokens.shape)
+            places = self.document_places(at, documents)
+            state = self.first_noise[at] if state is None and self.first_noise is not None else state
         if self.gate_training is not None and self.training and targets is not None:
-            x, loss = exit_loss(self, self.gate_training, tokens, targets, state)
+            x, loss = exit_loss(self, self.gate_training, tokens, targets, state, places)
             return GPTOutput(self.final_norm(x), loss)
         if isinstance(cache, KeyValueCache) and tokens.shape[1] > 1 and self.kept_rounds < self.rounds:
             # Under a budget a token needs the last round of those before it: they are read one by one.
@@ -198,7 +206,7 @@ class LoopedGPT(nn.Module):
         self,
         tokens: Tensor,
         rotary: Rotary,
-        mask: Tensor | None,
+        mask: Mask,
         cache: Cache | None = None,
         state: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -208,9 +216,7 @@ class LoopedGPT(nn.Module):
         x = self.initial_state(e, cache.length if isinstance(cache, KeyValueCache) else 0, state)
         return x, None if self.injection is None else self.injection.enter(e)
 
-    def run_once(
-        self, part: Part, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache | None
-    ) -> Tensor:
+    def run_once(self, part: Part, x: Tensor, rotary: Rotary, mask: Mask, cache: Cache | None) -> Tensor:
         """The blocks of the prelude or the coda, one after the other."""
         blocks = self.prelude if part == "prelude" else self.coda
         first = 0 if part == "prelude" else self.visits - len(self.coda)
@@ -232,7 +238,7 @@ class LoopedGPT(nn.Module):
         self,
         x: Tensor,
         rotary: Rotary,
-        mask: Tensor | None,
+        mask: Mask,
         cache: Cache | None,
         noise: Tensor | None,
         entered: Tensor | None,
@@ -251,7 +257,7 @@ class LoopedGPT(nn.Module):
         self,
         x: Tensor,
         rotary: Rotary,
-        mask: Tensor | None,
+        mask: Mask,
         cache: Cache | None,
         noise: Tensor | None = None,
         entered: Tensor | None = None,
@@ -271,7 +277,7 @@ class LoopedGPT(nn.Module):
         x: Tensor,
         index: int,
         rotary: Rotary,
-        mask: Tensor | None,
+        mask: Mask,
         cache: Cache | None,
         entered: Tensor | None = None,
     ) -> Tensor:
@@ -288,7 +294,7 @@ class LoopedGPT(nn.Module):
         x: Tensor,
         index: int,
         rotary: Rotary,
-        mask: Tensor | None,
+        mask: Mask,
         cache: Cache | None,
     ) -> Tensor:
         """Visit number `index` of a forward pass."""
@@ -344,6 +350,18 @@ class LoopedGPT(nn.Module):
             cache.check(slots=self.slots, length=end)
         rotary = (self.cos[start:end], self.sin[start:end])
         return rotary, causal_mask(start, end - start, tokens.device)
+
+    def document_places(self, at: Tensor, documents: Tensor) -> Places:
+        """Rotary table and mask of tokens that stand at the positions `at` (B, T) of their documents."""
+        if at.shape[1] > self.config.context:
+            raise ValueError(
+                f"tokens of length {at.shape[1]}: must be at most model.context={self.config.context}"
+            )
+        weight = self.embedding.weight
+        fast = torch.is_autocast_enabled(weight.device.type)
+        dtype = torch.get_autocast_dtype(weight.device.type) if fast else weight.dtype
+        mask = document_mask(documents, at.shape, self.config.head_size, dtype)
+        return (self.cos[at][:, None], self.sin[at][:, None]), mask
 
     def new_cache(self, capacity: int | None = None) -> KeyValueCache:
         """An empty cache for the rounds set now; room for the whole context unless less is enough."""

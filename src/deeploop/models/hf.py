@@ -190,6 +190,7 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
                 f"cache_rounds={self.config.cache_rounds}: needs a DynamicCache, not a {type(cache).__name__}"
             )
         (cos, sin), mask = places
+        assert mask is None or isinstance(mask, Tensor)  # documents are for training
         start, count = cache.get_seq_length(), tokens.shape[1]
         for t in range(count):
             one = slice(t, t + 1)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deeploop.nn.cache import Cache
+from deeploop.nn.documents import Documents, document_attention
 
 QKNorm = Literal["after-rotary", "before-rotary", "none"]
 AttentionBias = Literal["none", "qkv", "qkvo"]
@@ -148,7 +149,7 @@ class CausalSelfAttention(SelfAttention):
         self,
         x: Tensor,
         rotary: Rotary,
-        mask: Tensor | None = None,
+        mask: Tensor | Documents | None = None,
         cache: Cache | None = None,
         slot: int = 0,
     ) -> Tensor:
@@ -161,6 +162,8 @@ class CausalSelfAttention(SelfAttention):
         v = self._heads(self.v(x))
         if cache is not None:
             k, v = cache.update(k, v, slot)
+        if isinstance(mask, Documents):
+            return self._merge(document_attention(q, k, v, mask))
         # A single query is the newest position and sees every key.
         causal = mask is None and q.shape[2] > 1
         y = F.scaled_dot_product_attention(
