@@ -29,6 +29,7 @@ from deeploop.diagnose.visit_grads import residual_sublayers
 from deeploop.files import write_json
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
+from deeploop.nn.documents import document_bounds
 from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
@@ -139,6 +140,9 @@ def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[st
         model, tokenizer, state, step = weights_of(path, config, args.at, world.device)
         pick_sublayers(model, args.sublayers)
         tokens, targets, source = probe(config, tokenizer, args)
+        apart = None
+        if config.data.mask_documents:
+            apart = document_bounds(tokens == tokenizer.end_of_text).to(world.device)
         tokens, targets = tokens.to(world.device), targets.to(world.device)
         wrong = audit(model, tokens, fresh=args.at == "init")
         bar = tqdm(
@@ -153,6 +157,7 @@ def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[st
             model,
             tokens,
             targets,
+            documents=apart,
             sublayers=args.sublayers,
             state=state,
             effort=Effort(args.iterations, args.tolerance),

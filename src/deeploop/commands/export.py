@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from deeploop.models.gpt_config import PARTS
 from deeploop.train.checkpoint import read_state
 from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.language import open_mixture
-from deeploop.train.rundir import load, load_any_config, load_iterate, require_checkpoint
+from deeploop.train.rundir import load, load_any_config, load_iterate, read_stamp, require_checkpoint
 
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
 CARD_MARK = "with DeepLoop residual scaling. Exported by"  # in every model card of ours
@@ -38,12 +38,15 @@ class ExportArgs:
     """Type of the stored weights."""
     cache_rounds: int | None = None
     """Rounds whose keys and values `generate` keeps, where loading names no other; unset: all."""
+    context: int | None = None
+    """Longest sequence of the exported model; unset: as trained. A retrofit may have its source's."""
 
 
 def run(args: ExportArgs) -> str:
     """Exports the last checkpoint; returns what to print."""
     require("transformers", "hf")
     model, tokenizer = load_parts(args.run)
+    model = model if args.context is None else with_context(model, args.context)
     model.set_cache_rounds(args.cache_rounds)
     card = model_card(args.run, model)
     if args.folder.exists() and not args.folder.is_dir():
@@ -70,6 +73,13 @@ def load_parts(run: Path) -> tuple[LoopedGPT, Tokenizer | None]:
     return load(run)
 
 
+def with_context(model: LoopedGPT, context: int) -> LoopedGPT:
+    """The same weights for sequences of another length."""
+    other = LoopedGPT(replace(model.config, context=context))
+    other.load_state_dict(model.state_dict())
+    return other.eval()
+
+
 def save_model(model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path) -> None:
     """Weights, config, generation defaults, code and tokenizer."""
     from transformers import GenerationConfig
@@ -81,10 +91,11 @@ def save_model(model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path) -> N
     if tokenizer is None:
         face.save_pretrained(folder)
         return
-    end = tokenizer.end_of_text
-    face.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
+    theirs = to_transformers(tokenizer, context=model.config.context)
+    special = {f"{name}_token_id": getattr(theirs, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    face.generation_config = GenerationConfig(**special)
     face.save_pretrained(folder)
-    to_transformers(tokenizer, context=model.config.context).save_pretrained(folder)
+    theirs.save_pretrained(folder)
 
 
 def open_part(folder: Path) -> Path:
@@ -149,6 +160,9 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     if not config.is_plain_loop:
         facts["blocks of prelude, coda"] = f"{config.prelude}, {config.coda}, visited once"
         facts["injection, first state"] = f"{config.injection}, {config.first_state}"
+    if isinstance(origin := read_stamp(run).get("retrofit"), dict):
+        parts = (f"{name} {origin.get(name)}" for name in ("prelude", "core", "coda"))
+        facts["layers of"] = f"{origin.get('source')} ({origin.get('layers')}): {', '.join(parts)}"
     if loss := (state.get("validation") or {}).get("loss"):
         unit = "token" if isinstance(train, TrainConfig) else "answer"
         facts["validation loss"] = f"{loss:.4f} nats per {unit}"

@@ -116,7 +116,8 @@ def read_windows(corpus: Corpus, tokenizer: Tokenizer, config: TrainConfig, sequ
     count = config.data.validation_sequences if sequences is None else sequences
     inputs, targets = validation_windows(corpus.validation, config.model.context, count)
     batch = config.device.micro_batch or config.optim.batch
-    return Windows(inputs, targets, count_bytes(tokenizer, targets), batch=batch)
+    starts = inputs == tokenizer.end_of_text if config.data.mask_documents else None
+    return Windows(inputs, targets, count_bytes(tokenizer, targets), batch=batch, starts=starts)
 
 
 def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def examine(
     tokens: Tensor,
     targets: Tensor,
     *,
+    documents: Tensor | None = None,
     sublayers: Sequence[str] = (),
     state: AdamState | None = None,
     effort: Effort | None = None,
@@ -65,7 +66,8 @@ def examine(
     Gradients go through all rounds, also of a model that is trained through the last few.
 
     `kappa` is that of the effective updates where the optimizer's state is given, and of the raw gradients
-    (`kappa_raw`) where it is not. F is the output after the final norm.
+    (`kappa_raw`) where it is not. F is the output after the final norm. `documents` are bounds of the probe's
+    documents, where they are kept apart.
     """
     effort = effort or Effort()
     was_training, backprop = model.training, model.backprop
@@ -73,11 +75,11 @@ def examine(
     model.backprop = None
 
     def output() -> Tensor:
-        states: Tensor = model(tokens).states
+        states: Tensor = model(tokens, documents=documents).states
         return states
 
     def loss() -> Tensor:
-        mean: Tensor = model(tokens, targets).loss / targets.numel()
+        mean: Tensor = model(tokens, targets, documents=documents).loss / targets.numel()
         return mean
 
     precondition = None

@@ -37,6 +37,8 @@ class Windows:
     batch: int = 16
     device: torch.device | str = "cpu"
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
+    starts: Tensor | None = None
+    """Where documents begin, bool like the inputs, if they are kept apart."""
 
     def score(self, model: nn.Module) -> DepthScore:
         result = validate(
@@ -46,6 +48,7 @@ class Windows:
             batch=self.batch,
             device=self.device,
             arithmetic=self.arithmetic,
+            starts=self.starts,
         )
         bits = bits_per_byte(result.loss, self.text_bytes)
         return DepthScore(result.loss / result.targets, bits, result.similarity)

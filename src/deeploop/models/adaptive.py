@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from deeploop.models.gpt import GPTOutput, LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.cache import KeyValueCache
+from deeploop.nn.documents import document_positions
 
 Criterion = Literal["change", "kl", "gate"]
 
@@ -80,11 +81,19 @@ class AdaptiveDepth(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, tokens: Tensor, targets: Tensor | None = None, cache: KeyValueCache | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        documents: Tensor | None = None,
     ) -> GPTOutput:
         model, count = self.model, tokens.shape[1]
         cache = model.new_cache(count) if cache is None else cache
-        rotary, mask = model.positions(tokens, cache)
+        if documents is None:
+            rotary, mask = model.positions(tokens, cache)
+        else:
+            at = document_positions(documents, tokens.shape)
+            rotary, mask = model.document_places(at, documents)
         x, entered = model.enter_loop(tokens, rotary, mask, cache)
         latest = _Latest(cache, model, active=torch.ones_like(tokens, dtype=torch.bool))
         stops, done = self._stopping(x), 0

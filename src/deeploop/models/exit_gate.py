@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from deeploop.models.gpt import LoopedGPT
+    from deeploop.models.gpt import LoopedGPT, Places
+
+Rounds = Iterator[tuple[Tensor, Tensor]]  # the stream after a round, and behind the coda
 
 
 @dataclass(frozen=True)
@@ -69,21 +71,25 @@ def log_exits(logits: list[Tensor]) -> list[Tensor]:
 
 
 def exit_loss(
-    model: "LoopedGPT", config: GateConfig, tokens: Tensor, targets: Tensor, state: Tensor | None = None
+    model: "LoopedGPT",
+    config: GateConfig,
+    tokens: Tensor,
+    targets: Tensor,
+    state: Tensor | None = None,
+    places: "Places | None" = None,
 ) -> tuple[Tensor, Tensor]:
     """States behind the coda of the last round, and the loss summed over the targets."""
+    rounds = _rounds(model, tokens, state, places)
     if config.stage == "joint":
-        return _joint_loss(model, config.entropy, tokens, targets, state)
-    return _gate_loss(model, tokens, targets, state)
+        return _joint_loss(model, config.entropy, rounds, targets)
+    return _gate_loss(model, rounds, targets)
 
 
-def _joint_loss(
-    model: "LoopedGPT", beta: float, tokens: Tensor, targets: Tensor, state: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    outputs = [(model.exit_logits(x), out) for x, out in _rounds(model, tokens, state)]
+def _joint_loss(model: "LoopedGPT", beta: float, rounds: Rounds, targets: Tensor) -> tuple[Tensor, Tensor]:
+    outputs = [(model.exit_logits(x), out) for x, out in rounds]
     log_q = log_exits([z for z, _ in outputs])
     kept = targets >= 0
-    loss = torch.zeros((), device=tokens.device)
+    loss = torch.zeros((), device=targets.device)
     for (_, out), own in zip(outputs, log_q, strict=True):
         q = own.exp()
         loss = loss + model.head_loss(model.final_norm(out), targets, q)
@@ -91,12 +97,10 @@ def _joint_loss(
     return outputs[-1][1], loss
 
 
-def _gate_loss(
-    model: "LoopedGPT", tokens: Tensor, targets: Tensor, state: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _gate_loss(model: "LoopedGPT", rounds: Rounds, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Binary cross-entropy of 1 − λ_t against whether round t + 1 lowers the loss, its mean over rounds."""
     with torch.no_grad():
-        outputs = [*_rounds(model, tokens, state)]
+        outputs = [*rounds]
         losses = [model.token_losses(model.final_norm(out), targets) for _, out in outputs]
     logits = [model.exit_logits(x) for x, _ in outputs]
     kept = (targets >= 0).float()
@@ -107,9 +111,9 @@ def _gate_loss(
     return outputs[-1][1], total / max(1, model.rounds - 1)
 
 
-def _rounds(model: "LoopedGPT", tokens: Tensor, state: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _rounds(model: "LoopedGPT", tokens: Tensor, state: Tensor | None, places: "Places | None") -> Rounds:
     """The stream after every round, and behind the coda, through which a round's loss is read."""
-    rotary, mask = model.positions(tokens, None)
+    rotary, mask = model.positions(tokens, None) if places is None else places
     x, entered = model.enter_loop(tokens, rotary, mask, state=state)
     for index in range(model.rounds):
         x = model.run_rounds(x, rotary, mask, None, None, entered, range(index, index + 1))

@@ -1,4 +1,4 @@
-"""LoopedGPT: K stored blocks applied for R rounds, between a tied embedding and head.
+"""LoopedGPT: K stored blocks applied for R rounds, between an embedding and a head, tied unless asked for.
 
 Blocks may stand before the loop (prelude) and after it (coda), visited once each; the prelude's output may
 enter every round again (`nn/injection.py`).
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from deeploop.models.exit_gate import ExitGate, GateConfig, exit_loss
 from deeploop.models.gpt_config import PARTS, GPTConfig, Part
 from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
+from deeploop.nn.documents import Documents, document_mask, document_positions
 from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.injection import make_injection
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
@@ -26,7 +27,8 @@ from deeploop.nn.loss import linear_cross_entropy, token_losses
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 
-Places = tuple[Rotary, Tensor | None]  # where tokens stand, and the mask of what they see
+Mask = Tensor | Documents | None
+Places = tuple[Rotary, Mask]  # where tokens stand, and the mask of what they see
 
 
 class Block(nn.Module):
@@ -42,15 +44,25 @@ class Block(nn.Module):
             epsilon=config.scales.epsilon,
             inner_norm=config.inner_norm,
             outer_gain=config.outer_gain,
+            norm=partial(RMSNorm, eps=config.norm_eps),
         )
-        self.attention = residual(CausalSelfAttention(config.width, config.heads))
-        self.mlp = residual(SwiGLU(config.width, config.hidden))
+        attention = CausalSelfAttention(
+            config.width,
+            config.heads,
+            kv_heads=config.grouped_heads,
+            head_size=config.head_size,
+            bias=config.attention_bias,
+            qk_norm=config.qk_norm,
+            eps=config.norm_eps,
+        )
+        self.attention = residual(attention)
+        self.mlp = residual(SwiGLU(config.width, config.hidden, bias=config.mlp_bias))
 
     def forward(
         self,
         x: Tensor,
         rotary: Rotary,
-        mask: Tensor | None = None,
+        mask: Mask = None,
         cache: Cache | None = None,
         slot: int = 0,
     ) -> Tensor:
@@ -80,6 +92,7 @@ class LoopedGPT(nn.Module):
     sin: Tensor
     first_noise: Tensor | None
     output_bias: nn.Parameter | None
+    head: nn.Linear | None
 
     def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -90,12 +103,14 @@ class LoopedGPT(nn.Module):
         self.cache_rounds: int | None = None
         self.gate_training: GateConfig | None = None
         self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
-        self.input_norm = RMSNorm(config.width)
+        self.input_norm = RMSNorm(config.width, config.norm_eps) if config.input_norm else nn.Identity()
         self.prelude = nn.ModuleList(Block(config.part("prelude")) for _ in range(config.prelude))
         self.injection = make_injection(config.injection, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
         self.coda = nn.ModuleList(Block(config.part("coda")) for _ in range(config.coda))
-        self.final_norm = RMSNorm(config.width) if config.final_norm else nn.Identity()
+        self.final_norm = RMSNorm(config.width, config.norm_eps) if config.final_norm else nn.Identity()
+        head = None if config.tied_head else nn.Linear(config.width, config.padded_vocabulary, bias=False)
+        self.register_module("head", head)
         self.exit_gate = ExitGate(config.width) if config.exit_gate else None
         bias = nn.Parameter(torch.empty(config.padded_vocabulary)) if config.unigram_bias else None
         self.register_parameter("output_bias", bias)
@@ -128,7 +143,8 @@ class LoopedGPT(nn.Module):
 
     def init_tables(self) -> None:
         """Set what no checkpoint holds: the rotary table, and the first state's noise outside of training."""
-        cos, sin = rotary_table(self.config.context, self.config.head_size)
+        config = self.config
+        cos, sin = rotary_table(config.context, config.head_size, config.rotary_base, config.rotary_scaling)
         self.cos.copy_(cos)
         self.sin.copy_(sin)
         if self.first_noise is not None:
@@ -143,6 +159,7 @@ class LoopedGPT(nn.Module):
         places: Places | None = None,
         noise: Tensor | None = None,
         state: Tensor | None = None,
+        documents: Tensor | None = None,
     ) -> GPTOutput:
         """tokens and targets (B, T); targets below 0 are not counted.
 
@@ -151,9 +168,14 @@ class LoopedGPT(nn.Module):
         (rounds, B, T, width) is added to the stream after each round, times the stream's root mean square.
         `state` (B, T, width) is the first state of a model whose `first_state` is noise: training draws it
         anew for every step; without it there is one draw per position, so that a cache changes nothing.
+        `documents` are bounds (`nn/documents.py`): each document is then computed as if it stood alone.
         """
+        if documents is not None:
+            at = document_positions(documents, tokens.shape)
+            places = self.document_places(at, documents)
+            state = self.first_noise[at] if state is None and self.first_noise is not None else state
         if self.gate_training is not None and self.training and targets is not None:
-            x, loss = exit_loss(self, self.gate_training, tokens, targets, state)
+            x, loss = exit_loss(self, self.gate_training, tokens, targets, state, places)
             return GPTOutput(self.final_norm(x), loss)
         if isinstance(cache, KeyValueCache) and tokens.shape[1] > 1 and self.kept_rounds < self.rounds:
             # Under a budget a token needs the last round of those before it: they are read one by one.
@@ -184,7 +206,7 @@ class LoopedGPT(nn.Module):
         self,
         tokens: Tensor,
         rotary: Rotary,
-        mask: Tensor | None,
+        mask: Mask,
         cache: Cache | None = None,
         state: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -194,9 +216,7 @@ class LoopedGPT(nn.Module):
         x = self.initial_state(e, cache.length if isinstance(cache, KeyValueCache) else 0, state)
         return x, None if self.injection is None else self.injection.enter(e)
 
-    def run_once(
-        self, part: Part, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache | None
-    ) -> Tensor:
+    def run_once(self, part: Part, x: Tensor, rotary: Rotary, mask: Mask, cache: Cache | None) -> Tensor:
         """The blocks of the prelude or the coda, one after the other."""
         blocks = self.prelude if part == "prelude" else self.coda
         first = 0 if part == "prelude" else self.visits - len(self.coda)
@@ -218,7 +238,7 @@ class LoopedGPT(nn.Module):
         self,
         x: Tensor,
         rotary: Rotary,
-        mask: Tensor | None,
+        mask: Mask,
         cache: Cache | None,
         noise: Tensor | None,
         entered: Tensor | None,
@@ -237,7 +257,7 @@ class LoopedGPT(nn.Module):
         self,
         x: Tensor,
         rotary: Rotary,
-        mask: Tensor | None,
+        mask: Mask,
         cache: Cache | None,
         noise: Tensor | None = None,
         entered: Tensor | None = None,
@@ -257,7 +277,7 @@ class LoopedGPT(nn.Module):
         x: Tensor,
         index: int,
         rotary: Rotary,
-        mask: Tensor | None,
+        mask: Mask,
         cache: Cache | None,
         entered: Tensor | None = None,
     ) -> Tensor:
@@ -274,7 +294,7 @@ class LoopedGPT(nn.Module):
         x: Tensor,
         index: int,
         rotary: Rotary,
-        mask: Tensor | None,
+        mask: Mask,
         cache: Cache | None,
     ) -> Tensor:
         """Visit number `index` of a forward pass."""
@@ -330,6 +350,18 @@ class LoopedGPT(nn.Module):
             cache.check(slots=self.slots, length=end)
         rotary = (self.cos[start:end], self.sin[start:end])
         return rotary, causal_mask(start, end - start, tokens.device)
+
+    def document_places(self, at: Tensor, documents: Tensor) -> Places:
+        """Rotary table and mask of tokens that stand at the positions `at` (B, T) of their documents."""
+        if at.shape[1] > self.config.context:
+            raise ValueError(
+                f"tokens of length {at.shape[1]}: must be at most model.context={self.config.context}"
+            )
+        weight = self.embedding.weight
+        fast = torch.is_autocast_enabled(weight.device.type)
+        dtype = torch.get_autocast_dtype(weight.device.type) if fast else weight.dtype
+        mask = document_mask(documents, at.shape, self.config.head_size, dtype)
+        return (self.cos[at][:, None], self.sin[at][:, None]), mask
 
     def new_cache(self, capacity: int | None = None) -> KeyValueCache:
         """An empty cache for the rounds set now; room for the whole context unless less is enough."""
@@ -387,7 +419,7 @@ class LoopedGPT(nn.Module):
 
     def _head(self, words: int) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the first `words` logits."""
-        weight, bias = self.embedding.weight, self.output_bias
+        weight, bias = (self.head or self.embedding).weight, self.output_bias
         if words == len(weight):
             return weight, bias
         return weight[:words], None if bias is None else bias[:words]

@@ -73,6 +73,7 @@ class DeepLoopConfig(PreTrainedConfig):
     def to_gpt(self) -> GPTConfig:
         """The config of the model as it was trained."""
         own = {field.name: getattr(self, field.name) for field in fields(GPTConfig)}
+        own["rotary_scaling"] = tuple(own["rotary_scaling"])  # JSON has lists
         return GPTConfig(**own | {"rounds": self.trained_rounds})
 
 
@@ -189,6 +190,7 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
                 f"cache_rounds={self.config.cache_rounds}: needs a DynamicCache, not a {type(cache).__name__}"
             )
         (cos, sin), mask = places
+        assert mask is None or isinstance(mask, Tensor)  # documents are for training
         start, count = cache.get_seq_length(), tokens.shape[1]
         for t in range(count):
             one = slice(t, t + 1)

@@ -69,10 +69,10 @@ class InitRule:
 
     def std(self, role: str) -> float:
         """0.5/√width for all matrices (down too), times β in the branch, over the divisor in outputs."""
-        if role == "embedding":
+        if role in ("embedding", "head"):
             return EMBEDDING_STD
         if role not in UNSCALED + BRANCH:
-            raise ValueError(f"role={role!r}: must be one of embedding, {', '.join(UNSCALED + BRANCH)}")
+            raise ValueError(f"role={role!r}: must be one of embedding, head, {', '.join(UNSCALED + BRANCH)}")
         std = 0.5 / math.sqrt(self.width)
         if role in self.branch:
             std *= self.beta
@@ -102,7 +102,7 @@ def init_weights_(
         *path, attribute = name.split(".")  # blocks.0.attention.branch.v.weight: role v
         if parameter in settled:
             continue
-        if attribute == "output_bias":
+        if attribute in ("output_bias", "bias"):
             parameter.zero_()
             continue
         assert attribute == "weight", f"{name}: no initial value is stated for it"

@@ -67,6 +67,11 @@ def check_optim(model: GPTConfig, optim: OptimConfig, device: DeviceConfig) -> N
             f"optim.branch_lr={optim.branch_lr}: must be 1 with "
             f"model.{cause}={getattr(model, cause)}, which draws no matrix at beta"
         )
+    if optim.injection_lr != 1 and model.injection in ("none", "add"):
+        raise ValueError(
+            f"optim.injection_lr={optim.injection_lr}: must be 1 with model.injection={model.injection}, "
+            "which has no weights"
+        )
     if optim.kind == "muon" and device.parallel == "fsdp":
         raise ValueError(
             "optim.kind=muon: must be adamw with device.parallel=fsdp, where no rank has a whole matrix; "

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.models.gpt import LoopedGPT
+from deeploop.nn.documents import document_bounds
 
 if TYPE_CHECKING:
     from deeploop.train.config import TrainConfig
@@ -47,8 +48,10 @@ class DiagnoseConfig:
 class LoopMonitor:
     """κ_R and its company every so many steps, and what to say of a collapse."""
 
-    def __init__(self, config: "TrainConfig", probe: tuple[Tensor, Tensor]) -> None:
-        self._config, self._probe = config, probe
+    def __init__(
+        self, config: "TrainConfig", probe: tuple[Tensor, Tensor], end_of_text: int | None = None
+    ) -> None:
+        self._config, self._probe, self._end_of_text = config, probe, end_of_text
         self.diagnose_every = config.diagnose.every
         self.stops_when_collapsed = config.guard.stop
 
@@ -56,7 +59,7 @@ class LoopMonitor:
         """The record of a diagnosis, on the first validation sequences of this rank."""
         assert isinstance(model, LoopedGPT)
         model.set_rounds(self._config.model.rounds)  # the step before may have drawn others
-        return diagnose(model, optimizer, self._probe, self._config.diagnose)
+        return diagnose(model, optimizer, self._probe, self._config.diagnose, self._end_of_text)
 
     def collapse_advice(self) -> str:
         """What to do about a run that is still collapsed after warm-up."""
@@ -79,12 +82,18 @@ def diagnose(
     optimizer: torch.optim.Optimizer,
     probe: tuple[Tensor, Tensor],
     config: DiagnoseConfig,
+    end_of_text: int | None = None,
 ) -> dict[str, Any]:
-    """One record for the metrics; model, optimizer and random generators are left as they were."""
+    """One record for the metrics; model, optimizer and random generators are left as they were.
+
+    With `end_of_text`, which begins a document, documents of the probe are kept apart.
+    """
     began = time.perf_counter()
     device = next(model.parameters()).device
     cut = slice(None, config.tokens or None)
-    tokens, targets = (part[: config.sequences, cut].to(device) for part in probe)
+    tokens, targets = (part[: config.sequences, cut] for part in probe)
+    apart = None if end_of_text is None else document_bounds(tokens == end_of_text).to(device)
+    tokens, targets = tokens.to(device), targets.to(device)
     # A visit that is computed twice would be taken for two.
     recompute, model.recompute = model.recompute, "off"
     try:
@@ -92,6 +101,7 @@ def diagnose(
             model,
             tokens,
             targets,
+            documents=apart,
             sublayers=config.sublayers,
             state=adam_state(model, optimizer),
             effort=Effort(iterations=config.iterations),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deeploop.data.bpe import how_to_ask, tokenizer_files
+from deeploop.data.bpe import how_to_ask, tokenizer_files, vocabulary_fits
 from deeploop.data.mixture import Mixture, MixtureLoader, parse_mix
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import Loader, PrefetchLoader, TokenLoader, validation_windows
@@ -19,6 +19,7 @@ from deeploop.eval.iterated import finite
 from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
+from deeploop.nn.documents import document_bounds
 from deeploop.train.diagnosis import LoopMonitor
 from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.memory import fit, needs_on, shards
@@ -44,6 +45,8 @@ class DataConfig:
     """Corpora and weights in place of `path`, such as data/a=0.7 data/b=0.3; 0 holds one back."""
     max_epochs: int = 0
     """Epochs after which a corpus of the mixture is drawn no more; 0 is no limit."""
+    mask_documents: bool = False
+    """Keep documents apart: no attention across the end of one, and positions that start anew in each."""
     validation_sequences: int = 2_000
     """Sequences of the fixed validation set, spread evenly over the validation split."""
     validate_every: int = 1_000
@@ -84,7 +87,8 @@ class LanguageTask:
         self.micro_batch, self.recompute = self.fit = fit(config.optim.batch, config.device, world, needs)
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.corpus = open_mixture(config.data)
-        if self.corpus.vocabulary != config.model.vocabulary:
+        name, rows = self.corpus.tokenizer_name, config.model.vocabulary
+        if not vocabulary_fits(name, self.corpus.vocabulary, rows):
             raise ValueError(
                 f"model.vocabulary={config.model.vocabulary}: {config.data.folders[0]} holds "
                 f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}; "
@@ -107,7 +111,8 @@ class LanguageTask:
         self.examples = self.corpus.tokens
         self.targets_per_step = config.optim.batch * context
         self.flops_per_step = self.targets_per_step * training_flops_per_token(config)
-        self.monitor: Monitor | None = LoopMonitor(config, self.validation)
+        self.starts_document = self.tokenizer.end_of_text if config.data.mask_documents else None
+        self.monitor: Monitor | None = LoopMonitor(config, self.validation, self.starts_document)
         self.skips_non_finite = config.optim.non_finite == "skip"
         self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
         self.draws_rounds = (config.rounds.sample, config.rounds.ramp) != ("fixed", "off")
@@ -180,12 +185,16 @@ class LanguageTask:
                 f"token {int(targets.max())} is outside the vocabulary"
             )
         self.set_rounds(self.rounds_at(self.step))
-        parts = [inputs, targets]
+        parts = [part.split(self.micro_batch) for part in (inputs, targets)]
         if self._states is not None:
             mine = range(self.world.rank * len(inputs), (self.world.rank + 1) * len(inputs))
-            parts.append(self._states.at(self.step, mine, (inputs.shape[1], self.config.model.width)))
+            drawn = self._states.at(self.step, mine, (inputs.shape[1], self.config.model.width))
+            parts.append(drawn.split(self.micro_batch))
+        if self.starts_document is not None:
+            starts = (inputs == self.starts_document).split(self.micro_batch)
+            parts.append(tuple(map(document_bounds, starts)))
         self.step += 1
-        return list(zip(*(part.split(self.micro_batch) for part in parts), strict=True))
+        return list(zip(*parts, strict=True))
 
     def drawn(self) -> dict[str, int]:
         """The rounds of the step whose batches came last, where they are not the same in every step."""
@@ -206,8 +215,9 @@ class LanguageTask:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Cross-entropy summed over the micro-batch, as a share of the whole step's targets."""
-        inputs, targets, *state = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
-        output = model(inputs, targets, state=state[0]) if state else model(inputs, targets)
+        inputs, targets, *rest = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
+        names = ["state"] * (self._states is not None) + ["documents"] * (self.starts_document is not None)
+        output = model(inputs, targets, **dict(zip(names, rest, strict=True)))
         if self.config.optim.wait_for_escape:
             self._similarity = token_similarity(output.states)
         return output.loss / self.targets_per_step
@@ -242,9 +252,12 @@ class LanguageTask:
         """Means over all ranks at that many rounds, of all windows or those given; leaves the model there."""
         config, world = self.config, self.world
         self.set_rounds(rounds)
+        inputs, targets = windows or self.validation
         result = validate(
             model,
-            *(windows or self.validation),
+            inputs,
+            targets,
+            starts=None if self.starts_document is None else inputs == self.starts_document,
             batch=self.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),

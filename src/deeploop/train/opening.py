@@ -140,6 +140,12 @@ def _init_from(config: AnyTrainConfig, source: Path, task: Task, model: nn.Modul
     load_weights(model, checkpoint, may_lack=GATE)
 
 
+def _origin(init_from: Path | None) -> dict[str, Any]:
+    """What a retrofit says of its source: the runs that start from it say so too."""
+    stamp = {} if init_from is None else read_stamp(init_from)
+    return {"retrofit": stamp["retrofit"]} if "retrofit" in stamp else {}
+
+
 def _introduction(run: ActiveRun, source: str | None) -> list[str]:
     """The header, for whoever asked for it, and the notes below it."""
     if source is None:
@@ -177,7 +183,7 @@ def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:
     """The run folder, new or gone on with, and the file of its metrics."""
     config = run.config
     if not state:
-        stamp = {**run.task.stamp(), "execution": run.execution.to_json()}
+        stamp = {**run.task.stamp(), "execution": run.execution.to_json(), **_origin(config.init_from)}
         create_run(config, stamp, run.task.files())
         return MetricsWriter(config.out, config.log, to_dict(config))
     # A run that has no step left keeps the settings it was trained with.

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.nn.documents import Documents, document_attention
 from deeploop.nn.kernels.norms import prenorm, residual
 from deeploop.nn.kernels.products import pack, packed_linear
 from deeploop.nn.kernels.rotary import rotary_qkv
@@ -39,12 +40,14 @@ def run(
     rotary: Rotary,
     narrow: torch.dtype,
     *,
+    documents: Documents | None = None,
     rounds: int = 1,
     recompute: bool = False,
     inject: Inject | None = None,
 ) -> Tensor:
     """All blocks on x (B, T, width), `rounds` times, branches in `narrow`; causal if the attention is.
 
+    With `documents` attention stays inside each, and `rotary` has a row per token, (B, 1, T, D/2).
     `recompute`: the activations of every round but the last are computed again in the backward pass.
     `inject` changes the stream before every round, in its own precision.
     """
@@ -56,7 +59,7 @@ def run(
         for index in range(rounds):
             last = index == rounds - 1
             x, h = maybe_checkpoint(
-                _round, blocks, packs, x, h, rotary, last, inject, recompute=recompute and not last
+                _round, blocks, packs, x, h, rotary, documents, last, inject, recompute=recompute and not last
             )
     return x
 
@@ -67,6 +70,7 @@ def _round(
     x: Tensor,
     h: Tensor | None,
     rotary: Rotary,
+    documents: Documents | None,
     last: bool,
     inject: Inject | None,
 ) -> tuple[Tensor, Tensor]:
@@ -81,7 +85,7 @@ def _round(
     following = [first.inner for first, _ in (*blocks[1:], blocks[0])]
     for k, ((first, second), packed) in enumerate(zip(blocks, packs, strict=True)):
         after = None if last and k == len(blocks) - 1 else following[k]
-        x, h = _join(first, x, _attend(first.branch, packed, h, rotary), second.inner)
+        x, h = _join(first, x, _attend(first.branch, packed, h, rotary, documents), second.inner)
         x, h = _join(second, x, _feed(second.branch, packed, h), after)
     return x, h
 
@@ -124,7 +128,7 @@ def _join(
     return y, y.to(f.dtype) if h is None else h
 
 
-def _attend(attention: Any, packed: Packed, h: Tensor, rotary: Rotary) -> Tensor:
+def _attend(attention: Any, packed: Packed, h: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
     B, T, width = h.shape
     weights = attention.q.weight, attention.k.weight, attention.v.weight
     qkv = packed_linear(h.view(-1, width), packed.qkv, *weights).view(B, T, -1)
@@ -132,7 +136,10 @@ def _attend(attention: Any, packed: Packed, h: Tensor, rotary: Rotary) -> Tensor
     gains = (attention.q_norm.weight, attention.k_norm.weight) if causal else None
     eps = attention.q_norm.eps if causal else 0.0
     q, k, v = rotary_qkv(qkv, *rotary, width // attention.head_size, gains, eps)
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    if documents is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    else:
+        y = document_attention(q, k, v, documents)
     return packed_linear(y.transpose(1, 2).reshape(-1, width), packed.o, attention.o.weight)
 
 
