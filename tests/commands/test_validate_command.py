@@ -230,6 +230,10 @@ def test_the_table_marks_the_trained_depth(home, capsys):
         ),
         (["generate", "{home}/run", "--max-tokens", "0"], "max_tokens=0: must be at least 1"),
         (["generate", "{home}/run", "--cache-rounds", "0"], "cache_rounds=0: must be at least 1, or unset"),
+        (
+            ["validate", "{home}/run", "--cache-rounds", "x"],
+            "cache_rounds=x: must be numbers of rounds, or all",
+        ),
         (["validate", "{home}/run", "--cache-rounds", "0"], "cache_rounds=0: must be at least 1, or unset"),
         (
             ["generate", "{home}/run", "--cache-rounds", "1", "--adaptive", "kl"],

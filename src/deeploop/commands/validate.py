@@ -59,7 +59,7 @@ class ValidateArgs:
     """Also let tokens stop early: by the change of their state, the KL between readouts, or the exit gate."""
     thresholds: tuple[float, ...] = ()
     """Thresholds of the criterion, one result each; unset: a few that span the range."""
-    cache_rounds: tuple[int | Literal["all"], ...] = ()
+    cache_rounds: tuple[str, ...] = ()
     """Also decode token by token with the keys and values of so many rounds, such as 1 2 all."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
@@ -121,6 +121,15 @@ def read_windows(corpus: Corpus, tokenizer: Tokenizer, config: TrainConfig, sequ
     return Windows(inputs, targets, count_bytes(tokenizer, targets), batch=batch, starts=starts)
 
 
+def read_budget(word: str) -> int | None:
+    """A key-value budget as it is written: a number of rounds, or all."""
+    if word == "all":
+        return None
+    if not word.lstrip("-").isdecimal():
+        raise ValueError(f"cache_rounds={word}: must be numbers of rounds, or all")
+    return int(word)
+
+
 def depths_up_to(trained: int) -> list[int]:
     """Fixed depths between which the line of adaptive depth is drawn: all, or powers of two of many."""
     few = trained if trained <= 8 else 1
@@ -149,7 +158,7 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
         for criterion in args.adaptive
         for threshold in args.thresholds or THRESHOLDS[criterion]
     ]
-    budgets = [None if budget == "all" else budget for budget in dict.fromkeys(args.cache_rounds)]
+    budgets = [read_budget(word) for word in dict.fromkeys(args.cache_rounds)]
     check(model, windows, rules, budgets)
     scores = score_rounds(model, windows, rounds, recompute_alpha=recompute)
     adaptive: list[dict[str, Any]] = []
