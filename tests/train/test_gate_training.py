@@ -43,9 +43,11 @@ def test_a_joint_run_resumes_bit_for_bit(tiny_config):
 
 def test_a_gate_is_trained_on_a_run_that_had_none_and_the_rest_stays(plain, tiny_config, capsys):
     config = replace(
-        tiny_config(rounds={"backprop": 2}, model=PARTS), model=replace(plain.model, **GATE), init_from=plain.out,
+        tiny_config(model=PARTS, rounds={"backprop": 2}),
+        model=replace(plain.model, **GATE),
+        init_from=plain.out,
         gate=GateConfig("gate-only"),
-    )  # fmt: skip
+    )
     copy = resumed_in_the_middle(config)
     assert tensors(copy) == tensors(config.out)
     before, after = weights(plain.out), weights(config.out)
