@@ -43,6 +43,10 @@ class ChatDataConfig:
         return ()
 
     @property
+    def mix_last(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def mask_documents(self) -> bool:
         """Conversations are always kept apart."""
         return True

@@ -43,8 +43,12 @@ class DataConfig:
     """Folder of token shards."""
     mix: tuple[str, ...] = ()
     """Corpora and weights in place of `path`, such as data/a=0.7 data/b=0.3; 0 holds one back."""
-    max_epochs: int = 0
-    """Epochs after which a corpus of the mixture is drawn no more; 0 is no limit."""
+    mix_last: tuple[str, ...] = ()
+    """Weights of a last phase, for corpora of `mix`; one that is not named has 0."""
+    mix_last_share: float = 0.2
+    """Share of the steps that the last phase has, where there is one."""
+    max_epochs: tuple[int, ...] = ()
+    """Epochs after which a corpus of `mix` is drawn no more: one number for all, or one each; 0: no limit."""
     mask_documents: bool = False
     """Keep documents apart: no attention across the end of one, and positions that start anew in each."""
     validation_sequences: int = 2_000
@@ -55,14 +59,42 @@ class DataConfig:
     """Rounds at which a validation is done as well, beside the mean's (model.rounds)."""
 
     def __post_init__(self) -> None:
-        parse_mix(self.mix)
-        if self.max_epochs < 0 or (self.max_epochs and not self.mix):
-            raise ValueError(f"data.max_epochs={self.max_epochs}: must be 0, or with data.mix 1 or more")
+        self._check_mixture()
         if any(rounds < 1 for rounds in self.validation_rounds):
             raise ValueError(f"data.validation_rounds={self.validation_rounds}: each must be at least 1")
         for name in ("validation_sequences", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+
+    def _check_mixture(self) -> None:
+        folders = [folder for folder, _ in parse_mix(self.mix)]
+        for folder, _ in parse_mix(self.mix_last, "mix_last"):
+            if folder not in folders:
+                raise ValueError(
+                    f"data.mix_last={folder}: must be a corpus of data.mix; name it there, with weight 0 to "
+                    "hold it back"
+                )
+        if not 0 < self.mix_last_share < 1:
+            raise ValueError(f"data.mix_last_share={self.mix_last_share}: must be above 0 and below 1")
+        asked = " ".join(map(str, self.max_epochs))
+        if self.max_epochs and not self.mix:
+            raise ValueError(f"data.max_epochs={asked}: must be left out without data.mix")
+        if len(self.max_epochs) not in (0, 1, len(folders)) or min(self.max_epochs, default=0) < 0:
+            raise ValueError(
+                f"data.max_epochs={asked}: must be one number for all {len(folders)} corpora of data.mix, or "
+                "one for each, 0 or more"
+            )
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The limit of each corpus of the mixture; 0 is none."""
+        return self.max_epochs if len(self.max_epochs) > 1 else (self.max_epochs or (0,)) * len(self.mix)
+
+    @property
+    def last_weights(self) -> tuple[float, ...]:
+        """Those of the last phase, in the order of the mixture; nothing where there is none."""
+        weights = dict(parse_mix(self.mix_last, "mix_last"))
+        return tuple(weights.get(folder, 0.0) for folder, _ in parse_mix(self.mix)) if weights else ()
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -332,7 +364,8 @@ def open_mixture(data: DataConfig) -> Mixture:
     if not data.mix:
         return Mixture.of([open_corpus(data.path)], [1.0])
     parts = parse_mix(data.mix)
-    return Mixture.of([open_corpus(folder, "mix") for folder, _ in parts], [weight for _, weight in parts])
+    corpora, weights = [open_corpus(folder, "mix") for folder, _ in parts], [weight for _, weight in parts]
+    return Mixture.of(corpora, weights, data.last_weights, data.mix_last_share)
 
 
 def make_loader(config: "TrainConfig", mixture: Mixture, world: World) -> Loader:
@@ -347,13 +380,23 @@ def make_loader(config: "TrainConfig", mixture: Mixture, world: World) -> Loader
     }
     if not config.data.mix:
         return TokenLoader(streams[0], **settings)
-    epochs, wanted = config.data.max_epochs, config.optim.steps * config.optim.batch
-    if epochs and (found := mixture.sequences_within(epochs, config.model.context)) < wanted:
-        raise ValueError(
-            f"data.max_epochs={epochs}: {wanted:,} sequences are planned, and so many epochs have "
-            f"{found:,}; raise it, or lower optim.steps={config.optim.steps}"
-        )
-    return MixtureLoader(streams, mixture.shares, max_epochs=epochs, **settings)
+    check_epochs(config, mixture)
+    switch = mixture.switch(config.optim.steps) * config.optim.batch if mixture.last_share else None
+    return MixtureLoader(
+        streams, mixture.first, last=mixture.last, switch=switch, max_epochs=config.data.epochs, **settings
+    )
+
+
+def check_epochs(config: "TrainConfig", mixture: Mixture) -> None:
+    """Raises where more sequences are planned, in all or in the last phase, than the epochs have."""
+    steps, epochs = config.optim.steps, config.data.epochs
+    for shares, own in ((mixture.shares, steps), (mixture.last, steps - mixture.switch(steps))):
+        found = mixture.sequences_within(epochs, config.model.context, shares)
+        if found is not None and found < (wanted := own * config.optim.batch):
+            raise ValueError(
+                f"data.max_epochs={' '.join(map(str, config.data.max_epochs))}: {wanted:,} sequences are "
+                f"planned, and so many epochs have {found:,}; raise it, or lower optim.steps={steps}"
+            )
 
 
 def mixture_windows(mixture: Mixture, context: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
