@@ -26,6 +26,7 @@ _PACKAGES = (
     "nn",
     "recipes",
     "report",
+    "retrofit",
     "sweep",
     "theory",
     "train",

@@ -18,6 +18,8 @@ COMMANDS = (
     "recommend",
     "prepare",
     "data",
+    "inspect",
+    "retrofit",
     "train",
     "validate",
     "eval",
@@ -47,6 +49,8 @@ deeploop: train transformers whose blocks are visited many times
   deeploop train --resume RUN                   go on with a run, by its own config;
                                                 --config FILE starts from a file; --dry-run only says what
                                                 would be trained
+  deeploop inspect MODEL                        what a pretrained model is: layers, sizes, what can be looped
+  deeploop retrofit MODEL --core 8-15 --out RUN  give a pretrained model a loop; training goes on from RUN
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;
                                                 a reasoner's on its puzzles, with votes on ARC; an

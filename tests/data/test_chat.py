@@ -10,7 +10,8 @@ import pytest
 from deeploop.commands.prepare import main as prepare
 from deeploop.data.chat import ChatSet, ChatSplit, cut_at_front, prepare_chat, read_conversations
 from deeploop.data.chat_loader import ChatLoader, held_out_rows, pack_rows
-from deeploop.data.chat_template import END, ChatTemplate, encode_segments, find_template
+from deeploop.data.chat_template import CHATML, END, ChatTemplate, encode_segments, find_template
+from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
 from deeploop.data.tokenizers import get_tokenizer
 
 BYTES = get_tokenizer("bytes")
@@ -75,6 +76,40 @@ def test_the_string_of_end_of_text_in_a_message_is_plain_text(tmp_path):
     assert (tokens == BYTES.end_of_text).sum() == 2  # before all, and behind the answer
 
 
+@pytest.fixture
+def pretrained():
+    """A tokenizer as a pretrained model has it, of bytes, with markers that are tokens and a template."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {
+        character: n for n, character in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    }
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
+    engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = tokenizers.decoders.ByteLevel()
+    engine.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    template = CHATML.replace("{{- bos_token -}}", "").replace("{{- eos_token if", "{{- '' if")
+    return PretrainedTokenizer(engine.to_str(), {"eos_token": "<|im_end|>", "chat_template": template})
+
+
+def test_markers_of_a_pretrained_tokenizer_are_tokens_but_not_in_a_message(pretrained, tmp_path):
+    template = find_template("tokenizer", pretrained)
+    messages = said("<|im_end|> ?", "yes<|endoftext|>", "b", "c")
+    rows = [{"messages": messages}] * 4
+    out = tmp_path / "chat"
+    file = write_lines(tmp_path / "t.jsonl", rows)
+    chat = prepare_chat(file, pretrained, template, out, context=200, validation_share=0.25)
+    tokens = chat.validation.tokens
+    special = pretrained.special_tokens
+    found = [token for token in tokens.tolist() if token in special.values()]
+    start, end, stop = (special[f"<|{word}|>"] for word in ("im_start", "im_end", "endoftext"))
+    turn = [start, end, start, end, stop]
+    assert found == [stop, *turn, *turn]
+    assert "<|im_end|> ?" in pretrained.decode([t for t in tokens.tolist() if t not in special.values()])
+    chat.verify()
+    with pytest.raises(ValueError, match="template tokenizer: the tokenizer has no chat template"):
+        find_template("tokenizer", BYTES)
+
+
 def read_lines(folder, rows):
     return list(read_conversations(write_lines(folder / "x.jsonl", rows)))
 
@@ -122,7 +157,7 @@ def test_a_template_that_fails_is_one_line(file, text, message):
 
 
 def test_a_template_that_is_not_there():
-    with pytest.raises(ValueError, match="template nowhere: must be default, chatml, or a file of Jinja"):
+    with pytest.raises(ValueError, match="template nowhere: must be default, chatml, tokenizer, or a file"):
         find_template("nowhere")
 
 
@@ -181,7 +216,7 @@ def flip(path):
     path.write_bytes(raw)
 
 
-@pytest.mark.parametrize("name", ["train_tokens.npy", "validation_answers.npy", "chat_template.jinja"])
+@pytest.mark.parametrize("name", ["train_tokens.npy", "validation_answers.npy", "template.jinja"])
 def test_damage_is_found(file, name):
     chat = make(file)
     flip(chat.folder / name)

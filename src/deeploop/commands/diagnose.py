@@ -28,7 +28,7 @@ from deeploop.diagnose.perturbation import AdamState
 from deeploop.diagnose.visit_grads import residual_sublayers
 from deeploop.files import write_json
 from deeploop.models.gpt import LoopedGPT
-from deeploop.models.gpt_config import GPTConfig
+from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.nn.documents import document_bounds
 from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots, scoreboard
@@ -94,8 +94,6 @@ HISTORY = {"kappa", "kappa_raw", "similarity"}  # what a picture over training n
 def run(args: DiagnoseArgs) -> str:
     """Diagnoses each run, writes what was found into its folder, and returns what to print."""
     configs = {path: load_config(path) for path in args.runs}
-    for path, config in configs.items():
-        config.model.require_plain_loop(f"{path}: diagnose")
     check_family(configs)
     for path in args.runs:
         scoreboard.check_writable(results_folder(path))
@@ -183,7 +181,8 @@ def weights_of(
         return fresh.to(device).eval(), tokenizer, None, 0
     checkpoint = require_checkpoint(path)
     step = step_of(checkpoint)
-    if config.optim.kind == "muon":  # whose step is not Adam's
+    # Muon's step is not Adam's, and of a frozen loop no step was taken.
+    if config.optim.kind == "muon" or config.gate.stage == "gate-only":
         return model, tokenizer, None, step
     saved = read_state(checkpoint, [OPTIMIZER])
     moments = load_moments(checkpoint, model)
@@ -242,19 +241,26 @@ def stdlib_windows(tokenizer: Tokenizer, context: int, count: int) -> tuple[Tens
 
 def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
     """What is wrong with the loop itself; the matrices' spread is judged only where they were just drawn."""
-    visits = count_visits(
-        {f"blocks.{k}": block for k, block in enumerate(model.blocks)}, lambda: model(tokens[:1])
-    )
-    findings = [
-        Finding(f"visits of {name}", str(model.rounds), str(count), count == model.rounds)
-        for name, count in visits.items()
-    ]
-    if rule := alpha_rule(model.config):
-        findings += audit_alpha(model, rule, lambda: model(tokens[:1]))
+    parts = {"blocks": model.config} | {
+        name: model.config.part(name) for name in PARTS if getattr(model.config, name)
+    }
+    findings = []
+    for part, config in parts.items():
+        blocks = {f"{part}.{k}": block for k, block in enumerate(getattr(model, part))}
+        rounds = model.rounds if part == "blocks" else 1
+        visits = count_visits(blocks, lambda: model(tokens[:1]))
+        findings += [
+            Finding(f"visits of {name}", str(rounds), str(count), count == rounds)
+            for name, count in visits.items()
+        ]
+        if rule := alpha_rule(config):
+            findings += audit_alpha(model, rule, lambda: model(tokens[:1]), within=f"{part}.")
     if fresh:
-        init = model.config.init_rule
         matrices = {
-            f"{sublayer.name}.{name}": (sublayer.module.get_parameter(name), init.std(name.split(".")[-2]))
+            f"{sublayer.name}.{name}": (
+                sublayer.module.get_parameter(name),
+                parts[sublayer.name.partition(".")[0]].init_rule.std(name.split(".")[-2]),
+            )
             for sublayer in residual_sublayers(model)
             for name in sublayer.parameters
         }

@@ -25,7 +25,7 @@ class PrepareCorpus(ABC):
     """The corpus folder to write."""
 
     tokenizer: str
-    """bytes, gpt2, bpe:4096 (trained on this text; its vocabulary), or a folder that holds a trained one."""
+    """bytes, gpt2, bpe:4096 (trained on this text), or what holds one: a corpus, run, model folder, GGUF."""
 
     validation_tokens: int
     """Tokens to hold out."""

@@ -18,9 +18,9 @@ class PrepareChat:
     file: Positional[Path]
     """A line per conversation: {"messages": [{"role": …, "content": …}, …]}, or a prompt and a response."""
     tokenizer: str
-    """That of the run to fine-tune: bytes, gpt2, or a folder that holds a trained one, such as the run's."""
+    """That of the run to fine-tune: bytes, gpt2, or a folder that holds another, such as the run's own."""
     template: str = "default"
-    """How messages become text: default, chatml, or a file with a Jinja chat template."""
+    """How messages become text: default, chatml, tokenizer (a pretrained one's own), or a file of Jinja."""
     context: int = 1024
     """The run's context: longer conversations lose whole turns at the front, and are counted."""
     validation_share: float = 0.05
@@ -34,10 +34,11 @@ def run(args: PrepareChat) -> str:
     if not args.file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
         raise ValueError(f"{args.file}: unknown kind of file; known are .jsonl, .jsonl.gz, .jsonl.xz")
     found = (args.out / "chat.json").exists()
+    tokenizer = find_tokenizer(args.tokenizer)
     chat = prepare_chat(
         args.file,
-        find_tokenizer(args.tokenizer),
-        find_template(args.template),
+        tokenizer,
+        find_template(args.template, tokenizer),
         args.out,
         context=args.context,
         validation_share=args.validation_share,

@@ -1,11 +1,11 @@
 """Conversations as tokens: the chat folder, and how it is made from JSON lines.
 
-    train_tokens.npy          uint16 (tokens,): conversations one behind the other, end-of-text before each
+    train_tokens.npy          uint16, or uint32 of a large vocabulary: conversations, end-of-text before each
     train_answers.npy         bool (tokens,): which of them belong to answers
     train_bounds.npy          int64 (conversations + 1,): where each begins, and where the last ends
     validation_….npy          the same, held out
-    chat_template.jinja       what made text of the messages
-    merges.txt                of a tokenizer that was trained
+    template.jinja            what made text of the messages
+    merges.txt                of a tokenizer that was trained; or tokenizer.json, tokenizer_config.json
     chat.json                 tokenizer, source, settings, checksums
 
 chat.json is written last: where it stands, the folder is whole.
@@ -29,16 +29,18 @@ from deeploop.data.chat_template import (
     Message,
     check_messages,
     encode_segments,
+    guarded,
     read_template,
 )
 from deeploop.data.corpora import json_lines
+from deeploop.data.pretrained_tokenizer import LARGEST
 from deeploop.data.shards import check_fields
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import atomic_file, exclusive_folder, read_object, write_text
 
 CHAT_FORMAT = 1
 SPLITS = ("train", "validation")
-TYPES = {"tokens": "<u2", "answers": "|b1", "bounds": "<i8"}
+TYPES = {"tokens": ("<u2", "<u4"), "answers": ("|b1",), "bounds": ("<i8",)}
 COUNTS = ("conversations", "shortened", "left_out")
 FIELDS = {
     "source": str,
@@ -206,7 +208,7 @@ def fit_turns(
     the last turn fits.
     """
     for cut, kept in enumerate(cut_at_front(messages)):
-        tokens, answers = encode_segments(template.segments(kept), tokenizer)
+        tokens, answers = encode_segments(template.segments(guarded(kept, tokenizer)), tokenizer)
         if len(tokens) <= most:
             return tokens, answers, cut
     return None
@@ -264,7 +266,7 @@ def _write(
     arrays: dict[str, np.ndarray] = {}
     for split, conversations in splits.items():
         tokens, answers = zip(*conversations, strict=True)
-        arrays[f"{split}_tokens"] = np.concatenate(tokens).astype("<u2")
+        arrays[f"{split}_tokens"] = np.concatenate(tokens)
         arrays[f"{split}_answers"] = np.concatenate(answers)
         arrays[f"{split}_bounds"] = np.cumsum([0, *map(len, tokens)], dtype="<i8")
     for name, array in arrays.items():
@@ -319,8 +321,8 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         check_fields(facts, FIELDS, "chat")
         if unknown := facts["arrays"].keys() - FIELDS["arrays"].keys():  # type: ignore[attr-defined]
             raise ValueError(f"chat.arrays: {min(unknown)!r:.40} is no array of conversations")
-        if not 1 <= facts["vocabulary"] <= 2**16:
-            raise ValueError(f"chat.vocabulary: must be 1 to {2**16}, not {facts['vocabulary']!r:.40}")
+        if not 1 <= facts["vocabulary"] <= LARGEST:
+            raise ValueError(f"chat.vocabulary: must be 1 to {LARGEST}, not {facts['vocabulary']!r:.40}")
         if not 0 <= facts["end_of_text"] < facts["vocabulary"]:
             raise ValueError(f"chat.end_of_text: must be a token, not {facts['end_of_text']!r:.40}")
     except ValueError as error:
@@ -329,17 +331,16 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 
 
 def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
-    path, kind = folder / f"{name}.npy", TYPES[name.partition("_")[2]]
+    path, kinds = folder / f"{name}.npy", TYPES[name.partition("_")[2]]
     try:
         array = read_npy(path)
     except OSError as error:
         raise ValueError(f"{path}: can't be read ({error.strerror}); prepare it again") from None
     except ValueError as error:
         raise ValueError(f"{path}: unreadable ({error}); prepare it again") from None
-    if array.dtype.str != kind or list(array.shape) != entry["shape"] or array.ndim != 1:
-        raise ValueError(
-            f"{path}: {array.shape} of {array.dtype.str}, chat.json has {entry['shape']} of {kind}"
-        )
+    if array.dtype.str not in kinds or list(array.shape) != entry["shape"] or array.ndim != 1:
+        wanted = f"{entry['shape']} of {' or '.join(kinds)}"
+        raise ValueError(f"{path}: {array.shape} of {array.dtype.str}, chat.json has {wanted}")
     return array
 
 

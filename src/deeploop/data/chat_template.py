@@ -5,23 +5,26 @@ A template is Jinja, as transformers has them, with `messages`, `bos_token`, `eo
 conversation, so any template will do that only ever adds text behind what it has written.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from deeploop.data.tokenizers import Tokenizer
+from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
+from deeploop.data.tokenizers import Tokenizer, token_dtype
 from deeploop.files import read_text
 
 Message = dict[str, str]  # role and content
 Segment = tuple[str, bool]  # text, and whether it is an answer
 
 ROLES = ("system", "user", "assistant")
-END = "\ufdd0"  # stands for end-of-text while rendering: no character, so no text holds it
+# No characters, so no text holds them: END stands for end-of-text while rendering, GUARD breaks words up.
+END, GUARD = "\ufdd0", "\ufdd1"
 LARGEST_TEMPLATE = 2**20
 LARGEST_TEXT = 2**24
-TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE = "template.jinja"  # not transformers' name: a tokenizer of theirs may lie beside it
 
 DEFAULT = """\
 {{- bos_token -}}
@@ -105,12 +108,17 @@ class ChatTemplate:
         return text[len(done) :]
 
 
-def find_template(asked: str) -> ChatTemplate:
-    """A template by its name, or by a file."""
+def find_template(asked: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
+    """A template by its name or by a file; `tokenizer` is the one that a pretrained tokenizer has."""
     if asked in TEMPLATES:
         return ChatTemplate(TEMPLATES[asked], asked)
+    if asked == "tokenizer":
+        own = tokenizer.settings.get("chat_template") if isinstance(tokenizer, PretrainedTokenizer) else None
+        if own is None:
+            raise ValueError("template tokenizer: the tokenizer has no chat template; take default")
+        return ChatTemplate(own, asked)
     if not Path(asked).is_file():
-        raise ValueError(f"template {asked}: must be {', '.join(TEMPLATES)}, or a file of Jinja")
+        raise ValueError(f"template {asked}: must be {', '.join(TEMPLATES)}, tokenizer, or a file of Jinja")
     return read_template(Path(asked))
 
 
@@ -143,11 +151,16 @@ def _checked(message: Any, where: str) -> Message:
         raise ValueError(f'{where}: has no string field "content"')
     if message["role"] == "assistant" and not content.strip():
         raise ValueError(f"{where}: an empty answer; leave the conversation out")
-    return {"role": message["role"], "content": content.replace(END, "\ufffd")}
+    return {"role": message["role"], "content": plain(content)}
+
+
+def plain(text: str) -> str:
+    """The text without the two that are no characters."""
+    return text.replace(END, "\ufffd").replace(GUARD, "\ufffd")
 
 
 def encode_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens (uint16) of a conversation, and which of them are answers (bool).
+    """Tokens of a conversation, and which of them are answers (bool).
 
     Each segment is encoded by itself, as it is when a conversation grows. End-of-text stands before all.
     """
@@ -159,12 +172,33 @@ def encode_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> tuple[
 
 
 def encode_text(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Tokens of text in which END is end-of-text."""
-    end = np.array([tokenizer.end_of_text], dtype=np.uint16)
-    parts = []
-    for index, piece in enumerate(text.split(END)):
-        parts += [end] * (index > 0) + [tokenizer.encode_array(piece)] * bool(piece)
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint16)
+    """Tokens of text in which END is end-of-text, and special words of the tokenizer are tokens."""
+    dtype = token_dtype(tokenizer.vocabulary)
+    special = {END: tokenizer.end_of_text, **special_tokens(tokenizer)}
+    parts = [np.empty(0, dtype)]
+    for piece in re.split(f"({'|'.join(map(re.escape, special))})", text):
+        if piece in special:
+            parts.append(np.array([special[piece]], dtype))
+        elif piece := piece.replace(GUARD, ""):
+            parts.append(tokenizer.encode_array(piece))
+    return np.concatenate(parts)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Words of a pretrained tokenizer that a template may write as tokens, such as <|im_start|>."""
+    return tokenizer.special_tokens if isinstance(tokenizer, PretrainedTokenizer) else {}
+
+
+def guarded(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:
+    """The messages with special words broken up by GUARD: what a person writes is plain text."""
+    if not (special := special_tokens(tokenizer)):
+        return list(messages)
+    word = re.compile("|".join(map(re.escape, special)))
+
+    def guard(text: str) -> str:
+        return word.sub(lambda found: found[0][0] + GUARD + found[0][1:], text)
+
+    return [{**message, "content": guard(message["content"])} for message in messages]
 
 
 def _one_line(error: Exception) -> str:

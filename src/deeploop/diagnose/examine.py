@@ -31,8 +31,12 @@ class Effort:
 
 
 def scaled_sublayers(model: LoopedGPT) -> list[Sublayer]:
-    """All residual sublayers; without the gate where it is not drawn at β."""
-    return residual_sublayers(model, model.config.init_rule.branch)
+    """The residual sublayers of the loop; without the gate where it is not drawn at β.
+
+    Prelude and coda are visited once: there is nothing in them to align.
+    """
+    found = residual_sublayers(model, model.config.init_rule.branch)
+    return [sublayer for sublayer in found if sublayer.name.startswith("blocks.")]
 
 
 def pick_sublayers(model: LoopedGPT, names: Sequence[str] = ()) -> list[Sublayer]:
@@ -59,13 +63,16 @@ def examine(
 ) -> dict[str, Any]:
     """Alignment, stream and step of `model` on one probe of tokens (B, T), as plain values.
 
+    Gradients go through all rounds, also of a model that is trained through the last few.
+
     `kappa` is that of the effective updates where the optimizer's state is given, and of the raw gradients
     (`kappa_raw`) where it is not. F is the output after the final norm. `documents` are bounds of the probe's
     documents, where they are kept apart.
     """
     effort = effort or Effort()
-    was_training = model.training
+    was_training, backprop = model.training, model.backprop
     model.eval()
+    model.backprop = None
 
     def output() -> Tensor:
         states: Tensor = model(tokens, documents=documents).states
@@ -106,6 +113,7 @@ def examine(
         effect = step_effect(scaled_sublayers(model), output, state)
         record["step_effect"] = asdict(effect) | bounds(model, alignments, state.lr, effect.output_norm)
     model.train(was_training)
+    model.backprop = backprop
     return record
 
 

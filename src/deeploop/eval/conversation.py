@@ -10,7 +10,15 @@ from collections.abc import Callable
 import torch
 
 from deeploop.data.chat import cut_at_front
-from deeploop.data.chat_template import END, ChatTemplate, Message, Segment, encode_segments, encode_text
+from deeploop.data.chat_template import (
+    ChatTemplate,
+    Message,
+    Segment,
+    encode_segments,
+    encode_text,
+    guarded,
+    plain,
+)
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.eval.generation import Sampling, draw
 from deeploop.models.gpt import LoopedGPT
@@ -58,7 +66,7 @@ class Conversation:
 
     def _add_question(self, messages: list[Message]) -> None:
         """Adds the tokens up to where the answer begins; where they do not fit, turns are forgotten."""
-        segments = self._template.segments(messages, ask=True)
+        segments = self._template.segments(guarded(messages, self._tokenizer), ask=True)
         # What was said stays as it was drawn: the same text could have other tokens.
         if self._tokens:
             tokens = [*self._tokens, *encode_text(segments[-1][0], self._tokenizer).tolist()]
@@ -68,7 +76,7 @@ class Conversation:
             self.messages, self._tokens = messages, tokens
             return
         for cut, kept in enumerate(cut_at_front(messages)):
-            tokens = self._encoded(self._template.segments(kept, ask=True))
+            tokens = self._encoded(self._template.segments(guarded(kept, self._tokenizer), ask=True))
             if self._fits(tokens):
                 self.messages, self.forgotten = kept, self.forgotten + cut
                 self._begin(tokens)
@@ -109,4 +117,4 @@ class Conversation:
 
 
 def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content.replace(END, "\ufffd")}
+    return {"role": role, "content": plain(content)}

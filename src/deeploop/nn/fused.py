@@ -6,6 +6,7 @@ Everything else runs the modules as they are written, which is also what the ker
 import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -47,7 +48,16 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
         and all(isinstance(norm, RMSNorm | nn.Identity) for norm in norms)
         and all(norm.weight is not None for norm in (first.inner, second.inner) if isinstance(norm, RMSNorm))
         and first.branch.head_size >= 16
+        and _is_plain(first.branch)
+        and second.branch.down.bias is None
     )
+
+
+def _is_plain(attention: SelfAttention) -> bool:
+    """As many keys as queries, width / heads numbers each, no bias, and where causal our QK-norm."""
+    square = attention.q.weight.shape == attention.k.weight.shape == attention.o.weight.shape
+    normal = getattr(attention, "qk_norm", "after-rotary") == "after-rotary"
+    return square and normal and attention.q.bias is None
 
 
 def fits_block(block: nn.Module) -> bool:
@@ -57,12 +67,8 @@ def fits_block(block: nn.Module) -> bool:
 
 
 def fits_rounds(model: nn.Module) -> bool:
-    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`.
-
-    What enters every round anew would stand between two rounds of the chain.
-    """
-    chained = hasattr(model, "run_rounds") and getattr(model, "injection", None) is None
-    return chained and all(map(fits_block, getattr(model, "blocks", ())))
+    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`."""
+    return hasattr(model, "run_rounds") and all(map(fits_block, getattr(model, "blocks", ())))
 
 
 def install(block: nn.Module) -> bool:
@@ -105,9 +111,13 @@ def _run_rounds(
 ) -> Any:
     # Blocks that are recomputed one by one are called one by one.
     dense, documents = _split_mask(mask)
-    if _applies(x, dense, cache, noise, entered) and model.recompute != "block":
-        rounds, recompute = model.rounds if indices is None else len(indices), model.recompute == "round"
-        return _run(model.blocks, x, rotary, documents=documents, rounds=rounds, recompute=recompute)
+    if _applies(x, dense, cache, noise) and model.recompute != "block":
+        rounds = model.rounds if indices is None else len(indices)
+        inject = None if entered is None else partial(model.injection, entered=entered)
+        recompute = model.recompute == "round"
+        return _run(
+            model.blocks, x, rotary, documents=documents, rounds=rounds, recompute=recompute, inject=inject
+        )
     return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
 
 

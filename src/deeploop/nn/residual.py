@@ -1,6 +1,6 @@
 """The residual equations; `kernels/stack.py` computes their common form outer(α·x + ε·f(inner(x))) faster.
 
-prenorm     x ← x + f(inner(x))
+prenorm     x ← x + ε·f(inner(x)), ε = 1 unless one is given
 postnorm    x ← outer(x + f(x))
 sandwich    x ← outer(α·x + f(inner(x)))      the paper's Eq. (deeploop-block)
 sandwich without inner norm: x ← outer(α·x + f(x)), DeepNorm's original form
@@ -23,7 +23,7 @@ from deeploop.nn.layers import RMSNorm
 ResidualKind = Literal["prenorm", "postnorm", "sandwich", "factored", "averaged", "flat"]
 PRENORM = ("prenorm", "factored", "averaged")  # without an outer norm
 ALPHA = ("sandwich", "flat")
-EPSILON = ("factored", "averaged")
+EPSILON = ("factored", "averaged")  # which need one
 
 
 class ScaledResidual(nn.Module):
@@ -32,10 +32,10 @@ class ScaledResidual(nn.Module):
     Of a branch that returns a tuple, as attention in transformers and in torch does, the first element is the
     output; the rest (attention weights) is dropped.
 
-    The sandwich and the flat block need an `alpha`, the factored and the averaged block an `epsilon`:
-    `deeploop.theory` has both by K and R. They are read at every visit, so they may be changed for another
-    depth at test time. β is no part of the forward pass: it is drawn into the branch's matrices
-    (`init_residual_branch_`).
+    The sandwich and the flat block need an `alpha`, the factored and the averaged block an `epsilon`, which
+    pre-norm may have: `deeploop.theory` has both by K and R. They are read at every visit, so they may be
+    changed for another depth at test time. β is no part of the forward pass: it is drawn into the branch's
+    matrices (`init_residual_branch_`).
 
     Without `outer_gain` the outer norm has no weight, as always in the flat block: a gain there multiplies
     the stream at each visit, so that its effect grows with the rounds (`deeploop.theory.flat_alpha`).
@@ -105,6 +105,6 @@ def _scale(name: str, value: float | None, kind: str, *, wanted: bool) -> float:
         return 1.0
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name}={value}: must be a positive number")
-    if not wanted and value != 1:
+    if not wanted and value != 1 and (name, kind) != ("epsilon", "prenorm"):
         raise ValueError(f"{name}={value}: must be 1 with kind={kind!r}, which has none")
     return float(value)

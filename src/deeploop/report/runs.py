@@ -26,6 +26,7 @@ DEFINING = (
     "data.max_epochs",
     "data.mask_documents",
     *ITERATED,
+    "gate.",
     "optim.",
 )
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
@@ -35,7 +36,9 @@ CONFIG_KINDS = {
     "seed": int,
     "model.block": str,
     "model.p": int | float,
-    **dict.fromkeys(("model.blocks", "model.rounds", "model.width", "model.context"), int),
+    **dict.fromkeys(
+        (f"model.{name}" for name in ("blocks", "rounds", "width", "context", "vocabulary")), int
+    ),
     "data.path": str,
     "data.mix": list,
     "optim.peak_lr": int | float,
@@ -120,7 +123,7 @@ class Run:
         task = self.stamp.get("task", "language")
         if task != "language":
             return "answer" if task == "iterate" else "cell"
-        return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary"), "token")  # type: ignore[arg-type]
+        return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary", 0), "token")
 
     @property
     def bits_per_nat(self) -> float | None:

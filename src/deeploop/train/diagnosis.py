@@ -41,7 +41,6 @@ class DiagnoseConfig:
     def check(self, model: LoopedGPT) -> None:
         """A misspelt sublayer is an error before training, not at the first diagnosis."""
         if self.every:
-            model.config.require_plain_loop(f"diagnose.every={self.every}")
             try:
                 pick_sublayers(model, self.sublayers)
             except ValueError as error:

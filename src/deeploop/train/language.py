@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deeploop.data.bpe import how_to_ask, tokenizer_files
+from deeploop.data.bpe import how_to_ask, tokenizer_files, vocabulary_fits
 from deeploop.data.mixture import Mixture, MixtureLoader, parse_mix
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import Loader, PrefetchLoader, TokenLoader, validation_windows
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from deeploop.train.config import TrainConfig
 
 
+GATE = "exit_gate."  # the names of the gate's parameters begin so
 MERGED = 0.5  # token similarity half way into the collapse, or out of it
 
 
@@ -128,6 +129,7 @@ class LanguageTask:
         self.monitor: Monitor | None = LoopMonitor(config, self.validation)
         self.skips_non_finite = config.optim.non_finite == "skip"
         self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
+        self.draws_rounds = (config.rounds.sample, config.rounds.ramp) != ("fixed", "off")
         self.held = 0
         self.step = 0  # whose batch comes next
         self._similarity = 0.0
@@ -155,9 +157,10 @@ class LanguageTask:
 
     def checked_tokenizer(self) -> Tokenizer:
         """The data's tokenizer, whose vocabulary must be the model's."""
-        if self.corpus.vocabulary != self.config.model.vocabulary:
+        rows = self.config.model.vocabulary
+        if not vocabulary_fits(self.corpus.tokenizer_name, self.corpus.vocabulary, rows):
             raise ValueError(
-                f"model.vocabulary={self.config.model.vocabulary}: {self.config.data.folders[0]} holds "
+                f"model.vocabulary={rows}: {self.config.data.folders[0]} holds "
                 f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}; "
                 f"{self.other_vocabulary()}"
             )
@@ -181,6 +184,11 @@ class LanguageTask:
         """The model with freshly drawn weights, the same on every machine."""
         self.model = model = LoopedGPT(self.config.model, seed=self.config.seed)
         model.recompute, model.backprop = self.recompute, self.config.rounds.backprop or None
+        if self.config.model.exit_gate:
+            model.gate_training = self.config.gate
+        if self.config.gate.stage == "gate-only":
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name.startswith(GATE))
         if self.config.model.unigram_bias:
             model.set_unigram_bias(torch.from_numpy(self.corpus.counts()))
         self.config.diagnose.check(model)
@@ -252,6 +260,12 @@ class LanguageTask:
         self.step += 1
         self._parts = list(pieces)
         return list(zip(*pieces.values(), strict=True))
+
+    def drawn(self) -> dict[str, int]:
+        """The rounds of the step whose batches came last, where they are not the same in every step."""
+        if self.model is None or not self.draws_rounds:
+            return {}
+        return {"rounds": self.model.rounds}
 
     def rounds_at(self, step: int) -> int:
         """Rounds of training step number `step` (from 0), the same on every rank."""
