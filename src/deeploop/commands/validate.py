@@ -76,6 +76,12 @@ def run(args: ValidateArgs) -> str:
     config = load_config(args.run)
     if len(args.adaptive) > 1 and args.thresholds:
         raise ValueError(f"thresholds={args.thresholds}: must be unset with several of --adaptive")
+    if args.cache_rounds and config.data.mask_documents:
+        asked = " ".join(map(str, args.cache_rounds))
+        raise ValueError(
+            f"cache_rounds={asked}: must be unset for a run that keeps documents apart, whose sequences no "
+            "cache can decode"
+        )
     is_sweep = len(set(args.rounds)) > 1 or bool(args.adaptive)
     folder, name = results_folder(args.run), "depth.json" if is_sweep else "validation.json"
     scoreboard.check(folder, name)
