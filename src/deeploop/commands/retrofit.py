@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from tqdm import tqdm
 from tyro.conf import Positional
 
 from deeploop.commands.parsing import run_command
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
-from deeploop.eval.depth import Windows
 from deeploop.files import exclusive_folder
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.gpt_config import GPTConfig
@@ -120,18 +121,15 @@ def suggest(args: RetrofitArgs, source: Source) -> str:
             f"prepare the text with --tokenizer {args.source}"
         )
     length = min(args.context, source.config.context, args.tokens)
-    inputs, targets = validation_windows(corpus.validation, length, max(1, args.tokens // length))
-    windows = Windows(inputs, targets, text_bytes=1, batch=1)
-    own, found = rank_cores(
-        load_source(source),
-        windows,
-        args.length,
-        tell=lambda one: print(".", end="", flush=True),
-    )
+    windows = validation_windows(corpus.validation, length, max(1, args.tokens // length))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    inputs, targets = (part.to(device) for part in windows)
+    with tqdm(total=source.config.blocks - args.length + 1, unit=" cores", disable=None, leave=False) as bar:
+        model = load_source(source).to(device)
+        own, found = rank_cores(model, inputs, targets, args.length, tell=lambda _: bar.update())
     best = found[0].core
     return "\n".join(
         [
-            "",
             f"nats per token on {targets.numel():,} tokens of {args.data}, before any training; "
             f"the source has {own:.3f}",
             *table(found),

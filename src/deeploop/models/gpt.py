@@ -42,6 +42,7 @@ class Block(nn.Module):
             inner_norm=config.inner_norm,
             outer_gain=config.outer_gain,
             norm=partial(RMSNorm, eps=config.norm_eps),
+            varying=config.round_exponent != 0,
         )
         attention = CausalSelfAttention(
             config.width,
@@ -135,7 +136,10 @@ class LoopedGPT(nn.Module):
         self.output_bias.copy_((seen / seen.sum()).log())
 
     def init_tables(self) -> None:
-        """Set what no checkpoint holds: the rotary table, and the first state's noise outside of training."""
+        """Set what no checkpoint holds: rotary table, scales that vary, the first state's noise."""
+        for module in self.modules():
+            if isinstance(module, ScaledResidual):
+                module.set_scales(module.alpha, module.epsilon)
         config = self.config
         cos, sin = rotary_table(config.context, config.head_size, config.rotary_base, config.rotary_scaling)
         self.cos.copy_(cos)
@@ -313,7 +317,7 @@ class LoopedGPT(nn.Module):
         scales = (changed if recompute else self.config).scales
         for module in self.blocks.modules():
             if isinstance(module, ScaledResidual):
-                module.alpha, module.epsilon = scales.alpha, scales.epsilon
+                module.set_scales(scales.alpha, scales.epsilon)
 
     def _head(self, words: int) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the first `words` logits."""

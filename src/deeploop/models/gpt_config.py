@@ -116,7 +116,9 @@ class GPTConfig:
         self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
         exponent = self.round_exponent
         self._require("round_exponent", 0 <= exponent <= 2, "0 to 2")
-        self._require("round_exponent", exponent == 0 or self.block == "prenorm", f"0 with {self.block}")
+        self._require(
+            "round_exponent", exponent == 0 or self.block == "prenorm", f"0 with model.block={self.block}"
+        )
 
     def _check_attention(self) -> None:
         divides = self.head_width or self.width % self.heads == 0

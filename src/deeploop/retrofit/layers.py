@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from torch import nn
-
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.injection import InjectionKind
@@ -109,11 +107,3 @@ def build(source: Source, layers: Layers, config: GPTConfig) -> LoopedGPT:
     new = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("injection.")}
     model.load_state_dict(weights | new)
     return model.eval()
-
-
-def split(model: LoopedGPT, blocks: list[nn.Module], core: range, rounds: int) -> None:
-    """Makes `blocks` the layers of a model, those of `core` looped; its config stays as it is."""
-    model.prelude = nn.ModuleList(blocks[: core.start])
-    model.blocks = nn.ModuleList(blocks[core.start : core.stop])
-    model.coda = nn.ModuleList(blocks[core.stop :])
-    model.rounds = rounds
