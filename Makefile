@@ -57,6 +57,7 @@ results: .venv/.core
 	$(BIN)/python tools/results_table.py
 	$(BIN)/python tools/depth_table.py
 	$(BIN)/python tools/rules_table.py
+	$(BIN)/python tools/evidence_tables.py
 
 format: .venv/.dev
 	$(BIN)/ruff format .

@@ -9,17 +9,21 @@ import pytest
 
 from deeploop.report.evidence import FILE, read_evidence
 from deeploop.report.recommend import recommend
-from run_folders import FLOOR, write_run
+from run_folders import FLOOR, write_run, write_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location("rules_table", ROOT / "tools" / "rules_table.py")
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return load("rules_table")
 
 
 def test_file_and_page_are_in_step(tool):
@@ -58,3 +62,92 @@ def test_it_is_made_from_runs_and_read_back(tool, tmp_path):
     found = recommend(2, 16, 32, evidence=[evidence])
     assert (found.rule, found.peak_lr) == ("flat", 5.3e-3)
     assert "flat-rounds16-peak_lr0.004-seed0" in found.runs
+
+
+# ── Tables that compare seed by seed ─────────────────────────────────────────────────────────────────────
+@pytest.fixture(scope="module")
+def tables():
+    return load("evidence_tables")
+
+
+def test_page_has_the_tables_of_the_studies(tables):
+    page = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    assert tables.make(page, ROOT / "docs" / "results") == page, "run: make results"
+
+
+def study(folder, runs):
+    """A sweep of runs, given as keywords of write_run."""
+    for index, settings in enumerate(runs):
+        model = {"unigram_bias": True, **settings.pop("model", {})}
+        write_run(folder / f"cell{index}", model=model, **settings)
+    write_sweep(folder, {f"cell{index}": {} for index in range(len(runs) + 1)})  # the last was not run
+    return folder
+
+
+def rows(text):
+    """The first cell of each row, or the first few → the others."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {tuple(line[:-1]): line[-1] for line in lines}
+
+
+def test_parts_are_paired_over_shared_seeds_at_the_best_rate(tables, tmp_path):
+    def cell(loss, seed, peak, gain=True, beta="off", **more):
+        parts = {"alpha": "flat", "beta": beta, "outer_gain": gain}
+        return {"loss": loss, "seed": seed, "peak_lr": peak, "rounds": 16, "model": parts, **more}
+
+    lost = {"similarity": 1.0, "loss": FLOOR}
+    study(
+        tmp_path / "parts",
+        [
+            *(cell(2.0 + shift, seed, 2e-3) for seed, shift in enumerate((0.0, 0.1, 0.2))),
+            # Worse in the mean of its own seeds, better in the one that both rates have.
+            *(cell(1.9 + shift, seed, 2e-3, gain=False) for seed, shift in enumerate((0.0, 0.11, 0.22))),
+            cell(1.95, 0, 4e-3, gain=False),
+            cell(1.0, 0, 8e-3, gain=False),
+            cell(1.0, 1, 8e-3, gain=False) | lost,
+            cell(2.5, 0, 2e-3, beta="on") | lost,
+        ],
+    )  # fmt: skip
+    first, second = tables.parts(tmp_path).split("\n\n")
+    losses = {key[:5]: (key[5:], last) for key, last in rows(first).items()}
+    assert losses["16", "yes", "R√K", "off", "no"] == (
+        ("2.0100 (3)", "1.9500 (1)", "1.0000 (1 of 2 lost)", "2.00e-03 (edge)"),
+        "–",
+    )
+    assert losses["16", "yes", "R√K", "off", "yes"] == (
+        ("2.1000 (3)", "–", "–", "2.00e-03 (edge)"),
+        "+0.0900 (0.0652 to 0.1148; 3), few rates",
+    )
+    assert losses["16", "yes", "R√K", "on", "yes"] == (("lost", "–", "–", "lost"), "lost")
+    gain = rows(second)["outer gain: no in place of yes", "16", "bias yes, α R√K, β off"]
+    assert gain == "-0.0900 (-0.1148 to -0.0652; 3), few rates"
+    assert rows(second)["β: off in place of on", "16", "bias yes, α R√K, outer gain yes"] == "lost"
+
+
+def test_gain_over_prenorm_and_its_growth_are_taken_seed_by_seed(tables, tmp_path):
+    assert tables.tokens(tmp_path) == tables.NOT_RUN
+    gains = {1: (0.0, 0.02), 7: (0.05, 0.09)}
+    runs = []
+    for R, by_seed in gains.items():
+        for seed, gain in enumerate(by_seed):
+            runs.append({"block": "prenorm", "rounds": R, "seed": seed, "loss": 2 + seed / 3})
+            runs.append({"block": "flat", "rounds": R, "seed": seed, "loss": 2 + seed / 3 - gain})
+    runs.append({"block": "flat", "rounds": 7, "seed": 2, "loss": 1.0})  # pre-norm has no such seed
+    study(tmp_path / "tokens-per-parameter" / "grid", runs)
+    _, gained, bias = tables.tokens(tmp_path).split("\n\n")
+    assert rows(gained)["flat", "+0.0100 (-0.1171 to 0.1371; 2)", "+0.0700 (-0.1842 to 0.3242; 2)"] == (
+        "+0.0600 (-0.0671 to 0.1871; 2)"
+    )
+    assert rows(bias)["no bias minus bias", "–"] == "–"
+
+
+def test_escapes_under_muon_stand_beside_those_under_adamw(tables, tmp_path):
+    assert tables.muon_escape(tmp_path) == tables.NOT_RUN
+    for folder, fallen in (("muon-escape", ()), ("p-sweep", (0, 1))):
+        for seed in (0, 1):
+            similarity, loss = (1.0, FLOOR) if seed in fallen else (0.2, 2.0)
+            write_run(tmp_path / folder / f"seed{seed}", seed=seed, similarity=similarity, loss=loss)
+        axes = {f"seed{seed}": {"warmup_steps": 600, "p": 0.25, "seed": seed} for seed in (0, 1)}
+        write_sweep(tmp_path / folder, axes)
+    found = rows(tables.muon_escape(tmp_path))
+    assert ("600", "0.25", "2/2", "2/2", "0.34 to 1.00", "2.000", "–", "0/2", "0/2") in found

@@ -98,7 +98,17 @@ test_a_fused_block_is_the_block.pytestmark += needs_triton
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(
-    "model", [{}, {"block": "prenorm"}, {"inner_norm": False}, {"block": "flat"}], ids=str
+    "model",
+    [
+        {},
+        {"block": "prenorm"},
+        {"inner_norm": False},
+        {"block": "flat"},
+        {"injection": "add"},
+        {"block": "flat", "injection": "linear"},
+        {"inner_norm": False, "injection": "gated"},
+    ],
+    ids=str,
 )
 def test_a_chain_of_rounds_is_the_loop(model, again):
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9, **model)
@@ -110,13 +120,18 @@ def test_a_chain_of_rounds_is_the_loop(model, again):
     x = torch.randn(3, 9, 32, device=DEVICE, requires_grad=True)
     weights = torch.randn(3, 9, 32, device=DEVICE)
     rotary = gpt.cos, gpt.sin
-    inputs = [x, *gpt.blocks.parameters()]
-    y = run([sublayers(b) for b in gpt.blocks], x, rotary, torch.float32, rounds=3, recompute=again)
-    ours = torch.autograd.grad((y * weights).sum(), inputs)
-    expected = gpt.run_rounds(x, rotary, None, None)
-    exact = torch.autograd.grad((expected * weights).sum(), inputs)
+    inputs, entered, inject = [x, *gpt.blocks.parameters()], None, None
+    if gpt.injection is not None:
+        entered = torch.randn(3, 9, 32, device=DEVICE, requires_grad=True)
+        inject = partial(gpt.injection, entered=entered)
+        inputs += [entered, *gpt.injection.parameters()]
+    blocks = [sublayers(b) for b in gpt.blocks]
+    y = run(blocks, x, rotary, torch.float32, rounds=3, recompute=again, inject=inject)
+    ours = torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True)
+    expected = gpt.run_rounds(x, rotary, None, None, None, entered)
+    exact = torch.autograd.grad((expected * weights).sum(), inputs, allow_unused=True)
     for a, b in zip((y, *ours), (expected, *exact), strict=True):
-        assert (a - b).norm() < 1e-4 * b.norm()
+        assert (a is None and b is None) or (a - b).norm() < 1e-4 * b.norm()
 
 
 test_a_chain_of_rounds_is_the_loop.pytestmark += needs_triton
@@ -204,6 +219,11 @@ def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
     model.recompute = "round"
     blocks, options = model.run_rounds(x, rotary, None, None)
     assert blocks == list(model.blocks)
-    assert options == {"rounds": 3, "recompute": True}
+    assert options == {"rounds": 3, "recompute": True, "inject": None}
+    injected = LoopedGPT(replace(config, injection="add"))
+    assert fused.install_rounds(injected)
+    _, options = injected.run_rounds(x, rotary, None, None, None, 2 * x, range(1, 3))
+    assert options["rounds"] == 2
+    torch.testing.assert_close(options["inject"](x), 3 * x)
     model.recompute = "block"  # each visit by itself
     assert isinstance(model.run_rounds(x, rotary, None, None), torch.Tensor)

@@ -16,6 +16,7 @@ from deeploop.extras import require
 from deeploop.files import exclusive_folder, read_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import PARTS
 from deeploop.train.checkpoint import read_state
 from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.language import open_mixture
@@ -37,6 +38,8 @@ class ExportArgs:
     """Type of the stored weights."""
     context: int | None = None
     """Longest sequence of the exported model; unset: as trained. A retrofit may have its source's."""
+    cache_rounds: int | None = None
+    """Rounds whose keys and values `generate` keeps, where loading names no other; unset: all."""
 
 
 def run(args: ExportArgs) -> str:
@@ -44,6 +47,7 @@ def run(args: ExportArgs) -> str:
     require("transformers", "hf")
     model, tokenizer = load_parts(args.run)
     model = model if args.context is None else with_context(model, args.context)
+    model.set_cache_rounds(args.cache_rounds)
     card = model_card(args.run, model)
     if args.folder.exists() and not args.folder.is_dir():
         raise ValueError(f"folder={args.folder}: is a file; name a folder")
@@ -143,6 +147,7 @@ def model_card(run: Path, model: LoopedGPT) -> str:
         "residual": config.block,
         "α, β": f"{alpha:.6g}, {beta:.6g}" + (f" (p = {config.p:g})" if config.rule else ""),
         "width, heads, hidden": f"{config.width}, {config.heads}, {config.hidden}",
+        "key-value cache": _cache(model),
         "parameters": f"{parameter_count(config):,}",
         "context": f"{config.context:,} tokens",
         "vocabulary": f"{config.vocabulary:,}",
@@ -166,6 +171,16 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     if isinstance(train, IterateTrainConfig):
         use = ROUNDS if train.rounds.sample == "steps" else ANSWERS
     return CARD.format(name=train.out.name, table=table, version=deeploop.__version__, use=use)
+
+
+def _cache(model: LoopedGPT) -> str:
+    """How many slots a cache needs, and which visit has which: what serving engines must be told."""
+    config, kept = model.config, model.kept_rounds
+    around = " + ".join(f"{count} of the {name}" for name in PARTS if (count := getattr(config, name)))
+    slots = f"{model.slots} slots: one per (round, block), {kept} × {config.blocks}"
+    if kept < model.rounds:
+        slots += f", round r in those of r mod {kept}, tokens read one by one"
+    return slots + (f", and {around}" if around else "")
 
 
 def _source(config: TrainConfig | IterateTrainConfig, state: dict[str, Any]) -> str:
@@ -215,6 +230,9 @@ deeploop {version}.
 import deeploop.models.hf  # without deeploop: trust_remote_code=True in from_pretrained
 {use}
 ```
+Keys and values differ from round to round. An engine that keeps one slot per stored layer writes wrong text
+after a few tokens; `config.num_hidden_layers` is the number of slots that are needed.
+
 The Python files in this folder are deeploop's (Apache-2.0); they run only with `trust_remote_code=True`.
 The licence of the weights is for their owner to state.
 """

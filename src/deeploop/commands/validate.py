@@ -19,8 +19,15 @@ from deeploop.data.bpe import how_to_ask
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.eval.depth import Windows, count_bytes, score_adaptive, score_rounds
-from deeploop.models.adaptive import ExitRule
+from deeploop.eval.depth import (
+    Windows,
+    between_depths,
+    count_bytes,
+    score_adaptive,
+    score_budget,
+    score_rounds,
+)
+from deeploop.models.adaptive import AdaptiveDepth, Criterion, ExitRule
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
 from deeploop.train.config import TrainConfig
@@ -29,7 +36,8 @@ from deeploop.train.rundir import load, load_config, provenance, require_checkpo
 
 # Results that agree in these replace one another; any other stays beside them.
 IDENTITY = ("checkpoint", "data", "sequences", "recompute_alpha", "asked")
-THRESHOLDS = {"change": (0.4, 0.3, 0.2, 0.1), "kl": (0.1, 0.01, 0.001)}
+MOST_DECODED = 64
+THRESHOLDS = {"change": (0.4, 0.3, 0.2, 0.1), "kl": (0.1, 0.01, 0.001), "gate": (0.3, 0.5, 0.7, 0.9)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +49,17 @@ class ValidateArgs:
     data: Path | None = None
     """Corpus whose validation split is read; unset: the run's own, the first of a mixture."""
     sequences: int | None = None
-    """Sequences, spread evenly over the split; unset: as many as in training."""
+    """Sequences, spread evenly over the split; unset: as in training, at most 64 with --cache-rounds."""
     rounds: tuple[int, ...] = ()
-    """Rounds R to evaluate at; several make a table and a picture. Unset: as trained."""
+    """Rounds R to evaluate at; several make a picture. Unset: as trained, with --adaptive all up to that."""
     recompute_alpha: bool = False
     """Take alpha of each depth instead of the trained one."""
-    adaptive: Literal["off", "change", "kl"] = "off"
-    """Also let tokens stop early, by the change of their state or the KL between successive readouts."""
+    adaptive: tuple[Criterion, ...] = ()
+    """Also let tokens stop early: by the change of their state, the KL between readouts, or the exit gate."""
     thresholds: tuple[float, ...] = ()
-    """What counts as no longer changing, one result each; unset: a few that span the range."""
+    """Thresholds of the criterion, one result each; unset: a few that span the range."""
+    cache_rounds: tuple[int | Literal["all"], ...] = ()
+    """Also decode token by token with the keys and values of so many rounds, such as 1 2 all."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
     json: bool = False
@@ -59,15 +69,20 @@ class ValidateArgs:
 def run(args: ValidateArgs) -> str:
     """Evaluates, writes the results into the run folder, and returns what to print."""
     config = load_config(args.run)
-    is_sweep = len(set(args.rounds)) > 1 or args.adaptive != "off"
+    if len(args.adaptive) > 1 and args.thresholds:
+        raise ValueError(f"thresholds={args.thresholds}: must be unset with several of --adaptive")
+    is_sweep = len(set(args.rounds)) > 1 or bool(args.adaptive)
     folder, name = results_folder(args.run), "depth.json" if is_sweep else "validation.json"
     scoreboard.check(folder, name)
+    sequences = args.sequences
+    if args.cache_rounds and sequences is None:  # a step per token: as slow as generation
+        sequences = min(MOST_DECODED, config.data.validation_sequences)
     device_config = replace(config.device, kind=args.device)
     with memory_advice("--device cpu"), open_world(device_config) as world:
         model, tokenizer = load(args.run, device=world.device)
         corpus = open_corpus(args.data or config.data.folders[0], tokenizer, args.run)
         windows = replace(
-            read_windows(corpus, tokenizer, config, args.sequences),
+            read_windows(corpus, tokenizer, config, sequences),
             device=world.device,
             arithmetic=partial(arithmetic, device_config, world.device),
         )
@@ -108,18 +123,29 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
     """All scores that were asked for, as plain values."""
     trained = model.config.rounds
     recompute = args.recompute_alpha or model.config.recompute_alpha
-    rounds = sorted(set(args.rounds)) or [trained]
+    rounds = sorted(set(args.rounds)) or [*range(1 if args.adaptive else trained, trained + 1)]
+    rules = [
+        ExitRule(criterion, threshold)
+        for criterion in args.adaptive
+        for threshold in args.thresholds or THRESHOLDS[criterion]
+    ]
+    for rule in rules:
+        AdaptiveDepth(model, rule)  # refuses what the model has not, before the work
     scores = score_rounds(model, windows, rounds, recompute_alpha=recompute)
     adaptive: list[dict[str, Any]] = []
-    if args.adaptive != "off":
+    for rule in rules:
         model.set_rounds(rounds[-1], recompute_alpha=recompute)
-        for threshold in args.thresholds or THRESHOLDS[args.adaptive]:
-            rule = ExitRule(args.adaptive, threshold)
-            mean_rounds, score = score_adaptive(model, windows, rule)
-            adaptive.append({**asdict(rule), "mean_rounds": mean_rounds, **asdict(score)})
+        mean, score = score_adaptive(model, windows, rule)
+        line = between_depths({R: own.loss for R, own in scores.items()}, mean)
+        adaptive.append({**asdict(rule), "mean_rounds": mean, "line": line, **asdict(score)})
+    budgets = [None if budget == "all" else budget for budget in dict.fromkeys(args.cache_rounds)]
+    cache: list[dict[str, Any]] = []
+    for budget in budgets:
+        model.set_rounds(rounds[-1], recompute_alpha=recompute)
+        cache.append({"cache_rounds": budget, **asdict(score_budget(model, windows, budget))})
     for R, loss in [
         *((R, own.loss) for R, own in scores.items()),
-        *((rounds[-1], a["loss"]) for a in adaptive),
+        *((rounds[-1], row["loss"]) for row in (*adaptive, *cache)),
     ]:
         if not math.isfinite(loss):
             raise ValueError(f"rounds={R}: the loss is {loss}, which is no result; nothing was written")
@@ -128,14 +154,16 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
         "recompute_alpha": recompute,
         "asked": {
             "rounds": rounds,
-            "adaptive": args.adaptive,
+            "adaptive": " ".join(args.adaptive) or "off",
             "thresholds": [row["threshold"] for row in adaptive],
+            **({"cache_rounds": budgets} if budgets else {}),
         },
         "sequences": len(windows.inputs),
         "tokens": windows.targets.numel(),
         "bytes": windows.text_bytes,
         "rounds": [{"rounds": R, **asdict(score)} for R, score in scores.items()],
         "adaptive": adaptive,
+        **({"cache": cache} if cache else {}),
     }
 
 
@@ -151,9 +179,31 @@ def report(record: dict[str, Any], run: Path) -> str:
     ]
     if rows := record["adaptive"]:
         most = record["rounds"][-1]["rounds"]
-        parts.append(f"adaptive depth by {rows[0]['criterion']}, at most {most} rounds:")
-        stopped = [(f"{row['threshold']:g}", f"{row['mean_rounds']:.2f}", *_figures(row)) for row in rows]
-        parts.append(page.text_table(("threshold", "mean rounds", *header[1:]), stopped))
+        parts.append(
+            f"adaptive depth, at most {most} rounds; line: the straight line between the fixed depths above"
+        )
+        stopped = [
+            (
+                f"{row['criterion']} {row['threshold']:g}",
+                f"{row['mean_rounds']:.2f}",
+                "–" if row["line"] is None else f"{row['line']:.4f}",
+                *_figures(row),
+            )
+            for row in rows
+        ]
+        parts.append(page.text_table(("stops by", "mean rounds", "line", *header[1:]), stopped))
+    if rows := record.get("cache"):
+        parts.append(f"decoded token by token, R = {record['rounds'][-1]['rounds']}:")
+        kept = [
+            (
+                "all" if row["cache_rounds"] is None else str(row["cache_rounds"]),
+                str(row["slots"]),
+                f"{row['bytes_per_token']:,.0f}",
+                *_figures(row),
+            )
+            for row in rows
+        ]
+        parts.append(page.text_table(("cache rounds", "slots", "bytes/token", *header[1:]), kept))
     return "\n\n".join(parts)
 
 

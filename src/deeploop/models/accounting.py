@@ -29,7 +29,8 @@ def parameter_count(config: GPTConfig) -> int:
     outside = config.input_norm + config.final_norm
     tables = 1 if config.tied_head else 2
     head = config.padded_vocabulary * (tables * config.width + config.unigram_bias)
-    return head + outside * config.width + config.stored_blocks * block + injection_count(config)
+    gate = config.exit_gate * (config.width + 1)
+    return head + outside * config.width + config.stored_blocks * block + injection_count(config) + gate
 
 
 def injection_count(config: GPTConfig) -> int:
@@ -43,7 +44,8 @@ def flops_per_token(config: GPTConfig, rounds: float | None = None, graph_rounds
 
     6 for each matrix entry visited: K blocks × R rounds, prelude, coda, injection and the head, not the
     embedding lookup; and attention counted causally, as half of its 12·T·H·D a visited block. Norms and
-    the like are left out. Where rounds are drawn, `rounds` is their mean. A third of each
+    the like are left out. Where there is an exit gate, head and coda are run after every round. Where
+    rounds are drawn, `rounds` is their mean. A third of each
     is the forward pass, the rest the backward pass: of `graph_rounds` rounds where that is truncated.
     """
     rounds = config.rounds if rounds is None else rounds
@@ -54,10 +56,11 @@ def flops_per_token(config: GPTConfig, rounds: float | None = None, graph_rounds
 
 def _entries(config: GPTConfig, rounds: float) -> float:
     """Products per token of a forward pass at so many rounds."""
-    visits = config.prelude + config.blocks * rounds + config.coda
+    read = rounds if config.exit_gate else 1  # how often the head and the coda are run
+    visits = config.prelude + config.blocks * rounds + config.coda * read
     # Of an injection what meets e is computed once, what meets the stream in every round.
     injected = {"linear": 1 + rounds, "gated": 1}.get(config.injection, 0) * config.width**2
-    head = config.padded_vocabulary * config.width
+    head = config.padded_vocabulary * config.width * read
     attention = config.context * config.heads * config.head_size
     return visits * (block_matrix_count(config) + attention) + injected + head
 
@@ -109,11 +112,13 @@ def training_bytes(
     which keeps one); sharded ones stand whole beside it while the step lasts. Of the activations those of
     K·R visits are held at a time, or of K (by round) or 1 (by block), each with the block's bf16 weights,
     and every state of the stream that something is recomputed from; prelude and coda are recomputed by block
-    alone. An injection keeps up to two states per round. One more visit is what the backward pass works
+    alone. An injection keeps up to two states per round, an exit gate the coda's visits and the head's
+    gradients of every round. One more visit is what the backward pass works
     with. Logits: the chunk's, in bf16 and twice fp32.
     """
     tokens, parameters = sequences * config.context, parameter_count(config)
-    once = config.prelude + config.coda
+    read = config.rounds if config.exit_gate else 1
+    once = config.prelude + config.coda * read
     held = {"off": config.depth + once, "round": config.blocks + once, "block": 1}[recompute] + 1
     states = {"off": 1, "round": config.rounds, "block": config.depth + once}[
         recompute
@@ -123,7 +128,8 @@ def training_bytes(
     logits = 10 * min(MAX_LOGITS, tokens * config.padded_vocabulary)
     stored = 16 * parameters - (4 * config.stored_blocks * block_matrix_count(config) if muon else 0)
     whole = stored // shards + (8 * parameters if shards > 1 else 0)
-    return whole + visits + 4 * states * tokens * config.width + logits
+    heads = 4 * (read - 1) * config.width * (tokens + config.padded_vocabulary)
+    return whole + visits + 4 * states * tokens * config.width + logits + heads
 
 
 def reasoner_activation_bytes(config: ReasonerConfig, positions: int) -> int:

@@ -31,6 +31,8 @@ class GPTConfig:
     """How the prelude's output e enters every round: x + e, W [x; e], or gated, whose carry contracts."""
     first_state: FirstState = "embedding"
     """What the first round starts from: the prelude's output, zeros, or Gaussian noise of unit size."""
+    exit_gate: bool = False
+    """Add a gate that says after each round whether a token may stop; trained as --gate.stage says."""
     width: int = 768
     """Width of the residual stream."""
     heads: int = 6
@@ -222,6 +224,7 @@ class GPTConfig:
             coda=0,
             injection="none",
             first_state="embedding",
+            exit_gate=False,
         )
 
     @property

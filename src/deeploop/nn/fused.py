@@ -6,6 +6,7 @@ Everything else runs the modules as they are written, which is also what the ker
 import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -65,12 +66,8 @@ def fits_block(block: nn.Module) -> bool:
 
 
 def fits_rounds(model: nn.Module) -> bool:
-    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`.
-
-    What enters every round anew would stand between two rounds of the chain.
-    """
-    chained = hasattr(model, "run_rounds") and getattr(model, "injection", None) is None
-    return chained and all(map(fits_block, getattr(model, "blocks", ())))
+    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`."""
+    return hasattr(model, "run_rounds") and all(map(fits_block, getattr(model, "blocks", ())))
 
 
 def install(block: nn.Module) -> bool:
@@ -110,9 +107,11 @@ def _run_rounds(
     indices: range | None = None,
 ) -> Any:
     # Blocks that are recomputed one by one are called one by one.
-    if _applies(x, mask, cache, noise, entered) and model.recompute != "block":
+    if _applies(x, mask, cache, noise) and model.recompute != "block":
         rounds = model.rounds if indices is None else len(indices)
-        return _run(model.blocks, x, rotary, rounds=rounds, recompute=model.recompute == "round")
+        inject = None if entered is None else partial(model.injection, entered=entered)
+        recompute = model.recompute == "round"
+        return _run(model.blocks, x, rotary, rounds=rounds, recompute=recompute, inject=inject)
     return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from deeploop.nn.injection import Injection
-
 EMBEDDING_STD = 0.02
 CUT = 2.0  # where a truncated normal ends, in its own standard deviations before the cut
 UNSCALED = ("q", "k")
@@ -89,14 +87,16 @@ def init_weights_(
 ) -> None:
     """Set every parameter of `model`: gains (vectors) to 1, biases to 0, matrices drawn as `rule` says.
 
-    `parts` are the rules of submodules that have another. An injection sets its own weights. A parameter for
-    which no initial value is stated is an error, so nothing is left as it was.
+    `parts` are the rules of submodules that have another. A module with a method `init_weights_` sets its own
+    weights, such as an injection. A parameter for which no initial value is stated is an error, so nothing is
+    left as it was.
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     settled: set[nn.Parameter] = set()
     for module in model.modules():
-        if isinstance(module, Injection):
-            module.init_weights_()
+        own = getattr(module, "init_weights_", None)
+        if own is not None:
+            own()
             settled.update(module.parameters())
     for name, parameter in model.named_parameters():
         *path, attribute = name.split(".")  # blocks.0.attention.branch.v.weight: role v
@@ -109,5 +109,5 @@ def init_weights_(
         if parameter.ndim == 1:
             parameter.fill_(1.0)
         else:
-            own = (parts or {}).get(path[0], rule)
-            init_residual_branch_([parameter], std=own.std(path[-1]), generator=generator)
+            part = (parts or {}).get(path[0], rule)
+            init_residual_branch_([parameter], std=part.std(path[-1]), generator=generator)

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 
-from deeploop.recipes import gpt, iterated, reasoners
+from deeploop.recipes import gpt, iterated, reasoners, recurrent
 from deeploop.train.config import AnyTrainConfig
 
 RECIPES: dict[str, Callable[[], AnyTrainConfig]] = {
     "gpt2-small": gpt.gpt2_small,
     "gpt2-medium": gpt.gpt2_medium,
     "tiny": gpt.tiny,
-    "tiny-recurrent": gpt.tiny_recurrent,
+    "tiny-recurrent": recurrent.tiny_recurrent,
+    "huginn-small": recurrent.huginn_small,
+    "parcae-small": recurrent.parcae_small,
+    "ouro-small": recurrent.ouro_small,
     "gpt2-small-stable": gpt.gpt2_small_stable,
     "gpt2-medium-stable": gpt.gpt2_medium_stable,
     "tiny-stable": gpt.tiny_stable,

@@ -85,6 +85,16 @@ class Cell:
         """Over these seeds, where it has some of them; else over all of its own."""
         return fmean([self.losses[s] for s in sorted(seeds & self.losses.keys())] or [*self.losses.values()])
 
+    @staticmethod
+    def of(peak: float, results: Sequence[Result]) -> "Cell":
+        by_seed: dict[int, list[float]] = {}
+        for run, loss in results:
+            if math.isfinite(loss):
+                by_seed.setdefault(run.fields["seed"], []).append(loss)
+        losses = {seed: fmean(own) for seed, own in by_seed.items()}  # a seed may have been run twice
+        lost = tuple(run.name for run, loss in results if not math.isfinite(loss))
+        return Cell(peak, losses, lost, tuple(run.name for run, _ in results))
+
 
 @dataclass(frozen=True)
 class Optimum:
@@ -108,10 +118,26 @@ class Curve:
     cells: tuple[Cell, ...]
     """By rate."""
 
+    @staticmethod
+    def of(results: Sequence[Result]) -> "Curve":
+        by_peak: dict[float, list[Result]] = {}
+        for run, loss in results:
+            by_peak.setdefault(run.fields["optim.peak_lr"], []).append((run, loss))
+        return Curve(tuple(Cell.of(peak, own) for peak, own in sorted(by_peak.items())))
+
     @cached_property
     def _best(self) -> int | None:
+        """By the seeds that all rates have: a rate that was run with more of them must not lose by that."""
         whole = [index for index, cell in enumerate(self.cells) if not cell.lost]
-        return min(whole, key=lambda index: self.cells[index].mean(), default=None)
+        shared = frozenset(self.cells[whole[0]].losses) if whole else frozenset()
+        for index in whole:
+            shared &= self.cells[index].losses.keys()
+        return min(whole, key=lambda index: self.cells[index].mean(shared), default=None)
+
+    @property
+    def best(self) -> Cell | None:
+        """The rate with the lowest loss; None where every one was lost."""
+        return None if self._best is None else self.cells[self._best]
 
     @cached_property
     def mark(self) -> Mark:
@@ -324,7 +350,7 @@ def _by_other_settings(setup: Setup) -> list[list[Run]]:
 def _study(
     setup: Setup, runs: Sequence[Run], histories: Histories
 ) -> tuple[tuple[Run, ...], dict[str, Transfer], bool] | None:
-    results = [(run, loss) for run in runs if (loss := _result(run, histories)) is not None]
+    results = [(run, loss) for run in runs if (loss := final_loss(run, histories)) is not None]
     biased = all(run.fields.get("model.unigram_bias") for run, _ in results)
     by_rule: dict[str, list[Result]] = {}
     for run, loss in results:
@@ -335,7 +361,7 @@ def _study(
     return (tuple(run for run, _ in results), _ranked(rules), biased) if rules else None
 
 
-def _result(run: Run, histories: Histories) -> float | None:
+def final_loss(run: Run, histories: Histories) -> float | None:
     """Its loss; infinite if it was lost (not finite, near the floor at its end); None if it is not over."""
     if run.state == "failed":
         diverged = "non-finite" in (log_error(log_file(run.files)) or "")
@@ -348,24 +374,10 @@ def _result(run: Run, histories: Histories) -> float | None:
 
 
 def _curves(results: Sequence[Result]) -> dict[int, Curve]:
-    cells: dict[int, dict[float, list[Result]]] = {}
+    by_rounds: dict[int, list[Result]] = {}
     for run, loss in results:
-        by_peak = cells.setdefault(run.fields["model.rounds"], {})
-        by_peak.setdefault(run.fields["optim.peak_lr"], []).append((run, loss))
-    return {
-        R: Curve(tuple(_cell(peak, own) for peak, own in sorted(by_peak.items())))
-        for R, by_peak in sorted(cells.items())
-    }
-
-
-def _cell(peak: float, results: Sequence[Result]) -> Cell:
-    by_seed: dict[int, list[float]] = {}
-    for run, loss in results:
-        if math.isfinite(loss):
-            by_seed.setdefault(run.fields["seed"], []).append(loss)
-    losses = {seed: fmean(own) for seed, own in by_seed.items()}  # a seed may have been run twice
-    lost = tuple(run.name for run, loss in results if not math.isfinite(loss))
-    return Cell(peak, losses, lost, tuple(run.name for run, _ in results))
+        by_rounds.setdefault(run.fields["model.rounds"], []).append((run, loss))
+    return {R: Curve.of(own) for R, own in sorted(by_rounds.items())}
 
 
 RULE_FIELDS = ("block", "p", "alpha", "beta", "outer_gain", "flat_gain", "factored_gain", "unigram_bias")

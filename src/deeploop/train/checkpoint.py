@@ -188,10 +188,16 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
     return world.gather(found)[0]
 
 
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Puts a checkpoint's weights into `model`, which may be sharded; shapes must agree."""
+def load_weights(model: nn.Module, checkpoint: Path, *, may_lack: str | None = None) -> None:
+    """Puts a checkpoint's weights into `model`, which may be sharded; shapes must agree.
+
+    Weights whose names begin with `may_lack` stay as they are where the checkpoint has none of them.
+    """
     weights = _load(checkpoint / WEIGHTS)
-    own = {name.removeprefix("module."): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    state = {name.removeprefix("module."): tensor for name, tensor in model.state_dict().items()}
+    if may_lack is not None and not any(name.startswith(may_lack) for name in weights):
+        weights |= {name: tensor for name, tensor in state.items() if name.startswith(may_lack)}
+    own = {name: tuple(tensor.shape) for name, tensor in state.items()}
     with _named(checkpoint):
         check_tensors(weights, own)
     set_model_state_dict(model, dict(weights), options=_FULL)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from deeploop.data.iterate.examples import Examples
 from deeploop.files import read_table
+from deeploop.models.exit_gate import GateConfig
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
@@ -93,11 +94,13 @@ class TrainConfig(RunConfig):
     guard: GuardConfig = field(default_factory=GuardConfig)
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_optim(self.model, self.optim, self.device)
         self.rounds.check(self.model.rounds)
+        self._check_gate()
         if self.rounds.truncates(self.model.rounds) and self.model.injection == "none":
             raise ValueError(
                 f"rounds.backprop={self.rounds.backprop}: must be 0 with model.injection=none, where no "
@@ -107,6 +110,34 @@ class TrainConfig(RunConfig):
             raise ValueError(
                 "guard.stop=True: must be False with optim.wait_for_escape=True, "
                 "whose warm-up lasts as long as the collapse does"
+            )
+
+    def _check_gate(self) -> None:
+        """What the exit gate needs, and what only a model that has one may say."""
+        gate, default = self.gate, GateConfig()
+        for name in ("stage", "entropy"):
+            value = getattr(gate, name)
+            if not self.model.exit_gate and value != getattr(default, name):
+                raise ValueError(f"gate.{name}={value}: is for a model with an exit gate; --model.exit-gate")
+        if not self.model.exit_gate:
+            return
+        if self.model.rounds < 2:
+            raise ValueError(
+                f"model.rounds={self.model.rounds}: must be at least 2 with model.exit_gate=True"
+            )
+        if self.rounds.truncates(self.model.rounds):
+            raise ValueError(
+                f"rounds.backprop={self.rounds.backprop}: must be 0 with model.exit_gate=True, "
+                "whose loss is read after every round"
+            )
+        if gate.stage == "gate-only" and self.init_from is None:
+            raise ValueError(
+                "gate.stage=gate-only: needs a trained model that stays as it is; --init-from RUN"
+            )
+        if gate.stage == "gate-only" and self.diagnose.every:
+            raise ValueError(
+                f"diagnose.every={self.diagnose.every}: must be 0 with gate.stage=gate-only, "
+                "which leaves the loop as it is"
             )
 
 
@@ -166,6 +197,8 @@ class IterateTrainConfig(RunConfig):
                     f"model.{name}={getattr(self.model, name)}: {data.task} at data.length={data.length} "
                     f"needs at least {least}; set --model.{name} {least}"
                 )
+        if self.model.exit_gate:
+            raise ValueError("model.exit_gate=True: must be False, it is for language models")
         if self.model.unigram_bias:
             raise ValueError("model.unigram_bias=True: must be False, iterated tasks have no text to count")
         if self.optim.wait_for_escape:

@@ -51,6 +51,13 @@ def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
     }
     if isinstance(config, TrainConfig) and (drawn := _rounds(config)):
         lines["rounds"] = drawn
+    if isinstance(config, TrainConfig) and config.model.exit_gate:
+        frozen = config.gate.stage == "gate-only"
+        lines["gate"] = (
+            "gate-only: the rest is frozen, the loss is the gate's binary cross-entropy"
+            if frozen
+            else f"joint, the loss is Σ q·L − {config.gate.entropy:g}·H(q)"
+        )
     if 0 < done < steps and facts.seconds:
         left = hours_minutes_seconds((steps - done) * facts.seconds / done)
         lines["time"] = f"{left} left at the speed so far, validation not counted"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from deeploop.train.config import TrainConfig
 
 
+GATE = "exit_gate."  # the names of the gate's parameters begin so
 MERGED = 0.5  # token similarity half way into the collapse, or out of it
 
 
@@ -110,6 +111,7 @@ class LanguageTask:
         self.monitor: Monitor | None = LoopMonitor(config, self.validation)
         self.skips_non_finite = config.optim.non_finite == "skip"
         self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
+        self.draws_rounds = (config.rounds.sample, config.rounds.ramp) != ("fixed", "off")
         self.held = 0
         self.step = 0  # whose batch comes next
         self._similarity = 0.0
@@ -122,6 +124,11 @@ class LanguageTask:
         """The model with freshly drawn weights, the same on every machine."""
         self.model = model = LoopedGPT(self.config.model, seed=self.config.seed)
         model.recompute, model.backprop = self.recompute, self.config.rounds.backprop or None
+        if self.config.model.exit_gate:
+            model.gate_training = self.config.gate
+        if self.config.gate.stage == "gate-only":
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name.startswith(GATE))
         if self.config.model.unigram_bias:
             model.set_unigram_bias(torch.from_numpy(self.corpus.counts()))
         self.config.diagnose.check(model)
@@ -180,6 +187,12 @@ class LanguageTask:
             parts.append(self._states.at(self.step, mine, (inputs.shape[1], self.config.model.width)))
         self.step += 1
         return list(zip(*(part.split(self.micro_batch) for part in parts), strict=True))
+
+    def drawn(self) -> dict[str, int]:
+        """The rounds of the step whose batches came last, where they are not the same in every step."""
+        if self.model is None or not self.draws_rounds:
+            return {}
+        return {"rounds": self.model.rounds}
 
     def rounds_at(self, step: int) -> int:
         """Rounds of training step number `step` (from 0), the same on every rank."""

@@ -27,7 +27,7 @@ from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
 from deeploop.train.header import Facts, header, legend
 from deeploop.train.iterate import IterateTask
-from deeploop.train.language import LanguageTask
+from deeploop.train.language import GATE, LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
 from deeploop.train.progress import Display, device_name
 from deeploop.train.puzzle import PuzzleTask
@@ -95,7 +95,14 @@ def _build(config: AnyTrainConfig, world: World) -> tuple[Task, nn.Module, torch
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
     model = wrap(task.build(), config.device, world)
     optimizer = task.make_optimizer(model)
-    execution = choose_execution(config.device, world, model, optimizer, recordable=task.can_be_recorded)
+    execution = choose_execution(
+        config.device,
+        world,
+        model,
+        optimizer,
+        recordable=task.can_be_recorded,
+        draws_rounds=task.draws_rounds,
+    )
     execution.apply(model)
     return task, model, optimizer, execution
 
@@ -130,7 +137,7 @@ def _init_from(config: AnyTrainConfig, source: Path, task: Task, model: nn.Modul
     if isinstance(task, LanguageTask):
         task.check_tokenizer(read_stamp(source).get("tokenizer"), source)
     read_state(checkpoint)
-    load_weights(model, checkpoint)
+    load_weights(model, checkpoint, may_lack=GATE)
 
 
 def _origin(init_from: Path | None) -> dict[str, Any]:

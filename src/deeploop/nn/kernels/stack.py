@@ -5,7 +5,7 @@ also gives the normalised input of the sublayer that follows, in the next block 
 cast once for all its visits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from deeploop.nn.recompute import maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 
 Sublayers = tuple[ScaledResidual, ScaledResidual]  # attention, then SwiGLU
+Inject = Callable[[Tensor], Tensor]
 
 
 class Packed(NamedTuple):
@@ -40,26 +41,43 @@ def run(
     *,
     rounds: int = 1,
     recompute: bool = False,
+    inject: Inject | None = None,
 ) -> Tensor:
     """All blocks on x (B, T, width), `rounds` times, branches in `narrow`; causal if the attention is.
 
     `recompute`: the activations of every round but the last are computed again in the backward pass.
+    `inject` changes the stream before every round, in its own precision.
     """
     with torch.autocast(x.device.type, enabled=False):
         packs = _packs(blocks, narrow)
-        x, h = _enter(blocks[0][0].inner, x, narrow)
+        h = None
+        if inject is None:
+            x, h = _enter(blocks[0][0].inner, x, narrow)
         for index in range(rounds):
             last = index == rounds - 1
             x, h = maybe_checkpoint(
-                _round, blocks, packs, x, h, rotary, last, recompute=recompute and not last
+                _round, blocks, packs, x, h, rotary, last, inject, recompute=recompute and not last
             )
     return x
 
 
 def _round(
-    blocks: Sequence[Sublayers], packs: Sequence[Packed], x: Tensor, h: Tensor, rotary: Rotary, last: bool
+    blocks: Sequence[Sublayers],
+    packs: Sequence[Packed],
+    x: Tensor,
+    h: Tensor | None,
+    rotary: Rotary,
+    last: bool,
+    inject: Inject | None,
 ) -> tuple[Tensor, Tensor]:
-    """Every block once; `h` is what the first attention reads, and then what the next round's reads."""
+    """Every block once; `h` is what the first attention reads, and then what the next round's reads.
+
+    With `inject` it is made here: the round before does not know what the first attention will read.
+    """
+    if inject is not None:
+        x, h = _enter(blocks[0][0].inner, inject(x), packs[0].qkv.dtype)
+        last = True
+    assert h is not None
     following = [first.inner for first, _ in (*blocks[1:], blocks[0])]
     for k, ((first, second), packed) in enumerate(zip(blocks, packs, strict=True)):
         after = None if last and k == len(blocks) - 1 else following[k]
@@ -91,7 +109,7 @@ def _join(
 ) -> tuple[Tensor, Tensor]:
     """x ← outer(α·x + ε·f), and what the sublayer that follows reads: by its inner norm, if it has one."""
     outer, after = (norm if isinstance(norm, RMSNorm) else None for norm in (sublayer.outer, following))
-    x, h = residual(
+    y, h = residual(
         x,
         f.view_as(x),
         alpha=sublayer.alpha,
@@ -101,7 +119,9 @@ def _join(
         after=None if after is None else after.weight,
         eps=next((norm.eps for norm in (outer, after) if norm is not None), 0.0),
     )
-    return x, x.to(f.dtype) if h is None else h
+    if following is None:  # nothing reads it
+        return y, y
+    return y, y.to(f.dtype) if h is None else h
 
 
 def _attend(attention: Any, packed: Packed, h: Tensor, rotary: Rotary) -> Tensor:

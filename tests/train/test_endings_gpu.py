@@ -1,0 +1,98 @@
+"""Interruptions of a run on a GPU: kernels and CUDA graphs change nothing of what a resume gives."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from deeploop.train.checkpoint import last_checkpoint
+from deeploop.train.config import to_dict
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+from deeploop.train.steps import StepQueue
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CLOCKS = ("seconds", "tokens_per_s", "mfu")
+STEPS = 400
+
+
+@pytest.fixture
+def config(make_config, tmp_path):
+    """`config("name", steps=6, kind="cpu")`: a run on the GPU that a GPU has kernels for."""
+
+    def make(name, steps=STEPS, resume=False, **device):
+        return make_config(
+            tmp_path / name,
+            model={"width": 128, "hidden": 256, "context": 64},
+            optim={"steps": steps, "batch": 32, "warmup_steps": 20},
+            data={"validate_every": 40},
+            checkpoint={"every": 20},
+            device={"kind": "cuda", "deterministic": True, **device},
+            resume=resume,
+        )
+
+    return make
+
+
+def lines(config):
+    """Every kind of line, less the times it took."""
+    return [
+        {key: value for key, value in line.items() if key not in CLOCKS} for line in read_metrics(config.out)
+    ]
+
+
+def weights(config):
+    return (last_checkpoint(config.out) / "model.safetensors").read_bytes()
+
+
+def step_reached(out):
+    return max((line["step"] for line in read_metrics(out, "train")), default=0) if out.exists() else 0
+
+
+def test_deterministic_runs_agree_bit_for_bit_also_after_a_kill_between_replays(config, tmp_path):
+    whole, again, killed = config("whole"), config("again"), config("killed")
+    assert train(whole)["ended"] == train(again)["ended"] == "finished"
+    assert lines(again) == lines(whole)
+    assert weights(again) == weights(whole)
+
+    told = tmp_path / "config.json"
+    told.write_text(json.dumps(to_dict(killed)))
+    words = [sys.executable, "-m", "deeploop", "train", "--config", str(told)]
+    run = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    while step_reached(killed.out) < 50 and run.poll() is None:
+        time.sleep(0.005)
+    run.send_signal(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
+    assert 50 <= step_reached(killed.out) < STEPS
+    assert train(config("killed", resume=True))["ended"] == "finished"
+    assert lines(killed) == lines(whole)
+    assert weights(killed) == weights(whole)
+
+
+def test_a_run_goes_from_gpu_to_cpu_and_back(config, monkeypatch):
+    real, stops = StepQueue.submit, [5, 9]
+
+    def submit(queue):
+        if stops and queue._run.step == stops[0] - 1:
+            stops.pop(0)
+            queue._stop.requested = True
+        real(queue)
+
+    whole = config("whole", steps=12, precision="fp32")
+    train(whole)
+    monkeypatch.setattr(StepQueue, "submit", submit)
+    moved = config("moved", steps=12, precision="fp32")
+    assert train(moved)["step"] == 5
+    assert train(config("moved", steps=12, precision="fp32", kind="cpu", resume=True))["step"] == 9
+    assert train(config("moved", steps=12, precision="fp32", resume=True))["ended"] == "finished"
+    expected, got = ([line["loss"] for line in read_metrics(c.out, "train")] for c in (whole, moved))
+    assert len(got) == 12
+    assert got[:4] == expected[:4]
+    assert got == pytest.approx(expected, rel=1e-3)  # TF32 products there, fp32 here
