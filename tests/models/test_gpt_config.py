@@ -33,7 +33,7 @@ def test_epsilon_of_the_blocks_that_scale_their_branches():
 
 
 def test_epsilon_of_a_trained_stack_that_is_looped():
-    config = GPTConfig(block="prenorm", rounds=4, round_exponent=0.5, prelude=2)
+    config = GPTConfig(block="prenorm", rounds=4, epsilon_exponent=0.5, prelude=2)
     assert config.scales.epsilon == 0.5
     assert config.part("prelude").scales.epsilon == 1.0
 
@@ -46,7 +46,7 @@ def test_epsilon_of_a_trained_stack_that_is_looped():
         ({"rotary_scaling": (8.0, 4.0, 1.0, 64.0)}, r"model\.rotary_scaling=.*: must be empty, a factor"),
         ({"norm_eps": 0.0}, r"model\.norm_eps=0\.0: must be positive"),
         ({"qk_norm": "both"}, r"model\.qk_norm=both: must be one of after-rotary, before-rotary, none"),
-        ({"round_exponent": 0.5}, r"model\.round_exponent=0\.5: must be 0 with model\.block=sandwich"),
+        ({"epsilon_exponent": 0.5}, r"model\.epsilon_exponent=0\.5: must be 0 with model\.block=sandwich"),
     ],
 )
 def test_fields_of_pretrained_models_are_checked(fields, message):

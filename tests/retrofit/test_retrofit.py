@@ -50,7 +50,7 @@ def our_logits(model, rounds):
 def test_at_one_round_with_all_layers_it_is_the_source(folder, injection, exponent):
     source = open_source(folder)
     layers = choose_layers(6, "2-3")
-    options = {"injection": injection, "round_exponent": exponent}
+    options = {"injection": injection, "epsilon_exponent": exponent}
     model = build(source, layers, looped_config(source.config, layers, rounds=4, **options))
     theirs = make_model("Llama", num_hidden_layers=6)
     torch.testing.assert_close(our_logits(model, 1), logits_of(theirs, TOKENS), atol=1e-4, rtol=1e-5)

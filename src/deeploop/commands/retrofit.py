@@ -38,7 +38,7 @@ class RetrofitArgs:
     """Rounds R of the core: the mean in training, whose first steps rise to it from 1."""
     injection: InjectionKind = "none"
     """How the prelude's output enters every round: none, or linear, which starts as the identity."""
-    round_exponent: float = 0.0
+    epsilon_exponent: float = 0.0
     """Scale the core's branches by R^-q at R rounds; 0 leaves them as they were trained."""
     context: int = 1024
     """Tokens of a training sequence, at most the source's context."""
@@ -67,7 +67,7 @@ def run(args: RetrofitArgs) -> str:
         layers,
         rounds=args.rounds,
         injection=args.injection,
-        round_exponent=args.round_exponent,
+        epsilon_exponent=args.epsilon_exponent,
         context=min(args.context, source.config.context),
     )
     said = describe(source, layers, model)
@@ -84,7 +84,7 @@ def describe(source: Source, layers: Layers, model: GPTConfig) -> str:
     lines = [
         f"layers:      {parts}" + (f"; dropped {', '.join(map(str, dropped))}" if dropped else ""),
         f"parameters:  {parameter_count(model):,} (source {parameter_count(own):,})",
-        f"injection:   {model.injection}; ε = R^-{model.round_exponent:g}",
+        f"injection:   {model.injection}; ε = R^-{model.epsilon_exponent:g}",
         f"FLOPs per token, forward, at {model.context} tokens:",
         f"  source     {flops_per_token(own) / 3e9:8.3g} G",
     ]

@@ -43,7 +43,7 @@ class Block(nn.Module):
             inner_norm=config.inner_norm,
             outer_gain=config.outer_gain,
             norm=partial(RMSNorm, eps=config.norm_eps),
-            varying=config.round_exponent != 0,
+            varying=config.epsilon_exponent != 0,
         )
         attention = CausalSelfAttention(
             config.width,

@@ -75,7 +75,7 @@ def looped_config(
     *,
     rounds: int,
     injection: InjectionKind = "none",
-    round_exponent: float = 0.0,
+    epsilon_exponent: float = 0.0,
     context: int | None = None,
 ) -> GPTConfig:
     """The source's config with its layers in three parts; at R = 1 with all of them it is the source."""
@@ -92,8 +92,8 @@ def looped_config(
         prelude=len(layers.prelude),
         coda=len(layers.coda),
         injection=injection,
-        round_exponent=round_exponent,
-        recompute_alpha=round_exponent != 0,  # epsilon of each step's rounds, in training and at test time
+        epsilon_exponent=epsilon_exponent,
+        recompute_alpha=epsilon_exponent != 0,  # epsilon of each step's rounds, in training and at test time
         context=context or config.context,
     )
 
