@@ -38,7 +38,7 @@ class RetrofitArgs:
     """Rounds R of the core: the mean in training, whose first steps rise to it from 1."""
     injection: InjectionKind = "none"
     """How the prelude's output enters every round: none, or linear, which starts as the identity."""
-    epsilon_exponent: float = 0.0
+    epsilon_exponent: float = 0.5
     """Scale the core's branches by R^-q at R rounds; 0 leaves them as they were trained."""
     context: int = 1024
     """Tokens of a training sequence, at most the source's context."""
