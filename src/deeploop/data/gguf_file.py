@@ -1,13 +1,19 @@
 """GGUF files of others, through the package `gguf`: metadata and tensors, one line where they fail."""
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from deeploop.extras import require
 from deeploop.files import open_regular
 
+VERSIONS = (2, 3)
+# Bytes of a value of metadata, by its type; strings and arrays say their own.
+SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+STRING, ARRAY = 8, 9
+MOST_NAMES, MOST_ITEMS, MOST_DIMENSIONS = 2**16, 2**22, 4
 DAMAGED = (
     ValueError,
     IndexError,
@@ -20,6 +26,66 @@ DAMAGED = (
 )
 
 
+class _Walk:
+    """Goes through header, metadata and list of tensors, so that every count is one that the file can hold.
+
+    The package takes counts at their word, and would read for ever behind the end of a damaged file.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = os.fstat(file.fileno()).st_size
+
+    def check(self) -> None:
+        magic = self._bytes(min(4, self._left))
+        if magic != b"GGUF":
+            raise ValueError(f"not a GGUF file (it begins with {magic!r})")
+        if (version := self._number(4)) not in VERSIONS:
+            raise ValueError(f"GGUF version {version}: must be {' or '.join(map(str, VERSIONS))}")
+        tensors, fields = (self._number(8, MOST_NAMES) for _ in range(2))
+        for _ in range(fields):
+            self._string()
+            self._value(self._number(4))
+        for _ in range(tensors):
+            self._string()
+            for _ in range(self._number(4, MOST_DIMENSIONS)):
+                self._number(8, 2**31)
+            self._bytes(12)  # type and offset
+
+    def _value(self, kind: int) -> None:
+        if kind == STRING:
+            self._string()
+        elif kind == ARRAY:
+            inner, count = self._number(4), self._number(8, MOST_ITEMS)
+            if inner == STRING:
+                for _ in range(count):
+                    self._string()
+            else:
+                self._bytes(count * self._size(inner))
+        else:
+            self._bytes(self._size(kind))
+
+    def _size(self, kind: int) -> int:
+        if kind not in SIZES:
+            raise ValueError(f"damaged GGUF file (metadata of type {kind})")
+        return SIZES[kind]
+
+    def _string(self) -> None:
+        self._bytes(self._number(8))
+
+    def _number(self, size: int, most: int | None = None) -> int:
+        found = int.from_bytes(self._bytes(size), "little")
+        if most is not None and found > most:
+            raise ValueError(f"damaged GGUF file (a count of {found}: must be at most {most})")
+        return found
+
+    def _bytes(self, count: int) -> bytes:
+        if count > self._left:
+            raise ValueError("damaged GGUF file (it ends before what it lists)")
+        self._left -= count
+        return self._file.read(count)
+
+
 class GGUFFile:
     """The metadata of a GGUF file, and its tensors, each read from the disk when it is asked for."""
 
@@ -28,11 +94,11 @@ class GGUFFile:
         self.path = path
         try:
             with open_regular(path) as file:
-                magic = file.read(4)
+                _Walk(file).check()
         except OSError as error:
             raise ValueError(f"{path}: can't be read ({error.strerror})") from None
-        if magic != b"GGUF":
-            raise ValueError(f"{path}: not a GGUF file (it begins with {magic!r})")
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
         try:
             reader = gguf.GGUFReader(path)
             self._fields = dict(reader.fields)
