@@ -97,6 +97,9 @@ def test_what_can_not_be_read_is_one_line(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=r"d\.gguf: ") as caught:
             open_source(tmp_path / "d.gguf")
         assert "\n" not in str(caught.value)
+    (tmp_path / "d.gguf").write_bytes(whole[:16] + b"\xff" * 6 + whole[22:])  # a count of fields without end
+    with pytest.raises(ValueError, match=r"d\.gguf: damaged GGUF file \(a count of"):
+        open_source(tmp_path / "d.gguf")
     unread = write_gguf(tmp_path / "e.gguf", theirs, "llama")
     source = open_source(unread)
     monkeypatch.setattr(gguf.quants, "_type_traits", {})  # gguf knows the type, and not how to read it

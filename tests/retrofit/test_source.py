@@ -87,12 +87,15 @@ def changed(folder, out, **fields):
             "architecture 'MambaForCausalLM': unknown; what can be read",
         ),
         ({"num_hidden_layers": 4}, r"tensor model\.layers\.3\..* is absent: must be"),
+        ({"num_hidden_layers": 2**31 - 1}, r"tensor model\.layers\..* is absent: must be"),  # at once
         ({"num_hidden_layers": 2}, r"tensor 'model\.layers\.2\..*': a llama model has none of that name"),
         ({"hidden_size": 2**30}, r"tensor .* is \(.*\): must be"),  # before memory is taken
         (
             {"rope_parameters": {"rope_type": "yarn"}},
             "rope_type='yarn': must be one of default, linear, llama3",
         ),
+        ({"architectures": [{}]}, r"architecture {}: unknown"),
+        ({"rope_parameters": {"rope_type": {}}}, r"rope_type={}: must be one of"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu': must be silu"),
         ({"num_attention_heads": "4"}, "num_attention_heads='4': must be a whole number"),
         ({"num_key_value_heads": 3}, "kv_heads=3: must be 0 or a divisor"),

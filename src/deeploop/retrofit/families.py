@@ -53,7 +53,7 @@ def config_of_folder(found: Mapping[str, Any]) -> tuple[str, GPTConfig]:
     """Family and config that a transformers config.json describes."""
     names = found.get("architectures")
     name = names[0] if isinstance(names, list) and names else found.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"architecture {name!r:.60}: unknown; what can be read is {', '.join(FAMILIES)}")
     family = FAMILIES[name]
     if (act := found.get("hidden_act", "silu")) != "silu":
@@ -119,7 +119,7 @@ def _rotary(found: Mapping[str, Any]) -> dict[str, Any]:
         "linear": ("factor",),
         "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     }
-    if kind not in names:
+    if not isinstance(kind, str) or kind not in names:
         raise ValueError(f"rope_type={kind!r:.40}: must be one of {', '.join(names)}")
     scaling = tuple(_number(parameters, name) for name in names[kind])
     return {"rotary_base": base, "rotary_scaling": scaling}

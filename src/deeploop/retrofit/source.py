@@ -6,7 +6,7 @@ when it is asked for.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,7 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.retrofit.families import LAYER_NAMES, OUTER_NAMES, config_of_folder, config_of_gguf
 
 INDEX, WEIGHTS, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
+LONGEST = 8192  # a description may ask for a rotary table of any length
 PICKLED = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 FILE_NAME = re.compile(r"\w[\w.-]*\.safetensors")  # no separator
 UNUSED = re.compile(r".*rotary_emb\.inv_freq")  # a table that old folders keep
@@ -75,13 +76,13 @@ class Source:
         """Raises unless all tensors are there in their shapes, and no others."""
         wanted: dict[str, tuple[int, ...]] = {}
         block, width = block_shapes(self.config), self.config.width
-        for index in range(self.config.blocks):
+        found = self.tensors.shapes
+        for index in range(min(self.config.blocks, len(found) + 1)):  # of more layers one is absent
             wanted |= {theirs: block[ours] for ours, theirs in self._layer_names(index)}
         table = (self.config.vocabulary, width)
         wanted |= {
             theirs: (width,) if ours == "final_norm.weight" else table for ours, theirs in self._outer_names()
         }
-        found = self.tensors.shapes
         for name in sorted(wanted.keys() | found.keys()):
             if name not in wanted and not UNUSED.fullmatch(name) and name != "lm_head.weight":
                 raise ValueError(
@@ -221,10 +222,10 @@ class GGUFTensors:
 
 
 def load_source(source: Source) -> LoopedGPT:
-    """The source itself: every layer once, in eval mode."""
+    """The source itself: every layer once, in eval mode; for at most 8,192 tokens at a time."""
     weights = source.outside()
     for index in range(source.config.blocks):
         weights |= {f"blocks.{index}.{name}": tensor for name, tensor in source.layer(index).items()}
-    model = LoopedGPT(source.config)
+    model = LoopedGPT(replace(source.config, context=min(source.config.context, LONGEST)))
     model.load_state_dict(weights)
     return model.eval()
