@@ -16,7 +16,6 @@ from statistics import mean, stdev
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import sdpa_kernel
 
 from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
@@ -27,7 +26,7 @@ from deeploop.train.opening import open_run
 from deeploop.train.optim import learning_rate
 from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
-from deeploop.train.timing import USUAL_ATTENTION, reference_model
+from deeploop.train.timing import compile_reference, fast_attention, reference_model
 
 REFERENCE = Path(__file__).with_name("reference_gpt.py")
 NORMS = ("attention.inner", "attention.outer", "mlp.inner", "mlp.outer")
@@ -70,8 +69,7 @@ def our_losses(run: ActiveRun) -> list[float]:
 def reference_losses(model: nn.Module, run: ActiveRun, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
     device, optim = run.world.device, run.config.optim
     if device.type == "cuda":
-        for block in model.get_submodule("blocks").children():
-            block.compile()
+        compile_reference(model)
     groups = [
         {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": optim.weight_decay},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
@@ -82,7 +80,7 @@ def reference_losses(model: nn.Module, run: ActiveRun, batches: list[tuple[Tenso
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, optim)
         cuda = device.type == "cuda"
-        with torch.autocast(device.type, torch.bfloat16, enabled=cuda), sdpa_kernel(USUAL_ATTENTION):
+        with torch.autocast(device.type, torch.bfloat16, enabled=cuda), fast_attention():
             loss = model(inputs.to(device).long(), targets.to(device).long())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
@@ -96,7 +94,7 @@ def both(config: TrainConfig, world: World) -> tuple[list[float], list[float]]:
     run = open_run(config, world)
     model = reference_model(REFERENCE, config.model).to(world.device)
     own = run.model.state_dict()
-    model.load_state_dict({name: own[ours] for name, ours in reference_names(config.model.blocks).items()})
+    model.load_parts({name: own[ours] for name, ours in reference_names(config.model.blocks).items()})
     started = run.task.state()
     batches = [run.task.micro_batches()[0] for _ in range(config.optim.steps)]
     run.task.load_state(started, {})

@@ -1,13 +1,21 @@
-"""A looped GPT written the usual way: what `deeploop bench` is compared with.
+"""A looped GPT as an expert writes it in plain PyTorch: what `deeploop bench` is compared with.
 
-Plain PyTorch and nothing of deeploop: nn.Linear, F.rms_norm, F.scaled_dot_product_attention, F.cross_entropy
-on fp32 logits, bf16 autocast, `torch.compile` for each block, fused AdamW. The same model: sandwich block,
-QK-norm after rotary, SwiGLU, tied embedding.
+Nothing of deeploop, and nothing left lying: q, k, v and SwiGLU's two inputs as one product each, cuDNN or
+flash attention, bf16 autocast, all visits as one graph under `torch.compile` (beyond `WHOLE` visits, where
+that takes minutes, block by block), a cross-entropy in compiled chunks that takes its gradients on the way
+and never holds all logits, fused AdamW. The same model: sandwich block, QK-norm after rotary, SwiGLU, tied
+embedding.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+WHOLE = 100  # visits
+CHUNK = 8192  # positions whose logits are held at a time
+PACKED = {"attention.qkv": ("q", "k", "v"), "mlp.gate_up": ("gate", "up")}
 
 
 class Norm(nn.Module):
@@ -23,12 +31,13 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.o = nn.Linear(width, width, bias=False)
         self.q_norm, self.k_norm = Norm(width // heads), Norm(width // heads)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         B, T, C = x.shape
-        q, k, v = (f(x).view(B, T, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         q, k = self.q_norm(rotate(q, cos, sin)), self.k_norm(rotate(k, cos, sin))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o(y.transpose(1, 2).reshape(B, T, C))
@@ -42,11 +51,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class SwiGLU(nn.Module):
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -59,6 +69,38 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = self.norms[1](self.alpha * x + self.attention(self.norms[0](x), cos, sin))
         return self.norms[3](self.alpha * x + self.mlp(self.norms[2](x)))
+
+
+def chunk_loss(x: Tensor, weight: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed loss of some positions times `scale`, with its gradients in x and in the weight."""
+    logits = (x @ weight.T).float()
+    normalizer = logits.logsumexp(-1, keepdim=True)
+    loss = (normalizer - logits.gather(-1, targets[:, None])).sum() * scale
+    grad = (logits - normalizer).exp() * scale
+    grad = grad.scatter_add(-1, targets[:, None], torch.full_like(normalizer, -scale)).type_as(x)
+    return loss, grad @ weight, grad.T @ x
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """Mean cross-entropy of a linear head."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, chunk_loss: Any) -> Tensor:
+        narrow = weight.to(x.dtype)
+        loss, grads, total = x.new_zeros((), dtype=torch.float32), [], torch.zeros_like(weight)
+        for part, wanted in zip(x.split(CHUNK), targets.split(CHUNK), strict=True):
+            more, grad_x, grad_weight = chunk_loss(part, narrow, wanted, 1 / len(x))
+            loss += more
+            total += grad_weight
+            grads.append(grad_x)
+        ctx.save_for_backward(torch.cat(grads), total)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *outgoing: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = outgoing
+        grad_x, grad_weight = ctx.saved_tensors
+        return grad_x * scale, grad_weight * scale, None, None
 
 
 class ReferenceGPT(nn.Module):
@@ -80,12 +122,37 @@ class ReferenceGPT(nn.Module):
         self.apply(
             lambda m: nn.init.normal_(m.weight, std=0.02) if isinstance(m, nn.Linear | nn.Embedding) else None
         )
+        self.run, self.chunk_loss = self.states, chunk_loss
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def compile_for_training(self) -> None:
+        """All visits as one graph where that is a matter of a minute or two, else block by block."""
+        self.chunk_loss = torch.compile(chunk_loss)
+        if len(self.blocks) * self.rounds <= WHOLE:
+            self.run = torch.compile(self.states, fullgraph=True)
+        else:
+            for block in self.blocks:
+                block.compile(fullgraph=True)
+
+    def load_parts(self, parts: dict[str, Tensor]) -> None:
+        """Takes weights under their usual names, where q, k, v, gate and up lie apart."""
+        for k in range(len(self.blocks)):
+            for packed, names in PACKED.items():
+                branch = packed.partition(".")[0]
+                whole = [parts.pop(f"blocks.{k}.{branch}.{name}.weight") for name in names]
+                parts[f"blocks.{k}.{packed}.weight"] = torch.cat(whole)
+        self.load_state_dict(parts)
+
+    def states(self, tokens: Tensor) -> Tensor:
         x = self.input_norm(self.embedding(tokens))
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for _ in range(self.rounds):
             for block in self.blocks:
                 x = block(x, cos, sin)
-        logits = F.linear(self.final_norm(x), self.embedding.weight)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        return self.final_norm(x)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.run(tokens).flatten(0, 1)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        loss: Tensor = ChunkedLoss.apply(x, self.embedding.weight, targets.flatten(), self.chunk_loss)
+        return loss

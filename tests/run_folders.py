@@ -22,13 +22,17 @@ FLOOR = 3.0
 
 def write_run(
     folder, *, block="sandwich", p=0.5, rounds=3, seed=0, loss=2.0, step=40, similarity=0.2, mfu=None,
-    guard=False, stamp=None, model=None, **optim
+    guard=False, stamp=None, model=None, draws=None, by_rounds=None, **optim
 ):  # fmt: skip
-    """A run whose losses fall in a straight line to `loss`, which it reaches at `step`."""
+    """A run whose losses fall in a straight line to `loss`, which it reaches at `step`.
+
+    `draws` are fields of `rounds`; `by_rounds` the last validation's losses, by rounds.
+    """
     folder.mkdir(parents=True)
     config = json.loads(json.dumps(CONFIG)) | {"seed": seed, "guard": {"stop": guard}}
     config["model"] |= {"block": block, "p": p, "rounds": rounds, **(model or {})}
     config["optim"] |= optim
+    config |= {"rounds": draws} if draws else {}
     (folder / "config.json").write_text(json.dumps(config))
     command = ["deeploop", "train", "tiny", "--out", str(folder.name), "--seed", str(seed)]
     written = {"command": command, "written": f"2026-01-0{1 + seed}T00:00:00+00:00", "git": "abc"}
@@ -51,6 +55,8 @@ def write_run(
         )
         lines.append({"kind": "validation", "step": at, "loss": now, "floor": FLOOR, "similarity": similarity,
                       "verdict": verdict})  # fmt: skip
+    if by_rounds:
+        lines[-1] |= {"validation_rounds": [*by_rounds], "loss_by_rounds": [*by_rounds.values()]}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 

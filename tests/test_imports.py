@@ -24,8 +24,10 @@ ALLOWED = {
     "train": {"models", "nn", "data", "theory", "diagnose", "eval"},
     "recipes": {"models", "nn", "data", "theory", "train"},
     "report": {"train", "eval", "diagnose", "theory"},
+    "retrofit": {"models", "nn", "data", "theory", "eval", "train"},
     "sweep": {"models", "nn", "data", "theory", "train", "recipes", "report"},
-    "commands": {"models", "nn", "data", "theory", "diagnose", "eval", "train", "recipes", "report", "sweep"},
+    "commands": {"models", "nn", "data", "theory", "diagnose", "eval", "train"}
+    | {"recipes", "report", "sweep", "retrofit"},
 }
 # What a package must do without.
 FORBIDDEN = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from deeploop.data.iterate import make_task
 from deeploop.data.iterate.examples import held_out
+from deeploop.diagnose.exponent import half_width
 from deeploop.eval.iterated import copying
 from deeploop.report.beyond import goes_on
 from deeploop.report.page import MISSING, filled, markdown_table
@@ -20,6 +21,8 @@ TRAINED = 4
 NAMES = {"size": "RMS", "far": "distance"}
 COPIED = 256  # held-out instances that copying is scored on
 SHOWN = ("4", "9", "24", "200")
+HELD_OUT = 11  # no choice was made on seeds from this one on
+SEED_STEPS = (4, 9, 24, 127, 200)
 ROUNDS = (1, 4, 8, 16, 32, 64, 128, 200)
 STEPS = {"automaton": (4, 8, 16, 77, 200), "addition": (4, 8, 16, 24), "hops": (4, 8, 12, 24)}
 
@@ -49,32 +52,67 @@ def stream_table(stream: dict[str, list[dict[str, float]]]) -> str:
     return markdown_table(["block", "", *(f"round {r}" for r in ROUNDS)], rows)
 
 
-def search_tables(folder: Path) -> str:
-    """For every task: each rule at the trial with the least error beyond training in its worse seed.
-
-    Of trials that are level the grid's first is taken, as `sweep --tuned` does.
-    """
-    order = list(read_sweep(folder).cells)
-    runs = sorted(find_runs([folder]), key=lambda run: order.index(run.folder.name))
-    trials: dict[tuple[str, str], dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        trials[run.axes["task"], run.axes["rule"]][run.axes["trial"]].append(run)
+def task_tables(folder: Path) -> str:
+    """For every task, each rule at the rate and noise of its search, on seeds that the search did not use."""
+    settings = {name: cell.settings for name, cell in read_sweep(folder).cells.items()}
+    runs = sorted(find_runs([folder]), key=lambda run: list(settings).index(run.folder.name))
     tables = []
     for task, steps in STEPS.items():
+        own = [run for run in runs if run.axes["task"] == task]
         rows = []
-        for (of, rule), tried in trials.items():
-            if of == task:
-                best = min(tried, key=lambda trial: max(run.validation["beyond"] for run in tried[trial]))
-                shares = [shares_by_steps(run) for run in tried[best]]
-                means = [f"{fmean(one[h] for one in shares):.3f}" for h in steps]
-                rows.append([task, rule, best.replace("+", ", noise "), *means])
-        task_of = next(run.fields for run in runs if run.axes["task"] == task)
-        generated = make_task(task, task_of["data.length"], task_of["data.rule"])
-        copied = copying(generated, held_out(generated, COPIED), steps, task_of["data.train_steps"])
-        rows.append([task, "copying", "", *(f"{copied[h]:.3f}" if h in copied else MISSING for h in steps)])
-        header = ["task", "rule", "rate", *(f"{h} steps" for h in steps)]
+        for rule in dict.fromkeys(run.axes["rule"] for run in own):
+            of_rule = [run for run in own if run.axes["rule"] == rule]
+            tried = settings[of_rule[0].folder.name]
+            trial = f"{tried['optim.peak_lr']:g}, {tried['rounds.noise']:g}"
+            rows.append([task, rule, trial, reached(of_rule), *means(of_rule, steps)])
+        rows.append([task, "copying", "", "", *copied(own[0], steps)])
+        header = ["task", "rule", "rate, noise", "goes on", *(f"{h} steps" for h in steps)]
         tables.append(markdown_table(header, rows))
     return "\n\n".join(tables)
+
+
+def seed_table(folder: Path, axis: str, label: str) -> str:
+    """The runs of a sweep over seeds, by one of its axes: how many go on, and the shares of right cells.
+
+    Seeds that a choice was made on and held-out ones stand apart.
+    """
+    groups: dict[tuple[str, bool], list[Run]] = defaultdict(list)
+    for run in find_runs([folder]):
+        groups[str(run.axes[axis]), run.axes["seed"] >= HELD_OUT].append(run)
+    rows = []
+    for (name, _), runs in sorted(groups.items()):
+        seeds = sorted(run.axes["seed"] for run in runs)
+        worst = min(min(shares_by_steps(run)[h] for h in (127, 200)) for run in runs)
+        rows.append([name, spans(seeds), reached(runs), f"{worst:.3f}", *means(runs, SEED_STEPS)])
+    header = [label, "seeds", "goes on to 200 steps", "worst", *(f"{h} steps" for h in SEED_STEPS)]
+    return markdown_table(header, rows)
+
+
+def spans(numbers: list[int]) -> str:
+    """Sorted numbers as ranges: [0, 1, 2, 21, 22] is "0–2, 21–22"."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def reached(runs: list[Run]) -> str:
+    return f"{sum(bool(goes_on(shares_by_steps(run), TRAINED)) for run in runs)} of {len(runs)}"
+
+
+def means(runs: list[Run], steps: tuple[int, ...]) -> list[str]:
+    """The mean share of right cells and, where seeds differ, half its 95% interval by Student's t."""
+    texts = []
+    for h in steps:
+        shares = [shares_by_steps(run)[h] for run in runs]
+        half = half_width(shares) if len(shares) > 1 else 0.0
+        texts.append(f"{fmean(shares):.3f}" + (f" ± {half:.3f}" if half >= 5e-4 else ""))
+    return texts
+
+
+def copied(run: Run, steps: tuple[int, ...]) -> list[str]:
+    task = make_task(run.fields["data.task"], run.fields["data.length"], run.fields["data.rule"])
+    found = copying(task, held_out(task, COPIED), steps, run.fields["data.train_steps"])
+    return [f"{found[h]:.3f}" if h in found else MISSING for h in steps]
 
 
 def shares_by_steps(run: Run) -> dict[int, float]:
@@ -87,7 +125,10 @@ def make(text: str, results: Path) -> str:
     study, stream = (json.loads((results / "depth" / f"{n}.json").read_text()) for n in ("study", "stream"))
     parts = {
         "depth": f"{study_table(study)}\n\n{stream_table(stream)}",
-        "iterate": search_tables(results / "iterate-search"),
+        "iterate": task_tables(results / "iterate"),
+        "demo-seeds": seed_table(results / "demo-seeds", "rule", "model"),
+        "demo-every": seed_table(results / "demo-every", "trial", "flat loop"),
+        "two-blocks": seed_table(results / "two-blocks", "blocks", "K"),
     }
     for name, body in parts.items():
         text = filled(text, f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->", body)

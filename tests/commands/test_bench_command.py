@@ -71,10 +71,17 @@ def test_the_reference_is_the_same_model():
         for parameter in ours.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     own = ours.state_dict()
-    theirs.load_state_dict({name: own[source] for name, source in parts.items()})
+    theirs.load_parts({name: own[source] for name, source in parts.items()})
     tokens, targets = torch.randint(0, 64, (2, 2, 16))
     expected = ours(tokens, targets).loss / targets.numel()
-    torch.testing.assert_close(theirs(tokens, targets), expected, rtol=1e-5, atol=1e-5)
+    loss = theirs(tokens, targets)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    (2 * loss).backward()
+    (2 * expected).backward()
+    torch.testing.assert_close(theirs.embedding.weight.grad, ours.embedding.weight.grad, rtol=1e-4, atol=1e-6)
+    gradients = [ours.blocks[1].attention.branch.get_submodule(n).weight.grad for n in "qkv"]
+    packed = theirs.blocks[1].attention.qkv.weight.grad
+    torch.testing.assert_close(packed, torch.cat(gradients), rtol=1e-4, atol=1e-6)
 
 
 def test_mistakes_are_one_line(capsys, tmp_path):

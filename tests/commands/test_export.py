@@ -114,6 +114,34 @@ def test_the_card_says_what_it_is(folder):
     for fact in ("stored blocks K | 2", "rounds R | 3", "α, β | 3.4641, 0.144338", "data | words", "6 steps"):
         assert fact in card
     assert "validation loss | " in card
+    assert "key-value cache | 6 slots: one per (round, block), 3 × 2 |" in card
+    assert "one slot per stored layer writes wrong text" in card
+
+
+def test_a_recurrent_run_trained_at_sampled_rounds_is_exported_with_its_budget(
+    make_config, tmp_path, refused
+):
+    parts = {"prelude": 1, "coda": 1, "injection": "linear", "first_state": "noise", "block": "flat"}
+    config = make_config(tmp_path / "run", model=parts, rounds={"sample": "poisson-lognormal", "backprop": 2})
+    train(config, quiet=True)
+    assert "cache_rounds=0: must be at least 1" in refused(
+        config.out, tmp_path / "none", "--cache-rounds", "0"
+    )
+    assert main(["export", str(config.out), str(tmp_path / "folder"), "--cache-rounds", "1"]) == 0
+    card = (tmp_path / "folder" / "README.md").read_text()
+    assert (
+        "4 slots: one per (round, block), 1 × 2, round r in those of r mod 1, tokens read one by one" in card
+    )
+    assert "one by one, and 1 of the prelude + 1 of the coda" in card
+    gpt, tokenizer = deeploop.load(config.out)
+    tokens = torch.tensor([tokenizer.encode("the loop")])
+    for budget, given in ((1, {}), (None, {"cache_rounds": None})):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "folder", **given)
+        gpt.set_cache_rounds(budget)
+        with torch.no_grad():
+            assert torch.equal(model(tokens).logits, gpt.logits(gpt(tokens).states))
+        out = model.generate(tokens, max_new_tokens=8, do_sample=False)
+        assert out[0, tokens.shape[1] :].tolist() == list(generate(gpt, tokens[0].tolist(), max_tokens=8))
 
 
 def test_every_file_is_there_and_readable(folder):

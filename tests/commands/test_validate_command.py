@@ -185,6 +185,26 @@ def test_adaptive_depth_runs_from_one_round_to_all(validate):
     assert most["loss"] == pytest.approx(three["loss"], abs=1e-5)
 
 
+def test_the_line_has_all_depths_of_few_rounds_and_powers_of_two_of_many():
+    assert command.depths_up_to(1) == [1]
+    assert command.depths_up_to(8) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert command.depths_up_to(33) == [1, 2, 4, 8, 16, 32, 33]
+
+
+def test_a_key_value_budget_is_validated_by_decoding(home, validate, capsys):
+    record = validate("--cache-rounds", 1, 2, "all", 7, "--sequences", 4)
+    by_budget = {row["cache_rounds"]: row for row in record["cache"]}
+    assert record["sequences"] == 4
+    assert [by_budget[budget]["slots"] for budget in (1, 2, None, 7)] == [2, 4, 6, 6]
+    assert by_budget[None]["loss"] == pytest.approx(record["rounds"][0]["loss"], abs=1e-5)
+    assert by_budget[7]["loss"] == by_budget[None]["loss"]
+    assert len({by_budget[budget]["loss"] for budget in (1, 2, None)}) == 3
+    assert by_budget[1]["bytes_per_token"] == 2 * 2 * 32 * 4
+    assert scoreboard.read(home / "run" / "validation.json")[-1] == record
+    assert main(["validate", str(home / "run"), "--cache-rounds", "1", "all", "--sequences", "2"]) == 0
+    assert "decoded token by token, R = 3:" in capsys.readouterr().out
+
+
 def test_the_table_marks_the_trained_depth(home, capsys):
     assert main(["validate", str(home / "run"), "--rounds", "2", "3", "--adaptive", "kl"]) == 0
     out = capsys.readouterr().out
@@ -209,6 +229,16 @@ def test_the_table_marks_the_trained_depth(home, capsys):
             "must be 1 to 32, the model's context; shorten it",
         ),
         (["generate", "{home}/run", "--max-tokens", "0"], "max_tokens=0: must be at least 1"),
+        (["generate", "{home}/run", "--cache-rounds", "0"], "cache_rounds=0: must be at least 1, or unset"),
+        (
+            ["validate", "{home}/run", "--cache-rounds", "x"],
+            "cache_rounds=x: must be numbers of rounds, or all",
+        ),
+        (["validate", "{home}/run", "--cache-rounds", "0"], "cache_rounds=0: must be at least 1, or unset"),
+        (
+            ["generate", "{home}/run", "--cache-rounds", "1", "--adaptive", "kl"],
+            "cache_rounds=1: must be unset with adaptive depth",
+        ),
         (["generate", "{home}/run", "--top-p", "2"], "top_p=2.0: must be above 0"),
         (["generate", "{home}/run", "--adaptive", "kl", "--threshold", "-1"], "threshold=-1.0"),
     ],
@@ -236,6 +266,9 @@ def test_generate_prints_the_same_text_for_the_same_seed(home, capsys):
     assert greedy.err == "stopped: the model's context of 32 tokens is full\n"
     adaptive = text("--max-tokens", "5", "--adaptive", "change", "--threshold", "1e9", "--rounds", "4")
     assert adaptive.err == "mean rounds a token: 1.00 of 4\n"
+    every, few = (text("--temperature", "0", *words).out for words in ((), ("--cache-rounds", "1")))
+    assert every == text("--temperature", "0", "--cache-rounds", "3").out
+    assert few.startswith("line 7")
 
 
 def test_a_loss_that_is_no_number_is_no_result(home, monkeypatch, capsys):

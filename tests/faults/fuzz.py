@@ -33,6 +33,9 @@ from forgeries import Forgeries
 
 from deeploop.cli import main as command_line
 from deeploop.data import arc
+from deeploop.data.chat import ChatSet, prepare_chat
+from deeploop.data.chat_loader import held_out_rows
+from deeploop.data.chat_template import find_template
 from deeploop.data.maze import build_maze
 from deeploop.data.prepare import prepare
 from deeploop.data.puzzles import PuzzleSet
@@ -218,6 +221,10 @@ class Targets:
         (folder / "text" / "t.jsonl").write_text(
             "\n".join(json.dumps({"text": f"line {n} é"}) for n in range(20))
         )
+        talk = folder / "talk.jsonl"
+        talk.write_text('{"prompt": "say a", "response": "a"}\n' * 6)
+        made = get_tokenizer("bytes"), find_template("default")
+        prepare_chat(talk, *made, folder / "chat", context=64, validation_share=0.3)
         (folder / "packed").mkdir()
         write_packed(files_to_pack(self.run.parent), folder / "packed" / PACKED)
         self.config = to_dict(tiny())
@@ -262,6 +269,12 @@ class Targets:
         for split in (puzzles.train, puzzles.test):
             split.rows(np.arange(min(3, len(split))))
         puzzles.verify()
+
+    def chat(self, copy: Path) -> None:
+        chat = ChatSet.open(copy)
+        held_out_rows(chat.validation, max(1, chat.longest), chat.end_of_text, 2)
+        chat.verify()
+        chat.template().segments([{"role": "user", "content": "a"}], ask=True)
 
     def metrics(self, copy: Path) -> None:
         for record in read_metrics(copy):
@@ -318,6 +331,7 @@ class Targets:
             ),
             "corpus": self._damaged(self.folder / "corpus", self.corpus),
             "puzzles": self._damaged(self.folder / "puzzles", self.puzzles),
+            "chat": self._damaged(self.folder / "chat", self.chat),
             "ARC task": self._damaged(
                 self.folder / "arc",
                 lambda copy: arc.read_task(read_value(copy / "task.json"), "a", "b", copy),

@@ -9,18 +9,28 @@ from torch import nn
 from deeploop.models import AdaptiveDepth, ExitRule, GPTConfig, LoopedGPT
 
 CONFIG = GPTConfig(blocks=2, rounds=6, width=16, heads=2, hidden=24, vocabulary=50, context=24)
-RULES = [ExitRule("change", 0.25), ExitRule("kl", 0.05)]
+RULES = [ExitRule("change", 0.25), ExitRule("kl", 0.05), ExitRule("gate", 0.7)]
+PARTS = {"prelude": 1, "injection": "linear", "first_state": "noise", "exit_gate": True}
 
 
-@pytest.fixture(scope="module", params=["sandwich", "flat"])
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"block": "flat", "exit_gate": True}, PARTS],
+    ids=["sandwich", "flat", "parts"],
+)
 def model(request):
-    model = LoopedGPT(replace(CONFIG, block=request.param)).eval()
+    model = LoopedGPT(replace(CONFIG, **request.param)).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 module.weight.normal_(0, 0.3, generator=generator)
         model.embedding.weight.mul_(20)
+        if model.injection is not None:
+            model.injection.weight.add_(torch.randn(16, 32, generator=generator))
+        if model.exit_gate is not None:
+            model.exit_gate.weight.normal_(0, 0.3, generator=generator)
+            model.exit_gate.bias.fill_(-0.5)
     return model
 
 
@@ -52,6 +62,8 @@ def test_a_huge_threshold_is_one_round(model, tokens):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.criterion)
 @pytest.mark.parametrize("pieces", [20 * [1], [7, 1, 12]], ids=["one by one", "chunks"])
 def test_a_continued_sequence_equals_one_read_at_once(model, tokens, rule, pieces):
+    if rule.criterion == "gate" and model.exit_gate is None:
+        pytest.skip("has no gate")
     whole, parts = AdaptiveDepth(model, rule), AdaptiveDepth(model, rule)
     expected = whole(tokens).states
     cache = parts.new_cache()
@@ -65,7 +77,7 @@ def test_a_stopped_token_repeats_its_last_keys_and_values(model, tokens):
     """Against a loop that keeps every token's keys and values by hand, for one sequence."""
     rule, (B, T) = RULES[0], tokens.shape
     rotary, _ = model.positions(tokens, None)
-    x = model.input_norm(model.embedding(tokens))
+    x, entered = model.enter_loop(tokens, rotary, None)
     active = torch.ones(B, T, dtype=torch.bool)
     kept = {}
 
@@ -82,6 +94,8 @@ def test_a_stopped_token_repeats_its_last_keys_and_values(model, tokens):
 
     for _ in range(6):
         before = x
+        if model.injection is not None:
+            x = torch.where(active[..., None], model.injection(x, entered), x)
         for block, layer in enumerate(model.blocks):
             x = torch.where(active[..., None], layer(x, rotary, None, ByHand(), block), x)
         active = active & ((x - before).norm(dim=-1) / before.norm(dim=-1) >= rule.threshold)
@@ -95,7 +109,7 @@ def test_kl_compares_what_successive_rounds_would_predict(model, tokens):
     for R in (1, 2):
         model.set_rounds(R)
         readout[R] = model.logits(model(tokens[:, :1]).states).log_softmax(-1)
-    start = model.input_norm(model.embedding(tokens[:, :1]))
+    start, _ = model.enter_loop(tokens[:, :1], *model.positions(tokens[:, :1], None))
     readout[0] = model.logits(model.final_norm(start)).log_softmax(-1)
     model.set_rounds(6)
     first = nn.functional.kl_div(readout[0], readout[1], log_target=True, reduction="none").sum(-1).flatten()
@@ -105,6 +119,44 @@ def test_kl_compares_what_successive_rounds_would_predict(model, tokens):
     adaptive(tokens[:, :1])
     model.set_rounds(6)
     assert adaptive.rounds_used == 1 + 2 + 2
+
+
+def test_a_gate_stops_a_token_once_the_sum_of_its_exits_reaches_the_threshold(tokens):
+    """Against q(t) by its formula, from the states that the plain model has after every round."""
+    model = LoopedGPT(replace(CONFIG, coda=2, exit_gate=True)).eval()
+    with torch.no_grad():
+        model.exit_gate.weight.normal_(0, 0.5, generator=torch.Generator().manual_seed(4))
+    rotary, _ = model.positions(tokens[:, :1], None)
+    x, _ = model.enter_loop(tokens[:, :1], rotary, None)
+    left, exits = torch.ones(3), []
+    for index in range(6):
+        x = model.run_round(x, index, rotary, None, None)
+        chance = torch.sigmoid(model.exit_logits(x))[:, 0]
+        exits.append(left * chance)
+        left = left * (1 - chance)
+    reached = torch.stack(exits).cumsum(0).detach()  # (rounds, tokens)
+    for threshold in (0.0, 0.4, 0.8, 1.0):
+        adaptive = AdaptiveDepth(model, ExitRule("gate", threshold))
+        adaptive(tokens[:, :1])
+        expected = [1 + int((column[:-1] < threshold).sum()) for column in reached.T]
+        assert adaptive.rounds_used == sum(expected)
+    for threshold, rounds in ((0.0, 1), (1.0, 6)):  # all at once: the plain model of as many rounds
+        states = AdaptiveDepth(model, ExitRule("gate", threshold))(tokens).states
+        model.set_rounds(rounds)
+        torch.testing.assert_close(states, model(tokens).states, rtol=0, atol=1e-5)
+        model.set_rounds(6)
+
+
+def test_what_a_model_has_not_is_an_error_of_one_line():
+    plain, coda = LoopedGPT(CONFIG), LoopedGPT(replace(CONFIG, coda=1))
+    with pytest.raises(
+        ValueError, match=r"^adaptive=gate: this model has no exit gate; train one with --mod"
+    ):
+        AdaptiveDepth(plain, ExitRule("gate", 0.5))
+    with pytest.raises(ValueError, match=r"^adaptive=kl: is for models with model.coda=0, this one has 1"):
+        AdaptiveDepth(coda, ExitRule("kl"))
+    with pytest.raises(ValueError, match=r"^threshold=1.5: must be 0 to 1 of a gate"):
+        ExitRule("gate", 1.5)
 
 
 def test_a_bad_threshold_is_refused():

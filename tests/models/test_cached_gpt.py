@@ -81,6 +81,74 @@ def test_the_cache_takes_the_dtype_of_autocast(tokens):
         torch.testing.assert_close(states, model(tokens).states, rtol=0, atol=0.1)
 
 
+PARTS = {"prelude": 1, "coda": 1, "injection": "add", "block": "flat"}
+
+
+@torch.no_grad()
+def decoded_by_hand(model, tokens, budget):
+    """Token after token; every block of the loop keeps one list of keys and values per class of rounds."""
+    kept = {}
+
+    class ByHand:
+        def update(self, k, v, slot):
+            old = kept.get(slot, [])
+            kept[slot] = [*old[: self.at], (k, v)]  # what this token left there in an earlier round goes
+            return tuple(torch.cat([pair[i] for pair in kept[slot]], dim=2) for i in (0, 1))
+
+    cache, states = ByHand(), []
+    for cache.at in range(tokens.shape[1]):
+        place = slice(cache.at, cache.at + 1)
+        rotary = model.cos[place], model.sin[place]
+        e = model.input_norm(model.embedding(tokens[:, place]))
+        for k, block in enumerate(model.prelude):
+            e = block(e, rotary, None, cache, ("prelude", k))
+        x = e
+        for index in range(model.rounds):
+            x = x if model.injection is None else x + e
+            for k, block in enumerate(model.blocks):
+                x = block(x, rotary, None, cache, (index % budget, k))
+        for k, block in enumerate(model.coda):
+            x = block(x, rotary, None, cache, ("coda", k))
+        states.append(model.final_norm(x))
+    return model.logits(torch.cat(states, dim=1)), len(kept)
+
+
+@pytest.mark.parametrize("parts", [{}, PARTS], ids=["loop", "parts"])
+@pytest.mark.parametrize("budget", [1, 2])
+@pytest.mark.parametrize("pieces", [20 * [1], [20], [7, 5, 8]], ids=["one by one", "at once", "pieces"])
+def test_a_budget_keeps_the_last_round_of_each_class_in_whatever_pieces_a_text_comes(
+    parts, budget, pieces, tokens
+):
+    model = build(rounds=5, **parts)
+    expected, slots = decoded_by_hand(model, tokens, budget)
+    uncached = model.logits(model(tokens).states).detach()
+    model.set_cache_rounds(budget)
+    assert model.new_cache().slots == slots == 2 * budget + 2 * len(model.coda)
+    torch.testing.assert_close(cached_logits(model, tokens, pieces), expected, rtol=0, atol=1e-5)
+    assert (expected - uncached)[:, 1:].abs().max() > 1e-3
+    torch.testing.assert_close(expected[:, 0], uncached[:, 0], rtol=0, atol=1e-5)  # it has itself alone
+
+
+@pytest.mark.parametrize(("rounds", "budget"), [(3, 3), (3, 9), (1, 1), (1, None)])
+def test_a_budget_of_all_rounds_is_the_uncached_model(rounds, budget, tokens):
+    model = build(rounds=rounds, **PARTS)
+    model.set_cache_rounds(budget)
+    expected = model.logits(model(tokens).states).detach()
+    torch.testing.assert_close(cached_logits(model, tokens, [6, 1, 13]), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(decoded_by_hand(model, tokens, rounds)[0], expected, rtol=0, atol=1e-5)
+
+
+def test_the_memory_of_a_budget_is_that_of_its_slots(tokens):
+    model, taken = build(rounds=4), {}
+    for budget in (1, 2, None):
+        model.set_cache_rounds(budget)
+        cache = model.new_cache(20)
+        with torch.no_grad():
+            model(tokens, cache=cache)
+        taken[budget] = cache.nbytes
+    assert taken[None] == 4 * taken[1] == 2 * taken[2] == 2 * 4 * 2 * tokens.numel() * 16 * 4
+
+
 def test_slots_are_visits_and_hold_rotated_normalised_keys(tokens):
     model = build()
     seen = []
@@ -112,12 +180,16 @@ def test_mistakes_are_refused(tokens):
     with pytest.raises(ValueError, match="cache of capacity 10: is too small for 20 positions"):
         model(tokens, cache=cache)
     model.set_rounds(5)
-    with pytest.raises(ValueError, match="cache of 6 slots: the model makes 10 visits"):
+    with pytest.raises(ValueError, match="cache of 6 slots: the model needs 10 now"):
         model(tokens, cache=cache)
     with torch.no_grad():
         cache = model.new_cache()
         model(tokens, cache=cache)
         with pytest.raises(ValueError, match=r"tokens of length 25: must be at most model\.context=24"):
             model(tokens[:, :5], cache=cache)
+    with pytest.raises(
+        ValueError, match=r"^cache_rounds=0: must be at least 1, or unset to keep all rounds$"
+    ):
+        model.set_cache_rounds(0)
     with pytest.raises(ValueError, match="capacity=-1: must be at least 1"):
         KeyValueCache(6, -1)

@@ -137,9 +137,51 @@ def test_prelude_and_coda_have_slots_of_the_cache(tokens, tmp_path):
     assert theirs(model.float(), prompt, 20, do_sample=False) == list(generate(gpt, prompt, max_tokens=20))
 
 
-def test_a_first_state_of_noise_is_refused():
-    with pytest.raises(ValueError, match=r"^model.first_state=noise: can't be exported to transformers"):
-        DeepLoopForCausalLM.from_gpt(make_gpt(injection="add", first_state="noise"))
+RECURRENT = {"prelude": 1, "coda": 1, "injection": "add", "block": "flat", "rounds": 4}
+
+
+@torch.no_grad()
+def test_a_first_state_of_noise_stands_at_the_token_s_position(tokens):
+    gpt = make_gpt(**RECURRENT | {"injection": "linear", "first_state": "noise"})
+    model = DeepLoopForCausalLM.from_gpt(gpt)
+    assert torch.equal(model(tokens).logits, our_logits(gpt, tokens))
+    padded = nn.functional.pad(tokens, (4, 0), value=PAD)
+    mask = (torch.arange(24) >= 4).long().expand(3, -1)
+    logits = model(padded, attention_mask=mask).logits[:, 4:]
+    torch.testing.assert_close(logits, our_logits(gpt, tokens), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("first_state", ["embedding", "noise"])
+@pytest.mark.parametrize("budget", [1, 3, 9])
+def test_a_budget_of_rounds_is_ours_token_for_token(budget, first_state, tmp_path):
+    gpt = make_gpt(**RECURRENT, first_state=first_state)
+    DeepLoopForCausalLM.from_gpt(gpt).save_pretrained(tmp_path)
+    every = [list(generate(gpt, prompt, max_tokens=12)) for prompt in PROMPTS]
+    gpt.set_cache_rounds(budget)
+    ours = [list(generate(gpt, prompt, max_tokens=12)) for prompt in PROMPTS]
+    assert (ours == every) == (budget == 9)  # more than there are rounds keeps all
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, cache_rounds=budget)
+    assert [theirs(model, prompt, 12, do_sample=False) for prompt in PROMPTS] == ours
+    assert len(model(torch.tensor([[1, 2]]), use_cache=True).past_key_values.layers) == 2 + 2 * min(budget, 4)
+    longest = max(map(len, PROMPTS))
+    padded = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in PROMPTS])
+    out = model.generate(
+        padded, attention_mask=(padded != PAD).long(), max_new_tokens=12, do_sample=False, pad_token_id=PAD
+    )
+    assert out[:, longest:].tolist() == ours
+    assert model(padded, output_hidden_states=True, use_cache=False).hidden_states is not None
+
+
+def test_what_a_budget_cannot_be_is_an_error_of_one_line():
+    model = DeepLoopForCausalLM.from_gpt(make_gpt())
+    with pytest.raises(ValueError, match=r"^cache_rounds=0: must be at least 1"):
+        model.set_cache_rounds(0)
+    model.set_cache_rounds(1)
+    prompt = torch.tensor([[1, 2]])
+    with pytest.raises(ValueError, match=r"^cache_rounds=1: needs a DynamicCache, not a StaticCache$"):
+        model.generate(prompt, max_new_tokens=2, cache_implementation="static", pad_token_id=PAD)
+    with pytest.raises(ValueError, match=r"^output_hidden_states=True: must be False with cache_rounds"):
+        model(prompt, use_cache=True, output_hidden_states=True)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -404,7 +446,12 @@ assert not any(name.split(".")[0] == "deeploop" for name in sys.modules)
 """
 
 
-def test_the_folder_brings_its_own_code(folder, tmp_path):
+def test_the_folder_brings_its_own_code(tmp_path):
+    """A recurrent model, under a key-value budget; at another depth than it was trained at."""
+    gpt = make_gpt(**RECURRENT | {"rounds": 3, "injection": "gated", "first_state": "noise"})
+    gpt.set_cache_rounds(2)
+    folder = tmp_path / "exported"
+    DeepLoopForCausalLM.from_gpt(gpt).save_pretrained(folder)
     environment = {
         **{key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
         "HF_HOME": str(tmp_path / "home"),
@@ -428,6 +475,9 @@ def test_the_folder_brings_its_own_code(folder, tmp_path):
     with torch.no_grad():
         assert torch.equal(logits, model(tokens).logits)
     assert torch.equal(text, model.generate(tokens[:, :5], max_new_tokens=10, do_sample=False))
+    gpt.set_rounds(4)
+    assert torch.equal(logits, our_logits(gpt, tokens))
+    assert text[0, 5:].tolist() == list(generate(gpt, range(5), max_tokens=10))
     # What was saved elsewhere is still a folder for the package.
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
     assert type(again) is DeepLoopForCausalLM

@@ -10,7 +10,6 @@ from torch import nn
 
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.accounting import flops_per_token, parameter_count
-from deeploop.models.adaptive import AdaptiveDepth, ExitRule
 from deeploop.nn import ScaledResidual
 from deeploop.nn.injection import GatedInjection, LinearInjection
 
@@ -210,13 +209,6 @@ def test_what_does_not_go_together_is_an_error_of_one_line(fields, message):
     with pytest.raises(ValueError) as caught:
         replace(TINY, **fields)
     assert str(caught.value).startswith(message)
-
-
-def test_adaptive_depth_refuses_what_it_does_not_know():
-    with pytest.raises(
-        ValueError, match=r"adaptive depth: is for models with model.prelude=0, this one has 1"
-    ):
-        AdaptiveDepth(LoopedGPT(TINY), ExitRule())
 
 
 def detached(model, tokens, kept):

@@ -32,8 +32,9 @@ def test_unknown_roles_and_parameters_are_errors():
         InitRule(width=64).std("w1")
     with pytest.raises(ValueError, match="role='w1'"):
         init_weights_(nn.ModuleDict({"w1": nn.Linear(2, 2, bias=False)}), InitRule(width=64), seed=0)
-    with pytest.raises(AssertionError, match=r"q\.bias"):
-        init_weights_(nn.ModuleDict({"q": nn.Linear(2, 2)}), InitRule(width=64), seed=0)
+    odd = nn.ParameterDict({"weight_g": nn.Parameter(torch.empty(2))})
+    with pytest.raises(AssertionError, match=r"q\.weight_g"):
+        init_weights_(nn.ModuleDict({"q": odd}), InitRule(width=64), seed=0)
 
 
 def test_gains_become_one():

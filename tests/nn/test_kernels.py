@@ -98,11 +98,15 @@ def test_prenorm_adds_up_both_gradients(kernels):
     assert_agree([y * 1, h], [x, gain], lambda x, g: (x, norm(x, g)))
 
 
+@pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 32), (5, 48)])
-def test_rotary(kernels, heads, size, normed):
+def test_rotary(kernels, heads, size, normed, by_token):
     B, T = 2, 7
     cos, sin = (table.to(DEVICE) for table in rotary_table(T, size))
+    if by_token:  # positions of two sequences that start anew at other places
+        at = torch.tensor([[0, 1, 2, 0, 1, 2, 3], [0, 1, 0, 1, 2, 3, 4]], device=DEVICE)
+        cos, sin = cos[at][:, None], sin[at][:, None]
     packed, *gains = draws((B, T, 3 * heads * size), (size,), (size,))
     gains = gains if normed else None
     outputs = kernels.rotary_qkv(packed, cos, sin, heads, gains, EPS)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deeploop.nn import linear_cross_entropy
+from deeploop.nn.loss import token_losses
 
 POSITIONS, WIDTH, WORDS = (3, 7), 5, 11
 
@@ -59,6 +60,25 @@ def test_the_bias_equals_the_plain_loss(chunk):
         plain_grads = torch.autograd.grad(0.3 * expected, inputs, retain_graph=True)
         for grad, plain_grad in zip(grads, plain_grads, strict=True):
             torch.testing.assert_close(grad, plain_grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [4, None])
+def test_weights_multiply_the_losses_of_the_positions(chunk):
+    x, weight, targets = problem()
+    weights = torch.rand(POSITIONS, dtype=torch.float64).requires_grad_()
+    losses = F.cross_entropy((x @ weight.T).movedim(-1, 1), targets.clamp(min=0), reduction="none")
+    losses = losses * (targets >= 0)
+    torch.testing.assert_close(token_losses(x, weight, targets, chunk=chunk), losses)
+    loss, expected = (
+        linear_cross_entropy(x, weight, targets, weights=weights, chunk=chunk),
+        (losses * weights).sum(),
+    )
+    torch.testing.assert_close(loss, expected)
+    given = (x, weight, weights)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(one, given) for one in (3 * loss, 3 * expected)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_the_bias_alone_can_be_trained():

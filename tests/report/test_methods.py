@@ -1,9 +1,10 @@
 """Rules beside the paper's, and cures of the collapse, have rows of their own in one set-up."""
 
+from deeploop.report.depths import depths_table
 from deeploop.report.groups import method, setups
 from deeploop.report.runs import find_runs, read_run
 from deeploop.report.tables import p_sweeps
-from run_folders import write_run
+from run_folders import write_run, write_sweep
 
 
 def test_every_rule_has_a_row(tmp_path):
@@ -26,6 +27,16 @@ def test_every_rule_has_a_row(tmp_path):
             "branch_release_steps": 600,
         },
         "DeepLoop p=0.5 + Muon": {"kind": "muon"},
+        "flat + add + rounds uniform + gradient through 2": {
+            "block": "flat",
+            "model": {"injection": "add"},
+            "draws": {"sample": "uniform", "backprop": 2},
+        },
+        "flat + gated + from zeros + ramp sqrt + exit gate": {
+            "block": "flat",
+            "draws": {"sample": "fixed", "ramp": "sqrt"},
+            "model": {"injection": "gated", "first_state": "zeros", "exit_gate": True, "prelude": 0},
+        },
         "DeepLoop p=0.5 + unigram bias + wait": {"model": {"unigram_bias": True}, "wait_for_escape": True},
     }
     for index, (name, fields) in enumerate(cases.items()):
@@ -70,3 +81,29 @@ def test_a_p_sweep_with_the_bias_is_not_mixed_with_one_without(tmp_path):
     sweeps = p_sweeps(setup)
     assert set(sweeps) == {"R=3, 1.0e-04 a step", "R=3, 1.0e-04 a step + unigram bias"}
     assert {len(runs) for runs in sweeps.values()} == {3}
+
+
+def test_prelude_and_coda_make_another_set_up(tmp_path):
+    write_run(tmp_path / "plain")
+    write_run(tmp_path / "parts", model={"prelude": 1, "coda": 2})
+    labels = [setup.label for setup in setups(find_runs([tmp_path]))]
+    assert sorted("prelude 1, coda 2" in label for label in labels) == [False, True]
+
+
+def test_losses_at_other_rounds_have_a_table(tmp_path):
+    cells = {
+        f"{name}-seed{seed}": {"cell": name, "seed": seed} for name in ("base", "fixed") for seed in (0, 1)
+    }
+    write_sweep(tmp_path, cells)
+    for name, axes in cells.items():
+        drawn = {"sample": "uniform"} if axes["cell"] == "base" else None
+        by_rounds = {1: 3.0 + axes["seed"], 4: 2.0} | ({16: None} if drawn else {})
+        write_run(tmp_path / name, seed=axes["seed"], draws=drawn, by_rounds=by_rounds)
+    write_run(tmp_path / "other")
+    table = depths_table(find_runs([tmp_path]))
+    assert table.header == ["run", "method", "seeds", "nats per", "R=1", "R=4"]
+    assert table.rows == [
+        ["base", "DeepLoop p=0.5 + rounds uniform", "2", "GPT-2 token", "3.5000 ± 0.7071", "2.0000 ± 0.0000"],
+        ["fixed", "DeepLoop p=0.5", "2", "GPT-2 token", "3.5000 ± 0.7071", "2.0000 ± 0.0000"],
+    ]
+    assert depths_table(find_runs([tmp_path / "other"])) is None

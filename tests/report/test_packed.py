@@ -126,6 +126,20 @@ def test_tar_restores_it(sweep, twin, tmp_path):
         assert path.read_bytes() == (sweep / path.relative_to(tmp_path / "tar")).read_bytes()
 
 
+def test_training_lines_are_thinned_and_nothing_else(sweep, tmp_path, capsys):
+    whole = [*(sweep / "a" / "metrics.jsonl").read_bytes().splitlines(), b"{torn", b"[1]"]
+    (sweep / "a" / "metrics.jsonl").write_bytes(b"\n".join(whole) + b"\n")
+    assert main(["pack", str(sweep), "--out", str(tmp_path / "thin"), "--train-every", "20"]) == 0
+    kept = (opened(tmp_path / "thin" / "a") / "metrics.jsonl").read_bytes().splitlines()
+    left_out = [json.loads(line) for line in whole if line not in kept]
+    assert left_out
+    assert all(line["kind"] == "train" and line["step"] % 20 for line in left_out)
+    assert kept == [line for line in whole if line in kept]
+    assert any(json.loads(line)["kind"] == "train" for line in kept[:-2])
+    assert main(["pack", str(sweep), "--train-every", "0"]) == 2
+    assert "--train-every 0: must be at least 1" in capsys.readouterr().err
+
+
 def test_what_can_not_be_packed(sweep, tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         files_to_pack(tmp_path / "none")

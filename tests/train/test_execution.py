@@ -23,11 +23,12 @@ def triton(monkeypatch):
     monkeypatch.setattr(fused, "HAS_TRITON", True)
 
 
-def choose(config=None, *, ranks=1, device=GPU, kind="adamw", recordable=True, **shape):
+def choose(config=None, *, ranks=1, device=GPU, kind="adamw", recordable=True, draws_rounds=False, **shape):
     model = LoopedGPT(GPTConfig(**{**SHAPE, **shape}))
     optimizer = make_optimizer(model, OptimConfig(kind=kind), fused=True)
     world = World(0, ranks, device)
-    return choose_execution(config or DeviceConfig(), world, model, optimizer, recordable=recordable)
+    told = {"recordable": recordable, "draws_rounds": draws_rounds}
+    return choose_execution(config or DeviceConfig(), world, model, optimizer, **told)
 
 
 @pytest.mark.parametrize("block", ["sandwich", "flat", "prenorm"])
@@ -60,6 +61,17 @@ def test_on_one_gpu_everything_is_on(block):
 )
 def test_what_is_left_out_is_said(options, said):
     assert choose(**options).describe() == said
+
+
+def test_drawn_rounds_have_a_graph_for_each_number_of_them():
+    parts = {"prelude": 1, "coda": 1, "injection": "linear", "first_state": "noise", "block": "flat"}
+    chosen = choose(**parts, draws_rounds=True)
+    assert chosen.describe() == (
+        "Triton kernels, bf16, CUDA graph for each number of rounds, at most 16, loss read back 1 step behind"
+    )
+    assert chosen.chained
+    assert chosen.to_json()["most_graphs"] == 16
+    assert "rounds" not in choose(ranks=2, draws_rounds=True).describe()
 
 
 def test_a_missing_triton_is_said(monkeypatch):

@@ -1,13 +1,15 @@
 """Training with a prelude, a coda, an injection and a first state."""
 
-import shutil
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from resumed_runs import losses, resumed_in_the_middle, tensors
 
+from deeploop.cli import main
+from deeploop.models.accounting import parameter_count
 from deeploop.recipes import get_recipe
-from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
 from deeploop.train.distributed import World, physical_blocks
 from deeploop.train.header import Facts, header
 from deeploop.train.language import LanguageTask
@@ -18,25 +20,8 @@ from deeploop.train.rundir import load
 from deeploop.train.steps import StepQueue
 
 CPU = torch.device("cpu")
+SAMPLED = {"sample": "poisson-lognormal"}
 PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
-
-
-def losses(folder):
-    return [(r["step"], r["loss"]) for r in read_metrics(folder, "train")]
-
-
-def tensors(folder):
-    return {path.name: path.read_bytes() for path in last_checkpoint(folder).glob("*.safetensors")}
-
-
-def resumed_in_the_middle(config):
-    """What a run leaves that is resumed at its first checkpoint, beside one that was never stopped."""
-    train(config)
-    copy = config.out.with_name("resumed")
-    shutil.copytree(config.out, copy)
-    shutil.rmtree(list_checkpoints(copy)[-1])
-    train(replace(config, out=copy, resume=True))
-    return copy
 
 
 def test_a_run_whose_first_state_is_noise_resumes_bit_for_bit(tiny_config):
@@ -44,6 +29,7 @@ def test_a_run_whose_first_state_is_noise_resumes_bit_for_bit(tiny_config):
     copy = resumed_in_the_middle(config)
     assert losses(copy) == losses(config.out)
     assert tensors(copy) == tensors(config.out)
+    assert "rounds" not in read_metrics(copy, "train")[-1]  # they are fixed
 
 
 def test_first_states_are_functions_of_seed_step_and_place_in_the_batch():
@@ -87,14 +73,32 @@ def test_the_header_says_what_stands_around_the_loop(tiny_config):
     assert "α = 3.464, β = 0.1443; prelude (R = 1) α = 1.414, β = 0.3536; coda (R = 1) α" in rule
 
 
-def test_a_diagnosis_while_training_is_refused(tiny_config):
-    with pytest.raises(
-        ValueError, match=r"diagnose.every=2: is for models with model.prelude=0, this one has 1"
-    ):
-        train(tiny_config(model=PARTS, diagnose={"every": 2}))
-
-
-SAMPLED = {"sample": "poisson-lognormal"}
+@pytest.mark.parametrize("block", ["flat", "sandwich"])
+def test_a_diagnosis_is_of_the_loop_at_all_its_rounds(block, tiny_config, capsys):
+    """While training, with rounds drawn and a truncated gradient, and of its checkpoint."""
+    config = tiny_config(
+        model=PARTS | {"block": block},
+        rounds=SAMPLED | {"backprop": 2},
+        diagnose={"every": 6, "iterations": 2},
+    )
+    train(config, quiet=True)
+    last = read_metrics(config.out, "diagnose")[-1]
+    words = ["diagnose", str(config.out), "--iterations", "2", "--json"]
+    assert main([*words, "--sequences", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)[str(config.out)]
+    assert found["audit"] == []
+    assert found["sublayers"].keys() == last["sublayers"].keys()
+    for name, own in found["sublayers"].items():
+        assert name.startswith("blocks.")
+        assert len(own["update_norms"]) == len(own["sensitivity_norms"]) == 3  # of which two are trained
+    assert found["kappa"] == pytest.approx(last["kappa"], rel=1e-3)
+    assert found["step_effect"]["measured"] == pytest.approx(last["step_effect"]["measured"], rel=1e-2)
+    assert len(found["stream"]["coda.0.mlp"]["ratio"]) == 1
+    assert main([*words[:-1], "--at", "init"]) == 0
+    said = (
+        "each of 2 blocks is visited 3 times, prelude and coda (2 blocks) once, α is right at all 8 residuals"
+    )
+    assert said in capsys.readouterr().out
 
 
 def drawn_rounds(monkeypatch):
@@ -116,6 +120,7 @@ def test_sampled_rounds_resume_bit_for_bit(sample, tiny_config, monkeypatch):
     copy = resumed_in_the_middle(config)
     assert len(set(seen[:6])) > 1
     assert seen[6:] == seen[4:6]
+    assert [r["rounds"] for r in read_metrics(copy, "train")] == seen[:6]
     assert losses(copy) == losses(config.out)
     assert tensors(copy) == tensors(config.out)
 
@@ -238,3 +243,32 @@ def test_the_recipe_is_what_its_page_says(tmp_path, corpus):
     loaded, _ = load(config.out)
     assert loaded.visits == 1 + 2 * 4 + 1
     assert loaded.backprop is None  # evaluation and generation have no graph to cut
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "millions", "rounds", "rest"),
+    [
+        ("huginn-small", (3, 6, 3), 124.8, "1 to 132; gradient through the last 8", "adamw"),
+        ("parcae-small", (4, 4, 4), 124.2, "1 to 32; gradient through the last 4", "muon"),
+        ("ouro-small", (0, 12, 0), 123.6, None, "adamw"),
+    ],
+)
+def test_recipes_of_gpt2_small_s_size(name, blocks, millions, rounds, rest, tmp_path, corpus, capsys):
+    config = get_recipe(name)
+    model = config.model
+    assert (model.prelude, model.blocks, model.coda) == blocks
+    assert parameter_count(model) / 1e6 == pytest.approx(millions, abs=0.05)
+    assert config.optim.kind == rest
+    # The recipe itself, shown and trained for a step, at a width that a CPU takes.
+    words = (
+        f"train {name} --out {tmp_path / 'run'} --data.path {corpus} --model.vocabulary 257 --model.width 16 "
+        "--model.heads 2 --model.hidden 16 --model.context 16 --optim.batch 2 --optim.steps 1 "
+        "--optim.warmup-steps 1 --data.validation-sequences 2 --device.kind cpu"
+    ).split()
+    assert main([*words, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    shown = [line for line in out.splitlines() if line.startswith("rounds:")]
+    assert (rounds in shown[0]) if rounds else not shown
+    assert ("gate:      joint" in out) == (name == "ouro-small")
+    assert main([*words, "--quiet"]) == 0
+    assert len(read_metrics(tmp_path / "run", "validation")[-1]["loss_by_rounds"]) in (3, 4)

@@ -9,7 +9,8 @@ from torch import nn
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.nn import fused
 from deeploop.train import opening
-from deeploop.train.distributed import World
+from deeploop.train import replay as replay_module
+from deeploop.train.distributed import World, open_world
 from deeploop.train.execution import Execution
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
@@ -59,6 +60,25 @@ def test_replayed_steps_are_the_steps_that_would_have_been_called(recordings):
     torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0)
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p, q)
+
+
+def test_the_least_used_graph_is_given_up_for_one_that_comes_twice_as_often(recordings, monkeypatch):
+    monkeypatch.setattr(replay_module, "MOST_GRAPHS", 2)
+    model = nn.Linear(3, 1, bias=False)
+    replay = GraphReplay(lambda batch: model(batch[0]).sum().backward() or torch.ones(()), model, print)
+
+    def recorded_after(*rounds):
+        for model.rounds in rounds:
+            replay.begin_step()
+            replay((torch.ones(2, 3),))
+            torch.testing.assert_close(model.weight.grad, torch.full((1, 3), 2.0))
+        return {key[-1] for key in replay._recorded}
+
+    assert recorded_after(1, 2, 3) == set()  # what comes once is called
+    assert recorded_after(1, 2, 2) == {1, 2}
+    assert recorded_after(3, 3) == {1, 2}  # 1 came twice, 3 not yet four times
+    assert recorded_after(3) == {2, 3}
+    assert len(recordings) == 3
 
 
 @pytest.mark.gpu
@@ -152,3 +172,51 @@ def test_an_iterated_task_is_recorded_once_for_each_number_of_rounds(tmp_path, m
     assert {recording.rounds for recording in recordings} == {1, 2, 3}
     assert len(recordings) == 3
     assert found[True] == pytest.approx(found[False], rel=1e-6)
+
+
+PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_recurrent_run_is_recorded_once_for_each_number_of_rounds_that_comes_again(
+    gate, tiny_config, monkeypatch, recordings
+):
+    """With drawn rounds, drawn first states, and a truncated gradient or an exit gate."""
+    found, rounds = {}, {"sample": "uniform", "backprop": 0 if gate else 2}
+    for graph in (False, True):
+        chosen = Execution("eager", chained=False, bf16=False, graph=graph, lag=0)
+        monkeypatch.setattr(opening, "choose_execution", lambda *_, chosen=chosen, **__: chosen)
+        config = tiny_config(
+            str(graph), model=PARTS | {"exit_gate": gate}, rounds=rounds, optim={"steps": 20}
+        )
+        queue = StepQueue(open_run(config, ALONE), StopRequest())
+        results = [queue.take() for _ in range(12)]
+        found[graph] = [result.loss for result in results]
+    drawn = [result.drawn["rounds"] for result in results]
+    assert {recording.rounds for recording in recordings} == {R for R in drawn if drawn.count(R) > 1}
+    assert found[True] == pytest.approx(found[False], rel=1e-6)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("injection", ["none", "add", "linear", "gated"])
+def test_a_recurrent_run_trains_alike_with_graphs_and_without(injection, tiny_config):
+    """Kernels in a chain, with the injection between rounds and the earlier rounds outside of the graph."""
+    found = {}
+    parts = {"prelude": 1, "coda": 1, "injection": injection, "block": "flat", "width": 128, "hidden": 256}
+    sampled = {"sample": "uniform", "backprop": 0 if injection == "none" else 2}
+    noise = {} if injection == "none" else {"first_state": "noise"}
+    for name, device in (
+        ("graph", {"kind": "cuda"}),
+        ("kernels", {"kind": "cuda", "graph": False}),
+        ("eager", {"kind": "cuda", "compile": "off"}),
+    ):
+        config = tiny_config(name, model=parts | noise, rounds=sampled, optim={"steps": 20}, device=device)
+        with open_world(config.device) as world:
+            run = open_run(config, world)
+            queue = StepQueue(run, StopRequest())
+            found[name] = [queue.take().loss for _ in range(12)]
+            assert run.execution.graph == (name == "graph")
+            run.close()
+    assert found["graph"] == pytest.approx(found["kernels"], rel=2e-3)
+    assert found["kernels"] == pytest.approx(found["eager"], rel=2e-2)

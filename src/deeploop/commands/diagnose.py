@@ -28,7 +28,8 @@ from deeploop.diagnose.perturbation import AdamState
 from deeploop.diagnose.visit_grads import residual_sublayers
 from deeploop.files import write_json
 from deeploop.models.gpt import LoopedGPT
-from deeploop.models.gpt_config import GPTConfig
+from deeploop.models.gpt_config import PARTS, GPTConfig
+from deeploop.nn.documents import document_bounds
 from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
@@ -36,7 +37,7 @@ from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_state, step_of
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
-from deeploop.train.language import open_mixture
+from deeploop.train.language import mixture_windows, open_mixture
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import learning_rate
 from deeploop.train.rundir import (
@@ -93,8 +94,6 @@ HISTORY = {"kappa", "kappa_raw", "similarity"}  # what a picture over training n
 def run(args: DiagnoseArgs) -> str:
     """Diagnoses each run, writes what was found into its folder, and returns what to print."""
     configs = {path: load_config(path) for path in args.runs}
-    for path, config in configs.items():
-        config.model.require_plain_loop(f"{path}: diagnose")
     check_family(configs)
     for path in args.runs:
         scoreboard.check_writable(results_folder(path))
@@ -141,6 +140,9 @@ def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[st
         model, tokenizer, state, step = weights_of(path, config, args.at, world.device)
         pick_sublayers(model, args.sublayers)
         tokens, targets, source = probe(config, tokenizer, args)
+        apart = None
+        if config.data.mask_documents:
+            apart = document_bounds(tokens == tokenizer.end_of_text).to(world.device)
         tokens, targets = tokens.to(world.device), targets.to(world.device)
         wrong = audit(model, tokens, fresh=args.at == "init")
         bar = tqdm(
@@ -155,6 +157,7 @@ def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[st
             model,
             tokens,
             targets,
+            documents=apart,
             sublayers=args.sublayers,
             state=state,
             effort=Effort(args.iterations, args.tolerance),
@@ -178,7 +181,8 @@ def weights_of(
         return fresh.to(device).eval(), tokenizer, None, 0
     checkpoint = require_checkpoint(path)
     step = step_of(checkpoint)
-    if config.optim.kind == "muon":  # whose step is not Adam's
+    # Muon's step is not Adam's, and of a frozen loop no step was taken.
+    if config.optim.kind == "muon" or config.gate.stage == "gate-only":
         return model, tokenizer, None, step
     saved = read_state(checkpoint, [OPTIMIZER])
     moments = load_moments(checkpoint, model)
@@ -199,12 +203,19 @@ def weights_of(
 
 
 def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tuple[Tensor, Tensor, str]:
-    """Inputs and targets (B, T), the first of the validation set, and where they come from."""
+    """Inputs and targets (B, T), the first of the validation set, and where they come from.
+
+    Of a mixture each corpus gives its share, one sequence at least.
+    """
     context = config.model.context
     count = probe_sequences(config, args)
-    path = args.data or config.data.folders[0]
-    if args.data is None and not (path / "corpus.json").is_file():
+    if args.data is None and not all((path / "corpus.json").is_file() for path in config.data.folders):
         return *stdlib_windows(tokenizer, context, count), "Python's standard library"
+    if args.data is None and config.data.mix:
+        pairs = mixture_windows(open_mixture(config.data), context, count).values()
+        inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return inputs, targets, " ".join(config.data.mix)
+    path = args.data or config.data.folders[0]
     corpus = Corpus.open(path)
     if corpus.tokenizer_name != tokenizer.name:
         raise ValueError(f"data={path}: holds {corpus.tokenizer_name} tokens, the run reads {tokenizer.name}")
@@ -230,19 +241,26 @@ def stdlib_windows(tokenizer: Tokenizer, context: int, count: int) -> tuple[Tens
 
 def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
     """What is wrong with the loop itself; the matrices' spread is judged only where they were just drawn."""
-    visits = count_visits(
-        {f"blocks.{k}": block for k, block in enumerate(model.blocks)}, lambda: model(tokens[:1])
-    )
-    findings = [
-        Finding(f"visits of {name}", str(model.rounds), str(count), count == model.rounds)
-        for name, count in visits.items()
-    ]
-    if rule := alpha_rule(model.config):
-        findings += audit_alpha(model, rule, lambda: model(tokens[:1]))
+    parts = {"blocks": model.config} | {
+        name: model.config.part(name) for name in PARTS if getattr(model.config, name)
+    }
+    findings = []
+    for part, config in parts.items():
+        blocks = {f"{part}.{k}": block for k, block in enumerate(getattr(model, part))}
+        rounds = model.rounds if part == "blocks" else 1
+        visits = count_visits(blocks, lambda: model(tokens[:1]))
+        findings += [
+            Finding(f"visits of {name}", str(rounds), str(count), count == rounds)
+            for name, count in visits.items()
+        ]
+        if rule := alpha_rule(config):
+            findings += audit_alpha(model, rule, lambda: model(tokens[:1]), within=f"{part}.")
     if fresh:
-        init = model.config.init_rule
         matrices = {
-            f"{sublayer.name}.{name}": (sublayer.module.get_parameter(name), init.std(name.split(".")[-2]))
+            f"{sublayer.name}.{name}": (
+                sublayer.module.get_parameter(name),
+                parts[sublayer.name.partition(".")[0]].init_rule.std(name.split(".")[-2]),
+            )
             for sublayer in residual_sublayers(model)
             for name in sublayer.parameters
         }

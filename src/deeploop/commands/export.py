@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,15 +11,24 @@ from tyro.conf import Positional
 
 import deeploop
 from deeploop.commands.parsing import run_command
+from deeploop.data.chat_template import TEMPLATE_FILE, read_template
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.extras import require
 from deeploop.files import exclusive_folder, read_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import PARTS
 from deeploop.train.checkpoint import read_state
 from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.language import open_mixture
-from deeploop.train.rundir import load, load_any_config, load_iterate, require_checkpoint
+from deeploop.train.rundir import (
+    load,
+    load_any_config,
+    load_iterate,
+    read_stamp,
+    require_checkpoint,
+    resolve,
+)
 
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
 CARD_MARK = "with DeepLoop residual scaling. Exported by"  # in every model card of ours
@@ -35,18 +44,24 @@ class ExportArgs:
     """Folder to write: a new one, an empty one, or an earlier export, which is replaced."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the stored weights."""
+    context: int | None = None
+    """Longest sequence of the exported model; unset: as trained. A retrofit may have its source's."""
+    cache_rounds: int | None = None
+    """Rounds whose keys and values `generate` keeps, where loading names no other; unset: all."""
 
 
 def run(args: ExportArgs) -> str:
     """Exports the last checkpoint; returns what to print."""
     require("transformers", "hf")
     model, tokenizer = load_parts(args.run)
+    model = model if args.context is None else with_context(model, args.context)
+    model.set_cache_rounds(args.cache_rounds)
     card = model_card(args.run, model)
     if args.folder.exists() and not args.folder.is_dir():
         raise ValueError(f"folder={args.folder}: is a file; name a folder")
     with exclusive_folder(args.folder, "folder"):
         part = open_part(args.folder)
-        save_model(model.to(getattr(torch, args.dtype)), tokenizer, part)
+        save_model(model.to(getattr(torch, args.dtype)), tokenizer, part, template_of(args.run))
         (part / "README.md").write_text(card, encoding="utf-8")
         kept = publish(part, args.folder)
     size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
@@ -66,8 +81,23 @@ def load_parts(run: Path) -> tuple[LoopedGPT, Tokenizer | None]:
     return load(run)
 
 
-def save_model(model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path) -> None:
-    """Weights, config, generation defaults, code and tokenizer."""
+def with_context(model: LoopedGPT, context: int) -> LoopedGPT:
+    """The same weights for sequences of another length."""
+    other = LoopedGPT(replace(model.config, context=context))
+    other.load_state_dict(model.state_dict())
+    return other.eval()
+
+
+def template_of(run: Path) -> str | None:
+    """The chat template of a run that was fine-tuned on conversations."""
+    path = resolve(run) / TEMPLATE_FILE
+    return read_template(path).text if path.exists() else None
+
+
+def save_model(
+    model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path, template: str | None = None
+) -> None:
+    """Weights, config, generation defaults, code, tokenizer and its chat template."""
     from transformers import GenerationConfig
 
     from deeploop.data.hf_tokenizer import to_transformers
@@ -77,10 +107,13 @@ def save_model(model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path) -> N
     if tokenizer is None:
         face.save_pretrained(folder)
         return
-    end = tokenizer.end_of_text
-    face.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
+    theirs = to_transformers(tokenizer, context=model.config.context)
+    special = {f"{name}_token_id": getattr(theirs, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    face.generation_config = GenerationConfig(**special)
     face.save_pretrained(folder)
-    to_transformers(tokenizer, context=model.config.context).save_pretrained(folder)
+    if template is not None:
+        theirs.chat_template = template
+    theirs.save_pretrained(folder)
 
 
 def open_part(folder: Path) -> Path:
@@ -132,6 +165,7 @@ def model_card(run: Path, model: LoopedGPT) -> str:
         "residual": config.block,
         "α, β": f"{alpha:.6g}, {beta:.6g}" + (f" (p = {config.p:g})" if config.rule else ""),
         "width, heads, hidden": f"{config.width}, {config.heads}, {config.hidden}",
+        "key-value cache": _cache(model),
         "parameters": f"{parameter_count(config):,}",
         "context": f"{config.context:,} tokens",
         "vocabulary": f"{config.vocabulary:,}",
@@ -144,6 +178,9 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     if not config.is_plain_loop:
         facts["blocks of prelude, coda"] = f"{config.prelude}, {config.coda}, visited once"
         facts["injection, first state"] = f"{config.injection}, {config.first_state}"
+    if isinstance(origin := read_stamp(run).get("retrofit"), dict):
+        parts = (f"{name} {origin.get(name)}" for name in ("prelude", "core", "coda"))
+        facts["layers of"] = f"{origin.get('source')} ({origin.get('layers')}): {', '.join(parts)}"
     if loss := (state.get("validation") or {}).get("loss"):
         unit = "token" if isinstance(train, TrainConfig) else "answer"
         facts["validation loss"] = f"{loss:.4f} nats per {unit}"
@@ -152,6 +189,16 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     if isinstance(train, IterateTrainConfig):
         use = ROUNDS if train.rounds.sample == "steps" else ANSWERS
     return CARD.format(name=train.out.name, table=table, version=deeploop.__version__, use=use)
+
+
+def _cache(model: LoopedGPT) -> str:
+    """How many slots a cache needs, and which visit has which: what serving engines must be told."""
+    config, kept = model.config, model.kept_rounds
+    around = " + ".join(f"{count} of the {name}" for name in PARTS if (count := getattr(config, name)))
+    slots = f"{model.slots} slots: one per (round, block), {kept} × {config.blocks}"
+    if kept < model.rounds:
+        slots += f", round r in those of r mod {kept}, tokens read one by one"
+    return slots + (f", and {around}" if around else "")
 
 
 def _source(config: TrainConfig | IterateTrainConfig, state: dict[str, Any]) -> str:
@@ -201,6 +248,9 @@ deeploop {version}.
 import deeploop.models.hf  # without deeploop: trust_remote_code=True in from_pretrained
 {use}
 ```
+Keys and values differ from round to round. An engine that keeps one slot per stored layer writes wrong text
+after a few tokens; `config.num_hidden_layers` is the number of slots that are needed.
+
 The Python files in this folder are deeploop's (Apache-2.0); they run only with `trust_remote_code=True`.
 The licence of the weights is for their owner to state.
 """

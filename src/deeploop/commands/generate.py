@@ -29,10 +29,12 @@ class GenerateArgs(Sampling):
     """Tokens to add at most; a document that ends, or a full context, ends the text before."""
     rounds: int | None = None
     """Rounds R at test time; unset: as trained."""
-    adaptive: Literal["off", "change", "kl"] = "off"
-    """Let a token stop early, by the change of its state or the KL between successive readouts."""
-    threshold: float = 0.1
-    """What counts as no longer changing, where depth is adaptive."""
+    adaptive: Literal["off", "change", "kl", "gate"] = "off"
+    """Let a token stop early: by the change of its state, the KL between readouts, or the exit gate."""
+    threshold: float | None = None
+    """Where depth is adaptive: what counts as no longer changing (0.1), or the gate's probability (0.5)."""
+    cache_rounds: int | None = None
+    """Rounds whose keys and values are kept: 1 keeps the last round's; unset, or above R: all."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
 
@@ -40,6 +42,13 @@ class GenerateArgs(Sampling):
         super().__post_init__()
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: must be at least 1")
+
+
+def exit_rule(args: GenerateArgs) -> ExitRule:
+    """When a token stops, as it was asked for."""
+    assert args.adaptive != "off"
+    usual = 0.5 if args.adaptive == "gate" else 0.1
+    return ExitRule(args.adaptive, usual if args.threshold is None else args.threshold)
 
 
 def main(arguments: list[str]) -> int:
@@ -51,9 +60,8 @@ def main(arguments: list[str]) -> int:
             model, tokenizer = deeploop.load(args.run, device=world.device)
         if args.rounds is not None:
             model.set_rounds(args.rounds)
-        adaptive = (
-            None if args.adaptive == "off" else AdaptiveDepth(model, ExitRule(args.adaptive, args.threshold))
-        )
+        model.set_cache_rounds(args.cache_rounds)
+        adaptive = None if args.adaptive == "off" else AdaptiveDepth(model, exit_rule(args))
         shown = sys.stdout.isatty()
         ended = stream_text(
             adaptive or model,

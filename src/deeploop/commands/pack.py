@@ -22,15 +22,19 @@ class PackArgs:
     """A sweep folder, or another folder of run folders."""
     out: Path | None = None
     """Folder that gets runs.tar.xz and a copy of sweep.json; unset: the folder itself."""
+    train_every: int = 1
+    """Of the training lines in the metrics keep those of every so many steps; validations all stay."""
 
 
 def run(args: PackArgs) -> str:
     """Writes the packed file; returns what it holds and how small it is."""
+    if args.train_every < 1:
+        raise ValueError(f"--train-every {args.train_every}: must be at least 1")
     files = files_to_pack(args.folder)
     out = args.out or args.folder
     size = sum(path.stat().st_size for path in files.values())
     out.mkdir(parents=True, exist_ok=True)
-    write_packed(files, out / PACKED)
+    write_packed(files, out / PACKED, args.train_every)
     grid = args.folder / "sweep.json"
     if grid.is_file() and out.resolve() != args.folder.resolve():
         shutil.copyfile(grid, out / "sweep.json")

@@ -6,30 +6,44 @@ over test-time depth: depth.json, and depth.png of all in it that can be compare
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
 from tyro.conf import Positional
 
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import run_command
 from deeploop.data.bpe import how_to_ask
+from deeploop.data.chat_loader import held_out_rows
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.eval.depth import Windows, count_bytes, score_adaptive, score_rounds
-from deeploop.models.adaptive import ExitRule
+from deeploop.eval.depth import (
+    Windows,
+    between_depths,
+    count_bytes,
+    score_adaptive,
+    score_budget,
+    score_rounds,
+)
+from deeploop.models.adaptive import AdaptiveDepth, Criterion, ExitRule
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
+from deeploop.train.chat import ChatDataConfig, open_chat
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import arithmetic, open_world
+from deeploop.train.language import mixture_windows, open_mixture
 from deeploop.train.rundir import load, load_config, provenance, require_checkpoint, results_folder
 
 # Results that agree in these replace one another; any other stays beside them.
 IDENTITY = ("checkpoint", "data", "sequences", "recompute_alpha", "asked")
-THRESHOLDS = {"change": (0.4, 0.3, 0.2, 0.1), "kl": (0.1, 0.01, 0.001)}
+MOST_DECODED = 64
+THRESHOLDS = {"change": (0.4, 0.3, 0.2, 0.1), "kl": (0.1, 0.01, 0.001), "gate": (0.3, 0.5, 0.7, 0.9)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +53,19 @@ class ValidateArgs:
     run: Positional[Path]
     """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
     data: Path | None = None
-    """Corpus whose validation split is read; unset: the run's own, the first of a mixture."""
+    """Corpus whose validation split is read; unset: the run's own, all corpora of a mixture by weight."""
     sequences: int | None = None
-    """Sequences, spread evenly over the split; unset: as many as in training."""
+    """Sequences, spread evenly over the split; unset: as in training, at most 64 with --cache-rounds."""
     rounds: tuple[int, ...] = ()
-    """Rounds R to evaluate at; several make a table and a picture. Unset: as trained."""
+    """Rounds R to evaluate at; several make a picture. Unset: as trained, with --adaptive also below."""
     recompute_alpha: bool = False
     """Take alpha of each depth instead of the trained one."""
-    adaptive: Literal["off", "change", "kl"] = "off"
-    """Also let tokens stop early, by the change of their state or the KL between successive readouts."""
+    adaptive: tuple[Criterion, ...] = ()
+    """Also let tokens stop early: by the change of their state, the KL between readouts, or the exit gate."""
     thresholds: tuple[float, ...] = ()
-    """What counts as no longer changing, one result each; unset: a few that span the range."""
+    """Thresholds of the criterion, one result each; unset: a few that span the range."""
+    cache_rounds: tuple[str, ...] = ()
+    """Also decode token by token with the keys and values of so many rounds, such as 1 2 all."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
     json: bool = False
@@ -59,22 +75,30 @@ class ValidateArgs:
 def run(args: ValidateArgs) -> str:
     """Evaluates, writes the results into the run folder, and returns what to print."""
     config = load_config(args.run)
-    is_sweep = len(set(args.rounds)) > 1 or args.adaptive != "off"
+    if len(args.adaptive) > 1 and args.thresholds:
+        raise ValueError(f"thresholds={args.thresholds}: must be unset with several of --adaptive")
+    if args.cache_rounds and config.data.mask_documents:
+        asked = " ".join(map(str, args.cache_rounds))
+        raise ValueError(
+            f"cache_rounds={asked}: must be unset for a run that keeps documents apart, whose sequences no "
+            "cache can decode"
+        )
+    is_sweep = len(set(args.rounds)) > 1 or bool(args.adaptive)
     folder, name = results_folder(args.run), "depth.json" if is_sweep else "validation.json"
     scoreboard.check(folder, name)
     device_config = replace(config.device, kind=args.device)
     with memory_advice("--device cpu"), open_world(device_config) as world:
         model, tokenizer = load(args.run, device=world.device)
-        corpus = open_corpus(args.data or config.data.folders[0], tokenizer, args.run)
-        windows = replace(
-            read_windows(corpus, tokenizer, config, args.sequences),
-            device=world.device,
-            arithmetic=partial(arithmetic, device_config, world.device),
-        )
-        record = evaluate(model, windows, args) | {
+        held = read_held_out(args, config, tokenizer)
+        how: dict[str, Any] = {
+            "device": world.device,
+            "arithmetic": partial(arithmetic, device_config, world.device),
+        }
+        record = evaluate(model, replace(held.windows, **how), args) | {
             "checkpoint": require_checkpoint(args.run).name,
-            "data": str(corpus.folder),
-            "source": corpus.source,
+            "data": held.data,
+            "source": held.source,
+            **({"by_corpus": by_corpus(model, held.parts, how, args)} if held.parts else {}),
             **provenance(),
         }
     files = [scoreboard.add(folder, record, IDENTITY, name)]
@@ -86,40 +110,132 @@ def run(args: ValidateArgs) -> str:
     return f"{report(record, args.run)}\n\nwritten: {', '.join(map(str, files))}"
 
 
-def open_corpus(path: Path, tokenizer: Tokenizer, run: Path) -> Corpus:
-    corpus = Corpus.open(path)
-    if corpus.tokenizer_name != tokenizer.name:
+@dataclass(frozen=True)
+class HeldOut:
+    """What is predicted, and where it comes from."""
+
+    windows: Windows
+    data: str
+    """The folder, or the corpora of a mixture with their weights."""
+    source: str
+    parts: dict[str, Windows]
+    """Those of each corpus of a mixture."""
+
+
+def read_held_out(args: ValidateArgs, config: TrainConfig, tokenizer: Tokenizer) -> HeldOut:
+    """The corpus that was named, or what training validates on: a corpus, a mixture, conversations."""
+    data, context = config.data, config.model.context
+    is_chat = isinstance(data, ChatDataConfig)
+    usual = data.validation_rows if isinstance(data, ChatDataConfig) else data.validation_sequences
+    if args.cache_rounds:  # a step per token: as slow as generation
+        usual = min(MOST_DECODED, usual)
+    count = usual if args.sequences is None else args.sequences
+    if args.data is None and is_chat:
+        chat = open_chat(data.path)
+        check_tokenizer(chat.folder, chat.tokenizer_name, tokenizer, args.run)
+        rows = held_out_rows(chat.validation, context, chat.end_of_text, count)
+        return HeldOut(as_windows(config, tokenizer, *rows), str(chat.folder), chat.source, {})
+    if args.data is None and data.mix:
+        mixture = open_mixture(data)
+        check_tokenizer(mixture.corpora[0].folder, mixture.tokenizer_name, tokenizer, args.run)
+        pairs = mixture_windows(mixture, context, count)
+        parts = {name: corpus_windows(config, tokenizer, *pair) for name, pair in pairs.items()}
+        inputs, targets = (torch.cat(own) for own in zip(*pairs.values(), strict=True))
+        source = "; ".join(corpus.source for corpus in mixture.corpora)
+        whole = corpus_windows(config, tokenizer, inputs, targets)
+        return HeldOut(whole, " ".join(data.mix), source, parts)
+    corpus = Corpus.open(args.data or data.folders[0])
+    check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, args.run)
+    pair = validation_windows(corpus.validation, context, count)
+    return HeldOut(corpus_windows(config, tokenizer, *pair), str(corpus.folder), corpus.source, {})
+
+
+def check_tokenizer(path: Path, found: str, tokenizer: Tokenizer, run: Path) -> None:
+    if found != tokenizer.name:
         raise ValueError(
-            f"data={path}: holds {corpus.tokenizer_name} tokens, the run was trained on {tokenizer.name}; "
+            f"data={path}: holds {found} tokens, the run was trained on {tokenizer.name}; "
             f"prepare it with --tokenizer {how_to_ask(tokenizer.name, run)}"
         )
-    return corpus
 
 
-def read_windows(corpus: Corpus, tokenizer: Tokenizer, config: TrainConfig, sequences: int | None) -> Windows:
-    """The windows that training validates on, or `sequences` of them."""
-    count = config.data.validation_sequences if sequences is None else sequences
-    inputs, targets = validation_windows(corpus.validation, config.model.context, count)
-    batch = config.device.micro_batch or config.optim.batch
-    return Windows(inputs, targets, count_bytes(tokenizer, targets), batch=batch)
+def corpus_windows(config: TrainConfig, tokenizer: Tokenizer, inputs: Tensor, targets: Tensor) -> Windows:
+    starts = inputs == tokenizer.end_of_text if config.data.mask_documents else None
+    return as_windows(config, tokenizer, inputs, targets, starts)
+
+
+def as_windows(
+    config: TrainConfig, tokenizer: Tokenizer, inputs: Tensor, targets: Tensor, starts: Tensor | None
+) -> Windows:
+    size = count_bytes(tokenizer, targets[targets >= 0])
+    return Windows(
+        inputs, targets, size, batch=config.device.micro_batch or config.optim.batch, starts=starts
+    )
+
+
+def by_corpus(
+    model: LoopedGPT, parts: dict[str, Windows], how: dict[str, Any], args: ValidateArgs
+) -> list[dict[str, Any]]:
+    """The scores of each corpus of a mixture by itself, at every number of rounds."""
+    found = []
+    for name, windows in parts.items():
+        own = evaluate(model, replace(windows, **how), replace(args, adaptive=(), cache_rounds=()))
+        found.append({"corpus": name, "sequences": own["sequences"], "rounds": own["rounds"]})
+    return found
+
+
+def read_budget(word: str) -> int | None:
+    """A key-value budget as it is written: a number of rounds, or all."""
+    if word == "all":
+        return None
+    if not word.lstrip("-").isdecimal():
+        raise ValueError(f"cache_rounds={word}: must be numbers of rounds, or all")
+    return int(word)
+
+
+def depths_up_to(trained: int) -> list[int]:
+    """Fixed depths between which the line of adaptive depth is drawn: all, or powers of two of many."""
+    few = trained if trained <= 8 else 1
+    return sorted({*range(1, few + 1), *(2**k for k in range(trained.bit_length())), trained})
+
+
+def check(
+    model: LoopedGPT, windows: Windows, rules: Sequence[ExitRule], budgets: Sequence[int | None]
+) -> None:
+    """Refuses what the model or its text do not allow, before the work; the model keeps all rounds."""
+    if budgets and windows.starts is not None:
+        raise ValueError("cache_rounds: is for runs with data.mask_documents=False")
+    for rule in rules:
+        AdaptiveDepth(model, rule)
+    for budget in (*budgets, None):
+        model.set_cache_rounds(budget)
 
 
 def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str, Any]:
     """All scores that were asked for, as plain values."""
     trained = model.config.rounds
     recompute = args.recompute_alpha or model.config.recompute_alpha
-    rounds = sorted(set(args.rounds)) or [trained]
+    rounds = sorted(set(args.rounds)) or (depths_up_to(trained) if args.adaptive else [trained])
+    rules = [
+        ExitRule(criterion, threshold)
+        for criterion in args.adaptive
+        for threshold in args.thresholds or THRESHOLDS[criterion]
+    ]
+    budgets = [read_budget(word) for word in dict.fromkeys(args.cache_rounds)]
+    check(model, windows, rules, budgets)
     scores = score_rounds(model, windows, rounds, recompute_alpha=recompute)
     adaptive: list[dict[str, Any]] = []
-    if args.adaptive != "off":
+    for rule in rules:
         model.set_rounds(rounds[-1], recompute_alpha=recompute)
-        for threshold in args.thresholds or THRESHOLDS[args.adaptive]:
-            rule = ExitRule(args.adaptive, threshold)
-            mean_rounds, score = score_adaptive(model, windows, rule)
-            adaptive.append({**asdict(rule), "mean_rounds": mean_rounds, **asdict(score)})
+        mean, score = score_adaptive(model, windows, rule)
+        line = between_depths({R: own.loss for R, own in scores.items()}, mean)
+        adaptive.append({**asdict(rule), "mean_rounds": mean, "line": line, **asdict(score)})
+    cache: list[dict[str, Any]] = []
+    for budget in budgets:
+        model.set_rounds(rounds[-1], recompute_alpha=recompute)
+        cache.append({"cache_rounds": budget, **asdict(score_budget(model, windows, budget))})
     for R, loss in [
         *((R, own.loss) for R, own in scores.items()),
-        *((rounds[-1], a["loss"]) for a in adaptive),
+        *((rounds[-1], row["loss"]) for row in (*adaptive, *cache)),
     ]:
         if not math.isfinite(loss):
             raise ValueError(f"rounds={R}: the loss is {loss}, which is no result; nothing was written")
@@ -128,14 +244,16 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
         "recompute_alpha": recompute,
         "asked": {
             "rounds": rounds,
-            "adaptive": args.adaptive,
+            "adaptive": " ".join(args.adaptive) or "off",
             "thresholds": [row["threshold"] for row in adaptive],
+            **({"cache_rounds": budgets} if budgets else {}),
         },
         "sequences": len(windows.inputs),
-        "tokens": windows.targets.numel(),
+        "tokens": int((windows.targets >= 0).sum()),
         "bytes": windows.text_bytes,
         "rounds": [{"rounds": R, **asdict(score)} for R, score in scores.items()],
         "adaptive": adaptive,
+        **({"cache": cache} if cache else {}),
     }
 
 
@@ -151,9 +269,43 @@ def report(record: dict[str, Any], run: Path) -> str:
     ]
     if rows := record["adaptive"]:
         most = record["rounds"][-1]["rounds"]
-        parts.append(f"adaptive depth by {rows[0]['criterion']}, at most {most} rounds:")
-        stopped = [(f"{row['threshold']:g}", f"{row['mean_rounds']:.2f}", *_figures(row)) for row in rows]
-        parts.append(page.text_table(("threshold", "mean rounds", *header[1:]), stopped))
+        parts.append(
+            f"adaptive depth, at most {most} rounds; line: the straight line between the fixed depths above"
+        )
+        stopped = [
+            (
+                f"{row['criterion']} {row['threshold']:g}",
+                f"{row['mean_rounds']:.2f}",
+                "–" if row["line"] is None else f"{row['line']:.4f}",
+                *_figures(row),
+            )
+            for row in rows
+        ]
+        parts.append(page.text_table(("stops by", "mean rounds", "line", *header[1:]), stopped))
+    if rows := record.get("cache"):
+        parts.append(f"decoded token by token, R = {record['rounds'][-1]['rounds']}:")
+        kept = [
+            (
+                "all" if row["cache_rounds"] is None else str(row["cache_rounds"]),
+                str(row["slots"]),
+                f"{row['bytes_per_token']:,.0f}",
+                *_figures(row),
+            )
+            for row in rows
+        ]
+        parts.append(page.text_table(("cache rounds", "slots", "bytes/token", *header[1:]), kept))
+    if own := record.get("by_corpus"):
+        rows = [
+            (
+                one["corpus"],
+                f"{one['sequences']:,}",
+                str(row["rounds"]),
+                *_figures(row),
+            )
+            for one in own
+            for row in one["rounds"]
+        ]
+        parts.append(page.text_table(("corpus", "sequences", *header), rows))
     return "\n\n".join(parts)
 
 

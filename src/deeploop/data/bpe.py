@@ -11,6 +11,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from deeploop.data.gguf_file import GGUFFile
+from deeploop.data.pretrained_tokenizer import (
+    TOKENIZER,
+    PretrainedTokenizer,
+    read_gguf_tokenizer,
+    read_pretrained,
+)
 from deeploop.data.tokenizers import BPETokenizer, Tokenizer, byte_characters, get_tokenizer, utf8
 from deeploop.extras import require
 from deeploop.files import parse_json, read_text
@@ -32,33 +39,50 @@ def asked_vocabulary(asked: str) -> int | None:
 
 
 def find_tokenizer(asked: str) -> Tokenizer:
-    """A tokenizer by its name, or a trained one by a folder that holds it: a corpus, a run."""
+    """A tokenizer by its name, or by what holds it: a corpus, a run, a transformers folder, a GGUF file."""
     if asked in ("bytes", "gpt2"):
         return get_tokenizer(asked)
-    if not Path(asked).is_dir():
+    path = Path(asked)
+    if path.is_file() and path.suffix == ".gguf":
+        return read_gguf_tokenizer(GGUFFile(path))
+    if not path.is_dir():
         raise ValueError(
-            f"tokenizer {asked!r}: must be bytes, gpt2, bpe:4096 to train one, or a folder that holds one"
+            f"tokenizer {asked!r}: must be bytes, gpt2, bpe:4096 to train one, or a folder or GGUF file "
+            "that holds one"
         )
-    return read_bpe(Path(asked))
+    return read_pretrained(path) if (path / TOKENIZER).exists() else read_bpe(path)
 
 
 def load_tokenizer(name: str, folder: Path) -> Tokenizer:
-    """The tokenizer of that name; a trained one lies in the folder."""
-    if not name.startswith("bpe:"):
+    """The tokenizer of that name; one that was trained, or came with a model, lies in the folder."""
+    if not is_kept(name):
         return get_tokenizer(name)
-    found = read_bpe(folder)
+    file, read = (MERGES, read_bpe) if name.startswith("bpe:") else (TOKENIZER, read_pretrained)
+    found: Tokenizer = read(folder)
     if found.name != name:
-        raise ValueError(f"{folder / MERGES}: damaged: it is {found.name}, and {name} was kept there")
+        raise ValueError(f"{folder / file}: damaged: it is {found.name}, and {name} was kept there")
     return found
 
 
+def is_kept(name: str) -> bool:
+    """Whether a tokenizer of that name is kept in the folders that use it."""
+    return name.startswith(("bpe:", "hf:"))
+
+
+def vocabulary_fits(name: str, tokens: int, rows: int) -> bool:
+    """Whether a tokenizer's vocabulary is that of a model; pretrained ones have rows that nothing uses."""
+    return tokens == rows or (tokens < rows and name.startswith("hf:"))
+
+
 def how_to_ask(name: str, folder: Path) -> str:
-    """What to give as --tokenizer for the tokenizer of that name, which `folder` has if it was trained."""
-    return str(folder) if name.startswith("bpe:") else name
+    """What to give as --tokenizer for the tokenizer of that name, which `folder` has if it is kept."""
+    return str(folder) if is_kept(name) else name
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """The file that keeps a trained tokenizer; none of one that comes with the package."""
+    """The files that keep a tokenizer; none of one that comes with the package."""
+    if isinstance(tokenizer, PretrainedTokenizer):
+        return tokenizer.files()
     return {MERGES: _text(tokenizer.merges)} if tokenizer.name.startswith("bpe:") else {}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from deeploop.data.arrays import read_npz
 from deeploop.data.shards import CORPUS_FORMAT, SPLIT_FIELDS, check_fields, write_shard
-from deeploop.data.tokenizers import Tokenizer
+from deeploop.data.tokenizers import Tokenizer, token_dtype
 from deeploop.files import atomic_file, parse_json
 
 # Validation never takes more than this part of a finite source, however much is asked for.
@@ -68,7 +68,7 @@ class _Split:
         self.documents, self.bytes, self.tokens = 0, 0, 0
         self.shards: list[dict[str, Any]] = []
         self.counts = np.zeros(vocabulary, dtype=np.int64)  # of the shards on disk
-        self._buffer = np.empty(shard_tokens, dtype=np.uint16)  # takes memory only as it fills
+        self._buffer = np.empty(shard_tokens, dtype=token_dtype(vocabulary))  # takes memory only as it fills
         self._filled = 0
 
     def add(self, tokens: np.ndarray, text_bytes: int) -> None:
@@ -106,7 +106,7 @@ class _Split:
 
     def restore(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         pending, counts = arrays[f"{self.name}_pending"], arrays[f"{self.name}_counts"]
-        if pending.ndim != 1 or pending.dtype != np.uint16 or len(pending) >= len(self._buffer):
+        if pending.ndim != 1 or pending.dtype != self._buffer.dtype or len(pending) >= len(self._buffer):
             raise ValueError(f"{self.name}: pending tokens that are none, or too many for a shard")
         if counts.shape != self.counts.shape or counts.dtype != np.int64 or counts.min() < 0:
             raise ValueError(f"{self.name}: counts that are none")

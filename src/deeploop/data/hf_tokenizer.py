@@ -5,15 +5,18 @@ from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
 from deeploop.data.tokenizers import END_OF_TEXT, Tokenizer, byte_characters
 
 
 def to_transformers(tokenizer: Tokenizer, *, context: int) -> PreTrainedTokenizerFast:
     """The same ids for the same text, and nothing added before or behind it.
 
-    All tokenizers are byte-level BPE, the one of bytes without a merge. As is usual there, and unlike ours,
-    the string "<|endoftext|>" is read as the token.
+    All of ours are byte-level BPE, the one of bytes without a merge. As is usual there, and unlike ours,
+    the string "<|endoftext|>" is read as the token. One that came with a model is given back as it was.
     """
+    if isinstance(tokenizer, PretrainedTokenizer):
+        return _given_back(tokenizer, context)
     characters = byte_characters()
     words = {
         "".join(characters[byte] for byte in tokenizer.token_bytes(token)) or END_OF_TEXT: token
@@ -27,6 +30,21 @@ def to_transformers(tokenizer: Tokenizer, *, context: int) -> PreTrainedTokenize
         bos_token=END_OF_TEXT,  # it stands before every document
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
+        padding_side="left",
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _given_back(tokenizer: PretrainedTokenizer, context: int) -> PreTrainedTokenizerFast:
+    """The tokenizer of a pretrained model, with its special tokens and its chat template."""
+    settings = tokenizer.settings
+    named = {name: word for name, word in settings.items() if name != "chat_template"}
+    named.setdefault("pad_token", named.get("eos_token") or tokenizer.word(tokenizer.end_of_text))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Engine.from_str(tokenizer.text),
+        **named,
+        chat_template=settings.get("chat_template"),
         padding_side="left",
         model_max_length=context,
         clean_up_tokenization_spaces=False,

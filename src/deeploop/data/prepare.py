@@ -120,7 +120,7 @@ def _write(
 ) -> None:
     def encode(text: str) -> tuple[np.ndarray, int]:
         ids = tokenizer.encode_array(text)
-        return np.concatenate([np.array([tokenizer.end_of_text], dtype=np.uint16), ids]), len(utf8(text))
+        return np.concatenate([np.array([tokenizer.end_of_text], dtype=ids.dtype), ids]), len(utf8(text))
 
     texts = islice(filter(None, documents), writer.documents, None)
     encoded = ordered_map(ThreadPoolExecutor(workers), encode, texts, ahead=4 * workers)

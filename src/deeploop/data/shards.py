@@ -1,11 +1,12 @@
 """Token shards, and the corpus folder they live in.
 
 A shard is a file in the layout of llm.c: a header of 256 little-endian int32 (magic 20240520, version 1,
-number of tokens, zeros), then the tokens as little-endian uint16. The header can't tell bytes from BPE,
-so a corpus folder keeps the rest beside its shards:
+number of tokens, zeros), then the tokens as little-endian uint16. Version 2 has uint32, for vocabularies
+above 65,536. The header can't tell bytes from BPE, so a corpus folder keeps the rest beside its shards:
 
     train_000000.bin …        validation_000000.bin …
-    merges.txt                of a tokenizer that was trained on this text
+    merges.txt                of a tokenizer that was trained on this text; or
+    tokenizer.json            with tokenizer_config.json: of a pretrained model
     unigram.npz               how often each token occurs: int64 arrays `train` and `validation`
     corpus.json               tokenizer, source, and per split documents, bytes, shards with sha256
 
@@ -24,11 +25,12 @@ import numpy as np
 
 from deeploop.data.arrays import read_npz
 from deeploop.data.bpe import load_tokenizer
+from deeploop.data.pretrained_tokenizer import LARGEST
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import atomic_file, open_regular, read_object
 
 MAGIC = 20240520
-VERSION = 1
+DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<u2"), 2: np.dtype("<u4")}  # by version
 HEADER_BYTES = 256 * 4
 CORPUS_FORMAT = 1
 
@@ -53,15 +55,16 @@ FILE_NAME = re.compile(r"\w[\w.-]*")  # no separator, and neither . nor ..
 
 
 def write_shard(path: Path, tokens: Sequence[int] | np.ndarray) -> str:
-    """Writes one shard, atomically; returns the file's sha256."""
+    """Writes one shard, atomically; returns the file's sha256. An array of uint32 makes it version 2."""
     tokens = np.asarray(tokens)
     if not 0 < tokens.size < 2**31:
         raise ValueError(f"{path}: a shard holds between 1 and 2^31 - 1 tokens, not {tokens.size}")
-    if tokens.dtype != np.uint16 and not (tokens.min() >= 0 and tokens.max() < 2**16):
+    version = 2 if tokens.dtype == np.uint32 else 1
+    if version == 1 and tokens.dtype != np.uint16 and not (tokens.min() >= 0 and tokens.max() < 2**16):
         raise ValueError(f"{path}: tokens from {tokens.min()} to {tokens.max()} do not fit uint16")
     header = np.zeros(256, dtype="<i4")
-    header[:3] = MAGIC, VERSION, tokens.size
-    body = np.ascontiguousarray(tokens, dtype="<u2")
+    header[:3] = MAGIC, version, tokens.size
+    body = np.ascontiguousarray(tokens, dtype=DTYPES[version])
     digest = hashlib.sha256(header.data)
     digest.update(body.data)
     with atomic_file(path) as file:
@@ -70,8 +73,8 @@ def write_shard(path: Path, tokens: Sequence[int] | np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def shard_tokens(path: Path) -> int:
-    """How many tokens a shard holds, after its header and its size were found to agree."""
+def shard_layout(path: Path) -> tuple[int, np.dtype[Any]]:
+    """How many tokens a shard holds, and their type, after its header and its size were found to agree."""
     if not path.is_file():
         raise ValueError(f"{path}: missing shard")
     with path.open("rb") as file:
@@ -81,29 +84,39 @@ def shard_tokens(path: Path) -> int:
     magic, version, tokens = (int(field) for field in header.view("<i4")[:3])
     if magic != MAGIC:
         raise ValueError(f"{path}: not a token shard: magic {magic}, expected {MAGIC}")
-    if version != VERSION:
-        raise ValueError(f"{path}: shard version {version}, expected {VERSION}")
-    size, expected = path.stat().st_size, HEADER_BYTES + 2 * tokens
+    if version not in DTYPES:
+        raise ValueError(f"{path}: shard version {version}, expected one of {', '.join(map(str, DTYPES))}")
+    size, expected = path.stat().st_size, HEADER_BYTES + DTYPES[version].itemsize * tokens
     if size != expected or tokens < 1:
         kind = "truncated shard" if size < expected else "damaged shard"
         raise ValueError(f"{path}: {kind}: {size} bytes, its header of {tokens} tokens asks for {expected}")
-    return tokens
+    return tokens, DTYPES[version]
 
 
-def read_shard(path: Path, start: int = 0, count: int | None = None) -> np.ndarray:
-    """`count` tokens from `start` on, uint16; the whole shard by default.
+def shard_tokens(path: Path) -> int:
+    """How many tokens a shard holds, checked."""
+    return shard_layout(path)[0]
+
+
+def read_shard(
+    path: Path, start: int = 0, count: int | None = None, dtype: np.dtype[Any] | None = None
+) -> np.ndarray:
+    """`count` tokens from `start` on, in the shard's `dtype` if it is known; the whole shard by default.
 
     Read and not mapped: a file that is cut short under a map ends the process without a word.
     """
-    count = shard_tokens(path) - start if count is None else count
+    if count is None or dtype is None:
+        tokens, dtype = shard_layout(path)
+        count = tokens - start if count is None else count
+    size = dtype.itemsize
     try:
         with path.open("rb", buffering=0) as file:
-            raw = os.pread(file.fileno(), 2 * count, HEADER_BYTES + 2 * start)
+            raw = os.pread(file.fileno(), size * count, HEADER_BYTES + size * start)
     except OSError as error:
         raise ValueError(f"{path}: can't be read any more ({error.strerror})") from None
-    if len(raw) != 2 * count:
+    if len(raw) != size * count:
         raise ValueError(f"{path}: truncated shard: it ends before token {start + count}")
-    return np.frombuffer(raw, dtype="<u2")
+    return np.frombuffer(raw, dtype=dtype)
 
 
 class TokenStream:
@@ -111,14 +124,16 @@ class TokenStream:
 
     def __init__(self, shards: Sequence[Path]) -> None:
         self._shards = tuple(shards)
+        layouts = [shard_layout(path) for path in self._shards]
         # _ends[i] is the number of tokens in shards 0 … i.
-        self._ends = np.cumsum([shard_tokens(path) for path in self._shards], dtype=np.int64)
+        self._ends = np.cumsum([tokens for tokens, _ in layouts], dtype=np.int64)
+        self._dtypes = [dtype for _, dtype in layouts]
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def slice(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start … stop - 1, uint16, across shard borders where need be."""
+        """Tokens start … stop - 1, across shard borders where need be."""
         if not 0 <= start <= stop <= len(self):
             raise ValueError(f"slice {start}:{stop}: outside the stream's {len(self)} tokens")
         parts = []
@@ -126,7 +141,7 @@ class TokenStream:
         while start < stop:
             begin, end = int(self._ends[shard - 1]) if shard else 0, int(self._ends[shard])
             take = min(stop, end) - start
-            parts.append(read_shard(self._shards[shard], start - begin, take))
+            parts.append(read_shard(self._shards[shard], start - begin, take, self._dtypes[shard]))
             start, shard = start + take, shard + 1
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint16)
 
@@ -206,7 +221,7 @@ class Corpus:
         listed = [shard for split in ("train", "validation") for shard in self._shards(split)]
         for entry in [*listed, self.facts["unigram"]]:
             self._verify(entry)
-        self.tokenizer()  # a trained one has its checksum in its name
+        self.tokenizer()  # one that is kept here has its checksum in its name
 
     def verify_counts(self) -> None:
         """The same of the token counts alone: what is cheap at every start."""
@@ -249,8 +264,8 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 
 
 def _check_numbers(facts: dict[str, Any]) -> None:
-    if not 1 <= facts["vocabulary"] <= 2**16:
-        raise ValueError(f"corpus.vocabulary: must be 1 to {2**16}, not {facts['vocabulary']!r:.40}")
+    if not 1 <= facts["vocabulary"] <= LARGEST:
+        raise ValueError(f"corpus.vocabulary: must be 1 to {LARGEST}, not {facts['vocabulary']!r:.40}")
     if not 0 <= facts["end_of_text"] < facts["vocabulary"]:
         raise ValueError(f"corpus.end_of_text: must be a token, not {facts['end_of_text']!r:.40}")
     for name in ("train", "validation"):

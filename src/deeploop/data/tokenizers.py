@@ -1,8 +1,9 @@
 """Tokenizers: raw bytes, and byte-pair encodings; GPT-2's is built without a network.
 
 `get_tokenizer("gpt2").encode("Hello world")` gives `[15496, 995]`. `bpe.py` trains one on the user's text and
-reads it back. All read ordinary text only: the string "<|endoftext|>" in a document is encoded as the
-characters it consists of. The end-of-text token itself is put between documents by `prepare`.
+reads it back, `pretrained_tokenizer.py` takes those of others. All read ordinary text only: the string
+"<|endoftext|>" in a document is encoded as the characters it consists of. The end-of-text token itself is put
+between documents by `prepare`.
 """
 
 import hashlib
@@ -38,7 +39,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_array(self, text: str) -> np.ndarray:
-        """The same ids as uint16, as shards store them."""
+        """The same ids as shards store them, uint16 or uint32 (`token_dtype`)."""
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -48,6 +49,11 @@ class Tokenizer(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """The piece of UTF-8 text one token stands for; nothing for end-of-text."""
         ...
+
+
+def token_dtype(vocabulary: int) -> type[np.unsignedinteger]:
+    """The smaller of the two types that token ids of a vocabulary are stored as."""
+    return np.uint16 if vocabulary <= 2**16 else np.uint32
 
 
 def utf8(text: str) -> bytes:

@@ -69,14 +69,19 @@ def audit_alpha(
     run: Callable[[], object],
     *,
     trained_rounds: int | None = None,
+    within: str = "",
 ) -> list[Finding]:
     """α of every residual against the rule at the depth that is really run: visits are counted, not believed.
 
     `rule` is the paper's, of N, half the residual sublayers' visits; or a function of K and R such as
     `flat_alpha`: half the residual sublayers, and the visits of each. `trained_rounds` judges α by the depth
-    of training instead, where it is kept at test time.
+    of training instead, where it is kept at test time. `within` looks at residuals whose names begin so.
     """
-    residuals = {n: m for n, m in model.named_modules() if isinstance(m, ScaledResidual)}
+    residuals = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, ScaledResidual) and name.startswith(within)
+    }
     visits = count_visits(residuals, run)
     M = len(residuals) * trained_rounds if trained_rounds else sum(visits.values())
     K = max(1, len(residuals) // 2)

@@ -31,8 +31,12 @@ class Effort:
 
 
 def scaled_sublayers(model: LoopedGPT) -> list[Sublayer]:
-    """All residual sublayers; without the gate where it is not drawn at β."""
-    return residual_sublayers(model, model.config.init_rule.branch)
+    """The residual sublayers of the loop; without the gate where it is not drawn at β.
+
+    Prelude and coda are visited once: there is nothing in them to align.
+    """
+    found = residual_sublayers(model, model.config.init_rule.branch)
+    return [sublayer for sublayer in found if sublayer.name.startswith("blocks.")]
 
 
 def pick_sublayers(model: LoopedGPT, names: Sequence[str] = ()) -> list[Sublayer]:
@@ -51,6 +55,7 @@ def examine(
     tokens: Tensor,
     targets: Tensor,
     *,
+    documents: Tensor | None = None,
     sublayers: Sequence[str] = (),
     state: AdamState | None = None,
     effort: Effort | None = None,
@@ -58,19 +63,23 @@ def examine(
 ) -> dict[str, Any]:
     """Alignment, stream and step of `model` on one probe of tokens (B, T), as plain values.
 
+    Gradients go through all rounds, also of a model that is trained through the last few.
+
     `kappa` is that of the effective updates where the optimizer's state is given, and of the raw gradients
-    (`kappa_raw`) where it is not. F is the output after the final norm.
+    (`kappa_raw`) where it is not. F is the output after the final norm. `documents` are bounds of the probe's
+    documents, where they are kept apart.
     """
     effort = effort or Effort()
-    was_training = model.training
+    was_training, backprop = model.training, model.backprop
     model.eval()
+    model.backprop = None
 
     def output() -> Tensor:
-        states: Tensor = model(tokens).states
+        states: Tensor = model(tokens, documents=documents).states
         return states
 
     def loss() -> Tensor:
-        mean: Tensor = model(tokens, targets).loss / targets.numel()
+        mean: Tensor = model(tokens, targets, documents=documents).loss / targets.numel()
         return mean
 
     precondition = None
@@ -104,6 +113,7 @@ def examine(
         effect = step_effect(scaled_sublayers(model), output, state)
         record["step_effect"] = asdict(effect) | bounds(model, alignments, state.lr, effect.output_norm)
     model.train(was_training)
+    model.backprop = backprop
     return record
 
 

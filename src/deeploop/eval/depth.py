@@ -1,9 +1,9 @@
 """Validation loss against depth: the same weights at several numbers of rounds, or with adaptive depth."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.eval.validation import validate
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule
-from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt import GPTOutput, LoopedGPT
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Windows:
     batch: int = 16
     device: torch.device | str = "cpu"
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
+    starts: Tensor | None = None
+    """Where documents begin, bool like the inputs, if they are kept apart."""
 
     def score(self, model: nn.Module) -> DepthScore:
         result = validate(
@@ -46,6 +48,7 @@ class Windows:
             batch=self.batch,
             device=self.device,
             arithmetic=self.arithmetic,
+            starts=self.starts,
         )
         bits = bits_per_byte(result.loss, self.text_bytes)
         return DepthScore(result.loss / result.targets, bits, result.similarity)
@@ -74,6 +77,56 @@ def score_rounds(
     finally:
         model.set_rounds(model.config.rounds)
     return scores
+
+
+class Decoding(nn.Module):
+    """A model that reads its sequences token by token from a key-value cache; called like it."""
+
+    def __init__(self, model: LoopedGPT) -> None:
+        super().__init__()
+        self.model = model
+        self.bytes_per_token = 0.0
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, targets: Tensor) -> GPTOutput:
+        cache = self.model.new_cache(tokens.shape[1])
+        pieces = [self.model.stream(token, cache) for token in tokens.split(1, dim=1)]
+        self.bytes_per_token = cache.nbytes / tokens.numel()
+        return self.model.read_out(torch.cat(pieces, dim=1), targets)
+
+
+@dataclass(frozen=True)
+class BudgetScore(DepthScore):
+    """How well targets are predicted by decoding under a key-value budget."""
+
+    slots: int
+    """Slots of the cache: a key and a value of the model's width each."""
+    bytes_per_token: float
+    """Memory of the cache per token of a sequence."""
+
+
+def score_budget(model: LoopedGPT, windows: Windows, budget: int | None) -> BudgetScore:
+    """The score of decoding with the keys and values of so many rounds, None for all of them."""
+    model.set_cache_rounds(budget)
+    try:
+        decoding = Decoding(model)
+        score = windows.score(decoding)
+        return BudgetScore(**asdict(score), slots=model.slots, bytes_per_token=decoding.bytes_per_token)
+    finally:
+        model.set_cache_rounds(None)
+
+
+def between_depths(losses: Mapping[int, float], rounds: float) -> float | None:
+    """The loss on the straight line between the two fixed depths around `rounds`; None outside of them.
+
+    Leaving rounds out at random would follow it.
+    """
+    if not min(losses) <= rounds <= max(losses):
+        return None
+    below = max(R for R in losses if R - rounds <= 0)
+    above = min(R for R in losses if R - rounds >= 0)
+    share = (rounds - below) / (above - below) if above > below else 0.0
+    return losses[below] + share * (losses[above] - losses[below])
 
 
 def score_adaptive(model: LoopedGPT, windows: Windows, rule: ExitRule) -> tuple[float, DepthScore]:

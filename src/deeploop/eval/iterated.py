@@ -132,7 +132,8 @@ def positions(model: LoopedGPT, inputs: Tensor) -> Rotary:
     length = inputs.shape[1]
     if length <= model.config.context:
         return model.cos[:length], model.sin[:length]
-    cos, sin = rotary_table(length, model.config.head_size)
+    config = model.config
+    cos, sin = rotary_table(length, config.head_size, config.rotary_base, config.rotary_scaling)
     return cos.to(inputs.device), sin.to(inputs.device)
 
 

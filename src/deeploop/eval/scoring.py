@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from deeploop.data.bpe import vocabulary_fits
 from deeploop.eval.requests import TOO_LONG, Requests, Scores
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.loss import MAX_LOGITS
@@ -72,7 +73,7 @@ def input_lengths(requests: Requests) -> np.ndarray:
 
 def check(model: LoopedGPT, requests: Requests) -> None:
     """Raises for requests that this model can't score."""
-    if requests.vocabulary != model.config.vocabulary:
+    if not vocabulary_fits(requests.tokenizer, requests.vocabulary, model.config.vocabulary):
         raise ValueError(
             f"requests of {requests.tokenizer} tokens (vocabulary {requests.vocabulary}): the model's "
             f"vocabulary is {model.config.vocabulary}"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.diagnose.collapse import token_similarity
+from deeploop.nn.documents import document_bounds
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,12 @@ def validate(
     batch: int,
     device: torch.device | str = "cpu",
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
+    starts: Tensor | None = None,
 ) -> ValidationSum:
-    """Summed cross-entropy of `model` in eval mode, and the token similarity of the first batch."""
+    """Summed cross-entropy of `model` in eval mode, and the token similarity of the first batch.
+
+    With `starts`, bool like the inputs, documents begin there and do not see each other.
+    """
     was_training = model.training
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -37,8 +42,11 @@ def validate(
     for start in range(0, len(inputs), batch):
         x = inputs[start : start + batch].to(device)
         y = targets[start : start + batch].to(device)
+        own = (
+            {} if starts is None else {"documents": document_bounds(starts[start : start + batch]).to(device)}
+        )
         with arithmetic():
-            states, loss = model(x, y)
+            states, loss = model(x, y, **own)
         total += loss
         if start == 0:
             similarity = token_similarity(states)

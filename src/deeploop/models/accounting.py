@@ -8,18 +8,29 @@ from deeploop.nn.recompute import Recompute
 
 def block_matrix_count(config: GPTConfig) -> int:
     """Entries of one block's matrices: q, k, v, o and gate, up, down."""
-    return 4 * config.width**2 + 3 * config.width * config.hidden
+    heads = 2 * (config.heads + config.grouped_heads)  # q and o, k and v
+    return config.width * (heads * config.head_size + 3 * config.hidden)
+
+
+def block_bias_count(config: GPTConfig) -> int:
+    """Entries of one block's biases."""
+    qkv = (config.heads + 2 * config.grouped_heads) * config.head_size
+    attention = {"none": 0, "qkv": qkv, "qkvo": qkv + config.width}[config.attention_bias]
+    return attention + config.mlp_bias * (2 * config.hidden + config.width)
 
 
 def parameter_count(config: GPTConfig) -> int:
-    """Stored parameters: the padded embedding (tied to the head) and its bias, all blocks and norm gains."""
+    """Stored parameters: the padded embedding, the head where it is not tied to it, bias, blocks, gains."""
     norms = 2  # gains that a block has beside those of QK-norm: of inner norms, of outer norms, or of both
     if config.block == "sandwich":
         norms = 2 * (config.inner_norm + config.outer_gain)
-    block = block_matrix_count(config) + norms * config.width + 2 * config.head_size  # QK-norm
-    outside = 1 + config.final_norm
-    head = config.padded_vocabulary * (config.width + config.unigram_bias)
-    return head + outside * config.width + config.stored_blocks * block + injection_count(config)
+    block = block_matrix_count(config) + block_bias_count(config) + norms * config.width
+    block += 2 * config.head_size * (config.qk_norm != "none")
+    outside = config.input_norm + config.final_norm
+    tables = 1 if config.tied_head else 2
+    head = config.padded_vocabulary * (tables * config.width + config.unigram_bias)
+    gate = config.exit_gate * (config.width + 1)
+    return head + outside * config.width + config.stored_blocks * block + injection_count(config) + gate
 
 
 def injection_count(config: GPTConfig) -> int:
@@ -32,8 +43,9 @@ def flops_per_token(config: GPTConfig, rounds: float | None = None, graph_rounds
     """Training FLOPs a token (forward and backward) at sequences of `context` tokens.
 
     6 for each matrix entry visited: K blocks × R rounds, prelude, coda, injection and the head, not the
-    embedding lookup; and attention counted causally, as half of its 12·T·width a visited block. Norms and
-    the like are left out. Where rounds are drawn, `rounds` is their mean. A third of each
+    embedding lookup; and attention counted causally, as half of its 12·T·H·D a visited block. Norms and
+    the like are left out. Where there is an exit gate, head and coda are run after every round. Where
+    rounds are drawn, `rounds` is their mean. A third of each
     is the forward pass, the rest the backward pass: of `graph_rounds` rounds where that is truncated.
     """
     rounds = config.rounds if rounds is None else rounds
@@ -44,11 +56,12 @@ def flops_per_token(config: GPTConfig, rounds: float | None = None, graph_rounds
 
 def _entries(config: GPTConfig, rounds: float) -> float:
     """Products per token of a forward pass at so many rounds."""
-    visits = config.prelude + config.blocks * rounds + config.coda
+    read = rounds if config.exit_gate else 1  # how often the head and the coda are run
+    visits = config.prelude + config.blocks * rounds + config.coda * read
     # Of an injection what meets e is computed once, what meets the stream in every round.
     injected = {"linear": 1 + rounds, "gated": 1}.get(config.injection, 0) * config.width**2
-    head = config.padded_vocabulary * config.width
-    attention = config.context * config.width
+    head = config.padded_vocabulary * config.width * read
+    attention = config.context * config.heads * config.head_size
     return visits * (block_matrix_count(config) + attention) + injected + head
 
 
@@ -75,13 +88,14 @@ def activation_bytes(config: GPTConfig) -> int:
 
     The stream is fp32, what the products touch is bf16, and the compiler computes norms and SiLU again:
         attention   the stream 4d; its norm 2d; q and k before their norm 4d; q, k, v and the output 8d;
-                    the branch 2d                                                        = 20d
+                    the branch 2d                       = 20d, of which 12d go by the heads' sizes
         SwiGLU      the stream 4d; its norm 2d; gate, up and their product 6·hidden; the branch 2d
     and one fp32 number a head or a token of each norm and of the attention. An upper bound on the kernels of
     `nn/kernels`, which keep the same but for SwiGLU's product (4·hidden in place of 6). Compiled, pre-norm
     keeps less and post-norm some 6% more.
     """
-    return 28 * config.width + 6 * config.hidden + 4 * (3 * config.heads + 4)
+    heads = (config.heads + config.grouped_heads) * config.head_size  # 2d where neither differs
+    return 16 * config.width + 6 * heads + 6 * config.hidden + 4 * (3 * config.heads + 4)
 
 
 def training_bytes(
@@ -98,11 +112,13 @@ def training_bytes(
     which keeps one); sharded ones stand whole beside it while the step lasts. Of the activations those of
     K·R visits are held at a time, or of K (by round) or 1 (by block), each with the block's bf16 weights,
     and every state of the stream that something is recomputed from; prelude and coda are recomputed by block
-    alone. An injection keeps up to two states per round. One more visit is what the backward pass works
+    alone. An injection keeps up to two states per round, an exit gate the coda's visits and the head's
+    gradients of every round. One more visit is what the backward pass works
     with. Logits: the chunk's, in bf16 and twice fp32.
     """
     tokens, parameters = sequences * config.context, parameter_count(config)
-    once = config.prelude + config.coda
+    read = config.rounds if config.exit_gate else 1
+    once = config.prelude + config.coda * read
     held = {"off": config.depth + once, "round": config.blocks + once, "block": 1}[recompute] + 1
     states = {"off": 1, "round": config.rounds, "block": config.depth + once}[
         recompute
@@ -112,7 +128,8 @@ def training_bytes(
     logits = 10 * min(MAX_LOGITS, tokens * config.padded_vocabulary)
     stored = 16 * parameters - (4 * config.stored_blocks * block_matrix_count(config) if muon else 0)
     whole = stored // shards + (8 * parameters if shards > 1 else 0)
-    return whole + visits + 4 * states * tokens * config.width + logits
+    heads = 4 * (read - 1) * config.width * (tokens + config.padded_vocabulary)
+    return whole + visits + 4 * states * tokens * config.width + logits + heads
 
 
 def reasoner_activation_bytes(config: ReasonerConfig, positions: int) -> int:

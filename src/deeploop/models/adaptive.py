@@ -1,12 +1,13 @@
-"""Adaptive depth at inference: a token stops its rounds when they no longer change it.
+"""Adaptive depth at inference: a token stops its rounds when they no longer change it, or a gate says so.
 
 A token that has stopped keeps its state, and whoever attends to it later finds, in every further round,
 the keys and values it last had in the same block: the rule "latest" of recurrent-depth models. Whether a
 token stops depends on the tokens before it alone, so a sequence continued from a cache is the same as one
-read at once.
+read at once. A coda reads the states at which tokens have stopped.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,15 +17,17 @@ from torch import Tensor, nn
 from deeploop.models.gpt import GPTOutput, LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.cache import KeyValueCache
+from deeploop.nn.documents import document_positions
 
-Criterion = Literal["change", "kl"]
+Criterion = Literal["change", "kl", "gate"]
 
 
 @dataclass(frozen=True)
 class ExitRule:
     """A token stops after a round that moved it by less than `threshold`.
 
-    change: ‖x′ − x‖ / ‖x‖ of its state; kl: KL(p′ ‖ p) in nats of what the state would predict.
+    change: ‖x′ − x‖ / ‖x‖ of its state; kl: KL(p′ ‖ p) in nats of what the state would predict. gate: after
+    the round at which the trained gate's chance to have exited reaches `threshold`.
     """
 
     criterion: Criterion = "change"
@@ -33,6 +36,8 @@ class ExitRule:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and self.threshold >= 0):
             raise ValueError(f"threshold={self.threshold}: must be 0 (never stop early) or more")
+        if self.criterion == "gate" and self.threshold > 1:
+            raise ValueError(f"threshold={self.threshold}: must be 0 to 1 of a gate, a probability")
 
 
 class AdaptiveDepth(nn.Module):
@@ -44,7 +49,17 @@ class AdaptiveDepth(nn.Module):
 
     def __init__(self, model: LoopedGPT, rule: ExitRule) -> None:
         super().__init__()
-        model.config.require_plain_loop("adaptive depth")
+        if rule.criterion == "gate" and model.exit_gate is None:
+            raise ValueError(
+                "adaptive=gate: this model has no exit gate; train one with --model.exit-gate "
+                "(--gate.stage gate-only --init-from RUN leaves the rest of a run as it is)"
+            )
+        if rule.criterion == "kl" and model.config.coda:
+            raise ValueError(
+                f"adaptive=kl: is for models with model.coda=0, this one has {model.config.coda}; use change"
+            )
+        if model.kept_rounds < model.rounds:
+            raise ValueError(f"cache_rounds={model.cache_rounds}: must be unset with adaptive depth")
         self.model, self.rule = model, rule
         self.tokens_seen = self.rounds_used = 0
         self.train(model.training)
@@ -66,28 +81,54 @@ class AdaptiveDepth(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, tokens: Tensor, targets: Tensor | None = None, cache: KeyValueCache | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        documents: Tensor | None = None,
     ) -> GPTOutput:
         model, count = self.model, tokens.shape[1]
         cache = model.new_cache(count) if cache is None else cache
-        rotary, mask = model.positions(tokens, cache)
-        latest = _Latest(cache, len(model.blocks), active=torch.ones_like(tokens, dtype=torch.bool))
-        x = model.input_norm(model.embedding(tokens))
-        seen, slot = self._compared(x), 0
-        for _ in range(model.rounds):
-            for block in model.blocks:
-                x = torch.where(latest.active[..., None], block(x, rotary, mask, latest, slot), x)
-                slot += 1
+        if documents is None:
+            rotary, mask = model.positions(tokens, cache)
+        else:
+            at = document_positions(documents, tokens.shape)
+            rotary, mask = model.document_places(at, documents)
+        x, entered = model.enter_loop(tokens, rotary, mask, cache)
+        latest = _Latest(cache, model, active=torch.ones_like(tokens, dtype=torch.bool))
+        stops, done = self._stopping(x), 0
+        for index in range(model.rounds):
+            # Of a token that has stopped nobody sees what is computed here: its keys and values are replaced.
+            after = model.run_round(x, index, rotary, mask, latest, entered)
+            x = torch.where(latest.active[..., None], after, x)
             self.rounds_used += int(latest.active.sum())
-            before, seen = seen, self._compared(x)
-            latest.active = latest.active & (self._distance(before, seen) >= self.rule.threshold)
+            latest.active, done = latest.active & ~stops(x), index + 1
             if not latest.active.any():
                 break
-        for left_out in range(slot, cache.slots):
-            cache.update(*latest.previous(left_out, count), left_out)
+        latest.repeat(done, count)
+        x = model.run_once("coda", x, rotary, mask, cache)
         cache.length += count
         self.tokens_seen += tokens.numel()
         return model.read_out(x, targets)
+
+    def _stopping(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """A function of the states after each round, in their order: which tokens (B, T) stop there."""
+        if self.rule.criterion == "gate":
+            left = torch.ones(x.shape[:2], device=x.device)
+
+            def gate_stops(x: Tensor) -> Tensor:
+                left.mul_(torch.sigmoid(-self.model.exit_logits(x)))
+                return 1 - left >= self.rule.threshold
+
+            return gate_stops
+        seen = self._compared(x)
+
+        def settled(x: Tensor) -> Tensor:
+            nonlocal seen
+            before, seen = seen, self._compared(x)
+            return ~(self._distance(before, seen) >= self.rule.threshold)
+
+        return settled
 
     def _compared(self, x: Tensor) -> Tensor:
         """What the rule compares from round to round: states, or log-probabilities (B, T, V)."""
@@ -104,15 +145,21 @@ class AdaptiveDepth(nn.Module):
 class _Latest:
     """A cache in which the new tokens that are no longer active repeat their keys and values."""
 
-    def __init__(self, cache: KeyValueCache, blocks: int, active: Tensor) -> None:
-        self.cache, self.blocks, self.active = cache, blocks, active  # active (B, T)
+    def __init__(self, cache: KeyValueCache, model: LoopedGPT, active: Tensor) -> None:
+        self.cache, self.active = cache, active  # active (B, T)
+        self.first, self.blocks, self.rounds = len(model.prelude), len(model.blocks), model.rounds
 
     def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
-        if slot >= self.blocks:  # in the first round every token is active
+        if slot >= self.first + self.blocks:  # in the first round every token is active
             active = self.active[:, None, :, None]
             old_k, old_v = self.previous(slot, k.shape[2])
             k, v = torch.where(active, k, old_k), torch.where(active, v, old_v)
         return self.cache.update(k, v, slot)
+
+    def repeat(self, done: int, count: int) -> None:
+        """Fills the slots of the rounds after the first `done`, in which no token was active."""
+        for slot in range(self.first + done * self.blocks, self.first + self.rounds * self.blocks):
+            self.cache.update(*self.previous(slot, count), slot)
 
     def previous(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
         """What the same block made of the new tokens a round before."""

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from deeploop.nn.init import InitRule
 from deeploop.nn.injection import InjectionKind
+from deeploop.nn.layers import AttentionBias, QKNorm
 from deeploop.nn.residual import ResidualKind
 from deeploop.theory.scaling import Scales, ScalingRule, block_scales
 
@@ -30,10 +31,28 @@ class GPTConfig:
     """How the prelude's output e enters every round: x + e, W [x; e], or gated, whose carry contracts."""
     first_state: FirstState = "embedding"
     """What the first round starts from: the prelude's output, zeros, or Gaussian noise of unit size."""
+    exit_gate: bool = False
+    """Add a gate that says after each round whether a token may stop; trained as --gate.stage says."""
     width: int = 768
     """Width of the residual stream."""
     heads: int = 6
-    """Attention heads; they divide the width."""
+    """Attention heads; they divide the width, unless head_width is given."""
+    kv_heads: int = 0
+    """Heads of keys and values, which divide the heads (grouped-query attention); 0: one for each head."""
+    head_width: int = 0
+    """Numbers per head; 0: width / heads."""
+    qk_norm: QKNorm = "after-rotary"
+    """Where queries and keys are normalised by head; Qwen3 does it before they are rotated, Llama nowhere."""
+    attention_bias: AttentionBias = "none"
+    """Which projections of the attention have a bias: none, q k v, or o as well."""
+    mlp_bias: bool = False
+    """Give SwiGLU's three projections a bias."""
+    rotary_base: float = 10000.0
+    """Base of the rotary frequencies (rope_theta)."""
+    rotary_scaling: tuple[float, ...] = ()
+    """A linear factor; or Llama 3's factor, low and high frequency factors, and original context."""
+    norm_eps: float = 1e-5
+    """Epsilon of every RMSNorm."""
     hidden: int = 2048
     """Hidden width of SwiGLU. The paper's medium model has 2730; 2736 is a multiple of 16 and faster."""
     vocabulary: int = 50257
@@ -60,8 +79,14 @@ class GPTConfig:
     """Draw SwiGLU's gate at beta too, as its up and down matrices are."""
     shrink_outputs: bool | None = None
     """Divide the initial output projections by sqrt(blocks); unset: where neither beta nor epsilon scales."""
+    epsilon_exponent: float = 0.0
+    """Exponent q of pre-norm's epsilon = R^-q, by which a trained stack is looped; 0: epsilon is 1."""
+    input_norm: bool = True
+    """Keep the RMSNorm of the embedding."""
     final_norm: bool = True
     """Keep the RMSNorm after the last block."""
+    tied_head: bool = True
+    """Read out by the embedding; False gives the head a matrix of its own."""
     unigram_bias: bool = False
     """Add a learned output bias that starts at the log unigram frequencies of the training text."""
     recompute_alpha: bool = False
@@ -75,8 +100,7 @@ class GPTConfig:
         for name in ("blocks", "rounds", "width", "heads", "hidden", "vocabulary", "context"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._check_loop()
-        self._require("heads", self.width % self.heads == 0, f"a divisor of model.width={self.width}")
-        self._require("heads", self.head_size % 2 == 0, f"such that model.width={self.width} / heads is even")
+        self._check_attention()
         kinds = get_args(ResidualKind)
         self._require("block", self.block in kinds, f"one of {', '.join(kinds)}")
         self._require("p", math.isfinite(self.p) and self.p > 0, "positive and finite")
@@ -92,6 +116,33 @@ class GPTConfig:
         self._require("factored_gain", math.isfinite(gain) and gain > 0, "positive and finite")
         self._require("factored_gain", gain == 1 or factored, f"1 with model.block={self.block}")
         self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
+        exponent = self.epsilon_exponent
+        self._require("epsilon_exponent", 0 <= exponent <= 2, "0 to 2")
+        self._require(
+            "epsilon_exponent", exponent == 0 or self.block == "prenorm", f"0 with model.block={self.block}"
+        )
+
+    def _check_attention(self) -> None:
+        divides = self.head_width or self.width % self.heads == 0
+        self._require("heads", bool(divides), f"a divisor of model.width={self.width}")
+        self._require(
+            "head_width", self.head_width >= 0 and self.head_width % 2 == 0, "0 (width / heads), or even"
+        )
+        self._require("heads", self.head_size % 2 == 0, f"such that model.width={self.width} / heads is even")
+        shared = self.kv_heads >= 0 and self.heads % (self.kv_heads or self.heads) == 0
+        self._require("kv_heads", shared, f"0 or a divisor of model.heads={self.heads}")
+        for field, kinds in (("qk_norm", QKNorm), ("attention_bias", AttentionBias)):
+            known = get_args(kinds)
+            self._require(field, getattr(self, field) in known, f"one of {', '.join(known)}")
+        for name in ("rotary_base", "norm_eps"):
+            value = getattr(self, name)
+            self._require(name, math.isfinite(value) and value > 0, "positive and finite")
+        scaling = self.rotary_scaling
+        whole = len(scaling) in (0, 1, 4) and all(math.isfinite(one) and one > 0 for one in scaling)
+        whole = whole and (len(scaling) < 4 or scaling[1] < scaling[2])
+        self._require(
+            "rotary_scaling", whole, "empty, a factor, or factor, low, high > low, original context"
+        )
 
     def _check_loop(self) -> None:
         """What stands around the loop, and what enters it."""
@@ -129,7 +180,12 @@ class GPTConfig:
 
     @property
     def head_size(self) -> int:
-        return self.width // self.heads
+        return self.head_width or self.width // self.heads
+
+    @property
+    def grouped_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
 
     @property
     def padded_vocabulary(self) -> int:
@@ -168,6 +224,7 @@ class GPTConfig:
             coda=0,
             injection="none",
             first_state="embedding",
+            exit_gate=False,
         )
 
     @property
@@ -188,6 +245,7 @@ class GPTConfig:
             beta=self.beta,
             flat_gain=self.flat_gain,
             factored_gain=self.factored_gain,
+            epsilon_exponent=self.epsilon_exponent,
         )
 
     @property

@@ -36,7 +36,8 @@ class DeepLoopConfig(PreTrainedConfig):
     """The fields of `GPTConfig`, and the rounds the weights were trained at.
 
     `rounds` may be changed for test-time depth, also in `from_pretrained(folder, rounds=5)`; α stays that
-    of `trained_rounds` unless `recompute_alpha` is set.
+    of `trained_rounds` unless `recompute_alpha` is set. `cache_rounds` is the budget of rounds whose keys and
+    values are kept, as in `LoopedGPT.set_cache_rounds`; None keeps all.
     """
 
     model_type = "deeploop"
@@ -52,6 +53,7 @@ class DeepLoopConfig(PreTrainedConfig):
     blocks: int = GPTConfig.blocks
     rounds: int = GPTConfig.rounds
     trained_rounds: int | None = None
+    cache_rounds: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         for field in fields(GPTConfig):
@@ -63,13 +65,15 @@ class DeepLoopConfig(PreTrainedConfig):
 
     @property
     def num_hidden_layers(self) -> int:
-        """Visits: `generate` sizes its cache by this, and every visit has keys and values of its own."""
+        """Slots of the cache, which `generate` sizes by this: one per visit, or fewer under a budget."""
         own = {name: getattr(self, name) for name in PARTS}
-        return own["prelude"] + self.blocks * self.rounds + own["coda"]
+        kept = min(self.cache_rounds or self.rounds, self.rounds)
+        return own["prelude"] + self.blocks * kept + own["coda"]
 
     def to_gpt(self) -> GPTConfig:
         """The config of the model as it was trained."""
         own = {field.name: getattr(self, field.name) for field in fields(GPTConfig)}
+        own["rotary_scaling"] = tuple(own["rotary_scaling"])  # JSON has lists
         return GPTConfig(**own | {"rounds": self.trained_rounds})
 
 
@@ -88,10 +92,9 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: DeepLoopConfig) -> None:
         super().__init__(config)
-        if getattr(config, "first_state", "embedding") == "noise":  # by position, which padding moves
-            raise ValueError("model.first_state=noise: can't be exported to transformers; train with zeros")
         self.model = LoopedGPT(config.to_gpt(), seed=torch.initial_seed() % 2**63)
         self.model.set_rounds(config.rounds)
+        self.model.set_cache_rounds(config.cache_rounds)
         # Unless on the meta device, it has drawn its weights: by its own rule, not by a common std.
         self.model._is_hf_initialized = not self.model.cos.is_meta
         self.post_init()
@@ -100,7 +103,8 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
     def from_gpt(cls, gpt: LoopedGPT) -> Self:
         """A LoopedGPT in these clothes; the weights are shared, not copied."""
         trained = asdict(gpt.config)
-        config = DeepLoopConfig(**trained | {"rounds": gpt.rounds, "trained_rounds": gpt.config.rounds})
+        now = {"rounds": gpt.rounds, "trained_rounds": gpt.config.rounds, "cache_rounds": gpt.cache_rounds}
+        config = DeepLoopConfig(**trained | now)
         with torch.device("meta"):
             model = cls(config)
         model.model = gpt
@@ -110,6 +114,11 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
         """Test-time depth, as in `LoopedGPT.set_rounds`; caches made before no longer fit."""
         self.model.set_rounds(rounds, recompute_alpha=recompute_alpha)
         self.config.rounds = rounds
+
+    def set_cache_rounds(self, budget: int | None) -> None:
+        """The key-value budget, as in `LoopedGPT.set_cache_rounds`; caches made before no longer fit."""
+        self.model.set_cache_rounds(budget)
+        self.config.cache_rounds = budget
 
     @can_return_tuple
     def forward(
@@ -138,10 +147,19 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        places = self._places(input_ids, attention_mask, position_ids, past_key_values)
+        positions = self._positions(input_ids, attention_mask, position_ids, past_key_values)
+        places = self._places(input_ids, attention_mask, positions, past_key_values)
+        noise = self.model.first_noise
+        first = None if noise is None else noise[positions].expand(*input_ids.shape, -1)  # padding moves it
+        budgeted = past_key_values if self.model.kept_rounds < self.model.rounds else None
+        if budgeted is not None and wanted:
+            raise ValueError("output_hidden_states=True: must be False with cache_rounds, or use_cache=False")
         with _recorded_visits(self.model if wanted else None) as visits:
-            states = self.model(input_ids, cache=past_key_values, places=places).states
-        hidden = (*visits[:-1], states) if wanted else None
+            if budgeted is not None:
+                states = torch.cat([*self._one_by_one(input_ids, budgeted, places, first)], dim=1)
+            else:
+                states = self.model(input_ids, cache=past_key_values, places=places, state=first).states
+        hidden: Any = (*visits[:-1], states) if wanted else None
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.model.logits(states[:, kept])
         loss = None
@@ -163,10 +181,31 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
         self.gradient_checkpointing = enable  # what `is_gradient_checkpointing` reads
         self.model.recompute = "block" if enable else "off"
 
-    def _places(
+    def _one_by_one(
+        self, tokens: Tensor, cache: Cache, places: Places, first: Tensor | None
+    ) -> Iterator[Tensor]:
+        """States of token after token, as a budget of rounds asks: see `LoopedGPT.set_cache_rounds`."""
+        if not isinstance(cache, DynamicCache):
+            raise ValueError(
+                f"cache_rounds={self.config.cache_rounds}: needs a DynamicCache, not a {type(cache).__name__}"
+            )
+        (cos, sin), mask = places
+        assert mask is None or isinstance(mask, Tensor)  # documents are for training
+        start, count = cache.get_seq_length(), tokens.shape[1]
+        for t in range(count):
+            one = slice(t, t + 1)
+            seen = None if mask is None else mask[:, :, one, : start + t + 1]
+            yield self.model(
+                tokens[:, one],
+                cache=_Overwritten(cache, start + t),
+                places=((cos[:, :, one], sin[:, :, one]), seen),
+                state=None if first is None else first[:, one],
+            ).states
+
+    def _positions(
         self, tokens: Tensor, attention_mask: Tensor | None, positions: Tensor | None, cache: Cache | None
-    ) -> Places:
-        """Rotary table and mask of the tokens: padding has no position, and nobody sees it."""
+    ) -> Tensor:
+        """Where the tokens stand, (B or 1, T): padding has no position."""
         if positions is None:
             start = 0 if cache is None else cache.get_seq_length()
             if attention_mask is not None and attention_mask.ndim == 2:
@@ -178,6 +217,12 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"{int(positions.max()) + 1} tokens: must be at most the model's context {context}"
             )
+        return positions
+
+    def _places(
+        self, tokens: Tensor, attention_mask: Tensor | None, positions: Tensor, cache: Cache | None
+    ) -> Places:
+        """Rotary table and mask of the tokens: nobody sees padding."""
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=torch.empty((*tokens.shape, 0), dtype=self.dtype, device=tokens.device),  # a shape
@@ -215,6 +260,19 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
                 "AutoModelForCausalLM": f"{name}.DeepLoopForCausalLM",
             }
         super().save_pretrained(save_directory, *args, **kwargs)
+
+
+class _Overwritten:
+    """transformers' cache while a token stands at position `start`: a later round replaces an earlier one."""
+
+    def __init__(self, cache: DynamicCache, start: int) -> None:
+        self._cache, self._start = cache, start
+
+    def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
+        if self._cache.get_seq_length(slot) > self._start:
+            layer: Any = self._cache.layers[slot]  # a DynamicLayer
+            layer.crop(-1)
+        return self._cache.update(k, v, slot)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""The key-value cache of a looped model: one slot a visit.
+"""The key-value cache of a looped model: one slot per visit, or fewer that rounds share.
 
 A block that is visited R times makes R different sets of keys and values, so K blocks × R rounds need
-K·R slots; visit number round·K + block has the slot of that number.
+K·R slots; visit number round·K + block has the slot of that number. Under a budget B of rounds it is slot
+(round mod B)·K + block, in which a later round overwrites an earlier one (`LoopedGPT.set_cache_rounds`).
 """
 
 from typing import Protocol
@@ -43,7 +44,7 @@ class KeyValueCache:
     def check(self, *, slots: int, length: int) -> None:
         """Raises unless the cache is one for `slots` visits and has room for `length` positions."""
         if self.slots != slots:
-            raise ValueError(f"cache of {self.slots} slots: the model makes {slots} visits; use a new cache")
+            raise ValueError(f"cache of {self.slots} slots: the model needs {slots} now; use a new cache")
         if self.capacity < length:
             raise ValueError(f"cache of capacity {self.capacity}: is too small for {length} positions")
 
@@ -54,6 +55,11 @@ class KeyValueCache:
         keys, values = memory
         new = slice(self.length, self.length + count)
         return keys[:, :, new], values[:, :, new]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that was taken so far, for all of the capacity."""
+        return sum(tensor.nbytes for memory in self._memory if memory is not None for tensor in memory)
 
     def _slot(self, slot: int, like: Tensor) -> tuple[Tensor, Tensor]:
         # Batch, dtype and device are those of the first keys: under autocast nobody knows them earlier.

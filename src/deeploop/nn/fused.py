@@ -6,12 +6,14 @@ Everything else runs the modules as they are written, which is also what the ker
 import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from deeploop.nn.documents import Documents
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
 
@@ -46,7 +48,16 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
         and all(isinstance(norm, RMSNorm | nn.Identity) for norm in norms)
         and all(norm.weight is not None for norm in (first.inner, second.inner) if isinstance(norm, RMSNorm))
         and first.branch.head_size >= 16
+        and _is_plain(first.branch)
+        and second.branch.down.bias is None
     )
+
+
+def _is_plain(attention: SelfAttention) -> bool:
+    """As many keys as queries, width / heads numbers each, no bias, and where causal our QK-norm."""
+    square = attention.q.weight.shape == attention.k.weight.shape == attention.o.weight.shape
+    normal = getattr(attention, "qk_norm", "after-rotary") == "after-rotary"
+    return square and normal and attention.q.bias is None
 
 
 def fits_block(block: nn.Module) -> bool:
@@ -56,12 +67,8 @@ def fits_block(block: nn.Module) -> bool:
 
 
 def fits_rounds(model: nn.Module) -> bool:
-    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`.
-
-    What enters every round anew would stand between two rounds of the chain.
-    """
-    chained = hasattr(model, "run_rounds") and getattr(model, "injection", None) is None
-    return chained and all(map(fits_block, getattr(model, "blocks", ())))
+    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`."""
+    return hasattr(model, "run_rounds") and all(map(fits_block, getattr(model, "blocks", ())))
 
 
 def install(block: nn.Module) -> bool:
@@ -84,9 +91,11 @@ def _sublayers(block: nn.Module) -> list[ScaledResidual]:
 
 
 def _forward(block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
-    # What follows are a mask, a cache and its slot: none of them in training.
-    if _applies(x, *rest):
-        return _run([block], x, rotary)
+    # What follows are a mask, a cache and its slot: in training documents at most.
+    mask, *others = rest or (None,)
+    dense, documents = _split_mask(mask)
+    if _applies(x, dense, *others):
+        return _run([block], x, rotary, documents=documents)
     return type(block).forward(block, x, rotary, *rest)
 
 
@@ -94,16 +103,21 @@ def _run_rounds(
     model: Any,
     x: Tensor,
     rotary: Rotary,
-    mask: Tensor | None = None,
+    mask: Tensor | Documents | None = None,
     cache: Any = None,
     noise: Tensor | None = None,
     entered: Tensor | None = None,
     indices: range | None = None,
 ) -> Any:
     # Blocks that are recomputed one by one are called one by one.
-    if _applies(x, mask, cache, noise, entered) and model.recompute != "block":
+    dense, documents = _split_mask(mask)
+    if _applies(x, dense, cache, noise) and model.recompute != "block":
         rounds = model.rounds if indices is None else len(indices)
-        return _run(model.blocks, x, rotary, rounds=rounds, recompute=model.recompute == "round")
+        inject = None if entered is None else partial(model.injection, entered=entered)
+        recompute = model.recompute == "round"
+        return _run(
+            model.blocks, x, rotary, documents=documents, rounds=rounds, recompute=recompute, inject=inject
+        )
     return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
 
 
@@ -112,6 +126,11 @@ def _run(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any)
 
     pairs: Any = [tuple(_sublayers(block)) for block in blocks]
     return run(pairs, x, rotary, torch.get_autocast_dtype("cuda"), **options)
+
+
+def _split_mask(mask: Any) -> tuple[Any, Documents | None]:
+    """A mask that the kernels do not know, and the documents, which they do."""
+    return (None, mask) if isinstance(mask, Documents) else (mask, None)
 
 
 def _applies(x: Tensor, *extras: object) -> bool:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from deeploop.nn.injection import Injection
-
 EMBEDDING_STD = 0.02
 CUT = 2.0  # where a truncated normal ends, in its own standard deviations before the cut
 UNSCALED = ("q", "k")
@@ -71,10 +69,10 @@ class InitRule:
 
     def std(self, role: str) -> float:
         """0.5/√width for all matrices (down too), times β in the branch, over the divisor in outputs."""
-        if role == "embedding":
+        if role in ("embedding", "head"):
             return EMBEDDING_STD
         if role not in UNSCALED + BRANCH:
-            raise ValueError(f"role={role!r}: must be one of embedding, {', '.join(UNSCALED + BRANCH)}")
+            raise ValueError(f"role={role!r}: must be one of embedding, head, {', '.join(UNSCALED + BRANCH)}")
         std = 0.5 / math.sqrt(self.width)
         if role in self.branch:
             std *= self.beta
@@ -89,25 +87,27 @@ def init_weights_(
 ) -> None:
     """Set every parameter of `model`: gains (vectors) to 1, biases to 0, matrices drawn as `rule` says.
 
-    `parts` are the rules of submodules that have another. An injection sets its own weights. A parameter for
-    which no initial value is stated is an error, so nothing is left as it was.
+    `parts` are the rules of submodules that have another. A module with a method `init_weights_` sets its own
+    weights, such as an injection. A parameter for which no initial value is stated is an error, so nothing is
+    left as it was.
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     settled: set[nn.Parameter] = set()
     for module in model.modules():
-        if isinstance(module, Injection):
-            module.init_weights_()
+        own = getattr(module, "init_weights_", None)
+        if own is not None:
+            own()
             settled.update(module.parameters())
     for name, parameter in model.named_parameters():
         *path, attribute = name.split(".")  # blocks.0.attention.branch.v.weight: role v
         if parameter in settled:
             continue
-        if attribute == "output_bias":
+        if attribute in ("output_bias", "bias"):
             parameter.zero_()
             continue
         assert attribute == "weight", f"{name}: no initial value is stated for it"
         if parameter.ndim == 1:
             parameter.fill_(1.0)
         else:
-            own = (parts or {}).get(path[0], rule)
-            init_residual_branch_([parameter], std=own.std(path[-1]), generator=generator)
+            part = (parts or {}).get(path[0], rule)
+            init_residual_branch_([parameter], std=part.std(path[-1]), generator=generator)

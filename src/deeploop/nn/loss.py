@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -19,25 +20,56 @@ MAX_NARROW_LOGITS = 2**29  # by the kernel, which holds them once, and in bf16: 
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, *, chunk: int | None = None
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    weights: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """Σ over positions with target ≥ 0 of −log softmax(x @ weight.T + bias)[target], in fp32 or wider.
 
     x (..., width), weight (V, width), targets (...), bias (V,). Under autocast the products run in its
     dtype; the bias, the softmax and the sums over chunks never do. `chunk` positions are held at a time.
+    `weights` (...) multiply the positions' losses, and have gradients too.
     """
+    kernel, chunk = _how(x, weight, chunk)
+    # The Function's own needs_input_grad is blind to no_grad, and grad mode is off inside it: ask here.
+    grad = torch.is_grad_enabled()
+    flat = None if weights is None else weights.flatten()
+    given = (x, weight, bias, flat)
+    wanted = tuple(grad and tensor is not None and tensor.requires_grad for tensor in given)
+    positions = x.flatten(0, -2), targets.flatten()
+    loss: Tensor = _LinearCrossEntropy.apply(*positions, weight, bias, flat, chunk, wanted, kernel)  # type: ignore[no-untyped-call]
+    return loss
+
+
+@torch.no_grad()
+def token_losses(
+    x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, *, chunk: int | None = None
+) -> Tensor:
+    """The summands of `linear_cross_entropy`, shaped like the targets; 0 where those are below 0."""
+    kernel, chunk = _how(x, weight, chunk)
+    flat, wide = x.flatten(0, -2), torch.promote_types(x.dtype, torch.float32)
+    target, losses = targets.flatten(), torch.empty(targets.numel(), dtype=wide, device=x.device)
+    for start in range(0, len(flat), chunk):
+        rows = slice(start, start + chunk)
+        logits = F.linear(flat[rows], weight)
+        logits = logits if kernel else logits.to(wide)
+        losses[rows] = (kernel or _plain)(logits, target[rows], bias, grad=False)
+    return losses.view_as(targets)
+
+
+def _how(x: Tensor, weight: Tensor, chunk: int | None) -> tuple[Chunk | None, int]:
+    """The kernel, where it applies, and how many positions are held at a time."""
     kernel = _kernel() if x.is_cuda and torch.is_autocast_enabled("cuda") else None
     if chunk is None:
         most = MAX_LOGITS if kernel is None else MAX_NARROW_LOGITS
         chunk = 1 << (max(1, most // len(weight)).bit_length() - 1)  # a power of two
     if chunk < 1:
         raise ValueError(f"chunk={chunk}: must be at least 1")
-    # The Function's own needs_input_grad is blind to no_grad, and grad mode is off inside it: ask here.
-    grad = torch.is_grad_enabled()
-    wanted = tuple(grad and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias))
-    positions = x.flatten(0, -2), targets.flatten()
-    loss: Tensor = _LinearCrossEntropy.apply(*positions, weight, bias, chunk, wanted, kernel)  # type: ignore[no-untyped-call]
-    return loss
+    return kernel, chunk
 
 
 @cache
@@ -87,8 +119,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        weights: Tensor | None,
         chunk: int,
-        wanted: tuple[bool, bool, bool],
+        wanted: tuple[bool, bool, bool, bool],
         kernel: Chunk | None,
     ) -> Tensor:
         device = x.device.type
@@ -100,32 +133,41 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_x = torch.empty_like(x) if wanted[0] else None
             grad_w = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
             grad_b = torch.zeros(len(weight), dtype=wide, device=x.device) if wanted[2] else None
+            grad_p = torch.empty(len(x), dtype=wide, device=x.device) if wanted[3] else None
             for start in range(0, len(x), chunk):
                 rows = slice(start, start + chunk)
                 h = x[rows].to(narrow)
                 d = h @ w.T if kernel else (h @ w.T).to(wide)  # (C, V): logits, then their gradient
-                loss += (kernel or _plain)(d, targets[rows], bias, grad=any(wanted)).sum()
+                losses = (kernel or _plain)(d, targets[rows], bias, grad=any(wanted))
+                if grad_p is not None:
+                    grad_p[rows] = losses
+                if weights is not None:
+                    losses = losses * weights[rows]
+                    d *= weights[rows, None]
+                loss += losses.sum()
                 if grad_b is not None:
                     grad_b += d.sum(0, dtype=wide)
                 if grad_x is not None:
                     grad_x[rows] = d.to(narrow) @ w
                 if grad_w is not None:
                     _add_product(grad_w, d.to(narrow).T, h)
-        ctx.save_for_backward(grad_x, grad_w, grad_b)
+        ctx.save_for_backward(grad_x, grad_w, grad_b, grad_p)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x, grad_w, grad_b = ctx.saved_tensors
+        grad_x, grad_w, grad_b, grad_p = ctx.saved_tensors
         if grad_x is not None:
             grad_x = grad_x * grad_loss
         if grad_w is not None:
             grad_w = (grad_w * grad_loss).to(ctx.dtypes[0])
         if grad_b is not None:
             grad_b = (grad_b * grad_loss).to(ctx.dtypes[1])
-        return grad_x, None, grad_w, grad_b, None, None, None
+        if grad_p is not None:
+            grad_p = grad_p * grad_loss
+        return grad_x, None, grad_w, grad_b, grad_p, None, None, None
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -1,6 +1,6 @@
 """The residual equations; `kernels/stack.py` computes their common form outer(α·x + ε·f(inner(x))) faster.
 
-prenorm     x ← x + f(inner(x))
+prenorm     x ← x + ε·f(inner(x)), ε = 1 unless one is given
 postnorm    x ← outer(x + f(x))
 sandwich    x ← outer(α·x + f(inner(x)))      the paper's Eq. (deeploop-block)
 sandwich without inner norm: x ← outer(α·x + f(x)), DeepNorm's original form
@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from deeploop.nn.layers import RMSNorm
@@ -23,7 +24,7 @@ from deeploop.nn.layers import RMSNorm
 ResidualKind = Literal["prenorm", "postnorm", "sandwich", "factored", "averaged", "flat"]
 PRENORM = ("prenorm", "factored", "averaged")  # without an outer norm
 ALPHA = ("sandwich", "flat")
-EPSILON = ("factored", "averaged")
+EPSILON = ("factored", "averaged")  # which need one
 
 
 class ScaledResidual(nn.Module):
@@ -32,14 +33,19 @@ class ScaledResidual(nn.Module):
     Of a branch that returns a tuple, as attention in transformers and in torch does, the first element is the
     output; the rest (attention weights) is dropped.
 
-    The sandwich and the flat block need an `alpha`, the factored and the averaged block an `epsilon`:
-    `deeploop.theory` has both by K and R. They are read at every visit, so they may be changed for another
-    depth at test time. β is no part of the forward pass: it is drawn into the branch's matrices
-    (`init_residual_branch_`).
+    The sandwich and the flat block need an `alpha`, the factored and the averaged block an `epsilon`, which
+    pre-norm may have: `deeploop.theory` has both by K and R. They are read at every visit, so they may be
+    changed for another depth at test time. β is no part of the forward pass: it is drawn into the branch's
+    matrices (`init_residual_branch_`).
 
     Without `outer_gain` the outer norm has no weight, as always in the flat block: a gain there multiplies
     the stream at each visit, so that its effect grows with the rounds (`deeploop.theory.flat_alpha`).
+
+    `varying`: epsilon is multiplied as a tensor. Compiled code holds numbers fast, and would be compiled anew
+    for every other one.
     """
+
+    scale: Tensor | None
 
     def __init__(
         self,
@@ -52,6 +58,7 @@ class ScaledResidual(nn.Module):
         inner_norm: bool = True,
         outer_gain: bool = True,
         norm: Callable[[int], nn.Module] = RMSNorm,
+        varying: bool = False,
     ) -> None:
         super().__init__()
         if kind not in get_args(ResidualKind):
@@ -65,16 +72,26 @@ class ScaledResidual(nn.Module):
             raise ValueError(f"outer_gain=False: must be True with kind={kind!r}, it has no outer norm")
         if kind == "flat" and not inner_norm:
             raise ValueError("inner_norm=False: must be True with kind='flat'; the sandwich goes without")
+        self.register_buffer("scale", torch.tensor(self.epsilon) if varying else None, persistent=False)
         self.inner = norm(width) if inner_norm and kind != "postnorm" else nn.Identity()
         self.branch = branch
         self.outer = norm(width) if kind not in PRENORM else nn.Identity()
         if kind == "flat" or not outer_gain:
             _drop_gain(self.outer)
 
+    def set_scales(self, alpha: float, epsilon: float) -> None:
+        """Other scales from the next visit on."""
+        self.alpha, self.epsilon = alpha, epsilon
+        if self.scale is not None:
+            self.scale.fill_(epsilon)
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         skip = self.alpha * x
         f = self.branch(self.inner(x), *args, **kwargs)
         f = f[0] if isinstance(f, tuple) else f
+        if self.scale is not None:
+            scaled: Tensor = self.outer(skip + self.scale.to(f.dtype) * f)
+            return scaled
         y: Tensor = self.outer(skip + f if self.epsilon == 1 else skip + self.epsilon * f)
         return y
 
@@ -105,6 +122,6 @@ def _scale(name: str, value: float | None, kind: str, *, wanted: bool) -> float:
         return 1.0
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name}={value}: must be a positive number")
-    if not wanted and value != 1:
+    if not wanted and value != 1 and (name, kind) != ("epsilon", "prenorm"):
         raise ValueError(f"{name}={value}: must be 1 with kind={kind!r}, which has none")
     return float(value)

@@ -10,7 +10,6 @@ from deeploop.train.distributed import DeviceConfig
 from deeploop.train.language import DataConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
-from deeploop.train.rounds import RoundsConfig
 
 
 def gpt2_small() -> TrainConfig:
@@ -41,18 +40,6 @@ def tiny() -> TrainConfig:
         optim=OptimConfig(steps=300, batch=16, warmup_steps=200, floor_lr=1e-4),
         checkpoint=CheckpointConfig(every=100),
         log=LogConfig(every=5),
-    )
-
-
-def tiny_recurrent() -> TrainConfig:
-    """tiny with a prelude and a coda, the flat rule, 4 rounds on average, gradient through the last 4."""
-    base = tiny()
-    return replace(
-        base,
-        out=Path("runs/tiny-recurrent"),
-        model=replace(base.model, block="flat", rounds=4, prelude=1, coda=1, injection="add"),
-        data=replace(base.data, validation_rounds=(1, 2, 4, 8, 16)),
-        rounds=RoundsConfig(sample="poisson-lognormal", backprop=4),
     )
 
 

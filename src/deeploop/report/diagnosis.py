@@ -19,6 +19,10 @@ class Architecture(Protocol):
     @property
     def blocks(self) -> int: ...
     @property
+    def prelude(self) -> int: ...
+    @property
+    def coda(self) -> int: ...
+    @property
     def block(self) -> str: ...
     @property
     def rule(self) -> object | None: ...
@@ -46,8 +50,10 @@ def text(record: dict[str, Any], model: Architecture, path: Path, *, has_alpha: 
         for name, own in record["sublayers"].items()
     ]
     header = ("sublayer", "‖ΣU‖/max‖U‖", "‖ΣG‖/max‖G‖", "own κ", "κ", "last change of a norm")
+    once = model.prelude + model.coda
     audited = f"audit: each of {model.blocks} blocks is visited {R} times"
-    audited += f", α is right at all {2 * model.blocks} residuals" if has_alpha else ""
+    audited += f", prelude and coda ({once} blocks) once" if once else ""
+    audited += f", α is right at all {2 * (model.blocks + once)} residuals" if has_alpha else ""
     ratios = [max(own["ratio"]) for own in record["stream"].values()]
     parts = [
         f"{path} at step {record['step']}: {model.blocks} blocks × {R} rounds, {rule}; "

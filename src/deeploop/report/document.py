@@ -19,6 +19,7 @@ import deeploop
 from deeploop.files import own_folder, write_text
 from deeploop.report import beyond, figures, ledger, page, plots, tables, transfer_views
 from deeploop.report.boards import boards_table
+from deeploop.report.depths import depths_table
 from deeploop.report.groups import Histories, Setup, letter, setups
 from deeploop.report.runs import Run
 from deeploop.report.tables import Table
@@ -67,6 +68,7 @@ def make_sections(runs: Sequence[Run], histories: Histories) -> list[Section]:
         Section("Runs", [*head, ledger.runs_table(runs, histories)]),
         Section("Loss curves", curve_pictures(groups, histories)),
         loss_section(groups, histories),
+        table_section("Loss at other depths", depths_table(runs)),
         p_sweep_section(groups),
         transfer_section(runs, histories),
         accuracy_section(groups),

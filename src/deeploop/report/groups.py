@@ -25,9 +25,13 @@ TABLE_AXES = (
     "model.flat_gain",
     "model.unigram_bias",
     "model.rounds",
+    "model.injection",
+    "model.first_state",
+    "model.exit_gate",
 )
 OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch")
-NOT_OF_A_SETUP = ("data.validate_every", *TABLE_AXES)
+NOT_OF_A_SETUP = ("data.validate_every", "data.validation_rounds", *TABLE_AXES)
+PLAIN_LOOP = {"model.prelude": 0, "model.coda": 0}  # as runs are of before there were these
 
 
 class Histories:
@@ -104,6 +108,8 @@ class Setup:
         amount = f"{own['optim.steps']:,} steps of {own['optim.batch']} × {own['model.context']} tokens"
         steps = "step" if own["optim.steps"] == 1 else "steps"
         corpora = " ".join(Path(folder).name for folder in self.runs[0].corpora)
+        around = [own.get(name, 0) for name in PLAIN_LOOP]
+        shape += f", prelude {around[0]}, coda {around[1]}" if any(around) else ""
         return f"{shape}, {amount.replace('steps', steps)}, {corpora}"
 
     @property
@@ -168,7 +174,9 @@ def setups(runs: Sequence[Run]) -> list[Setup]:
         shape = {
             name: value
             for name, value in run.fields.items()
-            if name.startswith(OF_A_SETUP) and name not in NOT_OF_A_SETUP
+            if name.startswith(OF_A_SETUP)
+            and name not in NOT_OF_A_SETUP
+            and (name, value) not in PLAIN_LOOP.items()
         }
         found.setdefault(json.dumps(shape, sort_keys=True), []).append(run)
     largest = sorted(found.values(), key=len, reverse=True)
@@ -198,14 +206,14 @@ def method(run: Run) -> str:
     parts = [alpha == "flat", beta == "off", not gain]
     if block != "sandwich" or (all(parts) and run.fields.get("model.inner_norm", True)):
         name = BLOCK_NAMES.get(block, str(block)) if block != "sandwich" else "flat"
-        return name + _lambda(run) + cure(run)
+        return name + _lambda(run) + cure(run) + recurrence(run)
     p = run.fields["model.p"]
     name = f"{ {0.5: 'DeepLoop', 0.25: 'DeepNorm'}.get(p, 'sandwich') } p={p:g}"
     if all(parts[:2]):  # without either, p says nothing
         name = "sandwich"
     changes = (f"α flat{_lambda(run)}", "no β", "no outer gain")
     changed = [text for text, part in zip(changes, parts, strict=True) if part]
-    return ", ".join([name, *changed]) + cure(run)
+    return ", ".join([name, *changed]) + cure(run) + recurrence(run)
 
 
 def _lambda(run: Run) -> str:
@@ -223,6 +231,26 @@ def cure(run: Run) -> str:
         f"branch rate ×{rate:g}{release}": rate != 1,
         "wait": run.fields.get("optim.wait_for_escape"),
         "Muon": run.fields.get("optim.kind") == "muon",
+    }
+    return "".join(f" + {name}" for name, used in taken.items() if used)
+
+
+def recurrence(run: Run) -> str:
+    """How its rounds are entered, drawn and trained; nothing in a plain loop at a fixed R."""
+    if not is_language(run):
+        return ""
+    own = {name.partition(".")[2]: value for name, value in run.fields.items() if name.startswith("model.")}
+    rounds = {name.partition(".")[2]: value for name, value in run.fields.items() if name[:7] == "rounds."}
+    sample, kept = rounds.get("sample", "fixed"), rounds.get("backprop", 0)
+    injection, first = own.get("injection", "none"), own.get("first_state", "embedding")
+    taken = {
+        str(injection): injection != "none",
+        f"from {first}": first != "embedding",
+        f"rounds {sample}": sample != "fixed",
+        f"ramp {rounds.get('ramp')}": rounds.get("ramp", "off") != "off",
+        f"gradient through {kept}": kept,
+        "exit gate": own.get("exit_gate"),
+        "gate-only": run.fields.get("gate.stage") == "gate-only",
     }
     return "".join(f" + {name}" for name, used in taken.items() if used)
 

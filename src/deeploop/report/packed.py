@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from deeploop.files import atomic_file, is_locked, open_regular
+from deeploop.files import atomic_file, is_locked, open_regular, parse_json
 from deeploop.report.endings import DROPPED, exit_file, log_file
 
 PACKED = "runs.tar.xz"
@@ -139,17 +139,36 @@ def _is_kept(path: Path) -> bool:
     return path.suffix in KEPT or path.name == DROPPED
 
 
-def write_packed(files: Mapping[str, Path], out: Path) -> None:
-    """Writes the packed file; the same files give the same bytes."""
+def write_packed(files: Mapping[str, Path], out: Path, train_every: int = 1) -> None:
+    """Writes the packed file; the same files give the same bytes.
+
+    Of the metrics' training lines those of every so many steps are kept; validations and the rest all are.
+    """
     with (
         atomic_file(out) as file,
         lzma.open(file, "wb", filters=XZ) as xz,
         tarfile.open(fileobj=xz, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         for number, (name, path) in enumerate(sorted(files.items()), start=1):
-            data = path.read_bytes()
+            data = _thinned(path, train_every) if path.name == "metrics.jsonl" else path.read_bytes()
             member = tarfile.TarInfo(name)  # of nobody, at time 0
             member.size = len(data)
             tar.addfile(member, BytesIO(data))
             if number > MOST_FILES or tar.offset > MOST_BYTES - BLOCK:
                 raise ValueError(f"{out}: would hold more than {MOST_FILES:,} files or {MOST_BYTES:,} bytes")
+
+
+def _thinned(path: Path, every: int) -> bytes:
+    if every == 1:
+        return path.read_bytes()
+    lines = path.read_bytes().splitlines(keepends=True)
+    return b"".join(line for line in lines if _stays(line, every))
+
+
+def _stays(line: bytes, every: int) -> bool:
+    """A line that can't be read stays: whoever reads the pack is to be told of it."""
+    try:
+        record = parse_json(line)
+        return record["kind"] != "train" or record["step"] % every == 0
+    except (ValueError, LookupError, TypeError):
+        return True

@@ -19,7 +19,16 @@ from deeploop.report.sweeps import read_sweep
 from deeploop.train.metrics import Record, is_sound, stream_back, stream_lines
 
 ITERATED = ("data.task", "data.rule", "data.length", "data.train_steps", "rounds.")
-DEFINING = ("model.", "data.path", "data.mix", "data.max_epochs", *ITERATED, "optim.")
+DEFINING = (
+    "model.",
+    "data.path",
+    "data.mix",
+    "data.max_epochs",
+    "data.mask_documents",
+    *ITERATED,
+    "gate.",
+    "optim.",
+)
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
 RATES = 100
 # What tables reckon with; a file where one of these is of another kind is a damaged one.
@@ -43,7 +52,10 @@ LATER_FIELDS: dict[str, Any] = {
     "model.flat_gain": 1.0,
     "optim.kind": "adamw",
     "data.mix": [],
-    "data.max_epochs": 0,
+    "data.mix_last": [],
+    "data.mix_last_share": 0.2,
+    "data.max_epochs": [],
+    "data.mask_documents": False,
 }
 STAMP_KINDS = {
     "task": str,

@@ -74,6 +74,11 @@ def averaged_epsilon(K: int, R: int) -> float:
     return 1 / (_depth(K) * _depth(R))
 
 
+def round_epsilon(R: int, exponent: float) -> float:
+    """R^-q for a pre-norm stack that is given rounds: 1 at R = 1, where it is the stack that was trained."""
+    return float(_depth(R) ** -exponent)
+
+
 def flat_alpha(K: int, R: int, gain: float = 1.0) -> float:
     """lambda R sqrt(K), the flat rule's residual scale: R for a block's own visits, sqrt(K) across blocks.
 
@@ -104,6 +109,7 @@ def block_scales(
     beta: str = "on",
     flat_gain: float = 1.0,
     factored_gain: float = 1.0,
+    epsilon_exponent: float = 0.0,
 ) -> Scales:
     """The three of a block kind and its parts, by the names that GPTConfig gives them."""
     paper, N = ScalingRule(p), _depth(K) * _depth(R)
@@ -117,6 +123,8 @@ def block_scales(
         branch = factored_epsilon(K, R, factored_gain)
     elif block == "averaged":
         branch = averaged_epsilon(K, R)
+    elif block == "prenorm":
+        branch = round_epsilon(R, epsilon_exponent)
     return Scales(skip, paper.beta(N) if sandwich and beta == "on" else 1.0, branch)
 
 

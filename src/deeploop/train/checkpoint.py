@@ -188,10 +188,16 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
     return world.gather(found)[0]
 
 
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Puts a checkpoint's weights into `model`, which may be sharded; shapes must agree."""
+def load_weights(model: nn.Module, checkpoint: Path, *, may_lack: str | None = None) -> None:
+    """Puts a checkpoint's weights into `model`, which may be sharded; shapes must agree.
+
+    Weights whose names begin with `may_lack` stay as they are where the checkpoint has none of them.
+    """
     weights = _load(checkpoint / WEIGHTS)
-    own = {name.removeprefix("module."): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    state = {name.removeprefix("module."): tensor for name, tensor in model.state_dict().items()}
+    if may_lack is not None and not any(name.startswith(may_lack) for name in weights):
+        weights |= {name: tensor for name, tensor in state.items() if name.startswith(may_lack)}
+    own = {name: tuple(tensor.shape) for name, tensor in state.items()}
     with _named(checkpoint):
         check_tensors(weights, own)
     set_model_state_dict(model, dict(weights), options=_FULL)
@@ -221,9 +227,28 @@ def copy_weights(checkpoint: Path, folder: Path) -> None:
     record = read_state(checkpoint, [WEIGHTS])
     folder.mkdir(parents=True)
     shutil.copyfile(checkpoint / WEIGHTS, folder / WEIGHTS)
-    weights = _sync_and_hash(folder / WEIGHTS)
-    record["sha256"] = {WEIGHTS: weights, "state.json": _digest(record)}
+    _write_record(folder, record)
+
+
+def save_weights(folder: Path, model: nn.Module, state: dict[str, Any]) -> Path:
+    """Weights that no run of ours has trained, as the checkpoint of step 0: to start from, not to resume."""
+    final = own_folder(folder / "checkpoints") / f"step-{0:08d}"
+    part = final.with_name(f".{final.name}.part")
+    _remove(part)
+    part.mkdir()
+    _save_tensors(part / WEIGHTS, model.state_dict())
+    _write_record(part, {"format": FORMAT, "step": 0, **state})
+    sync_folder(part)
+    part.rename(final)
+    sync_folder(final.parent)
+    return final
+
+
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
+    """state.json beside weights alone."""
+    record["sha256"] = {WEIGHTS: _sync_and_hash(folder / WEIGHTS), "state.json": _digest(record)}
     (folder / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    _sync_and_hash(folder / "state.json")
 
 
 def load_checkpoint(

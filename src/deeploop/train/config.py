@@ -1,7 +1,7 @@
 """The whole configuration of a run, composed once, and its way to JSON and back.
 
 The class says what is trained: `TrainConfig` a looped GPT on text, `IterateTrainConfig` one on an iterated
-task, `HRMTrainConfig` and `TRMTrainConfig` a reasoner.
+task, `ChatTrainConfig` one on conversations, `HRMTrainConfig` and `TRMTrainConfig` a reasoner.
 """
 
 import dataclasses
@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 from deeploop.data.iterate.examples import Examples
 from deeploop.files import read_table
+from deeploop.models.exit_gate import GateConfig
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
+from deeploop.train.chat import ChatDataConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.diagnosis import DiagnoseConfig
 from deeploop.train.distributed import DeviceConfig
@@ -66,6 +68,11 @@ def check_optim(model: GPTConfig, optim: OptimConfig, device: DeviceConfig) -> N
             f"optim.branch_lr={optim.branch_lr}: must be 1 with "
             f"model.{cause}={getattr(model, cause)}, which draws no matrix at beta"
         )
+    if optim.injection_lr != 1 and model.injection in ("none", "add"):
+        raise ValueError(
+            f"optim.injection_lr={optim.injection_lr}: must be 1 with model.injection={model.injection}, "
+            "which has no weights"
+        )
     if optim.kind == "muon" and device.parallel == "fsdp":
         raise ValueError(
             "optim.kind=muon: must be adamw with device.parallel=fsdp, where no rank has a whole matrix; "
@@ -88,11 +95,13 @@ class TrainConfig(RunConfig):
     guard: GuardConfig = field(default_factory=GuardConfig)
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_optim(self.model, self.optim, self.device)
         self.rounds.check(self.model.rounds)
+        self._check_gate()
         if self.rounds.truncates(self.model.rounds) and self.model.injection == "none":
             raise ValueError(
                 f"rounds.backprop={self.rounds.backprop}: must be 0 with model.injection=none, where no "
@@ -103,6 +112,41 @@ class TrainConfig(RunConfig):
                 "guard.stop=True: must be False with optim.wait_for_escape=True, "
                 "whose warm-up lasts as long as the collapse does"
             )
+
+    def _check_gate(self) -> None:
+        """What the exit gate needs, and what only a model that has one may say."""
+        gate, default = self.gate, GateConfig()
+        for name in ("stage", "entropy"):
+            value = getattr(gate, name)
+            if not self.model.exit_gate and value != getattr(default, name):
+                raise ValueError(f"gate.{name}={value}: is for a model with an exit gate; --model.exit-gate")
+        if not self.model.exit_gate:
+            return
+        if self.model.rounds < 2:
+            raise ValueError(
+                f"model.rounds={self.model.rounds}: must be at least 2 with model.exit_gate=True"
+            )
+        if gate.stage == "joint" and self.rounds.truncates(self.model.rounds):
+            raise ValueError(
+                f"rounds.backprop={self.rounds.backprop}: must be 0 with gate.stage=joint, "
+                "whose loss is read after every round"
+            )
+        if gate.stage == "gate-only" and self.init_from is None:
+            raise ValueError(
+                "gate.stage=gate-only: needs a trained model that stays as it is; --init-from RUN"
+            )
+        if gate.stage == "gate-only" and self.diagnose.every:
+            raise ValueError(
+                f"diagnose.every={self.diagnose.every}: must be 0 with gate.stage=gate-only, "
+                "which leaves the loop as it is"
+            )
+
+
+@dataclass(frozen=True)
+class ChatTrainConfig(TrainConfig):
+    """One fine-tuning of a looped GPT on conversations."""
+
+    data: ChatDataConfig = field(default_factory=ChatDataConfig)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -161,6 +205,8 @@ class IterateTrainConfig(RunConfig):
                     f"model.{name}={getattr(self.model, name)}: {data.task} at data.length={data.length} "
                     f"needs at least {least}; set --model.{name} {least}"
                 )
+        if self.model.exit_gate:
+            raise ValueError("model.exit_gate=True: must be False, it is for language models")
         if self.model.unigram_bias:
             raise ValueError("model.unigram_bias=True: must be False, iterated tasks have no text to count")
         if self.optim.wait_for_escape:
@@ -175,6 +221,7 @@ ReasonerTrainConfig = HRMTrainConfig | TRMTrainConfig
 AnyTrainConfig = TrainConfig | ReasonerTrainConfig | IterateTrainConfig
 KINDS: dict[str, type[AnyTrainConfig]] = {
     "language": TrainConfig,
+    "chat": ChatTrainConfig,
     "hrm": HRMTrainConfig,
     "trm": TRMTrainConfig,
     "iterate": IterateTrainConfig,

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.models.gpt import LoopedGPT
+from deeploop.nn.documents import document_bounds
 
 if TYPE_CHECKING:
     from deeploop.train.config import TrainConfig
+
+Probe = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, and where documents begin if kept apart
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,6 @@ class DiagnoseConfig:
     def check(self, model: LoopedGPT) -> None:
         """A misspelt sublayer is an error before training, not at the first diagnosis."""
         if self.every:
-            model.config.require_plain_loop(f"diagnose.every={self.every}")
             try:
                 pick_sublayers(model, self.sublayers)
             except ValueError as error:
@@ -48,7 +50,7 @@ class DiagnoseConfig:
 class LoopMonitor:
     """κ_R and its company every so many steps, and what to say of a collapse."""
 
-    def __init__(self, config: "TrainConfig", probe: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, config: "TrainConfig", probe: Probe) -> None:
         self._config, self._probe = config, probe
         self.diagnose_every = config.diagnose.every
         self.stops_when_collapsed = config.guard.stop
@@ -78,14 +80,16 @@ class LoopMonitor:
 def diagnose(
     model: LoopedGPT,
     optimizer: torch.optim.Optimizer,
-    probe: tuple[Tensor, Tensor],
+    probe: Probe,
     config: DiagnoseConfig,
 ) -> dict[str, Any]:
     """One record for the metrics; model, optimizer and random generators are left as they were."""
     began = time.perf_counter()
     device = next(model.parameters()).device
     cut = slice(None, config.tokens or None)
-    tokens, targets = (part[: config.sequences, cut].to(device) for part in probe)
+    tokens, targets = (part[: config.sequences, cut].to(device) for part in probe[:2])
+    starts = None if probe[2] is None else probe[2][: config.sequences, cut]
+    apart = None if starts is None else document_bounds(starts).to(device)
     # A visit that is computed twice would be taken for two.
     recompute, model.recompute = model.recompute, "off"
     try:
@@ -93,6 +97,7 @@ def diagnose(
             model,
             tokens,
             targets,
+            documents=apart,
             sublayers=config.sublayers,
             state=adam_state(model, optimizer),
             effort=Effort(iterations=config.iterations),

@@ -14,6 +14,7 @@ from torch import nn
 from deeploop.nn import fused
 from deeploop.train.distributed import DeviceConfig, World, physical_blocks, unwrap, uses_bf16
 from deeploop.train.optim import supports_conditional_step
+from deeploop.train.replay import MOST_GRAPHS
 
 Blocks = Literal["kernels", "compiled", "eager"]
 NAMES = {"kernels": "Triton kernels", "compiled": "compiled blocks", "eager": "eager modules"}
@@ -31,6 +32,8 @@ class Execution:
     """Forward and backward pass of a micro-batch are one CUDA graph."""
     lag: int
     """Steps by which the loss is read back behind the step that is queued."""
+    graph_per_rounds: bool = False
+    """Rounds are drawn: a graph is kept for each number of them, at most `MOST_GRAPHS`."""
     because: tuple[str, ...] = ()
     """Why something faster was left out."""
 
@@ -47,14 +50,16 @@ class Execution:
     def describe(self) -> str:
         """One line for a person."""
         parts = [NAMES[self.blocks], "bf16" if self.bf16 else "fp32"]
-        parts += ["CUDA graph"] * self.graph
+        drawn = f" for each number of rounds, at most {MOST_GRAPHS}" if self.graph_per_rounds else ""
+        parts += [f"CUDA graph{drawn}"] * self.graph
         parts += [f"loss read back {self.lag} step behind"] * bool(self.lag)
         return ", ".join(parts) + (f" ({'; '.join(self.because)})" if self.because else "")
 
     def to_json(self) -> dict[str, Any]:
         """What run.json keeps of it."""
         precision = "bf16" if self.bf16 else "fp32"
-        return {"blocks": self.blocks, "precision": precision, "graph": self.graph, "lag": self.lag}
+        graphs = {"most_graphs": MOST_GRAPHS} if self.graph_per_rounds else {}
+        return {"blocks": self.blocks, "precision": precision, "graph": self.graph, **graphs, "lag": self.lag}
 
 
 def choose_execution(
@@ -64,10 +69,12 @@ def choose_execution(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     recordable: bool = False,
+    draws_rounds: bool = False,
 ) -> Execution:
     """The fastest way that config, device, model and optimizer allow.
 
-    `recordable`: every batch is the same work, and nothing in it waits for the device.
+    `recordable`: batches of one shape and one number of rounds are the same work, and nothing in it waits
+    for the device. `draws_rounds`: steps differ in their number of rounds.
     """
     bf16 = uses_bf16(config, world.device)
     blocks, why_blocks = _choose_blocks(config, world, unwrap(model))
@@ -83,7 +90,8 @@ def choose_execution(
     graph = chained and optimizer is not None and not why_graph
     # Without a host that looks at the loss first, the device must leave a bad step out by itself.
     lag = int(graph and optimizer is not None and supports_conditional_step(optimizer))
-    return Execution(blocks, chained, bf16, graph, lag, (*why_blocks, *why_graph[:1]))
+    because = (*why_blocks, *why_graph[:1])
+    return Execution(blocks, chained, bf16, graph, lag, graph and draws_rounds, because)
 
 
 def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:

@@ -51,6 +51,13 @@ def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
     }
     if isinstance(config, TrainConfig) and (drawn := _rounds(config)):
         lines["rounds"] = drawn
+    if isinstance(config, TrainConfig) and config.model.exit_gate:
+        frozen = config.gate.stage == "gate-only"
+        lines["gate"] = (
+            "gate-only: the rest is frozen, the loss is the gate's binary cross-entropy"
+            if frozen
+            else f"joint, the loss is Σ q·L − {config.gate.entropy:g}·H(q)"
+        )
     if 0 < done < steps and facts.seconds:
         left = hours_minutes_seconds((steps - done) * facts.seconds / done)
         lines["time"] = f"{left} left at the speed so far, validation not counted"
@@ -122,7 +129,10 @@ def _data(config: AnyTrainConfig, examples: int) -> str:
         epochs = tokens / examples
         text = f"{epochs:,.1f}" if epochs >= 0.95 else f"{epochs:.2g}"
         corpus = f"{' '.join(config.data.mix)} have" if config.data.mix else "the corpus has"
-        return f"{tokens:,} tokens planned, {corpus} {examples:,}: {text} epochs"
+        planned = f"{tokens:,} tokens planned, {corpus} {examples:,}: {text} epochs"
+        if config.data.mix_last:
+            planned += f"; the last {config.data.mix_last_share:.0%}: {' '.join(config.data.mix_last)}"
+        return planned
     if isinstance(config, IterateTrainConfig):
         data = config.data
         rule = f" of rule {data.rule}" if data.task == "automaton" else ""

@@ -95,6 +95,7 @@ class IterateTask:
         self.targets_per_step = batch * self.shown.tokens
         self.flops_per_step = self.targets_per_step * flops_per_token(actual, self._mean_rounds)
         self.skips_non_finite = config.optim.non_finite == "skip"
+        self.draws_rounds = config.rounds.sample != "fixed"
         self.held = 0
         self.step = 0
         self._key, self._steps_key = (keys(config.seed, number)[0] for number in (DATA_KEY, STEPS_KEY))
@@ -157,6 +158,10 @@ class IterateTask:
         parts = [inputs, targets] if noise is None else [inputs, targets, noise.transpose(0, 1)]
         pieces = zip(*(part[self.mine].split(self.micro_batch) for part in parts), strict=True)
         return [(own_inputs, own_targets, share, *rest) for own_inputs, own_targets, *rest in pieces]
+
+    def drawn(self) -> dict[str, int]:
+        """The rounds of the step whose batches came last, where they are not the same in every step."""
+        return {"rounds": self.model.rounds} if self.draws_rounds else {}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy summed over the micro-batch's answers, as a share of the whole step's."""

@@ -123,6 +123,7 @@ def report_step(run: ActiveRun, result: StepResult) -> None:
         values = {
             "loss": result.loss,
             "lr": result.lr,
+            **result.drawn,
             "grad_norm": result.grad_norm,
             "tokens": run.tokens,
             "tokens_per_s": tokens_per_s,

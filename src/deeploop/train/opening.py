@@ -8,6 +8,7 @@ from torch import nn
 
 from deeploop.files import lock_folder
 from deeploop.train.active import ActiveRun
+from deeploop.train.chat import ChatTask
 from deeploop.train.checkpoint import (
     last_checkpoint,
     last_good_checkpoint,
@@ -18,6 +19,7 @@ from deeploop.train.checkpoint import (
 )
 from deeploop.train.config import (
     AnyTrainConfig,
+    ChatTrainConfig,
     IterateTrainConfig,
     ReasonerTrainConfig,
     TrainConfig,
@@ -27,7 +29,7 @@ from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
 from deeploop.train.header import Facts, header, legend
 from deeploop.train.iterate import IterateTask
-from deeploop.train.language import LanguageTask
+from deeploop.train.language import GATE, LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
 from deeploop.train.progress import Display, device_name
 from deeploop.train.puzzle import PuzzleTask
@@ -95,13 +97,22 @@ def _build(config: AnyTrainConfig, world: World) -> tuple[Task, nn.Module, torch
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
     model = wrap(task.build(), config.device, world)
     optimizer = task.make_optimizer(model)
-    execution = choose_execution(config.device, world, model, optimizer, recordable=task.can_be_recorded)
+    execution = choose_execution(
+        config.device,
+        world,
+        model,
+        optimizer,
+        recordable=task.can_be_recorded,
+        draws_rounds=task.draws_rounds,
+    )
     execution.apply(model)
     return task, model, optimizer, execution
 
 
 def make_task(config: AnyTrainConfig, world: World) -> Task:
     """The task that the class of a config stands for."""
+    if isinstance(config, ChatTrainConfig):
+        return ChatTask(config, world)
     if isinstance(config, TrainConfig):
         return LanguageTask(config, world)
     if isinstance(config, ReasonerTrainConfig):
@@ -130,7 +141,13 @@ def _init_from(config: AnyTrainConfig, source: Path, task: Task, model: nn.Modul
     if isinstance(task, LanguageTask):
         task.check_tokenizer(read_stamp(source).get("tokenizer"), source)
     read_state(checkpoint)
-    load_weights(model, checkpoint)
+    load_weights(model, checkpoint, may_lack=GATE)
+
+
+def _origin(init_from: Path | None) -> dict[str, Any]:
+    """What a retrofit says of its source: the runs that start from it say so too."""
+    stamp = {} if init_from is None else read_stamp(init_from)
+    return {"retrofit": stamp["retrofit"]} if "retrofit" in stamp else {}
 
 
 def _introduction(run: ActiveRun, source: str | None) -> list[str]:
@@ -170,7 +187,7 @@ def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:
     """The run folder, new or gone on with, and the file of its metrics."""
     config = run.config
     if not state:
-        stamp = {**run.task.stamp(), "execution": run.execution.to_json()}
+        stamp = {**run.task.stamp(), "execution": run.execution.to_json(), **_origin(config.init_from)}
         create_run(config, stamp, run.task.files())
         return MetricsWriter(config.out, config.log, to_dict(config))
     # A run that has no step left keeps the settings it was trained with.

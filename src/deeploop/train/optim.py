@@ -70,6 +70,8 @@ class OptimConfig(BaseOptimConfig):
     """AdamW's epsilon."""
     branch_lr: float = 1.0
     """Learning rate of the matrices drawn at beta (value, output, feed-forward) over that of the others."""
+    injection_lr: float = 1.0
+    """Learning rate of the injection's weights, which are new in a retrofit, over that of the others."""
     branch_release_steps: int = 0
     """Steps over which that multiple goes to 1, in a straight line; 0 keeps it."""
     wait_for_escape: bool = False
@@ -79,7 +81,7 @@ class OptimConfig(BaseOptimConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._not_negative("floor_lr", "eps", "branch_lr", "branch_release_steps")
+        self._not_negative("floor_lr", "eps", "branch_lr", "injection_lr", "branch_release_steps")
         if self.floor_lr > self.peak_lr:
             raise ValueError(
                 f"optim.floor_lr={self.floor_lr}: must be at most optim.peak_lr={self.peak_lr}, or the rate "
@@ -160,22 +162,29 @@ def make_optimizer(
     """The optimizer over three groups: block matrices, embeddings, and the undecayed norm gains.
 
     An injection's weights are with the gains: decay would shrink the carry, which starts as the identity.
+    With a rate of their own they come last, in a group of their own.
 
-    With a rate of their own, the matrices of the roles in `branch` come first, in a fourth. Each group
+    With a rate of their own, the matrices of the roles in `branch` come first, in one more. Each group
     carries `lr_multiplier` and whether it is that one, so that the schedule stays one number a step.
     """
     apart = branch if config.branch_lr != 1 else ()
-    groups: dict[str, list[nn.Parameter]] = {"branch": [], "matrices": [], "embedding": [], "gains": []}
+    kinds = ("branch", "matrices", "embedding", "gains", "injection")
+    groups: dict[str, list[nn.Parameter]] = {kind: [] for kind in kinds}
     for name, parameter in model.named_parameters():
-        undecayed = parameter.ndim < 2 or "injection" in name
-        kind = "gains" if undecayed else "embedding" if "embedding" in name else "matrices"
+        if not parameter.requires_grad:
+            continue
+        injected = "injection" in name
+        undecayed = parameter.ndim < 2 or injected
         role = name.split(".")[-2:][0]  # blocks.0.attention.branch.v.weight: role v
+        kind = "gains" if undecayed else "embedding" if role in ("embedding", "head") else "matrices"
+        kind = "injection" if injected and config.injection_lr != 1 else kind
         groups["branch" if role in apart else kind].append(parameter)
     multiplier = dict.fromkeys(("branch", "matrices"), matrix_lr_multiplier)
+    multiplier["injection"] = config.injection_lr
     built: dict[str, dict[str, Any]] = {
         kind: {
             "params": parameters,
-            "weight_decay": 0.0 if kind == "gains" else config.weight_decay,
+            "weight_decay": 0.0 if kind in ("gains", "injection") else config.weight_decay,
             "lr_multiplier": multiplier.get(kind, 1.0),
             "branch": kind == "branch",
         }

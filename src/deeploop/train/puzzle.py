@@ -56,6 +56,7 @@ class PuzzleTask:
     """A reasoner on a set of puzzles."""
 
     monitor: Monitor | None = None
+    draws_rounds = False
     can_be_recorded = False  # which puzzles go on depends on what the model says
     skips_non_finite = False  # what is not finite may already be in the carried states
     model: Reasoner
@@ -171,6 +172,10 @@ class PuzzleTask:
         draws = words(self._explore, self.segment * self.config.optim.batch + slots, 2)
         explore, draw = torch.from_numpy((draws >> np.uint64(11)).astype(np.float64) / 2**53).unbind(1)
         return minimum_segments(explore, draw, self.config.halting).to(self.world.device)
+
+    def drawn(self) -> dict[str, int]:
+        """Nothing is drawn for a step as a whole."""
+        return {}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The segment's loss summed over the micro-batch, as a share of the whole step's puzzles."""

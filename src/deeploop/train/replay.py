@@ -2,9 +2,11 @@
 
 At R rounds a step has a few dozen launches a visit, which at small widths take the host longer than the
 device. A graph has fixed sizes and memory: one is recorded for every shape and number of rounds that comes,
-the second time it does; the first time compiles the kernels.
+the second time it does; the first time compiles the kernels. At most `MOST_GRAPHS` are kept, in one pool of
+memory, as only one of them runs at a time.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
+MOST_GRAPHS = 16
+"""Graphs kept at a time: rounds drawn around a mean of 4 have 16 numbers, and rare ones cost little."""
 
 
 @dataclass
@@ -33,14 +37,17 @@ class Recorded:
 class GraphReplay:
     """`gradients(batch)`, which adds to the parameters' gradients and returns the loss, by recorded graphs.
 
-    Without memory for a graph of its own a batch goes on being called, and `say` tells so.
+    Without memory for a graph of its own a batch goes on being called, and `say` tells so. Where all places
+    are taken, what comes twice as often as the least used graph takes its place; the rest is called.
     """
 
     def __init__(
         self, gradients: Callable[[Batch], Tensor], model: nn.Module, say: Callable[[str], object]
     ) -> None:
         self._gradients, self._model, self._say = gradients, model, say
-        self._recorded: dict[Any, Recorded | None] = {}  # None: called once
+        self._recorded: dict[Any, Recorded] = {}
+        self._uses: Counter[Any] = Counter()
+        self._pool: Any = None
         self._sums: list[Tensor] = []
         self._too_large = False
 
@@ -54,17 +61,29 @@ class GraphReplay:
 
     def __call__(self, batch: Batch) -> Tensor:
         key = (*(tensor.shape for tensor in batch), getattr(self._model, "rounds", None))
-        if key in self._recorded and self._recorded[key] is None and not self._too_large:
-            self._recorded[key] = self._record(batch)
-        recorded = self._recorded.setdefault(key, None)
-        return self._gradients(batch) if recorded is None else recorded.run(batch)
+        self._uses[key] += 1
+        if key not in self._recorded and self._uses[key] > 1 and self._has_place_for(key):
+            recorded = self._record(batch)
+            if recorded is not None:
+                self._recorded[key] = recorded
+        return self._recorded[key].run(batch) if key in self._recorded else self._gradients(batch)
+
+    def _has_place_for(self, key: Any) -> bool:
+        """Whether one more graph may be recorded; the least used one is given up for it, if it must be."""
+        if self._too_large or len(self._recorded) < MOST_GRAPHS:
+            return not self._too_large
+        least = min(self._recorded, key=self._uses.__getitem__)
+        if self._uses[key] < 2 * self._uses[least]:
+            return False
+        del self._recorded[least]
+        return True
 
     def _record(self, batch: Batch) -> Recorded | None:
         static = tuple(tensor.to(self._sums[0].device, copy=True) for tensor in batch)
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads go on meanwhile: the loader's pins memory.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 loss = self._gradients(static)
         except torch.OutOfMemoryError:
             self._too_large = True
@@ -77,4 +96,5 @@ class GraphReplay:
             raise ValueError(
                 f"device.graph=True: can't be recorded ({cause}); start again with --device.no-graph"
             ) from error
+        self._pool = self._pool or graph.pool()
         return Recorded(graph, static, loss)

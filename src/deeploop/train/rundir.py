@@ -117,7 +117,7 @@ def check_folder(config: AnyTrainConfig) -> Path | None:
         )
     check_kind(config, config.out, "out")
     for name, old, new in changes_since(config):
-        if name.startswith(("model.", "rounds.")) or name in ("seed", "optim.kind"):
+        if name.startswith(("model.", "rounds.", "gate.")) or name in ("seed", "optim.kind"):
             raise ValueError(
                 f"{name}={new}: the run in {config.out} was started with {name}={old}; "
                 "resume it with that, or choose another --out"

@@ -32,6 +32,8 @@ class StepResult(NamedTuple):
     loss: float
     grad_norm: float
     lr: float
+    drawn: dict[str, int]
+    """What the task drew for it, such as its rounds."""
     stop_requested: bool
     """Some rank was asked to stop when the step was queued."""
 
@@ -43,6 +45,7 @@ class _Queued:
     step: int
     lr: float
     batches: list[Any]
+    drawn: dict[str, int]
     values: Tensor
     """Mean loss, how many ranks were asked to stop, gradient norm: on the host, once they arrive."""
     norm: Tensor
@@ -83,6 +86,7 @@ class StepQueue:
         run = self._run
         lr = self._set_rate()
         batches = run.task.micro_batches()
+        drawn = run.task.drawn()
         loss = self._gradients(batches)
         norm = nn.utils.get_total_norm([p.grad for p in run.model.parameters() if p.grad is not None])
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 keeps it sharded
@@ -95,7 +99,7 @@ class StepQueue:
             clipped_step(run.optimizer, norm, run.config.optim.clip, only_if=values.isfinite().all())
         run.step += 1
         run.tokens += run.task.targets_per_step
-        self._queue.append(_Queued(run.step, lr, batches, on_host, norm, updated, arrived))
+        self._queue.append(_Queued(run.step, lr, batches, drawn, on_host, norm, updated, arrived))
 
     def settle(self, *, everything: bool = False) -> list[StepResult]:
         """Reads back the steps that are due, in order: all but the last `lag`, or all.
@@ -150,7 +154,7 @@ class StepQueue:
             self._skip(queued, loss, norm)
         else:
             raise FloatingPointError(non_finite_report(run, queued.step, queued.batches, loss, norm))
-        return StepResult(queued.step, loss, norm, queued.lr, stopping > 0)
+        return StepResult(queued.step, loss, norm, queued.lr, queued.drawn, stopping > 0)
 
     def _skip(self, queued: _Queued, loss: float, norm: float) -> None:
         """Leaves weights and moments as they are; the batch is spent."""

@@ -41,7 +41,9 @@ class Task(Protocol):
     """Whether a step whose loss or gradient is not finite is left out; else it ends the run."""
 
     can_be_recorded: bool
-    """Whether `loss` is the same work for every batch, and nothing in it waits for the device."""
+    """Whether `loss` is the same work for batches alike in rounds, and nothing in it waits for the device."""
+    draws_rounds: bool
+    """Whether steps differ in their number of rounds."""
 
     def build(self) -> nn.Module:
         """The model with freshly drawn weights."""
@@ -66,6 +68,9 @@ class Task(Protocol):
 
     def micro_batches(self) -> list[Any]:
         """This rank's share of the next step, in pieces that fit the device."""
+
+    def drawn(self) -> dict[str, int]:
+        """What was drawn for the step whose batches came last, for its line of metrics."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """A micro-batch's share of the step's mean loss."""

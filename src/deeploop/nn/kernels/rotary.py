@@ -32,16 +32,16 @@ def _turn(P, at, live, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
 
 @triton.jit
 def _rotary_forward(
-    P, COS, SIN, GQ, GK, Q, K, T, eps, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, HALF: tl.constexpr,
-    NORM: tl.constexpr,
+    P, COS, SIN, GQ, GK, Q, K, angles, eps, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr,
+    HALF: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HP)[:, None]
     i = tl.arange(0, HALF)[None, :]
     live = (h < H) & (i < D // 2)
-    t = row % T
-    cos = tl.load(COS + t * (D // 2) + i, mask=i < D // 2, other=0.0)
-    sin = tl.load(SIN + t * (D // 2) + i, mask=i < D // 2, other=0.0)
+    angle = row % angles
+    cos = tl.load(COS + angle * (D // 2) + i, mask=i < D // 2, other=0.0)
+    sin = tl.load(SIN + angle * (D // 2) + i, mask=i < D // 2, other=0.0)
     for part in tl.static_range(2):
         u, v, _ = _turn(P, row * 3 * H * D + part * H * D + h * D + i, live, cos, sin, eps, D, NORM)
         if NORM:
@@ -56,7 +56,7 @@ def _rotary_forward(
 
 @triton.jit
 def _part_backward(
-    P, COS, SIN, G, DO, DV, DP, PG, T, n, eps, s_b, s_h, s_t, v_b, v_h, v_t, part: tl.constexpr,
+    P, COS, SIN, G, DO, DV, DP, PG, T, n, angles, eps, s_b, s_h, s_t, v_b, v_h, v_t, part: tl.constexpr,
     TILES: tl.constexpr, TILE: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
@@ -75,8 +75,9 @@ def _part_backward(
         h = head % H
         t = row % T
         live = (row < n) & (i < D // 2)
-        cos = tl.load(COS + t * (D // 2) + i, mask=live, other=0.0)
-        sin = tl.load(SIN + t * (D // 2) + i, mask=live, other=0.0)
+        angle = row % angles
+        cos = tl.load(COS + angle * (D // 2) + i, mask=live, other=0.0)
+        sin = tl.load(SIN + angle * (D // 2) + i, mask=live, other=0.0)
         at = DO + (row // T) * s_b + h * s_h + t * s_t + i
         du = tl.load(at, mask=live, other=0.0).to(tl.float32)
         dv = tl.load(at + D // 2, mask=live, other=0.0).to(tl.float32)
@@ -107,19 +108,19 @@ def _part_backward(
 
 @triton.jit
 def _rotary_backward(
-    P, COS, SIN, GQ, GK, DQ, DK, DV, DP, PG, T, n, eps,
+    P, COS, SIN, GQ, GK, DQ, DK, DV, DP, PG, T, n, angles, eps,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
     TILES: tl.constexpr, TILE: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(1) == 0:
         _part_backward(
-            P, COS, SIN, GQ, DQ, DV, DP, PG, T, n, eps, q_b, q_h, q_t, v_b, v_h, v_t, 0,
+            P, COS, SIN, GQ, DQ, DV, DP, PG, T, n, angles, eps, q_b, q_h, q_t, v_b, v_h, v_t, 0,
             TILES, TILE, H, D, HALF, NORM,
         )  # fmt: skip
     else:
         _part_backward(
-            P, COS, SIN, GK, DK, DV, DP, PG, T, n, eps, k_b, k_h, k_t, v_b, v_h, v_t, 1,
+            P, COS, SIN, GK, DK, DV, DP, PG, T, n, angles, eps, k_b, k_h, k_t, v_b, v_h, v_t, 1,
             TILES, TILE, H, D, HALF, NORM,
         )  # fmt: skip
 
@@ -135,6 +136,7 @@ class _Rotary(torch.autograd.Function):
         B, T, _ = packed.shape
         D = packed.shape[-1] // (3 * heads)
         packed = packed.contiguous()
+        angles = len(cos)  # rows of the table: T, or one per token of the batch
         q, k = (torch.empty(B, T, heads, D, dtype=packed.dtype, device=packed.device) for _ in range(2))
         sizes = {
             "H": heads,
@@ -143,7 +145,7 @@ class _Rotary(torch.autograd.Function):
             "NORM": q_gain is not None,
         }
         padded = triton.next_power_of_2(heads)
-        _rotary_forward[(B * T,)](packed, cos, sin, q_gain, k_gain, q, k, T, eps, HP=padded, **sizes)
+        _rotary_forward[(B * T,)](packed, cos, sin, q_gain, k_gain, q, k, angles, eps, HP=padded, **sizes)
         v = packed.view(B, T, 3, heads, D)[:, :, 2]
         ctx.save_for_backward(packed, cos, sin, q_gain, k_gain)
         ctx.sizes, ctx.eps = sizes, eps
@@ -163,7 +165,7 @@ class _Rotary(torch.autograd.Function):
         out = torch.empty_like(packed)
         partial = torch.empty(programs, 2, D, dtype=torch.float32, device=packed.device)
         _rotary_backward[(programs, 2)](
-            packed, cos, sin, q_gain, k_gain, dq, dk, dv, out, partial, T, n, ctx.eps, *strides,
+            packed, cos, sin, q_gain, k_gain, dq, dk, dv, out, partial, T, n, len(cos), ctx.eps, *strides,
             TILES=triton.cdiv(tiles, programs), TILE=tile, **ctx.sizes,
         )  # fmt: skip
         if q_gain is None:
@@ -175,6 +177,10 @@ class _Rotary(torch.autograd.Function):
 def rotary_qkv(
     packed: Tensor, cos: Tensor, sin: Tensor, heads: int, gains: tuple[Tensor, Tensor] | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v (B, H, T, D) of a packed product (B, T, 3·width); q, k turned, and normalised with `gains`."""
+    """q, k, v (B, H, T, D) of a packed product (B, T, 3·width); q, k turned, and normalised with `gains`.
+
+    cos and sin are (T, D/2), or (B, 1, T, D/2) where sequences differ.
+    """
     q_gain, k_gain = gains or (None, None)
+    cos, sin = (table.flatten(0, -2) for table in (cos, sin))
     return _Rotary.apply(packed, cos, sin, q_gain, k_gain, heads, eps)

@@ -5,13 +5,14 @@ also gives the normalised input of the sublayer that follows, in the next block 
 cast once for all its visits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.nn.documents import Documents, document_attention
 from deeploop.nn.kernels.norms import prenorm, residual
 from deeploop.nn.kernels.products import pack, packed_linear
 from deeploop.nn.kernels.rotary import rotary_qkv
@@ -21,6 +22,7 @@ from deeploop.nn.recompute import maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 
 Sublayers = tuple[ScaledResidual, ScaledResidual]  # attention, then SwiGLU
+Inject = Callable[[Tensor], Tensor]
 
 
 class Packed(NamedTuple):
@@ -38,32 +40,52 @@ def run(
     rotary: Rotary,
     narrow: torch.dtype,
     *,
+    documents: Documents | None = None,
     rounds: int = 1,
     recompute: bool = False,
+    inject: Inject | None = None,
 ) -> Tensor:
     """All blocks on x (B, T, width), `rounds` times, branches in `narrow`; causal if the attention is.
 
+    With `documents` attention stays inside each, and `rotary` has a row per token, (B, 1, T, D/2).
     `recompute`: the activations of every round but the last are computed again in the backward pass.
+    `inject` changes the stream before every round, in its own precision.
     """
     with torch.autocast(x.device.type, enabled=False):
         packs = _packs(blocks, narrow)
-        x, h = _enter(blocks[0][0].inner, x, narrow)
+        h = None
+        if inject is None:
+            x, h = _enter(blocks[0][0].inner, x, narrow)
         for index in range(rounds):
             last = index == rounds - 1
             x, h = maybe_checkpoint(
-                _round, blocks, packs, x, h, rotary, last, recompute=recompute and not last
+                _round, blocks, packs, x, h, rotary, documents, last, inject, recompute=recompute and not last
             )
     return x
 
 
 def _round(
-    blocks: Sequence[Sublayers], packs: Sequence[Packed], x: Tensor, h: Tensor, rotary: Rotary, last: bool
+    blocks: Sequence[Sublayers],
+    packs: Sequence[Packed],
+    x: Tensor,
+    h: Tensor | None,
+    rotary: Rotary,
+    documents: Documents | None,
+    last: bool,
+    inject: Inject | None,
 ) -> tuple[Tensor, Tensor]:
-    """Every block once; `h` is what the first attention reads, and then what the next round's reads."""
+    """Every block once; `h` is what the first attention reads, and then what the next round's reads.
+
+    With `inject` it is made here: the round before does not know what the first attention will read.
+    """
+    if inject is not None:
+        x, h = _enter(blocks[0][0].inner, inject(x), packs[0].qkv.dtype)
+        last = True
+    assert h is not None
     following = [first.inner for first, _ in (*blocks[1:], blocks[0])]
     for k, ((first, second), packed) in enumerate(zip(blocks, packs, strict=True)):
         after = None if last and k == len(blocks) - 1 else following[k]
-        x, h = _join(first, x, _attend(first.branch, packed, h, rotary), second.inner)
+        x, h = _join(first, x, _attend(first.branch, packed, h, rotary, documents), second.inner)
         x, h = _join(second, x, _feed(second.branch, packed, h), after)
     return x, h
 
@@ -91,7 +113,7 @@ def _join(
 ) -> tuple[Tensor, Tensor]:
     """x ← outer(α·x + ε·f), and what the sublayer that follows reads: by its inner norm, if it has one."""
     outer, after = (norm if isinstance(norm, RMSNorm) else None for norm in (sublayer.outer, following))
-    x, h = residual(
+    y, h = residual(
         x,
         f.view_as(x),
         alpha=sublayer.alpha,
@@ -101,10 +123,12 @@ def _join(
         after=None if after is None else after.weight,
         eps=next((norm.eps for norm in (outer, after) if norm is not None), 0.0),
     )
-    return x, x.to(f.dtype) if h is None else h
+    if following is None:  # nothing reads it
+        return y, y
+    return y, y.to(f.dtype) if h is None else h
 
 
-def _attend(attention: Any, packed: Packed, h: Tensor, rotary: Rotary) -> Tensor:
+def _attend(attention: Any, packed: Packed, h: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
     B, T, width = h.shape
     weights = attention.q.weight, attention.k.weight, attention.v.weight
     qkv = packed_linear(h.view(-1, width), packed.qkv, *weights).view(B, T, -1)
@@ -112,7 +136,10 @@ def _attend(attention: Any, packed: Packed, h: Tensor, rotary: Rotary) -> Tensor
     gains = (attention.q_norm.weight, attention.k_norm.weight) if causal else None
     eps = attention.q_norm.eps if causal else 0.0
     q, k, v = rotary_qkv(qkv, *rotary, width // attention.head_size, gains, eps)
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    if documents is None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    else:
+        y = document_attention(q, k, v, documents)
     return packed_linear(y.transpose(1, 2).reshape(-1, width), packed.o, attention.o.weight)
 
 

@@ -1,0 +1,85 @@
+"""Documents that share a sequence and do not see each other: bounds, positions, mask, attention.
+
+A batch (B, T) is read as one row of B·T tokens, and `bounds` (n + 1,), int32, says where documents begin in
+it and where the last one ends: the `cu_seqlens` of variable-length attention. Its length is a power of two
+times the rows, filled up with empty documents, so that batches have few shapes and a CUDA graph fits many.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Documents(NamedTuple):
+    """In place of a mask: where documents begin and end, and how long one is at most."""
+
+    bounds: Tensor
+    longest: int
+
+
+def document_bounds(starts: Tensor) -> Tensor:
+    """The bounds of a batch from where its documents begin: bool (B, T), on the CPU.
+
+    A row begins a document in any case: what came before it is not there to be seen.
+    """
+    rows, total = len(starts), starts.numel()
+    starts = starts.clone()
+    starts[:, 0] = True
+    found = starts.flatten().nonzero().flatten()
+    size = 2 * rows
+    while size < len(found):
+        size *= 2
+    bounds = torch.full((size + 1,), total, dtype=torch.int32)
+    bounds[: len(found)] = found
+    return bounds
+
+
+def document_positions(bounds: Tensor, shape: torch.Size) -> Tensor:
+    """Where each token stands in its document, (B, T)."""
+    token = torch.arange(shape.numel(), dtype=bounds.dtype, device=bounds.device)
+    return (token - bounds[_document(bounds, token)]).view(shape)
+
+
+def document_mask(
+    bounds: Tensor, shape: torch.Size, head_size: int, dtype: torch.dtype
+) -> Tensor | Documents:
+    """What keeps documents apart in attention of this head size and dtype.
+
+    In half precision on a GPU the bounds themselves, for kernels of variable length; elsewhere which keys
+    each query sees, bool (B, 1, T, T).
+    """
+    half = dtype in (torch.bfloat16, torch.float16)
+    if bounds.is_cuda and half and head_size % 8 == 0 and head_size <= 256:
+        return Documents(bounds, shape[1])
+    token = torch.arange(shape.numel(), dtype=bounds.dtype, device=bounds.device)
+    document = _document(bounds, token).view(shape)
+    same = document[:, :, None] == document[:, None, :]
+    return same.tril()[:, None]
+
+
+def document_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+    """Causal attention inside each document; q, k, v and the result (B, H, T, D)."""
+    # Views where memory is in the order B, T, H, D, as heads of a product are.
+    packed = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    bounds, longest = documents
+    y = _causal_varlen()(*packed, bounds, bounds, longest, longest)
+    return y.view(len(q), -1, *y.shape[1:]).transpose(1, 2)
+
+
+@cache
+def _causal_varlen() -> Callable[..., Tensor]:
+    from torch.nn.attention import varlen  # here, so that nothing else needs it
+
+    attend: Callable[..., Any] = varlen.varlen_attn
+    # Some versions of torch say by a flag what others say by a window.
+    windows = "window_size" in signature(attend).parameters
+    return partial(attend, **({"window_size": (-1, 0)} if windows else {"is_causal": True}))
+
+
+def _document(bounds: Tensor, token: Tensor) -> Tensor:
+    """The number of each token's document; empty ones have none."""
+    return torch.searchsorted(bounds[1:].contiguous(), token, right=True)

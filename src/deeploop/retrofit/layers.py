@@ -1,0 +1,109 @@
+"""Which layers of a source stay, which are looped, which are dropped; and the looped model made of them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import GPTConfig
+from deeploop.nn.injection import InjectionKind
+from deeploop.retrofit.source import Source
+
+KEEPS_THE_SOURCE: tuple[InjectionKind, ...] = ("none", "linear")
+"""Injections that change nothing at the start: none, and W = [I | 0]. The others move the stream at once."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers of the source by their number from 0: before the loop, in it, after it. Others are dropped."""
+
+    prelude: range
+    core: range
+    coda: range
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        """Where each layer goes, by the name of the block, and its number in the source."""
+        for name, part in (("prelude", self.prelude), ("blocks", self.core), ("coda", self.coda)):
+            for place, layer in enumerate(part):
+                yield f"{name}.{place}", layer
+
+    @property
+    def kept(self) -> list[int]:
+        return [layer for _, layer in self]
+
+    def dropped(self, count: int) -> list[int]:
+        """Layers of a source of so many that are in no part."""
+        return sorted(set(range(count)) - set(self.kept))
+
+
+def choose_layers(count: int, core: str, prelude: str | None = None, coda: str | None = None) -> Layers:
+    """The layers that `8-15` and the like name, of a source of `count`; unset: all before, or all after."""
+    looped = _parsed("core", core, count)
+    before = range(looped.start) if prelude is None else _parsed("prelude", prelude, count)
+    after = range(looped.stop, count) if coda is None else _parsed("coda", coda, count)
+    if not looped:
+        raise ValueError(f"core={core}: must name at least one layer, such as 8-15")
+    for first, second, names in ((before, looped, "prelude and core"), (looped, after, "core and coda")):
+        if first and second and first.stop > second.start:
+            raise ValueError(
+                f"{names} overlap or are out of order: {shown(first)} and {shown(second)}; "
+                "prelude, core and coda must follow one another"
+            )
+    return Layers(before, looped, after)
+
+
+def _parsed(name: str, text: str, count: int) -> range:
+    if text == "none":
+        return range(0)
+    found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
+    if found is None:
+        raise ValueError(f"{name}={text}: must be layers such as 8-15, or none")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if first > last or last >= count:
+        raise ValueError(f"{name}={text}: must be layers from 0 to {count - 1}, the lower one first")
+    return range(first, last + 1)
+
+
+def shown(layers: range) -> str:
+    """8-15, or none."""
+    return f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else str(layers.start) if layers else "none"
+
+
+def looped_config(
+    config: GPTConfig,
+    layers: Layers,
+    *,
+    rounds: int,
+    injection: InjectionKind = "none",
+    epsilon_exponent: float = 0.0,
+    context: int | None = None,
+) -> GPTConfig:
+    """The source's config with its layers in three parts; at R = 1 with all of them it is the source."""
+    if injection not in KEEPS_THE_SOURCE:
+        raise ValueError(
+            f"injection={injection}: must be none or linear; {injection} would change the source at R = 1"
+        )
+    if context is not None and context > config.context:
+        raise ValueError(f"context={context}: must be at most the source's {config.context}")
+    return replace(
+        config,
+        blocks=len(layers.core),
+        rounds=rounds,
+        prelude=len(layers.prelude),
+        coda=len(layers.coda),
+        injection=injection,
+        epsilon_exponent=epsilon_exponent,
+        recompute_alpha=epsilon_exponent != 0,  # epsilon of each step's rounds, in training and at test time
+        context=context or config.context,
+    )
+
+
+def build(source: Source, layers: Layers, config: GPTConfig) -> LoopedGPT:
+    """The looped model with the source's weights; an injection starts where it changes nothing."""
+    model = LoopedGPT(config)
+    weights = source.outside()
+    for name, layer in layers:
+        weights |= {f"{name}.{own}": tensor for own, tensor in source.layer(layer).items()}
+    new = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("injection.")}
+    model.load_state_dict(weights | new)
+    return model.eval()

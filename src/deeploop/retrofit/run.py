@@ -1,0 +1,74 @@
+"""The run folder of a retrofit: the looped source as a checkpoint of step 0, and the config to heal it by."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from deeploop.data.bpe import find_tokenizer, tokenizer_files, vocabulary_fits
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.files import write_json
+from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import GPTConfig
+from deeploop.retrofit.layers import Layers, shown
+from deeploop.retrofit.source import Source
+from deeploop.train.checkpoint import CheckpointConfig, save_weights
+from deeploop.train.config import TrainConfig, to_dict
+from deeploop.train.language import DataConfig
+from deeploop.train.metrics import LogConfig
+from deeploop.train.optim import OptimConfig
+from deeploop.train.rounds import RoundsConfig
+from deeploop.train.rundir import create_run, provenance
+
+BACKPROP = 8  # rounds that gradients go through, where an injection lets them end
+
+
+def healing_config(model: GPTConfig, out: Path, data: Path) -> TrainConfig:
+    """How a retrofit is trained on: its rounds drawn around R, whose mean rises from 1 over a quarter.
+
+    `deeploop train --config RUN/config.json` takes it up, in a folder beside it.
+    """
+    rounds = RoundsConfig()
+    if model.rounds > 1:
+        limit = RoundsConfig(sample="poisson-lognormal").law(model.rounds).most
+        backprop = BACKPROP if model.injection != "none" and limit > BACKPROP else 0
+        rounds = RoundsConfig(sample="poisson-lognormal", ramp="linear", backprop=backprop)
+    depths = tuple(sorted({1, 2, 4, 8, model.rounds})) if model.rounds > 1 else ()
+    return TrainConfig(
+        out=out.with_name(f"{out.name}-healed"),
+        init_from=out,
+        model=model,
+        data=DataConfig(path=data, validation_sequences=200, validate_every=250, validation_rounds=depths),
+        optim=OptimConfig(steps=1_000, batch=32, peak_lr=2e-4, floor_lr=2e-5, warmup_steps=50),
+        rounds=rounds,
+        checkpoint=CheckpointConfig(every=250),
+        log=LogConfig(every=10),
+    )
+
+
+def source_tokenizer(source: Source) -> Tokenizer:
+    """The source's own tokenizer, which must not have more words than the source has rows."""
+    tokenizer = find_tokenizer(str(source.path))
+    if not vocabulary_fits(tokenizer.name, tokenizer.vocabulary, source.config.vocabulary):
+        raise ValueError(
+            f"{source.path}: its tokenizer has {tokenizer.vocabulary} words, "
+            f"the model {source.config.vocabulary}"
+        )
+    return tokenizer
+
+
+def write_run(
+    model: LoopedGPT, config: TrainConfig, source: Source, layers: Layers, tokenizer: Tokenizer, out: Path
+) -> None:
+    """Writes the folder: what any command asks of a run, and the weights as of step 0."""
+    stamp = {
+        "task": "language",
+        "tokenizer": tokenizer.name,
+        "retrofit": {
+            "source": source.path.name,
+            "family": source.family,
+            "layers": source.config.blocks,
+            **{name: shown(getattr(layers, name)) for name in ("prelude", "core", "coda")},
+        },
+    }
+    create_run(replace(config, out=out), stamp, tokenizer_files(tokenizer))
+    write_json(out / "config.json", to_dict(config))  # the healing's, which goes into a folder of its own
+    save_weights(out, model, {"tokens": 0, **provenance()})

@@ -1,0 +1,145 @@
+"""Documents that share a sequence: bounds, positions, masks, and attention of variable length."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.models.adaptive import AdaptiveDepth, ExitRule
+from deeploop.nn import documents
+from deeploop.nn.documents import Documents, document_bounds, document_mask, document_positions
+
+END = 0
+SHAPE = torch.Size([2, 9])
+STARTS = torch.tensor([[0, 0, 0, 1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0, 1]]).bool()
+
+
+def test_bounds_are_filled_up_with_empty_documents():
+    assert document_bounds(STARTS[1:]).tolist() == [0, 8, 9]
+    # Three documents in the first row, two in the second: eight fit, a power of two times two rows.
+    assert document_bounds(STARTS).tolist() == [0, 3, 7, 9, 17, 18, 18, 18, 18]
+
+
+def test_positions_start_anew_in_each_document():
+    found = document_positions(document_bounds(STARTS), SHAPE)
+    assert found.tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7, 0]]
+
+
+def test_the_mask_shows_what_came_before_in_the_same_document():
+    mask = document_mask(document_bounds(STARTS), SHAPE, 16, torch.bfloat16)
+    assert mask.shape == (2, 1, 9, 9)
+    assert [row.nonzero().flatten().tolist() for row in mask[0, 0]] == [
+        [0], [0, 1], [0, 1, 2], [3], [3, 4], [3, 4, 5], [3, 4, 5, 6], [7], [7, 8],
+    ]  # fmt: skip
+
+
+def reference(q, k, v, bounds, bounds_k, longest, longest_k):
+    """What a kernel of variable length computes, a document at a time."""
+    assert bounds is bounds_k
+    assert longest == longest_k >= bounds.diff().max()
+    parts = []
+    for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        own = (x[start:stop].transpose(0, 1)[None] for x in (q, k, v))
+        if stop > start:
+            parts.append(F.scaled_dot_product_attention(*own, is_causal=True)[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The path of a GPU with the kernel's equations in its place."""
+    monkeypatch.setattr(documents, "_causal_varlen", lambda: reference)
+    monkeypatch.setattr(
+        "deeploop.models.gpt.document_mask", lambda bounds, shape, *rest: Documents(bounds, shape[1])
+    )
+
+
+def test_the_kernel_is_called_for_torch_as_it_is_installed():
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert documents._causal_varlen().func is varlen_attn
+    assert documents._causal_varlen().keywords in ({"window_size": (-1, 0)}, {"is_causal": True})
+
+
+PLAIN = {}
+PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
+
+
+def build(rounds=3, dtype=torch.float32, **fields):
+    """A tiny model whose weights were moved: fresh ones hide too much."""
+    config = GPTConfig(
+        blocks=2, rounds=rounds, width=32, heads=2, hidden=48, vocabulary=30, context=24, **fields
+    )
+    model = LoopedGPT(config, seed=1).to(dtype)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(dtype))
+    return model
+
+
+def packed_texts():
+    """Documents of several lengths, each after END, packed into two rows of 24; a row may cut one."""
+    generator = torch.Generator().manual_seed(3)
+    texts = [torch.randint(1, 30, (n,), generator=generator) for n in (5, 1, 11, 9, 3, 14, 10)]
+    flat = torch.cat([torch.cat([torch.tensor([END]), text]) for text in texts])[:49]
+    return flat[:-1].view(2, 24), flat[1:].view(2, 24)
+
+
+def apart(tokens):
+    """Where each row's documents lie: (row, start, stop)."""
+    for row, own in enumerate(tokens):
+        edges = sorted({0, *(own == END).nonzero().flatten().tolist(), len(own)})
+        yield from ((row, *edge) for edge in pairwise(edges))
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 7])
+@pytest.mark.parametrize("fields", [PLAIN, PARTS], ids=["plain", "parts"])
+def test_packed_is_unpacked(rounds, fields):
+    model = build(rounds, **fields)
+    tokens, targets = packed_texts()
+    bounds = document_bounds(tokens == END)
+    packed = model(tokens, targets, documents=bounds)
+    logits = model.logits(packed.states)
+    alone = torch.zeros(())
+    for row, start, stop in apart(tokens):
+        one = model(tokens[row : row + 1, start:stop], targets[row : row + 1, start:stop])
+        assert (logits[row, start:stop] - model.logits(one.states)[0]).abs().max() < 1e-5
+        alone = alone + one.loss
+    together = torch.autograd.grad(packed.loss, tuple(model.parameters()))
+    for a, b in zip(together, torch.autograd.grad(alone, tuple(model.parameters())), strict=True):
+        assert (a - b).norm() <= 1e-4 * b.norm()
+    # And it is not what the whole row says.
+    assert (logits - model.logits(model(tokens).states)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("recompute", ["off", "round", "block"])
+@pytest.mark.parametrize("fields", [PLAIN, PARTS], ids=["plain", "parts"])
+def test_kernels_of_variable_length_give_the_same(kernels, monkeypatch, fields, recompute):
+    model = build(3, torch.float64, **fields)
+    model.recompute = recompute
+    tokens, targets = packed_texts()
+    bounds = document_bounds(tokens == END)
+    by_kernel = model(tokens, targets, documents=bounds).loss
+    ours = torch.autograd.grad(by_kernel, tuple(model.parameters()))
+    monkeypatch.undo()
+    by_mask = model(tokens, targets, documents=bounds).loss
+    exact = torch.autograd.grad(by_mask, tuple(model.parameters()))
+    for a, b in zip((by_kernel, *ours), (by_mask, *exact), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_adaptive_depth_keeps_documents_apart_too():
+    model, (tokens, targets) = build(), packed_texts()
+    bounds = document_bounds(tokens == END)
+    never_early = AdaptiveDepth(model, ExitRule(threshold=0.0))
+    expected = model(tokens, targets, documents=bounds).loss
+    torch.testing.assert_close(never_early(tokens, targets, documents=bounds).loss, expected)
+
+
+def test_a_row_longer_than_the_context_is_refused():
+    tokens = torch.ones(1, 25, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"tokens of length 25: must be at most model\.context=24"):
+        build()(tokens, documents=document_bounds(tokens == END))

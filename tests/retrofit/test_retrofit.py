@@ -1,0 +1,209 @@
+"""The whole way: read, retrofit, heal, resume, export, load without the package; and mistakes in one line."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from deeploop.cli import main
+from deeploop.data.bpe import find_tokenizer
+from deeploop.data.prepare import prepare
+from deeploop.data.shards import Corpus
+from deeploop.data.token_loader import validation_windows
+from deeploop.data.tokenizers import get_tokenizer
+from deeploop.models.gpt import LoopedGPT
+from deeploop.retrofit.layers import build, choose_layers, looped_config
+from deeploop.retrofit.source import open_source
+from deeploop.train.checkpoint import last_checkpoint
+from deeploop.train.metrics import read_metrics
+from deeploop.train.rundir import load, read_stamp
+from llama_family import TOKENS, logits_of, make_model, save_model, save_tokenizer
+
+WORDS = ["the", "loop", "of", "loops", "and", "other", "them", "all", "again"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llama of six layers with a tokenizer of fewer words than it has rows."""
+    folder = save_model(make_model("Llama", num_hidden_layers=6), tmp_path_factory.mktemp("llama"))
+    return save_tokenizer(folder, vocabulary=290)
+
+
+@pytest.fixture(scope="module")
+def corpus(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("corpus") / "text"
+    texts = [" ".join(WORDS[(7 * n + 3 * i) % len(WORDS)] for i in range(60)) for n in range(300)]
+    prepare(texts, find_tokenizer(str(folder)), out, validation_tokens=1500, source="words")
+    return out
+
+
+@torch.no_grad()
+def our_logits(model, rounds):
+    model.set_rounds(rounds)
+    return model.logits(model(TOKENS).states)
+
+
+@pytest.mark.parametrize("injection", ["none", "linear"])
+@pytest.mark.parametrize("exponent", [0.0, 0.5])
+def test_at_one_round_with_all_layers_it_is_the_source(folder, injection, exponent):
+    source = open_source(folder)
+    layers = choose_layers(6, "2-3")
+    options = {"injection": injection, "epsilon_exponent": exponent}
+    model = build(source, layers, looped_config(source.config, layers, rounds=4, **options))
+    theirs = make_model("Llama", num_hidden_layers=6)
+    torch.testing.assert_close(our_logits(model, 1), logits_of(theirs, TOKENS), atol=1e-4, rtol=1e-5)
+    assert model.blocks[0].mlp.epsilon == 1
+    looped = our_logits(model, 4)
+    assert (looped - our_logits(model, 1)).abs().max() > 0.1
+    if not exponent:  # the same layers in a row, by transformers
+        stack = theirs.model.layers
+        theirs.model.layers = torch.nn.ModuleList([*stack[:2], *[*stack[2:4]] * 4, *stack[4:]])
+        torch.testing.assert_close(looped, logits_of_plain(theirs), atol=1e-4, rtol=1e-5)
+
+
+@torch.no_grad()
+def logits_of_plain(model):
+    """Without a cache, whose slots go by the layers' own numbers."""
+    model.config.num_hidden_layers = len(model.model.layers)
+    return model(TOKENS, use_cache=False).logits
+
+
+def test_layers_are_dropped(folder):
+    source = open_source(folder)
+    layers = choose_layers(6, "3-4", prelude="0-1", coda="5")
+    assert layers.kept == [0, 1, 3, 4, 5]
+    assert layers.dropped(6) == [2]
+    model = build(source, layers, looped_config(source.config, layers, rounds=2))
+    theirs = make_model("Llama", num_hidden_layers=6)
+    del theirs.model.layers[2]
+    torch.testing.assert_close(our_logits(model, 1), logits_of_plain(theirs), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--core", "4-9"], "core=4-9: must be layers from 0 to 5, the lower one first"),
+        (["--core", "2-3", "--prelude", "0-2"], "prelude and core overlap or are out of order: 0-2 and 2-3"),
+        (["--core", "2-3", "--coda", "3-5"], "core and coda overlap or are out of order: 2-3 and 3-5"),
+        (["--core", "two"], "core=two: must be layers such as 8-15, or none"),
+        (["--core", "none"], "core=none: must name at least one layer"),
+        ([], "core: must name the layers to loop"),
+        (["--core", "2-3", "--injection", "add"], "injection=add: must be none or linear; add would change"),
+        (["--core", "2-3", "--rounds", "0"], "rounds=0: must be at least 1"),
+        (["--suggest", "--data", "nowhere"], "nowhere: no such corpus"),
+    ],
+)
+def test_a_mistake_is_one_line(folder, tmp_path, capsys, words, message):
+    assert main(["retrofit", str(folder), "--out", str(tmp_path / "x"), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_suggest_ranks_the_cores_and_dry_run_counts(folder, corpus, capsys):
+    words = ["retrofit", str(folder), "--suggest", "--length", "2", "--data", str(corpus), "--tokens", "64"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    losses = [float(line.split()[3]) for line in out.splitlines() if line.startswith("    ") and "-" in line]
+    assert len(losses) == 5
+    assert losses == sorted(losses)
+    source, layers = open_source(folder), choose_layers(6, "2-3")
+    model = build(source, layers, looped_config(source.config, layers, rounds=4))
+    inputs, targets = validation_windows(Corpus.open(corpus).validation, 64, 1)
+    expected = float(model(inputs, targets).loss.detach()) / 64
+    assert (
+        next(line for line in out.splitlines() if line.startswith("    2-3")).split()[3] == f"{expected:.3f}"
+    )
+    assert main(["retrofit", str(folder), "--core", "2-3", "--rounds", "3", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "prelude 0-1, core 2-3, coda 4-5" in out
+    assert "R = 3" in out
+
+
+def test_inspect(folder, capsys):
+    assert main(["inspect", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "6 of width 32" in out
+    assert "4 heads of 8, 2 of keys, values" in out
+    assert "</s>" not in out
+
+
+LOAD = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+tokens = torch.load(sys.argv[2])
+with torch.no_grad():
+    torch.save(model(tokens).logits, sys.argv[3])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+said = [{"role": "user", "content": "the loop"}]
+chat = tokenizer.apply_chat_template(said, return_tensors="pt", return_dict=True)
+print(tokenizer.decode(model.generate(**chat, max_new_tokens=3, do_sample=False)[0]))
+assert "deeploop" not in sys.modules
+"""
+
+
+def test_the_whole_way(folder, corpus, tmp_path, capsys):
+    run, healed, out = tmp_path / "run", tmp_path / "run-healed", tmp_path / "exported"
+    words = ["--core", "2-3", "--prelude", "0-1", "--coda", "4-5", "--injection", "linear", "--rounds", "2"]
+    words += ["--context", "32", "--data", str(corpus)]
+    assert main(["retrofit", str(folder), "--out", str(run), *words]) == 0
+    assert main(["retrofit", str(folder), "--out", str(run), *words]) == 2  # is not empty
+    assert main(["validate", str(run), "--rounds", "1", "2"]) == 0
+    before = float(capsys.readouterr().out.split("2 (trained)")[1].split()[0])
+    train = ["train", "--config", str(run / "config.json"), "--optim.batch", "4", "--optim.injection-lr", "3"]
+    train += ["--optim.steps", "20", "--optim.warmup-steps", "2", "--checkpoint.every", "10", "--quiet"]
+    train += ["--optim.peak-lr", "1e-3", "--data.validation-sequences", "20"]
+    assert main(train) == 0
+    straight = load(healed)[0].state_dict()
+    assert last_checkpoint(healed).name == "step-00000020"
+    validated = [line for line in read_metrics(healed) if line["kind"] == "validation"]
+    assert validated[-1]["validation_rounds"] == [1, 2, 4, 8]
+    assert validated[-1]["loss"] < 4.5 < before
+    assert read_stamp(healed)["retrofit"]["core"] == "2-3"
+    # The same from step 10 on.
+    shutil.rmtree(last_checkpoint(healed))
+    assert main(["train", "--resume", str(healed), "--quiet"]) == 0
+    resumed, _ = load(healed)
+    assert all(torch.equal(tensor, straight[name]) for name, tensor in resumed.state_dict().items())
+    assert resumed.injection.weight[:, 32:].abs().max() > 0
+    assert main(["generate", str(healed), "--prompt", "the", "--max-tokens", "3"]) == 0
+    assert main(["export", str(healed), str(out), "--context", "64"]) == 0
+    capsys.readouterr()
+    tokens, found = tmp_path / "tokens.pt", tmp_path / "logits.pt"
+    torch.save(TOKENS[:, :32], tokens)
+    command = [sys.executable, "-I", "-c", LOAD, str(out), str(tokens), str(found)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "<user>the loop</s>" in done.stdout
+    with torch.no_grad():
+        ours = resumed.logits(resumed(TOKENS[:, :32]).states)
+    assert torch.equal(torch.load(found), ours)
+
+
+def test_a_corpus_of_another_vocabulary_is_one_line(folder, tmp_path, capsys):
+    other = tmp_path / "bytes"
+    prepare([" ".join(WORDS)] * 99, get_tokenizer("bytes"), other, validation_tokens=99, source="words")
+    run = tmp_path / "run"
+    assert main(["retrofit", str(folder), "--core", "2-3", "--out", str(run), "--data", str(other)]) == 0
+    assert main(["train", "--config", str(run / "config.json"), "--optim.batch", "1"]) == 2
+    assert "holds bytes tokens" in capsys.readouterr().err
+
+
+def test_a_lora_adapter_can_be_trained(folder, tmp_path):
+    peft = pytest.importorskip("peft")
+    source = open_source(folder)
+    layers = choose_layers(6, "2-3")
+    from deeploop.models.hf import DeepLoopForCausalLM
+
+    model: LoopedGPT = build(source, layers, looped_config(source.config, layers, rounds=2))
+    theirs = peft.get_peft_model(
+        DeepLoopForCausalLM.from_gpt(model), peft.LoraConfig(r=2, target_modules=["q", "v"])
+    )
+    theirs(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    trained = [name for name, parameter in theirs.named_parameters() if parameter.grad is not None]
+    assert trained
+    assert all("lora" in name for name in trained)

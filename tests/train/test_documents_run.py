@@ -1,0 +1,100 @@
+"""Runs whose documents are kept apart: training, validation, graphs, `validate` and `diagnose`."""
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+
+from deeploop.commands import diagnose, validate
+from deeploop.train.distributed import World
+from deeploop.train.language import LanguageTask
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+from deeploop.train.replay import GraphReplay
+from deeploop.train.rundir import load_model
+
+END = 256
+
+
+@pytest.fixture
+def masked(make_config, tmp_path):
+    def make(out="run", **changes):
+        data = {"mask_documents": True, **changes.pop("data", {})}
+        return make_config(tmp_path / out, data=data, model={"context": 128}, **changes)
+
+    return make
+
+
+@torch.no_grad()
+def alone(model, inputs, targets):
+    """The summed loss of every document by itself."""
+    total = torch.zeros((), dtype=torch.float64)
+    for row, target in zip(inputs, targets, strict=True):
+        edges = sorted({0, *(row == END).nonzero().flatten().tolist(), len(row)})
+        for start, stop in pairwise(edges):
+            total += model(row[None, start:stop], target[None, start:stop]).loss
+    return total
+
+
+def test_a_step_and_a_validation_are_those_of_documents_alone(masked):
+    task = LanguageTask(masked(device={"micro_batch": 3}), World(0, 1, torch.device("cpu")))
+    model = task.build()
+    batches = task.micro_batches()
+    assert [len(batch[0]) for batch in batches] == [2, 2, 2, 2]
+    assert any((batch[0][:, 1:] == END).any() for batch in batches)
+    for batch in batches:
+        expected = alone(model, *batch[:2]) / task.targets_per_step
+        torch.testing.assert_close(task.loss(model, batch).double(), expected, rtol=1e-5, atol=0)
+    model.eval()  # without the padding of the vocabulary
+    expected = alone(model, *task.validation[:2]) / task.validation[1].numel()
+    assert task.evaluate(model)["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_stop_and_resume_is_the_uninterrupted_run_and_validate_agrees(masked, capsys):
+    whole = masked("whole")
+    train(whole)
+    train(masked("halves", optim={"steps": 3}))
+    train(masked("halves", resume=True))
+    ours, other = (load_model(config.out).state_dict().values() for config in (whole, masked("halves")))
+    assert all(torch.equal(a, b) for a, b in zip(ours, other, strict=True))
+    capsys.readouterr()
+    validate.main([str(whole.out), "--device", "cpu", "--json"])
+    found = json.loads(capsys.readouterr().out)["rounds"][0]["loss"]
+    last = [line for line in read_metrics(whole.out) if line["kind"] == "validation"][-1]
+    assert found == pytest.approx(last["loss"], rel=1e-6)
+    validate.main([str(whole.out), "--device", "cpu", "--adaptive", "change", "--sequences", "2"])
+    with pytest.raises(ValueError, match="cache_rounds=1 all: must be unset for a run that keeps documents"):
+        validate.main([str(whole.out), "--device", "cpu", "--cache-rounds", "1", "all"])
+
+
+def test_without_the_mask_the_loss_is_another(masked, make_config, tmp_path):
+    tasks = [
+        LanguageTask(config, World(0, 1, torch.device("cpu")))
+        for config in (masked(), make_config(tmp_path / "run", model={"context": 128}))
+    ]
+    apart, together = (task.evaluate(task.build())["loss"] for task in tasks)
+    assert abs(apart - together) > 1e-6
+
+
+def test_a_diagnosis_keeps_documents_apart(masked, capsys, monkeypatch):
+    seen = []
+    real = diagnose.examine
+    monkeypatch.setattr(diagnose, "examine", lambda *args, **own: seen.append(own) or real(*args, **own))
+    config = masked(diagnose={"every": 6, "tokens": 40, "iterations": 1})
+    train(config)
+    diagnose.main([str(config.out), "--sequences", "1", "--iterations", "1", "--device", "cpu"])
+    assert seen[0]["documents"] is not None
+
+
+def test_graphs_are_recorded_by_the_number_of_bounds(recordings):
+    """More documents than fit are another shape, so no graph reads bounds that it has no memory for."""
+    model = torch.nn.Linear(1, 1)
+    seen = []
+    replay = GraphReplay(lambda batch: seen.append(batch[0].tolist()) or torch.zeros(()), model, print)
+    model.rounds = 1
+    replay.begin_step()
+    for bounds in ([0, 3, 9], [0, 4, 9], [0, 5, 9], [0, 1, 2, 3, 9]):
+        replay((torch.tensor(bounds),))
+    assert seen == [[0, 3, 9], [0, 4, 9], [0, 5, 9], [0, 1, 2, 3, 9]]
+    assert len(recordings) == 1
