@@ -24,6 +24,7 @@ COMMANDS = (
     "validate",
     "eval",
     "generate",
+    "chat",
     "diagnose",
     "sweep",
     "runs",
@@ -40,6 +41,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of an architecture
   deeploop recommend --blocks 4 --rounds 16 --width 384   which rule, at which learning rate, by our runs
   deeploop prepare stdlib | text | fineweb-edu  text into token shards
+  deeploop prepare chat FILE.jsonl              conversations to fine-tune on: deeploop train chat
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
   deeploop data FOLDER [--verify]               what a prepared folder holds, and whether it is whole
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden;
@@ -54,6 +56,7 @@ deeploop: train transformers whose blocks are visited many times
                                                 a reasoner's on its puzzles, with votes on ARC; an
                                                 iterated task's: --steps 1 2 4 8 16 32
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
+  deeploop chat RUN                             a conversation with a fine-tuned model, in the terminal
   deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect
   deeploop sweep table1 | p-sweep | … | FILE    the paper's grids of runs, or your own, in parallel
   deeploop runs [FOLDER…]                       list and compare runs: settings, progress, losses, cost

@@ -75,10 +75,13 @@ def test_targets_are_the_inputs_shifted():
     assert torch.equal(inputs[:, -1] + 1, targets[:, -1])
 
 
-@pytest.mark.parametrize("max_epochs", [0, 3])
-def test_the_same_examples_after_a_kill_and_over_1_2_1_ranks(max_epochs):
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_epochs": (3, 3, 3)}, {"max_epochs": (0, 2, 0), "last": (0.1, 0.0, 0.9), "switch": 250}],
+)
+def test_the_same_examples_after_a_kill_and_over_1_2_1_ranks(settings):
     def loaders(world):
-        return [mixed(rank=rank, world=world, max_epochs=max_epochs) for rank in range(world)]
+        return [mixed(rank=rank, world=world, **settings) for rank in range(world)]
 
     def steps(ranks, count):
         parts = [[rank.step_batch() for _ in range(count)] for rank in ranks]
@@ -104,23 +107,43 @@ def test_order_is_stable_across_versions():
 
 
 def test_a_corpus_that_had_its_epochs_is_drawn_no_more_and_the_others_keep_their_proportions():
-    loader = mixed(lengths=(90_000, 100, 90_000), shares=(0.4, 0.4, 0.2), max_epochs=2, batch=1_000)
+    loader = mixed(lengths=(90_000, 100, 90_000), shares=(0.4, 0.4, 0.2), max_epochs=(2, 2, 2), batch=1_000)
     seen = drawn(loader, 9) // LARGE
     windows = sum(TokenLoader(Counting(100), context=9, batch=1, seed=1)._epoch_order(e)[1] for e in (0, 1))
     assert (seen == 1).sum() == windows
     late = seen[1_000:]
     assert abs((late == 0).mean() - 2 / 3) < 4 * math.sqrt(2 / 9 / len(late))
     assert loader.epochs()[1] == 2
-    at_once = mixed(lengths=(90_000, 100, 90_000), shares=(0.4, 0.4, 0.2), max_epochs=2, batch=1)
+    at_once = mixed(lengths=(90_000, 100, 90_000), shares=(0.4, 0.4, 0.2), max_epochs=(2, 2, 2), batch=1)
     np.testing.assert_array_equal(at_once.choose(9_000), seen)
 
 
 def test_all_epochs_used_up_is_one_line():
-    loader = mixed(max_epochs=1)
+    loader = mixed(max_epochs=(1, 1, 1))
     with pytest.raises(
-        ValueError, match=r"data\.max_epochs=1: every corpus .* after 2\d\d sequences; raise it"
+        ValueError, match=r"data\.max_epochs=1 1 1: every corpus .* after 2\d\d sequences; raise it"
     ):
         drawn(loader, 30)
+
+
+def test_each_corpus_has_its_own_limit():
+    loader = mixed(lengths=(90_000, 100, 200), shares=(0.2, 0.4, 0.4), max_epochs=(0, 1, 3), batch=100)
+    drawn(loader, 30)
+    assert loader.epochs()[1:] == [1, 3]
+    assert loader.epochs()[0] < 1
+
+
+@pytest.mark.parametrize("batch", [12, 7])
+def test_the_last_phase_has_its_own_shares_from_its_sequence_on(batch):
+    first, last = (0.6, 0.1, 0.3), (0.0, 0.2, 0.8)
+    loader = mixed(shares=first, last=last, switch=5_000, batch=batch)
+    seen = np.concatenate([drawn(loader, 1) for _ in range(10_000 // batch)]) // LARGE
+    same = mixed(shares=first, batch=10_000).choose(10_000)
+    np.testing.assert_array_equal(seen[:5_000], same[:5_000])
+    assert (seen[:5_000] == 0).any()
+    late = np.bincount(seen[5_000:], minlength=3) / len(seen[5_000:])
+    for share, own in zip(last, late, strict=True):
+        assert abs(own - share) <= 4 * math.sqrt(share * (1 - share) / len(seen[5_000:]))
 
 
 def test_a_corpus_held_back_is_never_drawn_and_may_come_later():

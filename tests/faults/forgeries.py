@@ -10,6 +10,7 @@ import json
 import random
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -93,6 +94,18 @@ def odd_array(array: np.ndarray, draw: random.Random) -> np.ndarray:
         limits = np.iinfo(changed.dtype) if changed.dtype.kind in "iu" else np.finfo(changed.dtype)
         changed.ravel()[draw.randrange(changed.size)] = draw.choice((limits.min, limits.max, 0, 1))
     return changed
+
+
+def swollen(path: Path, name: str) -> None:
+    """An archive of 32 KB whose one array asks for 32 MiB."""
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open(f"{name}.npy", "w") as member,
+    ):
+        header = {"descr": "<f8", "fortran_order": False, "shape": (32 << 17,)}
+        np.lib.format.write_array_header_1_0(member, header)  # type: ignore[arg-type]
+        for _ in range(32):
+            member.write(bytes(1 << 20))
 
 
 def exchanged(
@@ -320,7 +333,10 @@ class Forgeries:
         else:
             arrays = exchanged(arrays, odd_array, draw)
         with tempfile.TemporaryDirectory(dir=self.folder) as place:
-            write_archive(Path(place) / "scores.npz", meta, arrays)
+            if draw.random() < 0.1:
+                swollen(Path(place) / "scores.npz", "3.abc.logprob")
+            else:
+                write_archive(Path(place) / "scores.npz", meta, arrays)
             load_scores(Path(place) / "scores.npz")
 
     # ── What many runs are read for ────────────────────────────────────────────────────────────────────

@@ -22,7 +22,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -33,6 +33,9 @@ from forgeries import Forgeries
 
 from deeploop.cli import main as command_line
 from deeploop.data import arc
+from deeploop.data.chat import ChatSet, prepare_chat
+from deeploop.data.chat_loader import held_out_rows
+from deeploop.data.chat_template import find_template
 from deeploop.data.maze import build_maze
 from deeploop.data.prepare import prepare
 from deeploop.data.puzzles import PuzzleSet
@@ -82,8 +85,11 @@ WORDS = [
 ]
 
 
-HEADROOM = 1 << 30  # bytes, torch's among them
-LARGEST = 80 << 20  # bytes: what a small archive may unpack to, and ten times any file here
+TIMES = 10  # what a case may allocate, over its largest file
+FLOOR = (
+    8 << 20
+)  # bytes that it may in any case: 5 MiB of xz's window and our blocks, 3 MiB of a report's figures
+IMPORTS = 1 << 30  # bytes of a target's first case, which loads modules
 TRACED = (
     7  # every seventh case is measured, which makes it slow; a prime, so that all targets have their turn
 )
@@ -215,6 +221,10 @@ class Targets:
         (folder / "text" / "t.jsonl").write_text(
             "\n".join(json.dumps({"text": f"line {n} é"}) for n in range(20))
         )
+        talk = folder / "talk.jsonl"
+        talk.write_text('{"prompt": "say a", "response": "a"}\n' * 6)
+        made = get_tokenizer("bytes"), find_template("default")
+        prepare_chat(talk, *made, folder / "chat", context=64, validation_share=0.3)
         (folder / "packed").mkdir()
         write_packed(files_to_pack(self.run.parent), folder / "packed" / PACKED)
         self.config = to_dict(tiny())
@@ -259,6 +269,12 @@ class Targets:
         for split in (puzzles.train, puzzles.test):
             split.rows(np.arange(min(3, len(split))))
         puzzles.verify()
+
+    def chat(self, copy: Path) -> None:
+        chat = ChatSet.open(copy)
+        held_out_rows(chat.validation, max(1, chat.longest), chat.end_of_text, 2)
+        chat.verify()
+        chat.template().segments([{"role": "user", "content": "a"}], ask=True)
 
     def metrics(self, copy: Path) -> None:
         for record in read_metrics(copy):
@@ -315,6 +331,7 @@ class Targets:
             ),
             "corpus": self._damaged(self.folder / "corpus", self.corpus),
             "puzzles": self._damaged(self.folder / "puzzles", self.puzzles),
+            "chat": self._damaged(self.folder / "chat", self.chat),
             "ARC task": self._damaged(
                 self.folder / "arc",
                 lambda copy: arc.read_task(read_value(copy / "task.json"), "a", "b", copy),
@@ -390,27 +407,33 @@ class Targets:
             raise AssertionError(f"{command} {words}: an error of {err.getvalue().count(chr(10))} lines")
 
 
+def allowance(folder: Path) -> int:
+    """Bytes that a case may allocate: a case is one of the originals here, but for a few bytes."""
+    return max(FLOOR, TIMES * max(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
+
+
 @contextmanager
-def bounded_memory() -> Iterator[None]:
-    """Whoever asks for more than HEADROOM beyond what the process has is refused, and found."""
+def bounded_memory(headroom: int) -> Iterator[None]:
+    """Whoever asks for more beyond what the process has, torch too, is refused, and found."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + HEADROOM, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + headroom, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def measured(case: Callable[[random.Random], None], draw: random.Random) -> None:
-    """A case that must not hold more than LARGEST at once, by Python and numpy."""
+@contextmanager
+def traced_memory(most: int) -> Iterator[None]:
+    """What Python and numpy hold at once, in memory that the process had before too."""
     tracemalloc.start()
     try:
-        case(draw)
+        yield
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        if peak > LARGEST:
+        if peak > most:
             raise AssertionError(f"{peak:,} bytes at once")
 
 
@@ -420,8 +443,9 @@ def fuzz(cases: int, seed: int = 0, only: str = "", seconds: float = 10.0) -> tu
     findings: list[str] = []
     # A run keeps the words that started it: with always the same ones a case is the same in every process.
     same_words = patch.object(sys, "argv", ["deeploop"])
-    with tempfile.TemporaryDirectory() as folder, same_words, bounded_memory():
+    with tempfile.TemporaryDirectory() as folder, same_words:
         targets = {name: case for name, case in Targets(Path(folder)).cases().items() if only in name}
+        most, warm = allowance(Path(folder)), set()
         # A parsed command line takes as long as fifty other cases, a report's figures as hundreds.
         names = [name for name in targets for _ in range(1 if name in SLOW else 10)]
         for index in range(cases):
@@ -429,7 +453,10 @@ def fuzz(cases: int, seed: int = 0, only: str = "", seconds: float = 10.0) -> tu
             draw = random.Random(f"{seed}-{index}")
             began = time.perf_counter()
             try:
-                measured(targets[name], draw) if index % TRACED == 0 else targets[name](draw)
+                traced = index % TRACED == 0 and name in warm
+                trace = traced_memory(most) if traced else nullcontext()
+                with bounded_memory(most if name in warm else IMPORTS), trace:
+                    targets[name](draw)
                 counts[f"{name}: accepted"] += 1
             except REFUSALS as refusal:
                 counts[f"{name}: refused"] += 1
@@ -437,6 +464,7 @@ def fuzz(cases: int, seed: int = 0, only: str = "", seconds: float = 10.0) -> tu
                     findings.append(f"{name}, case {seed}-{index}: refused without a word ({refusal!r})")
             except Exception as error:
                 findings.append(f"{name}, case {seed}-{index}: {type(error).__name__}: {error}")
+            warm.add(name)
             if time.perf_counter() - began > seconds:
                 findings.append(f"{name}, case {seed}-{index}: took {time.perf_counter() - began:.0f} s")
     return counts, findings

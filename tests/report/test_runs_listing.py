@@ -80,6 +80,7 @@ def test_damage_is_shown_not_fatal(tmp_path):
         ("config.json", ("optim", "steps"), "x"),
         ("config.json", ("optim", "peak_lr"), None),
         ("config.json", ("model", "p"), "half"),
+        ("config.json", ("model", "vocabulary"), [[]]),
         ("config.json", ("data", "path"), 3),
         ("config.json", ("seed",), "0"),
         ("run.json", ("ranks",), "two"),

@@ -47,7 +47,7 @@ def test_a_step_and_a_validation_are_those_of_documents_alone(masked):
         expected = alone(model, *batch[:2]) / task.targets_per_step
         torch.testing.assert_close(task.loss(model, batch).double(), expected, rtol=1e-5, atol=0)
     model.eval()  # without the padding of the vocabulary
-    expected = alone(model, *task.validation) / task.validation[1].numel()
+    expected = alone(model, *task.validation[:2]) / task.validation[1].numel()
     assert task.evaluate(model)["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -63,6 +63,9 @@ def test_stop_and_resume_is_the_uninterrupted_run_and_validate_agrees(masked, ca
     found = json.loads(capsys.readouterr().out)["rounds"][0]["loss"]
     last = [line for line in read_metrics(whole.out) if line["kind"] == "validation"][-1]
     assert found == pytest.approx(last["loss"], rel=1e-6)
+    validate.main([str(whole.out), "--device", "cpu", "--adaptive", "change", "--sequences", "2"])
+    with pytest.raises(ValueError, match="cache_rounds=1 all: must be unset for a run that keeps documents"):
+        validate.main([str(whole.out), "--device", "cpu", "--cache-rounds", "1", "all"])
 
 
 def test_without_the_mask_the_loss_is_another(masked, make_config, tmp_path):

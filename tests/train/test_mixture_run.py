@@ -1,9 +1,11 @@
 """Runs on a mixture of corpora: validation per corpus, exact resume, and a changed mixture that is named."""
 
+import json
+
 import pytest
 import torch
 
-from deeploop.commands import validate
+from deeploop.commands import diagnose, validate
 from deeploop.data.mixture import Mixture
 from deeploop.data.prepare import prepare
 from deeploop.data.shards import Corpus
@@ -114,14 +116,28 @@ def test_a_missing_corpus_is_named(make_config, corpora, tmp_path):
 
 def test_more_sequences_than_the_epochs_have_are_refused_before_the_first_step(mixed):
     with pytest.raises(ValueError, match=r"data\.max_epochs=1: 4,000 sequences are planned, and so many"):
-        train(mixed(data={"max_epochs": 1}, optim={"steps": 500}))
-    train(mixed(data={"max_epochs": 1}))
+        train(mixed(data={"max_epochs": (1,)}, optim={"steps": 500}))
+    train(mixed(data={"max_epochs": (1,)}))
+    train(mixed("other", data={"max_epochs": (0, 1)}, optim={"steps": 3}))  # one of them has no limit
 
 
-@pytest.mark.parametrize("epochs", [-1, 2])
-def test_a_limit_of_epochs_needs_a_mixture(make_config, tmp_path, epochs):
-    with pytest.raises(ValueError, match=rf"data\.max_epochs={epochs}: must be 0, or with data\.mix"):
-        make_config(tmp_path, data={"max_epochs": epochs})
+def test_a_last_phase_that_the_epochs_do_not_have_is_refused(mixed, corpora):
+    data = {"mix_last": (f"{corpora / 'high'}=1",), "mix_last_share": 0.9, "max_epochs": (0, 1)}
+    with pytest.raises(ValueError, match=r"data\.max_epochs=0 1: 720 sequences are planned, and so many"):
+        train(mixed(data=data, optim={"steps": 100}))
+
+
+def test_a_last_phase_on_other_weights(mixed, corpora, capsys):
+    data = {"mix_last": (f"{corpora / 'high'}=1",), "mix_last_share": 0.5}
+    whole = mixed("a", low=1, high=0, data=data, optim={"steps": 8})
+    train(whole, source="here")
+    assert f"; the last 50%: {corpora / 'high'}=1" in capsys.readouterr().out
+    last = validations(whole)[-1]
+    assert last["corpora"] == ["low", "high"]  # by their shares of the whole run, half each
+    epochs = dict(zip(last["corpora"], last["epochs_by_corpus"], strict=True))
+    for name in ("low", "high"):  # four steps of eight sequences each
+        windows = len(Corpus.open(corpora / name).train) / 32
+        assert epochs[name] * windows == pytest.approx(32, rel=0.05)
 
 
 def test_a_corpus_held_back_has_no_validation(mixed):
@@ -139,11 +155,30 @@ def test_the_output_bias_starts_at_the_frequencies_of_the_mixture(corpora):
     )
 
 
-def test_validate_reads_the_first_of_the_mixture(mixed, capsys):
+def test_validate_reads_the_mixture_and_each_of_its_corpora(mixed, corpora, capsys):
     config = mixed()
     train(config)
+    last = validations(config)[-1]
     validate.main([str(config.out), "--device", "cpu"])
-    assert "low" in capsys.readouterr().out
+    table = capsys.readouterr().out.split("token sim.")[2]
+    assert "low" in table
+    assert "high" in table
+    validate.main([str(config.out), "--device", "cpu", "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert record["rounds"][0]["loss"] == pytest.approx(last["loss"], rel=1e-6)
+    assert [one["corpus"] for one in record["by_corpus"]] == ["low", "high"]
+    own = [one["rounds"][0]["loss"] for one in record["by_corpus"]]
+    assert own == pytest.approx(last["loss_by_corpus"], rel=1e-6)
+    validate.main([str(config.out), "--device", "cpu", "--json", "--data", str(corpora / "high")])
+    assert "by_corpus" not in json.loads(capsys.readouterr().out)
+
+
+def test_diagnose_takes_its_probe_from_all_corpora(mixed, capsys):
+    config = mixed()
+    train(config, quiet=True)
+    diagnose.main([str(config.out), "--device", "cpu", "--sequences", "2", "--iterations", "1", "--json"])
+    record = json.loads(capsys.readouterr().out)[str(config.out)]
+    assert record["probe"] == " ".join(config.data.mix)
 
 
 def test_ranks_validate_the_same_windows(mixed):

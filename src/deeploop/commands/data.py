@@ -8,6 +8,7 @@ from textwrap import indent
 from tyro.conf import Positional
 
 from deeploop.commands.parsing import run_command
+from deeploop.data.chat import ChatSet
 from deeploop.data.puzzles import SPLITS, PuzzleSet
 from deeploop.data.scan import Scan, excerpt, scan
 from deeploop.data.shards import Corpus
@@ -21,7 +22,7 @@ COLUMNS = ("split", "documents", "tokens", "bytes", "shards", "longest", "duplic
 
 @dataclass(frozen=True, kw_only=True)
 class DataArgs:
-    """What a folder of `deeploop prepare` holds: text as tokens, or puzzles.
+    """What a folder of `deeploop prepare` holds: text as tokens, conversations, or puzzles.
 
     Of text also the longest document, exact duplicates and a sample.
     """
@@ -34,11 +35,16 @@ class DataArgs:
 
 def run(args: DataArgs) -> str:
     """Opens the folder, which checks names and sizes; returns what to print."""
-    held = (
-        PuzzleSet.open(args.folder) if (args.folder / "puzzles.json").exists() else Corpus.open(args.folder)
-    )
-    limit = None if args.verify else SCANNED_TOKENS
-    text = _puzzles(held) if isinstance(held, PuzzleSet) else _corpus(held, limit)
+    held: PuzzleSet | ChatSet | Corpus
+    if (args.folder / "puzzles.json").exists():
+        held = PuzzleSet.open(args.folder)
+        text = _puzzles(held)
+    elif (args.folder / "chat.json").exists():
+        held = ChatSet.open(args.folder)
+        text = _chat(held)
+    else:
+        held = Corpus.open(args.folder)
+        text = _corpus(held, None if args.verify else SCANNED_TOKENS)
     if not args.verify:
         return f"{text}\n\nsizes fit; --verify reads everything and compares the checksums"
     held.verify()
@@ -80,6 +86,24 @@ def _sample(corpus: Corpus) -> str:
     tokens = excerpt(corpus.train, corpus.end_of_text, SAMPLE_CHARACTERS)
     text = corpus.tokenizer().decode(tokens)[:SAMPLE_CHARACTERS]
     return indent(printable(text, keep="\n"), "    ")
+
+
+def _chat(chat: ChatSet) -> str:
+    rows = []
+    for name, split in (("train", chat.train), ("validation", chat.validation)):
+        counts = (len(split), len(split.tokens), int(split.answers.sum()), int(split.lengths.max()) + 1)
+        rows.append((name, *(f"{count:,}" for count in counts)))
+    counts = chat.facts["counts"]
+    sample = chat.tokenizer().decode(chat.train.tokens[: chat.train.bounds[1]])[:SAMPLE_CHARACTERS]
+    return "\n\n".join(
+        [
+            f"{chat.folder}: {counts['conversations']:,} conversations of {chat.source}\n"
+            f"{chat.tokenizer_name} tokens, vocabulary {chat.vocabulary:,}",
+            text_table(("split", "conversations", "tokens", "of answers", "longest"), rows),
+            f"{counts['shortened']:,} were cut at the front, {counts['left_out']:,} left out as too long",
+            f"a conversation of train begins:\n{indent(printable(sample, keep=chr(10)), '    ')}",
+        ]
+    )
 
 
 def _puzzles(puzzles: PuzzleSet) -> str:

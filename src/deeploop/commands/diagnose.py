@@ -37,7 +37,7 @@ from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_state, step_of
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
-from deeploop.train.language import open_mixture
+from deeploop.train.language import mixture_windows, open_mixture
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import learning_rate
 from deeploop.train.rundir import (
@@ -203,12 +203,19 @@ def weights_of(
 
 
 def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tuple[Tensor, Tensor, str]:
-    """Inputs and targets (B, T), the first of the validation set, and where they come from."""
+    """Inputs and targets (B, T), the first of the validation set, and where they come from.
+
+    Of a mixture each corpus gives its share, one sequence at least.
+    """
     context = config.model.context
     count = probe_sequences(config, args)
-    path = args.data or config.data.folders[0]
-    if args.data is None and not (path / "corpus.json").is_file():
+    if args.data is None and not all((path / "corpus.json").is_file() for path in config.data.folders):
         return *stdlib_windows(tokenizer, context, count), "Python's standard library"
+    if args.data is None and config.data.mix:
+        pairs = mixture_windows(open_mixture(config.data), context, count).values()
+        inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return inputs, targets, " ".join(config.data.mix)
+    path = args.data or config.data.folders[0]
     corpus = Corpus.open(path)
     if corpus.tokenizer_name != tokenizer.name:
         raise ValueError(f"data={path}: holds {corpus.tokenizer_name} tokens, the run reads {tokenizer.name}")

@@ -11,6 +11,7 @@ from tyro.conf import Positional
 
 import deeploop
 from deeploop.commands.parsing import run_command
+from deeploop.data.chat_template import TEMPLATE_FILE, read_template
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.extras import require
 from deeploop.files import exclusive_folder, read_json
@@ -20,7 +21,14 @@ from deeploop.models.gpt_config import PARTS
 from deeploop.train.checkpoint import read_state
 from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.language import open_mixture
-from deeploop.train.rundir import load, load_any_config, load_iterate, read_stamp, require_checkpoint
+from deeploop.train.rundir import (
+    load,
+    load_any_config,
+    load_iterate,
+    read_stamp,
+    require_checkpoint,
+    resolve,
+)
 
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
 CARD_MARK = "with DeepLoop residual scaling. Exported by"  # in every model card of ours
@@ -36,10 +44,10 @@ class ExportArgs:
     """Folder to write: a new one, an empty one, or an earlier export, which is replaced."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the stored weights."""
-    cache_rounds: int | None = None
-    """Rounds whose keys and values `generate` keeps, where loading names no other; unset: all."""
     context: int | None = None
     """Longest sequence of the exported model; unset: as trained. A retrofit may have its source's."""
+    cache_rounds: int | None = None
+    """Rounds whose keys and values `generate` keeps, where loading names no other; unset: all."""
 
 
 def run(args: ExportArgs) -> str:
@@ -53,7 +61,7 @@ def run(args: ExportArgs) -> str:
         raise ValueError(f"folder={args.folder}: is a file; name a folder")
     with exclusive_folder(args.folder, "folder"):
         part = open_part(args.folder)
-        save_model(model.to(getattr(torch, args.dtype)), tokenizer, part)
+        save_model(model.to(getattr(torch, args.dtype)), tokenizer, part, template_of(args.run))
         (part / "README.md").write_text(card, encoding="utf-8")
         kept = publish(part, args.folder)
     size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
@@ -80,8 +88,16 @@ def with_context(model: LoopedGPT, context: int) -> LoopedGPT:
     return other.eval()
 
 
-def save_model(model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path) -> None:
-    """Weights, config, generation defaults, code and tokenizer."""
+def template_of(run: Path) -> str | None:
+    """The chat template of a run that was fine-tuned on conversations."""
+    path = resolve(run) / TEMPLATE_FILE
+    return read_template(path).text if path.exists() else None
+
+
+def save_model(
+    model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path, template: str | None = None
+) -> None:
+    """Weights, config, generation defaults, code, tokenizer and its chat template."""
     from transformers import GenerationConfig
 
     from deeploop.data.hf_tokenizer import to_transformers
@@ -95,6 +111,8 @@ def save_model(model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path) -> N
     special = {f"{name}_token_id": getattr(theirs, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     face.generation_config = GenerationConfig(**special)
     face.save_pretrained(folder)
+    if template is not None:
+        theirs.chat_template = template
     theirs.save_pretrained(folder)
 
 

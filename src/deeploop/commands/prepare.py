@@ -1,4 +1,4 @@
-"""`deeploop prepare`: text into a corpus folder, puzzles into a puzzle folder."""
+"""`deeploop prepare`: text into a corpus folder, conversations into a chat folder, puzzles into theirs."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from deeploop.commands import prepare_puzzles
+from deeploop.commands import prepare_chat, prepare_puzzles
 from deeploop.commands.parsing import choose, parse, summary
 from deeploop.data.corpora import FINEWEB_EDU, FINEWEB_EDU_SAMPLE, Source, fineweb_edu, stdlib, text_files
 from deeploop.data.prepare import SHARD_TOKENS, prepare, tokenizer_for
@@ -148,6 +148,7 @@ def main(arguments: list[str]) -> int:
         "stdlib": (PrepareStdlib, run),
         "text": (PrepareText, run),
         "fineweb-edu": (PrepareFinewebEdu, run),
+        "chat": (prepare_chat.PrepareChat, prepare_chat.run),
         "arc": (prepare_puzzles.PrepareArc, prepare_puzzles.run),
         "sudoku": (prepare_puzzles.PrepareSudoku, prepare_puzzles.run),
         "maze": (prepare_puzzles.PrepareMaze, prepare_puzzles.run),

@@ -11,12 +11,12 @@ from deeploop.recipes import RECIPES, get_recipe
 from deeploop.recipes.reasoners import require_puzzles
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
-from deeploop.train.config import AnyTrainConfig, TrainConfig, read_config, to_dict
+from deeploop.train.config import AnyTrainConfig, ChatTrainConfig, TrainConfig, read_config, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.loop import train
 from deeploop.train.opening import preview_run
 from deeploop.train.puzzle import PuzzleDataConfig
-from deeploop.train.rundir import config_to_resume
+from deeploop.train.rundir import config_to_resume, load_config
 
 # What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
 TRAIN_WORDS = {
@@ -26,7 +26,7 @@ TRAIN_WORDS = {
     **dict.fromkeys(("batch", "batch-size"), "--optim.batch"),
 }
 
-RESUME, CONFIG = "--resume", "--config"
+RESUME, CONFIG, INIT_FROM = "--resume", "--config", "--init-from"
 INSTEAD = f"""
 or, without a recipe:
   {RESUME} RUN    go on with a run, by its own config
@@ -43,6 +43,8 @@ def main(arguments: list[str]) -> int:
     base, source, rest = choose_base(arguments)
     if base is None:
         return 0
+    if isinstance(base, ChatTrainConfig) and source == "chat":
+        base = with_model_of_run(base, rest)
     prog = f"deeploop train {source}"
     switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
     config = parse(type(base), rest, prog=prog, default=base, words=TRAIN_WORDS, description=HELP)
@@ -51,6 +53,8 @@ def main(arguments: list[str]) -> int:
         config, told = with_measured_rate(config, rest)
         if is_first_rank and QUIET not in switches:
             print(told)
+    if isinstance(config, ChatTrainConfig) and config.init_from is None:
+        raise ValueError(f"{INIT_FROM}: names the run to fine-tune; give {INIT_FROM} RUN")
     if isinstance(config.data, PuzzleDataConfig):
         require_puzzles(config.data.path)
     size = config.device.micro_batch
@@ -64,6 +68,15 @@ def main(arguments: list[str]) -> int:
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
         )
     return 0
+
+
+def with_model_of_run(base: ChatTrainConfig, words: list[str]) -> ChatTrainConfig:
+    """The recipe with the model and the rounds of the run that the words name to start from."""
+    run, _ = take_value([word.replace("--init_from", INIT_FROM) for word in words], INIT_FROM)
+    if run is None:
+        return base
+    config = load_config(Path(run))
+    return replace(base, model=config.model, rounds=config.rounds, init_from=Path(run))
 
 
 def preview(config: AnyTrainConfig, source: str) -> int:

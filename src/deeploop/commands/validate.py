@@ -12,11 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
 from tyro.conf import Positional
 
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import run_command
 from deeploop.data.bpe import how_to_ask
+from deeploop.data.chat_loader import held_out_rows
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import Tokenizer
@@ -31,8 +34,10 @@ from deeploop.eval.depth import (
 from deeploop.models.adaptive import AdaptiveDepth, Criterion, ExitRule
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
+from deeploop.train.chat import ChatDataConfig, open_chat
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import arithmetic, open_world
+from deeploop.train.language import mixture_windows, open_mixture
 from deeploop.train.rundir import load, load_config, provenance, require_checkpoint, results_folder
 
 # Results that agree in these replace one another; any other stays beside them.
@@ -48,7 +53,7 @@ class ValidateArgs:
     run: Positional[Path]
     """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
     data: Path | None = None
-    """Corpus whose validation split is read; unset: the run's own, the first of a mixture."""
+    """Corpus whose validation split is read; unset: the run's own, all corpora of a mixture by weight."""
     sequences: int | None = None
     """Sequences, spread evenly over the split; unset: as in training, at most 64 with --cache-rounds."""
     rounds: tuple[int, ...] = ()
@@ -72,25 +77,28 @@ def run(args: ValidateArgs) -> str:
     config = load_config(args.run)
     if len(args.adaptive) > 1 and args.thresholds:
         raise ValueError(f"thresholds={args.thresholds}: must be unset with several of --adaptive")
+    if args.cache_rounds and config.data.mask_documents:
+        asked = " ".join(map(str, args.cache_rounds))
+        raise ValueError(
+            f"cache_rounds={asked}: must be unset for a run that keeps documents apart, whose sequences no "
+            "cache can decode"
+        )
     is_sweep = len(set(args.rounds)) > 1 or bool(args.adaptive)
     folder, name = results_folder(args.run), "depth.json" if is_sweep else "validation.json"
     scoreboard.check(folder, name)
-    sequences = args.sequences
-    if args.cache_rounds and sequences is None:  # a step per token: as slow as generation
-        sequences = min(MOST_DECODED, config.data.validation_sequences)
     device_config = replace(config.device, kind=args.device)
     with memory_advice("--device cpu"), open_world(device_config) as world:
         model, tokenizer = load(args.run, device=world.device)
-        corpus = open_corpus(args.data or config.data.folders[0], tokenizer, args.run)
-        windows = replace(
-            read_windows(corpus, tokenizer, config, sequences),
-            device=world.device,
-            arithmetic=partial(arithmetic, device_config, world.device),
-        )
-        record = evaluate(model, windows, args) | {
+        held = read_held_out(args, config, tokenizer)
+        how: dict[str, Any] = {
+            "device": world.device,
+            "arithmetic": partial(arithmetic, device_config, world.device),
+        }
+        record = evaluate(model, replace(held.windows, **how), args) | {
             "checkpoint": require_checkpoint(args.run).name,
-            "data": str(corpus.folder),
-            "source": corpus.source,
+            "data": held.data,
+            "source": held.source,
+            **({"by_corpus": by_corpus(model, held.parts, how, args)} if held.parts else {}),
             **provenance(),
         }
     files = [scoreboard.add(folder, record, IDENTITY, name)]
@@ -102,23 +110,77 @@ def run(args: ValidateArgs) -> str:
     return f"{report(record, args.run)}\n\nwritten: {', '.join(map(str, files))}"
 
 
-def open_corpus(path: Path, tokenizer: Tokenizer, run: Path) -> Corpus:
-    corpus = Corpus.open(path)
-    if corpus.tokenizer_name != tokenizer.name:
+@dataclass(frozen=True)
+class HeldOut:
+    """What is predicted, and where it comes from."""
+
+    windows: Windows
+    data: str
+    """The folder, or the corpora of a mixture with their weights."""
+    source: str
+    parts: dict[str, Windows]
+    """Those of each corpus of a mixture."""
+
+
+def read_held_out(args: ValidateArgs, config: TrainConfig, tokenizer: Tokenizer) -> HeldOut:
+    """The corpus that was named, or what training validates on: a corpus, a mixture, conversations."""
+    data, context = config.data, config.model.context
+    is_chat = isinstance(data, ChatDataConfig)
+    usual = data.validation_rows if isinstance(data, ChatDataConfig) else data.validation_sequences
+    if args.cache_rounds:  # a step per token: as slow as generation
+        usual = min(MOST_DECODED, usual)
+    count = usual if args.sequences is None else args.sequences
+    if args.data is None and is_chat:
+        chat = open_chat(data.path)
+        check_tokenizer(chat.folder, chat.tokenizer_name, tokenizer, args.run)
+        rows = held_out_rows(chat.validation, context, chat.end_of_text, count)
+        return HeldOut(as_windows(config, tokenizer, *rows), str(chat.folder), chat.source, {})
+    if args.data is None and data.mix:
+        mixture = open_mixture(data)
+        check_tokenizer(mixture.corpora[0].folder, mixture.tokenizer_name, tokenizer, args.run)
+        pairs = mixture_windows(mixture, context, count)
+        parts = {name: corpus_windows(config, tokenizer, *pair) for name, pair in pairs.items()}
+        inputs, targets = (torch.cat(own) for own in zip(*pairs.values(), strict=True))
+        source = "; ".join(corpus.source for corpus in mixture.corpora)
+        whole = corpus_windows(config, tokenizer, inputs, targets)
+        return HeldOut(whole, " ".join(data.mix), source, parts)
+    corpus = Corpus.open(args.data or data.folders[0])
+    check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, args.run)
+    pair = validation_windows(corpus.validation, context, count)
+    return HeldOut(corpus_windows(config, tokenizer, *pair), str(corpus.folder), corpus.source, {})
+
+
+def check_tokenizer(path: Path, found: str, tokenizer: Tokenizer, run: Path) -> None:
+    if found != tokenizer.name:
         raise ValueError(
-            f"data={path}: holds {corpus.tokenizer_name} tokens, the run was trained on {tokenizer.name}; "
+            f"data={path}: holds {found} tokens, the run was trained on {tokenizer.name}; "
             f"prepare it with --tokenizer {how_to_ask(tokenizer.name, run)}"
         )
-    return corpus
 
 
-def read_windows(corpus: Corpus, tokenizer: Tokenizer, config: TrainConfig, sequences: int | None) -> Windows:
-    """The windows that training validates on, or `sequences` of them."""
-    count = config.data.validation_sequences if sequences is None else sequences
-    inputs, targets = validation_windows(corpus.validation, config.model.context, count)
-    batch = config.device.micro_batch or config.optim.batch
+def corpus_windows(config: TrainConfig, tokenizer: Tokenizer, inputs: Tensor, targets: Tensor) -> Windows:
     starts = inputs == tokenizer.end_of_text if config.data.mask_documents else None
-    return Windows(inputs, targets, count_bytes(tokenizer, targets), batch=batch, starts=starts)
+    return as_windows(config, tokenizer, inputs, targets, starts)
+
+
+def as_windows(
+    config: TrainConfig, tokenizer: Tokenizer, inputs: Tensor, targets: Tensor, starts: Tensor | None
+) -> Windows:
+    size = count_bytes(tokenizer, targets[targets >= 0])
+    return Windows(
+        inputs, targets, size, batch=config.device.micro_batch or config.optim.batch, starts=starts
+    )
+
+
+def by_corpus(
+    model: LoopedGPT, parts: dict[str, Windows], how: dict[str, Any], args: ValidateArgs
+) -> list[dict[str, Any]]:
+    """The scores of each corpus of a mixture by itself, at every number of rounds."""
+    found = []
+    for name, windows in parts.items():
+        own = evaluate(model, replace(windows, **how), replace(args, adaptive=(), cache_rounds=()))
+        found.append({"corpus": name, "sequences": own["sequences"], "rounds": own["rounds"]})
+    return found
 
 
 def read_budget(word: str) -> int | None:
@@ -187,7 +249,7 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
             **({"cache_rounds": budgets} if budgets else {}),
         },
         "sequences": len(windows.inputs),
-        "tokens": windows.targets.numel(),
+        "tokens": int((windows.targets >= 0).sum()),
         "bytes": windows.text_bytes,
         "rounds": [{"rounds": R, **asdict(score)} for R, score in scores.items()],
         "adaptive": adaptive,
@@ -232,6 +294,18 @@ def report(record: dict[str, Any], run: Path) -> str:
             for row in rows
         ]
         parts.append(page.text_table(("cache rounds", "slots", "bytes/token", *header[1:]), kept))
+    if own := record.get("by_corpus"):
+        rows = [
+            (
+                one["corpus"],
+                f"{one['sequences']:,}",
+                str(row["rounds"]),
+                *_figures(row),
+            )
+            for one in own
+            for row in one["rounds"]
+        ]
+        parts.append(page.text_table(("corpus", "sequences", *header), rows))
     return "\n\n".join(parts)
 
 

@@ -15,7 +15,9 @@ from numpy.lib import format as npy
 
 from deeploop.files import open_regular
 
-SMALL = 1 << 26  # bytes that any archive may have when unpacked; a larger one at most ten times its own size
+# Bytes that any archive may have when unpacked; a larger one at most ten times its own size. Requests of
+# bytes, the most repetitive that is written here, have five times.
+SMALL = 1 << 22
 CHUNK = 1 << 20
 HEADERS: dict[tuple[int, int], Any] = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
@@ -37,7 +39,7 @@ def read_npz(
                 if unpacked > most:
                     raise ValueError(f"{unpacked:,} bytes when unpacked, at most {most:,} are read")
                 return {name: _read_entry(archive, entries[name]) for name in wanted}
-        except OSError:
+        except (OSError, MemoryError):
             raise
         except KeyError as error:
             raise ValueError(f"no array {error}") from None
@@ -69,7 +71,7 @@ def read_npy(path: Path) -> np.ndarray:
                 return np.empty(shape, dtype)
             order: Any = "F" if fortran else "C"
             return np.memmap(file, dtype, mode="r", offset=file.tell(), shape=shape, order=order)
-        except OSError:
+        except (OSError, MemoryError):
             raise
         except (
             Exception

@@ -153,7 +153,7 @@ def _all_documents(files: Sequence[Path], field: str) -> Iterator[str]:
         if file.name.endswith(".parquet"):
             yield from _parquet(file, field)
         elif file.name.endswith(JSON_SUFFIXES):
-            yield from _json_lines(file, field)
+            yield from _texts(file, field)
         else:
             yield from _text(file, piece)
 
@@ -187,19 +187,24 @@ def _text(file: Path, piece: int | None) -> Iterator[str]:
             yield "".join(some)
 
 
-def _json_lines(file: Path, field: str) -> Iterator[str]:
+def json_lines(file: Path) -> Iterator[tuple[str, Any]]:
+    """The value of every line, and its place, `file:number`; the file may be packed."""
     with _opened(file) as lines:
         for number, line in enumerate(lines, start=1):
             if line.isspace():
                 continue
             try:
-                row = parse_json(line)
+                yield f"{file}:{number}", parse_json(line)
             except ValueError as error:
                 raise ValueError(f"{file}:{number}: not JSON: {error}") from None
-            if not isinstance(row, dict) or not isinstance(row.get(field), str):
-                names = [name for name in row if isinstance(row[name], str)] if isinstance(row, dict) else []
-                raise ValueError(f'{file}:{number}: no string field "{field}"{_others(names)}')
-            yield row[field]
+
+
+def _texts(file: Path, field: str) -> Iterator[str]:
+    for where, row in json_lines(file):
+        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+            names = [name for name in row if isinstance(row[name], str)] if isinstance(row, dict) else []
+            raise ValueError(f'{where}: no string field "{field}"{_others(names)}')
+        yield row[field]
 
 
 def _others(names: Sequence[str]) -> str:

@@ -23,8 +23,8 @@ from deeploop.data.tokenizers import Tokenizer
 MIXTURE = 0x6D69  # tells the draws of corpora from others of the same seed
 
 
-def parse_mix(entries: Sequence[str]) -> list[tuple[Path, float]]:
-    """Folders and their weights of entries such as `data/a=0.7`."""
+def parse_mix(entries: Sequence[str], field: str = "mix") -> list[tuple[Path, float]]:
+    """Folders and their weights of entries such as `data/a=0.7`; `field` is the one that has them."""
     parts = []
     for entry in entries:
         folder, _, number = entry.rpartition("=")
@@ -33,26 +33,37 @@ def parse_mix(entries: Sequence[str]) -> list[tuple[Path, float]]:
         except ValueError:
             weight = math.nan
         if not folder or math.isnan(weight):
-            raise ValueError(f"data.mix={entry}: must be FOLDER=WEIGHT, such as data/books=0.7")
+            raise ValueError(f"data.{field}={entry}: must be FOLDER=WEIGHT, such as data/books=0.7")
         if weight < 0 or math.isinf(weight):
-            raise ValueError(f"data.mix={entry}: the weight must be 0 or more, and finite")
+            raise ValueError(f"data.{field}={entry}: the weight must be 0 or more, and finite")
         parts.append((Path(folder), weight))
     if entries and not any(weight for _, weight in parts):
-        raise ValueError(f"data.mix={' '.join(entries)}: every weight is 0; give one corpus more than that")
+        all_of_them = " ".join(entries)
+        raise ValueError(f"data.{field}={all_of_them}: every weight is 0; give one corpus more than that")
     if len({folder for folder, _ in parts}) < len(parts):
-        raise ValueError(f"data.mix={' '.join(entries)}: names a folder twice; give it one weight")
+        raise ValueError(f"data.{field}={' '.join(entries)}: names a folder twice; give it one weight")
     return parts
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Corpora of one tokenizer and their shares, which add up to 1."""
+    """Corpora of one tokenizer and their shares, which add up to 1, at first and in a last phase."""
 
     corpora: tuple[Corpus, ...]
-    shares: tuple[float, ...]
+    first: tuple[float, ...]
+    last: tuple[float, ...]
+    """As the first ones where there is no last phase."""
+    last_share: float = 0.0
+    """Which part of the steps the last phase has."""
 
     @classmethod
-    def of(cls, corpora: Sequence[Corpus], weights: Sequence[float]) -> "Mixture":
+    def of(
+        cls,
+        corpora: Sequence[Corpus],
+        weights: Sequence[float],
+        last: Sequence[float] = (),
+        last_share: float = 0.0,
+    ) -> "Mixture":
         first, *rest = corpora
         for other in rest:
             if other.tokenizer_name != first.tokenizer_name:
@@ -60,7 +71,20 @@ class Mixture:
                     f"data.mix: {first.folder} holds {first.tokenizer_name} tokens, {other.folder} "
                     f"{other.tokenizer_name}; prepare both with one --tokenizer"
                 )
-        return cls(tuple(corpora), tuple(weight / sum(weights) for weight in weights))
+        at_first, at_last = ([weight / sum(own) for weight in own] for own in (weights, last or weights))
+        return cls(tuple(corpora), tuple(at_first), tuple(at_last), last_share if last else 0.0)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of all sequences of the run: what validation and counts go by."""
+        if not self.last_share:
+            return self.first
+        both = zip(self.first, self.last, strict=True)
+        return tuple((1 - self.last_share) * a + self.last_share * b for a, b in both)
+
+    def switch(self, steps: int) -> int:
+        """The step (from 0) at which the last phase begins."""
+        return steps - round(self.last_share * steps)
 
     @property
     def names(self) -> list[str]:
@@ -101,10 +125,16 @@ class Mixture:
             frequencies += share * corpus.counts("train") / len(corpus.train)
         return np.rint(self.tokens * frequencies).astype(np.int64)
 
-    def sequences_within(self, epochs: int, context: int) -> int:
-        """Windows that there are at least in so many epochs of each corpus that is drawn from."""
-        drawn = [corpus for corpus, share in zip(self.corpora, self.shares, strict=True) if share]
-        return epochs * sum((len(corpus.train) - context) // context for corpus in drawn)
+    def sequences_within(self, epochs: Sequence[int], context: int, shares: Sequence[float]) -> int | None:
+        """Windows that there are at least in so many epochs of each corpus that is drawn from.
+
+        None where a corpus has no limit.
+        """
+        parts = zip(self.corpora, epochs, shares, strict=True)
+        drawn = [(corpus, limit) for corpus, limit, share in parts if share]
+        if not all(limit for _, limit in drawn):
+            return None
+        return sum(limit * ((len(corpus.train) - context) // context) for corpus, limit in drawn)
 
     def held_out(self, count: int) -> list[int]:
         """How many of `count` validation sequences are each corpus's, by its share; one at least."""
@@ -114,8 +144,9 @@ class Mixture:
 class MixtureLoader:
     """An endless, deterministic sequence of batches out of several streams, resumable to the sequence.
 
-    A stream that has had `max_epochs` epochs is drawn no more, and the others keep their proportions; 0 is no
-    limit. `batch` counts the sequences of all ranks together.
+    A stream that has had its `max_epochs` epochs is drawn no more, and the others keep their proportions;
+    0 is no limit. From sequence number `switch` on the shares are `last`. `batch` counts the sequences of
+    all ranks together.
     """
 
     def __init__(
@@ -128,14 +159,19 @@ class MixtureLoader:
         seed: int,
         rank: int = 0,
         world: int = 1,
-        max_epochs: int = 0,
+        max_epochs: Sequence[int] = (),
+        last: Sequence[float] = (),
+        switch: int | None = None,
     ) -> None:
-        self._streams, self._shares = streams, np.array(shares, dtype=np.float64)
+        self._streams = streams
+        self._first, self._last = (np.array(own, dtype=np.float64) for own in (shares, last or shares))
+        self._switch = switch
         self._orders = [
             TokenLoader(stream, context=context, batch=batch, seed=seed, rank=rank, world=world)
             for stream in streams
         ]
-        self._context, self._batch, self._max_epochs = context, batch, max_epochs
+        self._context, self._batch = context, batch
+        self._max_epochs = tuple(max_epochs) or (0,) * len(streams)
         self._mine = slice(rank * batch // world, (rank + 1) * batch // world)
         self._key = keys(seed, MIXTURE)[0]
         self._drawn = 0
@@ -160,16 +196,21 @@ class MixtureLoader:
         """The number of the stream that each of the next `count` sequences comes from."""
         drawn = words(self._key, np.arange(self._drawn, self._drawn + count), 1)[:, 0]
         uniform = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
-        left = np.array([self._left(order, count) for order in self._orders])
+        limits = zip(self._orders, self._max_epochs, strict=True)
+        left = np.array([order.windows_before(most, count) if most else count for order, most in limits])
         chosen = np.empty(0, dtype=np.int64)
         while len(chosen) < count:
-            edges = np.cumsum(self._shares * (left > 0))
+            number = self._drawn + len(chosen)
+            is_last = self._switch is not None and number >= self._switch
+            edges = np.cumsum((self._last if is_last else self._first) * (left > 0))
             if not edges[-1]:
+                asked = " ".join(map(str, self._max_epochs))
                 raise ValueError(
-                    f"data.max_epochs={self._max_epochs}: every corpus of the mixture has had them after "
-                    f"{self._drawn + len(chosen):,} sequences; raise it, or set 0 for no limit"
+                    f"data.max_epochs={asked}: every corpus that is drawn has had them after {number:,} "
+                    "sequences; raise it, or set 0 for no limit"
                 )
-            ahead = np.searchsorted(edges / edges[-1], uniform[len(chosen) :], side="right")
+            end = count if is_last or self._switch is None else min(count, self._switch - self._drawn)
+            ahead = np.searchsorted(edges / edges[-1], uniform[len(chosen) : end], side="right")
             taken = np.cumsum(ahead[:, None] == np.arange(len(left)), axis=0)
             lacks = np.flatnonzero((taken > left).any(axis=1))  # sequences that a stream has no window for
             stop = int(lacks[0]) if len(lacks) else len(ahead)
@@ -199,6 +240,3 @@ class MixtureLoader:
         for order, own in zip(self._orders, corpora, strict=True):
             order.load_state(own)
         self._drawn = drawn
-
-    def _left(self, order: TokenLoader, count: int) -> int:
-        return order.windows_before(self._max_epochs, count) if self._max_epochs else count

@@ -95,6 +95,12 @@ class PretrainedTokenizer:
             return bytes.fromhex(found[1])
         return utf8(word.replace("▁", " "))
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Special words and their tokens, longer words first."""
+        words = sorted(((self.word(token), token) for token in self._special), key=lambda pair: -len(pair[0]))
+        return dict(words)
+
     def word(self, token: int) -> str:
         """A token as the vocabulary writes it."""
         return str(self._engine.id_to_token(token))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from deeploop.recipes import gpt, iterated, reasoners, recurrent
+from deeploop.recipes import chat, gpt, iterated, reasoners, recurrent
 from deeploop.train.config import AnyTrainConfig
 
 RECIPES: dict[str, Callable[[], AnyTrainConfig]] = {
@@ -19,6 +19,7 @@ RECIPES: dict[str, Callable[[], AnyTrainConfig]] = {
     "gpt2-small-flat": gpt.gpt2_small_flat,
     "gpt2-medium-flat": gpt.gpt2_medium_flat,
     "tiny-flat": gpt.tiny_flat,
+    "chat": chat.chat,
     "hrm-arc1": reasoners.hrm_arc1,
     "hrm-arc1-deeploop": reasoners.hrm_arc1_deeploop,
     "trm-arc1": reasoners.trm_arc1,

@@ -19,7 +19,16 @@ from deeploop.report.sweeps import read_sweep
 from deeploop.train.metrics import Record, is_sound, stream_back, stream_lines
 
 ITERATED = ("data.task", "data.rule", "data.length", "data.train_steps", "rounds.")
-DEFINING = ("model.", "data.path", "data.mix", "data.max_epochs", *ITERATED, "gate.", "optim.")
+DEFINING = (
+    "model.",
+    "data.path",
+    "data.mix",
+    "data.max_epochs",
+    "data.mask_documents",
+    *ITERATED,
+    "gate.",
+    "optim.",
+)
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
 RATES = 100
 # What tables reckon with; a file where one of these is of another kind is a damaged one.
@@ -27,7 +36,9 @@ CONFIG_KINDS = {
     "seed": int,
     "model.block": str,
     "model.p": int | float,
-    **dict.fromkeys(("model.blocks", "model.rounds", "model.width", "model.context"), int),
+    **dict.fromkeys(
+        (f"model.{name}" for name in ("blocks", "rounds", "width", "context", "vocabulary")), int
+    ),
     "data.path": str,
     "data.mix": list,
     "optim.peak_lr": int | float,
@@ -41,7 +52,10 @@ LATER_FIELDS: dict[str, Any] = {
     "model.flat_gain": 1.0,
     "optim.kind": "adamw",
     "data.mix": [],
-    "data.max_epochs": 0,
+    "data.mix_last": [],
+    "data.mix_last_share": 0.2,
+    "data.max_epochs": [],
+    "data.mask_documents": False,
 }
 STAMP_KINDS = {
     "task": str,
@@ -109,7 +123,7 @@ class Run:
         task = self.stamp.get("task", "language")
         if task != "language":
             return "answer" if task == "iterate" else "cell"
-        return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary"), "token")  # type: ignore[arg-type]
+        return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary", 0), "token")
 
     @property
     def bits_per_nat(self) -> float | None:

@@ -1,7 +1,7 @@
 """The whole configuration of a run, composed once, and its way to JSON and back.
 
 The class says what is trained: `TrainConfig` a looped GPT on text, `IterateTrainConfig` one on an iterated
-task, `HRMTrainConfig` and `TRMTrainConfig` a reasoner.
+task, `ChatTrainConfig` one on conversations, `HRMTrainConfig` and `TRMTrainConfig` a reasoner.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
+from deeploop.train.chat import ChatDataConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.diagnosis import DiagnoseConfig
 from deeploop.train.distributed import DeviceConfig
@@ -142,6 +143,13 @@ class TrainConfig(RunConfig):
 
 
 @dataclass(frozen=True)
+class ChatTrainConfig(TrainConfig):
+    """One fine-tuning of a looped GPT on conversations."""
+
+    data: ChatDataConfig = field(default_factory=ChatDataConfig)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
 class HRMTrainConfig(RunConfig):
     """One training run of an HRM."""
 
@@ -213,6 +221,7 @@ ReasonerTrainConfig = HRMTrainConfig | TRMTrainConfig
 AnyTrainConfig = TrainConfig | ReasonerTrainConfig | IterateTrainConfig
 KINDS: dict[str, type[AnyTrainConfig]] = {
     "language": TrainConfig,
+    "chat": ChatTrainConfig,
     "hrm": HRMTrainConfig,
     "trm": TRMTrainConfig,
     "iterate": IterateTrainConfig,

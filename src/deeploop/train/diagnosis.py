@@ -15,6 +15,8 @@ from deeploop.nn.documents import document_bounds
 if TYPE_CHECKING:
     from deeploop.train.config import TrainConfig
 
+Probe = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, and where documents begin if kept apart
+
 
 @dataclass(frozen=True)
 class DiagnoseConfig:
@@ -48,10 +50,8 @@ class DiagnoseConfig:
 class LoopMonitor:
     """κ_R and its company every so many steps, and what to say of a collapse."""
 
-    def __init__(
-        self, config: "TrainConfig", probe: tuple[Tensor, Tensor], end_of_text: int | None = None
-    ) -> None:
-        self._config, self._probe, self._end_of_text = config, probe, end_of_text
+    def __init__(self, config: "TrainConfig", probe: Probe) -> None:
+        self._config, self._probe = config, probe
         self.diagnose_every = config.diagnose.every
         self.stops_when_collapsed = config.guard.stop
 
@@ -59,7 +59,7 @@ class LoopMonitor:
         """The record of a diagnosis, on the first validation sequences of this rank."""
         assert isinstance(model, LoopedGPT)
         model.set_rounds(self._config.model.rounds)  # the step before may have drawn others
-        return diagnose(model, optimizer, self._probe, self._config.diagnose, self._end_of_text)
+        return diagnose(model, optimizer, self._probe, self._config.diagnose)
 
     def collapse_advice(self) -> str:
         """What to do about a run that is still collapsed after warm-up."""
@@ -80,20 +80,16 @@ class LoopMonitor:
 def diagnose(
     model: LoopedGPT,
     optimizer: torch.optim.Optimizer,
-    probe: tuple[Tensor, Tensor],
+    probe: Probe,
     config: DiagnoseConfig,
-    end_of_text: int | None = None,
 ) -> dict[str, Any]:
-    """One record for the metrics; model, optimizer and random generators are left as they were.
-
-    With `end_of_text`, which begins a document, documents of the probe are kept apart.
-    """
+    """One record for the metrics; model, optimizer and random generators are left as they were."""
     began = time.perf_counter()
     device = next(model.parameters()).device
     cut = slice(None, config.tokens or None)
-    tokens, targets = (part[: config.sequences, cut] for part in probe)
-    apart = None if end_of_text is None else document_bounds(tokens == end_of_text).to(device)
-    tokens, targets = tokens.to(device), targets.to(device)
+    tokens, targets = (part[: config.sequences, cut].to(device) for part in probe[:2])
+    starts = None if probe[2] is None else probe[2][: config.sequences, cut]
+    apart = None if starts is None else document_bounds(starts).to(device)
     # A visit that is computed twice would be taken for two.
     recompute, model.recompute = model.recompute, "off"
     try:

@@ -129,7 +129,10 @@ def _data(config: AnyTrainConfig, examples: int) -> str:
         epochs = tokens / examples
         text = f"{epochs:,.1f}" if epochs >= 0.95 else f"{epochs:.2g}"
         corpus = f"{' '.join(config.data.mix)} have" if config.data.mix else "the corpus has"
-        return f"{tokens:,} tokens planned, {corpus} {examples:,}: {text} epochs"
+        planned = f"{tokens:,} tokens planned, {corpus} {examples:,}: {text} epochs"
+        if config.data.mix_last:
+            planned += f"; the last {config.data.mix_last_share:.0%}: {' '.join(config.data.mix_last)}"
+        return planned
     if isinstance(config, IterateTrainConfig):
         data = config.data
         rule = f" of rule {data.rule}" if data.task == "automaton" else ""

@@ -13,6 +13,7 @@ from deeploop.data.bpe import how_to_ask, tokenizer_files, vocabulary_fits
 from deeploop.data.mixture import Mixture, MixtureLoader, parse_mix
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import Loader, PrefetchLoader, TokenLoader, validation_windows
+from deeploop.data.tokenizers import Tokenizer
 from deeploop.diagnose.collapse import judge, token_similarity, unigram_floor
 from deeploop.eval.depth import count_bytes
 from deeploop.eval.iterated import finite
@@ -20,7 +21,7 @@ from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.documents import document_bounds
-from deeploop.train.diagnosis import LoopMonitor
+from deeploop.train.diagnosis import LoopMonitor, Probe
 from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import make_gpt_optimizer
@@ -43,8 +44,12 @@ class DataConfig:
     """Folder of token shards."""
     mix: tuple[str, ...] = ()
     """Corpora and weights in place of `path`, such as data/a=0.7 data/b=0.3; 0 holds one back."""
-    max_epochs: int = 0
-    """Epochs after which a corpus of the mixture is drawn no more; 0 is no limit."""
+    mix_last: tuple[str, ...] = ()
+    """Weights of a last phase, for corpora of `mix`; one that is not named has 0."""
+    mix_last_share: float = 0.2
+    """Share of the steps that the last phase has, where there is one."""
+    max_epochs: tuple[int, ...] = ()
+    """Epochs after which a corpus of `mix` is drawn no more: one number for all, or one each; 0: no limit."""
     mask_documents: bool = False
     """Keep documents apart: no attention across the end of one, and positions that start anew in each."""
     validation_sequences: int = 2_000
@@ -55,14 +60,42 @@ class DataConfig:
     """Rounds at which a validation is done as well, beside the mean's (model.rounds)."""
 
     def __post_init__(self) -> None:
-        parse_mix(self.mix)
-        if self.max_epochs < 0 or (self.max_epochs and not self.mix):
-            raise ValueError(f"data.max_epochs={self.max_epochs}: must be 0, or with data.mix 1 or more")
+        self._check_mixture()
         if any(rounds < 1 for rounds in self.validation_rounds):
             raise ValueError(f"data.validation_rounds={self.validation_rounds}: each must be at least 1")
         for name in ("validation_sequences", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+
+    def _check_mixture(self) -> None:
+        folders = [folder for folder, _ in parse_mix(self.mix)]
+        for folder, _ in parse_mix(self.mix_last, "mix_last"):
+            if folder not in folders:
+                raise ValueError(
+                    f"data.mix_last={folder}: must be a corpus of data.mix; name it there, with weight 0 to "
+                    "hold it back"
+                )
+        if not 0 < self.mix_last_share < 1:
+            raise ValueError(f"data.mix_last_share={self.mix_last_share}: must be above 0 and below 1")
+        asked = " ".join(map(str, self.max_epochs))
+        if self.max_epochs and not self.mix:
+            raise ValueError(f"data.max_epochs={asked}: must be left out without data.mix")
+        if len(self.max_epochs) not in (0, 1, len(folders)) or min(self.max_epochs, default=0) < 0:
+            raise ValueError(
+                f"data.max_epochs={asked}: must be one number for all {len(folders)} corpora of data.mix, or "
+                "one for each, 0 or more"
+            )
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The limit of each corpus of the mixture; 0 is none."""
+        return self.max_epochs if len(self.max_epochs) > 1 else (self.max_epochs or (0,)) * len(self.mix)
+
+    @property
+    def last_weights(self) -> tuple[float, ...]:
+        """Those of the last phase, in the order of the mixture; nothing where there is none."""
+        weights = dict(parse_mix(self.mix_last, "mix_last"))
+        return tuple(weights.get(folder, 0.0) for folder, _ in parse_mix(self.mix)) if weights else ()
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -73,6 +106,7 @@ class DataConfig:
 class LanguageTask:
     """A looped GPT on a corpus of tokens."""
 
+    name = "language"
     model: LoopedGPT | None = None
 
     def __init__(self, config: "TrainConfig", world: World) -> None:
@@ -86,18 +120,31 @@ class LanguageTask:
         )
         self.micro_batch, self.recompute = self.fit = fit(config.optim.batch, config.device, world, needs)
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
-        self.corpus = open_mixture(config.data)
-        name, rows = self.corpus.tokenizer_name, config.model.vocabulary
-        if not vocabulary_fits(name, self.corpus.vocabulary, rows):
-            raise ValueError(
-                f"model.vocabulary={config.model.vocabulary}: {config.data.folders[0]} holds "
-                f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}; "
-                "set that, or prepare the text with another --tokenizer"
-            )
-        self.tokenizer = self.corpus.tokenizer()
-        context = config.model.context
+        self.loader = PrefetchLoader(self.open_data(), pin=world.device.type == "cuda")
+        # Of the very tokens that are scored: no constant prediction goes below their entropy.
+        self.floor = unigram_floor(np.bincount(self.targets.flatten().numpy()))
+        self.examples = self.corpus.tokens
+        self.targets_per_step = config.optim.batch * config.model.context
+        self.flops_per_step = self.targets_per_step * training_flops_per_token(config)
+        self.monitor: Monitor | None = LoopMonitor(config, self.validation)
+        self.skips_non_finite = config.optim.non_finite == "skip"
+        self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
+        self.draws_rounds = (config.rounds.sample, config.rounds.ramp) != ("fixed", "off")
+        self.held = 0
+        self.step = 0  # whose batch comes next
+        self._similarity = 0.0
+        self._parts: list[str] = []  # of a micro-batch, in order
+        self._rounds = RoundsSampler(config.seed)
+        self._states: FirstStateSampler | None = None
+        if config.model.first_state == "noise":
+            self._states = FirstStateSampler(seed=config.seed, batch=config.optim.batch, device=world.device)
+
+    def open_data(self) -> Loader:
+        """Opens the corpora and sets what is held out; returns the loader of training batches."""
+        config, world, context = self.config, self.world, self.config.model.context
+        self.corpus: Any = open_mixture(config.data)
+        self.tokenizer = self.checked_tokenizer()
         loader = make_loader(config, self.corpus, world)
-        self.loader = PrefetchLoader(loader, pin=world.device.type == "cuda")
         if (step := config.optim.batch * context) > self.corpus.tokens:
             raise ValueError(
                 f"optim.batch={config.optim.batch}: a step of {step:,} tokens is more than the "
@@ -105,24 +152,33 @@ class LanguageTask:
             )
         self.held_out = mixture_windows(self.corpus, context, config.data.validation_sequences)
         inputs, self.targets = (torch.cat(parts) for parts in zip(*self.held_out.values(), strict=True))
-        # Of the very tokens that are scored: no constant prediction goes below their entropy.
-        self.floor = unigram_floor(np.bincount(self.targets.flatten().numpy()))
-        self.validation = share_of_rank(inputs, world, 0), share_of_rank(self.targets, world, -1)
-        self.examples = self.corpus.tokens
-        self.targets_per_step = config.optim.batch * context
-        self.flops_per_step = self.targets_per_step * training_flops_per_token(config)
-        self.starts_document = self.tokenizer.end_of_text if config.data.mask_documents else None
-        self.monitor: Monitor | None = LoopMonitor(config, self.validation, self.starts_document)
-        self.skips_non_finite = config.optim.non_finite == "skip"
-        self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
-        self.draws_rounds = (config.rounds.sample, config.rounds.ramp) != ("fixed", "off")
-        self.held = 0
-        self.step = 0  # whose batch comes next
-        self._similarity = 0.0
-        self._rounds = RoundsSampler(config.seed)
-        self._states: FirstStateSampler | None = None
-        if config.model.first_state == "noise":
-            self._states = FirstStateSampler(seed=config.seed, batch=config.optim.batch, device=world.device)
+        self.validation = self.own_share(inputs, self.targets, self.document_starts(inputs))
+        return loader
+
+    def checked_tokenizer(self) -> Tokenizer:
+        """The data's tokenizer, whose vocabulary must be the model's."""
+        rows = self.config.model.vocabulary
+        if not vocabulary_fits(self.corpus.tokenizer_name, self.corpus.vocabulary, rows):
+            raise ValueError(
+                f"model.vocabulary={rows}: {self.config.data.folders[0]} holds "
+                f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}; "
+                f"{self.other_vocabulary()}"
+            )
+        found: Tokenizer = self.corpus.tokenizer()
+        return found
+
+    def other_vocabulary(self) -> str:
+        """What to do about data of another vocabulary than the model's."""
+        return "set that, or prepare the text with another --tokenizer"
+
+    def own_share(self, inputs: Tensor, targets: Tensor, starts: Tensor | None) -> Probe:
+        """This rank's part of held-out windows."""
+        parts = share_of_rank(inputs, self.world, 0), share_of_rank(targets, self.world, -1)
+        return *parts, None if starts is None else share_of_rank(starts, self.world, 0)
+
+    def document_starts(self, inputs: Tensor) -> Tensor | None:
+        """Where documents begin, if they are kept apart."""
+        return inputs == self.tokenizer.end_of_text if self.config.data.mask_documents else None
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
@@ -145,7 +201,7 @@ class LanguageTask:
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task."""
         length = count_bytes(self.tokenizer, self.targets) / self.targets.numel()
-        return {"task": "language", "tokenizer": self.tokenizer.name, "bytes_per_token": length}
+        return {"task": self.name, "tokenizer": self.tokenizer.name, "bytes_per_token": length}
 
     def check_tokenizer(self, name: Any, run: Path) -> None:
         """Raises for weights of another tokenizer, whose vocabulary may be of the same size."""
@@ -176,25 +232,34 @@ class LanguageTask:
         self.loader.load_state(state.get("loader", {}))
         self.held, self.step = state.get("held", 0), state.get("step", 0)
 
+    def next_batch(self) -> dict[str, Tensor]:
+        """This rank's `inputs`, `targets` and, if documents are kept apart, their `starts`."""
+        inputs, targets = self.loader.step_batch()
+        starts = self.document_starts(inputs)
+        return {"inputs": inputs, "targets": targets} | ({} if starts is None else {"starts": starts})
+
     def micro_batches(self) -> list[tuple[Tensor, ...]]:
         """This rank's share of the next step, in pieces that fit the device; sets the step's rounds."""
-        inputs, targets = self.loader.step_batch()
+        batch = self.next_batch()
+        inputs, targets = batch["inputs"], batch["targets"]
         if int(targets.max()) >= self.corpus.vocabulary:
             raise ValueError(
                 f"{', '.join(map(str, self.config.data.folders))}: damaged shard: "
                 f"token {int(targets.max())} is outside the vocabulary"
             )
         self.set_rounds(self.rounds_at(self.step))
-        parts = [part.split(self.micro_batch) for part in (inputs, targets)]
+        pieces = {name: batch[name].split(self.micro_batch) for name in ("inputs", "targets")}
         if self._states is not None:
             mine = range(self.world.rank * len(inputs), (self.world.rank + 1) * len(inputs))
             drawn = self._states.at(self.step, mine, (inputs.shape[1], self.config.model.width))
-            parts.append(drawn.split(self.micro_batch))
-        if self.starts_document is not None:
-            starts = (inputs == self.starts_document).split(self.micro_batch)
-            parts.append(tuple(map(document_bounds, starts)))
+            pieces["state"] = drawn.split(self.micro_batch)
+        if "starts" in batch:
+            pieces["documents"] = tuple(map(document_bounds, batch["starts"].split(self.micro_batch)))
+        if "scored" in batch:
+            pieces["scored"] = (batch["scored"],) * len(pieces["inputs"])
         self.step += 1
-        return list(zip(*parts, strict=True))
+        self._parts = list(pieces)
+        return list(zip(*pieces.values(), strict=True))
 
     def drawn(self) -> dict[str, int]:
         """The rounds of the step whose batches came last, where they are not the same in every step."""
@@ -214,13 +279,14 @@ class LanguageTask:
             self.model.set_rounds(rounds)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Cross-entropy summed over the micro-batch, as a share of the whole step's targets."""
-        inputs, targets, *rest = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
-        names = ["state"] * (self._states is not None) + ["documents"] * (self.starts_document is not None)
-        output = model(inputs, targets, **dict(zip(names, rest, strict=True)))
+        """Cross-entropy summed over the micro-batch, as a share of the targets that the step scores."""
+        moved = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
+        own = dict(zip(self._parts, moved, strict=True))
+        scored = own.pop("scored", self.targets_per_step)
+        output = model(own.pop("inputs"), own.pop("targets"), **own)
         if self.config.optim.wait_for_escape:
             self._similarity = token_similarity(output.states)
-        return output.loss / self.targets_per_step
+        return output.loss / scored
 
     def after_step(self, step: int) -> None:
         """Counts the steps of warm-up whose positions were merged, by the ranks' last micro-batches."""
@@ -247,17 +313,17 @@ class LanguageTask:
         }
 
     def _loss_and_similarity(
-        self, model: nn.Module, rounds: int, windows: tuple[Tensor, Tensor] | None = None
+        self, model: nn.Module, rounds: int, windows: Probe | None = None
     ) -> tuple[float, float]:
         """Means over all ranks at that many rounds, of all windows or those given; leaves the model there."""
         config, world = self.config, self.world
         self.set_rounds(rounds)
-        inputs, targets = windows or self.validation
+        inputs, targets, starts = windows or self.validation
         result = validate(
             model,
             inputs,
             targets,
-            starts=None if self.starts_document is None else inputs == self.starts_document,
+            starts=starts,
             batch=self.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
@@ -270,7 +336,7 @@ class LanguageTask:
         """The loss on the held-out text of each corpus, and how often it was gone through."""
         losses = []
         for inputs, targets in self.held_out.values():
-            windows = share_of_rank(inputs, self.world, 0), share_of_rank(targets, self.world, -1)
+            windows = self.own_share(inputs, targets, self.document_starts(inputs))
             losses.append(self._loss_and_similarity(model, self.config.model.rounds, windows)[0])
         epochs = dict(zip(self.corpus.names, self.loader.state()["epochs"], strict=True))
         return {
@@ -312,7 +378,8 @@ def open_mixture(data: DataConfig) -> Mixture:
     if not data.mix:
         return Mixture.of([open_corpus(data.path)], [1.0])
     parts = parse_mix(data.mix)
-    return Mixture.of([open_corpus(folder, "mix") for folder, _ in parts], [weight for _, weight in parts])
+    corpora, weights = [open_corpus(folder, "mix") for folder, _ in parts], [weight for _, weight in parts]
+    return Mixture.of(corpora, weights, data.last_weights, data.mix_last_share)
 
 
 def make_loader(config: "TrainConfig", mixture: Mixture, world: World) -> Loader:
@@ -327,13 +394,23 @@ def make_loader(config: "TrainConfig", mixture: Mixture, world: World) -> Loader
     }
     if not config.data.mix:
         return TokenLoader(streams[0], **settings)
-    epochs, wanted = config.data.max_epochs, config.optim.steps * config.optim.batch
-    if epochs and (found := mixture.sequences_within(epochs, config.model.context)) < wanted:
-        raise ValueError(
-            f"data.max_epochs={epochs}: {wanted:,} sequences are planned, and so many epochs have "
-            f"{found:,}; raise it, or lower optim.steps={config.optim.steps}"
-        )
-    return MixtureLoader(streams, mixture.shares, max_epochs=epochs, **settings)
+    check_epochs(config, mixture)
+    switch = mixture.switch(config.optim.steps) * config.optim.batch if mixture.last_share else None
+    return MixtureLoader(
+        streams, mixture.first, last=mixture.last, switch=switch, max_epochs=config.data.epochs, **settings
+    )
+
+
+def check_epochs(config: "TrainConfig", mixture: Mixture) -> None:
+    """Raises where more sequences are planned, in all or in the last phase, than the epochs have."""
+    steps, epochs = config.optim.steps, config.data.epochs
+    for shares, own in ((mixture.shares, steps), (mixture.last, steps - mixture.switch(steps))):
+        found = mixture.sequences_within(epochs, config.model.context, shares)
+        if found is not None and found < (wanted := own * config.optim.batch):
+            raise ValueError(
+                f"data.max_epochs={' '.join(map(str, config.data.max_epochs))}: {wanted:,} sequences are "
+                f"planned, and so many epochs have {found:,}; raise it, or lower optim.steps={steps}"
+            )
 
 
 def mixture_windows(mixture: Mixture, context: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:

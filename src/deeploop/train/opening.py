@@ -8,6 +8,7 @@ from torch import nn
 
 from deeploop.files import lock_folder
 from deeploop.train.active import ActiveRun
+from deeploop.train.chat import ChatTask
 from deeploop.train.checkpoint import (
     last_checkpoint,
     last_good_checkpoint,
@@ -18,6 +19,7 @@ from deeploop.train.checkpoint import (
 )
 from deeploop.train.config import (
     AnyTrainConfig,
+    ChatTrainConfig,
     IterateTrainConfig,
     ReasonerTrainConfig,
     TrainConfig,
@@ -109,6 +111,8 @@ def _build(config: AnyTrainConfig, world: World) -> tuple[Task, nn.Module, torch
 
 def make_task(config: AnyTrainConfig, world: World) -> Task:
     """The task that the class of a config stands for."""
+    if isinstance(config, ChatTrainConfig):
+        return ChatTask(config, world)
     if isinstance(config, TrainConfig):
         return LanguageTask(config, world)
     if isinstance(config, ReasonerTrainConfig):

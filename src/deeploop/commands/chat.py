@@ -1,0 +1,116 @@
+"""`deeploop chat`: a conversation with a fine-tuned run, in the terminal or through a pipe."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+import deeploop
+from deeploop.commands.memory import memory_advice
+from deeploop.commands.parsing import parse
+from deeploop.data.chat_template import TEMPLATE_FILE, ChatTemplate, read_template
+from deeploop.eval.conversation import Conversation
+from deeploop.eval.generation import Sampling
+from deeploop.terminal import printable
+from deeploop.train.distributed import DeviceConfig, open_world
+from deeploop.train.rundir import load_config, resolve
+
+HELP = "/reset begins anew, /quit ends"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatArgs(Sampling):
+    """A conversation with the model of a chat run: a question per line, answers as they are produced.
+
+    /reset begins a new conversation, /quit or the end of the input ends.
+    """
+
+    run: Positional[Path]
+    """Run folder, as `deeploop train chat` writes it."""
+    system: str = ""
+    """A system message, which stands before all turns."""
+    max_tokens: int = 400
+    """Tokens of an answer, at most."""
+    rounds: int | None = None
+    """Rounds R at test time; unset: as trained."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens}: must be at least 1")
+
+
+def template_of(run: Path) -> ChatTemplate:
+    """The template that a run was fine-tuned with."""
+    load_config(run)  # a folder that is no run is named as such
+    path = resolve(run) / TEMPLATE_FILE
+    if not path.exists():
+        raise ValueError(
+            f"{run}: was not trained on conversations; fine-tune it: deeploop train chat --init-from {run}"
+        )
+    return read_template(path)
+
+
+def talk(conversation: Conversation, questions: Iterator[str], *, on_terminal: bool) -> None:
+    """Answers question after question until they end, or /quit."""
+
+    def write(piece: str) -> None:
+        print(printable(piece, "\n\t") if on_terminal else piece, end="", flush=True)
+
+    for line in questions:
+        question = line.strip()
+        if question == "/quit":
+            return
+        if question == "/reset":
+            conversation.reset()
+            print("a new conversation", file=sys.stderr)
+        elif question.startswith("/"):
+            print(f"{question.split()[0]}: no such command; {HELP}", file=sys.stderr)
+        elif question:
+            before = conversation.forgotten
+            try:
+                conversation.ask(question, write=write)
+            except ValueError as error:
+                print(error, file=sys.stderr)
+                continue
+            print(flush=True)
+            if turns := conversation.forgotten - before:
+                print(f"the context was full: the first {turns} turns are forgotten", file=sys.stderr)
+
+
+def lines_of_stdin(*, on_terminal: bool) -> Iterator[str]:
+    """Lines as they are typed or piped; a terminal gets a prompt, and line editing where Python has it."""
+    if not on_terminal:
+        yield from sys.stdin
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401 (input() uses it)
+    with suppress(EOFError):
+        while True:
+            yield input("> ")
+
+
+def main(arguments: list[str]) -> int:
+    args = parse(ChatArgs, arguments, prog="deeploop chat")
+    template = template_of(args.run)
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    with memory_advice("--device cpu"), suppress(KeyboardInterrupt):
+        with open_world(DeviceConfig(kind=args.device)) as world:
+            model, tokenizer = deeploop.load(args.run, device=world.device)
+        if args.rounds is not None:
+            model.set_rounds(args.rounds)
+        conversation = Conversation(
+            model, tokenizer, template, system=args.system, sampling=args, max_tokens=args.max_tokens
+        )
+        if on_terminal:
+            print(f"{args.run}: {HELP}", file=sys.stderr)
+        talk(conversation, lines_of_stdin(on_terminal=on_terminal), on_terminal=on_terminal)
+    if on_terminal:
+        print(flush=True)
+    return 0

@@ -1,0 +1,58 @@
+"""`deeploop prepare chat`: conversations in JSON lines into a chat folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tyro.conf import Positional
+
+from deeploop.data.bpe import find_tokenizer
+from deeploop.data.chat import ChatSet, prepare_chat
+from deeploop.data.chat_template import find_template
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareChat:
+    """Conversations to fine-tune on: .jsonl with `messages`, or `prompt` and `response`; .gz, .xz of it."""
+
+    file: Positional[Path]
+    """A line per conversation: {"messages": [{"role": …, "content": …}, …]}, or a prompt and a response."""
+    tokenizer: str
+    """That of the run to fine-tune: bytes, gpt2, or a folder that holds another, such as the run's own."""
+    template: str = "default"
+    """How messages become text: default, chatml, tokenizer (a pretrained one's own), or a file of Jinja."""
+    context: int = 1024
+    """The run's context: longer conversations lose whole turns at the front, and are counted."""
+    validation_share: float = 0.05
+    """Share of the conversations to hold out, spread over the file."""
+    out: Path = Path("data/chat")
+    """The chat folder to write."""
+
+
+def run(args: PrepareChat) -> str:
+    """Writes the folder; returns a summary to print."""
+    if not args.file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
+        raise ValueError(f"{args.file}: unknown kind of file; known are .jsonl, .jsonl.gz, .jsonl.xz")
+    found = (args.out / "chat.json").exists()
+    tokenizer = find_tokenizer(args.tokenizer)
+    chat = prepare_chat(
+        args.file,
+        tokenizer,
+        find_template(args.template, tokenizer),
+        args.out,
+        context=args.context,
+        validation_share=args.validation_share,
+    )
+    return ("already prepared: " if found else "") + describe(chat)
+
+
+def describe(chat: ChatSet) -> str:
+    """What was kept, cut and left out."""
+    counts = chat.facts["counts"]
+    share = float(np.mean(chat.train.answers))
+    return (
+        f"{chat.folder}: {counts['conversations']:,} conversations of {chat.source}; "
+        f"{chat.tokenizer_name} tokens: {len(chat.train.tokens):,} train in {len(chat.train):,} "
+        f"({share:.0%} of answers), {len(chat.validation.tokens):,} validation in {len(chat.validation):,}; "
+        f"{counts['shortened']:,} cut at the front, {counts['left_out']:,} left out as too long"
+    )

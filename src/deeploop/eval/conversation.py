@@ -1,0 +1,120 @@
+"""A conversation with a built model: tokens of earlier turns stay in the key-value cache.
+
+talk = Conversation(model, tokenizer, template)
+answer = talk.ask("What is a loop?", write=print)
+"""
+
+import codecs
+from collections.abc import Callable
+
+import torch
+
+from deeploop.data.chat import cut_at_front
+from deeploop.data.chat_template import (
+    ChatTemplate,
+    Message,
+    Segment,
+    encode_segments,
+    encode_text,
+    guarded,
+    plain,
+)
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.eval.generation import Sampling, draw
+from deeploop.models.gpt import LoopedGPT
+
+
+class Conversation:
+    """Questions and answers so far, and the cache of their tokens.
+
+    Where the context is full the first turns are forgotten, as `prepare chat` cuts them; `forgotten` counts.
+    """
+
+    def __init__(
+        self,
+        model: LoopedGPT,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        system: str = "",
+        sampling: Sampling | None = None,
+        max_tokens: int = 400,
+    ) -> None:
+        self._model, self._tokenizer, self._template = model, tokenizer, template
+        self._system: list[Message] = [_message("system", system)] if system else []
+        self._sampling, self._max_tokens = sampling or Sampling(), max_tokens
+        self._generator = torch.Generator().manual_seed(self._sampling.seed)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins anew."""
+        self.messages: list[Message] = list(self._system)
+        self.forgotten = 0
+        self._begin([])
+
+    def ask(self, question: str, *, write: Callable[[str], object]) -> str:
+        """The answer, written piece by piece as it is drawn."""
+        messages = [*self.messages, _message("user", question)]
+        self._add_question(messages)
+        answer = self._draw_answer(write)
+        self.messages.append(_message("assistant", answer))
+        return answer
+
+    def _begin(self, tokens: list[int]) -> None:
+        """A new cache, for tokens that are still to be read."""
+        self._tokens, self._cache = tokens, self._model.new_cache()
+
+    def _add_question(self, messages: list[Message]) -> None:
+        """Adds the tokens up to where the answer begins; where they do not fit, turns are forgotten."""
+        segments = self._template.segments(guarded(messages, self._tokenizer), ask=True)
+        # What was said stays as it was drawn: the same text could have other tokens.
+        if self._tokens:
+            tokens = [*self._tokens, *encode_text(segments[-1][0], self._tokenizer).tolist()]
+        else:
+            tokens = self._encoded(segments)
+        if self._fits(tokens):
+            self.messages, self._tokens = messages, tokens
+            return
+        for cut, kept in enumerate(cut_at_front(messages)):
+            tokens = self._encoded(self._template.segments(guarded(kept, self._tokenizer), ask=True))
+            if self._fits(tokens):
+                self.messages, self.forgotten = kept, self.forgotten + cut
+                self._begin(tokens)
+                return
+        raise ValueError(
+            f"the message: its {len(tokens):,} tokens leave no room for an answer in the model's context of "
+            f"{self._model.config.context:,}; shorten it"
+        )
+
+    def _encoded(self, segments: list[Segment]) -> list[int]:
+        tokens: list[int] = encode_segments(segments, self._tokenizer)[0].tolist()
+        return tokens
+
+    def _fits(self, tokens: list[int]) -> bool:
+        """Whether an answer has room behind the tokens: what is asked for, or a quarter of the context."""
+        context = self._model.config.context
+        return len(tokens) + min(self._max_tokens, max(1, context // 4)) <= context + 1
+
+    @torch.inference_mode()
+    def _draw_answer(self, write: Callable[[str], object]) -> str:
+        end, device = self._tokenizer.end_of_text, next(self._model.parameters()).device
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        pieces: list[str] = []
+        for _ in range(min(self._max_tokens, self._model.config.context - len(self._tokens) + 1)):
+            new = torch.tensor([self._tokens[self._cache.length :]], device=device)
+            states = self._model(new, cache=self._cache).states
+            token = draw(self._model.logits(states[0, -1]), self._sampling, self._generator)
+            self._tokens.append(token)
+            if token == end:
+                break
+            pieces.append(decoder.decode(self._tokenizer.token_bytes(token)))
+            write(pieces[-1])
+        pieces.append(decoder.decode(b"", final=True))
+        write(pieces[-1])
+        if self._tokens[-1] != end:  # an answer that was cut off ends all the same
+            self._tokens.append(end)
+        return "".join(pieces)
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": plain(content)}

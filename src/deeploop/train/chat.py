@@ -1,0 +1,104 @@
+"""The task of answering: a trained looped GPT on conversations, with the loss on the answers alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from deeploop.data.bpe import tokenizer_files
+from deeploop.data.chat import ChatSet
+from deeploop.data.chat_loader import ChatLoader, held_out_rows
+from deeploop.data.chat_template import TEMPLATE_FILE
+from deeploop.data.token_loader import Loader
+from deeploop.train.language import LanguageTask
+
+
+@dataclass(frozen=True)
+class ChatDataConfig:
+    """Conversations, as `deeploop prepare chat` writes them."""
+
+    path: Path = Path("data/chat")
+    """Folder of conversations."""
+    validation_rows: int = 500
+    """Rows of held-out conversations that are validated on, at most."""
+    validate_every: int = 100
+    """Steps between validations; one more comes at the end."""
+    validation_rounds: tuple[int, ...] = ()
+    """Rounds at which a validation is done as well, beside the mean's (model.rounds)."""
+
+    def __post_init__(self) -> None:
+        if any(rounds < 1 for rounds in self.validation_rounds):
+            raise ValueError(f"data.validation_rounds={self.validation_rounds}: each must be at least 1")
+        for name in ("validation_rows", "validate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return (self.path,)
+
+    @property
+    def mix(self) -> tuple[str, ...]:
+        """No corpora are mixed."""
+        return ()
+
+    @property
+    def mix_last(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def mask_documents(self) -> bool:
+        """Conversations are always kept apart."""
+        return True
+
+
+class ChatTask(LanguageTask):
+    """A looped GPT on conversations, packed into rows and kept apart."""
+
+    name = "chat"
+
+    def open_data(self) -> Loader:
+        config, world, context = self.config, self.world, self.config.model.context
+        data = config.data
+        assert isinstance(data, ChatDataConfig)
+        self.corpus = chat = open_chat(data.path)
+        self.tokenizer = self.checked_tokenizer()
+        if chat.longest > context:
+            raise ValueError(
+                f"data.path={data.path}: holds conversations of {chat.longest:,} tokens, the model has "
+                f"model.context={context}; prepare them with --context {context}"
+            )
+        held = held_out_rows(chat.validation, context, chat.end_of_text, data.validation_rows)
+        self.targets = held.targets[held.targets >= 0]
+        self.validation = self.own_share(*held)
+        return ChatLoader(
+            chat.train,
+            context=context,
+            batch=config.optim.batch,
+            seed=config.seed,
+            filler=chat.end_of_text,
+            rank=world.rank,
+            world=world.size,
+        )
+
+    def other_vocabulary(self) -> str:
+        return f"prepare the conversations with the --tokenizer of {self.config.init_from}"
+
+    def next_batch(self) -> dict[str, torch.Tensor]:
+        names = ("inputs", "targets", "starts", "scored")
+        return dict(zip(names, self.loader.step_batch(), strict=True))
+
+    def files(self) -> dict[str, str]:
+        """The template and a trained tokenizer: the run folder needs nothing else to chat."""
+        return {TEMPLATE_FILE: self.corpus.template().text, **tokenizer_files(self.tokenizer)}
+
+
+def open_chat(path: Path) -> ChatSet:
+    """The conversations of a folder, after their content was found to have its checksums."""
+    try:
+        chat = ChatSet.open(path)
+        chat.verify()
+    except ValueError as error:
+        what = str(error).removeprefix(str(path)).lstrip("/: ")  # the path is named once
+        raise ValueError(f"data.path={path}: {what}") from None
+    return chat

@@ -1,0 +1,332 @@
+"""Conversations: templates, answers, what is cut, the chat folder and its batches."""
+
+import json
+import lzma
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from deeploop.commands.prepare import main as prepare
+from deeploop.data.chat import ChatSet, ChatSplit, cut_at_front, prepare_chat, read_conversations
+from deeploop.data.chat_loader import ChatLoader, held_out_rows, pack_rows
+from deeploop.data.chat_template import CHATML, END, ChatTemplate, encode_segments, find_template
+from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
+from deeploop.data.tokenizers import get_tokenizer
+
+BYTES = get_tokenizer("bytes")
+
+
+def said(*texts, system=None):
+    """Messages by turns, the user's first."""
+    roles = ["user", "assistant"] * len(texts)
+    first = [{"role": "system", "content": system}] if system else []
+    return first + [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def file(tmp_path):
+    rows = [{"messages": said(f"question {n}", "a" * (1 + n % 7), "more", "b")} for n in range(38)]
+    rows += [{"prompt": "ask", "response": "tell"}, {"messages": said("q", "r", "left over")}]
+    return write_lines(tmp_path / "talk.jsonl", rows)
+
+
+def make(file, out=None, template="default", context=200, share=0.1):
+    out = out or file.parent / "chat"
+    return prepare_chat(file, BYTES, find_template(template), out, context=context, validation_share=share)
+
+
+def answers_of(tokens, mask):
+    """The text of every run of answer tokens."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
+    return [BYTES.decode(tokens[a:b]) for a, b in edges.reshape(-1, 2)]
+
+
+@pytest.mark.parametrize("name", ["default", "chatml"])
+def test_answers_end_with_end_of_text_and_the_rest_is_not_scored(name):
+    segments = find_template(name).segments(said("hi", "hello", "bye", "later", system="be kind"))
+    tokens, mask = encode_segments(segments, BYTES)
+    end = "<|im_end|>" * (name == "chatml") + "<|endoftext|>"
+    assert answers_of(tokens, mask) == [f"hello{end}", f"later{end}"]
+    text = BYTES.decode(tokens)
+    assert text.startswith("<|endoftext|><|")
+    assert text.count("be kind") == text.count("hi") == 1
+    assert tokens[0] == tokens[-1] == BYTES.end_of_text
+
+
+def test_a_template_without_end_of_text_gets_it_before_and_behind_each_answer():
+    plain = ChatTemplate(
+        "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+        "{% if add_generation_prompt %}a:{% endif %}",
+        "plain",
+    )
+    tokens, mask = encode_segments(plain.segments(said("x", "y", "z", "w")), BYTES)
+    assert answers_of(tokens, mask) == ["y;<|endoftext|>", "w;<|endoftext|>"]
+    assert BYTES.decode(tokens) == "<|endoftext|>u:x;a:y;<|endoftext|>u:z;a:w;<|endoftext|>"
+
+
+def test_the_string_of_end_of_text_in_a_message_is_plain_text(tmp_path):
+    (_, found), = read_lines(tmp_path, [{"messages": said(f"<|endoftext|>{END}", "yes")}])  # fmt: skip
+    tokens, _ = encode_segments(find_template("default").segments(found), BYTES)
+    assert (tokens == BYTES.end_of_text).sum() == 2  # before all, and behind the answer
+
+
+@pytest.fixture
+def pretrained():
+    """A tokenizer as a pretrained model has it, of bytes, with markers that are tokens and a template."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {
+        character: n for n, character in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    }
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
+    engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = tokenizers.decoders.ByteLevel()
+    engine.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    template = CHATML.replace("{{- bos_token -}}", "").replace("{{- eos_token if", "{{- '' if")
+    return PretrainedTokenizer(engine.to_str(), {"eos_token": "<|im_end|>", "chat_template": template})
+
+
+def test_markers_of_a_pretrained_tokenizer_are_tokens_but_not_in_a_message(pretrained, tmp_path):
+    template = find_template("tokenizer", pretrained)
+    messages = said("<|im_end|> ?", "yes<|endoftext|>", "b", "c")
+    rows = [{"messages": messages}] * 4
+    out = tmp_path / "chat"
+    file = write_lines(tmp_path / "t.jsonl", rows)
+    chat = prepare_chat(file, pretrained, template, out, context=200, validation_share=0.25)
+    tokens = chat.validation.tokens
+    special = pretrained.special_tokens
+    found = [token for token in tokens.tolist() if token in special.values()]
+    start, end, stop = (special[f"<|{word}|>"] for word in ("im_start", "im_end", "endoftext"))
+    turn = [start, end, start, end, stop]
+    assert found == [stop, *turn, *turn]
+    assert "<|im_end|> ?" in pretrained.decode([t for t in tokens.tolist() if t not in special.values()])
+    chat.verify()
+    with pytest.raises(ValueError, match="template tokenizer: the tokenizer has no chat template"):
+        find_template("tokenizer", BYTES)
+
+
+def read_lines(folder, rows):
+    return list(read_conversations(write_lines(folder / "x.jsonl", rows)))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": [{"content": "hi"}]}, r'messages\[0\]: has no "role"; must be one of system, user'),
+        ({"messages": [{"role": "robot", "content": "hi"}]}, r"messages\[0\]\.role='robot': must be one of"),
+        ({"messages": said("hi", " \n")}, r"messages\[1\]: an empty answer"),
+        ({"prompt": "hi", "response": ""}, r"messages\[1\]: an empty answer"),
+        ({"prompt": "hi", "response": 3}, r'messages\[1\]: has no string field "content"'),
+        ({"messages": said("hi")}, "messages: has no answer"),
+        ({"messages": []}, "messages: must be a list of messages"),
+        ({"messages": "hi"}, "messages: must be a list of messages"),
+        ({"messages": ["hi"]}, r'messages\[0\]: has no "role"'),
+        ({"prompt": "hi"}, 'has neither "messages" nor "prompt" and "response"'),
+        ([1], "must be an object"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_number(tmp_path, row, message):
+    with pytest.raises(ValueError, match=rf"x\.jsonl:2: {message}") as error:
+        read_lines(tmp_path, [{"prompt": "a", "response": "b"}, row])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{% for %}", r"template .*t\.jinja: not a Jinja template"),
+        ("{{ raise_exception('no system') }}", r"talk\.jsonl:1: template .*: fails \(no system\)"),
+        ("{{ messages.nothing.at.all }}", "fails"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails .*unsafe"),
+        ("{% for i in range(99999999) %}x{% endfor %}", "fails"),
+        ("{{ messages|length }}", "does not only add text from message to message"),
+    ],
+)
+def test_a_template_that_fails_is_one_line(file, text, message):
+    path = file.parent / "t.jinja"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        make(file, template=str(path))
+    assert "\n" not in str(error.value)
+    assert not (file.parent / "chat").exists()
+
+
+def test_a_template_that_is_not_there():
+    with pytest.raises(ValueError, match="template nowhere: must be default, chatml, tokenizer, or a file"):
+        find_template("nowhere")
+
+
+def test_turns_are_cut_at_the_front_and_the_system_message_stays():
+    messages = said("a", "b", "c", "d", "e", "f", system="s")
+    kept = [["".join(m["content"] for m in one)] for one in cut_at_front(messages)]
+    assert kept == [["sabcdef"], ["scdef"], ["sef"]]
+
+
+def test_what_is_too_long_is_cut_or_left_out_and_counted(tmp_path):
+    rows = [
+        {"messages": said("q", "x" * 30, "r", "y" * 30)},  # 98 tokens; its last turn alone 59
+        {"messages": said("q", "z" * 90)},
+        *[{"prompt": "p", "response": "s"}] * 4,
+    ]
+    chat = make(write_lines(tmp_path / "t.jsonl", rows), context=60, share=0.2)
+    assert chat.facts["counts"] == {"conversations": 6, "shortened": 1, "left_out": 1}
+    assert len(chat.train) + len(chat.validation) == 5
+    assert chat.longest <= 60
+    texts = [BYTES.decode(split.tokens) for split in (chat.train, chat.validation)]
+    assert "y" * 30 in "".join(texts)
+    assert "x" * 30 not in "".join(texts)
+
+
+def test_the_folder_is_read_back_verified_and_left_as_it_is(file):
+    chat = make(file)
+    chat.verify()
+    assert (len(chat.train), len(chat.validation)) == (36, 4)
+    before = (chat.folder / "chat.json").stat().st_mtime_ns
+    assert make(file).checksum == chat.checksum
+    assert (chat.folder / "chat.json").stat().st_mtime_ns == before
+    with pytest.raises(ValueError, match="already holds conversations with context 200, not 100"):
+        make(file, context=100)
+    file.write_text(file.read_text().replace("question", "Question"))
+    with pytest.raises(ValueError, match="already holds conversations with text_sha256"):
+        make(file)
+
+
+def test_the_same_text_packed_gives_the_same_tokens(file):
+    packed = file.parent / "talk.jsonl.xz"
+    packed.write_bytes(lzma.compress(file.read_bytes()))
+    assert make(packed, file.parent / "other").checksum == make(file).checksum
+
+
+def test_too_few_conversations(tmp_path):
+    with pytest.raises(
+        ValueError, match="1 conversations, of which 0 are longer than --context 200; at least"
+    ):
+        make(write_lines(tmp_path / "t.jsonl", [{"prompt": "a", "response": "b"}]))
+    assert not (tmp_path / "chat").exists()
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[-3] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("name", ["train_tokens.npy", "validation_answers.npy", "template.jinja"])
+def test_damage_is_found(file, name):
+    chat = make(file)
+    flip(chat.folder / name)
+    with pytest.raises(ValueError, match=name.split(".")[0]):
+        ChatSet.open(chat.folder).verify()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda facts: facts.update(vocabulary=10, end_of_text=9), "train_tokens.npy: token 256 is outside"),
+        (lambda facts: facts.update(end_of_text=999), "chat.end_of_text: must be a token"),
+        (lambda facts: facts.update(format=2), "chat format 2, this version reads 1"),
+        (lambda facts: facts["arrays"].pop("train_bounds"), "no field 'train_bounds'"),
+        (lambda facts: facts["arrays"].update(x=facts["arrays"]["train_bounds"]), "'x' is no array"),
+        (lambda facts: facts["arrays"]["train_tokens"].update(shape=[3]), r"chat\.json has \[3\] of <u2"),
+    ],
+)
+def test_a_description_that_does_not_fit_is_refused(file, change, message):
+    chat = make(file)
+    facts = json.loads((chat.folder / "chat.json").read_text())
+    change(facts)
+    (chat.folder / "chat.json").write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match=message):
+        ChatSet.open(chat.folder)
+
+
+def test_bounds_that_cut_no_conversations_are_refused(file):
+    chat = make(file)
+    bounds = np.array(chat.train.bounds)
+    bounds[1], bounds[2] = bounds[2], bounds[1]
+    np.save(chat.folder / "train_bounds.npy", bounds)
+    with pytest.raises(ValueError, match=r"train_bounds\.npy does not cut"):
+        ChatSet.open(chat.folder)
+
+
+def test_rows_take_conversations_for_as_long_as_they_fit():
+    assert pack_rows(np.array([3, 4, 5, 10, 1, 9]), 10).tolist() == [0, 2, 3, 4, 6]
+
+
+def loader(chat, **changes):
+    settings = {"context": 120, "batch": 4, "seed": 1, "filler": BYTES.end_of_text, **changes}
+    return ChatLoader(chat.train, **settings)
+
+
+def test_an_epoch_has_every_conversation_once_with_its_answers(file):
+    chat = make(file)
+    batches = loader(chat, batch=1)
+    seen, rows = [], []
+    while batches.epochs() < 1:
+        inputs, targets, starts, scored = batches.step_batch()
+        assert scored == (targets >= 0).sum()
+        edges = [*starts[0].nonzero().flatten().tolist(), 120]
+        for start, stop in pairwise(edges):
+            if (targets[0, start:stop] >= 0).any():
+                last = targets[0, start:stop].tolist()
+                own = np.flatnonzero(np.array(last) >= 0)[-1]
+                seen.append(tuple([*inputs[0, start : start + own + 1].tolist(), last[own]]))
+                shown = targets[0, start : start + own + 1]
+                rows.append((shown >= 0).tolist())
+            else:
+                assert inputs[0, start:stop].unique().tolist() == [BYTES.end_of_text]
+    split = chat.train
+    whole = [split.tokens[a:b] for a, b in zip(split.bounds[:-1], split.bounds[1:], strict=True)]
+    assert sorted(seen) == sorted(tuple(one.tolist()) for one in whole)
+    masks = {tuple(one.tolist()): split.answers[a + 1 : b].tolist() for one, a, b in
+             zip(whole, split.bounds[:-1], split.bounds[1:], strict=True)}  # fmt: skip
+    assert all(masks[one] == row for one, row in zip(seen, rows, strict=True))
+
+
+def test_ranks_share_the_rows_and_a_state_goes_on_from_there(file):
+    chat = make(file)
+    whole = loader(chat)
+    ranks = [loader(chat, rank=rank, world=2) for rank in range(2)]
+    for _ in range(12):  # over the end of an epoch
+        inputs, targets, starts, scored = whole.step_batch()
+        parts = [one.step_batch() for one in ranks]
+        for full, *own in zip((inputs, targets, starts), *parts, strict=False):
+            assert np.array_equal(full, np.concatenate([part.numpy() for part in own]))
+        assert all(part[3] == scored for part in parts)
+    assert whole.state()["epoch"] > 0
+    again = loader(chat)
+    again.load_state(whole.state())
+    assert all(np.array_equal(a, b) for a, b in zip(again.step_batch(), whole.step_batch(), strict=True))
+
+
+@pytest.mark.parametrize("change", [{"seed": 9}, {"position": 10**6}, {"epoch": -1}])
+def test_a_state_of_other_batches_is_refused(file, change):
+    chat = make(file)
+    with pytest.raises(ValueError, match="loader state"):
+        loader(chat).load_state(loader(chat).state() | change)
+
+
+def test_held_out_rows_are_spread_and_at_most_as_many_as_asked():
+    lengths = [8] * 10
+    bounds = np.cumsum([0, *lengths])
+    tokens = np.repeat(np.arange(10, dtype=np.uint16), 8)
+    split = ChatSplit(tokens, np.arange(80) % 8 > 4, bounds)
+    rows = held_out_rows(split, 8, 99, 5)
+    assert rows.inputs[:, 0].tolist() == [0, 2, 4, 6, 8]
+    assert len(held_out_rows(split, 8, 99, 50).inputs) == 10
+
+
+def test_the_command_prints_what_was_kept(file, capsys):
+    words = ["chat", str(file), "--tokenizer", "bytes", "--out", str(file.parent / "out")]
+    prepare([*words, "--context", "40"])
+    assert "cut at the front" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"must be bytes, gpt2"):
+        prepare([*words[:3], "nowhere"])
+    with pytest.raises(ValueError, match="unknown kind of file"):
+        prepare(["chat", "talk.csv", "--tokenizer", "bytes"])
+    with pytest.raises(ValueError, match=r"validation_share=0\.9: must be above 0 and at most 0\.5"):
+        prepare([*words, "--validation-share", "0.9"])

@@ -1,0 +1,253 @@
+"""Fine-tuning on conversations: the loss on answers alone, resume, and `deeploop chat` on the result."""
+
+import io
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from deeploop.cli import main
+from deeploop.commands import validate
+from deeploop.data.chat import prepare_chat
+from deeploop.data.chat_template import find_template
+from deeploop.data.tokenizers import get_tokenizer
+from deeploop.eval.conversation import Conversation
+from deeploop.eval.generation import GREEDY
+from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.train.chat import ChatDataConfig, ChatTask
+from deeploop.train.config import ChatTrainConfig
+from deeploop.train.distributed import World
+from deeploop.train.loop import train
+from deeploop.train.metrics import read_metrics
+from deeploop.train.rundir import load, load_model
+
+WORDS = "loop block round norm scale depth stream token".split()  # noqa: SIM905
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory):
+    """Short answers to short questions, one turn or two: a chat folder of bytes."""
+    folder = tmp_path_factory.mktemp("chat")
+    lines = []
+    for n in range(60):
+        a, b = WORDS[n % 8], WORDS[(n * 5 + 1) % 8]
+        messages = [{"role": "user", "content": f"say {a}"}, {"role": "assistant", "content": f"{a}!"}]
+        if n % 3:
+            messages += [{"role": "user", "content": b}, {"role": "assistant", "content": f"{b}!"}]
+        lines.append(json.dumps({"messages": messages}))
+    file = folder / "talk.jsonl"
+    file.write_text("\n".join(lines))
+    template, tokenizer = find_template("default"), get_tokenizer("bytes")
+    prepare_chat(file, tokenizer, template, folder / "chat", context=128, validation_share=0.15)
+    return folder / "chat"
+
+
+@pytest.fixture(scope="module")
+def base(make_config, tmp_path_factory):
+    """A run to fine-tune, which has hardly learned anything yet."""
+    config = make_config(
+        tmp_path_factory.mktemp("base") / "run",
+        model={"context": 128, "block": "flat"},
+        optim={"steps": 2, "warmup_steps": 1},
+    )
+    train(config, quiet=True)
+    return config.out
+
+
+@pytest.fixture
+def make_chat(conversations, base, make_config, tmp_path):
+    def make(out="chat", **changes):
+        like = make_config(tmp_path / out, model={"context": 128, "block": "flat"})
+        settings = {
+            "out": tmp_path / out,
+            "model": like.model,
+            "data": ChatDataConfig(path=conversations, validate_every=100),
+            "optim": like.optim,
+            "device": like.device,
+            "checkpoint": like.checkpoint,
+            "log": like.log,
+            "init_from": base,
+            **changes,
+        }
+        return ChatTrainConfig(**settings)
+
+    return make
+
+
+def task_of(config, rank=0, world=1):
+    task = ChatTask(config, World(rank, world, torch.device("cpu")))
+    return task, task.build()
+
+
+def test_positions_that_are_no_answers_have_no_gradient(make_chat):
+    task, model = task_of(make_chat())
+    kept = []
+    model.final_norm.register_forward_hook(lambda module, args, y: y.retain_grad() or kept.append(y))
+    batch = task.micro_batches()[0]
+    task.loss(model, batch).backward()
+    of_position = kept[0].grad.abs().amax(-1)
+    is_answer = batch[1] >= 0
+    assert (of_position[~is_answer] == 0).all()
+    assert (of_position[is_answer] > 0).all()
+    assert 0.02 < is_answer.float().mean() < 0.5
+
+
+def test_the_loss_is_the_mean_over_answers_of_conversations_alone(make_chat):
+    task, model = task_of(make_chat())
+    ours = sum(task.loss(model, batch) for batch in task.micro_batches())
+    inputs, targets, starts, scored = task_of(make_chat())[0].loader.step_batch()
+    total = torch.zeros(())
+    for row, own in enumerate(starts):
+        for start, stop in pairwise([*own.nonzero().flatten().tolist(), len(own)]):
+            total = total + model(inputs[row, start:stop][None], targets[row, start:stop][None]).loss
+    torch.testing.assert_close(ours, total / (targets >= 0).sum(), rtol=1e-5, atol=0)
+    assert scored == (targets >= 0).sum()
+
+
+def test_ranks_add_up_to_the_step(make_chat):
+    task, model = task_of(make_chat())
+    whole = sum(task.loss(model, batch) for batch in task.micro_batches())
+    parts = [task_of(make_chat(), rank, 2)[0] for rank in range(2)]
+    shares = [sum(part.loss(model, batch) for batch in part.micro_batches()) for part in parts]
+    torch.testing.assert_close(sum(shares), whole)
+
+
+@pytest.fixture(scope="module")
+def tuned(conversations, base, tmp_path_factory):
+    """A run that was fine-tuned by the command line."""
+    out = tmp_path_factory.mktemp("tuned") / "run"
+    words = (
+        f"train chat --init-from {base} --data.path {conversations} --out {out} --quiet --device.kind cpu "
+        "--optim.steps 40 --optim.batch 4 --optim.peak-lr 1e-2 --optim.warmup-steps 5"
+    )
+    assert main(words.split()) == 0
+    return out
+
+
+def test_fine_tuning_lowers_the_loss_on_held_out_answers(tuned, capsys):
+    first, *_, last = [line["loss"] for line in read_metrics(tuned) if line["kind"] == "validation"]
+    assert last < first / 2
+    validate.main([str(tuned), "--device", "cpu", "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert record["rounds"][0]["loss"] == pytest.approx(last, rel=1e-6)
+    assert record["tokens"] < record["sequences"] * 128 / 2
+
+
+def test_the_model_is_that_of_the_run(tuned, base):
+    model, tokenizer = load(tuned)
+    assert model.config == load_model(base).config
+    assert tokenizer.name == "bytes"
+    assert json.loads((tuned / "run.json").read_text())["task"] == "chat"
+
+
+def test_stop_and_resume_is_the_uninterrupted_run(make_chat):
+    whole, halves = make_chat("whole"), make_chat("halves")
+    train(whole, quiet=True)
+    train(replace(halves, optim=replace(halves.optim, steps=3)), quiet=True)
+    train(replace(halves, resume=True), quiet=True)
+    ours, other = (load_model(config.out).state_dict().values() for config in (whole, halves))
+    assert all(torch.equal(a, b) for a, b in zip(ours, other, strict=True))
+
+
+def test_mistakes_are_one_line(base, conversations, tmp_path, capsys):
+    start = f"train chat --out {tmp_path / 'run'} --device.kind cpu --data.path"
+    file = tmp_path / "few.jsonl"
+    file.write_text('{"prompt": "a", "response": "b"}\n' * 3)
+    for tokenizer, out in (("gpt2", "gpt2"), ("bytes", "long")):
+        words = f"prepare chat {file} --tokenizer {tokenizer} --out {tmp_path / out}"
+        assert main(words.split()) == 0
+    file.write_text('{"prompt": "a", "response": "%s"}\n' % ("b" * 300) * 3)
+    assert main(f"prepare chat {file} --tokenizer bytes --out {tmp_path / 'longer'}".split()) == 0
+    found = {
+        f"{start} {conversations}": "--init-from: names the run to fine-tune",
+        f"{start} {conversations} --init-from {tmp_path}": "not a run folder",
+        f"{start} {tmp_path / 'gpt2'} --init-from {base}": "conversations with the --tokenizer of",
+        f"{start} {tmp_path / 'longer'} --init-from {base}": "prepare them with --context 128",
+        f"{start} {tmp_path / 'none'} --init-from {base}": "make it with `deeploop prepare chat",
+        f"{start} {base} --init-from {base}": "not a whole chat folder",
+        f"chat {base}": "was not trained on conversations; fine-tune it: deeploop train chat --init-from",
+        f"chat {tmp_path / 'none'}": "no such run folder",
+    }
+    for words, message in found.items():
+        capsys.readouterr()
+        assert main(words.split()) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def chat(run, text, monkeypatch, capsys, *more):
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    capsys.readouterr()
+    assert main(["chat", str(run), "--temperature", "0", "--device", "cpu", *more]) == 0
+    return capsys.readouterr()
+
+
+def test_the_terminal_answers_a_line_with_a_line(tuned, monkeypatch, capsys):
+    said = chat(
+        tuned, "say depth\n\nnorm\n/reset\n/what now\nsay loop\n/quit\nsay block\n", monkeypatch, capsys
+    )
+    model, tokenizer = load(tuned)
+    answers = []
+    for questions in (["say depth", "norm"], ["say loop"]):
+        talk = Conversation(model, tokenizer, find_template("default"), sampling=GREEDY)
+        answers += [talk.ask(question, write=lambda piece: None) for question in questions]
+    assert said.out == "".join(f"{answer}\n" for answer in answers)
+    assert said.err.splitlines() == [
+        "a new conversation",
+        "/what: no such command; /reset begins anew, /quit ends",
+    ]
+
+
+def test_a_message_that_is_too_long_is_told_and_the_conversation_goes_on(tuned, monkeypatch, capsys):
+    said = chat(tuned, f"{'x' * 200}\nsay loop\n", monkeypatch, capsys)
+    assert said.out == chat(tuned, "say loop\n", monkeypatch, capsys).out
+    assert "leave no room for an answer in the model's context of 128; shorten it" in said.err
+
+
+def test_a_full_context_forgets_the_first_turns(tuned, monkeypatch, capsys):
+    said = chat(tuned, "say loop\nblock\nround\nnorm\nscale\n", monkeypatch, capsys)
+    assert len(said.out.splitlines()) == 5
+    assert "turns are forgotten" in said.err
+
+
+def test_ctrl_c_ends_cleanly(tuned, monkeypatch, capsys):
+    def interrupt(self, question, *, write):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Conversation, "ask", interrupt)
+    assert chat(tuned, "say loop\n", monkeypatch, capsys).err == ""
+
+
+def test_the_cache_gives_what_reading_everything_anew_gives():
+    model = LoopedGPT(
+        GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=257, context=400), seed=3
+    ).eval()
+    talk = Conversation(
+        model, get_tokenizer("bytes"), find_template("default"), sampling=GREEDY, max_tokens=20
+    )
+    calls = []
+    talk._model.register_forward_pre_hook(lambda module, args: calls.append(args[0].shape[1]))
+    for question in ("first", "second", "third"):
+        before = list(talk._tokens)
+        talk.ask(question, write=lambda piece: None)
+        asked = talk._tokens[: len(before)]
+        assert asked == before
+        tokens = talk._tokens[:-1]  # the answer's end was not drawn
+        logits = model.logits(model(torch.tensor([tokens])).states[0])
+        drawn = tokens[-20:]
+        assert logits[-21:-1].argmax(-1).tolist() == drawn
+    assert calls.count(1) >= 3 * 19 - 3  # token by token, and a prompt in one piece each
+
+
+def test_the_exported_tokenizer_has_the_template(tuned, tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    assert main(["export", str(tuned), str(tmp_path / "exported")]) == 0
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    messages = [{"role": "user", "content": "say loop"}]
+    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    text = "<|user|>\nsay loop\n<|assistant|>\n"
+    assert ids == [256, *theirs(text).input_ids]
