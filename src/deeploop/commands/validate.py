@@ -198,12 +198,8 @@ def depths_up_to(trained: int) -> list[int]:
     return sorted({*range(1, few + 1), *(2**k for k in range(trained.bit_length())), trained})
 
 
-def check(
-    model: LoopedGPT, windows: Windows, rules: Sequence[ExitRule], budgets: Sequence[int | None]
-) -> None:
-    """Refuses what the model or its text do not allow, before the work; the model keeps all rounds."""
-    if budgets and windows.starts is not None:
-        raise ValueError("cache_rounds: is for runs with data.mask_documents=False")
+def check(model: LoopedGPT, rules: Sequence[ExitRule], budgets: Sequence[int | None]) -> None:
+    """Refuses what the model does not allow, before the work; the model keeps all rounds."""
     for rule in rules:
         AdaptiveDepth(model, rule)
     for budget in (*budgets, None):
@@ -221,7 +217,7 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
         for threshold in args.thresholds or THRESHOLDS[criterion]
     ]
     budgets = [read_budget(word) for word in dict.fromkeys(args.cache_rounds)]
-    check(model, windows, rules, budgets)
+    check(model, rules, budgets)
     scores = score_rounds(model, windows, rounds, recompute_alpha=recompute)
     adaptive: list[dict[str, Any]] = []
     for rule in rules:
