@@ -156,10 +156,11 @@ def test_mistakes_are_one_line(base, conversations, tmp_path, capsys):
     file = tmp_path / "few.jsonl"
     file.write_text('{"prompt": "a", "response": "b"}\n' * 3)
     for tokenizer, out in (("gpt2", "gpt2"), ("bytes", "long")):
-        words = f"prepare chat {file} --tokenizer {tokenizer} --out {tmp_path / out}"
+        words = f"prepare chat {file} --tokenizer {tokenizer} --context 1024 --out {tmp_path / out}"
         assert main(words.split()) == 0
     file.write_text('{"prompt": "a", "response": "%s"}\n' % ("b" * 300) * 3)
-    assert main(f"prepare chat {file} --tokenizer bytes --out {tmp_path / 'longer'}".split()) == 0
+    words = f"prepare chat {file} --tokenizer bytes --context 1024 --out {tmp_path / 'longer'}"
+    assert main(words.split()) == 0
     found = {
         f"{start} {conversations}": "--init-from: names the run to fine-tune",
         f"{start} {conversations} --init-from {tmp_path}": "not a run folder",
