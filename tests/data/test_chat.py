@@ -144,7 +144,7 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, row, message):
         ("{{ messages.nothing.at.all }}", "fails"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails .*unsafe"),
         ("{% for i in range(99999999) %}x{% endfor %}", "fails"),
-        ("{% for m in messages %}x{% endfor %}", "leaves the answers out"),
+        ("always the same", "leaves the answers out"),
         ("{{ messages|length }}", "does not only add text from message to message"),
     ],
 )
