@@ -13,6 +13,7 @@ from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
 from deeploop.train.config import AnyTrainConfig, ChatTrainConfig, TrainConfig, read_config, to_dict
 from deeploop.train.distributed import open_world
+from deeploop.train.exported import is_export, read_export
 from deeploop.train.loop import train
 from deeploop.train.opening import preview_run
 from deeploop.train.puzzle import PuzzleDataConfig
@@ -75,6 +76,8 @@ def with_model_of_run(base: ChatTrainConfig, words: list[str]) -> ChatTrainConfi
     run, _ = take_value([word.replace("--init_from", INIT_FROM) for word in words], INIT_FROM)
     if run is None:
         return base
+    if is_export(Path(run)):
+        return replace(base, model=read_export(Path(run)), init_from=Path(run))
     config = load_config(Path(run))
     return replace(base, model=config.model, rounds=config.rounds, init_from=Path(run))
 
