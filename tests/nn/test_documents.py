@@ -116,7 +116,7 @@ def test_packed_is_unpacked(rounds, fields):
 
 
 @pytest.mark.parametrize("recompute", ["off", "round", "block"])
-@pytest.mark.parametrize("fields", [PLAIN, PARTS], ids=["plain", "parts"])
+@pytest.mark.parametrize("fields", [PLAIN, PARTS, {"kv_heads": 1}], ids=["plain", "parts", "grouped"])
 def test_kernels_of_variable_length_give_the_same(kernels, monkeypatch, fields, recompute):
     model = build(3, torch.float64, **fields)
     model.recompute = recompute
