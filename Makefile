@@ -2,6 +2,8 @@
 #   make demo    see a loop trained on 4 steps go on to 200, on two CPU cores, in six minutes
 #   make test    the whole test suite
 #   make check   formatting, lint, types and tests: what CI runs
+#   make docs    the documentation site, into build/site
+#   make release    sdist and wheel into dist/, and the wheel tried in an environment of its own
 #   make faults     inject every fault, fuzz, load; writes docs/reliability.md (15 minutes)
 #   make results    README's table, docs/rules.md's and what `deeploop recommend` answers from, anew from docs/results
 #   make checkpoint   train the small model that comes with the package anew, in a quarter of an hour
@@ -14,7 +16,7 @@ RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 # An interrupted `-m venv` leaves a python without pip.
 VENV_WORKS := $(BIN)/python $(RECENT) && test -x $(BIN)/pip
 
-.PHONY: setup setup-dev demo test check faults checkpoint results format clean
+.PHONY: setup setup-dev demo test check docs release faults checkpoint results format clean
 
 setup: .venv/.core
 setup-dev: .venv/.dev
@@ -43,6 +45,19 @@ check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(TEST)
+	$(BIN)/python tools/site_pages.py
+
+docs: .venv/.dev
+	$(BIN)/python tools/site_pages.py
+
+TRIED := build/release/bin
+release: .venv/.dev
+	rm -rf dist build/release
+	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv build/release
+	$(TRIED)/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	$(TRIED)/pip check
+	cd build/release && bin/deeploop --version && bin/deeploop demo --quick
 
 checkpoint: .venv/.core
 	$(BIN)/deeploop prepare stdlib

@@ -51,7 +51,7 @@ def damaged(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("fly", "command 'fly': unknown; choose one of plan, recommend, prepare, data, train, "),
+        ("fly", "command 'fly': unknown; choose one of plan, recommend, prepare, data, inspect, "),
         ("train gpt3", "recipe 'gpt3': unknown; choose one of gpt2-small, gpt2-medium, tiny"),
         ("train --out runs/mine", "--out: the recipe comes first; choose one of gpt2-small, "),
         ("train --resume --out runs/mine", "--resume: names nothing; give --resume RUN, or a recipe as the "),

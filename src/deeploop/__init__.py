@@ -2,6 +2,8 @@
 
 `deeploop.load(run)` gives the model and tokenizer of a run folder, `deeploop.generate(model, tokenizer,
 prompt)` text, `deeploop.recommend(blocks=12, rounds=3, width=768)` a rule and its learning rate.
+`deeploop.LoopedGPT(deeploop.GPTConfig())` is the model, `deeploop.ScaledResidual` the residual equation for
+any other; `deeploop.train.train(config)` trains.
 `deeploop.theory` has the visit counts, the scaling rules and the bounds; `deeploop.nn` the residual module
 and its init for any PyTorch model; `deeploop.models` the looped GPT and the reasoners. Packages are imported
 when they are first touched.
@@ -11,9 +13,12 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "generate", "load", "recommend"]
+__all__ = ["GPTConfig", "LoopedGPT", "ScaledResidual", "__version__", "generate", "load", "recommend"]
 
-_FUNCTIONS = {
+_NAMES = {
+    "GPTConfig": ("deeploop.models.gpt_config", "GPTConfig"),
+    "LoopedGPT": ("deeploop.models.gpt", "LoopedGPT"),
+    "ScaledResidual": ("deeploop.nn.residual", "ScaledResidual"),
     "generate": ("deeploop.eval.generation", "generate_text"),
     "load": ("deeploop.train.rundir", "load"),
     "recommend": ("deeploop.report.recommend", "recommend"),
@@ -35,9 +40,9 @@ _PACKAGES = (
 
 def __getattr__(name: str) -> _Any:
     # Most of them need torch; `import deeploop` and `deeploop plan` should not wait for it.
-    if name in _FUNCTIONS:
-        module, function = _FUNCTIONS[name]
-        return getattr(_import_module(module), function)
+    if name in _NAMES:
+        module, own = _NAMES[name]
+        return getattr(_import_module(module), own)
     if name in _PACKAGES:
         return _import_module(f"deeploop.{name}")
     raise AttributeError(f"module 'deeploop' has no attribute {name!r}")

@@ -185,6 +185,12 @@ def test_adaptive_depth_runs_from_one_round_to_all(validate):
     assert most["loss"] == pytest.approx(three["loss"], abs=1e-5)
 
 
+def test_the_line_has_all_depths_of_few_rounds_and_powers_of_two_of_many():
+    assert command.depths_up_to(1) == [1]
+    assert command.depths_up_to(8) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert command.depths_up_to(33) == [1, 2, 4, 8, 16, 32, 33]
+
+
 def test_a_key_value_budget_is_validated_by_decoding(home, validate, capsys):
     record = validate("--cache-rounds", 1, 2, "all", 7, "--sequences", 4)
     by_budget = {row["cache_rounds"]: row for row in record["cache"]}
@@ -224,6 +230,10 @@ def test_the_table_marks_the_trained_depth(home, capsys):
         ),
         (["generate", "{home}/run", "--max-tokens", "0"], "max_tokens=0: must be at least 1"),
         (["generate", "{home}/run", "--cache-rounds", "0"], "cache_rounds=0: must be at least 1, or unset"),
+        (
+            ["validate", "{home}/run", "--cache-rounds", "x"],
+            "cache_rounds=x: must be numbers of rounds, or all",
+        ),
         (["validate", "{home}/run", "--cache-rounds", "0"], "cache_rounds=0: must be at least 1, or unset"),
         (
             ["generate", "{home}/run", "--cache-rounds", "1", "--adaptive", "kl"],

@@ -32,6 +32,28 @@ def test_epsilon_of_the_blocks_that_scale_their_branches():
     assert GPTConfig().scales.epsilon == GPTConfig(block="prenorm").scales.epsilon == 1.0
 
 
+def test_epsilon_of_a_trained_stack_that_is_looped():
+    config = GPTConfig(block="prenorm", rounds=4, epsilon_exponent=0.5, prelude=2)
+    assert config.scales.epsilon == 0.5
+    assert config.part("prelude").scales.epsilon == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_heads": 4}, r"model\.kv_heads=4: must be 0 or a divisor of model\.heads=6"),
+        ({"head_width": 33}, r"model\.head_width=33: must be 0 \(width / heads\), or even"),
+        ({"rotary_scaling": (8.0, 4.0, 1.0, 64.0)}, r"model\.rotary_scaling=.*: must be empty, a factor"),
+        ({"norm_eps": 0.0}, r"model\.norm_eps=0\.0: must be positive"),
+        ({"qk_norm": "both"}, r"model\.qk_norm=both: must be one of after-rotary, before-rotary, none"),
+        ({"epsilon_exponent": 0.5}, r"model\.epsilon_exponent=0\.5: must be 0 with model\.block=sandwich"),
+    ],
+)
+def test_fields_of_pretrained_models_are_checked(fields, message):
+    with pytest.raises(ValueError, match=message):
+        GPTConfig(**fields)
+
+
 def test_the_flat_block_is_a_sandwich_of_three_parts():
     flat = GPTConfig(block="flat", flat_gain=0.5)
     parts = GPTConfig(alpha="flat", beta="off", outer_gain=False, flat_gain=0.5)

@@ -187,6 +187,17 @@ def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):
     assert not fused.fits(attention, mlp)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"kv_heads": 1}, {"head_width": 32}, {"qk_norm": "none"}, {"attention_bias": "qkv"}, {"mlp_bias": True}],
+)
+def test_shapes_of_pretrained_models_are_left_to_the_modules(monkeypatch, changes):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    shape = {"blocks": 1, "width": 32, "heads": 2, "hidden": 48, "vocabulary": 64, "context": 8}
+    assert fused.fits_block(LoopedGPT(GPTConfig(**shape)).blocks[0])
+    assert not fused.fits_block(LoopedGPT(GPTConfig(**shape | changes)).blocks[0])
+
+
 def test_installed_blocks_are_themselves_where_the_kernels_have_no_part(monkeypatch):
     """On a CPU nothing changes, and a copy computes with its own weights."""
     monkeypatch.setattr(fused, "HAS_TRITON", True)

@@ -10,6 +10,8 @@ import torch
 from deeploop.cli import main
 from deeploop.data.bpe import find_tokenizer
 from deeploop.data.prepare import prepare
+from deeploop.data.shards import Corpus
+from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt import LoopedGPT
 from deeploop.retrofit.layers import build, choose_layers, looped_config
@@ -48,7 +50,7 @@ def our_logits(model, rounds):
 def test_at_one_round_with_all_layers_it_is_the_source(folder, injection, exponent):
     source = open_source(folder)
     layers = choose_layers(6, "2-3")
-    options = {"injection": injection, "round_exponent": exponent}
+    options = {"injection": injection, "epsilon_exponent": exponent}
     model = build(source, layers, looped_config(source.config, layers, rounds=4, **options))
     theirs = make_model("Llama", num_hidden_layers=6)
     torch.testing.assert_close(our_logits(model, 1), logits_of(theirs, TOKENS), atol=1e-4, rtol=1e-5)
@@ -108,6 +110,13 @@ def test_suggest_ranks_the_cores_and_dry_run_counts(folder, corpus, capsys):
     losses = [float(line.split()[3]) for line in out.splitlines() if line.startswith("    ") and "-" in line]
     assert len(losses) == 5
     assert losses == sorted(losses)
+    source, layers = open_source(folder), choose_layers(6, "2-3")
+    model = build(source, layers, looped_config(source.config, layers, rounds=4))
+    inputs, targets = validation_windows(Corpus.open(corpus).validation, 64, 1)
+    expected = float(model(inputs, targets).loss.detach()) / 64
+    assert (
+        next(line for line in out.splitlines() if line.startswith("    2-3")).split()[3] == f"{expected:.3f}"
+    )
     assert main(["retrofit", str(folder), "--core", "2-3", "--rounds", "3", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "prelude 0-1, core 2-3, coda 4-5" in out

@@ -43,9 +43,11 @@ def test_a_joint_run_resumes_bit_for_bit(tiny_config):
 
 def test_a_gate_is_trained_on_a_run_that_had_none_and_the_rest_stays(plain, tiny_config, capsys):
     config = replace(
-        tiny_config(model=PARTS), model=replace(plain.model, **GATE), init_from=plain.out,
+        tiny_config(model=PARTS, rounds={"backprop": 2}),
+        model=replace(plain.model, **GATE),
+        init_from=plain.out,
         gate=GateConfig("gate-only"),
-    )  # fmt: skip
+    )
     copy = resumed_in_the_middle(config)
     assert tensors(copy) == tensors(config.out)
     before, after = weights(plain.out), weights(config.out)
@@ -95,7 +97,7 @@ def test_a_gate_asked_of_a_run_without_one_is_one_line(plain, capsys):
         ({"model": GATE | {"rounds": 1}}, "model.rounds=1: must be at least 2 with model.exit_gate=True"),
         (
             {"model": GATE | {"injection": "add"}, "rounds": {"backprop": 2}},
-            "rounds.backprop=2: must be 0 with model.exit_gate=True, whose loss is read after every round",
+            "rounds.backprop=2: must be 0 with gate.stage=joint, whose loss is read after every round",
         ),
     ],
 )

@@ -113,6 +113,18 @@ def test_without_a_branch_rate_there_is_no_group_of_its_own(model):
     assert len(optimizer.param_groups) == 3
 
 
+def test_an_injection_has_a_rate_of_its_own_where_it_is_asked_for():
+    shape = {"blocks": 1, "width": 16, "heads": 2, "hidden": 24, "vocabulary": 64, "context": 8}
+    model = LoopedGPT(GPTConfig(prelude=1, injection="linear", tied_head=False, **shape))
+    optimizer = make_optimizer(model, OptimConfig(injection_lr=10.0), fused=False)
+    set_learning_rate(optimizer, 1e-3)
+    *_, embedding, _, injection = optimizer.param_groups
+    assert injection["params"] == [model.injection.weight]
+    assert injection["lr"] == pytest.approx(1e-2)
+    assert injection["weight_decay"] == 0
+    assert embedding["params"] == [model.embedding.weight, model.head.weight]  # not for Muon
+
+
 def test_settings_reach_adamw(model):
     config = OptimConfig(betas=(0.8, 0.9), eps=1e-6)
     optimizer = make_optimizer(model, config, fused=False)

@@ -44,10 +44,10 @@ class ExportArgs:
     """Folder to write: a new one, an empty one, or an earlier export, which is replaced."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the stored weights."""
-    cache_rounds: int | None = None
-    """Rounds whose keys and values `generate` keeps, where loading names no other; unset: all."""
     context: int | None = None
     """Longest sequence of the exported model; unset: as trained. A retrofit may have its source's."""
+    cache_rounds: int | None = None
+    """Rounds whose keys and values `generate` keeps, where loading names no other; unset: all."""
 
 
 def run(args: ExportArgs) -> str:

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from tqdm import tqdm
 from tyro.conf import Positional
 
 from deeploop.commands.parsing import run_command
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
-from deeploop.eval.depth import Windows
 from deeploop.files import exclusive_folder
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.gpt_config import GPTConfig
@@ -37,7 +38,7 @@ class RetrofitArgs:
     """Rounds R of the core: the mean in training, whose first steps rise to it from 1."""
     injection: InjectionKind = "none"
     """How the prelude's output enters every round: none, or linear, which starts as the identity."""
-    round_exponent: float = 0.0
+    epsilon_exponent: float = 0.5
     """Scale the core's branches by R^-q at R rounds; 0 leaves them as they were trained."""
     context: int = 1024
     """Tokens of a training sequence, at most the source's context."""
@@ -66,7 +67,7 @@ def run(args: RetrofitArgs) -> str:
         layers,
         rounds=args.rounds,
         injection=args.injection,
-        round_exponent=args.round_exponent,
+        epsilon_exponent=args.epsilon_exponent,
         context=min(args.context, source.config.context),
     )
     said = describe(source, layers, model)
@@ -83,7 +84,7 @@ def describe(source: Source, layers: Layers, model: GPTConfig) -> str:
     lines = [
         f"layers:      {parts}" + (f"; dropped {', '.join(map(str, dropped))}" if dropped else ""),
         f"parameters:  {parameter_count(model):,} (source {parameter_count(own):,})",
-        f"injection:   {model.injection}; ε = R^-{model.round_exponent:g}",
+        f"injection:   {model.injection}; ε = R^-{model.epsilon_exponent:g}",
         f"FLOPs per token, forward, at {model.context} tokens:",
         f"  source     {flops_per_token(own) / 3e9:8.3g} G",
     ]
@@ -120,18 +121,15 @@ def suggest(args: RetrofitArgs, source: Source) -> str:
             f"prepare the text with --tokenizer {args.source}"
         )
     length = min(args.context, source.config.context, args.tokens)
-    inputs, targets = validation_windows(corpus.validation, length, max(1, args.tokens // length))
-    windows = Windows(inputs, targets, text_bytes=1, batch=1)
-    own, found = rank_cores(
-        load_source(source),
-        windows,
-        args.length,
-        tell=lambda one: print(".", end="", flush=True),
-    )
+    windows = validation_windows(corpus.validation, length, max(1, args.tokens // length))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    inputs, targets = (part.to(device) for part in windows)
+    with tqdm(total=source.config.blocks - args.length + 1, unit=" cores", disable=None, leave=False) as bar:
+        model = load_source(source).to(device)
+        own, found = rank_cores(model, inputs, targets, args.length, tell=lambda _: bar.update())
     best = found[0].core
     return "\n".join(
         [
-            "",
             f"nats per token on {targets.numel():,} tokens of {args.data}, before any training; "
             f"the source has {own:.3f}",
             *table(found),

@@ -6,6 +6,7 @@ over test-time depth: depth.json, and depth.png of all in it that can be compare
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,14 +57,14 @@ class ValidateArgs:
     sequences: int | None = None
     """Sequences, spread evenly over the split; unset: as in training, at most 64 with --cache-rounds."""
     rounds: tuple[int, ...] = ()
-    """Rounds R to evaluate at; several make a picture. Unset: as trained, with --adaptive all up to that."""
+    """Rounds R to evaluate at; several make a picture. Unset: as trained, with --adaptive also below."""
     recompute_alpha: bool = False
     """Take alpha of each depth instead of the trained one."""
     adaptive: tuple[Criterion, ...] = ()
     """Also let tokens stop early: by the change of their state, the KL between readouts, or the exit gate."""
     thresholds: tuple[float, ...] = ()
     """Thresholds of the criterion, one result each; unset: a few that span the range."""
-    cache_rounds: tuple[int | Literal["all"], ...] = ()
+    cache_rounds: tuple[str, ...] = ()
     """Also decode token by token with the keys and values of so many rounds, such as 1 2 all."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
@@ -183,18 +184,45 @@ def by_corpus(
     return found
 
 
+def read_budget(word: str) -> int | None:
+    """A key-value budget as it is written: a number of rounds, or all."""
+    if word == "all":
+        return None
+    if not word.lstrip("-").isdecimal():
+        raise ValueError(f"cache_rounds={word}: must be numbers of rounds, or all")
+    return int(word)
+
+
+def depths_up_to(trained: int) -> list[int]:
+    """Fixed depths between which the line of adaptive depth is drawn: all, or powers of two of many."""
+    few = trained if trained <= 8 else 1
+    return sorted({*range(1, few + 1), *(2**k for k in range(trained.bit_length())), trained})
+
+
+def check(
+    model: LoopedGPT, windows: Windows, rules: Sequence[ExitRule], budgets: Sequence[int | None]
+) -> None:
+    """Refuses what the model or its text do not allow, before the work; the model keeps all rounds."""
+    if budgets and windows.starts is not None:
+        raise ValueError("cache_rounds: is for runs with data.mask_documents=False")
+    for rule in rules:
+        AdaptiveDepth(model, rule)
+    for budget in (*budgets, None):
+        model.set_cache_rounds(budget)
+
+
 def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str, Any]:
     """All scores that were asked for, as plain values."""
     trained = model.config.rounds
     recompute = args.recompute_alpha or model.config.recompute_alpha
-    rounds = sorted(set(args.rounds)) or [*range(1 if args.adaptive else trained, trained + 1)]
+    rounds = sorted(set(args.rounds)) or (depths_up_to(trained) if args.adaptive else [trained])
     rules = [
         ExitRule(criterion, threshold)
         for criterion in args.adaptive
         for threshold in args.thresholds or THRESHOLDS[criterion]
     ]
-    for rule in rules:
-        AdaptiveDepth(model, rule)  # refuses what the model has not, before the work
+    budgets = [read_budget(word) for word in dict.fromkeys(args.cache_rounds)]
+    check(model, windows, rules, budgets)
     scores = score_rounds(model, windows, rounds, recompute_alpha=recompute)
     adaptive: list[dict[str, Any]] = []
     for rule in rules:
@@ -202,7 +230,6 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
         mean, score = score_adaptive(model, windows, rule)
         line = between_depths({R: own.loss for R, own in scores.items()}, mean)
         adaptive.append({**asdict(rule), "mean_rounds": mean, "line": line, **asdict(score)})
-    budgets = [None if budget == "all" else budget for budget in dict.fromkeys(args.cache_rounds)]
     cache: list[dict[str, Any]] = []
     for budget in budgets:
         model.set_rounds(rounds[-1], recompute_alpha=recompute)

@@ -1,1 +1,31 @@
-"""What a looped model is doing: measurements on built models, never on paths."""
+"""What a looped model is doing: measurements on built models, never on paths.
+
+`measure` and `kappa` give the alignment κ_R of any looped module, `audit_tying`, `audit_alpha` and
+`audit_beta` check an own model, `token_similarity`, `unigram_floor` and `judge` tell a collapsed one.
+"""
+
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
+# By module: `exponent` is used without torch, so the others are imported when they are touched.
+_PUBLIC = {
+    "alignment": ("Alignment", "kappa", "measure"),
+    "audit": ("Finding", "audit_alpha", "audit_beta", "audit_tying"),
+    "collapse": ("judge", "token_similarity", "unigram_floor"),
+    "exponent": ("GammaFit", "Point", "fit_gamma"),
+    "perturbation": ("AdamState", "StepEffect", "step_effect"),
+    "stream": ("BranchVisits", "branch_visits"),
+    "visit_grads": ("Sublayer", "residual_sublayers", "visit_gradients"),
+}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'deeploop.diagnose' has no attribute {name!r}")
+    return getattr(_import_module(f"deeploop.diagnose.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -45,6 +45,7 @@ class Block(nn.Module):
             inner_norm=config.inner_norm,
             outer_gain=config.outer_gain,
             norm=partial(RMSNorm, eps=config.norm_eps),
+            varying=config.epsilon_exponent != 0,
         )
         attention = CausalSelfAttention(
             config.width,
@@ -109,9 +110,9 @@ class LoopedGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
         self.coda = nn.ModuleList(Block(config.part("coda")) for _ in range(config.coda))
         self.final_norm = RMSNorm(config.width, config.norm_eps) if config.final_norm else nn.Identity()
+        self.exit_gate = ExitGate(config.width) if config.exit_gate else None
         head = None if config.tied_head else nn.Linear(config.width, config.padded_vocabulary, bias=False)
         self.register_module("head", head)
-        self.exit_gate = ExitGate(config.width) if config.exit_gate else None
         bias = nn.Parameter(torch.empty(config.padded_vocabulary)) if config.unigram_bias else None
         self.register_parameter("output_bias", bias)
         for name in ("cos", "sin"):
@@ -142,7 +143,10 @@ class LoopedGPT(nn.Module):
         self.output_bias.copy_((seen / seen.sum()).log())
 
     def init_tables(self) -> None:
-        """Set what no checkpoint holds: the rotary table, and the first state's noise outside of training."""
+        """Set what no checkpoint holds: rotary table, scales that vary, the first state's noise."""
+        for module in self.modules():
+            if isinstance(module, ScaledResidual):
+                module.set_scales(module.alpha, module.epsilon)
         config = self.config
         cos, sin = rotary_table(config.context, config.head_size, config.rotary_base, config.rotary_scaling)
         self.cos.copy_(cos)
@@ -410,7 +414,7 @@ class LoopedGPT(nn.Module):
         scales = (changed if recompute else self.config).scales
         for module in self.blocks.modules():
             if isinstance(module, ScaledResidual):
-                module.alpha, module.epsilon = scales.alpha, scales.epsilon
+                module.set_scales(scales.alpha, scales.epsilon)
 
     def _loss_head(self) -> tuple[Tensor, Tensor | None]:
         # In training the padding takes part in the softmax, as in the paper's lineage.

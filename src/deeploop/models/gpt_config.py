@@ -79,7 +79,7 @@ class GPTConfig:
     """Draw SwiGLU's gate at beta too, as its up and down matrices are."""
     shrink_outputs: bool | None = None
     """Divide the initial output projections by sqrt(blocks); unset: where neither beta nor epsilon scales."""
-    round_exponent: float = 0.0
+    epsilon_exponent: float = 0.0
     """Exponent q of pre-norm's epsilon = R^-q, by which a trained stack is looped; 0: epsilon is 1."""
     input_norm: bool = True
     """Keep the RMSNorm of the embedding."""
@@ -116,9 +116,11 @@ class GPTConfig:
         self._require("factored_gain", math.isfinite(gain) and gain > 0, "positive and finite")
         self._require("factored_gain", gain == 1 or factored, f"1 with model.block={self.block}")
         self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
-        exponent = self.round_exponent
-        self._require("round_exponent", 0 <= exponent <= 2, "0 to 2")
-        self._require("round_exponent", exponent == 0 or self.block == "prenorm", f"0 with {self.block}")
+        exponent = self.epsilon_exponent
+        self._require("epsilon_exponent", 0 <= exponent <= 2, "0 to 2")
+        self._require(
+            "epsilon_exponent", exponent == 0 or self.block == "prenorm", f"0 with model.block={self.block}"
+        )
 
     def _check_attention(self) -> None:
         divides = self.head_width or self.width % self.heads == 0
@@ -243,7 +245,7 @@ class GPTConfig:
             beta=self.beta,
             flat_gain=self.flat_gain,
             factored_gain=self.factored_gain,
-            round_exponent=self.round_exponent,
+            epsilon_exponent=self.epsilon_exponent,
         )
 
     @property

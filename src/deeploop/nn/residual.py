@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from deeploop.nn.layers import RMSNorm
@@ -39,7 +40,12 @@ class ScaledResidual(nn.Module):
 
     Without `outer_gain` the outer norm has no weight, as always in the flat block: a gain there multiplies
     the stream at each visit, so that its effect grows with the rounds (`deeploop.theory.flat_alpha`).
+
+    `varying`: epsilon is multiplied as a tensor. Compiled code holds numbers fast, and would be compiled anew
+    for every other one.
     """
+
+    scale: Tensor | None
 
     def __init__(
         self,
@@ -52,6 +58,7 @@ class ScaledResidual(nn.Module):
         inner_norm: bool = True,
         outer_gain: bool = True,
         norm: Callable[[int], nn.Module] = RMSNorm,
+        varying: bool = False,
     ) -> None:
         super().__init__()
         if kind not in get_args(ResidualKind):
@@ -65,16 +72,26 @@ class ScaledResidual(nn.Module):
             raise ValueError(f"outer_gain=False: must be True with kind={kind!r}, it has no outer norm")
         if kind == "flat" and not inner_norm:
             raise ValueError("inner_norm=False: must be True with kind='flat'; the sandwich goes without")
+        self.register_buffer("scale", torch.tensor(self.epsilon) if varying else None, persistent=False)
         self.inner = norm(width) if inner_norm and kind != "postnorm" else nn.Identity()
         self.branch = branch
         self.outer = norm(width) if kind not in PRENORM else nn.Identity()
         if kind == "flat" or not outer_gain:
             _drop_gain(self.outer)
 
+    def set_scales(self, alpha: float, epsilon: float) -> None:
+        """Other scales from the next visit on."""
+        self.alpha, self.epsilon = alpha, epsilon
+        if self.scale is not None:
+            self.scale.fill_(epsilon)
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         skip = self.alpha * x
         f = self.branch(self.inner(x), *args, **kwargs)
         f = f[0] if isinstance(f, tuple) else f
+        if self.scale is not None:
+            scaled: Tensor = self.outer(skip + self.scale.to(f.dtype) * f)
+            return scaled
         y: Tensor = self.outer(skip + f if self.epsilon == 1 else skip + self.epsilon * f)
         return y
 

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from torch import nn
-
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.injection import InjectionKind
@@ -77,7 +75,7 @@ def looped_config(
     *,
     rounds: int,
     injection: InjectionKind = "none",
-    round_exponent: float = 0.0,
+    epsilon_exponent: float = 0.0,
     context: int | None = None,
 ) -> GPTConfig:
     """The source's config with its layers in three parts; at R = 1 with all of them it is the source."""
@@ -94,8 +92,8 @@ def looped_config(
         prelude=len(layers.prelude),
         coda=len(layers.coda),
         injection=injection,
-        round_exponent=round_exponent,
-        recompute_alpha=round_exponent != 0,  # epsilon of each step's rounds, in training and at test time
+        epsilon_exponent=epsilon_exponent,
+        recompute_alpha=epsilon_exponent != 0,  # epsilon of each step's rounds, in training and at test time
         context=context or config.context,
     )
 
@@ -109,11 +107,3 @@ def build(source: Source, layers: Layers, config: GPTConfig) -> LoopedGPT:
     new = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("injection.")}
     model.load_state_dict(weights | new)
     return model.eval()
-
-
-def split(model: LoopedGPT, blocks: list[nn.Module], core: range, rounds: int) -> None:
-    """Makes `blocks` the layers of a model, those of `core` looped; its config stays as it is."""
-    model.prelude = nn.ModuleList(blocks[: core.start])
-    model.blocks = nn.ModuleList(blocks[core.start : core.stop])
-    model.coda = nn.ModuleList(blocks[core.stop :])
-    model.rounds = rounds

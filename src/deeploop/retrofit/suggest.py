@@ -1,13 +1,13 @@
 """Which layers bear a loop: the loss on a small text with each run of layers looped, before any training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from deeploop.eval.depth import Windows
 from deeploop.models.gpt import LoopedGPT
-from deeploop.retrofit.layers import shown, split
+from deeploop.retrofit.layers import shown
 
 ROUNDS = (2, 4)
 
@@ -22,43 +22,50 @@ class Candidate:
     """Loss without these layers: what they are worth."""
 
 
+@torch.inference_mode()
 def rank_cores(
     model: LoopedGPT,
-    windows: Windows,
+    inputs: Tensor,
+    targets: Tensor,
     length: int,
     *,
-    tell: Callable[[Candidate], None] = lambda _: None,
+    tell: Callable[[Candidate], object] = lambda _: None,
 ) -> tuple[float, list[Candidate]]:
     """The source's own loss, and all cores of that length, best first at the most rounds.
 
-    `model` is the source, every layer a block at R = 1; it is left as it was.
+    `model` is the source, every layer a block at R = 1. What enters each of its layers is kept, so that a
+    candidate computes what it changes alone.
     """
     blocks = list(model.blocks)
     if not 1 <= length < len(blocks):
-        raise ValueError(
-            f"length={length}: must be 1 to {len(blocks) - 1}, the source has {len(blocks)} layers"
-        )
-    found = []
-    try:
-        own = windows.score(model).loss
-        for start in range(len(blocks) - length + 1):
-            core = range(start, start + length)
-            by_rounds = {1: own}
-            for rounds in ROUNDS:
-                split(model, blocks, core, rounds)
-                by_rounds[rounds] = windows.score(model).loss
-            candidate = Candidate(core, by_rounds, _left_out(model, windows, blocks, core))
-            tell(candidate)
-            found.append(candidate)
-    finally:
-        split(model, blocks, range(len(blocks)), 1)
+        raise ValueError(f"length={length}: must be 1 to {len(blocks) - 1}, with {len(blocks)} layers")
+    rotary, _ = model.positions(inputs, None)
+
+    def run(x: Tensor, layers: Iterable[nn.Module]) -> Tensor:
+        for layer in layers:
+            x = layer(x, rotary)
+        return x
+
+    def loss(x: Tensor) -> float:
+        total = model.read_out(x, targets).loss
+        assert total is not None
+        return float(total) / targets.numel()
+
+    states = [model.input_norm(model.embedding(inputs))]
+    for block in blocks:
+        states.append(run(states[-1], [block]))
+    own, found = loss(states[-1]), []
+    for start in range(len(blocks) - length + 1):
+        core, coda = blocks[start : start + length], blocks[start + length :]
+        x, by_rounds = states[start + length], {1: own}
+        for rounds in range(2, max(ROUNDS) + 1):
+            x = run(x, core)
+            if rounds in ROUNDS:
+                by_rounds[rounds] = loss(run(x, coda))
+        left_out = loss(run(states[start], coda))
+        found.append(Candidate(range(start, start + length), by_rounds, left_out))
+        tell(found[-1])
     return own, sorted(found, key=lambda one: one.by_rounds[max(ROUNDS)])
-
-
-def _left_out(model: LoopedGPT, windows: Windows, blocks: list[nn.Module], core: range) -> float:
-    rest = [block for index, block in enumerate(blocks) if index not in core]
-    split(model, rest, range(len(rest)), 1)
-    return windows.score(model).loss
 
 
 def table(candidates: Sequence[Candidate]) -> list[str]:

@@ -109,7 +109,7 @@ def block_scales(
     beta: str = "on",
     flat_gain: float = 1.0,
     factored_gain: float = 1.0,
-    round_exponent: float = 0.0,
+    epsilon_exponent: float = 0.0,
 ) -> Scales:
     """The three of a block kind and its parts, by the names that GPTConfig gives them."""
     paper, N = ScalingRule(p), _depth(K) * _depth(R)
@@ -124,7 +124,7 @@ def block_scales(
     elif block == "averaged":
         branch = averaged_epsilon(K, R)
     elif block == "prenorm":
-        branch = round_epsilon(R, round_exponent)
+        branch = round_epsilon(R, epsilon_exponent)
     return Scales(skip, paper.beta(N) if sandwich and beta == "on" else 1.0, branch)
 
 

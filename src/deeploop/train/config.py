@@ -126,9 +126,9 @@ class TrainConfig(RunConfig):
             raise ValueError(
                 f"model.rounds={self.model.rounds}: must be at least 2 with model.exit_gate=True"
             )
-        if self.rounds.truncates(self.model.rounds):
+        if gate.stage == "joint" and self.rounds.truncates(self.model.rounds):
             raise ValueError(
-                f"rounds.backprop={self.rounds.backprop}: must be 0 with model.exit_gate=True, "
+                f"rounds.backprop={self.rounds.backprop}: must be 0 with gate.stage=joint, "
                 "whose loss is read after every round"
             )
         if gate.stage == "gate-only" and self.init_from is None:
