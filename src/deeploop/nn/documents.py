@@ -62,7 +62,7 @@ def document_mask(
 
 
 def document_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-    """Causal attention inside each document; q, k, v and the result (B, H, T, D); k, v may have fewer heads."""
+    """Causal attention inside each document; q and the result (B, H, T, D), k and v with H heads or fewer."""
     if (shared := q.shape[1] // k.shape[1]) > 1:
         k, v = (x.repeat_interleave(shared, dim=1) for x in (k, v))
     # Views where memory is in the order B, T, H, D, as heads of a product are.
