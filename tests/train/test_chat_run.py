@@ -168,6 +168,8 @@ def test_mistakes_are_one_line(base, conversations, tmp_path, capsys):
         f"{start} {tmp_path / 'longer'} --init-from {base}": "prepare them with --context 128",
         f"{start} {tmp_path / 'none'} --init-from {base}": "make it with `deeploop prepare chat",
         f"{start} {base} --init-from {base}": "not a whole chat folder",
+        f"{start} {conversations} --init-from {base} --auto-lr": "--auto-lr: is for language models from",
+        "bench --recipes chat": "recipes=chat: has no model of its own",
         f"chat {base}": "was not trained on conversations; fine-tune it: deeploop train chat --init-from",
         f"chat {tmp_path / 'none'}": "no such run folder",
     }

@@ -140,8 +140,8 @@ def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:
 
 def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, str]:
     """The config at the peak rate and warm-up that our runs have for its rule, and a line that says so."""
-    if not isinstance(config, TrainConfig):
-        raise ValueError(f"{AUTO_LR}: is for language models; give --optim.peak-lr")
+    if not isinstance(config, TrainConfig) or isinstance(config, ChatTrainConfig):
+        raise ValueError(f"{AUTO_LR}: is for language models from their start; give --optim.peak-lr")
     for word in words:
         if word.replace("_", "-").startswith(("--optim.peak-lr", "--optim.warmup-steps")):
             raise ValueError(f"{word}: settles what {AUTO_LR} would; give one of the two")
