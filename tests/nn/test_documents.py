@@ -1,5 +1,6 @@
 """Documents that share a sequence: bounds, positions, masks, and attention of variable length."""
 
+from inspect import signature
 from itertools import pairwise
 
 import pytest
@@ -35,9 +36,10 @@ def test_the_mask_shows_what_came_before_in_the_same_document():
     ]  # fmt: skip
 
 
-def reference(q, k, v, bounds, bounds_k, longest, longest_k):
+def reference(q, k, v, bounds, bounds_k, longest, longest_k, *, window_size):
     """What a kernel of variable length computes, a document at a time."""
     assert bounds is bounds_k
+    assert window_size == (-1, 0)
     assert longest == longest_k >= bounds.diff().max()
     parts = []
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -50,7 +52,8 @@ def reference(q, k, v, bounds, bounds_k, longest, longest_k):
 @pytest.fixture
 def kernels(monkeypatch):
     """The path of a GPU with the kernel's equations in its place."""
-    monkeypatch.setattr(documents, "_causal_varlen", lambda: reference)
+    monkeypatch.setattr(documents, "varlen_attn", reference)
+    monkeypatch.setattr(documents, "CAUSAL", {"window_size": (-1, 0)})
     monkeypatch.setattr(
         "deeploop.models.gpt.document_mask", lambda bounds, shape, *rest: Documents(bounds, shape[1])
     )
@@ -59,8 +62,10 @@ def kernels(monkeypatch):
 def test_the_kernel_is_called_for_torch_as_it_is_installed():
     from torch.nn.attention.varlen import varlen_attn
 
-    assert documents._causal_varlen().func is varlen_attn
-    assert documents._causal_varlen().keywords in ({"window_size": (-1, 0)}, {"is_causal": True})
+    documents.load_kernel()
+    assert documents.varlen_attn is varlen_attn
+    assert documents.CAUSAL.keys() <= signature(varlen_attn).parameters.keys()
+    assert documents.CAUSAL in ({"window_size": (-1, 0)}, {"is_causal": True})
 
 
 PLAIN = {}
