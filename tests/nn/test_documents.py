@@ -148,3 +148,24 @@ def test_a_row_longer_than_the_context_is_refused():
     tokens = torch.ones(1, 25, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"tokens of length 25: must be at most model\.context=24"):
         build()(tokens, documents=document_bounds(tokens == END))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rounds", [1, 3, 7])
+@torch.no_grad()
+def test_on_a_gpu_packed_is_unpacked_within_the_error_of_bf16(rounds):
+    model, (tokens, _) = build(rounds).cuda(), packed_texts()
+
+    def logits(tokens, *, exact=False, **own):
+        with torch.autocast("cuda", torch.bfloat16, enabled=not exact):
+            return model.logits(model(tokens.cuda(), **own).states.float())
+
+    packed = logits(tokens, documents=document_bounds(tokens == END).cuda())
+    apart_by, own_error = [], []
+    for row, start, stop in apart(tokens):
+        piece = tokens[row : row + 1, start:stop]
+        alone = logits(piece)
+        apart_by.append((packed[row, start:stop] - alone[0]).norm())
+        own_error.append((alone - logits(piece, exact=True)).norm())
+    assert torch.stack(apart_by).norm() <= torch.stack(own_error).norm()
