@@ -39,6 +39,7 @@ from deeploop.train.rundir import provenance
 from deeploop.train.steps import StepQueue
 
 MEAN, DEEP, KEPT = 4, 32, 4
+FEW = 4  # sequences whose memory is measured: 32 rounds of more would not fit without truncation
 SAMPLED = "poisson-lognormal"
 
 
@@ -123,7 +124,7 @@ def speed(config: TrainConfig, world: World, args: argparse.Namespace, folder: P
 
 
 def memory(config: TrainConfig, world: World, folder: Path) -> list[dict[str, Any]]:
-    """What autograd keeps of a forward pass, and the peak of a step without a CUDA graph."""
+    """What autograd keeps of a forward pass, and the peak of a step without a CUDA graph; few sequences."""
     rows = []
     for rounds, kept in ((KEPT, 0), (DEEP, KEPT), (DEEP, 0)):
         cell = replace(
@@ -131,7 +132,8 @@ def memory(config: TrainConfig, world: World, folder: Path) -> list[dict[str, An
             out=folder / f"memory-{len(rows)}",
             model=replace(config.model, rounds=rounds),
             rounds=RoundsConfig(backprop=kept),
-            device=replace(config.device, graph=False),
+            optim=replace(config.optim, batch=FEW),
+            device=replace(config.device, graph=False, micro_batch=FEW),
         )
         row: dict[str, Any] = {"rounds": rounds, "backprop": kept}
         try:
@@ -243,6 +245,7 @@ def report(record: dict[str, Any]) -> str:
             text_table(
                 ("rounds", "graph", "mean R", "tokens/s", "TFLOP/s", "of the first", "first steps"), speeds
             ),
+            f"memory of {FEW} sequences:",
             text_table(("R", "gradient through", "kept, MiB", "peak, MiB"), sizes),
             text_table(
                 ("sequences", "cache rounds", "slots", "bytes/token", "tokens/s", "prompt tokens/s"), decoded

@@ -144,6 +144,7 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, row, message):
         ("{{ messages.nothing.at.all }}", "fails"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails .*unsafe"),
         ("{% for i in range(99999999) %}x{% endfor %}", "fails"),
+        ("always the same", "leaves the answers out"),
         ("{{ messages|length }}", "does not only add text from message to message"),
     ],
 )
@@ -322,6 +323,10 @@ def test_held_out_rows_are_spread_and_at_most_as_many_as_asked():
 
 def test_the_command_prints_what_was_kept(file, capsys):
     words = ["chat", str(file), "--tokenizer", "bytes", "--out", str(file.parent / "out")]
+    with pytest.raises(ValueError, match="context: must be given where --tokenizer names no run"):
+        prepare(words)
+    prepare([*words[:3], "shipped", "--out", str(file.parent / "run")])
+    assert ChatSet.open(file.parent / "run").facts["settings"]["context"] == 128
     prepare([*words, "--context", "40"])
     assert "cut at the front" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"must be bytes, gpt2"):
@@ -329,4 +334,4 @@ def test_the_command_prints_what_was_kept(file, capsys):
     with pytest.raises(ValueError, match="unknown kind of file"):
         prepare(["chat", "talk.csv", "--tokenizer", "bytes"])
     with pytest.raises(ValueError, match=r"validation_share=0\.9: must be above 0 and at most 0\.5"):
-        prepare([*words, "--validation-share", "0.9"])
+        prepare([*words, "--context", "40", "--validation-share", "0.9"])

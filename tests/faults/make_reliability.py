@@ -129,7 +129,7 @@ behind them; it is then used as a resumed run, a loader or an evaluation uses it
 allocate more than ten times its largest file, or 8 MiB where that is more: of address space, torch's too, and
 in every seventh case of what Python and numpy hold at once. 8 MiB cover xz's window with the blocks that are
 read (5 MiB) and a report's figures (3 MiB). The first case of a kind loads modules and has 1 GiB. An archive
-that asks for the window of `xz -9`, 64 MiB, is given it. [SECURITY.md](../SECURITY.md)
+that asks for a larger window, as `xz -9` writes, is refused. [SECURITY.md](../SECURITY.md)
 names the one reader of each file."""
 
 OTHER = """

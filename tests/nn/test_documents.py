@@ -1,5 +1,6 @@
 """Documents that share a sequence: bounds, positions, masks, and attention of variable length."""
 
+from inspect import signature
 from itertools import pairwise
 
 import pytest
@@ -35,9 +36,10 @@ def test_the_mask_shows_what_came_before_in_the_same_document():
     ]  # fmt: skip
 
 
-def reference(q, k, v, bounds, bounds_k, longest, longest_k):
+def reference(q, k, v, bounds, bounds_k, longest, longest_k, *, window_size):
     """What a kernel of variable length computes, a document at a time."""
     assert bounds is bounds_k
+    assert window_size == (-1, 0)
     assert longest == longest_k >= bounds.diff().max()
     parts = []
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -50,7 +52,8 @@ def reference(q, k, v, bounds, bounds_k, longest, longest_k):
 @pytest.fixture
 def kernels(monkeypatch):
     """The path of a GPU with the kernel's equations in its place."""
-    monkeypatch.setattr(documents, "_causal_varlen", lambda: reference)
+    monkeypatch.setattr(documents, "varlen_attn", reference)
+    monkeypatch.setattr(documents, "CAUSAL", {"window_size": (-1, 0)})
     monkeypatch.setattr(
         "deeploop.models.gpt.document_mask", lambda bounds, shape, *rest: Documents(bounds, shape[1])
     )
@@ -59,8 +62,10 @@ def kernels(monkeypatch):
 def test_the_kernel_is_called_for_torch_as_it_is_installed():
     from torch.nn.attention.varlen import varlen_attn
 
-    assert documents._causal_varlen().func is varlen_attn
-    assert documents._causal_varlen().keywords in ({"window_size": (-1, 0)}, {"is_causal": True})
+    documents.load_kernel()
+    assert documents.varlen_attn is varlen_attn
+    assert documents.CAUSAL.keys() <= signature(varlen_attn).parameters.keys()
+    assert documents.CAUSAL in ({"window_size": (-1, 0)}, {"is_causal": True})
 
 
 PLAIN = {}
@@ -116,7 +121,7 @@ def test_packed_is_unpacked(rounds, fields):
 
 
 @pytest.mark.parametrize("recompute", ["off", "round", "block"])
-@pytest.mark.parametrize("fields", [PLAIN, PARTS], ids=["plain", "parts"])
+@pytest.mark.parametrize("fields", [PLAIN, PARTS, {"kv_heads": 1}], ids=["plain", "parts", "grouped"])
 def test_kernels_of_variable_length_give_the_same(kernels, monkeypatch, fields, recompute):
     model = build(3, torch.float64, **fields)
     model.recompute = recompute
@@ -143,3 +148,24 @@ def test_a_row_longer_than_the_context_is_refused():
     tokens = torch.ones(1, 25, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"tokens of length 25: must be at most model\.context=24"):
         build()(tokens, documents=document_bounds(tokens == END))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rounds", [1, 3, 7])
+@torch.no_grad()
+def test_on_a_gpu_packed_is_unpacked_within_the_error_of_bf16(rounds):
+    model, (tokens, _) = build(rounds).cuda(), packed_texts()
+
+    def logits(tokens, *, exact=False, **own):
+        with torch.autocast("cuda", torch.bfloat16, enabled=not exact):
+            return model.logits(model(tokens.cuda(), **own).states.float())
+
+    packed = logits(tokens, documents=document_bounds(tokens == END).cuda())
+    apart_by, own_error = [], []
+    for row, start, stop in apart(tokens):
+        piece = tokens[row : row + 1, start:stop]
+        alone = logits(piece)
+        apart_by.append((packed[row, start:stop] - alone[0]).norm())
+        own_error.append((alone - logits(piece, exact=True)).norm())
+    assert torch.stack(apart_by).norm() <= torch.stack(own_error).norm()

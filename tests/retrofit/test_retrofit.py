@@ -1,5 +1,6 @@
 """The whole way: read, retrofit, heal, resume, export, load without the package; and mistakes in one line."""
 
+import io
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import torch
 
 from deeploop.cli import main
 from deeploop.data.bpe import find_tokenizer
+from deeploop.data.chat import ChatSet
 from deeploop.data.prepare import prepare
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
@@ -182,6 +184,25 @@ def test_the_whole_way(folder, corpus, tmp_path, capsys):
     with torch.no_grad():
         ours = resumed.logits(resumed(TOKENS[:, :32]).states)
     assert torch.equal(torch.load(found), ours)
+
+
+def test_a_retrofit_is_fine_tuned_on_conversations(folder, corpus, tmp_path, capsys, monkeypatch):
+    """With the template and the special words that came with its tokenizer."""
+    run, chat, tuned = tmp_path / "run", tmp_path / "chat", tmp_path / "tuned"
+    core = f"retrofit {folder} --out {run} --core 2-3 --rounds 2 --context 64 --data {corpus}"
+    assert main(core.split()) == 0
+    (tmp_path / "talk.jsonl").write_text('{"prompt": "the <user>", "response": "loop"}\n' * 6)
+    words = f"prepare chat {tmp_path / 'talk.jsonl'} --tokenizer {run} --template tokenizer --out {chat}"
+    assert main(words.split()) == 0
+    words = f"train chat --init-from {run} --data.path {chat} --out {tuned} --device.kind cpu --quiet"
+    assert main([*words.split(), "--optim.steps", "2", "--optim.batch", "2"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", io.StringIO("the\n"))
+    assert main(["chat", str(tuned), "--max-tokens", "4", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.endswith("\n")
+    tokenizer, tokens = find_tokenizer(str(run)), ChatSet.open(chat).train.tokens
+    # Before each of two messages, where the template has it; the one in the question is plain text.
+    assert (tokens == tokenizer.special_tokens["<user>"]).sum() == 2 * len(ChatSet.open(chat).train)
 
 
 def test_a_corpus_of_another_vocabulary_is_one_line(folder, tmp_path, capsys):

@@ -156,10 +156,11 @@ def test_mistakes_are_one_line(base, conversations, tmp_path, capsys):
     file = tmp_path / "few.jsonl"
     file.write_text('{"prompt": "a", "response": "b"}\n' * 3)
     for tokenizer, out in (("gpt2", "gpt2"), ("bytes", "long")):
-        words = f"prepare chat {file} --tokenizer {tokenizer} --out {tmp_path / out}"
+        words = f"prepare chat {file} --tokenizer {tokenizer} --context 1024 --out {tmp_path / out}"
         assert main(words.split()) == 0
     file.write_text('{"prompt": "a", "response": "%s"}\n' % ("b" * 300) * 3)
-    assert main(f"prepare chat {file} --tokenizer bytes --out {tmp_path / 'longer'}".split()) == 0
+    words = f"prepare chat {file} --tokenizer bytes --context 1024 --out {tmp_path / 'longer'}"
+    assert main(words.split()) == 0
     found = {
         f"{start} {conversations}": "--init-from: names the run to fine-tune",
         f"{start} {conversations} --init-from {tmp_path}": "not a run folder",
@@ -167,6 +168,8 @@ def test_mistakes_are_one_line(base, conversations, tmp_path, capsys):
         f"{start} {tmp_path / 'longer'} --init-from {base}": "prepare them with --context 128",
         f"{start} {tmp_path / 'none'} --init-from {base}": "make it with `deeploop prepare chat",
         f"{start} {base} --init-from {base}": "not a whole chat folder",
+        f"{start} {conversations} --init-from {base} --auto-lr": "--auto-lr: is for language models from",
+        "bench --recipes chat": "recipes=chat: has no model of its own",
         f"chat {base}": "was not trained on conversations; fine-tune it: deeploop train chat --init-from",
         f"chat {tmp_path / 'none'}": "no such run folder",
     }
@@ -243,9 +246,19 @@ def test_the_cache_gives_what_reading_everything_anew_gives():
     assert calls.count(1) >= 3 * 19 - 3  # token by token, and a prompt in one piece each
 
 
-def test_the_exported_tokenizer_has_the_template(tuned, tmp_path, capsys):
+def test_an_export_has_the_template_and_can_be_started_from(tuned, conversations, tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
-    assert main(["export", str(tuned), str(tmp_path / "exported")]) == 0
+    exported = tmp_path / "exported"
+    assert main(["export", str(tuned), str(exported)]) == 0
+    again = f"train chat --init-from {exported} --data.path {conversations} --device.kind cpu --quiet"
+    again += " --optim.steps 1 --optim.peak-lr 0 --optim.floor-lr 0 --optim.batch 2 --out"
+    assert main([*again.split(), str(tmp_path / "again")]) == 0
+    ours, theirs = (load_model(run).state_dict().values() for run in (tmp_path / "again", tuned))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps(config | {"width": 4096}))
+    assert main([*again.split(), str(tmp_path / "large")]) == 2
+    assert "are too few for the model of" in capsys.readouterr().err
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     messages = [{"role": "user", "content": "say loop"}]
     ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

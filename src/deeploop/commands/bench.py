@@ -21,7 +21,13 @@ from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.recipes import get_recipe
 from deeploop.report import page
-from deeploop.train.config import AnyTrainConfig, IterateTrainConfig, ReasonerTrainConfig, TrainConfig
+from deeploop.train.config import (
+    AnyTrainConfig,
+    ChatTrainConfig,
+    IterateTrainConfig,
+    ReasonerTrainConfig,
+    TrainConfig,
+)
 from deeploop.train.distributed import World, open_world
 from deeploop.train.progress import device_name
 from deeploop.train.rundir import provenance
@@ -65,6 +71,8 @@ class BenchArgs:
         if self.json is not None and not os.access(self.json.parent, os.W_OK):
             raise ValueError(f"json={self.json}: can't be written; choose a folder that is there")
         for recipe in self.recipes:
+            if isinstance(get_recipe(recipe), ChatTrainConfig):
+                raise ValueError(f"recipes={recipe}: has no model of its own; time the recipe of its run")
             if isinstance(get_recipe(recipe), ReasonerTrainConfig) and self.data is None:
                 raise ValueError(f"recipes={recipe}: is a reasoner's; give its puzzles with --data")
         if self.reference is not None and not self.reference.is_file():

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 from tyro.conf import Positional
 
-from deeploop.data.bpe import find_tokenizer
+from deeploop.data.bpe import find_tokenizer, load_tokenizer
 from deeploop.data.chat import ChatSet, prepare_chat
 from deeploop.data.chat_template import find_template
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.train.rundir import load_config, resolve, tokenizer_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,11 +20,11 @@ class PrepareChat:
     file: Positional[Path]
     """A line per conversation: {"messages": [{"role": …, "content": …}, …]}, or a prompt and a response."""
     tokenizer: str
-    """That of the run to fine-tune: bytes, gpt2, or a folder that holds another, such as the run's own."""
+    """The run to fine-tune, whose tokenizer it is; or bytes, gpt2, or a folder that holds another."""
     template: str = "default"
     """How messages become text: default, chatml, tokenizer (a pretrained one's own), or a file of Jinja."""
-    context: int = 1024
-    """The run's context: longer conversations lose whole turns at the front, and are counted."""
+    context: int | None = None
+    """Most tokens: longer conversations lose whole turns at the front, and are counted. Unset: the run's."""
     validation_share: float = 0.05
     """Share of the conversations to hold out, spread over the file."""
     out: Path = Path("data/chat")
@@ -34,16 +36,29 @@ def run(args: PrepareChat) -> str:
     if not args.file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
         raise ValueError(f"{args.file}: unknown kind of file; known are .jsonl, .jsonl.gz, .jsonl.xz")
     found = (args.out / "chat.json").exists()
-    tokenizer = find_tokenizer(args.tokenizer)
+    tokenizer, context = tokenizer_and_context(args)
     chat = prepare_chat(
         args.file,
         tokenizer,
         find_template(args.template, tokenizer),
         args.out,
-        context=args.context,
+        context=context,
         validation_share=args.validation_share,
     )
     return ("already prepared: " if found else "") + describe(chat)
+
+
+def tokenizer_and_context(args: PrepareChat) -> tuple[Tokenizer, int]:
+    """Those of the run, where one was named."""
+    run = Path(args.tokenizer)
+    if not (resolve(run) / "run.json").exists():
+        found = find_tokenizer(args.tokenizer)
+        if args.context is None:
+            raise ValueError("context: must be given where --tokenizer names no run: --context 1024")
+        return found, args.context
+    config = load_config(run)
+    context = config.model.context if args.context is None else args.context
+    return load_tokenizer(tokenizer_name(run), resolve(run)), context
 
 
 def describe(chat: ChatSet) -> str:

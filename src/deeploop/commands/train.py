@@ -13,6 +13,7 @@ from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
 from deeploop.train.config import AnyTrainConfig, ChatTrainConfig, TrainConfig, read_config, to_dict
 from deeploop.train.distributed import open_world
+from deeploop.train.exported import is_export, read_export
 from deeploop.train.loop import train
 from deeploop.train.opening import preview_run
 from deeploop.train.puzzle import PuzzleDataConfig
@@ -75,6 +76,8 @@ def with_model_of_run(base: ChatTrainConfig, words: list[str]) -> ChatTrainConfi
     run, _ = take_value([word.replace("--init_from", INIT_FROM) for word in words], INIT_FROM)
     if run is None:
         return base
+    if is_export(Path(run)):
+        return replace(base, model=read_export(Path(run)), init_from=Path(run))
     config = load_config(Path(run))
     return replace(base, model=config.model, rounds=config.rounds, init_from=Path(run))
 
@@ -137,8 +140,8 @@ def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:
 
 def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, str]:
     """The config at the peak rate and warm-up that our runs have for its rule, and a line that says so."""
-    if not isinstance(config, TrainConfig):
-        raise ValueError(f"{AUTO_LR}: is for language models; give --optim.peak-lr")
+    if not isinstance(config, TrainConfig) or isinstance(config, ChatTrainConfig):
+        raise ValueError(f"{AUTO_LR}: is for language models from their start; give --optim.peak-lr")
     for word in words:
         if word.replace("_", "-").startswith(("--optim.peak-lr", "--optim.warmup-steps")):
             raise ValueError(f"{word}: settles what {AUTO_LR} would; give one of the two")

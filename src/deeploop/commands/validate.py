@@ -143,7 +143,8 @@ def read_held_out(args: ValidateArgs, config: TrainConfig, tokenizer: Tokenizer)
         inputs, targets = (torch.cat(own) for own in zip(*pairs.values(), strict=True))
         source = "; ".join(corpus.source for corpus in mixture.corpora)
         whole = corpus_windows(config, tokenizer, inputs, targets)
-        return HeldOut(whole, " ".join(data.mix), source, parts)
+        named = " ".join(data.mix) + (f", last {' '.join(data.mix_last)}" if data.mix_last else "")
+        return HeldOut(whole, named, source, parts)
     corpus = Corpus.open(args.data or data.folders[0])
     check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, args.run)
     pair = validation_windows(corpus.validation, context, count)
@@ -198,12 +199,8 @@ def depths_up_to(trained: int) -> list[int]:
     return sorted({*range(1, few + 1), *(2**k for k in range(trained.bit_length())), trained})
 
 
-def check(
-    model: LoopedGPT, windows: Windows, rules: Sequence[ExitRule], budgets: Sequence[int | None]
-) -> None:
-    """Refuses what the model or its text do not allow, before the work; the model keeps all rounds."""
-    if budgets and windows.starts is not None:
-        raise ValueError("cache_rounds: is for runs with data.mask_documents=False")
+def check(model: LoopedGPT, rules: Sequence[ExitRule], budgets: Sequence[int | None]) -> None:
+    """Refuses what the model does not allow, before the work; the model keeps all rounds."""
     for rule in rules:
         AdaptiveDepth(model, rule)
     for budget in (*budgets, None):
@@ -221,7 +218,7 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
         for threshold in args.thresholds or THRESHOLDS[criterion]
     ]
     budgets = [read_budget(word) for word in dict.fromkeys(args.cache_rounds)]
-    check(model, windows, rules, budgets)
+    check(model, rules, budgets)
     scores = score_rounds(model, windows, rounds, recompute_alpha=recompute)
     adaptive: list[dict[str, Any]] = []
     for rule in rules:

@@ -93,6 +93,8 @@ class ChatTemplate:
                 before = self._rest(self.render(messages[:index], ask=True), done)
                 whole = self.render(messages[: index + 1], ask=False)
                 body, end, _ = self._rest(whole, done + before).partition(END)
+                if not body.strip() and message["content"].strip():
+                    raise ValueError(f"template {self.name}: leaves the answers out")
                 found += [(before, False), (body + END, True)]
                 done += before + body + end
         if ask:

@@ -5,13 +5,14 @@ it and where the last one ends: the `cu_seqlens` of variable-length attention. I
 times the rows, filled up with empty documents, so that batches have few shapes and a CUDA graph fits many.
 """
 
-from collections.abc import Callable
-from functools import cache, partial
 from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+varlen_attn: Any = None  # torch's, once it is needed: its import takes two seconds
+CAUSAL: dict[str, Any] = {}
 
 
 class Documents(NamedTuple):
@@ -54,6 +55,7 @@ def document_mask(
     """
     half = dtype in (torch.bfloat16, torch.float16)
     if bounds.is_cuda and half and head_size % 8 == 0 and head_size <= 256:
+        load_kernel()  # here, where nothing is compiled
         return Documents(bounds, shape[1])
     token = torch.arange(shape.numel(), dtype=bounds.dtype, device=bounds.device)
     document = _document(bounds, token).view(shape)
@@ -62,22 +64,27 @@ def document_mask(
 
 
 def document_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-    """Causal attention inside each document; q, k, v and the result (B, H, T, D)."""
+    """Causal attention inside each document; q and the result (B, H, T, D), k and v with H heads or fewer."""
+    if (shared := q.shape[1] // k.shape[1]) > 1:
+        k, v = (x.repeat_interleave(shared, dim=1) for x in (k, v))
     # Views where memory is in the order B, T, H, D, as heads of a product are.
     packed = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     bounds, longest = documents
-    y = _causal_varlen()(*packed, bounds, bounds, longest, longest)
+    if varlen_attn is None:
+        load_kernel()
+    y: Tensor = varlen_attn(*packed, bounds, bounds, longest, longest, **CAUSAL)
     return y.view(len(q), -1, *y.shape[1:]).transpose(1, 2)
 
 
-@cache
-def _causal_varlen() -> Callable[..., Tensor]:
-    from torch.nn.attention import varlen  # here, so that nothing else needs it
+def load_kernel() -> None:
+    """Imports torch's variable-length attention, and how it is asked to be causal."""
+    global varlen_attn
+    from torch.nn.attention import varlen
 
-    attend: Callable[..., Any] = varlen.varlen_attn
-    # Some versions of torch say by a flag what others say by a window.
-    windows = "window_size" in signature(attend).parameters
-    return partial(attend, **({"window_size": (-1, 0)} if windows else {"is_causal": True}))
+    varlen_attn = varlen.varlen_attn
+    # Some versions say by a flag what others say by a window.
+    windows = "window_size" in signature(varlen_attn).parameters
+    CAUSAL.update({"window_size": (-1, 0)} if windows else {"is_causal": True})
 
 
 def _document(bounds: Tensor, token: Tensor) -> Tensor:

@@ -188,12 +188,15 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
     return world.gather(found)[0]
 
 
-def load_weights(model: nn.Module, checkpoint: Path, *, may_lack: str | None = None) -> None:
+def load_weights(
+    model: nn.Module, checkpoint: Path, *, may_lack: str | None = None, prefix: str = ""
+) -> None:
     """Puts a checkpoint's weights into `model`, which may be sharded; shapes must agree.
 
-    Weights whose names begin with `may_lack` stay as they are where the checkpoint has none of them.
+    Weights whose names begin with `may_lack` stay as they are where the checkpoint has none of them. Names
+    in the file may begin with a `prefix`.
     """
-    weights = _load(checkpoint / WEIGHTS)
+    weights = {name.removeprefix(prefix): own for name, own in _load(checkpoint / WEIGHTS).items()}
     state = {name.removeprefix("module."): tensor for name, tensor in model.state_dict().items()}
     if may_lack is not None and not any(name.startswith(may_lack) for name in weights):
         weights |= {name: tensor for name, tensor in state.items() if name.startswith(may_lack)}

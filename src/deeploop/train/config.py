@@ -48,7 +48,7 @@ class RunConfig:
     resume: bool = False
     """Continue from the last checkpoint in the run folder; starts afresh when there is none."""
     init_from: Path | None = None
-    """Start from the weights of another run (its last checkpoint)."""
+    """Start from the weights of another run (its last checkpoint), or of an exported folder."""
     seed: int = 0
     """Seed of the weights and of the order of the data."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

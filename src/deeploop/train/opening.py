@@ -27,6 +27,7 @@ from deeploop.train.config import (
 )
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
+from deeploop.train.exported import is_export, load_export
 from deeploop.train.header import Facts, header, legend
 from deeploop.train.iterate import IterateTask
 from deeploop.train.language import GATE, LanguageTask
@@ -135,7 +136,10 @@ def _load(
 
 
 def _init_from(config: AnyTrainConfig, source: Path, task: Task, model: nn.Module) -> None:
-    """Starts from another run's weights."""
+    """Starts from the weights of another run, or of an export."""
+    if is_export(source):
+        load_export(model, source, task.tokenizer if isinstance(task, LanguageTask) else None)
+        return
     checkpoint = require_checkpoint(source)
     check_kind(config, source, "init_from")
     if isinstance(task, LanguageTask):
@@ -146,7 +150,7 @@ def _init_from(config: AnyTrainConfig, source: Path, task: Task, model: nn.Modul
 
 def _origin(init_from: Path | None) -> dict[str, Any]:
     """What a retrofit says of its source: the runs that start from it say so too."""
-    stamp = {} if init_from is None else read_stamp(init_from)
+    stamp = {} if init_from is None or is_export(init_from) else read_stamp(init_from)
     return {"retrofit": stamp["retrofit"]} if "retrofit" in stamp else {}
 
 

@@ -171,8 +171,6 @@ def make_optimizer(
     kinds = ("branch", "matrices", "embedding", "gains", "injection")
     groups: dict[str, list[nn.Parameter]] = {kind: [] for kind in kinds}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
         injected = "injection" in name
         undecayed = parameter.ndim < 2 or injected
         role = name.split(".")[-2:][0]  # blocks.0.attention.branch.v.weight: role v

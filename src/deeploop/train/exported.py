@@ -1,0 +1,59 @@
+"""An exported folder (`deeploop export`) to start from: its config, its weights, the tokens it reads."""
+
+from dataclasses import fields
+from pathlib import Path
+
+from torch import nn
+
+from deeploop.data.bpe import find_tokenizer
+from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.files import read_json, read_object
+from deeploop.models.accounting import parameter_count
+from deeploop.models.gpt_config import GPTConfig
+from deeploop.train.checkpoint import WEIGHTS, load_weights
+from deeploop.train.config import from_dict
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder is an export, and not a run."""
+    found = folder / "config.json"
+    return not (folder / "run.json").exists() and read_json(found).get("model_type") == "deeploop"
+
+
+def read_export(folder: Path) -> GPTConfig:
+    """The config of the exported model, which its file of weights must be able to fill."""
+    path = folder / "config.json"
+    found = read_object(path)
+    own = {field.name: found[field.name] for field in fields(GPTConfig) if field.name in found}
+    config: GPTConfig = from_dict(GPTConfig, own | {"rounds": found.get("trained_rounds")}, str(path))
+    try:
+        size = (folder / WEIGHTS).stat().st_size
+    except OSError as error:
+        raise ValueError(f"{folder / WEIGHTS}: can't be read ({error.strerror})") from None
+    if 2 * parameter_count(config) > size:  # in bfloat16
+        raise ValueError(f"{folder / WEIGHTS}: {size:,} bytes are too few for the model of {path}")
+    return config
+
+
+def load_export(model: nn.Module, folder: Path, tokenizer: Tokenizer | None) -> None:
+    """Puts the exported weights into `model`; raises where they were trained on other tokens."""
+    read_export(folder)
+    if tokenizer is not None and not _reads(folder, tokenizer):
+        raise ValueError(
+            f"init_from={folder}: reads other tokens than {tokenizer.name}; prepare the data with "
+            f"--tokenizer {folder}"
+        )
+    load_weights(model, folder, prefix="model.")
+
+
+def _reads(folder: Path, tokenizer: Tokenizer) -> bool:
+    """Whether the export's tokenizer is this one: by its checksum, or by the merges of one of ours."""
+    theirs = find_tokenizer(str(folder))
+    if isinstance(tokenizer, PretrainedTokenizer):
+        return theirs.name == tokenizer.name
+    model = read_object(folder / "tokenizer.json").get("model")
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if not isinstance(merges, list):
+        return False
+    return [tuple(pair) if isinstance(pair, list) else pair for pair in merges] == list(tokenizer.merges)
