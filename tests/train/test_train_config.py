@@ -215,3 +215,10 @@ def test_every_block_trains_a_few_steps(tiny_config, block):
     result = train(tiny_config(model={"block": block}))
     assert result["ended"] == "finished"
     assert result["loss"] < 5.4  # ln 257 = 5.55 at the start
+
+
+def test_a_field_that_was_one_number_is_read_as_a_list(tiny_config):
+    data = to_dict(tiny_config())
+    for old, new in ((0, ()), (2, (2,))):
+        data["data"] |= {"max_epochs": old, "mix": ["a=1", "b=1"] if old else []}
+        assert from_dict(TrainConfig, data).data.max_epochs == new
