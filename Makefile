@@ -9,8 +9,8 @@
 #   make checkpoint   train the small model that comes with the package anew, in a quarter of an hour
 PYTHON ?= python3
 BIN := .venv/bin
-# Two processes of one thread each, a test file to one of them: tests start processes of their own, and wait.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# Two processes of one thread each, a test file to one of them, the slowest files first (tests/conftest.py).
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 # An interrupted `-m venv` leaves a python without pip.

@@ -33,6 +33,25 @@ QUIET = (
 )
 
 
+# First, so that two workers end at the same time: these start processes, one launch for a whole file.
+SLOWEST = (
+    "test_two_ranks",
+    "test_recurrent_ranks",
+    "test_readme",
+    "test_demo_collapse",
+    "test_demo",
+    "test_sweep",
+    "test_faults",
+    "test_torchrun",
+    "test_resume",
+    "test_puzzle_resume",
+)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.stem not in SLOWEST)  # a stable sort: the rest stays in order
+
+
 @pytest.fixture(autouse=True)
 def exact_products():
     """A training run allows TF32 for its whole process: the next test has exact fp32 products again."""

@@ -43,6 +43,9 @@ def test_what_is_missing_has_its_install_line():
 
 
 def test_a_loss_that_rises_fails_the_test(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "train", lambda config: None)
+    monkeypatch.setattr(doctor, "load", lambda run: ())
+    monkeypatch.setattr(doctor, "generate_text", lambda *_, **__: "")
     monkeypatch.setattr(doctor, "read_metrics", lambda *_: [{"loss": 1.0}, {"loss": 2.0}])
     assert main(["doctor"]) == 2
     captured = capsys.readouterr()

@@ -60,7 +60,7 @@ TRAIN = "from test_bpe import *; sys.stdout.write(tokenizer_files(train_bpe(docu
 
 def test_the_same_file_for_any_number_of_threads():
     found = set()
-    for threads in ("1", "2", "5"):
+    for threads in ("1", "5"):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
         paths = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
