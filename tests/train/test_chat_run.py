@@ -16,6 +16,7 @@ from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.conversation import Conversation
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.report.runs import read_run
 from deeploop.train.chat import ChatDataConfig, ChatTask
 from deeploop.train.config import ChatTrainConfig
 from deeploop.train.distributed import World
@@ -140,6 +141,7 @@ def test_the_model_is_that_of_the_run(tuned, base):
     assert model.config == load_model(base).config
     assert tokenizer.name == "bytes"
     assert json.loads((tuned / "run.json").read_text())["task"] == "chat"
+    assert read_run(tuned).unit == "token"  # of answers
 
 
 def test_stop_and_resume_is_the_uninterrupted_run(make_chat):

@@ -122,7 +122,7 @@ class Run:
         """What its loss, in nats, is per."""
         task = self.stamp.get("task", "language")
         if task != "language":
-            return "answer" if task == "iterate" else "cell"
+            return {"iterate": "answer", "chat": "token"}.get(task, "cell")
         return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary", 0), "token")
 
     @property
