@@ -156,6 +156,8 @@ def test_the_whole_way(folder, corpus, tmp_path, capsys):
     assert main(["retrofit", str(folder), "--out", str(run), *words]) == 2  # is not empty
     assert main(["validate", str(run), "--rounds", "1", "2"]) == 0
     before = float(capsys.readouterr().out.split("2 (trained)")[1].split()[0])
+    assert main(["train", "--resume", str(run)]) == 2
+    assert f"a retrofit's start; heal it with: deeploop train --config {run}" in capsys.readouterr().err
     train = ["train", "--config", str(run / "config.json"), "--optim.batch", "4", "--optim.injection-lr", "3"]
     train += ["--optim.steps", "20", "--optim.warmup-steps", "2", "--checkpoint.every", "10", "--quiet"]
     train += ["--optim.peak-lr", "1e-3", "--data.validation-sequences", "20"]

@@ -175,10 +175,16 @@ def config_to_resume(run: Path) -> AnyTrainConfig:
         raise ValueError(
             f"{run}: comes with the package and stays as it is; --init-from {run} starts from it"
         )
-    if last_checkpoint(run) is None:
+    checkpoint = last_checkpoint(run)
+    if checkpoint is None:
         raise ValueError(
             f"{run}: holds no checkpoint to go on from; "
             f"start anew: deeploop train --config {run / 'config.json'} --out ANOTHER"
+        )
+    # Weights of step 0 alone, as `save_weights` writes them; a healing that is stopped at step 0 has moments.
+    if checkpoint.name.endswith("-00000000") and not (checkpoint / OPTIMIZER).exists():
+        raise ValueError(
+            f"{run}: is a retrofit's start; heal it with: deeploop train --config {run / 'config.json'}"
         )
     return replace(config, out=run, resume=True)
 
