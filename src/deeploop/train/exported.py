@@ -48,10 +48,10 @@ def load_export(model: nn.Module, folder: Path, tokenizer: Tokenizer | None) -> 
 
 
 def _reads(folder: Path, tokenizer: Tokenizer) -> bool:
-    """Whether the export's tokenizer is this one: by its checksum, or by the merges of one of ours."""
+    """Whether the export's tokenizer gives the ids of this one; of ours it has the merges alone."""
     theirs = find_tokenizer(str(folder))
     if isinstance(tokenizer, PretrainedTokenizer):
-        return theirs.name == tokenizer.name
+        return isinstance(theirs, PretrainedTokenizer) and theirs.reads_as(tokenizer)
     model = read_object(folder / "tokenizer.json").get("model")
     merges = model.get("merges") if isinstance(model, dict) else None
     if not isinstance(merges, list):
