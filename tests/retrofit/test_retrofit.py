@@ -110,6 +110,7 @@ def test_suggest_ranks_the_cores_and_dry_run_counts(folder, corpus, capsys):
     assert main(words) == 0
     out = capsys.readouterr().out
     losses = [float(line.split()[3]) for line in out.splitlines() if line.startswith("    ") and "-" in line]
+    assert out.splitlines()[-1].endswith(f" --data {corpus} --context 1024 --out runs/retrofit")
     assert len(losses) == 5
     assert losses == sorted(losses)
     source, layers = open_source(folder), choose_layers(6, "2-3")
@@ -153,6 +154,7 @@ def test_the_whole_way(folder, corpus, tmp_path, capsys):
     words = ["--core", "2-3", "--prelude", "0-1", "--coda", "4-5", "--injection", "linear", "--rounds", "2"]
     words += ["--context", "32", "--data", str(corpus)]
     assert main(["retrofit", str(folder), "--out", str(run), *words]) == 0
+    assert "deeploop prepare" not in capsys.readouterr().out  # the corpus is there
     assert main(["retrofit", str(folder), "--out", str(run), *words]) == 2  # is not empty
     assert main(["validate", str(run), "--rounds", "1", "2"]) == 0
     before = float(capsys.readouterr().out.split("2 (trained)")[1].split()[0])
@@ -205,6 +207,10 @@ def test_a_retrofit_is_fine_tuned_on_conversations(folder, corpus, tmp_path, cap
     tokenizer, tokens = find_tokenizer(str(run)), ChatSet.open(chat).train.tokens
     # Before each of two messages, where the template has it; the one in the question is plain text.
     assert (tokens == tokenizer.special_tokens["<user>"]).sum() == 2 * len(ChatSet.open(chat).train)
+    # From the export, whose tokenizer has another name, on the same conversations.
+    assert main(["export", str(run), str(tmp_path / "exported")]) == 0
+    words = f"train chat --init-from {tmp_path / 'exported'} --data.path {chat} --dry-run --device.kind cpu"
+    assert main([*words.split(), "--optim.batch", "2"]) == 0
 
 
 def test_a_corpus_of_another_vocabulary_is_one_line(folder, tmp_path, capsys):
@@ -212,6 +218,7 @@ def test_a_corpus_of_another_vocabulary_is_one_line(folder, tmp_path, capsys):
     prepare([" ".join(WORDS)] * 99, get_tokenizer("bytes"), other, validation_tokens=99, source="words")
     run = tmp_path / "run"
     assert main(["retrofit", str(folder), "--core", "2-3", "--out", str(run), "--data", str(other)]) == 0
+    assert f"--tokenizer {run} --out {other}\n" in capsys.readouterr().out
     assert main(["train", "--config", str(run / "config.json"), "--optim.batch", "1"]) == 2
     assert "holds bytes tokens" in capsys.readouterr().err
 
