@@ -86,7 +86,8 @@ def test_layers_are_dropped(folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--core", "4-9"], "core=4-9: must be layers from 0 to 5, the lower one first"),
+        (["--core", "4-9"], "core=4-9: the source has 6 layers, 0 to 5"),
+        (["--core", "9-3"], "core=9-3: the lower layer comes first: 3-9"),
         (["--core", "2-3", "--prelude", "0-2"], "prelude and core overlap or are out of order: 0-2 and 2-3"),
         (["--core", "2-3", "--coda", "3-5"], "core and coda overlap or are out of order: 2-3 and 3-5"),
         (["--core", "two"], "core=two: must be layers such as 8-15, or none"),
@@ -177,7 +178,14 @@ def test_the_whole_way(folder, corpus, tmp_path, capsys):
     assert all(torch.equal(tensor, straight[name]) for name, tensor in resumed.state_dict().items())
     assert resumed.injection.weight[:, 32:].abs().max() > 0
     assert main(["generate", str(healed), "--prompt", "the", "--max-tokens", "3"]) == 0
+    longest = open_source(folder).config.context
+    assert main(["export", str(healed), str(out), "--context", str(longest + 1)]) == 2
+    assert f"must be at most {longest}, the context of the retrofit's source" in capsys.readouterr().err
     assert main(["export", str(healed), str(out), "--context", "64"]) == 0
+    assert main(["validate", str(out)]) == 2
+    assert f"{out}: is an export, not a run folder" in capsys.readouterr().err
+    assert main(["validate", str(corpus)]) == 2
+    assert f"{corpus}: is a corpus, not a run folder" in capsys.readouterr().err
     capsys.readouterr()
     tokens, found = tmp_path / "tokens.pt", tmp_path / "logits.pt"
     torch.save(TOKENS[:, :32], tokens)

@@ -45,6 +45,7 @@ from deeploop.train.config import (
     from_dict,
     to_dict,
 )
+from deeploop.train.exported import is_export
 
 FORMAT = 1
 SHIPPED = Path("shipped")
@@ -363,4 +364,8 @@ def _not_a_run(folder: Path, missing: str) -> ValueError:
     if runs := sorted(file.parent.name for file in folder.glob("*/run.json")):
         some = ", ".join(runs[:5]) + (", …" if len(runs) > 5 else "")
         return ValueError(f"{folder}: a folder of runs; name one of them: {some}")
+    if is_export(folder):
+        return ValueError(f"{folder}: is an export, not a run folder; name the run that was exported")
+    if any((folder / name).exists() for name in ("corpus.json", "chat.json")):
+        return ValueError(f"{folder}: is a corpus, not a run folder; `deeploop data {folder}` shows it")
     return ValueError(f"{folder}: not a run folder (no {missing})")
