@@ -10,18 +10,20 @@ import torch
 
 from deeploop.cli import main
 from deeploop.commands import validate
+from deeploop.commands.train import with_model_of_run
 from deeploop.data.chat import prepare_chat
 from deeploop.data.chat_template import find_template
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.conversation import Conversation
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.recipes import get_recipe
 from deeploop.train.chat import ChatDataConfig, ChatTask
 from deeploop.train.config import ChatTrainConfig
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load, load_model
+from deeploop.train.rundir import load, load_model, write_config
 
 WORDS = "loop block round norm scale depth stream token".split()  # noqa: SIM905
 
@@ -140,6 +142,23 @@ def test_the_model_is_that_of_the_run(tuned, base):
     assert model.config == load_model(base).config
     assert tokenizer.name == "bytes"
     assert json.loads((tuned / "run.json").read_text())["task"] == "chat"
+
+
+def test_rounds_and_gate_are_those_of_the_run_and_the_mean_does_not_rise_anew(base, make_config, tmp_path):
+    parts = {"context": 128, "injection": "add", "exit_gate": True, "block": "flat"}
+    config = make_config(
+        tmp_path / "gated",
+        model=parts,
+        rounds={"backprop": 2, "ramp": "linear"},
+        gate={"stage": "gate-only"},
+        init_from=base,
+    )
+    config.out.mkdir()
+    (config.out / "run.json").write_bytes((base / "run.json").read_bytes())
+    write_config(config)
+    found = with_model_of_run(get_recipe("chat"), ["--init-from", str(config.out)])
+    assert (found.model, found.gate) == (config.model, config.gate)
+    assert found.rounds == replace(config.rounds, ramp="off")
 
 
 def test_stop_and_resume_is_the_uninterrupted_run(make_chat):
