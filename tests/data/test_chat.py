@@ -10,7 +10,7 @@ import pytest
 from deeploop.commands.prepare import main as prepare
 from deeploop.data.chat import ChatSet, ChatSplit, cut_at_front, prepare_chat, read_conversations
 from deeploop.data.chat_loader import ChatLoader, held_out_rows, pack_rows
-from deeploop.data.chat_template import CHATML, END, ChatTemplate, encode_segments, find_template
+from deeploop.data.chat_template import CHATML, END, ChatTemplate, encode_segments, find_template, guarded
 from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
 from deeploop.data.tokenizers import get_tokenizer
 
@@ -108,6 +108,20 @@ def test_markers_of_a_pretrained_tokenizer_are_tokens_but_not_in_a_message(pretr
     chat.verify()
     with pytest.raises(ValueError, match="template tokenizer: the tokenizer has no chat template"):
         find_template("tokenizer", BYTES)
+
+
+@pytest.mark.parametrize(("words", "message"), [(["東"], "a東東b"), (["<a>", "a>x"], "<a>x<a><a>x")])
+def test_short_and_overlapping_special_words_in_a_message_are_plain_text(pretrained, words, message):
+    engine = pytest.importorskip("tokenizers").Tokenizer.from_str(pretrained.text)
+    engine.add_special_tokens(words)
+    tokenizer = PretrainedTokenizer(engine.to_str(), pretrained.settings)
+    template = ChatTemplate("{% for m in messages %}" + words[0] + "{{ m.content }}{% endfor %}", "marks")
+    messages = guarded(said(message, message), tokenizer)
+    tokens, _ = encode_segments(template.segments(messages), tokenizer)
+    special = tokenizer.special_tokens
+    marks = [token for token in tokens.tolist() if token in special.values()]
+    assert marks == [special["<|endoftext|>"], *[special[words[0]]] * 2, special["<|endoftext|>"]]
+    assert tokenizer.decode([t for t in tokens.tolist() if t not in special.values()]) == message * 2
 
 
 def read_lines(folder, rows):
