@@ -158,6 +158,8 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, row, message):
         ("{{ messages.nothing.at.all }}", "fails"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails .*unsafe"),
         ("{% for i in range(99999999) %}x{% endfor %}", "fails"),
+        ("{{ 'a' * 30000000 }}", r"fails \(a power, or a product above 16,777,216\)"),
+        ("{{ [0] * (9 ** 9) }}", r"fails \(a power, or a product"),
         ("always the same", "leaves the answers out"),
         ("{{ messages|length }}", "does not only add text from message to message"),
     ],

@@ -52,20 +52,9 @@ class ChatTemplate:
     """A template that was compiled; `name` is what errors call it."""
 
     def __init__(self, text: str, name: str) -> None:
-        from jinja2 import TemplateError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def raise_exception(message: str) -> None:
-            raise TemplateError(message)
-
         self.text, self.name = text, name
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.globals["raise_exception"] = raise_exception
         try:
-            self._template = environment.from_string(text)
+            self._template = _environment().from_string(text)
         except Exception as error:  # whatever a stranger's template brings up in Jinja
             raise ValueError(f"template {name}: not a Jinja template ({_one_line(error)})") from None
 
@@ -109,6 +98,30 @@ class ChatTemplate:
                 "can't be told from the rest; take one that does, such as default"
             )
         return text[len(done) :]
+
+
+def _environment() -> Any:
+    """Jinja's sandbox as transformers sets it up, without powers and large products."""
+    from jinja2 import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(("*", "**"))  # which are then not computed while compiling, either
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            """A product, of numbers or of text and a number, if its factors say that it is small."""
+            sizes = [len(own) if hasattr(own, "__len__") else abs(own) for own in (left, right)]
+            if operator == "**" or sizes[0] * sizes[1] > LARGEST_TEXT:
+                raise TemplateError(f"a power, or a product above {LARGEST_TEXT:,}")
+            return super().call_binop(context, operator, left, right)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.globals["raise_exception"] = raise_exception
+    return environment
 
 
 def find_template(asked: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
