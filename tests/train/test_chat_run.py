@@ -265,6 +265,35 @@ def test_the_cache_gives_what_reading_everything_anew_gives():
     assert calls.count(1) >= 3 * 19 - 3  # token by token, and a prompt in one piece each
 
 
+@pytest.mark.parametrize(
+    ("drawn", "answer"),
+    [
+        ("hi<|im_end|>", "hi"),
+        ("a<|im_b<|im_end|>", "a<|im_b"),
+        ("<|im_end|>c", "<|im_end|>c"),
+        ("<|im", "<|im"),
+    ],
+)
+def test_what_the_template_writes_behind_an_answer_is_not_part_of_it(drawn, answer, monkeypatch):
+    tokenizer = get_tokenizer("bytes")
+    shape = {
+        "blocks": 1,
+        "rounds": 1,
+        "width": 16,
+        "heads": 2,
+        "hidden": 16,
+        "vocabulary": 257,
+        "context": 400,
+    }
+    tokens = iter([*tokenizer.encode(drawn), tokenizer.end_of_text] * 2)
+    monkeypatch.setattr("deeploop.eval.conversation.draw", lambda *_: next(tokens))
+    talk = Conversation(LoopedGPT(GPTConfig(**shape)).eval(), tokenizer, find_template("chatml"))
+    for turn in (1, 2):
+        shown = []
+        assert talk.ask("q", write=shown.append) == "".join(shown) == answer
+        assert talk.messages[2 * turn - 1] == {"role": "assistant", "content": answer}
+
+
 def test_an_export_has_the_template_and_can_be_started_from(tuned, conversations, tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
     exported = tmp_path / "exported"
