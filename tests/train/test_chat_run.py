@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -234,6 +235,15 @@ def test_a_full_context_forgets_the_first_turns(tuned, monkeypatch, capsys):
     said = chat(tuned, "say loop\nblock\nround\nnorm\nscale\n", monkeypatch, capsys)
     assert len(said.out.splitlines()) == 5
     assert "turns are forgotten" in said.err
+
+
+def test_a_terminal_is_shown_escapes_of_the_model_wherever_the_questions_come_from(
+    tuned, monkeypatch, capsys
+):
+    monkeypatch.setattr(Conversation, "ask", lambda self, question, *, write: write("\x1b[2J"))
+    assert chat(tuned, "hi\n", monkeypatch, capsys).out == "\x1b[2J\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert chat(tuned, "hi\n", monkeypatch, capsys).out == "\\x1b[2J\n"
 
 
 def test_ctrl_c_ends_cleanly(tuned, monkeypatch, capsys):
