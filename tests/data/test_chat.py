@@ -261,10 +261,12 @@ def test_a_description_that_does_not_fit_is_refused(file, change, message):
         ChatSet.open(chat.folder)
 
 
-def test_bounds_that_cut_no_conversations_are_refused(file):
+# The differences of the second one overflow, to positive numbers.
+@pytest.mark.parametrize("crafted", [[9, 5, 20], [2**62, 2**63 - 1, -(2**62)]])
+def test_bounds_that_cut_no_conversations_are_refused(file, crafted):
     chat = make(file)
     bounds = np.array(chat.train.bounds)
-    bounds[1], bounds[2] = bounds[2], bounds[1]
+    bounds[1:4] = crafted
     np.save(chat.folder / "train_bounds.npy", bounds)
     with pytest.raises(ValueError, match=r"train_bounds\.npy does not cut"):
         ChatSet.open(chat.folder)
