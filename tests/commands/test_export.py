@@ -13,20 +13,24 @@ from safetensors.torch import load_file, save_file
 import deeploop
 from deeploop.cli import main
 from deeploop.commands import export
+from deeploop.data.bpe import find_tokenizer
+from deeploop.data.chat_template import DEFAULT, encode_segments, find_template
 from deeploop.data.iterate.examples import held_out
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.eval.generation import generate
 from deeploop.files import lock_folder
+from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.rundir import load_iterate
 from iterate_runs import make_iterate_config
+from llama_family import save_tokenizer
 
 pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import deeploop.models.hf
 
@@ -231,3 +235,18 @@ def test_weights_that_are_not_finite_are_not_exported(config, refused, tmp_path)
     for command in (["validate", str(copy)], ["generate", str(copy), "--prompt", "x"]):
         assert main(command) == 2
     assert not (copy / "validation.json").exists()
+
+
+def test_an_exported_chat_of_a_pretrained_tokenizer_ends_answers_as_in_training(tmp_path):
+    tokenizer = find_tokenizer(str(save_tokenizer(tmp_path / "tokenizer")))
+    shape = {"blocks": 1, "rounds": 2, "width": 16, "heads": 2, "hidden": 16, "context": 32}
+    model = LoopedGPT(GPTConfig(**shape, vocabulary=tokenizer.vocabulary))
+    export.save_model(model, tokenizer, tmp_path / "out", DEFAULT)
+    end, named = tokenizer.end_of_text, 1  # <s> and </s>
+    assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [named, end]
+    messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "loops"}]
+    trained, _ = encode_segments(find_template("default").segments(messages), tokenizer)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = theirs.apply_chat_template(messages, tokenize=False)
+    assert text.removesuffix("\n") == theirs.decode(trained)
+    assert trained[-1] == end

@@ -10,7 +10,7 @@ import pytest
 from deeploop.commands.prepare import main as prepare
 from deeploop.data.chat import ChatSet, ChatSplit, cut_at_front, prepare_chat, read_conversations
 from deeploop.data.chat_loader import ChatLoader, held_out_rows, pack_rows
-from deeploop.data.chat_template import CHATML, END, ChatTemplate, encode_segments, find_template
+from deeploop.data.chat_template import CHATML, END, ChatTemplate, encode_segments, find_template, guarded
 from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
 from deeploop.data.tokenizers import get_tokenizer
 
@@ -110,6 +110,20 @@ def test_markers_of_a_pretrained_tokenizer_are_tokens_but_not_in_a_message(pretr
         find_template("tokenizer", BYTES)
 
 
+@pytest.mark.parametrize(("words", "message"), [(["東"], "a東東b"), (["<a>", "a>x"], "<a>x<a><a>x")])
+def test_short_and_overlapping_special_words_in_a_message_are_plain_text(pretrained, words, message):
+    engine = pytest.importorskip("tokenizers").Tokenizer.from_str(pretrained.text)
+    engine.add_special_tokens(words)
+    tokenizer = PretrainedTokenizer(engine.to_str(), pretrained.settings)
+    template = ChatTemplate("{% for m in messages %}" + words[0] + "{{ m.content }}{% endfor %}", "marks")
+    messages = guarded(said(message, message), tokenizer)
+    tokens, _ = encode_segments(template.segments(messages), tokenizer)
+    special = tokenizer.special_tokens
+    marks = [token for token in tokens.tolist() if token in special.values()]
+    assert marks == [special["<|endoftext|>"], *[special[words[0]]] * 2, special["<|endoftext|>"]]
+    assert tokenizer.decode([t for t in tokens.tolist() if t not in special.values()]) == message * 2
+
+
 def read_lines(folder, rows):
     return list(read_conversations(write_lines(folder / "x.jsonl", rows)))
 
@@ -144,6 +158,8 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, row, message):
         ("{{ messages.nothing.at.all }}", "fails"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails .*unsafe"),
         ("{% for i in range(99999999) %}x{% endfor %}", "fails"),
+        ("{{ 'a' * 30000000 }}", r"fails \(a power, or a product above 16,777,216\)"),
+        ("{{ [0] * (9 ** 9) }}", r"fails \(a power, or a product"),
         ("always the same", "leaves the answers out"),
         ("{{ messages|length }}", "does not only add text from message to message"),
     ],
@@ -247,10 +263,12 @@ def test_a_description_that_does_not_fit_is_refused(file, change, message):
         ChatSet.open(chat.folder)
 
 
-def test_bounds_that_cut_no_conversations_are_refused(file):
+# The differences of the second one overflow, to positive numbers.
+@pytest.mark.parametrize("crafted", [[9, 5, 20], [2**62, 2**63 - 1, -(2**62)]])
+def test_bounds_that_cut_no_conversations_are_refused(file, crafted):
     chat = make(file)
     bounds = np.array(chat.train.bounds)
-    bounds[1], bounds[2] = bounds[2], bounds[1]
+    bounds[1:4] = crafted
     np.save(chat.folder / "train_bounds.npy", bounds)
     with pytest.raises(ValueError, match=r"train_bounds\.npy does not cut"):
         ChatSet.open(chat.folder)

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
 from deeploop.data.bpe import find_tokenizer, load_tokenizer, tokenizer_files, vocabulary_fits
@@ -73,6 +74,14 @@ def test_a_damaged_file_is_one_line(text, tmp_path):
     with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer that can be used") as caught:
         find_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_text_that_it_has_no_word_for_is_one_line():
+    engine = Tokenizer(models.WordLevel({"<s>": 0, "the": 1}, unk_token="<unk>"))
+    found = PretrainedTokenizer(engine.to_str(), {"bos_token": "<s>"})
+    assert found.encode("the") == [1]
+    with pytest.raises(ValueError, match=r"^tokenizer hf:2:\w+: can't encode the text \(.*\)$"):
+        found.encode("loop")
 
 
 def test_pieces_of_sentencepiece_are_bytes(tmp_path):

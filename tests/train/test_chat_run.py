@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,19 +11,21 @@ import torch
 
 from deeploop.cli import main
 from deeploop.commands import validate
+from deeploop.commands.train import with_model_of_run
 from deeploop.data.chat import prepare_chat
 from deeploop.data.chat_template import find_template
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.conversation import Conversation
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.recipes import get_recipe
 from deeploop.report.runs import read_run
 from deeploop.train.chat import ChatDataConfig, ChatTask
 from deeploop.train.config import ChatTrainConfig
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load, load_model
+from deeploop.train.rundir import load, load_model, write_config
 
 WORDS = "loop block round norm scale depth stream token".split()  # noqa: SIM905
 
@@ -144,6 +147,23 @@ def test_the_model_is_that_of_the_run(tuned, base):
     assert read_run(tuned).unit == "token"  # of answers
 
 
+def test_rounds_and_gate_are_those_of_the_run_and_the_mean_does_not_rise_anew(base, make_config, tmp_path):
+    parts = {"context": 128, "injection": "add", "exit_gate": True, "block": "flat"}
+    config = make_config(
+        tmp_path / "gated",
+        model=parts,
+        rounds={"backprop": 2, "ramp": "linear"},
+        gate={"stage": "gate-only"},
+        init_from=base,
+    )
+    config.out.mkdir()
+    (config.out / "run.json").write_bytes((base / "run.json").read_bytes())
+    write_config(config)
+    found = with_model_of_run(get_recipe("chat"), ["--init-from", str(config.out)])
+    assert (found.model, found.gate) == (config.model, config.gate)
+    assert found.rounds == replace(config.rounds, ramp="off")
+
+
 def test_stop_and_resume_is_the_uninterrupted_run(make_chat):
     whole, halves = make_chat("whole"), make_chat("halves")
     train(whole, quiet=True)
@@ -219,6 +239,15 @@ def test_a_full_context_forgets_the_first_turns(tuned, monkeypatch, capsys):
     assert "turns are forgotten" in said.err
 
 
+def test_a_terminal_is_shown_escapes_of_the_model_wherever_the_questions_come_from(
+    tuned, monkeypatch, capsys
+):
+    monkeypatch.setattr(Conversation, "ask", lambda self, question, *, write: write("\x1b[2J"))
+    assert chat(tuned, "hi\n", monkeypatch, capsys).out == "\x1b[2J\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert chat(tuned, "hi\n", monkeypatch, capsys).out == "\\x1b[2J\n"
+
+
 def test_ctrl_c_ends_cleanly(tuned, monkeypatch, capsys):
     def interrupt(self, question, *, write):
         raise KeyboardInterrupt
@@ -246,6 +275,35 @@ def test_the_cache_gives_what_reading_everything_anew_gives():
         drawn = tokens[-20:]
         assert logits[-21:-1].argmax(-1).tolist() == drawn
     assert calls.count(1) >= 3 * 19 - 3  # token by token, and a prompt in one piece each
+
+
+@pytest.mark.parametrize(
+    ("drawn", "answer"),
+    [
+        ("hi<|im_end|>", "hi"),
+        ("a<|im_b<|im_end|>", "a<|im_b"),
+        ("<|im_end|>c", "<|im_end|>c"),
+        ("<|im", "<|im"),
+    ],
+)
+def test_what_the_template_writes_behind_an_answer_is_not_part_of_it(drawn, answer, monkeypatch):
+    tokenizer = get_tokenizer("bytes")
+    shape = {
+        "blocks": 1,
+        "rounds": 1,
+        "width": 16,
+        "heads": 2,
+        "hidden": 16,
+        "vocabulary": 257,
+        "context": 400,
+    }
+    tokens = iter([*tokenizer.encode(drawn), tokenizer.end_of_text] * 2)
+    monkeypatch.setattr("deeploop.eval.conversation.draw", lambda *_: next(tokens))
+    talk = Conversation(LoopedGPT(GPTConfig(**shape)).eval(), tokenizer, find_template("chatml"))
+    for turn in (1, 2):
+        shown = []
+        assert talk.ask("q", write=shown.append) == "".join(shown) == answer
+        assert talk.messages[2 * turn - 1] == {"role": "assistant", "content": answer}
 
 
 def test_an_export_has_the_template_and_can_be_started_from(tuned, conversations, tmp_path, capsys):

@@ -127,6 +127,20 @@ def test_a_last_phase_that_the_epochs_do_not_have_is_refused(mixed, corpora):
         train(mixed(data=data, optim={"steps": 100}))
 
 
+def test_phases_that_the_epochs_have_only_together_are_refused_before_the_first_step(
+    mixed, corpora, tmp_path
+):
+    """The first phase lacks windows, or leaves the last one too few."""
+    data = {"mix_last": (f"{corpora / 'low'}=1",), "mix_last_share": 0.3, "max_epochs": (1,)}
+    message = r"data\.max_epochs=1 1: every corpus that is drawn has had them after [\d,]+ sequences"
+    with pytest.raises(ValueError, match=message):
+        train(mixed(low=0, high=1, data=data, optim={"steps": 20}))
+    data["mix_last"] = (f"{corpora / 'high'}=1",)
+    with pytest.raises(ValueError, match=message):
+        train(mixed(low=0.3, high=0.7, data=data, optim={"steps": 20}))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_last_phase_on_other_weights(mixed, corpora, capsys):
     data = {"mix_last": (f"{corpora / 'high'}=1",), "mix_last_share": 0.5}
     whole = mixed("a", low=1, high=0, data=data, optim={"steps": 8})

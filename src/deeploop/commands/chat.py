@@ -57,11 +57,12 @@ def template_of(run: Path) -> ChatTemplate:
     return read_template(path)
 
 
-def talk(conversation: Conversation, questions: Iterator[str], *, on_terminal: bool) -> None:
+def talk(conversation: Conversation, questions: Iterator[str]) -> None:
     """Answers question after question until they end, or /quit."""
+    is_shown = sys.stdout.isatty()  # wherever the questions come from
 
     def write(piece: str) -> None:
-        print(printable(piece, "\n\t") if on_terminal else piece, end="", flush=True)
+        print(printable(piece, "\n\t") if is_shown else piece, end="", flush=True)
 
     for line in questions:
         question = line.strip()
@@ -110,7 +111,7 @@ def main(arguments: list[str]) -> int:
         )
         if on_terminal:
             print(f"{args.run}: {HELP}", file=sys.stderr)
-        talk(conversation, lines_of_stdin(on_terminal=on_terminal), on_terminal=on_terminal)
+        talk(conversation, lines_of_stdin(on_terminal=on_terminal))
     if on_terminal:
         print(flush=True)
     return 0

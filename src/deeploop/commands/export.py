@@ -122,11 +122,18 @@ def save_model(
         face.save_pretrained(folder)
         return
     theirs = to_transformers(tokenizer, context=model.config.context)
-    special = {f"{name}_token_id": getattr(theirs, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    face.generation_config = GenerationConfig(**special)
+    # A pretrained tokenizer may name another end than the one that documents and answers were trained with.
+    ends = [own for own in dict.fromkeys((theirs.eos_token_id, tokenizer.end_of_text)) if own is not None]
+    face.generation_config = GenerationConfig(
+        bos_token_id=theirs.bos_token_id,
+        eos_token_id=ends if len(ends) > 1 else ends[0],
+        pad_token_id=theirs.pad_token_id,
+    )
     face.save_pretrained(folder)
     if template is not None:
         theirs.chat_template = template
+        # What the template calls bos_token and eos_token was end-of-text in training.
+        theirs.bos_token = theirs.eos_token = theirs.convert_ids_to_tokens(tokenizer.end_of_text)
     theirs.save_pretrained(folder)
 
 

@@ -72,14 +72,15 @@ def main(arguments: list[str]) -> int:
 
 
 def with_model_of_run(base: ChatTrainConfig, words: list[str]) -> ChatTrainConfig:
-    """The recipe with the model and the rounds of the run that the words name to start from."""
+    """The recipe with the model, the rounds and the gate of the run that the words name to start from."""
     run, _ = take_value([word.replace("--init_from", INIT_FROM) for word in words], INIT_FROM)
     if run is None:
         return base
     if is_export(Path(run)):
         return replace(base, model=read_export(Path(run)), init_from=Path(run))
     config = load_config(Path(run))
-    return replace(base, model=config.model, rounds=config.rounds, init_from=Path(run))
+    rounds = replace(config.rounds, ramp="off")  # the model has had its rise to the mean
+    return replace(base, model=config.model, rounds=rounds, gate=config.gate, init_from=Path(run))
 
 
 def preview(config: AnyTrainConfig, source: str) -> int:

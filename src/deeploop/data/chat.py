@@ -347,8 +347,9 @@ def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
 def _check_split(folder: Path, name: str, split: ChatSplit, vocabulary: int) -> None:
     bounds, tokens = split.bounds, split.tokens
     whole = len(bounds) > 1 and bounds[0] == 0 and bounds[-1] == len(tokens) == len(split.answers)
+    inside = whole and bounds.min() == 0 and bounds.max() == len(tokens)  # so that differences can't overflow
     # Of two tokens at least, the second of which may be an answer.
-    if not whole or np.diff(bounds).min() < 2:
+    if not inside or np.diff(bounds).min() < 2:
         raise ValueError(f"{folder}: {name}_bounds.npy does not cut its tokens into conversations")
     if (most := int(tokens.max())) >= vocabulary:
         raise ValueError(

@@ -6,7 +6,7 @@ conversation, so any template will do that only ever adds text behind what it ha
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ Message = dict[str, str]  # role and content
 Segment = tuple[str, bool]  # text, and whether it is an answer
 
 ROLES = ("system", "user", "assistant")
-# No characters, so no text holds them: END stands for end-of-text while rendering, GUARD breaks words up.
+# No characters, so no text holds them: END stands for end-of-text while rendering, and no special word
+# begins behind GUARD.
 END, GUARD = "\ufdd0", "\ufdd1"
 LARGEST_TEMPLATE = 2**20
 LARGEST_TEXT = 2**24
@@ -51,20 +52,9 @@ class ChatTemplate:
     """A template that was compiled; `name` is what errors call it."""
 
     def __init__(self, text: str, name: str) -> None:
-        from jinja2 import TemplateError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def raise_exception(message: str) -> None:
-            raise TemplateError(message)
-
         self.text, self.name = text, name
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.globals["raise_exception"] = raise_exception
         try:
-            self._template = environment.from_string(text)
+            self._template = _environment().from_string(text)
         except Exception as error:  # whatever a stranger's template brings up in Jinja
             raise ValueError(f"template {name}: not a Jinja template ({_one_line(error)})") from None
 
@@ -108,6 +98,30 @@ class ChatTemplate:
                 "can't be told from the rest; take one that does, such as default"
             )
         return text[len(done) :]
+
+
+def _environment() -> Any:
+    """Jinja's sandbox as transformers sets it up, without powers and large products."""
+    from jinja2 import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(("*", "**"))  # which are then not computed while compiling, either
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            """A product, of numbers or of text and a number, if its factors say that it is small."""
+            sizes = [len(own) if hasattr(own, "__len__") else abs(own) for own in (left, right)]
+            if operator == "**" or sizes[0] * sizes[1] > LARGEST_TEXT:
+                raise TemplateError(f"a power, or a product above {LARGEST_TEXT:,}")
+            return super().call_binop(context, operator, left, right)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.globals["raise_exception"] = raise_exception
+    return environment
 
 
 def find_template(asked: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
@@ -181,12 +195,16 @@ def encode_text(text: str, tokenizer: Tokenizer) -> np.ndarray:
     dtype = token_dtype(tokenizer.vocabulary)
     special = {END: tokenizer.end_of_text, **special_tokens(tokenizer)}
     parts = [np.empty(0, dtype)]
-    for piece in re.split(f"({'|'.join(map(re.escape, special))})", text):
-        if piece in special:
+    for number, piece in enumerate(re.split(f"(?<!{GUARD})({_any_of(special)})", text)):
+        if number % 2:  # what the pattern matched
             parts.append(np.array([special[piece]], dtype))
         elif piece := piece.replace(GUARD, ""):
             parts.append(tokenizer.encode_array(piece))
     return np.concatenate(parts)
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return "|".join(map(re.escape, words))
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
@@ -195,15 +213,11 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def guarded(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:
-    """The messages with special words broken up by GUARD: what a person writes is plain text."""
+    """The messages with GUARD before every special word: what a person writes is plain text."""
     if not (special := special_tokens(tokenizer)):
         return list(messages)
-    word = re.compile("|".join(map(re.escape, special)))
-
-    def guard(text: str) -> str:
-        return word.sub(lambda found: found[0][0] + GUARD + found[0][1:], text)
-
-    return [{**message, "content": guard(message["content"])} for message in messages]
+    start = re.compile(f"(?={_any_of(special)})")  # looks ahead, so that words which overlap are all found
+    return [{**message, "content": start.sub(GUARD, message["content"])} for message in messages]
 
 
 def _one_line(error: Exception) -> str:

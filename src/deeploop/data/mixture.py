@@ -20,6 +20,7 @@ from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import TokenLoader, Tokens, read_windows
 from deeploop.data.tokenizers import Tokenizer
 
+SKIPPED_AT_ONCE = 2**16  # sequences
 MIXTURE = 0x6D69  # tells the draws of corpora from others of the same seed
 
 
@@ -191,6 +192,14 @@ class MixtureLoader:
             rows = np.flatnonzero(chosen == number)
             inputs[rows], targets[rows] = read_windows(stream, self._context, starts[rows])
         return inputs, targets
+
+    def skip(self, sequences: int) -> None:
+        """Goes on by so many sequences without reading them; ValueError where the epochs do not have them."""
+        while sequences:
+            count = min(sequences, SKIPPED_AT_ONCE)
+            for number, taken in enumerate(np.bincount(self.choose(count)).tolist()):
+                self._orders[number].skip(taken)
+            self._drawn, sequences = self._drawn + count, sequences - count
 
     def choose(self, count: int) -> np.ndarray:
         """The number of the stream that each of the next `count` sequences comes from."""

@@ -74,7 +74,10 @@ class PretrainedTokenizer:
     def encode(self, text: str) -> list[int]:
         if not text.isascii():
             text = utf8(text).decode()
-        ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the engine raises that very class
+            raise ValueError(f"tokenizer {self.name}: can't encode the text ({error!s:.200})") from None
         return ids
 
     def encode_array(self, text: str) -> np.ndarray:

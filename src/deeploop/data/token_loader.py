@@ -78,10 +78,17 @@ class TokenLoader:
             order = permute(np.arange(self._position, self._position + take), windows, keys)
             parts.append(offset + self._context * order)
             count -= take
-            self._position += take
+            self.skip(take)
+        return np.concatenate(parts)
+
+    def skip(self, count: int) -> None:
+        """Goes on as `take` does, without the windows."""
+        while count:
+            windows = self._epoch_order(self._epoch)[1]
+            step = min(count, windows - self._position)
+            count, self._position = count - step, self._position + step
             if self._position == windows:
                 self._epoch, self._position = self._epoch + 1, 0
-        return np.concatenate(parts)
 
     def windows_before(self, epochs: int, at_most: int) -> int:
         """Windows until so many epochs are over, or `at_most`."""

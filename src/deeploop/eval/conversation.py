@@ -11,6 +11,8 @@ import torch
 
 from deeploop.data.chat import cut_at_front
 from deeploop.data.chat_template import (
+    END,
+    GUARD,
     ChatTemplate,
     Message,
     Segment,
@@ -56,7 +58,9 @@ class Conversation:
         """The answer, written piece by piece as it is drawn."""
         messages = [*self.messages, _message("user", question)]
         self._add_question(messages)
-        answer = self._draw_answer(write)
+        text = TextBeforeTail(self._tail(), write)
+        self._draw_answer(text.add)
+        answer = text.end()
         self.messages.append(_message("assistant", answer))
         return answer
 
@@ -95,11 +99,17 @@ class Conversation:
         context = self._model.config.context
         return len(tokens) + min(self._max_tokens, max(1, context // 4)) <= context + 1
 
+    def _tail(self) -> str:
+        """What the template writes between an answer and its end, as the tokens of it read."""
+        messages = [*guarded(self.messages, self._tokenizer), {"role": "assistant", "content": GUARD}]
+        _, mark, tail = self._template.segments(messages)[-1][0].removesuffix(END).rpartition(GUARD)
+        tokens = encode_text(tail if mark else "", self._tokenizer).tolist()
+        return b"".join(map(self._tokenizer.token_bytes, tokens)).decode(errors="replace")
+
     @torch.inference_mode()
-    def _draw_answer(self, write: Callable[[str], object]) -> str:
+    def _draw_answer(self, write: Callable[[str], object]) -> None:
         end, device = self._tokenizer.end_of_text, next(self._model.parameters()).device
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        pieces: list[str] = []
         for _ in range(min(self._max_tokens, self._model.config.context - len(self._tokens) + 1)):
             new = torch.tensor([self._tokens[self._cache.length :]], device=device)
             states = self._model(new, cache=self._cache).states
@@ -107,13 +117,34 @@ class Conversation:
             self._tokens.append(token)
             if token == end:
                 break
-            pieces.append(decoder.decode(self._tokenizer.token_bytes(token)))
-            write(pieces[-1])
-        pieces.append(decoder.decode(b"", final=True))
-        write(pieces[-1])
+            write(decoder.decode(self._tokenizer.token_bytes(token)))
+        write(decoder.decode(b"", final=True))
         if self._tokens[-1] != end:  # an answer that was cut off ends all the same
             self._tokens.append(end)
-        return "".join(pieces)
+
+
+class TextBeforeTail:
+    """Writes text as it comes, but for a tail at its end: what may become one is held back."""
+
+    def __init__(self, tail: str, write: Callable[[str], object]) -> None:
+        self._tail, self._write = tail, write
+        self._written = self._held = ""
+
+    def add(self, piece: str) -> None:
+        text, tail = self._held + piece, self._tail
+        at = next(at for at in range(len(text) + 1) if tail.startswith(text[at:]))
+        self._pass(text[:at])
+        self._held = text[at:]
+
+    def end(self) -> str:
+        """All of the text, without its tail."""
+        if self._held != self._tail:
+            self._pass(self._held)
+        return self._written
+
+    def _pass(self, text: str) -> None:
+        self._write(text)
+        self._written += text
 
 
 def _message(role: str, content: str) -> Message:

@@ -398,9 +398,19 @@ def make_loader(config: "TrainConfig", mixture: Mixture, world: World) -> Loader
         return TokenLoader(streams[0], **settings)
     check_epochs(config, mixture)
     switch = mixture.switch(config.optim.steps) * config.optim.batch if mixture.last_share else None
-    return MixtureLoader(
-        streams, mixture.first, last=mixture.last, switch=switch, max_epochs=config.data.epochs, **settings
+    make = partial(
+        MixtureLoader,
+        streams,
+        mixture.first,
+        last=mixture.last,
+        switch=switch,
+        max_epochs=config.data.epochs,
+        **settings,
     )
+    if any(config.data.epochs) and mixture.last_share:
+        # What the first phase leaves for the last one is up to the draws, which the seed alone decides.
+        make().skip(config.optim.steps * config.optim.batch)
+    return make()
 
 
 def check_epochs(config: "TrainConfig", mixture: Mixture) -> None:
