@@ -53,6 +53,7 @@ def damaged(corpus, tmp_path):
     [
         ("fly", "command 'fly': unknown; choose one of plan, recommend, prepare, data, inspect, "),
         ("train gpt3", "recipe 'gpt3': unknown; choose one of gpt2-small, gpt2-medium, tiny"),
+        ("train tinny", "recipe 'tinny': unknown; perhaps tiny"),
         ("train --out runs/mine", "--out: the recipe comes first; choose one of gpt2-small, "),
         ("train --resume --out runs/mine", "--resume: names nothing; give --resume RUN, or a recipe as the "),
         ("train --config", "--config: names nothing; give --config FILE, or a recipe as the first word"),
@@ -100,6 +101,12 @@ def test_a_mistake_is_one_line(refused, arguments, message):
         ("train tiny --steps 3", ["perhaps you meant --optim.steps"]),
         ("train tiny --batch-size 3", ["perhaps you meant --optim.batch"]),
         ("train tiny --model.rounds three", ["--model.rounds", "three"]),
+        ("train tiny --model.rounds 1.5e0", ["--model.rounds: 1.5e0: must be a whole number, such as 1000"]),
+        (
+            "recommend --blocks 4 --rounds 8 --width 9 --tokens x",
+            ["Error parsing --tokens: x: must be a whole number"],
+        ),
+        ("recommend --blocks 4 --rounds 8 --width 384 --tokens 1e12", ["tokens=1000000000000: "]),
         ("train tiny --optim.peak-lr fast", ["--optim.peak-lr", "fast"]),
         ("train tiny --model.block sideways", ["--model.block", "sideways", "prenorm"]),
         ("train tiny --model.rounds", ["--model.rounds"]),

@@ -106,8 +106,10 @@ def test_text_in_text_out(config, folder):
     assert model.generation_config.eos_token_id == ours.end_of_text
 
 
-def test_bfloat16_halves_the_weights(config, folder, tmp_path):
-    assert main(["export", str(config.out), str(tmp_path / "half"), "--dtype", "bfloat16"]) == 0
+def test_bfloat16_halves_the_weights(config, folder, tmp_path, capsys):
+    more = ["--dtype", "bfloat16", "--context", "999"]
+    assert main(["export", str(config.out), str(tmp_path / "half"), *more]) == 0
+    assert f"context 999: more than the {config.model.context} tokens" in capsys.readouterr().out
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
     whole, half = ((f / "model.safetensors").stat().st_size for f in (folder, tmp_path / "half"))
     assert half == pytest.approx(whole / 2, rel=0.05)

@@ -174,6 +174,8 @@ def test_a_template_that_fails_is_one_line(file, text, message):
 
 
 def test_a_template_that_is_not_there():
+    with pytest.raises(ValueError, match=r"template mine\.jinja: no such file; must be default, chatml"):
+        find_template("mine.jinja")
     with pytest.raises(ValueError, match="template nowhere: must be default, chatml, tokenizer, or a file"):
         find_template("nowhere")
 
@@ -346,7 +348,10 @@ def test_the_command_prints_what_was_kept(file, capsys):
     prepare([*words[:3], "shipped", "--out", str(file.parent / "run")])
     assert ChatSet.open(file.parent / "run").facts["settings"]["context"] == 128
     prepare([*words, "--context", "40"])
-    assert "cut at the front" in capsys.readouterr().out
+    assert (
+        "train: 38 conversations, 1,177 tokens (7% in answers); validation: 2, 62 tokens; "
+        "38 shortened, none left out\n"
+    ) in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"must be bytes, gpt2"):
         prepare([*words[:3], "nowhere"])
     with pytest.raises(ValueError, match="unknown kind of file"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -300,6 +301,17 @@ def test_a_text_command_that_fails_leaves_no_folder(tmp_path):
     with pytest.raises(ValueError, match="nothing left for validation"):
         run(PrepareText(paths=(tmp_path / "a.jsonl",), field="body", out=tmp_path / "out", tokenizer="bytes"))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_text_command_says_that_files_were_cut(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("line\n" * 500)
+    (tmp_path / "c.jsonl").write_text('{"text": "a line"}\n' * 20)
+    common = {"out": tmp_path / "one", "tokenizer": "bytes"}
+    said = run(PrepareText(paths=(tmp_path / "a.txt", tmp_path / "b.txt"), **common))
+    assert re.search(r": \d\d documents \(pieces of 2 text files\) of a\.txt, b\.txt \(2 files, ", said)
+    said = run(PrepareText(paths=(tmp_path / "c.jsonl",), **common | {"out": tmp_path / "two"}))
+    assert "20 documents of c.jsonl" in said
 
 
 def test_text_command_takes_several_paths():

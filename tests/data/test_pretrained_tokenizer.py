@@ -44,8 +44,15 @@ def test_it_is_kept_in_a_corpus_and_given_back(tokenizer, tmp_path):
     corpus = prepare(texts, tokenizer, tmp_path / "c", validation_tokens=10, source="x")
     corpus.verify()
     kept = Corpus.open(tmp_path / "c").tokenizer()
+    kept_json = json.loads(kept.text)
     assert kept.name == tokenizer.name == corpus.tokenizer_name
     to_transformers(kept, context=64).save_pretrained(tmp_path / "out")
+    exported = find_tokenizer(str(tmp_path / "out"))  # which has a pad_token too
+    assert exported.name != kept.name
+    assert exported.reads_as(kept)
+    for change in ({"added_tokens": kept_json["added_tokens"][:2]}, {"decoder": None}):
+        assert not PretrainedTokenizer(json.dumps(kept_json | change), kept.settings).reads_as(kept)
+    assert not PretrainedTokenizer(kept.text, {"bos_token": "</s>"}).reads_as(kept)
     found = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert found("the loops </s>").input_ids == [*tokenizer.encode("the loops "), 1]
     assert found.apply_chat_template([{"role": "user", "content": "the"}], tokenize=False) == "<user>the</s>"

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from deeploop.models import AdaptiveDepth, ExitRule, GPTConfig, LoopedGPT
+from deeploop.nn.documents import document_bounds
 
 CONFIG = GPTConfig(blocks=2, rounds=6, width=16, heads=2, hidden=24, vocabulary=50, context=24)
 RULES = [ExitRule("change", 0.25), ExitRule("kl", 0.05), ExitRule("gate", 0.7)]
@@ -37,6 +38,15 @@ def model(request):
 @pytest.fixture
 def tokens():
     return torch.randint(50, (3, 20), generator=torch.Generator().manual_seed(2))
+
+
+def test_documents_that_are_kept_apart_are_those_of_the_plain_model(model, tokens):
+    starts = torch.zeros(tokens.shape, dtype=torch.bool)
+    starts[0, 7] = starts[2, 3] = starts[2, 11] = True
+    bounds = document_bounds(starts)
+    adaptive = AdaptiveDepth(model, ExitRule("change", 0.0))
+    output, expected = adaptive(tokens, documents=bounds), model(tokens, documents=bounds)
+    torch.testing.assert_close(output.states, expected.states, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("criterion", ["change", "kl"])
@@ -155,7 +165,7 @@ def test_what_a_model_has_not_is_an_error_of_one_line():
         AdaptiveDepth(plain, ExitRule("gate", 0.5))
     with pytest.raises(ValueError, match=r"^adaptive=kl: is for models with model.coda=0, this one has 1"):
         AdaptiveDepth(coda, ExitRule("kl"))
-    with pytest.raises(ValueError, match=r"^threshold=1.5: must be 0 to 1 of a gate"):
+    with pytest.raises(ValueError, match=r"^threshold=1.5: must be 0 .one round. to 1 .all. of a gate"):
         ExitRule("gate", 1.5)
 
 

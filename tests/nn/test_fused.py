@@ -257,11 +257,12 @@ def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
     model.recompute = "round"
     blocks, options = model.run_rounds(x, rotary, None, None)
     assert blocks == list(model.blocks)
-    assert options == {"documents": None, "rounds": 3, "recompute": True, "inject": None}
+    assert options == {"documents": None, "rounds": 3, "recompute": True, "ends": True, "inject": None}
     injected = LoopedGPT(replace(config, injection="add"))
     assert fused.install_rounds(injected)
     _, options = injected.run_rounds(x, rotary, None, None, None, 2 * x, range(1, 3))
-    assert options["rounds"] == 2
+    assert (options["rounds"], options["ends"]) == (2, True)
+    assert injected.run_rounds(x, rotary, None, None, None, 2 * x, range(1))[1]["ends"] is False
     torch.testing.assert_close(options["inject"](x), 3 * x)
     assert model.run_rounds(x, rotary, documents, None)[1]["documents"] is documents
     assert isinstance(model.run_rounds(x, rotary, mask, None), torch.Tensor)

@@ -9,10 +9,14 @@ import pytest
 from deeploop.cli import main
 from deeploop.commands.runs import RunsArgs, run
 from deeploop.report import sweeps
-from deeploop.report.runs import differing, find_runs, read_history, read_run
+from deeploop.report.packed import opened
+from deeploop.report.runs import DEFINING, LATER_FIELDS, differing, find_runs, flatten, read_history, read_run
+from deeploop.train.config import TrainConfig, to_dict
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics, stream_back
 from run_folders import write_run, write_sweep
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def listed(*folders, **more):
@@ -242,3 +246,12 @@ def test_the_default_folder(tmp_path, monkeypatch, capsys):
     assert main(["runs"]) == 0
     assert "mine" in capsys.readouterr().out
     assert RunsArgs().folders == (Path("runs"),)
+
+
+def test_fields_that_older_configs_do_not_say_have_their_defaults():
+    """So that a run of an older version and one of this are the same set-up where nothing else differs."""
+    now = flatten(to_dict(TrainConfig()))
+    assert {name: now[name] for name in LATER_FIELDS} == LATER_FIELDS
+    old = opened(RESULTS / "rules" / next(iter(sweeps.read_sweep(RESULTS / "rules").cells))) / "config.json"
+    known = set(flatten(json.loads(old.read_text()))) | set(LATER_FIELDS)
+    assert {name for name in now if name.startswith(DEFINING)} - known == set()

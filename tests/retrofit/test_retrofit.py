@@ -86,7 +86,8 @@ def test_layers_are_dropped(folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--core", "4-9"], "core=4-9: must be layers from 0 to 5, the lower one first"),
+        (["--core", "4-9"], "core=4-9: the source has 6 layers, 0 to 5"),
+        (["--core", "9-3"], "core=9-3: the lower layer comes first: 3-9"),
         (["--core", "2-3", "--prelude", "0-2"], "prelude and core overlap or are out of order: 0-2 and 2-3"),
         (["--core", "2-3", "--coda", "3-5"], "core and coda overlap or are out of order: 2-3 and 3-5"),
         (["--core", "two"], "core=two: must be layers such as 8-15, or none"),
@@ -110,6 +111,7 @@ def test_suggest_ranks_the_cores_and_dry_run_counts(folder, corpus, capsys):
     assert main(words) == 0
     out = capsys.readouterr().out
     losses = [float(line.split()[3]) for line in out.splitlines() if line.startswith("    ") and "-" in line]
+    assert out.splitlines()[-1].endswith(f" --data {corpus} --context 1024 --out runs/retrofit")
     assert len(losses) == 5
     assert losses == sorted(losses)
     source, layers = open_source(folder), choose_layers(6, "2-3")
@@ -153,9 +155,12 @@ def test_the_whole_way(folder, corpus, tmp_path, capsys):
     words = ["--core", "2-3", "--prelude", "0-1", "--coda", "4-5", "--injection", "linear", "--rounds", "2"]
     words += ["--context", "32", "--data", str(corpus)]
     assert main(["retrofit", str(folder), "--out", str(run), *words]) == 0
+    assert "deeploop prepare" not in capsys.readouterr().out  # the corpus is there
     assert main(["retrofit", str(folder), "--out", str(run), *words]) == 2  # is not empty
     assert main(["validate", str(run), "--rounds", "1", "2"]) == 0
     before = float(capsys.readouterr().out.split("2 (trained)")[1].split()[0])
+    assert main(["train", "--resume", str(run)]) == 2
+    assert f"a retrofit's start; heal it with: deeploop train --config {run}" in capsys.readouterr().err
     train = ["train", "--config", str(run / "config.json"), "--optim.batch", "4", "--optim.injection-lr", "3"]
     train += ["--optim.steps", "20", "--optim.warmup-steps", "2", "--checkpoint.every", "10", "--quiet"]
     train += ["--optim.peak-lr", "1e-3", "--data.validation-sequences", "20"]
@@ -173,7 +178,14 @@ def test_the_whole_way(folder, corpus, tmp_path, capsys):
     assert all(torch.equal(tensor, straight[name]) for name, tensor in resumed.state_dict().items())
     assert resumed.injection.weight[:, 32:].abs().max() > 0
     assert main(["generate", str(healed), "--prompt", "the", "--max-tokens", "3"]) == 0
+    longest = open_source(folder).config.context
+    assert main(["export", str(healed), str(out), "--context", str(longest + 1)]) == 2
+    assert f"must be at most {longest}, the context of the retrofit's source" in capsys.readouterr().err
     assert main(["export", str(healed), str(out), "--context", "64"]) == 0
+    assert main(["validate", str(out)]) == 2
+    assert f"{out}: is an export, not a run folder" in capsys.readouterr().err
+    assert main(["validate", str(corpus)]) == 2
+    assert f"{corpus}: is a corpus, not a run folder" in capsys.readouterr().err
     capsys.readouterr()
     tokens, found = tmp_path / "tokens.pt", tmp_path / "logits.pt"
     torch.save(TOKENS[:, :32], tokens)
@@ -203,6 +215,10 @@ def test_a_retrofit_is_fine_tuned_on_conversations(folder, corpus, tmp_path, cap
     tokenizer, tokens = find_tokenizer(str(run)), ChatSet.open(chat).train.tokens
     # Before each of two messages, where the template has it; the one in the question is plain text.
     assert (tokens == tokenizer.special_tokens["<user>"]).sum() == 2 * len(ChatSet.open(chat).train)
+    # From the export, whose tokenizer has another name, on the same conversations.
+    assert main(["export", str(run), str(tmp_path / "exported")]) == 0
+    words = f"train chat --init-from {tmp_path / 'exported'} --data.path {chat} --dry-run --device.kind cpu"
+    assert main([*words.split(), "--optim.batch", "2"]) == 0
 
 
 def test_a_corpus_of_another_vocabulary_is_one_line(folder, tmp_path, capsys):
@@ -210,6 +226,7 @@ def test_a_corpus_of_another_vocabulary_is_one_line(folder, tmp_path, capsys):
     prepare([" ".join(WORDS)] * 99, get_tokenizer("bytes"), other, validation_tokens=99, source="words")
     run = tmp_path / "run"
     assert main(["retrofit", str(folder), "--core", "2-3", "--out", str(run), "--data", str(other)]) == 0
+    assert f"--tokenizer {run} --out {other}\n" in capsys.readouterr().out
     assert main(["train", "--config", str(run / "config.json"), "--optim.batch", "1"]) == 2
     assert "holds bytes tokens" in capsys.readouterr().err
 

@@ -88,5 +88,8 @@ def test_where_the_cells_would_go_is_said(capsys, tmp_path):
         ([str(file)], "runs/sweeps/mine-own"),
         ([str(file), "--out", "there"], "there"),
     ):
-        assert main(["sweep", *words, "--dry-run"]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == f"cells  {out}"
+        assert main(["sweep", *words, "--dry-run", "--data", str(tmp_path / "none")]) == 0
+        printed = capsys.readouterr()
+        assert printed.out.splitlines()[-1] == f"cells  {out}"
+        assert printed.err.startswith(f"data.path={tmp_path / 'none'}: no such folder; ")
+        assert printed.err.count("\n") == 1

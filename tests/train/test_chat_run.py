@@ -19,6 +19,7 @@ from deeploop.eval.conversation import Conversation
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.recipes import get_recipe
+from deeploop.report.runs import read_run
 from deeploop.train.chat import ChatDataConfig, ChatTask
 from deeploop.train.config import ChatTrainConfig
 from deeploop.train.distributed import World
@@ -159,6 +160,7 @@ def test_the_model_is_that_of_the_run(tuned, base):
     assert model.config == load_model(base).config
     assert tokenizer.name == "bytes"
     assert json.loads((tuned / "run.json").read_text())["task"] == "chat"
+    assert read_run(tuned).unit == "token"  # of answers
 
 
 def test_rounds_and_gate_are_those_of_the_run_and_the_mean_does_not_rise_anew(base, make_config, tmp_path):

@@ -69,6 +69,13 @@ def test_epochs_of_the_corpus(examples, text):
     assert data == f"614,400 tokens planned, the corpus has {examples:,}: {text} epochs"
 
 
+def test_documents_kept_apart_are_said():
+    tiny = get_recipe("tiny")
+    masked = replace(tiny, data=replace(tiny.data, mask_documents=True))
+    assert lines(masked)["data"] == f"{lines(tiny)['data']}; documents kept apart"
+    assert lines(get_recipe("chat"))["data"].endswith("; conversations kept apart")
+
+
 def test_the_header_of_reasoners():
     hrm = lines(get_recipe("hrm-sudoku4-deeploop"))
     model = get_recipe("hrm-sudoku4-deeploop").model

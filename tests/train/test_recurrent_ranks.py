@@ -19,14 +19,19 @@ LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-4  # of each tensor's largest entry; measured: 1.8e-5 after six steps of Adam
 MODEL = {"prelude": 1, "coda": 1, "first_state": "noise", "block": "flat"}
 ROUNDS = {"sample": "poisson-lognormal", "backprop": 2}
-CASES = [("add", "ddp"), ("linear", "ddp"), ("linear", "fsdp"), ("gated", "fsdp")]
+CASES = [("add", "ddp"), ("linear", "ddp"), ("linear", "fsdp"), ("gated", "fsdp"), ("gate", "fsdp")]
 
 
 @pytest.fixture(scope="module")
 def folder(make_config, tmp_path_factory):
     folder, jobs = tmp_path_factory.mktemp("ranks"), []
-    for injection in ("add", "linear", "gated"):
+    for injection in ("add", "linear", "gated", "gate"):
         settings = {"model": MODEL | {"injection": injection}, "rounds": ROUNDS}
+        if injection == "gate":  # an exit gate, which wants all rounds in the graph
+            settings = {
+                "model": MODEL | {"injection": "add", "exit_gate": True},
+                "rounds": {"sample": "uniform"},
+            }
         train(make_config(folder / injection, **settings))
         for parallel in [parallel for own, parallel in CASES if own == injection]:
             device = {"parallel": parallel, "micro_batch": 2}

@@ -45,7 +45,7 @@ class ExportArgs:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the stored weights."""
     context: int | None = None
-    """Longest sequence of the exported model; unset: as trained. A retrofit may have its source's."""
+    """Longest sequence of the exported model; unset: as trained. A retrofit may have up to its source's."""
     cache_rounds: int | None = None
     """Rounds whose keys and values `generate` keeps, where loading names no other; unset: all."""
 
@@ -54,6 +54,7 @@ def run(args: ExportArgs) -> str:
     """Exports the last checkpoint; returns what to print."""
     require("transformers", "hf")
     model, tokenizer = load_parts(args.run)
+    longer = check_context(args.run, model.config.context, args.context)
     model = model if args.context is None else with_context(model, args.context)
     model.set_cache_rounds(args.cache_rounds)
     card = model_card(args.run, model)
@@ -66,7 +67,7 @@ def run(args: ExportArgs) -> str:
         kept = publish(part, args.folder)
     size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
     return (
-        f"written: {args.folder} ({size / 1e6:.1f} MB){kept}\n\n"
+        f"written: {args.folder} ({size / 1e6:.1f} MB){kept}{longer}\n\n"
         "  import deeploop.models.hf  # without deeploop: trust_remote_code=True in from_pretrained\n"
         f"  from transformers import AutoModelForCausalLM{', AutoTokenizer' * (tokenizer is not None)}\n\n"
         f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}")'
@@ -79,6 +80,19 @@ def load_parts(run: Path) -> tuple[LoopedGPT, Tokenizer | None]:
     if isinstance(load_any_config(run), IterateTrainConfig):
         return load_iterate(run)[0], None
     return load(run)
+
+
+def check_context(run: Path, trained: int, asked: int | None) -> str:
+    """What to say of a context above the trained one; raises above that of a retrofit's source."""
+    if asked is None or asked <= trained:
+        return ""
+    origin = read_stamp(run).get("retrofit")
+    known = origin.get("context") if isinstance(origin, dict) else None
+    if not isinstance(known, int):
+        return f"\ncontext {asked:,}: more than the {trained:,} tokens that the run was trained with"
+    if asked > known:
+        raise ValueError(f"context={asked}: must be at most {known}, the context of the retrofit's source")
+    return ""
 
 
 def with_context(model: LoopedGPT, context: int) -> LoopedGPT:

@@ -1,9 +1,11 @@
 """Words of the command line into dataclasses, and one line where they do not fit."""
 
 import contextlib
+import difflib
 import io
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -20,7 +22,9 @@ def choose(what: str, arguments: list[str], choices: dict[str, str]) -> tuple[st
     if arguments[0].startswith("-"):
         raise ValueError(f"{arguments[0]}: the {what} comes first; choose one of {', '.join(choices)}")
     if arguments[0] not in choices:
-        raise ValueError(f"{what} {arguments[0]!r}: unknown; choose one of {', '.join(choices)}")
+        close = difflib.get_close_matches(arguments[0], choices, n=3)
+        advice = f"perhaps {' or '.join(close)}" if close else f"choose one of {', '.join(choices)}"
+        raise ValueError(f"{what} {arguments[0]!r}: unknown; {advice}")
     return arguments[0], arguments[1:]
 
 
@@ -46,7 +50,7 @@ def parse(
 
     stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(stderr):
+        with contextlib.redirect_stderr(stderr), _whole_numbers():
             if default is None:
                 return tyro.cli(kind, args=arguments, prog=prog, description=description)
             return tyro.cli(kind, args=arguments, prog=prog, default=default, description=description)
@@ -54,6 +58,37 @@ def parse(
         if not leaving.code:
             raise
         raise ValueError(_one_line(stderr.getvalue(), words)) from None
+
+
+def _whole_numbers() -> Any:
+    """tyro's rule for int, which takes 1e9 too."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: Any) -> Any:
+        if info.type is not int:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="INT",
+            instance_from_str=lambda words: whole_number(words[0]),
+            is_instance=lambda value: type(value) is int,
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    return registry
+
+
+def whole_number(text: str) -> int:
+    """An int as Python writes it, or a float that is whole, such as 1e9."""
+    try:
+        return int(text)
+    except ValueError:
+        if re.fullmatch(r"\d{1,3}(\.\d{1,9})?e\+?\d{1,2}", text) and (value := Decimal(text)) == int(value):
+            return int(value)
+    raise ValueError(f"{text}: must be a whole number, such as 1000 or 1e9")
 
 
 def _one_line(page: str, words: Mapping[str, str]) -> str:
@@ -67,6 +102,8 @@ def _one_line(page: str, words: Mapping[str, str]) -> str:
     message = re.sub(
         r"^Error parsing ([\w.-]+: (?=\w+\.\w+=|\w+=)|\w+Args: )", "", " ".join(sections[0].split())
     )
+    # Of an option that may be None too, what is wrong with the value by its own type.
+    message = re.sub(r"no type matching .* Got errors: .*- <class '(int|float)'>: ", "", message)
     hint = next((s for s in sections if "Perhaps you meant" in s), "")
     unknown = re.match(r"Unrecognized options: --(?:[\w-]+\.)*([\w-]+)", message)
     meant = words.get(unknown[1].replace("_", "-")) if unknown else None

@@ -12,7 +12,16 @@ from tyro.conf import Positional
 
 from deeploop.commands import prepare_chat, prepare_puzzles
 from deeploop.commands.parsing import choose, parse, summary
-from deeploop.data.corpora import FINEWEB_EDU, FINEWEB_EDU_SAMPLE, Source, fineweb_edu, stdlib, text_files
+from deeploop.data.corpora import (
+    FEW_FILES,
+    FINEWEB_EDU,
+    FINEWEB_EDU_SAMPLE,
+    TEXT_SUFFIXES,
+    Source,
+    fineweb_edu,
+    stdlib,
+    text_files,
+)
 from deeploop.data.prepare import SHARD_TOKENS, prepare, tokenizer_for
 from deeploop.data.shards import Corpus
 
@@ -129,18 +138,27 @@ def run(args: PrepareCorpus) -> str:
     settings = corpus.facts["settings"]
     unknown = settings.get("text_sha256") is None and source.files
     note = " (by name and size: it is of before text was hashed)" if unknown else ""
-    return (f"already prepared{note}: " if found else "") + _summary(corpus, args.validation_tokens)
+    return (f"already prepared{note}: " if found else "") + _summary(corpus, source, args.validation_tokens)
 
 
-def _summary(corpus: Corpus, asked: int) -> str:
+def _summary(corpus: Corpus, source: Source, asked: int) -> str:
     splits = ("train", "validation")
     documents = sum(corpus.documents(split) for split in splits)
     shards = sum(len(corpus.facts["splits"][split]["shards"]) for split in splits)
     return (
-        f"{corpus.folder}: {documents:,} documents of {corpus.source}; {corpus.tokenizer_name} tokens: "
+        f"{corpus.folder}: {documents:,} documents{_pieces(source, documents)} of {corpus.source}; "
+        f"{corpus.tokenizer_name} tokens: "
         f"{len(corpus.train):,} train, {len(corpus.validation):,} validation ({asked:,} asked); "
         f"{shards} shards"
     )
+
+
+def _pieces(source: Source, documents: int) -> str:
+    """Says that files were cut, since documents can be kept apart in training."""
+    texts = sum(file.name.endswith(TEXT_SUFFIXES) for file in source.files)
+    if not texts or len(source.files) >= FEW_FILES or documents <= len(source.files):
+        return ""
+    return f" (pieces of {texts} text file{'s' * (texts != 1)})"
 
 
 def main(arguments: list[str]) -> int:

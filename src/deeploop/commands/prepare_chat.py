@@ -65,9 +65,13 @@ def describe(chat: ChatSet) -> str:
     """What was kept, cut and left out."""
     counts = chat.facts["counts"]
     share = float(np.mean(chat.train.answers))
+    shortened, left_out = (
+        f"{counts[name]:,}" if counts[name] else "none" for name in ("shortened", "left_out")
+    )
     return (
-        f"{chat.folder}: {counts['conversations']:,} conversations of {chat.source}; "
-        f"{chat.tokenizer_name} tokens: {len(chat.train.tokens):,} train in {len(chat.train):,} "
-        f"({share:.0%} of answers), {len(chat.validation.tokens):,} validation in {len(chat.validation):,}; "
-        f"{counts['shortened']:,} cut at the front, {counts['left_out']:,} left out as too long"
+        f"{chat.folder}: {chat.source}, {chat.tokenizer_name} tokens; "
+        f"train: {len(chat.train):,} conversations, {len(chat.train.tokens):,} tokens "
+        f"({share:.0%} in answers); "
+        f"validation: {len(chat.validation):,}, {len(chat.validation.tokens):,} tokens; "
+        f"{shortened} shortened, {left_out} left out"
     )

@@ -104,12 +104,21 @@ def write(args: RetrofitArgs, source: Source, layers: Layers, model: GPTConfig) 
         if any(file.name != ".lock" for file in args.out.iterdir()):
             raise ValueError(f"out={args.out}: is not empty; name another folder")
         write_run(build(source, layers, model), config, source, layers, tokenizer, args.out)
+    prepare = f"  deeploop prepare text FILE… --tokenizer {args.out} --out {args.data}\n"
     return (
         f"written: {args.out}\n\n"
-        f"  deeploop prepare text FILE… --tokenizer {args.out} --out {args.data}\n"
+        f"{'' if fits(args.data, tokenizer.name) else prepare}"
         f"  deeploop train --config {args.out / 'config.json'}      # heals it, into {config.out}\n"
         f"  deeploop validate {args.out} --data {args.data} --rounds 1 2 4 8"
     )
+
+
+def fits(data: Path, tokenizer_name: str) -> bool:
+    """Whether there is a corpus of the source's tokens already."""
+    try:
+        return Corpus.open(data).tokenizer_name == tokenizer_name
+    except ValueError:  # none yet
+        return False
 
 
 def suggest(args: RetrofitArgs, source: Source) -> str:
@@ -133,7 +142,8 @@ def suggest(args: RetrofitArgs, source: Source) -> str:
             f"nats per token on {targets.numel():,} tokens of {args.data}, before any training; "
             f"the source has {own:.3f}",
             *table(found),
-            f"\ndeeploop retrofit {args.source} --core {shown(best)} --out {args.out}",
+            f"\ndeeploop retrofit {args.source} --core {shown(best)} --data {args.data} "
+            f"--context {args.context} --out {args.out}",
         ]
     )
 

@@ -110,6 +110,10 @@ def run(args: SweepArgs) -> int:
     check_compare_at(folder)
     if args.dry_run:
         print(f"{budget.table(grid, cells, args.utilization)}\ncells  {folder.out}")
+        try:
+            check_data(folder)
+        except ValueError as error:  # costs are counted without a corpus
+            print(error, file=sys.stderr)
         return 0
     record = folder.unchanged_record()
     if record and folder.is_done(record):  # before the lock: a published folder is left as it is

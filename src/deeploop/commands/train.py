@@ -140,7 +140,7 @@ def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:
 
 
 def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, str]:
-    """The config at the peak rate and warm-up that our runs have for its rule, and a line that says so."""
+    """The config at the peak rate and warm-up that our runs have for its rule, and lines that say so."""
     if not isinstance(config, TrainConfig) or isinstance(config, ChatTrainConfig):
         raise ValueError(f"{AUTO_LR}: is for language models from their start; give --optim.peak-lr")
     for word in words:
@@ -158,6 +158,6 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, str]
     )
     peak, warm = found.peak_lr, round(found.warmup * optim.steps)
     rate = replace(optim, peak_lr=peak, warmup_steps=warm, floor_lr=min(optim.floor_lr, peak))
-    beyond = "".join(f"; {text}" for text in found.extrapolated)
+    beyond = "".join(f"\n  {text}" for text in found.extrapolated)
     told = f"{AUTO_LR}: peak rate {peak:g}, {warm:,} steps of warm-up, by {found.folder}{beyond}"
     return replace(config, optim=rate), told

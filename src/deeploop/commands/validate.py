@@ -260,7 +260,8 @@ def report(record: dict[str, Any], run: Path) -> str:
     names = {record["trained_rounds"]: f"{record['trained_rounds']} (trained)"}
     fixed = [(names.get(row["rounds"], str(row["rounds"])), *_figures(row)) for row in record["rounds"]]
     parts = [
-        f"{run} at {record['checkpoint']}: {record['sequences']:,} sequences, {record['tokens']:,} tokens, "
+        f"{run} at {record['checkpoint']}: {record['sequences']:,} "
+        f"sequence{'s' * (record['sequences'] != 1)}, {record['tokens']:,} tokens, "
         f"{record['bytes']:,} bytes of {record['data']}",
         page.text_table(header, fixed),
     ]

@@ -134,7 +134,10 @@ def find_template(asked: str, tokenizer: Tokenizer | None = None) -> ChatTemplat
             raise ValueError("template tokenizer: the tokenizer has no chat template; take default")
         return ChatTemplate(own, asked)
     if not Path(asked).is_file():
-        raise ValueError(f"template {asked}: must be {', '.join(TEMPLATES)}, tokenizer, or a file of Jinja")
+        known = f"must be {', '.join(TEMPLATES)}, tokenizer, or a file of Jinja"
+        if Path(asked).suffix or len(Path(asked).parts) > 1:
+            raise ValueError(f"template {asked}: no such file; {known}")
+        raise ValueError(f"template {asked}: {known}")
     return read_template(Path(asked))
 
 

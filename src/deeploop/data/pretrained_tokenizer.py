@@ -108,6 +108,15 @@ class PretrainedTokenizer:
         """A token as the vocabulary writes it."""
         return str(self._engine.id_to_token(token))
 
+    def reads_as(self, other: "PretrainedTokenizer") -> bool:
+        """Whether both give the same ids; names, padding and chat template may differ, as in an export."""
+        return self._reading == other._reading
+
+    @property
+    def _reading(self) -> tuple[dict[str, Any], int]:
+        """What decides ids: tokenizer.json as the engine writes it, without what is added around a text."""
+        return parse_json(self._engine.to_str()) | {"post_processor": None}, self.end_of_text
+
     def files(self) -> dict[str, str]:
         """What keeps it in a folder."""
         return {TOKENIZER: self.text, SETTINGS: json.dumps(self.settings, indent=1) + "\n"}

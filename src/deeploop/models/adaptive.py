@@ -34,10 +34,11 @@ class ExitRule:
     threshold: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.threshold) and self.threshold >= 0):
+        if self.criterion == "gate":
+            if not 0 <= self.threshold <= 1:
+                raise ValueError(f"threshold={self.threshold}: must be 0 (one round) to 1 (all) of a gate")
+        elif not (math.isfinite(self.threshold) and self.threshold >= 0):
             raise ValueError(f"threshold={self.threshold}: must be 0 (never stop early) or more")
-        if self.criterion == "gate" and self.threshold > 1:
-            raise ValueError(f"threshold={self.threshold}: must be 0 to 1 of a gate, a probability")
 
 
 class AdaptiveDepth(nn.Module):
@@ -89,12 +90,14 @@ class AdaptiveDepth(nn.Module):
     ) -> GPTOutput:
         model, count = self.model, tokens.shape[1]
         cache = model.new_cache(count) if cache is None else cache
+        state = None
         if documents is None:
             rotary, mask = model.positions(tokens, cache)
         else:
             at = document_positions(documents, tokens.shape)
             rotary, mask = model.document_places(at, documents)
-        x, entered = model.enter_loop(tokens, rotary, mask, cache)
+            state = None if model.first_noise is None else model.first_noise[at]
+        x, entered = model.enter_loop(tokens, rotary, mask, cache, state)
         latest = _Latest(cache, model, active=torch.ones_like(tokens, dtype=torch.bool))
         stops, done = self._stopping(x), 0
         for index in range(model.rounds):

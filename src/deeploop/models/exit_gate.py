@@ -21,6 +21,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from deeploop.models.gpt import LoopedGPT, Places
 
+GATE = "exit_gate."  # the names of the gate's parameters begin so
 Rounds = Iterator[tuple[Tensor, Tensor]]  # the stream after a round, and behind the coda
 
 
@@ -44,7 +45,7 @@ class ExitGate(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(()))
+        self.bias = nn.Parameter(torch.empty(1))  # FSDP2 refuses a scalar
         self.init_weights_()
 
     @torch.no_grad()

@@ -115,9 +115,9 @@ def _run_rounds(
         rounds = model.rounds if indices is None else len(indices)
         inject = None if entered is None else partial(model.injection, entered=entered)
         recompute = model.recompute == "round"
-        return _run(
-            model.blocks, x, rotary, documents=documents, rounds=rounds, recompute=recompute, inject=inject
-        )
+        ends = indices is None or indices.stop == model.rounds
+        options = {"rounds": rounds, "recompute": recompute, "ends": ends, "inject": inject}
+        return _run(model.blocks, x, rotary, documents=documents, **options)
     return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
 
 

@@ -70,6 +70,8 @@ def unpack(pack: Path, folder: Path) -> None:
     except (lzma.LZMAError, tarfile.TarError, ValueError, OverflowError, OSError) as error:
         # Its text, not the error itself: that would hold this frame, and with it the memory of the decoder.
         why = (isinstance(error, OSError) and error.strerror) or str(error)
+        if "Memory usage" in why:
+            why = f"it needs more than {MEMORY >> 20} MiB; unpack it with tar, and pack the folders anew"
         raise ValueError(f"{pack}: can't be unpacked ({why})") from None
 
 

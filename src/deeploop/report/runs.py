@@ -50,7 +50,32 @@ LATER_FIELDS: dict[str, Any] = {
     "model.beta": "on",
     "model.outer_gain": True,
     "model.flat_gain": 1.0,
+    "model.kv_heads": 0,
+    "model.head_width": 0,
+    "model.qk_norm": "after-rotary",
+    "model.attention_bias": "none",
+    "model.mlp_bias": False,
+    "model.rotary_base": 10000.0,
+    "model.rotary_scaling": [],
+    "model.norm_eps": 1e-5,
+    "model.input_norm": True,
+    "model.tied_head": True,
+    "model.epsilon_exponent": 0.0,
+    "model.exit_gate": False,
+    "model.prelude": 0,
+    "model.coda": 0,
+    "model.injection": "none",
+    "model.first_state": "embedding",
+    "rounds.sample": "fixed",
+    "rounds.limit": 0,
+    "rounds.spread": 0.5,
+    "rounds.ramp": "off",
+    "rounds.ramp_share": 0.25,
+    "rounds.backprop": 0,
+    "gate.stage": "joint",
+    "gate.entropy": 0.1,
     "optim.kind": "adamw",
+    "optim.injection_lr": 1.0,
     "data.mix": [],
     "data.mix_last": [],
     "data.mix_last_share": 0.2,
@@ -122,7 +147,7 @@ class Run:
         """What its loss, in nats, is per."""
         task = self.stamp.get("task", "language")
         if task != "language":
-            return "answer" if task == "iterate" else "cell"
+            return {"iterate": "answer", "chat": "token"}.get(task, "cell")
         return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary", 0), "token")
 
     @property
@@ -201,7 +226,10 @@ def read_run(
     try:
         stamp = read_object(files / "run.json")
         fields = flatten(read_object(files / "config.json"))
-        fields = (LATER_FIELDS | fields) if stamp.get("task") == "language" else fields
+        if stamp.get("task") == "language":
+            fields = LATER_FIELDS | fields
+            epochs = fields["data.max_epochs"]  # was one number, 0 for none
+            fields["data.max_epochs"] = ([epochs] if epochs else []) if isinstance(epochs, int) else epochs
         train, validation, rates = _last_lines(files)
         _check_kinds(fields, CONFIG_KINDS)
         _check_kinds(stamp, STAMP_KINDS)

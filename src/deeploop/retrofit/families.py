@@ -4,7 +4,6 @@ Llama (SmolLM, TinyLlama), Mistral, Qwen2 and Qwen3 are pre-norm stacks of group
 They differ in biases, QK-norm, the head, and rotary frequencies. All are a config of `LoopedGPT` with R = 1.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +33,7 @@ LAYER_NAMES = {
     "mlp.branch.up": ("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
     "mlp.branch.down": ("model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
 }
+LARGEST = 1e15  # of a rotary base and the like; JSON has numbers that no float holds
 OUTER_NAMES = {
     "embedding": ("model.embed_tokens", "token_embd"),
     "final_norm": ("model.norm", "output_norm"),
@@ -88,7 +88,7 @@ def _whole(found: Mapping[str, Any], name: str, default: int | None = None) -> i
 
 def _number(found: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = found.get(name, default)
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) not in (int, float) or not -LARGEST < value < LARGEST:
         raise ValueError(f"{name}={value!r:.40}: must be a number")
     return float(value)
 

@@ -59,8 +59,10 @@ def _parsed(name: str, text: str, count: int) -> range:
     if found is None:
         raise ValueError(f"{name}={text}: must be layers such as 8-15, or none")
     first, last = int(found[1]), int(found[2] or found[1])
-    if first > last or last >= count:
-        raise ValueError(f"{name}={text}: must be layers from 0 to {count - 1}, the lower one first")
+    if first > last:
+        raise ValueError(f"{name}={text}: the lower layer comes first: {last}-{first}")
+    if last >= count:
+        raise ValueError(f"{name}={text}: the source has {count} layers, 0 to {count - 1}")
     return range(first, last + 1)
 
 

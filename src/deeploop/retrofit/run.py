@@ -66,6 +66,7 @@ def write_run(
             "source": source.path.name,
             "family": source.family,
             "layers": source.config.blocks,
+            "context": source.config.context,
             **{name: shown(getattr(layers, name)) for name in ("prelude", "core", "coda")},
         },
     }

@@ -106,9 +106,10 @@ class Source:
         tensor = self.tensors.read(name)
         if not tensor.is_floating_point():
             raise ValueError(f"{self.path}: tensor {name} is of {tensor.dtype}: must be real numbers")
-        if not tensor.isfinite().all():
+        wide = tensor.float()
+        if not wide.isfinite().all():
             raise ValueError(f"{self.path}: tensor {name} holds numbers that are not finite")
-        return tensor.float()
+        return wide
 
 
 def open_source(path: Path) -> Source:

@@ -261,7 +261,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return None if value is None else _value(options[0], value, where)
     if hint is Path and isinstance(value, str):
         return Path(value)
-    if typing.get_origin(hint) is tuple and type(value) is int:  # data.max_epochs was one number, 0 for none
+    if hint == tuple[int, ...] and type(value) is int:  # data.max_epochs was one number, 0 for none
         return (value,) if value else ()
     if typing.get_origin(hint) is tuple and isinstance(value, list):
         kinds = typing.get_args(hint)

@@ -10,6 +10,7 @@ from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import read_json, read_object
 from deeploop.models.accounting import parameter_count
+from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.checkpoint import WEIGHTS, load_weights
 from deeploop.train.config import from_dict
@@ -44,14 +45,14 @@ def load_export(model: nn.Module, folder: Path, tokenizer: Tokenizer | None) -> 
             f"init_from={folder}: reads other tokens than {tokenizer.name}; prepare the data with "
             f"--tokenizer {folder}"
         )
-    load_weights(model, folder, prefix="model.")
+    load_weights(model, folder, prefix="model.", may_lack=GATE)
 
 
 def _reads(folder: Path, tokenizer: Tokenizer) -> bool:
-    """Whether the export's tokenizer is this one: by its checksum, or by the merges of one of ours."""
+    """Whether the export's tokenizer gives the ids of this one; of ours it has the merges alone."""
     theirs = find_tokenizer(str(folder))
     if isinstance(tokenizer, PretrainedTokenizer):
-        return theirs.name == tokenizer.name
+        return isinstance(theirs, PretrainedTokenizer) and theirs.reads_as(tokenizer)
     model = read_object(folder / "tokenizer.json").get("model")
     merges = model.get("merges") if isinstance(model, dict) else None
     if not isinstance(merges, list):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.models.reasoner import ReasonerConfig
-from deeploop.train.config import AnyTrainConfig, IterateTrainConfig, TrainConfig
+from deeploop.train.config import AnyTrainConfig, ChatTrainConfig, IterateTrainConfig, TrainConfig
 from deeploop.train.progress import hours_minutes_seconds
 
 LEGEND = {
@@ -132,6 +132,9 @@ def _data(config: AnyTrainConfig, examples: int) -> str:
         planned = f"{tokens:,} tokens planned, {corpus} {examples:,}: {text} epochs"
         if config.data.mix_last:
             planned += f"; the last {config.data.mix_last_share:.0%}: {' '.join(config.data.mix_last)}"
+        if config.data.mask_documents:
+            apart = "conversations" if isinstance(config, ChatTrainConfig) else "documents"
+            planned += f"; {apart} kept apart"
         return planned
     if isinstance(config, IterateTrainConfig):
         data = config.data

@@ -19,6 +19,7 @@ from deeploop.eval.depth import count_bytes
 from deeploop.eval.iterated import finite
 from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
+from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.documents import document_bounds
 from deeploop.train.diagnosis import LoopMonitor, Probe
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from deeploop.train.config import TrainConfig
 
 
-GATE = "exit_gate."  # the names of the gate's parameters begin so
 MERGED = 0.5  # token similarity half way into the collapse, or out of it
 
 
@@ -363,7 +363,9 @@ def training_flops_per_token(config: "TrainConfig") -> int:
     """Those of the mean over the rounds that are drawn, and of those among them in the graph."""
     law, most = config.rounds.law(config.model.rounds), config.rounds.backprop
     in_graph = law.expect(lambda R: min(R, most or R))
-    return flops_per_token(config.model, float(law.mean), float(in_graph))
+    flops = flops_per_token(config.model, float(law.mean), float(in_graph))
+    frozen = config.model.exit_gate and config.gate.stage == "gate-only"
+    return flops // 3 if frozen else flops  # of a frozen model the forward pass alone
 
 
 def _described_corpora(result: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from deeploop.files import lock_folder
+from deeploop.models.exit_gate import GATE
 from deeploop.train.active import ActiveRun
 from deeploop.train.chat import ChatTask
 from deeploop.train.checkpoint import (
@@ -30,7 +31,7 @@ from deeploop.train.execution import Execution, choose_execution
 from deeploop.train.exported import is_export, load_export
 from deeploop.train.header import Facts, header, legend
 from deeploop.train.iterate import IterateTask
-from deeploop.train.language import GATE, LanguageTask
+from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import MetricsWriter, rewind_metrics
 from deeploop.train.progress import Display, device_name
 from deeploop.train.puzzle import PuzzleTask

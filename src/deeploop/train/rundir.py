@@ -45,6 +45,7 @@ from deeploop.train.config import (
     from_dict,
     to_dict,
 )
+from deeploop.train.exported import is_export
 
 FORMAT = 1
 SHIPPED = Path("shipped")
@@ -175,10 +176,16 @@ def config_to_resume(run: Path) -> AnyTrainConfig:
         raise ValueError(
             f"{run}: comes with the package and stays as it is; --init-from {run} starts from it"
         )
-    if last_checkpoint(run) is None:
+    checkpoint = last_checkpoint(run)
+    if checkpoint is None:
         raise ValueError(
             f"{run}: holds no checkpoint to go on from; "
             f"start anew: deeploop train --config {run / 'config.json'} --out ANOTHER"
+        )
+    # Weights of step 0 alone, as `save_weights` writes them; a healing that is stopped at step 0 has moments.
+    if checkpoint.name.endswith("-00000000") and not (checkpoint / OPTIMIZER).exists():
+        raise ValueError(
+            f"{run}: is a retrofit's start; heal it with: deeploop train --config {run / 'config.json'}"
         )
     return replace(config, out=run, resume=True)
 
@@ -357,4 +364,8 @@ def _not_a_run(folder: Path, missing: str) -> ValueError:
     if runs := sorted(file.parent.name for file in folder.glob("*/run.json")):
         some = ", ".join(runs[:5]) + (", …" if len(runs) > 5 else "")
         return ValueError(f"{folder}: a folder of runs; name one of them: {some}")
+    if is_export(folder):
+        return ValueError(f"{folder}: is an export, not a run folder; name the run that was exported")
+    if any((folder / name).exists() for name in ("corpus.json", "chat.json")):
+        return ValueError(f"{folder}: is a corpus, not a run folder; `deeploop data {folder}` shows it")
     return ValueError(f"{folder}: not a run folder (no {missing})")

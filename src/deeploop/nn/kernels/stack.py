@@ -43,12 +43,14 @@ def run(
     documents: Documents | None = None,
     rounds: int = 1,
     recompute: bool = False,
+    ends: bool = True,
     inject: Inject | None = None,
 ) -> Tensor:
     """All blocks on x (B, T, width), `rounds` times, branches in `narrow`; causal if the attention is.
 
     With `documents` attention stays inside each, and `rotary` has a row per token, (B, 1, T, D/2).
-    `recompute`: the activations of every round but the last are computed again in the backward pass.
+    `recompute`: the activations of every round are computed again in the backward pass, but for the last one
+    where the model's rounds end here.
     `inject` changes the stream before every round, in its own precision.
     """
     with torch.autocast(x.device.type, enabled=False):
@@ -59,7 +61,8 @@ def run(
         for index in range(rounds):
             last = index == rounds - 1
             x, h = maybe_checkpoint(
-                _round, blocks, packs, x, h, rotary, documents, last, inject, recompute=recompute and not last
+                *(_round, blocks, packs, x, h, rotary, documents, last, inject),
+                recompute=recompute and not (last and ends),
             )
     return x
 
