@@ -118,6 +118,22 @@ def test_ranks_add_up_to_the_step(make_chat):
     torch.testing.assert_close(sum(shares), whole)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_of_filler_do_not_count_for_the_token_similarity(rows, make_chat, monkeypatch):
+    config = make_chat()
+    config = replace(config, data=replace(config.data, validation_rows=rows))
+
+    def measured(rank, world):
+        task, model = task_of(config, rank, world)
+        return task._loss_and_similarity(model, 3)
+
+    alone, sums = measured(0, 1), []
+    monkeypatch.setattr(World, "sum", lambda self, own: sums.append(own) or sum(sums))
+    _, (loss, similarity) = (measured(rank, 2) for rank in (0, 1))
+    assert loss == pytest.approx(alone[0], rel=1e-5)
+    assert similarity == pytest.approx(alone[1], rel=0.05)  # pairs are those within a rank
+
+
 @pytest.fixture(scope="module")
 def tuned(conversations, base, tmp_path_factory):
     """A run that was fine-tuned by the command line."""

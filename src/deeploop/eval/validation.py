@@ -33,6 +33,7 @@ def validate(
 ) -> ValidationSum:
     """Summed cross-entropy of `model` in eval mode, and the token similarity of the first batch.
 
+    Rows without a target fill up a rank's share, and count for neither.
     With `starts`, bool like the inputs, documents begin there and do not see each other.
     """
     was_training = model.training
@@ -49,6 +50,6 @@ def validate(
             states, loss = model(x, y, **own)
         total += loss
         if start == 0:
-            similarity = token_similarity(states)
+            similarity = token_similarity(states[(y >= 0).any(1)])
     model.train(was_training)
     return ValidationSum(total.item(), int((targets >= 0).sum()), similarity)

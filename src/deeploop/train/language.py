@@ -328,9 +328,11 @@ class LanguageTask:
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
         )
-        sums = torch.tensor([result.loss, result.targets, result.similarity], dtype=torch.float64)
-        loss, targets, similarity = world.sum(sums.to(world.device)).tolist()
-        return loss / targets, similarity / world.size
+        # A rank that has rows of filler alone has no similarity to add.
+        own = [result.similarity, 1] if result.targets else [0, 0]
+        sums = torch.tensor([result.loss, result.targets, *own], dtype=torch.float64)
+        loss, targets, similarity, ranks = world.sum(sums.to(world.device)).tolist()
+        return loss / targets, similarity / ranks
 
     def _by_corpus(self, model: nn.Module) -> dict[str, Any]:
         """The loss on the held-out text of each corpus, and how often it was gone through."""
