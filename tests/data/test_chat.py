@@ -287,7 +287,7 @@ def test_an_epoch_has_every_conversation_once_with_its_answers(file):
     chat = make(file)
     batches = loader(chat, batch=1)
     seen, rows = [], []
-    while batches.epochs() < 1:
+    while batches.state()["epoch"] < 1:
         inputs, targets, starts, scored = batches.step_batch()
         assert scored == (targets >= 0).sum()
         edges = [*starts[0].nonzero().flatten().tolist(), 120]

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 import deeploop
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import parse
-from deeploop.data.chat_template import TEMPLATE_FILE, ChatTemplate, read_template
+from deeploop.data.chat_template import ChatTemplate, kept_template
 from deeploop.eval.conversation import Conversation
 from deeploop.eval.generation import Sampling
 from deeploop.terminal import printable
@@ -49,12 +49,12 @@ class ChatArgs(Sampling):
 def template_of(run: Path) -> ChatTemplate:
     """The template that a run was fine-tuned with."""
     load_config(run)  # a folder that is no run is named as such
-    path = resolve(run) / TEMPLATE_FILE
-    if not path.exists():
+    template = kept_template(resolve(run))
+    if template is None:
         raise ValueError(
             f"{run}: was not trained on conversations; fine-tune it: deeploop train chat --init-from {run}"
         )
-    return read_template(path)
+    return template
 
 
 def talk(conversation: Conversation, questions: Iterator[str]) -> None:

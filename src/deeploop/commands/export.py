@@ -11,7 +11,7 @@ from tyro.conf import Positional
 
 import deeploop
 from deeploop.commands.parsing import run_command
-from deeploop.data.chat_template import TEMPLATE_FILE, read_template
+from deeploop.data.chat_template import kept_template
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.extras import require
 from deeploop.files import exclusive_folder, read_json
@@ -62,7 +62,9 @@ def run(args: ExportArgs) -> str:
         raise ValueError(f"folder={args.folder}: is a file; name a folder")
     with exclusive_folder(args.folder, "folder"):
         part = open_part(args.folder)
-        save_model(model.to(getattr(torch, args.dtype)), tokenizer, part, template_of(args.run))
+        template = kept_template(resolve(args.run))
+        text = None if template is None else template.text
+        save_model(model.to(getattr(torch, args.dtype)), tokenizer, part, text)
         (part / "README.md").write_text(card, encoding="utf-8")
         kept = publish(part, args.folder)
     size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
@@ -100,12 +102,6 @@ def with_context(model: LoopedGPT, context: int) -> LoopedGPT:
     other = LoopedGPT(replace(model.config, context=context))
     other.load_state_dict(model.state_dict())
     return other.eval()
-
-
-def template_of(run: Path) -> str | None:
-    """The chat template of a run that was fine-tuned on conversations."""
-    path = resolve(run) / TEMPLATE_FILE
-    return read_template(path).text if path.exists() else None
 
 
 def save_model(

@@ -36,7 +36,7 @@ def describe(source: Source) -> dict[str, str]:
         *(["QK-norm"] if config.qk_norm != "none" else []),
         "tied head" if config.tied_head else "head of its own",
     ]
-    third = max(1, config.blocks // 4)
+    quarter = max(1, config.blocks // 4)
     return {
         "source": f"{source.path} ({source.family}; {source.types})",
         "layers": f"{config.blocks} of width {config.width}, {block_matrix_count(config) / 1e6:.2f} M each",
@@ -48,7 +48,7 @@ def describe(source: Source) -> dict[str, str]:
         "vocabulary": f"{config.vocabulary:,} words, context {config.context:,}",
         "tokenizer": _tokenizer(source),
         "can loop": f"any consecutive layers of 0 to {config.blocks - 1}: all have one shape. Which bear it: "
-        f"deeploop retrofit {source.path} --suggest --length {third} --data CORPUS",
+        f"deeploop retrofit {source.path} --suggest --length {quarter} --data CORPUS",
     }
 
 

@@ -90,10 +90,6 @@ class ChatLoader:
         own = read_rows(self._split, rows[self._mine], self._context, self._filler)
         return *own, torch.tensor(float(answers))
 
-    def epochs(self) -> float:
-        """How often the conversations were gone through."""
-        return self._epoch + self._position / (len(self._firsts) - 1)
-
     def state(self) -> dict[str, Any]:
         """Where the next step begins; the same on every rank and for every number of ranks."""
         return {**self._identity(), "epoch": self._epoch, "position": self._position}

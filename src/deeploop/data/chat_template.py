@@ -149,6 +149,12 @@ def read_template(path: Path) -> ChatTemplate:
         raise ValueError(f"{path}: can't be read ({error.strerror})") from None
 
 
+def kept_template(folder: Path) -> ChatTemplate | None:
+    """The template that a run folder keeps; None for a run that was not trained on conversations."""
+    path = folder / TEMPLATE_FILE
+    return read_template(path) if path.exists() else None
+
+
 def check_messages(messages: Any) -> list[Message]:
     """Messages of a conversation, up to its last answer; ValueError says what is wrong with which."""
     if not isinstance(messages, list) or not messages:

@@ -120,9 +120,6 @@ class GGUFFile:
             raise ValueError(f"{self.path}: {name}={value!r:.40}: not of the kind that is expected")
         return value
 
-    def has(self, name: str) -> bool:
-        return name in self._fields
-
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor, in torch's order."""

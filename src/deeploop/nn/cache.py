@@ -3,6 +3,7 @@
 A block that is visited R times makes R different sets of keys and values, so K blocks × R rounds need
 K·R slots; visit number round·K + block has the slot of that number. Under a budget B of rounds it is slot
 (round mod B)·K + block, in which a later round overwrites an earlier one (`LoopedGPT.set_cache_rounds`).
+Blocks before and after the loop have a slot each, in front of these and behind them.
 """
 
 from typing import Protocol
