@@ -93,6 +93,7 @@ def test_a_mistake_is_one_line(refused, arguments, message):
     ("arguments", "parts"),
     [
         ("train tiny --model.round 3", ["--model.round", "perhaps you meant --model.rounds"]),
+        ("train tiny --optim.step 3", ["--optim.step,", "perhaps you meant --optim.steps"]),
         ("train tiny --optim.warmup 3", ["--optim.warmup", "perhaps you meant --optim.warmup-steps"]),
         ("train tiny --optim.lr 1e-3", ["--optim.lr", "perhaps you meant --optim.peak-lr"]),
         ("train tiny --lr=1e-3", ["--lr", "perhaps you meant --optim.peak-lr"]),

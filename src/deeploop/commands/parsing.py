@@ -105,10 +105,12 @@ def _one_line(page: str, words: Mapping[str, str]) -> str:
     # Of an option that may be None too, what is wrong with the value by its own type.
     message = re.sub(r"no type matching .* Got errors: .*- <class '(int|float)'>: ", "", message)
     hint = next((s for s in sections if "Perhaps you meant" in s), "")
-    unknown = re.match(r"Unrecognized options: --(?:[\w-]+\.)*([\w-]+)", message)
-    meant = words.get(unknown[1].replace("_", "-")) if unknown else None
-    if meant is None and (close := re.search(r"--[\w.-]+", hint)):
-        meant = close.group()
+    unknown = re.match(r"Unrecognized options: (--(?:[\w-]+\.)*([\w-]+))", message)
+    meant = words.get(unknown[2].replace("_", "-")) if unknown else None
+    guesses = re.findall(r"--[\w.-]+", hint)
+    if meant is None and guesses:  # tyro's first is not always the nearest
+        nearest = difflib.get_close_matches(unknown[1], guesses, n=1, cutoff=0) if unknown else guesses
+        meant = nearest[0]
     return message + (f"; perhaps you meant {meant}" if meant else "")
 
 
