@@ -38,7 +38,7 @@ def study_table(study: dict[str, list[dict[str, Any]]]) -> str:
             )
             means = [f"{fmean(cells[h] for cells in own):.3f}" for h in SHOWN]
             rows.append([name, f"{rate:g}", f"{reach} of {len(own)}", *means])
-    header = ["variant", "peak rate", "goes on to 200 steps", *(f"{h} steps" for h in SHOWN)]
+    header = ["variant", "peak rate", "extrapolates to 200 steps", *(f"{h} steps" for h in SHOWN)]
     return markdown_table(header, rows)
 
 
@@ -66,7 +66,7 @@ def task_tables(folder: Path) -> str:
             trial = f"{tried['optim.peak_lr']:g}, {tried['rounds.noise']:g}"
             rows.append([task, rule, trial, reached(of_rule), *means(of_rule, steps)])
         rows.append([task, "copying", "", "", *copied(own[0], steps)])
-        header = ["task", "rule", "rate, noise", "goes on", *(f"{h} steps" for h in steps)]
+        header = ["task", "rule", "rate, noise", "extrapolates", *(f"{h} steps" for h in steps)]
         tables.append(markdown_table(header, rows))
     return "\n\n".join(tables)
 
@@ -84,7 +84,7 @@ def seed_table(folder: Path, axis: str, label: str) -> str:
         seeds = sorted(run.axes["seed"] for run in runs)
         worst = min(min(shares_by_steps(run)[h] for h in (127, 200)) for run in runs)
         rows.append([name, spans(seeds), reached(runs), f"{worst:.3f}", *means(runs, SEED_STEPS)])
-    header = [label, "seeds", "goes on to 200 steps", "worst", *(f"{h} steps" for h in SEED_STEPS)]
+    header = [label, "seeds", "extrapolates to 200 steps", "worst", *(f"{h} steps" for h in SEED_STEPS)]
     return markdown_table(header, rows)
 
 
