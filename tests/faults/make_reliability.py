@@ -124,8 +124,8 @@ and FSDP2 and back, with the same losses within 1e-6. No window is read twice or
 of ranks. From a GPU to a CPU the files stay the same and the arithmetic changes.
 """
 
-FUZZ = """Files that may come from a stranger, and command lines, are damaged at random: bits are flipped, pieces
-are cut, doubled or replaced, and JSON values are exchanged. Each case is opened as the commands open
+FUZZ = """Files that may come from a stranger, and command lines, are damaged at random: bits are flipped,
+pieces are cut, doubled or replaced, and JSON values are exchanged. Each case is opened as the commands open
 it, in the same process. It is either accepted (the damage did not matter, or gave another valid file)
 or refused with an error that the command line prints in one line. Command lines, and texts given to
 `prepare`, end with exit 0 or with one line and exit 2; both count as accepted here.
