@@ -141,6 +141,7 @@ def memory(config: TrainConfig, world: World, folder: Path) -> list[dict[str, An
             row |= measure_memory(cell, world)
         except torch.OutOfMemoryError:
             row |= {"kept": None, "peak": None}
+        print(f"memory of {row}", flush=True)
         rows.append(row)
     return rows
 
@@ -204,6 +205,7 @@ def decoding(model: GPTConfig, world: World, args: argparse.Namespace) -> list[d
                     "tokens_per_s": batch * new / (ended - read),
                 }
             )
+            print(f"decoding: {rows[-1]}", flush=True)
     return rows
 
 
