@@ -1,6 +1,6 @@
-"""Makes the tables of docs/depth.md from docs/results (`make results`); `--check`: are they in step?
+"""Makes the tables of docs/depth.md and its results from docs/results (`make results`); `--check`: in step?
 
-The long table of every variant and rate goes to docs/results/depth/README.md.
+The page has the short ones. The long ones go to the READMEs of the results that they are made of.
 """
 
 import json
@@ -138,36 +138,38 @@ def shares_by_steps(run: Run) -> dict[int, float]:
     return dict(zip(last["steps"], last["cells_by_steps"], strict=True))
 
 
-def make(text: str, results: Path) -> str:
-    """The page with its tables as the files say."""
+def tables(docs: Path) -> dict[Path, dict[str, str]]:
+    """Page → the name and the text of each of its tables."""
+    results = docs / "results"
     study, stream = (json.loads((results / "depth" / f"{n}.json").read_text()) for n in ("study", "stream"))
-    parts = {
-        "depth": f"{variants_table(study)}\n\n{stream_table(stream)}",
-        "iterate": task_tables(results / "iterate"),
-        "demo-seeds": seed_table(results / "demo-seeds", "rule", "model"),
-        "demo-every": seed_table(results / "demo-every", "trial", "flat loop"),
-        "two-blocks": seed_table(results / "two-blocks", "blocks", "K"),
+    return {
+        docs / "depth.md": {
+            "depth": f"{variants_table(study)}\n\n{stream_table(stream)}",
+            "demo-seeds": seed_table(results / "demo-seeds", "rule", "model"),
+        },
+        results / "depth" / "README.md": {"study": study_table(study)},
+        results / "iterate" / "README.md": {"iterate": task_tables(results / "iterate")},
+        results / "demo-every" / "README.md": {
+            "demo-every": seed_table(results / "demo-every", "trial", "flat loop")
+        },
+        results / "two-blocks" / "README.md": {
+            "two-blocks": seed_table(results / "two-blocks", "blocks", "K")
+        },
     }
-    return with_tables(text, parts)
-
-
-def make_study(text: str, results: Path) -> str:
-    """docs/results/depth/README.md with the table of every variant and rate."""
-    study = json.loads((results / "depth" / "study.json").read_text())
-    return with_tables(text, {"study": study_table(study)})
 
 
 def with_tables(text: str, parts: dict[str, str]) -> str:
+    """A page's text with its tables as the files say."""
     for name, body in parts.items():
         text = filled(text, f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->", body)
     return text
 
 
 if __name__ == "__main__":
-    for page, made in ((DOCS / "depth.md", make), (DOCS / "results" / "depth" / "README.md", make_study)):
+    for page, parts in tables(DOCS).items():
         old = page.read_text(encoding="utf-8")
-        new = made(old, DOCS / "results")
+        new = with_tables(old, parts)
         if "--check" not in sys.argv[1:]:
             page.write_text(new, encoding="utf-8")
         elif new != old:
-            sys.exit(f"{page.name}: out of step with docs/results; run: make results")
+            sys.exit(f"{page.relative_to(DOCS)}: out of step with docs/results; run: make results")

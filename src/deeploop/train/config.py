@@ -26,11 +26,11 @@ from deeploop.train.custom import CustomDataConfig
 from deeploop.train.diagnosis import DiagnoseConfig
 from deeploop.train.distributed import DeviceConfig
 from deeploop.train.iterate import IterateDataConfig
-from deeploop.train.language import DataConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig, ReasonerOptimConfig
 from deeploop.train.puzzle import PuzzleDataConfig
 from deeploop.train.rounds import IterateRoundsConfig, RoundsConfig
+from deeploop.train.text import DataConfig
 
 
 @dataclass(frozen=True)
