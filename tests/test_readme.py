@@ -5,6 +5,7 @@ Parsed only are `make demo`, what trains at a GPU's size, and several ranks.
 """
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from deeploop.cli import main
+from deeploop.cli import COMMANDS, main
 from deeploop.commands import train as train_command
 
 ROOT = Path(__file__).parents[1]
@@ -110,3 +111,46 @@ def test_the_blocks_are_found():
     found = BLOCK.findall(README)
     assert sum(bool(kind) for kind, *_ in found) == README.count("\n```") // 2
     assert "deeploop plan --blocks 12 --rounds 3" in [sentence for *_, sentence in found]
+
+
+@pytest.fixture(scope="module")
+def run_docs():
+    return runpy.run_path(str(ROOT / "tools" / "run_docs.py"))
+
+
+def test_what_is_run_of_a_page(run_docs):
+    """tools/run_docs.py runs the pages of docs/, which takes too long for the suite."""
+    page = """
+```sh
+deeploop plan --blocks 2 \\
+    --rounds 3     # a comment
+MODE=x deeploop runs && make demo
+```
+`deeploop train` names a command, `deeploop runs --json` is one.
+```python
+import deeploop
+```
+```sh
+#!/bin/bash
+sbatch
+```
+"""
+    found = [(piece.kind, piece.text) for piece in run_docs["pieces"]("page.md", page)]
+    assert found == [
+        ("sh", "deeploop plan --blocks 2 --rounds 3"),
+        ("sh", "MODE=x deeploop runs && make demo"),
+        ("sh", "deeploop runs --json"),
+        ("python", "import deeploop\n"),
+        ("script", "#!/bin/bash\nsbatch\n"),
+    ]
+
+
+def test_docs_name_commands_that_exist(run_docs):
+    named = {}
+    for path in (ROOT / "docs").glob("*.md"):
+        for piece in run_docs["pieces"](path.name, path.read_text(encoding="utf-8")):
+            if piece.kind == "sh":
+                found = re.findall(r"(?:^|&& |\| |-m )deeploop ([a-z-]+)", piece.text)
+                named |= {name: piece.text for name in found}
+    assert len(named) > 10
+    assert {name: text for name, text in named.items() if name not in (*COMMANDS, "--help")} == {}
