@@ -105,8 +105,10 @@ def write_texts(folder: Path) -> None:
 
 
 def prepare_corpora(folder: Path) -> None:
-    for name in ("mine", "text", "web", "books"):
-        deeploop("prepare", "text", "my_corpus", "--out", f"data/{name}", folder=folder)
+    """A corpus under the names that pages use, the recipes' own among them."""
+    deeploop("prepare", "text", "my_corpus", "--out", "data/mine", folder=folder)
+    for name in ("text", "web", "fineweb-edu"):
+        shutil.copytree(folder / "data" / "mine", folder / "data" / name)
 
 
 def prepare_stdlib(folder: Path) -> None:
@@ -142,7 +144,7 @@ PREPARED: dict[str, tuple[Prepare, ...]] = {
     "docs/retrofit.md": (make_llama,),
     "docs/alignment.md": (train_tiny, prepare_corpora),
     "docs/inference.md": (train_tiny,),
-    "docs/recurrent.md": (train_tiny,),
+    "docs/recurrent.md": (train_tiny, prepare_corpora),
     "docs/report.md": (train_tiny,),
     "docs/chat.md": (train_tiny,),
 }
