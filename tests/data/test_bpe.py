@@ -1,10 +1,7 @@
 """A tokenizer trained on the user's text: the same file for the same text, kept, read back, lent."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 
 import pytest
 
@@ -55,22 +52,12 @@ def test_text_comes_back_and_frequent_words_are_single_tokens():
     assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb"
 
 
-TRAIN = "from test_bpe import *; sys.stdout.write(tokenizer_files(train_bpe(documents(), 320))[MERGES])"
-
-
-def test_the_same_file_for_any_number_of_threads():
+def test_the_same_file_with_and_without_threads(monkeypatch):
     found = set()
-    for threads in ("1", "5"):
-        environment = {**os.environ, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
-        paths = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
-        found.add(
-            subprocess.run(
-                [sys.executable, "-c", TRAIN], env=environment, capture_output=True, check=True
-            ).stdout
-        )
+    for parallel in ("false", "true"):  # the library reads it at every call
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
+        found.add(tokenizer_files(train_bpe(documents(), 320))[MERGES])
     assert len(found) == 1
-    assert found.pop().decode() == tokenizer_files(train_bpe(documents(), 320))[MERGES]
 
 
 def test_the_same_corpus_for_any_number_of_workers(text, tmp_path):

@@ -77,13 +77,15 @@ def test_without_the_mask_the_loss_is_another(masked, make_config, tmp_path):
     assert abs(apart - together) > 1e-6
 
 
-def test_a_diagnosis_keeps_documents_apart(masked, capsys, monkeypatch):
+def test_a_diagnosis_keeps_documents_apart(masked, capsys, undrawn, monkeypatch):
     seen = []
     real = diagnose.examine
     monkeypatch.setattr(diagnose, "examine", lambda *args, **own: seen.append(own) or real(*args, **own))
-    config = masked(diagnose={"every": 6, "tokens": 40, "iterations": 1})
+    own = {"iterations": 1, "sublayers": ("blocks.0.mlp",)}
+    config = masked(diagnose={"every": 6, "tokens": 40, **own})
     train(config)
-    diagnose.main([str(config.out), "--sequences", "1", "--iterations", "1", "--device", "cpu"])
+    words = "--sequences 1 --iterations 1 --sublayers blocks.0.mlp --device cpu".split()  # noqa: SIM905
+    diagnose.main([str(config.out), *words])
     assert seen[0]["documents"] is not None
 
 
