@@ -10,6 +10,7 @@ pytest.importorskip("tokenizers", reason='needs tokenizers: pip install ".[hf]"'
 from deeploop.commands.prepare import PrepareText, run
 from deeploop.data import Corpus, prepare
 from deeploop.data.bpe import MERGES, find_tokenizer, read_bpe, tokenizer_files, train_bpe
+from deeploop.data.mixture import Mixture
 from deeploop.data.tokenizers import get_tokenizer
 
 SYLLABLES = [a + b for a in "bdfglmnprst" for b in "aeiou"]
@@ -74,6 +75,15 @@ def test_the_name_tells_two_tokenizers_of_one_size_apart():
     assert one.name == same.name
     assert one.name.startswith("bpe:300:")
     assert one.name != other.name
+
+
+def test_corpora_of_two_tokenizers_of_one_size_are_not_mixed(text, tmp_path):
+    path = tmp_path / "upper.jsonl"
+    path.write_text("".join(json.dumps({"text": text.upper()}) + "\n" for text in documents()))
+    corpora = [prepared(text, tmp_path / "a"), prepared(path, tmp_path / "b")]
+    assert corpora[0].vocabulary == corpora[1].vocabulary == 300
+    with pytest.raises(ValueError, match=r"a holds bpe:300:\w+ tokens, \S+b bpe:300:\w+; prepare both with"):
+        Mixture.of(corpora, (1.0, 1.0))
 
 
 def test_it_is_kept_in_the_corpus_and_serves_another(text, tmp_path):
