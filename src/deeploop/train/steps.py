@@ -161,6 +161,7 @@ class StepQueue:
         elif run.task.skips_non_finite and run.skipped_in_a_row < MOST_SKIPPED:
             self._skip(queued, loss, norm)
         else:
+            run.task.redraw(queued.drawn)  # the step after it may be under way, with draws of its own
             raise FloatingPointError(non_finite_report(run, queued.step, queued.batches, loss, norm))
         return StepResult(queued.step, loss, norm, queued.lr, queued.drawn, stopping > 0)
 
