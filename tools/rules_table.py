@@ -50,7 +50,8 @@ def tables(studies: list[tuple[str, Study]]) -> str:
         caption = markdown_text(views.caption(study))
         parts += [f"[results/{name}](results/{name}). {markdown_text(first.title)}"]
         parts += [markdown_table(first.header, first.rows), markdown_text(first.note)]
-        parts += [f"![{caption}]({figure_name(name, study)})", caption]
+        alt = "Validation loss against peak learning rate, by rule and R"
+        parts += [f"![{alt}]({figure_name(name, study)})", f"*What to see: {caption}*"]
         parts += [markdown_table(losses.header, losses.rows), markdown_text(losses.note)]
     return "\n\n".join(parts) or "No runs are here yet."
 
