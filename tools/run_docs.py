@@ -2,11 +2,11 @@
 
     python tools/run_docs.py [README.md docs/data.md …] [--steps 12] [--keep FOLDER]
 
-Every fenced block and every `deeploop …` command with options or a path in a sentence is run as written, in the order of its
-page, and a table says what came: ok, dry, skipped and why, or FAILED. A page finds what it takes for granted
-(`PREPARED`): text, corpora, a trained run. What needs a GPU is run with --dry-run, which checks its options
-and data. With --steps trainings are cut to so many steps. Exit code 1 if something failed. Takes long, so it
-is no part of the test suite.
+Every fenced block, and every `deeploop …` command with options or a path in a sentence, is run as written, in
+the order of its page. A table says what came: ok, dry, skipped and why, or FAILED. A page finds what it takes
+for granted (`PREPARED`): text, corpora, a trained run. What needs a GPU is run with --dry-run, which checks
+its options and data. With --steps trainings are cut to so many steps. Exit code 1 if something failed. Takes
+long, so it is no part of the test suite.
 """
 
 import argparse
