@@ -1,0 +1,182 @@
+"""Decoding: prompts are read in one pass, then every step adds a token to each; on a GPU it is a CUDA graph.
+
+decoder = Decoder(model, [[5, 100], [7]], capacity=40, choose=lambda logits, step: logits.argmax(-1))
+first = decoder.start()
+second = decoder.step()
+
+A step is the model's own forward pass over a cache of fixed size, at positions that the device holds. Where
+the blocks are ones that the Triton kernels know, a GPU runs them in bf16 (`nn/kernels/decode.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deeploop.models.gpt import LoopedGPT
+from deeploop.nn import fused
+from deeploop.nn.cache import PositionedCache
+
+Choose = Callable[[Tensor, Tensor], Tensor]
+"""Tokens (B,) by logits (B, V) and the number (1,) of tokens that were chosen before."""
+
+
+class Decoder:
+    """A batch of prompts of any lengths, and the tokens that follow them.
+
+    The tokens it returns, (B,), stand in memory that the next step overwrites. One that is negative is a
+    refusal of `choose`; the batch goes on. A sequence whose memory is full stays at its last position: what
+    it says there means nothing.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        model: LoopedGPT,
+        prompts: Sequence[Sequence[int]],
+        *,
+        capacity: int,
+        choose: Choose,
+        graph: bool = True,
+        kernels: bool = True,
+    ) -> None:
+        self.model, self._choose = model, choose
+        device = model.cos.device
+        self.uses_kernels = kernels and fits_kernels(model)
+        self.uses_graph = graph and device.type == "cuda"
+        self._graph: torch.cuda.CUDAGraph | None = None
+        # Padding stands behind a prompt: nothing in it sees the padding, and its tokens overwrite it.
+        self._lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        longest = max(map(len, prompts))
+        padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
+        self._prompts = torch.tensor(padded, device=device)
+        self._last = torch.full_like(self._lengths, capacity - 1)
+        self._positions = self._lengths.clone()
+        self._tokens = torch.zeros_like(self._lengths)
+        self._count = torch.zeros(1, dtype=torch.long, device=device)
+        self._cache = model.new_cache(capacity)
+        self._logits: Callable[[Tensor], Tensor] | None = None
+        self._is_warm = False
+
+    def describe(self) -> str:
+        """How a step is executed, in words."""
+        how = "Triton kernels in bf16" if self.uses_kernels else "eager modules"
+        return f"CUDA graph of {how}" if self.uses_graph else how
+
+    @torch.inference_mode()
+    def start(self) -> Tensor:
+        """Reads the prompts; returns the first token of each."""
+        with self._arithmetic():
+            states = self.model(self._prompts, cache=self._cache).states
+            rows = torch.arange(len(states), device=states.device)
+            logits = self.model.logits(states[rows, self._lengths - 1])
+        cache = PositionedCache(self._cache, self._positions)
+        self._logits = (KernelStep if self.uses_kernels else ModuleStep)(self.model, cache)
+        self._accept(logits)
+        self._positions.copy_(torch.minimum(self._lengths, self._last))
+        return self._tokens
+
+    @torch.inference_mode()
+    def step(self) -> Tensor:
+        """Reads the tokens chosen last; returns the next. The first step compiles, the second records."""
+        if self._graph is not None:
+            self._graph.replay()
+            return self._tokens
+        if self.uses_graph and self._is_warm:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._advance()
+            self._graph = graph
+            return self.step()
+        self._advance()
+        self._is_warm = True
+        return self._tokens
+
+    def _advance(self) -> None:
+        assert self._logits is not None, "start() comes first"
+        self._accept(self._logits(self._tokens.clamp(min=0)))
+        self._positions.copy_(torch.minimum(self._positions + 1, self._last))
+
+    def _accept(self, logits: Tensor) -> None:
+        self._tokens.copy_(self._choose(logits, self._count))
+        self._count.add_(1)
+
+    def _arithmetic(self) -> AbstractContextManager[object]:
+        device = self.model.cos.device.type
+        return torch.autocast(device, torch.bfloat16) if self.uses_kernels else nullcontext()
+
+
+class ModuleStep:
+    """Logits (B, V) behind one new token (B,) per sequence, by the model's modules as they are written."""
+
+    def __init__(self, model: LoopedGPT, cache: PositionedCache) -> None:
+        self._model, self._cache = model, cache
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        model, at = self._model, self._cache.positions
+        rotary = model.cos[at][:, None, None], model.sin[at][:, None, None]
+        places = rotary, self._cache.mask()
+        state = None if model.first_noise is None else model.first_noise[at][:, None]
+        states = model(tokens[:, None], cache=self._cache, places=places, state=state).states
+        return model.logits(states[:, 0])
+
+
+class KernelStep:
+    """The same by the Triton kernels: the stream in fp32, matrices in `dtype`, packed here once."""
+
+    def __init__(self, model: LoopedGPT, cache: PositionedCache, dtype: torch.dtype = torch.bfloat16) -> None:
+        from deeploop.nn.kernels.decode import Visit  # here there is Triton to import
+        from deeploop.nn.kernels.stack import packs_of
+
+        self._model, self._positions = model, cache.positions
+        once, core = [*model.prelude], [*model.blocks]
+        pairs: list[Any] = [fused.sublayers(block) for block in (*once, *core, *model.coda)]
+        packed = [*zip(pairs, packs_of(pairs, dtype), strict=True)]
+        first, last = len(once), len(once) + len(core)
+        order = [*packed[:first], *packed[first:last] * model.rounds, *packed[last:]]
+        visits = [Visit(*pair, *cache.cache.memory(model.slot_of(i))) for i, pair in enumerate(order)]
+        end = first + model.rounds * len(core)
+        self._prelude, self._core, self._coda = visits[:first], visits[first:end], visits[end:]
+        words = (model.head or model.embedding).weight[: model.config.vocabulary]
+        self._head = (words * model.config.matrix_lr_multiplier).to(dtype)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        from deeploop.nn.kernels.decode import head_product
+
+        model = self._model
+        x = model.input_norm(F.embedding(tokens, model.embedding.weight).float())
+        if self._prelude:
+            x, _ = self._run(self._prelude, x)
+        if model.injection is None:
+            _, h = self._run([*self._core, *self._coda], x, model.final_norm)
+        else:
+            _, h = self._run_injected(x)
+        logits = head_product(h, self._head)
+        return logits if model.output_bias is None else logits + model.output_bias[: logits.shape[1]]
+
+    def _run_injected(self, e: Tensor) -> tuple[Tensor, Tensor]:
+        """Rounds that e enters, one by one, and the coda."""
+        model, blocks = self._model, len(self._model.blocks)
+        assert model.injection is not None
+        noise = None if model.first_noise is None else model.first_noise[self._positions][:, None]
+        x = model.initial_state(e[:, None], 0, noise)[:, 0]
+        entered, h = model.injection.enter(e), e
+        for start in range(0, len(self._core), blocks):
+            coda = self._coda if start + blocks == len(self._core) else []
+            visits = [*self._core[start : start + blocks], *coda]
+            x, h = self._run(visits, model.injection(x, entered), model.final_norm)
+        return x, h
+
+    def _run(self, visits: Any, x: Tensor, after: nn.Module | None = None) -> Any:
+        from deeploop.nn.kernels.decode import run
+
+        return run(visits, x, self._positions, (self._model.cos, self._model.sin), after)
+
+
+def fits_kernels(model: LoopedGPT) -> bool:
+    """Whether the kernels can decode with a model: it is on a GPU, and they know all of its blocks."""
+    blocks = (*model.prelude, *model.blocks, *model.coda)
+    return model.cos.is_cuda and all(map(fused.fits_block, blocks))
