@@ -314,7 +314,7 @@ def test_what_the_template_writes_behind_an_answer_is_not_part_of_it(drawn, answ
         "context": 400,
     }
     tokens = iter([*tokenizer.encode(drawn), tokenizer.end_of_text] * 2)
-    monkeypatch.setattr("deeploop.eval.conversation.draw", lambda *_: next(tokens))
+    monkeypatch.setattr("deeploop.eval.conversation.choose", lambda *_: torch.tensor([next(tokens)]))
     talk = Conversation(LoopedGPT(GPTConfig(**shape)).eval(), tokenizer, find_template("chatml"))
     for turn in (1, 2):
         shown = []
