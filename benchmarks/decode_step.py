@@ -3,9 +3,9 @@
     python benchmarks/decode_step.py                      gpt2-small, a minute
 
 1. How far the kernels' logits are from those of the modules in fp32.
-2. Milliseconds per step of one CUDA graph: kernels, without programmatic dependent launch, eager modules; and
-   by batch, with our products and with cuBLAS's, which is what `FEW` is chosen by.
-3. A profile of replayed steps.
+2. A profile of replayed steps.
+3. Milliseconds per step: the graph of kernels, of eager modules, no graph, no programmatic dependent launch;
+   and by batch, with our products and with cuBLAS's, which is what `FEW` is chosen by.
 
 Weights are fresh: the work does not depend on them.
 """
@@ -13,6 +13,7 @@ Weights are fresh: the work does not depend on them.
 import argparse
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
@@ -20,6 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from deeploop.eval.decoding import Decoder, KernelStep, ModuleStep
+from deeploop.eval.generation import GREEDY, choose
 from deeploop.models import LoopedGPT
 from deeploop.nn.cache import PositionedCache
 from deeploop.nn.kernels import decode
@@ -36,7 +38,8 @@ def build(rounds: int) -> LoopedGPT:
 
 def decoder(model: LoopedGPT, batch: int, **settings: bool) -> Decoder:
     prompts = torch.randint(50257, (batch, PROMPT), generator=torch.Generator().manual_seed(0)).tolist()
-    made = Decoder(model, prompts, capacity=CAPACITY, choose=lambda logits, _: logits.argmax(-1), **settings)
+    greedy = partial(choose, sampling=GREEDY)
+    made = Decoder(model, prompts, capacity=CAPACITY, choose=greedy, **settings)
     made.start()
     for _ in range(4):
         made.step()
@@ -71,35 +74,24 @@ def agreement(model: LoopedGPT, batch: int) -> str:
 
 
 def variants(model: LoopedGPT, batch: int) -> list[list[str]]:
-    overlap = decode._overlap
-    rows = [["kernels", milliseconds(decoder(model, batch))]]
-    decode._overlap = lambda _: {"PDL": False}
-    rows.append(["without overlap", milliseconds(decoder(model, batch))])
+    found = {"kernels": milliseconds(decoder(model, batch))}
+    found["eager modules, fp32"] = milliseconds(decoder(model, batch, kernels=False))
+    found["kernels, no graph"] = milliseconds(decoder(model, batch, graph=False))
+    overlap, decode._overlap = decode._overlap, lambda _: {"PDL": False}
+    found["kernels, no dependent launch"] = milliseconds(decoder(model, batch))
     decode._overlap = overlap
-    rows.append(["eager modules, fp32", milliseconds(decoder(model, batch, kernels=False))])
-    rows.append(["kernels, no graph", milliseconds(decoder(model, batch, graph=False))])
-    return [[f"R={model.rounds}", str(batch), name, f"{ms:.3f}"] for name, ms in rows]
+    return [[f"R={model.rounds}", str(batch), name, f"{ms:.3f}"] for name, ms in found.items()]
 
 
 def by_batch(model: LoopedGPT) -> list[list[str]]:
     few, rows = decode.FEW, []
-    for batch in (1, 2, 4, 8, 16):
+    for batch in (4, 8):
         times = []
         for limit in (batch, 0):
             decode.FEW = limit
             times.append(milliseconds(decoder(model, batch)))
         rows.append([str(batch), *(f"{ms:.3f}" for ms in times)])
     decode.FEW = few
-    return rows
-
-
-def by_tile(model: LoopedGPT) -> list[list[str]]:
-    """Batch 1 under other sizes of a program's tile and numbers of splits."""
-    before, rows = (decode.TILE, decode.SPLITS), []
-    for tile, splits in ((4096, 8), (8192, 8), (16384, 8), (32768, 8), (8192, 4), (8192, 16), (16384, 2)):
-        decode.TILE, decode.SPLITS = tile, splits
-        rows.append([str(tile), str(splits), f"{milliseconds(decoder(model, 1)):.3f}"])
-    decode.TILE, decode.SPLITS = before
     return rows
 
 
@@ -138,12 +130,10 @@ def main() -> None:
     model = build(args.rounds)
     for batch in (1, 64):
         print(agreement(model, batch), flush=True)
+        print(kernels(model, batch), flush=True)
     rows = [row for batch in (1, 64) for row in variants(model, batch)]
     print(text_table(["", "batch", "step", "ms"], rows), flush=True)
     print(text_table(["batch", "our products, ms", "cuBLAS, ms"], by_batch(model)), flush=True)
-    print(text_table(["tile", "splits", "ms"], by_tile(model)), flush=True)
-    for batch in (1, 64):
-        print(kernels(model, batch), flush=True)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_decoding_is_timed_beside_memory_and_transformers(tmp_path, capsys):
         batch, bandwidth = row["batch"], record["copy_bytes_per_s"]
         assert row["ratio"] == pytest.approx(row["tokens_per_s"] / row["transformers_tokens_per_s"])
         assert row["share_of_bandwidth"] == pytest.approx(row["step_bytes"] / row["step_s"] / bandwidth)
-        # 2 blocks × 2 rounds of q k v o and gate up down, the head, keys and values of 6 + (4 + 8) / 2 positions
+        # 2 blocks × 2 rounds of q k v o and gate up down, the head, keys and values of 12 positions
         matrices = 4 * (4 * 128**2 + 3 * 128 * 344) + 257 * 128
         assert row["step_bytes"] == 4 * (matrices + 4 * batch * 12 * 2 * 128)
 

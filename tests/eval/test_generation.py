@@ -13,8 +13,8 @@ from deeploop.eval.generation import (
     choose,
     generate,
     generate_text,
+    require_finite,
     stream_text,
-    token_or_refusal,
 )
 from deeploop.models import GPTConfig, LoopedGPT
 
@@ -77,8 +77,9 @@ def test_a_seed_repeats_and_another_differs(model):
 
 def draw(logits, sampling, generator):
     """One token of `choose`."""
-    (token,) = choose(logits[None], sampling, torch.rand(1, generator=generator))
-    return token_or_refusal(int(token))
+    token, top = choose(logits[None], sampling, torch.rand(1, generator=generator))
+    require_finite(float(top))
+    return int(token)
 
 
 def test_a_seed_means_the_same_whatever_was_drawn_before():

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from deeploop.eval.decoding import fits_kernels
+from deeploop.eval.decoding import describe, fits_kernels
 from deeploop.eval.generation import generate_batch
 from deeploop.models.accounting import block_matrix_count
 from deeploop.models.gpt import LoopedGPT
@@ -92,6 +92,7 @@ def measure(
         row = {
             "cell": f"{recipe} R={rounds}",
             "batch": batch,
+            "execution": describe(model),
             "tokens_per_s": batch / seconds,
             "step_s": seconds,
             "first_token_s": first,

@@ -22,7 +22,7 @@ from deeploop.data.chat_template import (
     plain,
 )
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.eval.generation import Sampling, choose, token_or_refusal
+from deeploop.eval.generation import Sampling, choose, require_finite
 from deeploop.models.gpt import LoopedGPT
 
 
@@ -115,7 +115,9 @@ class Conversation:
             states = self._model(new, cache=self._cache).states
             uniform = torch.rand(1, generator=self._generator).to(device)
             logits = self._model.logits(states[:, -1])
-            token = token_or_refusal(int(choose(logits, self._sampling, uniform)))
+            choice = choose(logits, self._sampling, uniform)
+            require_finite(float(choice.top))
+            token = int(choice.tokens)
             self._tokens.append(token)
             if token == end:
                 break

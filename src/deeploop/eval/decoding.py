@@ -1,8 +1,8 @@
 """Decoding: prompts are read in one pass, then every step adds a token to each; on a GPU it is a CUDA graph.
 
-decoder = Decoder(model, [[5, 100], [7]], capacity=40, choose=lambda logits, step: logits.argmax(-1))
-first = decoder.start()
-second = decoder.step()
+decoder = Decoder(model, [[5, 100], [7]], capacity=40, choose=partial(choose, sampling=GREEDY))
+first = decoder.start().tokens
+second = decoder.step().tokens
 
 A step is the model's own forward pass over a cache of fixed size, at positions that the device holds. Where
 the blocks are ones that the Triton kernels know, a GPU runs them in bf16 (`nn/kernels/decode.py`).
@@ -10,7 +10,7 @@ the blocks are ones that the Triton kernels know, a GPU runs them in bf16 (`nn/k
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,16 +20,23 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.nn import fused
 from deeploop.nn.cache import PositionedCache
 
-Choose = Callable[[Tensor, Tensor], Tensor]
-"""Tokens (B,) by logits (B, V) and the number (1,) of tokens that were chosen before."""
+
+class Choice(NamedTuple):
+    """The next tokens and the largest logit of each sequence, (B,), by which the host sees NaN and inf."""
+
+    tokens: Tensor
+    top: Tensor
+
+
+Choose = Callable[[Tensor], Choice]
+"""What comes next, by logits (B, V)."""
 
 
 class Decoder:
     """A batch of prompts of any lengths, and the tokens that follow them.
 
-    The tokens it returns, (B,), stand in memory that the next step overwrites. One that is negative is a
-    refusal of `choose`; the batch goes on. A sequence whose memory is full stays at its last position: what
-    it says there means nothing.
+    What it returns stands in memory that the next step overwrites. A sequence whose memory is full stays at
+    its last position: what it says there means nothing.
     """
 
     @torch.inference_mode()
@@ -53,21 +60,15 @@ class Decoder:
         longest = max(map(len, prompts))
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
         self._prompts = torch.tensor(padded, device=device)
-        self._last = torch.full_like(self._lengths, capacity - 1)
-        self._positions = self._lengths.clone()
-        self._tokens = torch.zeros_like(self._lengths)
-        self._count = torch.zeros(1, dtype=torch.long, device=device)
+        self._last = capacity - 1
+        self._positions = self._lengths.clamp(max=self._last)
+        self._choice = Choice(torch.zeros_like(self._lengths), torch.zeros(len(prompts), device=device))
         self._cache = model.new_cache(capacity)
         self._logits: Callable[[Tensor], Tensor] | None = None
         self._is_warm = False
 
-    def describe(self) -> str:
-        """How a step is executed, in words."""
-        how = "Triton kernels in bf16" if self.uses_kernels else "eager modules"
-        return f"CUDA graph of {how}" if self.uses_graph else how
-
     @torch.inference_mode()
-    def start(self) -> Tensor:
+    def start(self) -> Choice:
         """Reads the prompts; returns the first token of each."""
         with self._arithmetic():
             states = self.model(self._prompts, cache=self._cache).states
@@ -76,15 +77,14 @@ class Decoder:
         cache = PositionedCache(self._cache, self._positions)
         self._logits = (KernelStep if self.uses_kernels else ModuleStep)(self.model, cache)
         self._accept(logits)
-        self._positions.copy_(torch.minimum(self._lengths, self._last))
-        return self._tokens
+        return self._choice
 
     @torch.inference_mode()
-    def step(self) -> Tensor:
+    def step(self) -> Choice:
         """Reads the tokens chosen last; returns the next. The first step compiles, the second records."""
         if self._graph is not None:
             self._graph.replay()
-            return self._tokens
+            return self._choice
         if self.uses_graph and self._is_warm:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -93,16 +93,17 @@ class Decoder:
             return self.step()
         self._advance()
         self._is_warm = True
-        return self._tokens
+        return self._choice
 
     def _advance(self) -> None:
         assert self._logits is not None, "start() comes first"
-        self._accept(self._logits(self._tokens.clamp(min=0)))
-        self._positions.copy_(torch.minimum(self._positions + 1, self._last))
+        self._accept(self._logits(self._choice.tokens))
+        self._positions.add_(1).clamp_(max=self._last)
 
     def _accept(self, logits: Tensor) -> None:
-        self._tokens.copy_(self._choose(logits, self._count))
-        self._count.add_(1)
+        # Tokens go where the step reads them; the rest stays where it is, in a graph in the graph's memory.
+        tokens, top = self._choose(logits)
+        self._choice = Choice(self._choice.tokens.copy_(tokens), top)
 
     def _arithmetic(self) -> AbstractContextManager[object]:
         device = self.model.cos.device.type
@@ -174,6 +175,17 @@ class KernelStep:
         from deeploop.nn.kernels.decode import run
 
         return run(visits, x, self._positions, (self._model.cos, self._model.sin), after)
+
+
+def describe(model: nn.Module) -> str:
+    """How a model's tokens are decoded where it is, in words."""
+    if not isinstance(model, LoopedGPT):
+        return "token by token, without a CUDA graph: with adaptive depth no two steps are alike"
+    if not model.cos.is_cuda:
+        return "eager modules"
+    if fits_kernels(model):
+        return "a CUDA graph of Triton kernels in bf16"
+    return "a CUDA graph of eager modules: the Triton kernels do not know these blocks"
 
 
 def fits_kernels(model: LoopedGPT) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.eval.decoding import Choose, Decoder
+from deeploop.eval.decoding import Choice, Choose, Decoder
 from deeploop.models.adaptive import AdaptiveDepth
 from deeploop.models.gpt import LoopedGPT
 
@@ -49,15 +49,15 @@ GREEDY = Sampling(temperature=0)
 COLDEST = 1e-6  # below it nothing but the likeliest token is ever drawn, and logits overflow
 
 
-def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) -> Tensor:
-    """The next tokens (B,), from logits (B, V) and one draw from [0, 1) each: top-k first, then top-p.
+def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) -> Choice:
+    """The next tokens (B,) and the largest logit of each (NaN where there is one), from logits (B, V).
 
-    The token is the one at which the summed probability, likeliest first, passes the draw. It is -1 where the
-    logits are not finite.
+    With a temperature by a draw from [0, 1) each, top-k first, then top-p: the token at which the summed
+    probability, likeliest first, passes the draw.
     """
     if sampling.temperature < COLDEST:
         top, tokens = logits.max(-1)
-        return tokens.masked_fill(~top.isfinite(), -1)
+        return Choice(tokens, top)
     assert uniform is not None, "a draw for each sequence"
     ranked, tokens = (logits / sampling.temperature).sort(descending=True, stable=True)
     reached = ranked[:, : sampling.top_k or None].softmax(-1).cumsum(-1)
@@ -65,7 +65,7 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) ->
     kept = ((reached < sampling.top_p).sum(-1, keepdim=True) + 1).clamp(max=reached.shape[1])
     drawn = uniform[:, None] * reached.gather(-1, kept - 1)
     place = torch.minimum((reached <= drawn).sum(-1, keepdim=True), kept - 1)
-    return tokens.gather(-1, place)[:, 0].masked_fill(~ranked[:, 0].isfinite(), -1)
+    return Choice(tokens.gather(-1, place)[:, 0], ranked[:, 0])
 
 
 def uniform_draws(sampling: Sampling, count: int, batch: int) -> Tensor:
@@ -77,11 +77,10 @@ def uniform_draws(sampling: Sampling, count: int, batch: int) -> Tensor:
     return torch.stack([torch.rand(count, generator=generator) for generator in generators], dim=1)
 
 
-def token_or_refusal(token: int) -> int:
-    """The token; raises where `choose` found logits that are not finite."""
-    if token < 0:
+def require_finite(top: float) -> None:
+    """Raises where the largest logit says that they are not finite."""
+    if not math.isfinite(top):
         raise ValueError("the model's logits are not finite: its weights are too large for this depth")
-    return token
 
 
 def room(model: LanguageModel, prompt: Sequence[int]) -> int:
@@ -129,16 +128,18 @@ def generate_batch(
     capacity = max(len(prompt) + most - 1 for prompt, most in zip(prompts, left, strict=True))
     chosen = _chooser(sampling, count, len(prompts), model.cos.device)
     decoder = Decoder(model, prompts, capacity=capacity, choose=chosen)
-    for tokens in _read_behind(decoder, count):
+    for tokens, tops in _read_behind(decoder, count):
+        for top, more in zip(tops, left, strict=True):
+            require_finite(top if more else 0.0)
         pairs = [*zip(tokens, left, strict=True)]
-        yield [token_or_refusal(token) if more else None for token, more in pairs]
+        yield [token if more else None for token, more in pairs]
         left = [0 if token == stop else max(0, more - 1) for token, more in pairs]
         if not any(left):
             return
 
 
-def _read_behind(decoder: Decoder, count: int) -> Iterator[list[int]]:
-    """The tokens of every step; where steps are queued, those of one are read when the next is."""
+def _read_behind(decoder: Decoder, count: int) -> Iterator[tuple[list[int], list[float]]]:
+    """What every step chose; where steps are queued, that of one is read when the next is."""
     behind: _Readback | None = None
     for step in range(count):
         ready: _Readback | None = _Readback(decoder.step() if step else decoder.start())
@@ -151,27 +152,34 @@ def _read_behind(decoder: Decoder, count: int) -> Iterator[list[int]]:
 
 
 class _Readback:
-    """Tokens on their way to the host."""
+    """A choice on its way to the host."""
 
-    def __init__(self, tokens: Tensor) -> None:
-        self._tokens = tokens.to("cpu", non_blocking=True) if tokens.is_cuda else tokens.clone()
-        self._event = torch.cuda.Event() if tokens.is_cuda else None
+    def __init__(self, choice: Choice) -> None:
+        cuda = choice.tokens.is_cuda
+        self._parts = [part.to("cpu", non_blocking=True, copy=True) for part in choice]
+        self._event = torch.cuda.Event() if cuda else None
         if self._event is not None:
             self._event.record()
 
-    def wait(self) -> list[int]:
+    def wait(self) -> tuple[list[int], list[float]]:
         if self._event is not None:
             self._event.synchronize()
-        tokens: list[int] = self._tokens.tolist()
-        return tokens
+        tokens, tops = self._parts
+        return tokens.tolist(), tops.tolist()
 
 
 def _chooser(sampling: Sampling, count: int, batch: int, device: torch.device) -> Choose:
     if sampling.temperature < COLDEST:
-        return lambda logits, step: choose(logits, sampling)
+        return lambda logits: choose(logits, sampling)
     draws = uniform_draws(sampling, count, batch).to(device)
-    last = count - 1
-    return lambda logits, step: choose(logits, sampling, draws[step.clamp(max=last)][0])
+    step = torch.zeros(1, dtype=torch.long, device=device)  # of the device: it is part of the graph
+
+    def draw(logits: Tensor) -> Choice:
+        choice = choose(logits, sampling, draws[step][0])
+        step.add_(1)
+        return choice
+
+    return draw
 
 
 @torch.inference_mode()
@@ -186,8 +194,9 @@ def _generate_adaptively(
     new = list(prompt)
     for uniform in draws:
         states = model(torch.tensor([new], device=device), cache=cache).states
-        token = choose(model.logits(states[:, -1]), sampling, uniform.to(device))
-        new = [token_or_refusal(int(token))]
+        tokens, top = choose(model.logits(states[:, -1]), sampling, uniform.to(device))
+        require_finite(float(top))
+        new = [int(tokens)]
         yield new[0]
         if new[0] == stop:
             return

@@ -66,12 +66,16 @@ def _product(
     live = i < K
     tile = (n < N)[:, None] & live[None, :]
     at = n[:, None].to(tl.int64) * K + i[None, :]
-    # Matrices first, while the kernel in front is still at work: nobody writes to them.
+    # Matrices and gains first, while the kernel in front is still at work: nobody writes to them.
     if PDL:
         gdc_launch_dependents()
     w = tl.load(W + at, mask=tile, other=0.0)
     if SWIGLU:
         w2 = tl.load(W + N.to(tl.int64) * K + at, mask=tile, other=0.0)
+    if GAIN:
+        g = tl.load(G + i, mask=live, other=0.0).to(tl.float32)
+    if NEXT:
+        g2 = tl.load(G2 + i, mask=live, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     for b in tl.static_range(B):
@@ -82,12 +86,11 @@ def _product(
                 if OUTER:
                     h *= tl.rsqrt(tl.sum(h * h, 0) / K + eps)
                 if GAIN:
-                    h *= tl.load(G + i, mask=live, other=0.0).to(tl.float32)
+                    h *= g
                 if tl.program_id(0) == 0:
                     tl.store(Y + b * K + i, h, mask=live)
             if NEXT:
-                h *= tl.rsqrt(tl.sum(h * h, 0) / K + eps)
-                h *= tl.load(G2 + i, mask=live, other=0.0).to(tl.float32)
+                h *= tl.rsqrt(tl.sum(h * h, 0) / K + eps) * g2
             h = h.to(W.dtype.element_ty).to(tl.float32)
         elif SPLITS > 1:
             s = tl.arange(0, SPLITS)[:, None]
@@ -109,17 +112,24 @@ def _product(
 
 
 @triton.jit
-def _turned(P, at, G, cos, sin, live, eps, i, D: tl.constexpr, NORM: tl.constexpr):
+def _halves(P, at, live, D: tl.constexpr):
+    """The two halves of heads or of a gain, which rotation turns into each other."""
+    return tl.load(P + at, mask=live, other=0.0), tl.load(P + at + D // 2, mask=live, other=0.0)
+
+
+@triton.jit
+def _turned(P, at, gu, gv, cos, sin, live, eps, D: tl.constexpr, NORM: tl.constexpr):
     """The halves of a head's query or key: turned by position, normalised, rounded as the cache is."""
-    a = tl.load(P + at, mask=live, other=0.0).to(tl.float32)
-    b = tl.load(P + at + D // 2, mask=live, other=0.0).to(tl.float32)
+    a, b = _halves(P, at, live, D)
+    a = a.to(tl.float32)
+    b = b.to(tl.float32)
     # Rounded where modules in bf16 round.
     u = (a * cos - b * sin).to(P.dtype.element_ty).to(tl.float32)
     v = (b * cos + a * sin).to(P.dtype.element_ty).to(tl.float32)
     if NORM:
         r = tl.rsqrt(tl.sum(u * u + v * v, 0) / D + eps)
-        u *= r * tl.load(G + i, mask=live, other=0.0).to(tl.float32)
-        v *= r * tl.load(G + D // 2 + i, mask=live, other=0.0).to(tl.float32)
+        u *= r * gu.to(tl.float32)
+        v *= r * gv.to(tl.float32)
     return u.to(P.dtype.element_ty), v.to(P.dtype.element_ty)
 
 
@@ -135,42 +145,43 @@ def _attention(
     row = head // H
     i = tl.arange(0, HALF)
     live = i < D // 2
+    # Before the kernel in front has ended: what earlier steps wrote, which is all but the new token's.
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
-    position = tl.load(POSITION + row)
+    position = tl.load(POSITION + row).to(tl.int32)
     cos = tl.load(COS + position * (D // 2) + i, mask=live, other=0.0).to(tl.float32)
     sin = tl.load(SIN + position * (D // 2) + i, mask=live, other=0.0).to(tl.float32)
-    at = row * 3 * H * D + (head % H) * D + i
-    qu, qv = _turned(P, at, GQ, cos, sin, live, eps, i, D, NORM)
-    qu = qu.to(tl.float32) * scale
-    qv = qv.to(tl.float32) * scale
+    gqu, gqv = _halves(GQ, i, live, D)
+    gku, gkv = _halves(GK, i, live, D)
     keys = KEYS + head * capacity * D
     values = VALUES + head * capacity * D
-    top = -float("inf")
+    j = split * BLOCK + tl.arange(0, BLOCK)
+    seen = (j < position)[:, None] & live[None, :]
+    ku, kv = _halves(keys, j[:, None] * D + i[None, :], seen, D)
+    vu, vv = _halves(values, j[:, None] * D + i[None, :], seen, D)
+    if PDL:
+        gdc_wait()
+    at = row * 3 * H * D + (head % H) * D + i
+    qu, qv = _turned(P, at, gqu, gqv, cos, sin, live, eps, D, NORM)
+    qu = qu.to(tl.float32) * scale
+    qv = qv.to(tl.float32) * scale
+    top = -1e30  # no score is as low, and unlike -inf it can be subtracted from itself
     total = 0.0
     yu = tl.zeros((HALF,), tl.float32)
     yv = tl.zeros((HALF,), tl.float32)
     if split == 0:
-        ku, kv = _turned(P, at + H * D, GK, cos, sin, live, eps, i, D, NORM)
-        vu = tl.load(P + at + 2 * H * D, mask=live, other=0.0)
-        vv = tl.load(P + at + 2 * H * D + D // 2, mask=live, other=0.0)
-        tl.store(keys + position * D + i, ku, mask=live)
-        tl.store(keys + position * D + D // 2 + i, kv, mask=live)
-        tl.store(values + position * D + i, vu, mask=live)
-        tl.store(values + position * D + D // 2 + i, vv, mask=live)
-        top = tl.sum(qu * ku.to(tl.float32) + qv * kv.to(tl.float32), 0)
+        nku, nkv = _turned(P, at + H * D, gku, gkv, cos, sin, live, eps, D, NORM)
+        nvu, nvv = _halves(P, at + 2 * H * D, live, D)
+        new = position * D + i
+        tl.store(keys + new, nku, mask=live)
+        tl.store(keys + new + D // 2, nkv, mask=live)
+        tl.store(values + new, nvu, mask=live)
+        tl.store(values + new + D // 2, nvv, mask=live)
+        top = tl.sum(qu * nku.to(tl.float32) + qv * nkv.to(tl.float32), 0)
         total = 1.0
-        yu = vu.to(tl.float32)
-        yv = vv.to(tl.float32)
+        yu = nvu.to(tl.float32)
+        yv = nvv.to(tl.float32)
     for start in range(split * BLOCK, position, SPLITS * BLOCK):
-        j = start + tl.arange(0, BLOCK)
-        to = j[:, None] * D + i[None, :]
-        both = (j < position)[:, None] & live[None, :]
-        ku = tl.load(keys + to, mask=both, other=0.0)
-        kv = tl.load(keys + to + D // 2, mask=both, other=0.0)
-        vu = tl.load(values + to, mask=both, other=0.0)
-        vv = tl.load(values + to + D // 2, mask=both, other=0.0)
         s = tl.sum(ku.to(tl.float32) * qu[None, :] + kv.to(tl.float32) * qv[None, :], 1)
         s = tl.where(j < position, s, -float("inf"))
         higher = tl.maximum(top, tl.max(s, 0))
@@ -180,6 +191,10 @@ def _attention(
         yu = yu * shrink + tl.sum(p[:, None] * vu.to(tl.float32), 0)
         yv = yv * shrink + tl.sum(p[:, None] * vv.to(tl.float32), 0)
         top = higher
+        j = start + SPLITS * BLOCK + tl.arange(0, BLOCK)
+        seen = (j < position)[:, None] & live[None, :]
+        ku, kv = _halves(keys, j[:, None] * D + i[None, :], seen, D)
+        vu, vv = _halves(values, j[:, None] * D + i[None, :], seen, D)
     if SPLITS == 1:
         to = OUT + head * D + i
         tl.store(to, (yu / total).to(OUT.dtype.element_ty), mask=live)
@@ -334,9 +349,12 @@ def _attend(
     attention: Any, qkv: Tensor, positions: Tensor, rotary: Rotary, keys: Tensor, values: Tensor
 ) -> Attended:
     B, H, capacity, D = keys.shape
-    splits = 1
-    while B <= FEW and splits < SPLITS and B * H * splits < PROGRAMS // 2:
+    half = triton.next_power_of_2(D // 2)
+    block, splits = max(16, 4096 // half), 1
+    while B <= FEW and splits < min(SPLITS, capacity // block) and B * H * splits < PROGRAMS // 2:
         splits *= 2
+    if splits == 1:  # many programs: smaller ones, so that more of them fit a multiprocessor
+        block = max(16, block // 2)
     tops = totals = None
     if splits == 1:
         y = torch.empty(B, H * D, dtype=qkv.dtype, device=qkv.device)
@@ -344,14 +362,13 @@ def _attend(
         y = torch.empty(B, H * splits * D, dtype=torch.float32, device=qkv.device)
         tops, totals = torch.empty(2, B, H, splits, dtype=torch.float32, device=qkv.device)
     norms = attention.q_norm, attention.k_norm
-    half = triton.next_power_of_2(D // 2)
     _attention[(B * H, splits)](
         *(qkv, *rotary, *(norm.weight for norm in norms), positions, keys, values, y, tops, totals),
         *(capacity, D**-0.5, norms[0].eps),
         H=H,
         D=D,
         HALF=half,
-        BLOCK=max(16, 4096 // half),
+        BLOCK=block,
         SPLITS=splits,
         NORM=norms[0].weight is not None,
         num_warps=4,
