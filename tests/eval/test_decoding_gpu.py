@@ -39,7 +39,7 @@ def tokens_of(decoder, count):
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("batch", [1, 6])
 def test_a_graph_says_what_single_steps_say(batch, kernels):
-    model, found = build(), []
+    model, found = build(prelude=1, coda=1, injection="add", block="flat"), []
     for graph in (True, False):
         decoder = Decoder(
             model,
