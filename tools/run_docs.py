@@ -2,11 +2,11 @@
 
     python tools/run_docs.py [README.md docs/data.md …] [--steps 12] [--keep FOLDER]
 
-Every fenced block and every whole `deeploop …` command in a sentence is run as written, in the order of its
-page, and a table says what came: ok, dry, skipped and why, or FAILED. A page finds what it takes for granted
-(`PREPARED`): text, corpora, a trained run. What needs a GPU is run with --dry-run, which checks its options
-and data. With --steps trainings are cut to so many steps. Exit code 1 if something failed. Takes long, so it
-is no part of the test suite.
+Every fenced block, and every `deeploop …` command with options or a path in a sentence, is run as written, in
+the order of its page. A table says what came: ok, dry, skipped and why, or FAILED. A page finds what it takes
+for granted (`PREPARED`): text, corpora, a trained run. What needs a GPU is run with --dry-run, which checks
+its options and data. With --steps trainings are cut to so many steps. Exit code 1 if something failed. Takes
+long, so it is no part of the test suite.
 """
 
 import argparse
@@ -67,7 +67,7 @@ class Piece:
 
 
 def pieces(page: str, text: str) -> Iterator[Piece]:
-    """What is to be run of a page, in order; a bare `deeploop train` in a sentence only names a command."""
+    """What is to be run of a page, in order; without options or a path, a sentence only names a command."""
     for kind, block, sentence in BLOCK.findall(text):
         if kind == "python":
             yield Piece(page, kind, block)
@@ -77,7 +77,7 @@ def pieces(page: str, text: str) -> Iterator[Piece]:
                 continue
             lines = re.sub(r"\\\n\s*", "", block).splitlines()
             yield from (Piece(page, kind, strip_comment(line)) for line in lines if strip_comment(line))
-        elif len(sentence.split()) > 2:
+        elif " --" in sentence or "/" in sentence:
             yield Piece(page, "sh", " ".join(sentence.split()))
 
 
