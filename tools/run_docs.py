@@ -27,7 +27,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$|`(deeploop [a-z][^`]*)`", re.MULTILINE | re.DOTALL)
 LIMIT = 1800  # seconds per command
-TEXT = "A looped transformer applies its blocks again and again. The {n}th text says so {n} times. "
 
 GPU = re.compile(
     r"deeploop (train (gpt2|huginn|parcae|ouro|hrm-arc1)|sweep .*--scale gpu)|three_blocks.toml$"
@@ -93,11 +92,12 @@ def deeploop(*words: str, folder: Path) -> None:
 
 def write_texts(folder: Path) -> None:
     """Text of the reader's own, under the names that pages use, and a conversation."""
+    sources = sorted(Path(os.__file__).parent.glob("*.py"))[:120]  # 2 MB that any machine has
     for name in ("my_corpus", "books", "more"):
         (folder / name).mkdir()
-        for n in range(300):
-            (folder / name / f"{n}.txt").write_text(TEXT.format(n=n) * 100, encoding="utf-8")
-    notes = "".join(json.dumps({"text": TEXT.format(n=n) * 5}) + "\n" for n in range(300))
+        for path in sources:
+            shutil.copy(path, folder / name / f"{path.stem}.txt")
+    notes = "".join(json.dumps({"text": f"Note {n} of many notes."}) + "\n" for n in range(300))
     (folder / "notes.jsonl.xz").write_bytes(lzma.compress(notes.encode()))
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]
     talk = "".join(json.dumps({"messages": turns}) + "\n" for _ in range(200))
