@@ -27,7 +27,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$|`(deeploop [a-z][^`]*)`", re.MULTILINE | re.DOTALL)
 LIMIT = 1800  # seconds per command
-TEXT = "A looped transformer applies its blocks again and again. The {n}th text says so {n} times. "
 
 GPU = re.compile(
     r"deeploop (train (gpt2|huginn|parcae|ouro|hrm-arc1)|sweep .*--scale gpu)|three_blocks.toml$"
@@ -48,6 +47,7 @@ SKIPPED = {
     r"runs/sweeps/|…|\[": "needs what a person names, or runs of a GPU",
     r"deeploop chat runs/chat$|deeploop chat RUN": "is a conversation in the terminal",
     r"runs/gpt2-small": "needs a trained gpt2-small",
+    r"exported --context 8192": "needs a source of that context",
     r"deeploop export --|generate --cache-rounds B|--adaptive kl ": "is a part of a command",
 }
 
@@ -92,11 +92,12 @@ def deeploop(*words: str, folder: Path) -> None:
 
 def write_texts(folder: Path) -> None:
     """Text of the reader's own, under the names that pages use, and a conversation."""
+    sources = sorted(Path(os.__file__).parent.glob("*.py"))[:120]  # 2 MB that any machine has
     for name in ("my_corpus", "books", "more"):
         (folder / name).mkdir()
-        for n in range(300):
-            (folder / name / f"{n}.txt").write_text(TEXT.format(n=n) * 100, encoding="utf-8")
-    notes = "".join(json.dumps({"text": TEXT.format(n=n) * 5}) + "\n" for n in range(300))
+        for path in sources:
+            shutil.copy(path, folder / name / f"{path.stem}.txt")
+    notes = "".join(json.dumps({"text": f"Note {n} of many notes."}) + "\n" for n in range(300))
     (folder / "notes.jsonl.xz").write_bytes(lzma.compress(notes.encode()))
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]
     talk = "".join(json.dumps({"messages": turns}) + "\n" for _ in range(200))
@@ -124,11 +125,11 @@ def train_tiny(folder: Path) -> None:
 
 
 def make_llama(folder: Path) -> None:
-    """MODEL: a random Llama of 30 narrow layers with a tokenizer and a chat template."""
+    """MODEL: a random Llama of 30 narrow layers, a context of 128, a tokenizer and a chat template."""
     sys.path.insert(0, str(ROOT / "tests"))
     from llama_family import make_model, save_tokenizer
 
-    shape = {"num_hidden_layers": 30, "max_position_embeddings": 2048}
+    shape = {"num_hidden_layers": 30, "max_position_embeddings": 128}
     make_model("Llama", **shape).save_pretrained(folder / "MODEL")
     save_tokenizer(folder / "MODEL")
 
