@@ -110,7 +110,6 @@ def test_graphs_are_recorded_by_the_number_of_bounds(recordings):
     seen = []
     replay = GraphReplay(lambda batch: seen.append(batch[0].tolist()) or torch.zeros(()), model, print)
     model.rounds = 1
-    replay.begin_step()
     for bounds in ([0, 3, 9], [0, 4, 9], [0, 5, 9], [0, 1, 2, 3, 9]):
         replay((torch.tensor(bounds),))
     assert seen == [[0, 3, 9], [0, 4, 9], [0, 5, 9], [0, 1, 2, 3, 9]]

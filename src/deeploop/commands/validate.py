@@ -36,7 +36,6 @@ from deeploop.report import page, plots, scoreboard
 from deeploop.train.chat import ChatDataConfig, open_chat
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import arithmetic, open_world
-from deeploop.train.language import mixture_windows, open_mixture
 from deeploop.train.rundir import (
     check_tokenizer,
     load,
@@ -45,6 +44,7 @@ from deeploop.train.rundir import (
     require_checkpoint,
     results_folder,
 )
+from deeploop.train.text import mixture_windows, open_mixture
 
 # Results that agree in these replace one another; any other stays beside them.
 IDENTITY = ("checkpoint", "data", "sequences", "recompute_alpha", "asked")
