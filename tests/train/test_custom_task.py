@@ -61,6 +61,15 @@ def test_shares_of_ranks_and_micro_batches_add_up_to_the_mean_loss(tmp_path):
     torch.testing.assert_close(sum(parts), expected)
 
 
+def test_a_loss_that_is_not_finite_is_named(tmp_path):
+    class Broken(Sorting):
+        def batch_loss(self, model, *batch):
+            return super().batch_loss(model, *batch) * float("nan")
+
+    with pytest.raises(FloatingPointError, match="step 1: loss nan"):
+        train(short(tmp_path / "run"), task=Broken, quiet=True)
+
+
 def test_mistakes_are_named(tmp_path, capsys):
     class Short(Sorting):
         def batch(self, step):

@@ -116,6 +116,9 @@ class CustomTask:
         """Nothing is drawn for a step."""
         return {}
 
+    def redraw(self, drawn: dict[str, int]) -> None:
+        """Nothing was drawn."""
+
     def after_step(self, step: int) -> None:
         """Nothing is carried from step to step."""
 
