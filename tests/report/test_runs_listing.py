@@ -1,6 +1,7 @@
 """`deeploop runs` finds runs and sweeps, tells their state, fits the terminal, reads files from the end."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -189,6 +190,41 @@ def test_a_state_stays_unless_all_are_finished_and_the_rule_is_the_first_setting
 
 def headings(folder, *widths):
     return {width: run(RunsArgs((folder,)), width).splitlines()[0].split() for width in widths}
+
+
+def test_each_kind_of_run_has_a_table_with_its_own_settings(tmp_path):
+    for name, rounds in (("a", 1), ("b", 7)):
+        write_run(tmp_path / name, rounds=rounds)
+    for name, p in (("h", 0.25), ("t", 0.5)):
+        write_run(tmp_path / name, p=p, stamp={"task": name + "rm"})
+    for name, task in (("s", "addition"), ("x", "sorting")):
+        folder = write_run(tmp_path / name, stamp={"task": "iterate"})
+        config = json.loads((folder / "config.json").read_text())
+        config["data"]["task"] = task
+        (folder / "config.json").write_text(json.dumps(config))
+    found = {}
+    for part in run(RunsArgs((tmp_path,)), 100).split("\n\n"):
+        name, heading, *_ = part.splitlines()
+        found[name] = heading.split()[:2]
+        assert max(map(len, part.splitlines())) <= 100
+        assert "loss" in heading  # one unit within a table
+        assert "GPU-h" not in part  # all on CPUs
+    assert found == {
+        "language models": ["run", "rounds"],
+        "reasoners": ["run", "p"],
+        "iterated tasks": ["run", "task"],
+    }
+    write_sweep(tmp_path / "sweep", {"none": {}})
+    assert "\n\nnot started, or unreadable\nrun" in run(RunsArgs((tmp_path,)))
+
+
+def test_a_long_list_of_what_is_not_shown_is_cut(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(
+        tmp_path / "b", model={name: 1 for name in ("width", "heads", "hidden", "context", "blocks")}, clip=2
+    )
+    *_, said = run(RunsArgs((tmp_path,)), 44).split("\nnot shown: ")
+    assert re.match(r"(\S+, ){7}\w+ and \d more", " ".join(said.split()))
 
 
 def test_gpu_hours_count_ranks(tmp_path):

@@ -62,8 +62,8 @@ def _is_plain(attention: SelfAttention) -> bool:
 
 def fits_block(block: nn.Module) -> bool:
     """Whether the kernels know a block: two sublayers that they fit."""
-    sublayers = _sublayers(block)
-    return len(sublayers) == 2 and fits(*sublayers)
+    pair = sublayers(block)
+    return len(pair) == 2 and fits(*pair)
 
 
 def fits_rounds(model: nn.Module) -> bool:
@@ -86,7 +86,8 @@ def install_rounds(model: nn.Module) -> bool:
     return fits_rounds(model)
 
 
-def _sublayers(block: nn.Module) -> list[ScaledResidual]:
+def sublayers(block: nn.Module) -> list[ScaledResidual]:
+    """A block's residuals, in their order."""
     return [child for child in block.children() if isinstance(child, ScaledResidual)]
 
 
@@ -124,7 +125,7 @@ def _run_rounds(
 def _run(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any) -> Tensor:
     from deeploop.nn.kernels.stack import run  # here there is Triton to import
 
-    pairs: Any = [tuple(_sublayers(block)) for block in blocks]
+    pairs: Any = [tuple(sublayers(block)) for block in blocks]
     return run(pairs, x, rotary, torch.get_autocast_dtype("cuda"), **options)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from deeploop.report.endings import outcome
 from deeploop.report.page import MISSING, text_table
-from deeploop.report.runs import Run
+from deeploop.report.runs import Run, differing
 from deeploop.terminal import printable
 
 # What a narrow terminal does without, the first first. Then long names are cut, then settings go, from the
@@ -18,6 +18,9 @@ FOREMOST = (
     *("optim.warmup_steps", "optim.steps", "data.path"),
 )
 NARROW_NAME = 24
+UNKNOWN = "not started, or unreadable"
+MOST_NAMED = 8  # of the columns that were left out
+KINDS = {"language": "language models", "chat": "chat models", "iterate": "iterated tasks"}
 
 
 def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
@@ -41,6 +44,21 @@ def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def tables(runs: Sequence[Run], width: int | None) -> str:
+    """A table for each kind of run, with the settings that differ within it; one alone has no heading."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(kind(run), []).append(run)
+    if len(groups.keys() - {UNKNOWN}) < 2:
+        return table(runs, differing(runs), width)
+    return "\n\n".join(f"{name}\n{table(own, differing(own), width)}" for name, own in groups.items())
+
+
+def kind(run: Run) -> str:
+    """The kind of model and task; of a run that was not started, or can't be read, it is not known."""
+    return KINDS.get(run.stamp.get("task", "language"), "reasoners") if run.stamp else UNKNOWN
+
+
 def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> str:
     """All columns that fit; what was left out is named below."""
     settings = sorted(settings, key=lambda name: (*FOREMOST, name).index(name))
@@ -57,13 +75,15 @@ def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> st
             dropped.append(heading)
     text = text_table([*columns], list(zip(*columns.values(), strict=True)))
     if dropped:
-        told = f"not shown: {', '.join(dropped)} (a wider terminal, or --json)"
+        rest = len(dropped) - MOST_NAMED
+        more = f" and {rest} more" if rest > 0 else ""
+        told = f"not shown: {', '.join(dropped[:MOST_NAMED])}{more} (a wider terminal, or --json)"
         text += "\n" + textwrap.fill(told, width or 0)
     return text
 
 
 def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[str]]:
-    """Heading → a cell for each run."""
+    """Heading → a cell for each run; what no run has, such as GPU-hours on CPUs, is no column."""
     cells: dict[str, Callable[[Run], str]] = {"run": lambda run: printable(run.name)}
     for name in settings:
         cells[short(name, settings)] = lambda run, name=name: setting(run.fields.get(name, MISSING))  # type: ignore[misc]
@@ -80,7 +100,9 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
     }
     if "loss" not in cells:
         del cells["floor"]  # it is in nats per byte or per token too
-    return {heading: [printable(cell(run)) for run in runs] for heading, cell in cells.items()}
+    columns = {heading: [printable(cell(run)) for run in runs] for heading, cell in cells.items()}
+    empty = {heading for heading in EXPENDABLE if set(columns.get(heading, ())) == {MISSING}}
+    return {heading: column for heading, column in columns.items() if heading not in empty}
 
 
 def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> dict[str, Callable[[Run], str]]:

@@ -54,7 +54,7 @@ def run(
     `inject` changes the stream before every round, in its own precision.
     """
     with torch.autocast(x.device.type, enabled=False):
-        packs = _packs(blocks, narrow)
+        packs = packs_of(blocks, narrow)
         h = None
         if inject is None:
             x, h = _enter(blocks[0][0].inner, x, narrow)
@@ -93,7 +93,8 @@ def _round(
     return x, h
 
 
-def _packs(blocks: Sequence[Sublayers], narrow: torch.dtype) -> list[Packed]:
+def packs_of(blocks: Sequence[Sublayers], narrow: torch.dtype) -> list[Packed]:
+    """The matrices of every block in `narrow`, those that share an input in one."""
     groups: list[tuple[Tensor, ...]] = []
     for first, second in blocks:
         a: Any = first.branch

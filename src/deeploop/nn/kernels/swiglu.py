@@ -46,18 +46,23 @@ def _swiglu_grid(width: int) -> tuple[int, int]:
     return block, triton.cdiv(width, block)
 
 
+def swiglu(sides: Tensor) -> Tensor:
+    """silu(gate)·up, of gate and up side by side (n, 2·hidden); no part of any graph."""
+    n, width = sides.shape[0], sides.shape[1] // 2
+    block, blocks = _swiglu_grid(width)
+    hidden = torch.empty(n, width, dtype=sides.dtype, device=sides.device)
+    _swiglu_forward[(n, blocks)](sides, hidden, W=width, BLOCK=block)
+    return hidden
+
+
 class _SwiGLUDown(torch.autograd.Function):
     """(gate and up, down) → (silu(gate)·up) @ down.T; the backward pass computes the hidden values again."""
 
     @staticmethod
     def forward(ctx: Any, sides: Tensor, packed: Tensor, down: Tensor) -> Tensor:
-        n, width = sides.shape[0], sides.shape[1] // 2
-        block, blocks = _swiglu_grid(width)
-        hidden = torch.empty(n, width, dtype=sides.dtype, device=sides.device)
-        _swiglu_forward[(n, blocks)](sides, hidden, W=width, BLOCK=block)
         ctx.save_for_backward(sides, packed)
         ctx.dtype = down.dtype
-        return hidden @ packed.T
+        return swiglu(sides) @ packed.T
 
     @staticmethod
     @once_differentiable
