@@ -49,7 +49,7 @@ SKIPPED = {
     r"runs/gpt2-small": "needs a trained gpt2-small",
     r"--data.max-epochs": "needs a corpus of billions of tokens",
     r"exported --context 8192": "needs a source of that context",
-    r"deeploop (export|sweep) --|--config$|generate --cache-rounds B|--adaptive kl ": "is a part of a command",
+    r"deeploop (export|sweep) --|--config$|generate --cache-rounds B": "is a part of a command",
 }
 
 
