@@ -95,7 +95,7 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
         cells[short(name, settings)] = lambda run, name=name: setting(run.fields.get(name, MISSING))  # type: ignore[misc]
     cells |= {
         "seed": lambda run: number(run.seed, "d"),
-        "step": lambda run: f"{run.step:,}/{number(run.steps, ',d')}" if run.fields else MISSING,
+        "step": lambda run: steps_done(run),
         "state": lambda run: run.state,
         **loss_columns(runs, lambda run: run.validation.get("loss")),
         "floor": lambda run: number(run.validation.get("floor"), ".3f"),
@@ -109,6 +109,13 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
     columns = {heading: [printable(cell(run)) for run in runs] for heading, cell in cells.items()}
     empty = {heading for heading in EXPENDABLE if set(columns.get(heading, ())) == {MISSING}}
     return {heading: column for heading, column in columns.items() if heading not in empty}
+
+
+def steps_done(run: Run) -> str:
+    """`250/1,000`; a retrofit's start has no steps of its own."""
+    if not run.fields or run.state == "untrained":
+        return MISSING
+    return f"{run.step:,}/{number(run.steps, ',d')}"
 
 
 def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> dict[str, Callable[[Run], str]]:
