@@ -64,7 +64,7 @@ class Piece:
     @property
     def shown(self) -> str:
         first, *rest = self.text.strip().splitlines()
-        return f"python: {first} …" if self.kind == "python" else " ".join([first, *rest])
+        return " ".join([first, *rest]) if self.kind == "sh" else f"{self.kind}: {first} …"
 
 
 def pieces(page: str, text: str) -> Iterator[Piece]:
@@ -204,6 +204,8 @@ def run_piece(piece: Piece, folder: Path, env: dict[str, str], steps: int) -> st
         short = f" --optim.steps {steps} --optim.warmup-steps {max(1, steps // 4)}"
         text = re.sub(r" --optim\.(steps|warmup-steps) \d+", "", text)
         text, how = text.replace("--auto-lr", "") + short, f"ok, {steps} steps"
+    elif steps:  # of a run that goes on
+        text = re.sub(r"(--resume.* --optim\.steps) \d+", rf"\1 {2 * steps}", text)
     return outcome(["bash", "-ec", text], folder, env, how)
 
 
