@@ -27,6 +27,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$|`(deeploop [a-z][^`]*)`", re.MULTILINE | re.DOTALL)
 LIMIT = 1800  # seconds per command
+SETTINGS = """\
+out = "runs/from-toml"
+data = {path = "data/stdlib", validation_sequences = 8}
+model = {blocks = 1, width = 64, heads = 2, hidden = 128, vocabulary = 257, context = 64}
+optim = {steps = 20, batch = 8, warmup_steps = 5}
+"""
 
 GPU = re.compile(
     r"deeploop (train (gpt2|huginn|parcae|ouro|hrm-arc1)|sweep .*--scale gpu)|three_blocks.toml$"
@@ -103,7 +109,7 @@ def write_texts(folder: Path) -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]
     talk = "".join(json.dumps({"messages": turns}) + "\n" for _ in range(200))
     (folder / "talk.jsonl").write_text(talk, encoding="utf-8")
-    (folder / "mine.toml").write_text('out = "runs/from-toml"\n[model]\nblocks = 1\n', encoding="utf-8")
+    (folder / "mine.toml").write_text(SETTINGS, encoding="utf-8")
 
 
 def prepare_corpora(folder: Path) -> None:
