@@ -43,10 +43,56 @@ def test_the_example_trains_and_a_resumed_run_is_the_uninterrupted_one(tmp_path)
     train(replace(short(cut, 8), resume=True), task=Sorting, quiet=True)
     assert len(losses(cut)) == 8
     assert losses(cut) == losses(whole)
-    model = LoopedGPT(short(cut).model)
-    before = model.embedding.weight.clone()
-    load_last(model, cut)
-    assert not torch.equal(model.embedding.weight, before)
+
+
+def test_the_last_weights_are_those_that_the_run_ended_with(tmp_path):
+    trained = []
+
+    class Kept(Sorting):
+        def build(self):
+            trained.append(super().build())
+            return trained[-1]
+
+    train(short(tmp_path / "run"), task=Kept, quiet=True)
+    model = LoopedGPT(short(tmp_path).model, seed=1)
+    load_last(model, tmp_path / "run")
+    torch.testing.assert_close(model.state_dict(), trained[0].state_dict(), rtol=0, atol=0)
+
+
+def test_a_loss_that_is_not_finite_ends_in_a_report(tmp_path):
+    class Broken(Sorting):
+        def batch_loss(self, model, inputs, targets):
+            return super().batch_loss(model, inputs, targets) / (self.step < 3)  # step 3: by zero
+
+    with pytest.raises(FloatingPointError, match=r"step 3: loss inf, .* last good checkpoint: none was"):
+        train(short(tmp_path / "run"), task=Broken, quiet=True)
+
+
+def test_a_plain_optimizer_follows_the_schedule(tmp_path):
+    class Plain(Sorting):
+        def make_optimizer(self, model):
+            self.optimizer = torch.optim.SGD(model.parameters())
+            return self.optimizer
+
+    tasks = []
+    train(short(tmp_path), task=lambda *given: tasks.append(Plain(*given)) or tasks[-1], quiet=True)
+    rate = read_metrics(tmp_path, "train")[-1]["lr"]
+    assert rate == pytest.approx(short(tmp_path).optim.peak_lr * 4 / 8)
+    assert tasks[0].optimizer.param_groups[0]["lr"] == rate
+
+
+def test_recompute_reaches_the_model_or_is_refused(tmp_path):
+    class Foreign(Sorting):
+        def build(self):
+            return torch.nn.Linear(2, 2)
+
+    config = short(tmp_path)
+    config = replace(config, device=replace(config.device, recompute="round"))
+    assert Sorting(config, World(0, 1, torch.device("cpu"))).build().recompute == "round"
+    with pytest.raises(
+        ValueError, match=r"device\.recompute=round: the Linear of Foreign\.build has no such"
+    ):
+        train(config, task=Foreign, quiet=True)
 
 
 def test_shares_of_ranks_and_micro_batches_add_up_to_the_mean_loss(tmp_path):
@@ -59,6 +105,15 @@ def test_shares_of_ranks_and_micro_batches_add_up_to_the_mean_loss(tmp_path):
         parts += [task.loss(model, batch) for batch in task.micro_batches()]
     assert len(parts) == 4
     torch.testing.assert_close(sum(parts), expected)
+
+
+def test_a_loss_that_is_not_finite_is_named(tmp_path):
+    class Broken(Sorting):
+        def batch_loss(self, model, *batch):
+            return super().batch_loss(model, *batch) * float("nan")
+
+    with pytest.raises(FloatingPointError, match="step 1: loss nan"):
+        train(short(tmp_path / "run"), task=Broken, quiet=True)
 
 
 def test_mistakes_are_named(tmp_path, capsys):

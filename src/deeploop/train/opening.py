@@ -106,7 +106,9 @@ def _build(
     config.log.require_extras()
     task = make_task(config, world, factory)
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
-    model = wrap(task.build(), config.device, world)
+    model = task.build()
+    check_recompute(task, model)
+    model = wrap(model, config.device, world)
     optimizer = task.make_optimizer(model)
     execution = choose_execution(
         config.device,
@@ -118,6 +120,16 @@ def _build(
     )
     execution.apply(model)
     return task, model, optimizer, execution
+
+
+def check_recompute(task: Task, model: nn.Module) -> None:
+    """Raises where the model of a task of somebody's own does not recompute what the config asks for."""
+    recompute = task.fit.recompute
+    if recompute != getattr(model, "recompute", "off"):
+        raise ValueError(
+            f"device.recompute={recompute}: the {type(model).__name__} of {type(task).__name__}.build has "
+            "no such `recompute`; leave it off, or set it there"
+        )
 
 
 def make_task(config: AnyTrainConfig, world: World, factory: TaskFactory | None = None) -> Task:
