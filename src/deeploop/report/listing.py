@@ -20,7 +20,14 @@ FOREMOST = (
 NARROW_NAME = 24
 UNKNOWN = "not started, or unreadable"
 MOST_NAMED = 8  # of the columns that were left out
-KINDS = {"language": "language models", "chat": "chat models", "iterate": "iterated tasks"}
+KINDS = {
+    "language": "language models",
+    "chat": "chat models",
+    "iterate": "iterated tasks",
+    "hrm": "reasoners",
+    "trm": "reasoners",
+    "custom": "own tasks",
+}
 
 
 def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
@@ -56,7 +63,8 @@ def tables(runs: Sequence[Run], width: int | None) -> str:
 
 def kind(run: Run) -> str:
     """The kind of model and task; of a run that was not started, or can't be read, it is not known."""
-    return KINDS.get(run.stamp.get("task", "language"), "reasoners") if run.stamp else UNKNOWN
+    task = run.stamp.get("task", "language")
+    return KINDS.get(task, printable(f"task {task:.40}")) if run.stamp else UNKNOWN
 
 
 def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> str:

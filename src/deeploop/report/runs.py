@@ -144,10 +144,10 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """What its loss, in nats, is per."""
+        """What its loss, in nats, is per; that of a task of somebody's own is a mean over rows."""
         task = self.stamp.get("task", "language")
         if task != "language":
-            return {"iterate": "answer", "chat": "token"}.get(task, "cell")
+            return {"iterate": "answer", "chat": "token", "hrm": "cell", "trm": "cell"}.get(task, "row")
         return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary", 0), "token")
 
     @property
