@@ -50,8 +50,9 @@ SKIPPED = {
     r"runs/sweeps/|…|\[": "needs what a person names, or runs of a GPU",
     r"deeploop chat runs/chat$|deeploop chat RUN": "is a conversation in the terminal",
     r"runs/gpt2-small": "needs a trained gpt2-small",
+    r"--data.max-epochs": "needs a corpus of billions of tokens",
     r"exported --context 8192": "needs a source of that context",
-    r"deeploop export --|generate --cache-rounds B|--adaptive kl ": "is a part of a command",
+    r"deeploop (export|sweep) --|--config$|generate --cache-rounds B": "is a part of a command",
 }
 
 
@@ -189,6 +190,9 @@ def run_piece(piece: Piece, folder: Path, env: dict[str, str], steps: int) -> st
     if piece.kind == "script":
         return "skipped: a batch script for SLURM"
     if piece.kind == "python":
+        for needed in re.findall(r'"((?:data|runs)/[\w-]+)', text):
+            if not (folder / needed).exists():
+                return f"skipped: needs {needed}, which was not made here"
         text = GIVEN.get(text.splitlines()[0].split("  #")[0], "") + text
         return outcome([sys.executable, "-c", text], folder, env, how)
     missing = [word for word in re.findall(r"\b[A-Z]{2,}\b", text) if not (folder / word).exists()]

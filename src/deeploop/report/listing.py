@@ -26,7 +26,7 @@ KINDS = {
     "iterate": "iterated tasks",
     "hrm": "reasoners",
     "trm": "reasoners",
-    "custom": "own tasks",
+    "custom": "tasks of your own",
 }
 
 

@@ -144,10 +144,11 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """What its loss, in nats, is per; that of a task of somebody's own is a mean over rows."""
+        """What its loss, in nats, is per."""
         task = self.stamp.get("task", "language")
         if task != "language":
-            return {"iterate": "answer", "chat": "token", "hrm": "cell", "trm": "cell"}.get(task, "row")
+            units = {"iterate": "answer", "chat": "token", "hrm": "cell", "trm": "cell"}
+            return units.get(task, "target")
         return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary", 0), "token")
 
     @property

@@ -58,6 +58,9 @@ class RunConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "out", Path(self.out))  # from Python a text will do
+        if self.init_from is not None:
+            object.__setattr__(self, "init_from", Path(self.init_from))
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed}: must be 0 or more, and below 2^63")
 

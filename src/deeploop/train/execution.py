@@ -78,14 +78,16 @@ def choose_execution(
     """
     bf16 = uses_bf16(config, world.device)
     blocks, why_blocks = _choose_blocks(config, world, model)
-    sharded = world.shards(config)
+    sharded = world.is_sharded(config)
     # Sharded blocks are gathered when they are called, so each must be called by itself.
     chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
     obstacles = {
         "device.graph is off": not config.graph,
+        "fsdp: no CUDA graph": sharded,
         "batches differ in their work: no CUDA graph": not recordable,
     }
-    why_graph = [text for text, holds in obstacles.items() if holds] if chained and optimizer else []
+    recorded = (chained or sharded) and blocks == "kernels" and optimizer is not None
+    why_graph = [text for text, holds in obstacles.items() if holds] if recorded else []
     graph = chained and optimizer is not None and not why_graph
     # Without a host that looks at the loss first, the device must leave a bad step out by itself.
     lag = int(graph and optimizer is not None and supports_conditional_step(optimizer))
