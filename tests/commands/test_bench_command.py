@@ -112,7 +112,10 @@ def test_mistakes_are_one_line(capsys, tmp_path):
         (["--batch", "0"], "batch=0: must be at least 1"),
         (["--new-tokens", "4"], "new_tokens=4: must be above 4"),
         (["--decode", "--recipes", "tiny"], "new_tokens=128: must fit the context 128 of tiny"),
-        (["--decode", "--recipes", "hrm-sudoku4", "--data", "x"], "is no language model's"),
+        (["--decode", "--recipes", "hrm-sudoku4"], "is no language model's"),
+        (["--batch", "2"], "error: batch=(2,): needs --decode"),
+        (["--decode", "--steps", "3"], "error: steps=3: is for training; leave it out, or --decode"),
+        (["--decode", "--round-hidden"], "error: round_hidden=True: is for training"),
         (["--json", str(tmp_path / "no" / "x.json")], "x.json: can't be written"),
     ):
         assert main(["bench", *arguments]) == 2

@@ -74,14 +74,14 @@ def test_the_report_reads_as_a_page(runs, capsys, undrawn, monkeypatch):
     assert "prenorm has no β/α" in capsys.readouterr().out
 
 
-def test_several_depths_give_gamma(runs, capsys, undrawn):
+def test_several_depths_give_gamma(runs, capsys):
     both = [str(runs / "r1"), str(runs / "r3")]
     assert main(["diagnose", *both, "--at", "init", "--iterations", "1"]) == 0
     text = capsys.readouterr().out
     assert "One round: nothing is revisited" in text
     assert "own κ: γ = 1.00 [" in text  # fresh β-scaled branches are small: every visit sees one stream
     assert "¼ falls short by 0.25" in text
-    assert (runs / "r1" / "gamma.png").is_file()
+    assert (runs / "r1" / "gamma.png").stat().st_size > 10_000
 
 
 def test_at_init_the_draws_are_audited(runs, capsys, undrawn, monkeypatch):

@@ -197,8 +197,9 @@ def test_each_kind_of_run_has_a_table_with_its_own_settings(tmp_path):
         write_run(tmp_path / name, rounds=rounds)
     for name, p in (("h", 0.25), ("t", 0.5)):
         write_run(tmp_path / name, p=p, stamp={"task": name + "rm"})
-    for name, seed in (("o", 0), ("p", 1)):
-        write_run(tmp_path / name, seed=seed, stamp={"task": "custom"})
+    for name, seed, task in (("o", 0, "custom"), ("p", 1, "custom"), ("z", 0, "later")):
+        write_run(tmp_path / name, seed=seed, stamp={"task": task})
+    assert [read_run(tmp_path / name).unit for name in "hto"] == ["cell", "cell", "target"]
     for name, task in (("s", "addition"), ("x", "sorting")):
         folder = write_run(tmp_path / name, stamp={"task": "iterate"})
         config = json.loads((folder / "config.json").read_text())
@@ -214,6 +215,7 @@ def test_each_kind_of_run_has_a_table_with_its_own_settings(tmp_path):
     assert found == {
         "language models": ["run", "rounds"],
         "reasoners": ["run", "p"],
+        "task later": ["run", "seed"],
         "iterated tasks": ["run", "task"],
         "tasks of your own": ["run", "seed"],
     }

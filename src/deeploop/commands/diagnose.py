@@ -143,7 +143,7 @@ def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[st
     with advice, open_world(replace(config.device, kind=args.device)) as world:
         model, tokenizer, state, step = weights_of(path, config, args.at, world.device)
         pick_sublayers(model, args.sublayers)
-        tokens, targets, source = probe(config, tokenizer, args)
+        tokens, targets, source = probe(path, config, tokenizer, args)
         apart = None
         if config.data.mask_documents:
             apart = document_bounds(tokens == tokenizer.end_of_text).to(world.device)
@@ -221,7 +221,9 @@ def weights_of(
     return model, tokenizer, state, step
 
 
-def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tuple[Tensor, Tensor, str]:
+def probe(
+    run: Path, config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs
+) -> tuple[Tensor, Tensor, str]:
     """Inputs and targets (B, T), the first of the validation set, and where they come from.
 
     Of a mixture each corpus gives its share, one sequence at least.
@@ -232,13 +234,13 @@ def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tupl
         return *stdlib_windows(tokenizer, context, count), "Python's standard library"
     if args.data is None and config.data.mix:
         mixture = open_mixture(config.data)
-        check_tokenizer(mixture.corpora[0].folder, mixture.tokenizer_name, tokenizer, config.out)
+        check_tokenizer(mixture.corpora[0].folder, mixture.tokenizer_name, tokenizer, run)
         pairs = mixture_windows(mixture, context, count).values()
         inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return inputs, targets, " ".join(config.data.mix)
     path = args.data or config.data.folders[0]
     corpus = Corpus.open(path)
-    check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, config.out)
+    check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, run)
     inputs, targets = validation_windows(
         corpus.validation, context, max(count, config.data.validation_sequences)
     )

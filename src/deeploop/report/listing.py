@@ -26,6 +26,7 @@ KINDS = {
     "iterate": "iterated tasks",
     "hrm": "reasoners",
     "trm": "reasoners",
+    "custom": "tasks of your own",
 }
 
 
@@ -62,7 +63,8 @@ def tables(runs: Sequence[Run], width: int | None) -> str:
 
 def kind(run: Run) -> str:
     """The kind of model and task; of a run that was not started, or can't be read, it is not known."""
-    return KINDS.get(run.stamp.get("task", "language"), "tasks of your own") if run.stamp else UNKNOWN
+    task = run.stamp.get("task", "language")
+    return KINDS.get(task, printable(f"task {task:.40}")) if run.stamp else UNKNOWN
 
 
 def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> str:

@@ -147,7 +147,8 @@ class Run:
         """What its loss, in nats, is per."""
         task = self.stamp.get("task", "language")
         if task != "language":
-            return {"iterate": "answer", "chat": "token", "custom": "target"}.get(task, "cell")
+            units = {"iterate": "answer", "chat": "token", "hrm": "cell", "trm": "cell"}
+            return units.get(task, "target")
         return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary", 0), "token")
 
     @property
