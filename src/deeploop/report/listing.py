@@ -6,7 +6,7 @@ from typing import Any
 
 from deeploop.report.endings import outcome
 from deeploop.report.page import MISSING, text_table
-from deeploop.report.runs import Run, differing
+from deeploop.report.runs import Run, applies, differing
 from deeploop.terminal import printable
 
 # What a narrow terminal does without, the first first. Then long names are cut, then settings go, from the
@@ -94,7 +94,9 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
     """Heading → a cell for each run; what no run has, such as GPU-hours on CPUs, is no column."""
     cells: dict[str, Callable[[Run], str]] = {"run": lambda run: printable(run.name)}
     for name in settings:
-        cells[short(name, settings)] = lambda run, name=name: setting(run.fields.get(name, MISSING))  # type: ignore[misc]
+        cells[short(name, settings)] = lambda run, name=name: (  # type: ignore[misc]
+            setting(run.fields.get(name, MISSING)) if applies(run, name) else MISSING
+        )
     cells |= {
         "seed": lambda run: number(run.seed, "d"),
         "step": lambda run: steps_done(run),
@@ -143,6 +145,9 @@ def short(name: str, among: Sequence[str]) -> str:
 
 
 def setting(value: Any) -> str:
+    """A value as in the command: of a list the words."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(setting, value)) or MISSING
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
