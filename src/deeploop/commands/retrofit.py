@@ -20,6 +20,7 @@ from deeploop.retrofit.source import Source, load_source, open_source
 from deeploop.retrofit.suggest import rank_cores, table
 
 CONTEXT = 1024
+UNITS = ((1e9, "GFLOPs"), (1e6, "MFLOPs"), (1e3, "kFLOPs"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +95,18 @@ def describe(source: Source, layers: Layers, model: GPTConfig) -> str:
     dropped = layers.dropped(source.config.blocks)
     parts = ", ".join(f"{name} {shown(getattr(layers, name))}" for name in ("prelude", "core", "coda"))
     own = GPTConfig(**{**vars(source.config), "context": model.context})
+    source_flops = flops_per_token(own) / 3
+    size, unit = next((pair for pair in UNITS if source_flops >= pair[0]), UNITS[-1])
     lines = [
         f"layers:      {parts}" + (f"; dropped {', '.join(map(str, dropped))}" if dropped else ""),
         f"parameters:  {parameter_count(model):,} (source {parameter_count(own):,})",
         f"injection:   {model.injection}; ε = R^-{model.epsilon_exponent:g}",
         f"FLOPs per token, forward, at {model.context} tokens:",
-        f"  source     {flops_per_token(own) / 3e9:8.3g} G",
+        f"  source     {source_flops / size:8.3g} {unit}",
     ]
     for rounds in sorted({1, 2, 4, 8, model.rounds}):
         forward = flops_per_token(model, rounds) / 3
-        lines.append(
-            f"  R = {rounds:<6} {forward / 1e9:8.3g} G  ({3 * forward / flops_per_token(own):.2f} ×)"
-        )
+        lines.append(f"  R = {rounds:<6} {forward / size:8.3g} {unit}  ({forward / source_flops:.2f} ×)")
     return "\n".join(lines)
 
 
