@@ -146,7 +146,7 @@ def test_a_stop_before_the_next_validation_reports_the_last_one(
         def __exit__(self, *error): ...
 
     monkeypatch.setattr(loop, "StopRequest", StopAtOnce)
-    assert main(train_arguments(tmp_path / "run", "--optim.steps", 9, "--resume")) == 0
+    assert main(train_arguments(tmp_path / "run", "--optim.steps", 9, "--resume", "--quiet")) == 0
     assert f"last validation {loss:.4f}" in capsys.readouterr().out
 
 
