@@ -28,6 +28,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$|`(deeploop [a-z][^`]*)`", re.MULTILINE | re.DOTALL)
 LIMIT = 1800  # seconds per command
+SETTINGS = """\
+out = "runs/from-toml"
+data = {path = "data/stdlib", validation_sequences = 8}
+model = {blocks = 1, width = 64, heads = 2, hidden = 128, vocabulary = 257, context = 64}
+optim = {steps = 20, batch = 8, warmup_steps = 5}
+"""
 SOURCE = {"PYTHONPATH": str(ROOT / "src")}
 TRAIN = re.compile(r"deeploop train(?= (?!--resume))( [a-z][\w-]*)?")
 
@@ -67,7 +73,7 @@ class Piece:
     @property
     def shown(self) -> str:
         first, *rest = self.text.strip().splitlines()
-        return f"python: {first} …" if self.kind == "python" else " ".join([first, *rest])
+        return " ".join([first, *rest]) if self.kind == "sh" else f"{self.kind}: {first} …"
 
 
 def pieces(page: str, text: str) -> Iterator[Piece]:
@@ -108,7 +114,7 @@ def write_texts(folder: Path) -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]
     talk = "".join(json.dumps({"messages": turns}) + "\n" for _ in range(200))
     (folder / "talk.jsonl").write_text(talk, encoding="utf-8")
-    (folder / "mine.toml").write_text('out = "runs/from-toml"\n[model]\nblocks = 1\n', encoding="utf-8")
+    (folder / "mine.toml").write_text(SETTINGS, encoding="utf-8")
 
 
 def prepare_corpora(folder: Path) -> None:
@@ -206,6 +212,8 @@ def run_piece(piece: Piece, folder: Path, env: dict[str, str], steps: int) -> st
         text, how = text if "--dry-run" in text else with_options(text, "--dry-run"), "dry (needs a GPU)"
     elif steps and TRAIN.search(text) and "--help" not in text:
         text, how = shortened(text, steps), f"ok, {steps} steps"
+    elif steps:  # of a run that goes on
+        text = re.sub(r"(--resume.* --optim\.steps) \d+", rf"\1 {2 * steps}", text)
     return outcome(["bash", "-ec", text], folder, env, how)
 
 
