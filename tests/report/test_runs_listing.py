@@ -296,3 +296,27 @@ def test_fields_that_older_configs_do_not_say_have_their_defaults():
     old = opened(RESULTS / "rules" / next(iter(sweeps.read_sweep(RESULTS / "rules").cells))) / "config.json"
     known = set(flatten(json.loads(old.read_text()))) | set(LATER_FIELDS)
     assert {name for name in now if name.startswith(DEFINING)} - known == set()
+
+
+def test_lists_are_words_and_what_does_nothing_is_no_column(tmp_path):
+    """The stage of a gate that a model does not have, the spread of rounds that are fixed."""
+    changes = {
+        "plain": {},
+        "other": {"gate": {"stage": "gate-only"}, "rounds": {"spread": 0.9}},
+        "mixed": {"data": {"mix": ["data/mine=0.7", "data/other=0.3"]}},
+        "gated": {"model": {"exit_gate": True}, "gate": {"stage": "gate-only"}},
+    }
+    for name, change in changes.items():
+        path = write_run(tmp_path / name) / "config.json"
+        config = json.loads(path.read_text())
+        for part, values in change.items():
+            config.setdefault(part, {}).update(values)
+        path.write_text(json.dumps(config))
+    assert differing(find_runs([tmp_path])) == ["model.exit_gate", "data.mix"]
+    assert " data/mine=0.7 data/other=0.3 " in run(RunsArgs((tmp_path,)))
+    path = write_run(tmp_path / "joint") / "config.json"
+    config["gate"]["stage"] = "joint"
+    path.write_text(json.dumps(config))
+    lines = {line.split()[0]: line for line in run(RunsArgs((tmp_path,))).splitlines() if line}
+    assert "gate-only" in lines["gated"]
+    assert "gate-only" not in lines["other"]

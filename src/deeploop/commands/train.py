@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
         if DRY_RUN in switches:
             return preview(config, source)
         result = train(config, source=source, quiet=QUIET in switches)
-    if is_first_rank:
+    if is_first_rank and (result["ended"] != "stopped" or QUIET in switches):  # that was said already
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
         )

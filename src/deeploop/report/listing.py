@@ -6,7 +6,7 @@ from typing import Any
 
 from deeploop.report.endings import outcome
 from deeploop.report.page import MISSING, text_table
-from deeploop.report.runs import Run, differing
+from deeploop.report.runs import Run, applies, differing
 from deeploop.terminal import printable
 
 # What a narrow terminal does without, the first first. Then long names are cut, then settings go, from the
@@ -94,10 +94,12 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
     """Heading → a cell for each run; what no run has, such as GPU-hours on CPUs, is no column."""
     cells: dict[str, Callable[[Run], str]] = {"run": lambda run: printable(run.name)}
     for name in settings:
-        cells[short(name, settings)] = lambda run, name=name: setting(run.fields.get(name, MISSING))  # type: ignore[misc]
+        cells[short(name, settings)] = lambda run, name=name: (  # type: ignore[misc]
+            setting(run.fields.get(name, MISSING)) if applies(run, name) else MISSING
+        )
     cells |= {
         "seed": lambda run: number(run.seed, "d"),
-        "step": lambda run: f"{run.step:,}/{number(run.steps, ',d')}" if run.fields else MISSING,
+        "step": lambda run: steps_done(run),
         "state": lambda run: run.state,
         **loss_columns(runs, lambda run: run.validation.get("loss")),
         "floor": lambda run: number(run.validation.get("floor"), ".3f"),
@@ -111,6 +113,13 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
     columns = {heading: [printable(cell(run)) for run in runs] for heading, cell in cells.items()}
     empty = {heading for heading in EXPENDABLE if set(columns.get(heading, ())) == {MISSING}}
     return {heading: column for heading, column in columns.items() if heading not in empty}
+
+
+def steps_done(run: Run) -> str:
+    """`250/1,000`; a retrofit's start has no steps of its own."""
+    if not run.fields or run.state == "untrained":
+        return MISSING
+    return f"{run.step:,}/{number(run.steps, ',d')}"
 
 
 def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> dict[str, Callable[[Run], str]]:
@@ -136,6 +145,9 @@ def short(name: str, among: Sequence[str]) -> str:
 
 
 def setting(value: Any) -> str:
+    """A value as in the command: of a list the words."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(setting, value)) or MISSING
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
