@@ -12,6 +12,7 @@ from deeploop.cli import main
 from deeploop.train import CustomTask, DeviceConfig, TrainConfig, load_last, train
 from deeploop.train.distributed import World
 from deeploop.train.metrics import read_metrics
+from deeploop.train.opening import check_recompute
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_task.py"))
 Sorting = EXAMPLE["Sorting"]
@@ -93,6 +94,9 @@ def test_recompute_reaches_the_model_or_is_refused(tmp_path):
         ValueError, match=r"device\.recompute=round: the Linear of Foreign\.build has no such"
     ):
         train(config, task=Foreign, quiet=True)
+    foreign = torch.nn.Linear(2, 2)
+    foreign.recompute = False  # of its own, and nothing is asked for
+    check_recompute(Sorting(short(tmp_path), World(0, 1, torch.device("cpu"))), foreign)
 
 
 def test_shares_of_ranks_and_micro_batches_add_up_to_the_mean_loss(tmp_path):

@@ -135,7 +135,7 @@ def _build(
 def check_recompute(task: Task, model: nn.Module) -> None:
     """Raises where the model of a task of somebody's own does not recompute what the config asks for."""
     recompute = task.fit.recompute
-    if recompute != getattr(model, "recompute", "off"):
+    if recompute != "off" and recompute != getattr(model, "recompute", "off"):
         raise ValueError(
             f"device.recompute={recompute}: the {type(model).__name__} of {type(task).__name__}.build has "
             "no such `recompute`; leave it off, or set it there"
