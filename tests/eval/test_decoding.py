@@ -26,9 +26,6 @@ CASES = {
     "gated": HUGINN | {"injection": "gated", "first_state": "zeros", "unigram_bias": True},
     "linear": HUGINN | {"injection": "linear", "first_state": "embedding", "block": "prenorm"},
     "postnorm": {"block": "postnorm", "mup_base_width": 24, "tied_head": False},
-}
-KNOWN = dict(CASES)  # to the kernels
-CASES |= {
     "llama": {"block": "prenorm", "kv_heads": 1, "qk_norm": "none", "head_width": 12, "heads": 4},
     "qwen2": {"block": "prenorm", "kv_heads": 1, "qk_norm": "none", "attention_bias": "qkv"},
     "qwen3": {"block": "prenorm", "kv_heads": 2, "heads": 4, "qk_norm": "before-rotary", "mlp_bias": True},
@@ -90,7 +87,7 @@ def test_a_step_is_the_next_position_of_one_pass(fields):
 
 @pytest.mark.skipif(not (INTERPRETED or DEVICE == "cuda"), reason="needs Triton, and TRITON_INTERPRET=1")
 @pytest.mark.parametrize("batch", [3, 6])
-@pytest.mark.parametrize("fields", KNOWN.values(), ids=KNOWN)
+@pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
 def test_the_kernels_step_alike(fields, batch):
     def make(model, cache):
         return KernelStep(model, cache, torch.float32)
