@@ -20,6 +20,7 @@ from deeploop.report.runs import find_runs
 from deeploop.report.tables import Table, accuracy_cells, p_sweep_table, p_sweeps
 from run_folders import FLOOR, write_run, write_sweep
 
+pytestmark = pytest.mark.usefixtures("undrawn")  # but for the module's own report, which is drawn before
 EVIL = "<img src=x onerror=alert(1)> $x_1$ | `a` _"
 LOSSES = {
     ("prenorm", 1): (2.5, 2.51),
@@ -401,8 +402,8 @@ def test_a_row_is_named_by_settings_of_any_kind(tmp_path):
     write_run(tmp_path / "b", seed=1, betas=[0.8, 0.95], non_finite="skip")
     (setup,) = setups(find_runs([tmp_path]))
     assert [*setup.rows] == [
-        "DeepLoop p=0.5, betas [0.9, 0.95], non_finite stop",
-        "DeepLoop p=0.5, betas [0.8, 0.95], non_finite skip",
+        "DeepLoop p=0.5, betas 0.9 0.95, non_finite stop",
+        "DeepLoop p=0.5, betas 0.8 0.95, non_finite skip",
     ]
 
 

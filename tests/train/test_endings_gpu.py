@@ -1,4 +1,4 @@
-"""Interruptions of a run on a GPU: kernels and CUDA graphs change nothing of what a resume gives."""
+"""Interruptions of a run on a GPU, and ranks that share one: CUDA graphs change nothing of what comes out."""
 
 import json
 import signal
@@ -21,6 +21,17 @@ pytestmark = [
 ]
 CLOCKS = ("seconds", "tokens_per_s", "mfu")
 STEPS = 400
+# NCCL wants a GPU for each rank; gloo does not.
+RANK = """
+import os, sys, torch.distributed as dist
+from pathlib import Path
+from deeploop.train.config import read_config
+from deeploop.train.loop import train
+os.environ["LOCAL_RANK"] = "0"
+dist.init_process_group("gloo")
+train(read_config(Path(sys.argv[1])))
+dist.destroy_process_group()
+"""
 
 
 @pytest.fixture
@@ -96,3 +107,18 @@ def test_a_run_goes_from_gpu_to_cpu_and_back(config, monkeypatch):
     assert len(got) == 12
     assert got[:4] == expected[:4]
     assert got == pytest.approx(expected, rel=1e-3)  # TF32 products there, fp32 here
+
+
+def test_two_ranks_that_share_a_gpu_have_the_losses_of_one(config, tmp_path):
+    one, two = config("one", steps=12, deterministic=False), config("two", steps=12, deterministic=False)
+    assert train(one)["ended"] == "finished"
+    told, script = tmp_path / "config.json", tmp_path / "rank.py"
+    told.write_text(json.dumps(to_dict(two)))
+    script.write_text(RANK)
+    ranks = ["--nproc-per-node", "2", "--standalone", str(script), str(told)]
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", *ranks], check=True, timeout=120)
+    execution = json.loads((two.out / "run.json").read_text())["execution"]
+    assert execution["graph"]
+    expected, got = ([line["loss"] for line in read_metrics(c.out, "train")] for c in (one, two))
+    assert len(got) == 12
+    assert got == pytest.approx(expected, rel=2e-3)  # sums of bf16 products in another order

@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,8 @@ from deeploop.train.rundir import provenance
 from deeploop.train.timing import matmul_ceiling, time_reference, time_training
 
 TOKENIZERS = {257: "bytes", 50257: "gpt2"}
+OF_TRAINING = ("micro_batch", "recompute", "round_hidden", "steps", "reference", "data")
+OF_DECODING = ("batch", "prompt_tokens", "new_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +58,11 @@ class BenchArgs:
     decode: bool = False
     """Time decoding in place of training: tokens a second, share of the memory bandwidth, transformers."""
     batch: tuple[int, ...] = (1, 64)
-    """Sequences that are decoded together."""
+    """Sequences that are decoded together, with --decode."""
     prompt_tokens: int = 128
-    """Tokens of each prompt, in decoding."""
+    """Tokens of each prompt, with --decode."""
     new_tokens: int = 128
-    """Tokens that are added to each prompt, in decoding."""
+    """Tokens that are added to each prompt, with --decode."""
     reference: Path | None = None
     """A file with a class ReferenceGPT to time in the same run: benchmarks/reference_gpt.py."""
     data: Path | None = None
@@ -90,10 +92,20 @@ class BenchArgs:
         for recipe in self.recipes:
             if isinstance(get_recipe(recipe), ChatTrainConfig):
                 raise ValueError(f"recipes={recipe}: has no model of its own; time the recipe of its run")
-            if isinstance(get_recipe(recipe), ReasonerTrainConfig) and self.data is None:
+            if isinstance(get_recipe(recipe), ReasonerTrainConfig) and self.data is None and not self.decode:
                 raise ValueError(f"recipes={recipe}: is a reasoner's; give its puzzles with --data")
         if self.reference is not None and not self.reference.is_file():
             raise ValueError(f"reference={self.reference}: no such file; try benchmarks/reference_gpt.py")
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        """Raises for an option that what is timed does not have."""
+        other = OF_TRAINING if self.decode else OF_DECODING
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name in other and value != option.default:
+                why = "is for training; leave it out, or --decode" if self.decode else "needs --decode"
+                raise ValueError(f"{option.name}={value}: {why}")
 
 
 def run(args: BenchArgs) -> str:

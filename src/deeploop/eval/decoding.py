@@ -70,28 +70,28 @@ class Decoder:
     @torch.inference_mode()
     def start(self) -> Choice:
         """Reads the prompts; returns the first token of each."""
-        with self._arithmetic():
+        with self._on_device(), self._arithmetic():
             states = self.model(self._prompts, cache=self._cache).states
             rows = torch.arange(len(states), device=states.device)
             logits = self.model.logits(states[rows, self._lengths - 1])
-        cache = PositionedCache(self._cache, self._positions)
-        self._logits = (KernelStep if self.uses_kernels else ModuleStep)(self.model, cache)
-        self._accept(logits)
+            cache = PositionedCache(self._cache, self._positions)
+            self._logits = (KernelStep if self.uses_kernels else ModuleStep)(self.model, cache)
+            self._accept(logits)
         return self._choice
 
     @torch.inference_mode()
     def step(self) -> Choice:
         """Reads the tokens chosen last; returns the next. The first step compiles, the second records."""
-        if self._graph is not None:
-            self._graph.replay()
-            return self._choice
-        if self.uses_graph and self._is_warm:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with self._on_device():
+            if self._graph is None and self.uses_graph and self._is_warm:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    self._advance()
+                self._graph = graph
+            if self._graph is not None:
+                self._graph.replay()
+            else:
                 self._advance()
-            self._graph = graph
-            return self.step()
-        self._advance()
         self._is_warm = True
         return self._choice
 
@@ -104,6 +104,11 @@ class Decoder:
         # Tokens go where the step reads them; the rest stays where it is, in a graph in the graph's memory.
         tokens, top = self._choose(logits)
         self._choice = Choice(self._choice.tokens.copy_(tokens), top)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        # Graphs and Triton's launches go to the current device, which need not be the model's.
+        device = self.model.cos.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _arithmetic(self) -> AbstractContextManager[object]:
         device = self.model.cos.device.type

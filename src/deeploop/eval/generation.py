@@ -120,9 +120,13 @@ def generate_batch(
 ) -> Iterator[list[int | None]]:
     """One list per step: the next token of every prompt, or None of those that have ended as above.
 
-    Prompts may differ in length; each gives what it gives alone. On a GPU tokens are read back one step
-    behind the step that is queued, so that the device never waits for the host.
+    Prompts may differ in length; each gives what it gives alone, but for the rounding of bf16 on a GPU.
+    There tokens are read back one step behind the step that is queued, so that the device never waits.
     """
+    if max_tokens < 0:
+        raise ValueError(f"max_tokens={max_tokens}: must be 0 or more")
+    if not prompts or max_tokens == 0:
+        return
     left = [min(max_tokens, room(model, prompt)) for prompt in prompts]
     count = max(left)
     capacity = max(len(prompt) + most - 1 for prompt, most in zip(prompts, left, strict=True))
@@ -155,11 +159,10 @@ class _Readback:
     """A choice on its way to the host."""
 
     def __init__(self, choice: Choice) -> None:
-        cuda = choice.tokens.is_cuda
         self._parts = [part.to("cpu", non_blocking=True, copy=True) for part in choice]
-        self._event = torch.cuda.Event() if cuda else None
-        if self._event is not None:
-            self._event.record()
+        self._event: torch.cuda.Event | None = None
+        if choice.tokens.is_cuda:
+            self._event = torch.cuda.current_stream(choice.tokens.device).record_event()
 
     def wait(self) -> tuple[list[int], list[float]]:
         if self._event is not None:
@@ -261,8 +264,11 @@ def generate_texts(
 ) -> list[str]:
     """The same of several prompts at once; that is `deeploop.generate_batch`.
 
-    Each text is what `deeploop.generate` gives of its prompt, the nth (from 0) with the seed + n.
+    Each text is what `deeploop.generate` gives of its prompt, the nth (from 0) with the seed + n; on a GPU
+    but for the rounding of bf16.
     """
+    if isinstance(prompts, str):
+        raise ValueError("prompts: must be a list of texts; for one text call deeploop.generate")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     every = [_encoded(tokenizer, prompt) for prompt in prompts]
     said: list[list[int]] = [[] for _ in prompts]

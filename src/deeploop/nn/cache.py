@@ -88,15 +88,20 @@ class PositionedCache:
         self._rows = torch.arange(len(positions), device=positions.device)
 
     def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
-        """Writes k and v (B, H, 1, D) where the sequences stand; returns the whole memory of the slot."""
+        """Writes k and v (B, H, 1, D) where the sequences stand; returns what the slot has up to `reach`."""
         keys, values = self.cache.memory(slot)
         keys[self._rows, :, self.positions] = k[:, :, 0]
         values[self._rows, :, self.positions] = v[:, :, 0]
-        return keys, values
+        return keys[:, :, : self.reach], values[:, :, : self.reach]
+
+    @property
+    def reach(self) -> int:
+        """Positions that attention looks at: on a CPU those taken; on a GPU all, a graph needs one size."""
+        return self.cache.capacity if self.positions.is_cuda else int(self.positions.max()) + 1
 
     def mask(self) -> Tensor:
-        """Which positions each sequence sees, (B, 1, 1, capacity): those up to its own."""
-        every = torch.arange(self.cache.capacity, device=self.positions.device)
+        """Which positions each sequence sees, (B, 1, 1, reach): those up to its own."""
+        every = torch.arange(self.reach, device=self.positions.device)
         return (every <= self.positions[:, None])[:, None, None]
 
 

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.parallel import DistributedDataParallel
 
 from deeploop.train.sharding import FirstVisits, shard
 
@@ -49,7 +48,7 @@ class DeviceConfig:
     recompute: Literal["auto", "off", "round", "block"] = "auto"
     """Compute activations again in the backward pass, by round or by block; auto: if a GPU needs it."""
     graph: bool = True
-    """On one GPU with the kernels: a micro-batch's passes as one CUDA graph, which keeps its memory."""
+    """With the kernels, but for fsdp: a micro-batch's passes as one CUDA graph, which keeps its memory."""
     deterministic: bool = False
     """Ask torch for deterministic kernels on the GPU (slower). On a CPU runs repeat bit for bit anyway."""
 
@@ -69,6 +68,10 @@ class World:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    def is_sharded(self, config: DeviceConfig) -> bool:
+        """Whether each rank holds a part of the model only."""
+        return self.size > 1 and config.parallel == "fsdp"
 
     def sum(self, values: Tensor) -> Tensor:
         """`values` added up over all ranks."""
@@ -156,13 +159,20 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
         return model
     if config.parallel == "fsdp":
         return shard(model, list(physical_blocks(model)), reshard=config.reshard)
-    # A tied gradient is ready only after the backward of its earliest visit, so views of one flat
-    # bucket save a copy that could not be overlapped anyway.
-    replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # The buffers are constants. Set here, for the argument is deprecated in torch 2.13 and the one that
-    # replaces it is unknown to 2.11.
-    replica.broadcast_buffers = False
-    return replica
+    share_weights(model)
+    return model
+
+
+@torch.no_grad()
+def share_weights(model: nn.Module) -> None:
+    """The first rank's parameters and buffers for all: they are drawn alike, and now they are alike."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if 0 in tensor.stride():  # expanded: a constant, and nothing to write to
+            continue
+        whole = tensor.detach().contiguous()
+        dist.broadcast(whole, src=0)
+        if whole.data_ptr() != tensor.data_ptr():
+            tensor.copy_(whole)
 
 
 def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -172,20 +182,10 @@ def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from module.children()
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-@contextmanager
-def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
-    """Gradients travel between ranks only in the last micro-batch of a step."""
-    if isinstance(model, DistributedDataParallel) and not enabled:
-        with model.no_sync():
-            yield
-        return
+def begin_micro_batch(model: nn.Module, *, last: bool) -> None:
+    """Sharded gradients travel between ranks only in the last micro-batch of a step."""
     if isinstance(visits := getattr(model, "first_visits", None), FirstVisits):
-        visits.begin(last=enabled)
-    yield
+        visits.begin(last=last)
 
 
 def uses_bf16(config: DeviceConfig, device: torch.device) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from deeploop.nn import fused
-from deeploop.train.distributed import DeviceConfig, World, physical_blocks, unwrap, uses_bf16
+from deeploop.train.distributed import DeviceConfig, World, physical_blocks, uses_bf16
 from deeploop.train.optim import supports_conditional_step
 from deeploop.train.replay import MOST_GRAPHS
 
@@ -77,16 +77,17 @@ def choose_execution(
     for the device. `draws_rounds`: steps differ in their number of rounds.
     """
     bf16 = uses_bf16(config, world.device)
-    blocks, why_blocks = _choose_blocks(config, world, unwrap(model))
-    sharded = config.parallel == "fsdp" and world.size > 1
+    blocks, why_blocks = _choose_blocks(config, world, model)
+    sharded = world.is_sharded(config)
     # Sharded blocks are gathered when they are called, so each must be called by itself.
-    chained = blocks == "kernels" and not sharded and fused.fits_rounds(unwrap(model))
+    chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
     obstacles = {
         "device.graph is off": not config.graph,
-        "several ranks: no CUDA graph": world.size > 1,
+        "fsdp: no CUDA graph": sharded,
         "batches differ in their work: no CUDA graph": not recordable,
     }
-    why_graph = [text for text, holds in obstacles.items() if holds] if chained and optimizer else []
+    recorded = (chained or sharded) and blocks == "kernels" and optimizer is not None
+    why_graph = [text for text, holds in obstacles.items() if holds] if recorded else []
     graph = chained and optimizer is not None and not why_graph
     # Without a host that looks at the loss first, the device must leave a bad step out by itself.
     lag = int(graph and optimizer is not None and supports_conditional_step(optimizer))

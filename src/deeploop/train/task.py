@@ -49,7 +49,7 @@ class Task(Protocol):
         """The model with freshly drawn weights."""
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of the wrapped model; its groups carry `lr_multiplier`."""
+        """The optimizer of the wrapped model; a group may carry `lr_multiplier`."""
 
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task; `task` is a key of `config.KINDS`."""
@@ -71,6 +71,9 @@ class Task(Protocol):
 
     def drawn(self) -> dict[str, int]:
         """What was drawn for the step whose batches came last, for its line of metrics."""
+
+    def redraw(self, drawn: dict[str, int]) -> None:
+        """Goes back to what `drawn` said of an earlier step, whose batches are to be repeated."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """A micro-batch's share of the step's mean loss."""

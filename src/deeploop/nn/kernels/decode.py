@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop.nn.kernels.norms import prenorm, residual
-from deeploop.nn.kernels.stack import Packed, Sublayers
+from deeploop.nn.kernels.norms import prenorm
+from deeploop.nn.kernels.stack import Packed, Sublayers, join
 from deeploop.nn.kernels.swiglu import swiglu
 from deeploop.nn.layers import RMSNorm, Rotary
 from deeploop.nn.residual import ScaledResidual
@@ -246,7 +246,7 @@ def run(
     positions: Tensor,
     rotary: Rotary,
     after: nn.Module | None = None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
     """The stream x (B, width) behind the visits, and its norm by `after`, in the matrices' dtype.
 
     Sequence b stands at positions[b]; `rotary` is the whole table.
@@ -260,7 +260,7 @@ def run(
         x, hidden = _normed_product(x, pending, second.inner, packed.gate_up, biases.gate_up, is_swiglu=True)
         pending = Pending(second, _product_of(Attended(hidden), packed.down, biases.down))
     assert pending is not None, "no visits"
-    return _join(x, pending, after)
+    return join(pending.sublayer, x, pending.f, after)
 
 
 def biases_of(pair: Sublayers, dtype: torch.dtype) -> Biases:
@@ -281,23 +281,6 @@ def head_product(h: Tensor, weight: Tensor) -> Tensor:
     if len(h) > FEW:
         return torch.mm(h, weight.T, out_dtype=torch.float32) if h.is_cuda else (h @ weight.T).float()
     return _product_of(Attended(h), weight, dtype=torch.float32)
-
-
-def _join(x: Tensor, pending: Pending, following: nn.Module | None) -> tuple[Tensor, Tensor | None]:
-    """x ← outer(α·x + ε·f), and its norm by `following`."""
-    sublayer, f = pending
-    outer, after = (norm if isinstance(norm, RMSNorm) else None for norm in (sublayer.outer, following))
-    y, h = residual(
-        x,
-        f,
-        alpha=sublayer.alpha,
-        epsilon=sublayer.epsilon,
-        outer=outer is not None,
-        gain=None if outer is None else outer.weight,
-        after=None if after is None else after.weight,
-        eps=next((norm.eps for norm in (outer, after) if norm is not None), 0.0),
-    )
-    return y, y.to(f.dtype) if h is None else h
 
 
 def _normed_product(
@@ -339,9 +322,7 @@ def _normed(
     x: Tensor, pending: Pending | None, inner: nn.Module, narrow: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     if pending is not None:
-        y, h = _join(x, pending, inner)
-        assert h is not None
-        return y, h
+        return join(pending.sublayer, x, pending.f, inner)
     if isinstance(inner, RMSNorm):
         assert inner.weight is not None
         return prenorm(x, inner.weight, inner.eps, narrow)
