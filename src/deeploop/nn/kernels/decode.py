@@ -33,6 +33,7 @@ except ImportError as error:
 
 FEW = 4  # sequences up to which our own products are used: each computes the norms of all of them again
 TILE = 16384  # numbers of a matrix that a program holds in registers, all of them on their way at once
+KEY_TILE = 4096  # numbers of half a head's keys that a program reads at once
 SPLITS = 8  # programs among which the keys of a head are divided, where sequences and heads are few
 PROGRAMS = 128  # as many as fill an H200's 132 multiprocessors
 
@@ -381,7 +382,7 @@ def _attend(
     B, kv_heads, capacity, D = keys.shape
     H = qkv.shape[1] // D - 2 * kv_heads
     half = triton.next_power_of_2(D // 2)
-    block, splits = max(16, 4096 // half), 1
+    block, splits = max(16, KEY_TILE // half), 1
     while B <= FEW and splits < min(SPLITS, capacity // block) and B * H * splits < PROGRAMS // 2:
         splits *= 2
     if splits == 1:  # many programs: smaller ones, so that more of them fit a multiprocessor
