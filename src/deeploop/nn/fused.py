@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.nn.documents import Documents
-from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU
+from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -38,7 +38,25 @@ KNOWN_KINDS = frozenset({"prenorm", "postnorm", "sandwich", "factored", "average
 
 
 def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
-    """Whether the kernels know these sublayers: attention, then SwiGLU, and RMSNorm throughout."""
+    """Whether the kernels of training know these sublayers."""
+    return (
+        _fits_form(first, second)
+        and isinstance(first.branch, SelfAttention)
+        and isinstance(second.branch, SwiGLU)
+        and first.branch.head_size >= 16
+        and _is_plain(first.branch)
+        and second.branch.down.bias is None
+    )
+
+
+def fits_decoding(block: nn.Module) -> bool:
+    """Whether the kernels of decoding know a block: grouped-query attention, biases and any QK-norm too."""
+    pair = sublayers(block)
+    return len(pair) == 2 and _fits_form(*pair) and isinstance(pair[0].branch, CausalSelfAttention)
+
+
+def _fits_form(first: ScaledResidual, second: ScaledResidual) -> bool:
+    """Attention, then SwiGLU, and RMSNorm throughout."""
     norms = [norm for sublayer in (first, second) for norm in (sublayer.inner, sublayer.outer)]
     return (
         HAS_TRITON
@@ -47,9 +65,6 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
         and isinstance(second.branch, SwiGLU)
         and all(isinstance(norm, RMSNorm | nn.Identity) for norm in norms)
         and all(norm.weight is not None for norm in (first.inner, second.inner) if isinstance(norm, RMSNorm))
-        and first.branch.head_size >= 16
-        and _is_plain(first.branch)
-        and second.branch.down.bias is None
     )
 
 
