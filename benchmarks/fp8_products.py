@@ -20,7 +20,7 @@ from deeploop.nn.kernels import casts
 from deeploop.report.page import text_table
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-TILES = [(32, 128, 4), (64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 64, 8), (128, 128, 8), (64, 256, 8)]
+TILES = [(64, 64, 4), (64, 128, 8), (128, 128, 8)]
 
 
 class Size(NamedTuple):
