@@ -3,6 +3,11 @@
 
 Hopper multiplies FP8 matrices only if both run along the dimension that is summed over, so the backward pass
 needs each operand transposed as well.
+
+A kernel that writes both copies casts twice. The ptxas of Triton 3.6 miscompiles a cast whose result is both
+stored along rows and taken byte by byte through shared memory: it reads registers before they are set, and
+the transposed copy is garbage (triton-lang/triton#11111). The second cast has a pointer to the scale of its
+own, or compilers would make one of the two.
 """
 
 import torch
@@ -27,17 +32,18 @@ def scaled(x, SCALE, LIMIT: tl.constexpr):
 
 @triton.jit
 def _cast(
-    X, SCALE, Y, T, n, width, t_stride, LIMIT: tl.constexpr, ROWS: tl.constexpr,
+    X, SCALE, SCALE_AGAIN, Y, T, n, width, t_stride, LIMIT: tl.constexpr, ROWS: tl.constexpr,
     TILE_N: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)[:, None]
     i = tl.program_id(0) * TILE_W + tl.arange(0, TILE_W)[None, :]
     live = (row < n) & (i < width)
     x = tl.load(X + row * width + i, mask=live, other=0.0)
-    if LIMIT > 0:
-        x = scaled(x.to(tl.float32), SCALE, LIMIT).to(T.dtype.element_ty)
     if ROWS:
-        tl.store(Y + row * width + i, x, mask=live)
+        tl.store(
+            Y + row * width + i, scaled(x.to(tl.float32), SCALE, LIMIT).to(Y.dtype.element_ty), mask=live
+        )
+        x = scaled(x.to(tl.float32), SCALE_AGAIN, LIMIT).to(T.dtype.element_ty)
     to = tl.trans(i).to(tl.int64) * t_stride + tl.trans(row)
     tl.store(T + to, tl.trans(x), mask=tl.trans(live))
 
@@ -63,5 +69,5 @@ def _launch(x: Tensor, scale: Tensor | None, rows: Tensor | None, columns: Tenso
     n, width = x.shape
     grid = triton.cdiv(width, TILE["TILE_W"]), triton.cdiv(n, TILE["TILE_N"])
     _cast[grid](
-        x, scale, rows, columns, n, width, columns.stride(0), LIMIT=most, ROWS=rows is not None, **TILE
+        x, scale, scale, rows, columns, n, width, columns.stride(0), LIMIT=most, ROWS=rows is not None, **TILE
     )

@@ -45,10 +45,13 @@ def _swiglu_backward(P, DA, DP, A, W: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _swiglu_backward_fp8(
-    P, DA, DP, DPT, AT, D_SCALE, A_SCALE, n, W, D_LIMIT: tl.constexpr, A_LIMIT: tl.constexpr,
+    P, DA, DP, DPT, AT, D_SCALE, D_SCALE_AGAIN, A_SCALE, n, W, D_LIMIT: tl.constexpr, A_LIMIT: tl.constexpr,
     TILE_N: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """The same, in tiles: what the products of the backward pass read, along rows and transposed."""
+    """The same, in tiles: what the products of the backward pass read, along rows and transposed.
+
+    Cast twice for a reason that `casts` gives.
+    """
     row = tl.program_id(1).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)[:, None]
     i = tl.program_id(0) * TILE_W + tl.arange(0, TILE_W)[None, :]
     live = (row < n) & (i < W)
@@ -56,11 +59,13 @@ def _swiglu_backward_fp8(
     u = tl.load(P + row * 2 * W + W + i, mask=live, other=0.0).to(tl.float32)
     da = tl.load(DA + row * W + i, mask=live, other=0.0).to(tl.float32)
     s = tl.sigmoid(g)
-    dg = scaled(da * u * s * (1 + g * (1 - s)), D_SCALE, D_LIMIT).to(DP.dtype.element_ty)
-    du = scaled(da * g * s, D_SCALE, D_LIMIT).to(DP.dtype.element_ty)
+    dg = da * u * s * (1 + g * (1 - s))
+    du = da * g * s
     a = scaled(g * s * u, A_SCALE, A_LIMIT).to(AT.dtype.element_ty)
-    tl.store(DP + row * 2 * W + i, dg, mask=live)
-    tl.store(DP + row * 2 * W + W + i, du, mask=live)
+    tl.store(DP + row * 2 * W + i, scaled(dg, D_SCALE, D_LIMIT).to(DP.dtype.element_ty), mask=live)
+    tl.store(DP + row * 2 * W + W + i, scaled(du, D_SCALE, D_LIMIT).to(DP.dtype.element_ty), mask=live)
+    dg = scaled(dg, D_SCALE_AGAIN, D_LIMIT).to(DP.dtype.element_ty)
+    du = scaled(du, D_SCALE_AGAIN, D_LIMIT).to(DP.dtype.element_ty)
     to = tl.trans(i).to(tl.int64) * n + tl.trans(row)
     turned = tl.trans(live)
     tl.store(DPT + to, tl.trans(dg), mask=turned)
@@ -91,7 +96,7 @@ def swiglu_backward_fp8(
     grid = triton.cdiv(width, TILE["TILE_W"]), triton.cdiv(n, TILE["TILE_N"])
     limits = {"D_LIMIT": limit(narrow[0]), "A_LIMIT": limit(narrow[1])}
     _swiglu_backward_fp8[grid](
-        sides, dhidden, dsides, dsides_t, hidden_t, *scales, n, width, **limits, **TILE
+        sides, dhidden, dsides, dsides_t, hidden_t, scales[0], *scales, n, width, **limits, **TILE
     )
     return dsides, dsides_t, hidden_t
 
