@@ -3,8 +3,9 @@
     python benchmarks/fp8_products.py
 
 Products are qkv, o, gate and up, down, each forward, for the gradient of its input (dgrad) and of its weight
-(wgrad). FP8 is `torch._scaled_mm` with one scale per tensor, with and without fast accumulation. The last
-table predicts the steps of docs/performance.md.
+(wgrad). FP8 is `torch._scaled_mm` with one scale per tensor, with and without fast accumulation. The first
+table says, kernel by kernel, whether this GPU and its compiler compute what they should. The last one
+predicts the steps of docs/performance.md.
 """
 
 import argparse
@@ -16,10 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deeploop.nn.fp8 import E4M3, E5M2, Product
 from deeploop.nn.kernels import casts
+from deeploop.nn.kernels.swiglu import swiglu_backward_fp8
 from deeploop.report.page import text_table
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+CALLS = 10
+BANDWIDTH = 4.2e9  # bytes per ms of a pass over memory, docs/performance.md
 TILES = [(64, 64, 4), (64, 128, 8), (128, 128, 8)]
 
 
@@ -41,25 +45,30 @@ SIZES = [
 
 
 def milliseconds(call: Callable[[], object], least: float) -> float:
-    """The median of calls in a row that take some `least` ms in all, after as many to warm up."""
+    """The median over replays of a CUDA graph of ten calls, as the training step is one; `least` ms in all.
+
+    Called from Python, a cast would take as long as its launch.
+    """
     for _ in range(3):
         call()
     torch.cuda.synchronize()
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    call()
-    ended.record()
-    torch.cuda.synchronize()
-    count = max(5, int(least / max(began.elapsed_time(ended), 1e-3)))
-    for _ in range(count):
-        call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    took = replays(graph, 2)[-1]
+    return median(replays(graph, max(3, int(least / took)))) / CALLS
+
+
+def replays(graph: torch.cuda.CUDAGraph, count: int) -> list[float]:
+    """ms of each of so many replays in a row."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     events[0].record()
     for event in events[1:]:
-        call()
+        graph.replay()
         event.record()
     torch.cuda.synchronize()
-    return median(a.elapsed_time(b) for a, b in pairwise(events))
+    return [a.elapsed_time(b) for a, b in pairwise(events)]
 
 
 def fp8(x: Tensor, dtype: torch.dtype = E4M3) -> Tensor:
@@ -150,11 +159,54 @@ def cast_times(size: Size, least: float) -> dict[str, float]:
     return best
 
 
+def check(size: Size) -> None:
+    """Prints how far each kernel's FP8 output is from torch's, and how many of its values are not finite."""
+    n, d, h = 4096, size.width, size.hidden
+    draw = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)  # noqa: E731
+    scale = torch.tensor(4.0, device="cuda")
+    fake = lambda x, dtype=E4M3: (x.float() * scale).to(dtype)  # noqa: E731
+    results: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, x in {"bf16": draw(n, d), "fp32": draw(2 * h, d).float()}.items():
+        rows8, columns8 = torch.zeros_like(x).to(E4M3), torch.zeros_like(x.T.contiguous()).to(E4M3)
+        casts.cast_into(x, scale, rows8, columns8)
+        results |= {f"cast of {name}": (rows8, fake(x)), f"cast of {name}, transposed": (columns8, fake(x).T)}
+        results |= {f"transpose of a cast of {name}": (casts.transposed(rows8), rows8.T)}
+    sides, dhidden = draw(n, 2 * h), draw(n, h)
+    dsides, dsides_t, hidden_t = swiglu_backward_fp8(sides, dhidden, (E5M2, E4M3), (scale, scale))
+    g, u = (side.float().requires_grad_() for side in sides.chunk(2, dim=1))
+    hidden = torch.nn.functional.silu(g) * u
+    exact = torch.cat(torch.autograd.grad(hidden, (g, u), dhidden.float()), dim=1)
+    results |= {
+        "SwiGLU's gradients": (dsides, fake(exact, E5M2)),
+        "SwiGLU's gradients, transposed": (dsides_t, dsides.T),
+    }
+    results |= {"SwiGLU's values, transposed": (hidden_t, fake(hidden.detach()).T)}
+    x, w, dy = fake(draw(n, d)), fake(draw(2 * h, d)), fake(draw(n, 2 * h), E5M2)
+    inverse = scale.reciprocal()
+    product = Product(w, w.T.contiguous(), inverse, scale, inverse, scale, inverse)
+    wide = {name: t.float() / 4 for name, t in (("x", x), ("w", w), ("dy", dy))}
+    transposes = dy.T.contiguous(), x.T.contiguous()
+    results |= {
+        "forward": (product.forward(x), wide["x"] @ wide["w"].T),
+        "dgrad": (product.input_gradient(dy), wide["dy"] @ wide["w"]),
+        "wgrad": (product.weight_gradient(*transposes), wide["dy"].T @ wide["x"]),
+    }
+    table = []
+    for name, (ours, theirs) in results.items():
+        a, b = ours.float(), theirs.float()
+        table.append((name, f"{(a - b).norm() / b.norm():.1e}", str(int((~a.isfinite()).sum()))))
+    print(f"\n{size.name}: relative difference, and values that are not finite")
+    print(text_table(("kernel", "difference", "not finite"), table))
+
+
 def predict(size: Size, total: tuple[float, float, float], casts_ms: dict[str, float]) -> list[str]:
-    """A step with all products in FP8: what products save, less transposes; other traffic stays as it is."""
+    """A step with all products in FP8: what products and narrower writes save, less the casts."""
     # h twice and the gradients of both branches are transposed, the attention's output cast.
     extra = 4 * casts_ms["transpose d"] + casts_ms["transpose 3d"] + casts_ms["cast d from bf16, both"]
-    cells = [size.name, f"{size.step_ms:.1f}", f"{extra * size.visits:.1f}"]
+    # Norms, rotary, SwiGLU write h twice, gradients of both branches and of qkv, hidden values twice.
+    less = size.tokens * (7 * size.width + 2 * size.hidden) / BANDWIDTH
+    cells = [size.name, f"{size.step_ms:.1f}", f"{extra * size.visits:.1f}", f"{-less * size.visits:.1f}"]
+    extra -= less
     for narrow in total[1:]:
         saved = (total[0] - narrow - extra) * size.visits
         cells.append(f"{size.step_ms - saved:.1f} ({size.step_ms / (size.step_ms - saved):.2f}×)")
@@ -166,13 +218,16 @@ def main() -> None:
     parser.add_argument("--ms", type=float, default=30.0, help="of each timing, twice")
     options = parser.parse_args()
     print(torch.cuda.get_device_name(), torch.__version__)
+    for size in SIZES:
+        check(size)
     rows = []
     for size in SIZES:
         rows.append(predict(size, products(size, options.ms), cast_times(size, options.ms)))
     for size in SIZES:  # the other batch
         products(size._replace(tokens=3 * 16 * 1024 - size.tokens), options.ms)
     print("\nms of a step")
-    print(text_table(("", "bf16, measured", "casts", "FP8, fast sums", "FP8"), rows))
+    header = ("", "bf16, measured", "casts", "narrower writes", "FP8, fast sums", "FP8")
+    print(text_table(header, rows))
 
 
 if __name__ == "__main__":
