@@ -5,7 +5,7 @@
 #   make docs    the documentation site, into build/site
 #   make release    sdist and wheel into dist/, and the wheel tried in an environment of its own
 #   make faults     inject every fault, fuzz, load; writes docs/reliability.md (15 minutes)
-#   make results    README's table, docs/rules.md's and what `deeploop recommend` answers from, anew from docs/results
+#   make results    tables and figures of README and docs, and what `deeploop recommend` answers from, from docs/results
 #   make checkpoint   train the small model that comes with the package anew, in a quarter of an hour
 PYTHON ?= python3
 BIN := .venv/bin
@@ -70,6 +70,7 @@ faults: .venv/.dev
 
 results: .venv/.core
 	$(BIN)/python tools/results_table.py
+	$(BIN)/python tools/front_figure.py
 	$(BIN)/python tools/depth_table.py
 	$(BIN)/python tools/rules_table.py
 	$(BIN)/python tools/evidence_tables.py

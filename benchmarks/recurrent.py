@@ -41,6 +41,7 @@ from deeploop.train.steps import StepQueue
 MEAN, DEEP, KEPT = 4, 32, 4
 FEW = 4  # sequences whose memory is measured: 32 rounds of more would not fit without truncation
 SAMPLED = "poisson-lognormal"
+PARTS = ("speed", "memory", "decoding")
 
 
 def base_config(args: argparse.Namespace, folder: Path) -> TrainConfig:
@@ -140,6 +141,7 @@ def memory(config: TrainConfig, world: World, folder: Path) -> list[dict[str, An
             row |= measure_memory(cell, world)
         except torch.OutOfMemoryError:
             row |= {"kept": None, "peak": None}
+        print(f"memory of {row}", flush=True)
         rows.append(row)
     return rows
 
@@ -203,11 +205,11 @@ def decoding(model: GPTConfig, world: World, args: argparse.Namespace) -> list[d
                     "tokens_per_s": batch * new / (ended - read),
                 }
             )
+            print(f"decoding: {rows[-1]}", flush=True)
     return rows
 
 
 def report(record: dict[str, Any]) -> str:
-    base = next(row for row in record["speed"])
     speeds = [
         (
             row["rounds"],
@@ -215,7 +217,7 @@ def report(record: dict[str, Any]) -> str:
             f"{row['mean_rounds']:.2f}",
             f"{row['tokens_per_s']:,.0f}",
             f"{row['flops'] / 1e12:.3g}",
-            f"{row['flops'] / base['flops']:.2f}",
+            f"{row['flops'] / record['speed'][0]['flops']:.2f}",
             f"{row['warm_s']:.1f} s",
         )
         for row in record["speed"]
@@ -239,19 +241,13 @@ def report(record: dict[str, Any]) -> str:
         )
         for row in record["decoding"]
     ]
-    return "\n\n".join(
-        [
-            f"{record['device']}: {record['model']}",
-            text_table(
-                ("rounds", "graph", "mean R", "tokens/s", "TFLOP/s", "of the first", "first steps"), speeds
-            ),
-            f"memory of {FEW} sequences:",
-            text_table(("R", "gradient through", "kept, MiB", "peak, MiB"), sizes),
-            text_table(
-                ("sequences", "cache rounds", "slots", "bytes/token", "tokens/s", "prompt tokens/s"), decoded
-            ),
-        ]
+    tables = (
+        (("rounds", "graph", "mean R", "tokens/s", "TFLOP/s", "of the first", "first steps"), speeds),
+        ((f"R, {FEW} sequences", "gradient through", "kept, MiB", "peak, MiB"), sizes),
+        (("sequences", "cache rounds", "slots", "bytes/token", "tokens/s", "prompt tokens/s"), decoded),
     )
+    shown = [text_table(head, rows) for head, rows in tables if rows]
+    return "\n\n".join([f"{record['device']}: {record['model']}", *shown])
 
 
 def main() -> None:
@@ -263,6 +259,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="sequences per step; 32, or 4 of --tiny")
     parser.add_argument("--warm", type=int, default=60, help="steps before the clock starts")
     parser.add_argument("--steps", type=int, default=100, help="steps that are timed")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="leave out the other parts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, open_world(DeviceConfig(kind=args.device)) as world:
@@ -273,9 +270,9 @@ def main() -> None:
             "device": device_name(world.device),
             "model": f"width {m.width}, {m.prelude} / {m.blocks} / {m.coda} blocks, {m.injection}, "
             f"{m.block}, mean {MEAN} rounds, batch {config.optim.batch} × {m.context} tokens",
-            "speed": speed(config, world, args, folder),
-            "memory": memory(config, world, folder),
-            "decoding": decoding(m, world, args),
+            "speed": speed(config, world, args, folder) if "speed" in args.only else [],
+            "memory": memory(config, world, folder) if "memory" in args.only else [],
+            "decoding": decoding(m, world, args) if "decoding" in args.only else [],
             **provenance(),
         }
     print(report(record))

@@ -22,9 +22,9 @@ from deeploop.train import checkpoint
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import DeviceConfig
-from deeploop.train.language import DataConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
+from deeploop.train.text import DataConfig
 
 SENTENCE = "the loop visits one block again and then another until every round is done"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

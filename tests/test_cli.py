@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -358,6 +359,10 @@ def test_a_file_that_cannot_be_written_is_named(refused, tmp_path):
 def test_version(capsys, flag):
     assert main([flag]) == 0
     assert capsys.readouterr().out == f"deeploop {deeploop.__version__}\n"
+    root = Path(__file__).parents[1]
+    assert tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"] == deeploop.__version__
+    assert f"\nversion: {deeploop.__version__}\n" in (root / "CITATION.cff").read_text()
+    assert f"\n## [{deeploop.__version__}] - " in (root / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("arguments", ["--help", "plan --blocks 2 --rounds 3"])

@@ -1,4 +1,4 @@
-"""README's table of results is the one that docs/results makes."""
+"""The tables of README and docs/paper.md, and README's picture, are what docs/results makes."""
 
 import importlib.util
 import json
@@ -6,20 +6,34 @@ from pathlib import Path
 
 import pytest
 
+from deeploop.report.plots import RULE_COLOURS
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location("results_table", ROOT / "tools" / "results_table.py")
+def load_tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_readme_is_in_step(tool):
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert tool.renewed(text, ROOT / "docs" / "results") == text, "run: make results"
+@pytest.fixture(scope="module")
+def tool():
+    return load_tool("results_table")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/paper.md"])
+def test_page_is_in_step(tool, page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert tool.renewed(page, text, ROOT / "docs" / "results") == text, "run: make results"
+
+
+def test_readme_is_short():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.split()) <= 1200
+    table = readme.partition("<!-- results")[2].partition("<!-- end of results")[0]
+    assert table.count("\n| ") == 1 + 5  # the header, and five rows
 
 
 def test_every_row_is_quoted_from_files(tool, tmp_path):
@@ -33,21 +47,26 @@ def test_every_row_is_quoted_from_files(tool, tmp_path):
     values = {
         "loss": {"last": "validation", "field": "loss"},
         "rate": {"median": "train", "field": "rate", "times": 1e-3},
+        "published": {"published": "LOSS", "key": ["small", "sandwich", 3]},
     }
+    paper = {"order": 1, "says": "{published:.4f}", "here": "{loss:.1f}"}
     entry = {"order": 1, "what": "w", "result": "{loss:.2f} at {rate:.0f} K", "values": values}
     (folder / "results.json").write_text(json.dumps(entry))
-    assert (
-        tool.table(tmp_path).splitlines()[-1]
-        == "| w | 1.23 at 3 K | [docs/results/mine](docs/results/mine) |"
-    )
+    assert tool.full_table(tmp_path).splitlines()[2:] == [
+        "| w | 1.23 at 3 K | [results/mine](results/mine) |"
+    ]
+    assert len(tool.short_table(tmp_path).splitlines()) == 2  # it has nothing of the paper
+    (folder / "results.json").write_text(json.dumps(entry | {"paper": paper}))
+    short = tool.short_table(tmp_path)
+    assert short.splitlines()[2:] == ["| 2.7917 | 1.2 | [mine](docs/results/mine) |"]
     before = f"a\n{tool.BEGIN}\nold\n{tool.END}\nb\n"
-    assert tool.renewed(before, tmp_path) == f"a\n{tool.BEGIN}\n{tool.table(tmp_path)}\n{tool.END}\nb\n"
+    assert tool.renewed("README.md", before, tmp_path) == f"a\n{tool.BEGIN}\n{short}\n{tool.END}\nb\n"
     with pytest.raises(ValueError, match="lacks the markers"):
-        tool.renewed("no markers", tmp_path)
+        tool.renewed("README.md", "no markers", tmp_path)
     values["loss"]["field"] = "gain"
     (folder / "results.json").write_text(json.dumps(entry))
     with pytest.raises(ValueError, match="no validation line has gain"):
-        tool.table(tmp_path)
+        tool.full_table(tmp_path)
 
 
 def test_numbers_over_run_folders(tool, tmp_path):
@@ -59,8 +78,24 @@ def test_numbers_over_run_folders(tool, tmp_path):
     assert tool.value(tmp_path, {"escaped_runs": "a-*"}) == 1
     assert tool.value(tmp_path, {"runs": "a-*"}) == 2
     assert tool.value(tmp_path, {"mean_loss": "*"}) == 5.5
+    assert tool.value(tmp_path, {"mean": "loss", "of": "a-*", "times": 100}) == 250
     with pytest.raises(ValueError, match=r"no run is named c-\*"):
         tool.value(tmp_path, {"mean_loss": "c-*"})
     (tmp_path / "c-0").mkdir()
     with pytest.raises(ValueError, match="c-0: its last validation has no loss"):
         tool.value(tmp_path, {"runs": "c-*"})
+
+
+def test_the_picture_shows_what_readme_says():
+    figure = load_tool("front_figure").front_figure(ROOT / "docs" / "results")
+    *rules, depth = figure.axes
+    assert [axes.get_title() for axes in rules] == ["pre-norm", "1/N", "flat"]
+    labels = {text.get_text(): text.get_color() for text in depth.texts}
+    assert labels["flat: 4 of 5 go on"] == RULE_COLOURS["flat"]
+    assert labels["pre-norm: 0 of 5 go on"] == RULE_COLOURS["pre-norm"]
+    # Diamonds, the best rates: under pre-norm they move left as R grows.
+    best = {axes.get_title(): [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"]
+            for axes in rules}  # fmt: skip
+    assert best["pre-norm"] == sorted(best["pre-norm"], reverse=True)
+    assert best["pre-norm"][0] > 2 * best["pre-norm"][-1]
+    assert max(best["1/N"]) < 2**0.5 * min(best["1/N"])

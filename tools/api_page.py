@@ -7,7 +7,7 @@ import re
 import textwrap
 from typing import Any
 
-PUBLIC = ("theory", "nn", "models", "data", "diagnose", "train")
+PUBLIC = ("theory", "nn", "models", "data", "diagnose", "train", "retrofit")
 PACKAGES = ("deeploop", *(f"deeploop.{name}" for name in PUBLIC))
 
 

@@ -1,4 +1,7 @@
-"""Makes the tables of docs/depth.md from docs/results (`make results`); `--check`: are they in step?"""
+"""Makes the tables of docs/depth.md and its results from docs/results (`make results`); `--check`: in step?
+
+The page has the short ones. The long ones go to the READMEs of the results that they are made of.
+"""
 
 import json
 import sys
@@ -28,18 +31,33 @@ STEPS = {"automaton": (4, 8, 16, 77, 200), "addition": (4, 8, 16, 24), "hops": (
 
 
 def study_table(study: dict[str, list[dict[str, Any]]]) -> str:
-    """How many models go on, and the mean share of right cells at some depths, by variant and rate."""
+    """How many models extrapolate, by variant and rate, and the mean share of right cells at some depths."""
     rows = []
     for name, models in study.items():
-        for rate in sorted({model["rate"] for model in models}):
-            own = [model["cells"] for model in models if model["rate"] == rate]
-            reach = sum(
-                bool(goes_on({int(h): share for h, share in cells.items()}, TRAINED)) for cells in own
-            )
-            means = [f"{fmean(cells[h] for cells in own):.3f}" for h in SHOWN]
-            rows.append([name, f"{rate:g}", f"{reach} of {len(own)}", *means])
-    header = ["variant", "peak rate", "goes on to 200 steps", *(f"{h} steps" for h in SHOWN)]
+        for rate, own in by_rate(models).items():
+            shares = [f"{fmean(model['cells'][h] for model in own):.3f}" for h in SHOWN]
+            rows.append([name, f"{rate:g}", f"{extrapolating(own)} of {len(own)}", *shares])
+    header = ["variant", "peak rate", "extrapolates to 200 steps", *(f"{h} steps" for h in SHOWN)]
     return markdown_table(header, rows)
+
+
+def variants_table(study: dict[str, list[dict[str, Any]]]) -> str:
+    """How many models extrapolate: a row for each variant, with its rates in one cell."""
+    rows = []
+    for name, models in study.items():
+        rates = [f"{rate:g}: {extrapolating(own)} of {len(own)}" for rate, own in by_rate(models).items()]
+        rows.append([name, f"{extrapolating(models)} of {len(models)}", ", ".join(rates)])
+    return markdown_table(["variant", "extrapolates to 200 steps", "by peak rate"], rows)
+
+
+def by_rate(models: list[dict[str, Any]]) -> dict[float, list[dict[str, Any]]]:
+    rates = sorted({model["rate"] for model in models})
+    return {rate: [model for model in models if model["rate"] == rate] for rate in rates}
+
+
+def extrapolating(models: list[dict[str, Any]]) -> int:
+    cells = ({int(h): share for h, share in model["cells"].items()} for model in models)
+    return sum(bool(goes_on(shares, TRAINED)) for shares in cells)
 
 
 def stream_table(stream: dict[str, list[dict[str, float]]]) -> str:
@@ -66,7 +84,7 @@ def task_tables(folder: Path) -> str:
             trial = f"{tried['optim.peak_lr']:g}, {tried['rounds.noise']:g}"
             rows.append([task, rule, trial, reached(of_rule), *means(of_rule, steps)])
         rows.append([task, "copying", "", "", *copied(own[0], steps)])
-        header = ["task", "rule", "rate, noise", "goes on", *(f"{h} steps" for h in steps)]
+        header = ["task", "rule", "rate, noise", "extrapolates", *(f"{h} steps" for h in steps)]
         tables.append(markdown_table(header, rows))
     return "\n\n".join(tables)
 
@@ -84,7 +102,7 @@ def seed_table(folder: Path, axis: str, label: str) -> str:
         seeds = sorted(run.axes["seed"] for run in runs)
         worst = min(min(shares_by_steps(run)[h] for h in (127, 200)) for run in runs)
         rows.append([name, spans(seeds), reached(runs), f"{worst:.3f}", *means(runs, SEED_STEPS)])
-    header = [label, "seeds", "goes on to 200 steps", "worst", *(f"{h} steps" for h in SEED_STEPS)]
+    header = [label, "seeds", "extrapolates to 200 steps", "worst", *(f"{h} steps" for h in SEED_STEPS)]
     return markdown_table(header, rows)
 
 
@@ -120,25 +138,38 @@ def shares_by_steps(run: Run) -> dict[int, float]:
     return dict(zip(last["steps"], last["cells_by_steps"], strict=True))
 
 
-def make(text: str, results: Path) -> str:
-    """The page with its tables as the files say."""
+def tables(docs: Path) -> dict[Path, dict[str, str]]:
+    """Page → the name and the text of each of its tables."""
+    results = docs / "results"
     study, stream = (json.loads((results / "depth" / f"{n}.json").read_text()) for n in ("study", "stream"))
-    parts = {
-        "depth": f"{study_table(study)}\n\n{stream_table(stream)}",
-        "iterate": task_tables(results / "iterate"),
-        "demo-seeds": seed_table(results / "demo-seeds", "rule", "model"),
-        "demo-every": seed_table(results / "demo-every", "trial", "flat loop"),
-        "two-blocks": seed_table(results / "two-blocks", "blocks", "K"),
+    return {
+        docs / "depth.md": {
+            "depth": f"{variants_table(study)}\n\n{stream_table(stream)}",
+            "demo-seeds": seed_table(results / "demo-seeds", "rule", "model"),
+        },
+        results / "depth" / "README.md": {"study": study_table(study)},
+        results / "iterate" / "README.md": {"iterate": task_tables(results / "iterate")},
+        results / "demo-every" / "README.md": {
+            "demo-every": seed_table(results / "demo-every", "trial", "flat loop")
+        },
+        results / "two-blocks" / "README.md": {
+            "two-blocks": seed_table(results / "two-blocks", "blocks", "K")
+        },
     }
+
+
+def with_tables(text: str, parts: dict[str, str]) -> str:
+    """A page's text with its tables as the files say."""
     for name, body in parts.items():
         text = filled(text, f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->", body)
     return text
 
 
 if __name__ == "__main__":
-    page = DOCS / "depth.md"
-    old = page.read_text(encoding="utf-8")
-    new = make(old, DOCS / "results")
-    if "--check" in sys.argv[1:]:
-        sys.exit(0 if new == old else "depth.md: out of step with docs/results; run: make results")
-    page.write_text(new, encoding="utf-8")
+    for page, parts in tables(DOCS).items():
+        old = page.read_text(encoding="utf-8")
+        new = with_tables(old, parts)
+        if "--check" not in sys.argv[1:]:
+            page.write_text(new, encoding="utf-8")
+        elif new != old:
+            sys.exit(f"{page.relative_to(DOCS)}: out of step with docs/results; run: make results")

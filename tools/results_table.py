@@ -1,9 +1,10 @@
-"""Makes README's table of results from docs/results (`make results`); `--check` says whether it is in step.
+"""Makes the tables of docs/paper.md and README from docs/results (`make results`); `--check`: in step?
 
-Each docs/results/FOLDER with a results.json is a row:
+Each docs/results/FOLDER with a results.json is a row of docs/paper.md:
 
 {"order": 1, "what": "…", "result": "validation loss {loss:.3f}", "values": {"loss": SELECTOR}}
 
+and, where it has "paper": {"order": 1, "says": "…", "here": "…"}, one of README's, the paper beside ours;
 where a SELECTOR names one number of the files beside it:
 
 {"last": "validation", "field": "loss"}           of the last such line of metrics.jsonl
@@ -12,8 +13,10 @@ where a SELECTOR names one number of the files beside it:
 {"escaped_runs": "paper-p0.5-*"}                  run folders whose last validation escaped
 {"runs": "paper-p0.5-*"}                          how many run folders there are
 {"mean_loss": "prenorm-rounds7-*"}                of the last validations of those that did not collapse
+{"mean": "exact", "of": "seed*-hrm-C2-*"}         of a field over the last validations of those run folders
 {"json": "gamma.json", "path": ["…", "gamma"]}    a number in a JSON file
-the first two with "file": a metrics file of another name; these and "json" with "times": a factor
+{"published": "LOSS", "key": ["small", "sandwich", 3]}   a number of the paper, by `report.published`
+the first two with "file": a metrics file of another name; all but counts with "times": a factor
 """
 
 import json
@@ -23,6 +26,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from deeploop.report import published
 from deeploop.report.packed import opened, subfolders
 from deeploop.report.page import filled
 from deeploop.train.metrics import read_metrics
@@ -45,6 +49,13 @@ def value(folder: Path, selector: dict[str, Any]) -> float:
     if "mean_loss" in selector:
         lasts = last_validations(folder, selector["mean_loss"])
         return fmean(last["loss"] for last in lasts if last["verdict"] != "collapsed")
+    if "mean" in selector:
+        lasts = last_validations(folder, selector["of"])
+        return fmean(last[selector["mean"]] for last in lasts) * selector.get("times", 1)
+    if "published" in selector:
+        key = selector["key"]
+        numbers = getattr(published, selector["published"])
+        return numbers[tuple(key) if isinstance(key, list) else key].number * selector.get("times", 1)
     if "json" in selector:
         found = json.loads((folder / selector["json"]).read_text(encoding="utf-8"))
         for key in selector["path"]:
@@ -71,29 +82,54 @@ def last_validations(folder: Path, pattern: str) -> list[dict[str, Any]]:
     return [validations[-1] for validations in found.values()]
 
 
-def row(folder: Path) -> tuple[int, str]:
-    """Its place in the table, and its line."""
+def read_entry(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
+    """A folder's results.json, and its values."""
     entry = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    values = {name: value(folder, selector) for name, selector in entry["values"].items()}
-    cells = (entry["what"].format(**values), entry["result"].format(**values))
-    place = f"docs/results/{folder.name}"
-    return entry["order"], f"| {cells[0]} | {cells[1]} | [{place}]({place}) |"
+    return entry, {name: value(folder, selector) for name, selector in entry["values"].items()}
 
 
-def table(results: Path) -> str:
-    rows = sorted(row(path.parent) for path in results.glob("*/results.json"))
-    return "\n".join(["| what | result | where |", "|---|---|---|", *(line for _, line in rows)])
+def full_table(results: Path) -> str:
+    """Every row, for a page in docs/."""
+    rows = []
+    for path in sorted(results.glob("*/results.json")):
+        entry, values = read_entry(path.parent)
+        cells = [entry["what"].format(**values), entry["result"].format(**values)]
+        name = path.parent.name
+        rows.append((entry["order"], [*cells, f"[results/{name}](results/{name})"]))
+    return table(["what", "result", "files"], rows)
 
 
-def renewed(text: str, results: Path) -> str:
-    """README's text with the table between the two markers made anew."""
-    return filled(text, BEGIN, END, table(results))
+def short_table(results: Path) -> str:
+    """The paper beside ours, for README."""
+    rows = []
+    for path in sorted(results.glob("*/results.json")):
+        entry, values = read_entry(path.parent)
+        if "paper" in entry:
+            told = entry["paper"]
+            cells = [told["says"].format(**values), told["here"].format(**values)]
+            rows.append((told["order"], [*cells, f"[{path.parent.name}](docs/results/{path.parent.name})"]))
+    return table(["the paper", "here", "files"], rows)
+
+
+def table(header: list[str], rows: list[tuple[int, list[str]]]) -> str:
+    """By their order; cells are Markdown already."""
+    head, *lines = [f"| {' | '.join(cells)} |" for cells in (header, *(cells for _, cells in sorted(rows)))]
+    return "\n".join([head, "|" + "---|" * len(header), *lines])
+
+
+PAGES = {"README.md": short_table, "docs/paper.md": full_table}
+
+
+def renewed(page: str, text: str, results: Path) -> str:
+    """The page's text with the table between the two markers made anew."""
+    return filled(text, BEGIN, END, PAGES[page](results))
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    old = readme.read_text(encoding="utf-8")
-    new = renewed(old, ROOT / "docs" / "results")
+    old = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    new = {page: renewed(page, text, ROOT / "docs" / "results") for page, text in old.items()}
     if "--check" in sys.argv[1:]:
-        sys.exit("README.md: its table of results is out of step; run: make results" if old != new else 0)
-    readme.write_text(new, encoding="utf-8")
+        stale = [page for page in PAGES if old[page] != new[page]]
+        sys.exit(f"{', '.join(stale)}: out of step with docs/results; run: make results" if stale else 0)
+    for page, text in new.items():
+        (ROOT / page).write_text(text, encoding="utf-8")

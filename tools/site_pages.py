@@ -28,7 +28,7 @@ GUIDES = "rules training data recurrent retrofit chat inference evaluation"
 SECTIONS = {
     "Guides": [*GUIDES.split(), "reasoners", "iterate", "sweeps", "report", "scaling-out"],
     "Reference": ["commands", "api", "run-folder", "architecture"],
-    "Evidence": ["depth", "alignment", "escape", "performance", "reliability", "testing", "log"],
+    "Evidence": ["paper", "depth", "alignment", "escape", "performance", "reliability", "testing", "log"],
     "Results": ["results/README"],
 }
 MADE = ("commands", "api", "results/README")  # pages that no file in docs/ holds

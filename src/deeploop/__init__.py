@@ -12,7 +12,7 @@ when they are first touched.
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["GPTConfig", "LoopedGPT", "ScaledResidual", "__version__", "generate", "load", "recommend"]
 
 _NAMES = {

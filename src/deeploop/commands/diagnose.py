@@ -37,7 +37,6 @@ from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_state, step_of
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
-from deeploop.train.language import mixture_windows, open_mixture
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import learning_rate
 from deeploop.train.rundir import (
@@ -49,6 +48,7 @@ from deeploop.train.rundir import (
     resolve,
     results_folder,
 )
+from deeploop.train.text import mixture_windows, open_mixture
 
 PROBE_TOKENS = 1024
 UNDER_MUON = (

@@ -20,7 +20,6 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS
 from deeploop.train.checkpoint import read_state
 from deeploop.train.config import IterateTrainConfig, TrainConfig
-from deeploop.train.language import open_mixture
 from deeploop.train.rundir import (
     load,
     load_any_config,
@@ -29,6 +28,7 @@ from deeploop.train.rundir import (
     require_checkpoint,
     resolve,
 )
+from deeploop.train.text import open_mixture
 
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
 CARD_MARK = "with DeepLoop residual scaling. Exported by"  # in every model card of ours

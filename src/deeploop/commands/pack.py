@@ -1,12 +1,13 @@
 """`deeploop pack`: a sweep's run folders as one small file, which `runs` and `report` read as it is."""
 
-import shutil
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from tyro.conf import Positional
 
 from deeploop.commands.parsing import run_command
+from deeploop.files import write_text
 from deeploop.report.packed import PACKED, files_to_pack, write_packed
 
 
@@ -37,7 +38,8 @@ def run(args: PackArgs) -> str:
     write_packed(files, out / PACKED, args.train_every)
     grid = args.folder / "sweep.json"
     if grid.is_file() and out.resolve() != args.folder.resolve():
-        shutil.copyfile(grid, out / "sweep.json")
+        record = json.loads(grid.read_text(encoding="utf-8"))
+        write_text(out / "sweep.json", json.dumps(record, separators=(",", ":")) + "\n")  # a quarter smaller
     runs = len({name.partition("/")[0] for name in files if "/" in name})
     packed = (out / PACKED).stat().st_size
     sizes = f"{size / 1e3:,.0f} KB packed into {packed / 1e3:,.0f} KB"

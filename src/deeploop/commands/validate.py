@@ -37,8 +37,8 @@ from deeploop.report import page, plots, scoreboard
 from deeploop.train.chat import ChatDataConfig, open_chat
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import arithmetic, open_world
-from deeploop.train.language import mixture_windows, open_mixture
 from deeploop.train.rundir import load, load_config, provenance, require_checkpoint, results_folder
+from deeploop.train.text import mixture_windows, open_mixture
 
 # Results that agree in these replace one another; any other stays beside them.
 IDENTITY = ("checkpoint", "data", "sequences", "recompute_alpha", "asked")

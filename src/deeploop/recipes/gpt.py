@@ -7,9 +7,9 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import DeviceConfig
-from deeploop.train.language import DataConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
+from deeploop.train.text import DataConfig
 
 
 def gpt2_small() -> TrainConfig:

@@ -125,9 +125,9 @@ def beyond_table(task: str, own: Sequence[Contender], histories: Histories, name
     return Table(
         name,
         f"Share of cells right by steps: {task}",
-        ["rule", "seeds", "goes on", "95%", "learned at step", *(str(h) for h in steps)],
+        ["rule", "seeds", "extrapolates", "95%", "learned at step", *(str(h) for h in steps)],
         [[*_head(one, histories), *(_shares(one, h) for h in steps)] for one in own],
-        f"goes on: runs with {RIGHT:.0%} of the cells right at the {FARTHEST} largest numbers of steps, "
+        f"extrapolates: runs with {RIGHT:.0%} of the cells right at the {FARTHEST} largest numbers of steps, "
         f"95%: Wilson's interval; learned at step: the first validation with {LEARNED:.0%} of the whole "
         "answers right inside the trained steps, the median over seeds; then the mean share of right cells, "
         "and its lowest and highest seed where they differ.",

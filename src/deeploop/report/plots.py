@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
@@ -26,6 +27,12 @@ RULE_COLOURS = {
     "DeepNorm p=1/4, unigram bias": COLOURS[5],
 }
 INK = "#7f7f80"  # frame and text; replaced by the page's own text colour in inline SVG
+
+
+def round_colours(rounds: Sequence[int]) -> dict[int, str]:
+    """R → colour, from violet to orange as R grows: no rule has these."""
+    shades = matplotlib.colormaps["plasma"].resampled(len(rounds) + 2)  # both ends vanish on some page
+    return {R: to_hex(shades(index + 1)) for index, R in enumerate(rounds)}
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 import math
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from deeploop.report.figures import finish, plain
 from deeploop.report.listing import number
 from deeploop.report.page import MISSING
-from deeploop.report.plots import INK
+from deeploop.report.plots import INK, round_colours
 from deeploop.report.tables import Table
 from deeploop.report.transfer import (
     JUDGED_AT,
@@ -122,8 +120,7 @@ def transfer_figure(study: Study) -> Figure:
     tall = -(-len(study.rules) // wide)
     figure = Figure(figsize=(max(5.6, 3.4 * wide), 3.0 * tall + 0.6), layout="constrained")
     grid = figure.subplots(tall, wide, sharex=True, sharey=True, squeeze=False)
-    shades = matplotlib.colormaps["viridis"].resampled(len(study.rounds) + 2)  # both ends vanish on some page
-    colours = {R: to_hex(shades(index + 1)) for index, R in enumerate(study.rounds)}
+    colours = round_colours(study.rounds)
     low, high = y_range(study)
     for axes, rule in zip(grid.flat, study.rules.values(), strict=False):
         for place, (R, curve) in enumerate(rule.curves.items()):

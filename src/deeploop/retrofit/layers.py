@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.injection import InjectionKind
-from deeploop.retrofit.source import Source
+from deeploop.retrofit.source import Source, open_source
 
 KEEPS_THE_SOURCE: tuple[InjectionKind, ...] = ("none", "linear")
 """Injections that change nothing at the start: none, and W = [I | 0]. The others move the stream at once."""
@@ -109,3 +110,31 @@ def build(source: Source, layers: Layers, config: GPTConfig) -> LoopedGPT:
     new = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("injection.")}
     model.load_state_dict(weights | new)
     return model.eval()
+
+
+def loop_pretrained(
+    path: str | Path,
+    core: str,
+    *,
+    rounds: int = 4,
+    prelude: str | None = None,
+    coda: str | None = None,
+    injection: InjectionKind = "none",
+    epsilon_exponent: float = 0.5,
+    context: int | None = None,
+) -> LoopedGPT:
+    """The pretrained model at `path` with its layers `core`, such as 8-15, as a loop: `deeploop retrofit`.
+
+    At R = 1 with all layers kept its logits are the source's; `model.set_rounds(1)` shows it.
+    """
+    source = open_source(Path(path))
+    layers = choose_layers(source.config.blocks, core, prelude, coda)
+    config = looped_config(
+        source.config,
+        layers,
+        rounds=rounds,
+        injection=injection,
+        epsilon_exponent=epsilon_exponent,
+        context=context,
+    )
+    return build(source, layers, config)

@@ -5,12 +5,20 @@ next token, `puzzle` that of solving puzzles, `iterate` that of applying a step 
 or `models` imports this package.
 
 `deeploop.train.train(config)` trains; `deeploop.recipes.get_recipe("tiny")` is a config to start from.
+`train(CustomTrainConfig(…), task=YourTask)` trains on a task of your own, a subclass of `CustomTask`.
 """
 
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-_NAMES = {"TrainConfig": "config", "IterateTrainConfig": "config", "train": "loop"}
+_NAMES = {
+    "CustomTask": "custom",
+    "CustomTrainConfig": "config",
+    "IterateTrainConfig": "config",
+    "TrainConfig": "config",
+    "load_last": "rundir",
+    "train": "loop",
+}
 __all__ = sorted(_NAMES)
 
 

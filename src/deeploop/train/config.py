@@ -1,7 +1,8 @@
 """The whole configuration of a run, composed once, and its way to JSON and back.
 
 The class says what is trained: `TrainConfig` a looped GPT on text, `IterateTrainConfig` one on an iterated
-task, `ChatTrainConfig` one on conversations, `HRMTrainConfig` and `TRMTrainConfig` a reasoner.
+task, `ChatTrainConfig` one on conversations, `HRMTrainConfig` and `TRMTrainConfig` a reasoner,
+`CustomTrainConfig` what a task of your own builds.
 """
 
 import dataclasses
@@ -21,14 +22,15 @@ from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
 from deeploop.train.chat import ChatDataConfig
 from deeploop.train.checkpoint import CheckpointConfig
+from deeploop.train.custom import CustomDataConfig
 from deeploop.train.diagnosis import DiagnoseConfig
 from deeploop.train.distributed import DeviceConfig
 from deeploop.train.iterate import IterateDataConfig
-from deeploop.train.language import DataConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig, ReasonerOptimConfig
 from deeploop.train.puzzle import PuzzleDataConfig
 from deeploop.train.rounds import IterateRoundsConfig, RoundsConfig
+from deeploop.train.text import DataConfig
 
 
 @dataclass(frozen=True)
@@ -217,14 +219,28 @@ class IterateTrainConfig(RunConfig):
             )
 
 
+@dataclass(frozen=True)
+class CustomTrainConfig(RunConfig):
+    """One training run on a task of your own: `train(config, task=YourTask)`."""
+
+    model: GPTConfig = field(default_factory=GPTConfig)
+    data: CustomDataConfig = field(default_factory=CustomDataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_optim(self.model, self.optim, self.device)
+
+
 ReasonerTrainConfig = HRMTrainConfig | TRMTrainConfig
-AnyTrainConfig = TrainConfig | ReasonerTrainConfig | IterateTrainConfig
+AnyTrainConfig = TrainConfig | ReasonerTrainConfig | IterateTrainConfig | CustomTrainConfig
 KINDS: dict[str, type[AnyTrainConfig]] = {
     "language": TrainConfig,
     "chat": ChatTrainConfig,
     "hrm": HRMTrainConfig,
     "trm": TRMTrainConfig,
     "iterate": IterateTrainConfig,
+    "custom": CustomTrainConfig,
 }
 """The `task` that a run folder's run.json names, and the class of its config."""
 

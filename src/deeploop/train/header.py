@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.models.reasoner import ReasonerConfig
-from deeploop.train.config import AnyTrainConfig, ChatTrainConfig, IterateTrainConfig, TrainConfig
+from deeploop.train.config import (
+    AnyTrainConfig,
+    ChatTrainConfig,
+    CustomTrainConfig,
+    IterateTrainConfig,
+    TrainConfig,
+)
 from deeploop.train.progress import hours_minutes_seconds
 
 LEGEND = {
@@ -143,6 +149,8 @@ def _data(config: AnyTrainConfig, examples: int) -> str:
             f"{data.task}{rule}, length {data.length}: {sequences:,} instances "
             f"of 1 to {data.train_steps} steps, rounds: {config.rounds.sample}"
         )
+    if isinstance(config, CustomTrainConfig):
+        return f"{sequences:,} rows planned"
     return (
         f"{sequences:,} segments planned, at most {config.halting.segments} per puzzle; "
         f"{examples:,} training examples"

@@ -11,6 +11,7 @@ from typing import Any
 from deeploop.train.active import ActiveRun
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.config import AnyTrainConfig
+from deeploop.train.custom import TaskFactory
 from deeploop.train.distributed import World, open_world, unwrap
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest, peak_flops
@@ -18,20 +19,33 @@ from deeploop.train.sharding import reshard_after_eval
 from deeploop.train.steps import StepQueue, StepResult, non_finite_report
 
 
-def train(config: AnyTrainConfig, *, source: str | None = None, quiet: bool = False) -> dict[str, Any]:
+def train(
+    config: AnyTrainConfig,
+    *,
+    task: TaskFactory | None = None,
+    source: str | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
     """Runs `config` to its last step; returns the last validation and how the run ended.
 
-    With the `source` of the config a header comes first; `quiet`: nothing is printed.
+    A `CustomTrainConfig` needs its `task`: a subclass of `CustomTask`. With the `source` of the config a
+    header comes first; `quiet`: nothing is printed.
     """
     with open_world(config.device) as world, StopRequest() as stop:
-        return train_in(world, config, stop, source=source, quiet=quiet)
+        return train_in(world, config, stop, task=task, source=source, quiet=quiet)
 
 
 def train_in(
-    world: World, config: AnyTrainConfig, stop: StopRequest, *, source: str | None = None, quiet: bool = False
+    world: World,
+    config: AnyTrainConfig,
+    stop: StopRequest,
+    *,
+    task: TaskFactory | None = None,
+    source: str | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """The same among ranks that are already there."""
-    run = open_run(config, world, source=source, quiet=quiet)
+    run = open_run(config, world, task=task, source=source, quiet=quiet)
     try:
         ended = run_steps(run, stop)
     except (ValueError, OSError) as error:  # a shard that is gone, a disk that is full

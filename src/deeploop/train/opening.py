@@ -21,11 +21,13 @@ from deeploop.train.checkpoint import (
 from deeploop.train.config import (
     AnyTrainConfig,
     ChatTrainConfig,
+    CustomTrainConfig,
     IterateTrainConfig,
     ReasonerTrainConfig,
     TrainConfig,
     to_dict,
 )
+from deeploop.train.custom import TaskFactory
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
 from deeploop.train.exported import is_export, load_export
@@ -49,7 +51,12 @@ from deeploop.train.task import Task
 
 
 def open_run(
-    config: AnyTrainConfig, world: World, *, source: str | None = None, quiet: bool = False
+    config: AnyTrainConfig,
+    world: World,
+    *,
+    task: TaskFactory | None = None,
+    source: str | None = None,
+    quiet: bool = False,
 ) -> ActiveRun:
     """A run ready for its next step, made in an order in which a mistake shows before anything is written.
 
@@ -57,17 +64,17 @@ def open_run(
     """
     has_run = check_folder(config) is not None
     lock = lock_folder(config.out) if has_run and world.is_main else None  # before anything in it is touched
-    task, model, optimizer, execution = _build(config, world)
-    state, damaged = _load(config, world, task, model, optimizer) if has_run else ({}, [])
+    own, model, optimizer, execution = _build(config, world, task)
+    state, damaged = _load(config, world, own, model, optimizer) if has_run else ({}, [])
     if not has_run and config.init_from is not None:
-        _init_from(config, config.init_from, task, model)
+        _init_from(config, config.init_from, own, model)
     display = Display(
         total=config.optim.steps,
         done=state.get("step", 0),
         shown=world.is_main and not quiet,
         title=config.out.name,
     )
-    run = ActiveRun(config, world, task, model, optimizer, execution, display, lock=lock)
+    run = ActiveRun(config, world, own, model, optimizer, execution, display, lock=lock)
     run.load_state(state)
     run.ended_before = world.gather(read_ending(config.out) if has_run else None)[0]
     for line in (*damaged, *_introduction(run, source)):
@@ -92,10 +99,12 @@ def preview_run(config: AnyTrainConfig, world: World, source: str) -> list[str]:
     return _introduction(run, source)
 
 
-def _build(config: AnyTrainConfig, world: World) -> tuple[Task, nn.Module, torch.optim.Optimizer, Execution]:
+def _build(
+    config: AnyTrainConfig, world: World, factory: TaskFactory | None = None
+) -> tuple[Task, nn.Module, torch.optim.Optimizer, Execution]:
     """The parts of a run, freshly drawn."""
     config.log.require_extras()
-    task = make_task(config, world)
+    task = make_task(config, world, factory)
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
     model = wrap(task.build(), config.device, world)
     optimizer = task.make_optimizer(model)
@@ -111,8 +120,14 @@ def _build(config: AnyTrainConfig, world: World) -> tuple[Task, nn.Module, torch
     return task, model, optimizer, execution
 
 
-def make_task(config: AnyTrainConfig, world: World) -> Task:
-    """The task that the class of a config stands for."""
+def make_task(config: AnyTrainConfig, world: World, factory: TaskFactory | None = None) -> Task:
+    """The task that the class of a config stands for; of a custom one what `factory` makes."""
+    if isinstance(config, CustomTrainConfig) and factory is None:
+        raise ValueError("task: must be given for a CustomTrainConfig: train(config, task=YourTask)")
+    if factory is not None:
+        if not isinstance(config, CustomTrainConfig):
+            raise ValueError(f"task: is for a CustomTrainConfig, not for a {type(config).__name__}")
+        return factory(config, world)
     if isinstance(config, ChatTrainConfig):
         return ChatTask(config, world)
     if isinstance(config, TrainConfig):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import deeploop
 from deeploop.data.bpe import load_tokenizer
@@ -38,6 +39,7 @@ from deeploop.train.checkpoint import (
 from deeploop.train.config import (
     KINDS,
     AnyTrainConfig,
+    CustomTrainConfig,
     IterateTrainConfig,
     ReasonerTrainConfig,
     TrainConfig,
@@ -194,9 +196,17 @@ def load_config(run: Path) -> TrainConfig:
     """The config of a language model's run."""
     config = load_any_config(run)
     if not isinstance(config, TrainConfig):
-        what = "an iterated task" if isinstance(config, IterateTrainConfig) else "a reasoner"
-        raise ValueError(f"{run}: a run of {what}; this is for language models")
+        raise ValueError(f"{run}: a run of {kind_of(config)}; this is for language models")
     return config
+
+
+def kind_of(config: AnyTrainConfig) -> str:
+    """What a run trains, in words."""
+    if isinstance(config, TrainConfig):
+        return "a language model"
+    if isinstance(config, CustomTrainConfig):
+        return "a task of somebody's own"
+    return "an iterated task" if isinstance(config, IterateTrainConfig) else "a reasoner"
 
 
 def read_stamp(run: Path) -> dict[str, Any]:
@@ -212,6 +222,13 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[Looped
     """Model (in eval mode, weights of the last checkpoint, verified) and tokenizer of a run folder."""
     run = Path(run)
     return load_model(run, device=device), load_tokenizer(tokenizer_name(run), resolve(run))
+
+
+def load_last(model: nn.Module, run: str | Path) -> None:
+    """Puts the weights of a run's last checkpoint, verified, into a model of that run's kind."""
+    checkpoint = require_checkpoint(Path(run))
+    read_state(checkpoint, [WEIGHTS])
+    load_weights(model, checkpoint)
 
 
 def load_model(run: Path, *, device: str | torch.device = "cpu") -> LoopedGPT:
@@ -230,11 +247,9 @@ def load_iterate(
 
 
 def _load_gpt(run: Path, config: GPTConfig, device: str | torch.device) -> LoopedGPT:
-    checkpoint = require_checkpoint(run)
-    check_size(checkpoint, parameter_count(config), config.context * config.head_size)
-    read_state(checkpoint, [WEIGHTS])
+    check_size(require_checkpoint(run), parameter_count(config), config.context * config.head_size)
     model = LoopedGPT(config)
-    load_weights(model, checkpoint)
+    load_last(model, run)
     return model.to(device).eval()
 
 
@@ -287,8 +302,7 @@ def load_reasoner_config(run: Path) -> ReasonerTrainConfig:
     """The config of a reasoner's run."""
     config = load_any_config(run)
     if not isinstance(config, ReasonerTrainConfig):
-        what = "a language model" if isinstance(config, TrainConfig) else "an iterated task"
-        raise ValueError(f"{run}: a run of {what}; this is for reasoners")
+        raise ValueError(f"{run}: a run of {kind_of(config)}; this is for reasoners")
     return config
 
 

@@ -1,0 +1,45 @@
+"""The examples that have no test file of their own run as their reader would run them, and learn."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+
+
+def run(name, monkeypatch, capsys):
+    """What an example prints."""
+    monkeypatch.setattr(sys, "argv", [name])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_a_looped_gpt_from_scratch(monkeypatch, capsys):
+    said = run("gpt_from_scratch.py", monkeypatch, capsys)
+    losses = [float(loss) for loss in re.findall(r"step +\d+  loss (\S+)", said)]
+    assert losses[0] > 5  # ln 256 = 5.5
+    assert losses[-1] < 3
+
+
+def test_a_retrofit_heals(monkeypatch, capsys):
+    pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')
+    said = run("retrofit.py", monkeypatch, capsys)
+    assert float(re.search(r"at most (\S+)", said)[1]) < 1e-4  # at R = 1 it is the source
+    before, after = ([float(loss) for loss in re.findall(r"R = \d: (\S+?),?\s", line + " ")]
+                     for line in said.splitlines() if "healing" in line)  # fmt: skip
+    assert before[0] < before[1] < before[2]  # looping costs, before training
+    assert after[2] < before[2] - 0.2
+    assert abs(after[2] - after[0]) < 0.1  # healed
+
+
+def test_every_example_is_listed_and_run_by_a_test():
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for path in EXAMPLES.iterdir():
+        if path.suffix in (".py", ".toml"):
+            assert f"]({path.name})" in listed
+            assert path.name in tests, f"{path.name}: no test runs it"

