@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from deeploop.nn.fp8 import E4M3, E5M2, Product
-from deeploop.nn.kernels import casts
-from deeploop.nn.kernels.swiglu import swiglu_backward_fp8
+from deeploop.nn.kernels import casts, swiglu
 from deeploop.report.page import text_table
 
 CALLS = 10
@@ -172,7 +171,7 @@ def check(size: Size) -> None:
         results |= {f"cast of {name}": (rows8, fake(x)), f"cast of {name}, transposed": (columns8, fake(x).T)}
         results |= {f"transpose of a cast of {name}": (casts.transposed(rows8), rows8.T)}
     sides, dhidden = draw(n, 2 * h), draw(n, h)
-    dsides, dsides_t, hidden_t = swiglu_backward_fp8(sides, dhidden, (E5M2, E4M3), (scale, scale))
+    dsides, dsides_t, hidden_t = swiglu.swiglu_backward_fp8(sides, dhidden, (E5M2, E4M3), (scale, scale))
     g, u = (side.float().requires_grad_() for side in sides.chunk(2, dim=1))
     hidden = torch.nn.functional.silu(g) * u
     exact = torch.cat(torch.autograd.grad(hidden, (g, u), dhidden.float()), dim=1)
