@@ -177,6 +177,24 @@ def test_a_cast_and_its_transposed_copy(shape, dtype, given, right_rounding):
 test_a_cast_and_its_transposed_copy.pytestmark += needs_triton
 
 
+def test_a_compiler_that_spoils_a_copy_is_found(monkeypatch, right_rounding):
+    from deeploop.nn.kernels import fp8_stack
+
+    fp8_stack.check_compiler(torch.device(DEVICE))
+    cast = fp8_stack.cast_into
+
+    def spoil(x, scale, rows, columns):
+        cast(x, scale, rows, columns)
+        columns[3, 5] = 7.0
+
+    monkeypatch.setattr(fp8_stack, "cast_into", spoil)
+    with pytest.raises(ValueError, match=r"device\.precision=fp8: Triton .* miscompiles casts to FP8"):
+        fp8_stack.check_compiler(torch.device(DEVICE))
+
+
+test_a_compiler_that_spoils_a_copy_is_found.pytestmark = needs_triton
+
+
 @pytest.mark.parametrize(("n", "hidden"), [(32, 96), (144, 272)])
 def test_swiglu_writes_what_the_products_read(n, hidden, right_rounding):
     from deeploop.nn.kernels import swiglu

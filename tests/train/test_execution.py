@@ -68,13 +68,16 @@ def hopper(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
-def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper):
+def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
+    checked = []
+    monkeypatch.setattr(fused, "check_fp8_compiler", checked.append)
     chosen = choose(DeviceConfig(precision="fp8", stream="bf16"))
     assert chosen.describe() == ("Triton kernels, fp8, bf16 stream, CUDA graph, loss read back 1 step behind")
     assert chosen.to_json()["precision"] == "fp8"
     assert chosen.to_json()["stream"] == "bf16"
     model = LoopedGPT(GPTConfig(**SHAPE))
     chosen.apply(model)
+    assert checked == [torch.device("cpu")]
     (narrower,) = {block.forward.__func__.args[0] for block in (*model.blocks,)}
     assert narrower == fused.Narrower(fp8=True, bf16_stream=True)
     assert model.run_rounds.__func__.args[0] == narrower

@@ -80,6 +80,13 @@ def against_fp8(block: nn.Module) -> str:
     return ""
 
 
+def check_fp8_compiler(device: torch.device) -> None:
+    """Raises where Triton's compiler does not cast to FP8 as it should."""
+    from deeploop.nn.kernels.fp8_stack import check_compiler  # here there is Triton to import
+
+    check_compiler(device)
+
+
 def _is_plain(attention: SelfAttention) -> bool:
     """As many keys as queries, width / heads numbers each, no bias, and where causal our QK-norm."""
     square = attention.q.weight.shape == attention.k.weight.shape == attention.o.weight.shape

@@ -46,6 +46,8 @@ class Execution:
     def apply(self, model: nn.Module) -> None:
         """Puts the blocks on the kernels, or compiles them; an eager model stays as it is."""
         narrower = fused.Narrower(self.precision == "fp8", self.bf16_stream)
+        if narrower.fp8:
+            fused.check_fp8_compiler(next(model.parameters()).device)
         for block in physical_blocks(model):
             if self.blocks == "kernels":
                 fused.install(block, narrower)

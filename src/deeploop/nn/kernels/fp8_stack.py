@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -148,6 +149,21 @@ def _cast_matrices(matrices: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, T
         cast_into(matrix, scale, rows[start:end], columns[:, start:end])
         start = end
     return rows, columns
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises where a compiler spoils a transposed copy, as `casts` tells of one that did."""
+    x = torch.randn(64, 256, device=device)
+    one = torch.ones(4, device=device)[0]
+    rows, columns = _cast_matrices([x], one)
+    sides, dhidden = x.bfloat16(), x[:, :128].bfloat16()
+    dsides, dsides_columns, _ = swiglu_backward_fp8(sides, dhidden, (E5M2, E4M3), (one, one))
+    for a, b in ((rows, columns), (dsides, dsides_columns)):
+        if not torch.equal(a.view(torch.uint8).T, b.view(torch.uint8)):
+            raise ValueError(
+                f"device.precision=fp8: Triton {triton.__version__} miscompiles casts to FP8 for this GPU; "
+                "use bf16, or another Triton"
+            )
 
 
 def _between(
