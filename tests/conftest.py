@@ -6,11 +6,14 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 
 # Before torch is imported, and for every process a test starts: threads gain nothing on tiny matrices,
 # and where other work shares the cores they lose a factor of ten waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Containers often forbid compiled modules on disk: every process of a test would compile the package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 import torch
@@ -26,6 +29,7 @@ from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
 from deeploop.train.text import DataConfig
 
+sys.dont_write_bytecode = False
 SENTENCE = "the loop visits one block again and then another until every round is done"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = (
@@ -36,7 +40,6 @@ QUIET = (
 # First, so that two workers end at the same time: these start processes, one launch for a whole file.
 SLOWEST = (
     "test_two_ranks",
-    "test_recurrent_ranks",
     "test_readme",
     "test_demo_collapse",
     "test_demo",
@@ -65,6 +68,13 @@ def hashed(monkeypatch):
     names, real = [], checkpoint._hash
     monkeypatch.setattr(checkpoint, "_hash", lambda path: names.append(path.name) or real(path))
     return names
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures are not drawn, which takes most of a report's time: for tests of words and numbers."""
+    monkeypatch.setattr("deeploop.report.plots.save_png", lambda figure, path: path.write_bytes(b"\x89PNG"))
+    monkeypatch.setattr("deeploop.report.plots.inline_svg", lambda figure: "<svg></svg>")
 
 
 @pytest.fixture(scope="session")

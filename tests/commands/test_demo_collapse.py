@@ -1,15 +1,28 @@
 """The models of the collapse at a toy size, and the record of them that comes with the package."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from deeploop.commands import demo_collapse
 from deeploop.commands.demo_collapse import CURES, METHODS, QUICK_ROUNDS, QUICK_STEPS, ROUNDS, cell, train_all
+from deeploop.recipes.gpt import tiny
 from deeploop.report import collapse
 from deeploop.train.metrics import read_metrics
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "demo-collapse"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def narrow():
+    """The recipe that all of them start from, at an eighth of its width."""
+    base = tiny()
+    model = replace(base.model, width=16, hidden=16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_collapse, "tiny", lambda: replace(base, model=model))
+        yield
 
 
 @pytest.fixture(scope="module")

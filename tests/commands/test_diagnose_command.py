@@ -54,21 +54,24 @@ def test_the_rate_of_the_last_step_is_the_one_it_was_taken_at(tiny_config, monke
     assert last["lr"] == pytest.approx(config.optim.peak_lr * 2 / config.optim.warmup_steps)
 
 
-def test_the_report_reads_as_a_page(runs, capsys):
-    assert main(["diagnose", str(runs / "r3"), "--iterations", "2"]) == 0
+ONE = ["--sublayers", "blocks.0.mlp", "--iterations", "2"]
+
+
+def test_the_report_reads_as_a_page(runs, capsys, undrawn):
+    assert main(["diagnose", str(runs / "r3"), *ONE]) == 0
     text = capsys.readouterr().out
     assert "2 blocks × 3 rounds, p = 0.5, α = 3.464" in text
     assert "audit: each of 2 blocks is visited 3 times, α is right at all 4 residuals" in text
     assert "of at most 3" in text
     assert "last step: ‖ΔF‖/‖F‖ = " in text
     assert "it asks for p from" in text
-    assert main(["diagnose", str(runs / "prenorm"), "--iterations", "1"]) == 0
+    assert main(["diagnose", str(runs / "prenorm"), *ONE]) == 0
     assert "prenorm has no β/α" in capsys.readouterr().out
 
 
-def test_several_depths_give_gamma(runs, capsys):
+def test_several_depths_give_gamma(runs, capsys, undrawn):
     both = [str(runs / "r1"), str(runs / "r3")]
-    assert main(["diagnose", *both, "--at", "init", "--iterations", "4"]) == 0
+    assert main(["diagnose", *both, "--at", "init", "--iterations", "1"]) == 0
     text = capsys.readouterr().out
     assert "One round: nothing is revisited" in text
     assert "own κ: γ = 1.00 [" in text  # fresh β-scaled branches are small: every visit sees one stream
@@ -76,7 +79,7 @@ def test_several_depths_give_gamma(runs, capsys):
     assert (runs / "r1" / "gamma.png").is_file()
 
 
-def test_at_init_the_draws_are_audited(runs, capsys, monkeypatch):
+def test_at_init_the_draws_are_audited(runs, capsys, undrawn, monkeypatch):
     drawn = LoopedGPT.__init__
 
     def without_beta(self, config, *, seed=0):
@@ -86,15 +89,15 @@ def test_at_init_the_draws_are_audited(runs, capsys, monkeypatch):
             self.blocks[1].attention.alpha = 1.0
 
     monkeypatch.setattr(LoopedGPT, "__init__", without_beta)
-    assert main(["diagnose", str(runs / "r3"), "--at", "init", "--iterations", "1"]) == 0
+    assert main(["diagnose", str(runs / "r3"), "--at", "init", *ONE]) == 0
     text = capsys.readouterr().out
     assert "WRONG std of blocks.0.mlp.branch.up.weight" in text
     assert "WRONG α of blocks.1.attention (3 visits): 1, must be 3.4641, which is (2·6)^0.5" in text
 
 
-def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, monkeypatch):
+def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, undrawn, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["diagnose", "--sequences", "1", "--sublayers", "blocks.0.mlp", "--iterations", "2"]) == 0
+    assert main(["diagnose", "--sequences", "1", *ONE]) == 0
     text = capsys.readouterr().out
     assert text.startswith("shipped at step")
     assert "raw updates G" in text  # it carries no optimizer state

@@ -20,6 +20,8 @@ from deeploop.report.runs import read_run
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):

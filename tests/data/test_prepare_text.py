@@ -1,13 +1,14 @@
 """`prepare text` goes by the text's content, one process to a folder; `deeploop data` says what it made."""
 
 import json
+import multiprocessing
+import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from deeploop.cli import main
+from deeploop.data.corpus_writer import CorpusWriter
 from deeploop.data.maze import build_maze
 from deeploop.data.shards import Corpus
 from deeploop.files import lock_folder
@@ -58,16 +59,15 @@ def test_a_corpus_of_before_text_was_hashed_is_recognised_in_so_many_words(prepa
 
 
 def test_a_killed_preparation_does_not_go_on_with_other_text(prepare_text, text, tmp_path):
-    code = f"""
-import os, signal, sys
-from deeploop.data import corpus_writer
-save = corpus_writer.CorpusWriter._save
-corpus_writer.CorpusWriter._save = lambda self: (save(self), os.kill(os.getpid(), signal.SIGKILL))
-from deeploop.cli import main
-main({["prepare", "text", str(text), "--out", str(tmp_path / "out"), *SMALL]!r})
-"""
-    killed = subprocess.run([sys.executable, "-c", code], capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
+    def die_once_saved():
+        save = CorpusWriter._save
+        CorpusWriter._save = lambda self: (save(self), os.kill(os.getpid(), signal.SIGKILL))
+        main(["prepare", "text", str(text), "--out", str(tmp_path / "out"), *SMALL])
+
+    killed = multiprocessing.get_context("fork").Process(target=die_once_saved)
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     assert (tmp_path / "out" / "progress.npz").exists()
     original = (text / "07.txt").read_text()
     (text / "07.txt").write_text("document 07 of EIGHTY\n")

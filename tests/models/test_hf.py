@@ -151,8 +151,7 @@ def test_a_first_state_of_noise_stands_at_the_token_s_position(tokens):
     torch.testing.assert_close(logits, our_logits(gpt, tokens), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("first_state", ["embedding", "noise"])
-@pytest.mark.parametrize("budget", [1, 3, 9])
+@pytest.mark.parametrize(("budget", "first_state"), [(1, "noise"), (3, "embedding"), (9, "noise")])
 def test_a_budget_of_rounds_is_ours_token_for_token(budget, first_state, tmp_path):
     gpt = make_gpt(**RECURRENT, first_state=first_state)
     DeepLoopForCausalLM.from_gpt(gpt).save_pretrained(tmp_path)

@@ -10,7 +10,13 @@ import torch.nn.functional as F
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule
 from deeploop.nn import documents
-from deeploop.nn.documents import Documents, document_bounds, document_mask, document_positions
+from deeploop.nn.documents import (
+    Documents,
+    causal_context,
+    document_bounds,
+    document_mask,
+    document_positions,
+)
 
 END = 0
 SHAPE = torch.Size([2, 9])
@@ -34,6 +40,14 @@ def test_the_mask_shows_what_came_before_in_the_same_document():
     assert [row.nonzero().flatten().tolist() for row in mask[0, 0]] == [
         [0], [0, 1], [0, 1, 2], [3], [3, 4], [3, 4, 5], [3, 4, 5, 6], [7], [7, 8],
     ]  # fmt: skip
+
+
+def test_the_context_of_the_same_attention_without_documents():
+    whole = torch.ones(9, 9).tril().sum()
+    assert causal_context(torch.zeros(2, 9, dtype=torch.bool)) == 9
+    seen = document_mask(document_bounds(STARTS), SHAPE, 16, torch.bfloat16).sum() / len(STARTS)
+    # Causal attention over T tokens has T (T + 1) / 2 pairs: (T + 1) / 2 for a token.
+    assert (causal_context(STARTS) + 1) / (9 + 1) == pytest.approx(float(seen / whole))
 
 
 def reference(q, k, v, bounds, bounds_k, longest, longest_k, *, window_size):

@@ -20,6 +20,8 @@ from deeploop.sweep.grid import read_grid
 from deeploop.sweep.tuning import tuned
 from run_folders import write_run, write_sweep
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture
 def sweep(tmp_path):

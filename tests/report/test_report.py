@@ -20,6 +20,7 @@ from deeploop.report.runs import find_runs
 from deeploop.report.tables import Table, accuracy_cells, p_sweep_table, p_sweeps
 from run_folders import FLOOR, write_run, write_sweep
 
+pytestmark = pytest.mark.usefixtures("undrawn")  # but for the module's own report, which is drawn before
 EVIL = "<img src=x onerror=alert(1)> $x_1$ | `a` _"
 LOSSES = {
     ("prenorm", 1): (2.5, 2.51),

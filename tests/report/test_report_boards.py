@@ -11,6 +11,8 @@ from deeploop.report.boards import boards_table
 from deeploop.report.page import MISSING
 from deeploop.report.runs import find_runs
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 MODEL = {"width": 64, "cycles": 2, "low_cycles": 2, "horizon": "last_call", "p": 0.0, "high_p": None}
 OPTIM = {"steps": 100, "batch": 8, "peak_lr": 1e-3, "warmup_steps": 10}
 RECORDED = Path(__file__).parents[2] / "docs" / "results" / "sudoku6"

@@ -251,6 +251,7 @@ def test_the_report_shows_it(tmp_path):
     assert cells["pre-norm", "16"]["0.016"].endswith("(1 of 3 lost)")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_such_runs_there_is_no_section(tmp_path):
     for R in (1, 3):
         write_run(tmp_path / "runs" / f"r{R}", rounds=R)

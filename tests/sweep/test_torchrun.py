@@ -4,8 +4,10 @@ import subprocess
 import sys
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from deeploop.exits import OUT_OF_MEMORY
+from deeploop.sweep.torchrun import run
 
 RANKS = """
 import os, sys, time
@@ -17,8 +19,6 @@ def fake(config, **options):
     what = sys.argv[1].split(",")[int(os.environ["RANK"])]
     if what == "full":
         raise torch.OutOfMemoryError("CUDA out of memory")
-    if what == "wrong":
-        raise ValueError("model.p=0")
     if what == "waits":
         time.sleep(60)  # until torchrun ends it
 
@@ -36,16 +36,20 @@ def torchrun(tmp_path):
     return lambda *words: [sys.executable, *launcher, str(script), ",".join(words)]
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (("waits", "full"), OUT_OF_MEMORY),
-        (("wrong", "waits"), 1),
-    ],
-)
-def test_the_exit_code_tells_of_a_full_device(torchrun, words, code):
-    done = subprocess.run(torchrun(*words), capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr
-    assert ("deeploop train: error: the GPU's memory is full; try --device" in done.stderr) is (
-        "full" in words
-    )
+def test_the_exit_code_tells_of_a_full_device(torchrun):
+    done = subprocess.run(torchrun("waits", "full"), capture_output=True, text=True, timeout=120)
+    assert done.returncode == OUT_OF_MEMORY, done.stderr
+    assert "deeploop train: error: the GPU's memory is full; try --device" in done.stderr
+
+
+@pytest.mark.parametrize(("codes", "told"), [((2, -15), 1), ((-15, OUT_OF_MEMORY), OUT_OF_MEMORY)])
+def test_any_other_error_is_torchruns_own(monkeypatch, capsys, codes, told):
+    """What torchrun raises once its ranks have ended, with their exit codes."""
+
+    def fail():
+        ended = {rank: ProcessFailure(rank, 1000 + rank, code, "") for rank, code in enumerate(codes)}
+        raise ChildFailedError("deeploop", ended)
+
+    monkeypatch.setattr("deeploop.sweep.torchrun.main", fail)
+    assert run() == told
+    assert "deeploop" in capsys.readouterr().err

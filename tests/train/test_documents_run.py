@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from deeploop.commands import diagnose, validate
+from deeploop.nn.documents import causal_context
 from deeploop.train.distributed import World
 from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
@@ -77,14 +78,30 @@ def test_without_the_mask_the_loss_is_another(masked, make_config, tmp_path):
     assert abs(apart - together) > 1e-6
 
 
-def test_a_diagnosis_keeps_documents_apart(masked, capsys, monkeypatch):
+def test_a_diagnosis_keeps_documents_apart(masked, capsys, undrawn, monkeypatch):
     seen = []
     real = diagnose.examine
     monkeypatch.setattr(diagnose, "examine", lambda *args, **own: seen.append(own) or real(*args, **own))
-    config = masked(diagnose={"every": 6, "tokens": 40, "iterations": 1})
+    own = {"iterations": 1, "sublayers": ("blocks.0.mlp",)}
+    config = masked(diagnose={"every": 6, "tokens": 40, **own})
     train(config)
-    diagnose.main([str(config.out), "--sequences", "1", "--iterations", "1", "--device", "cpu"])
+    words = "--sequences 1 --iterations 1 --sublayers blocks.0.mlp --device cpu".split()  # noqa: SIM905
+    diagnose.main([str(config.out), *words])
     assert seen[0]["documents"] is not None
+
+
+def test_attention_is_counted_within_documents(masked, make_config, tmp_path):
+    apart = LanguageTask(masked(), World(0, 1, torch.device("cpu")))
+    together = LanguageTask(
+        make_config(tmp_path / "together", model={"context": 128}), World(0, 1, torch.device("cpu"))
+    )
+    spared = 1 - causal_context(apart.validation[2]) / 128
+    assert 0.05 < spared < 0.95
+    model = apart.config.model
+    attention = 6 * model.depth * 128 * model.width  # of a token: half of its 12·T·H·D per visited block
+    assert (together.flops_per_step - apart.flops_per_step) / together.targets_per_step == pytest.approx(
+        spared * attention, rel=1e-3
+    )
 
 
 def test_graphs_are_recorded_by_the_number_of_bounds(recordings):
@@ -93,7 +110,6 @@ def test_graphs_are_recorded_by_the_number_of_bounds(recordings):
     seen = []
     replay = GraphReplay(lambda batch: seen.append(batch[0].tolist()) or torch.zeros(()), model, print)
     model.rounds = 1
-    replay.begin_step()
     for bounds in ([0, 3, 9], [0, 4, 9], [0, 5, 9], [0, 1, 2, 3, 9]):
         replay((torch.tensor(bounds),))
     assert seen == [[0, 3, 9], [0, 4, 9], [0, 5, 9], [0, 1, 2, 3, 9]]

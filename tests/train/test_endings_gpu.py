@@ -1,4 +1,4 @@
-"""Interruptions of a run on a GPU: kernels and CUDA graphs change nothing of what a resume gives."""
+"""Interruptions of a run on a GPU, and ranks that share one: CUDA graphs change nothing of what comes out."""
 
 import json
 import signal
@@ -119,3 +119,17 @@ def test_an_fp8_run_is_resumed_bit_for_bit(config):
     assert train(config("cut", steps=60, precision="fp8", resume=True))["ended"] == "finished"
     assert json.loads((cut.out / "run.json").read_text())["execution"]["precision"] == "fp8"
     assert weights(cut) == weights(whole)
+
+
+def test_two_ranks_that_share_a_gpu_have_the_losses_of_one(config, tmp_path):
+    one, two = config("one", steps=12, deterministic=False), config("two", steps=12, deterministic=False)
+    assert train(one)["ended"] == "finished"
+    told = tmp_path / "config.json"
+    told.write_text(json.dumps(to_dict(two)))
+    ranks = ["--nproc-per-node", "2", "--standalone", "-m", "deeploop", "train", "--config", str(told)]
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", *ranks], check=True, timeout=120)
+    execution = json.loads((two.out / "run.json").read_text())["execution"]
+    assert execution["graph"]
+    expected, got = ([line["loss"] for line in read_metrics(c.out, "train")] for c in (one, two))
+    assert len(got) == 12
+    assert got == pytest.approx(expected, rel=2e-3)  # sums of bf16 products in another order

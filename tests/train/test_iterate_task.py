@@ -55,6 +55,16 @@ def test_rounds_are_the_steps_asked_for_and_all_of_them_come(tmp_path):
     assert seen == {1, 2, 3}
 
 
+def test_a_step_is_repeated_at_its_own_rounds(tmp_path):
+    task = started(tmp_path)
+    first, *_, other = batches(task, 8)
+    task.redraw({"rounds": first[0]})
+    assert task.drawn() == {"rounds": first[0]} != {"rounds": other[0]}
+    fixed = started(tmp_path, rounds={"sample": "fixed"})
+    fixed.redraw(fixed.drawn())
+    assert fixed.model.rounds == 3
+
+
 def test_fixed_and_uniform_rounds_tell_the_steps(tmp_path):
     fixed = batches(started(tmp_path, rounds={"sample": "fixed"}))
     assert {rounds for rounds, _ in fixed} == {3}

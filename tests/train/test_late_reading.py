@@ -7,6 +7,7 @@ from deeploop.train import loop, opening, steps
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.distributed import open_world
 from deeploop.train.execution import Execution
+from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import clipped_step
 from deeploop.train.progress import StopRequest
@@ -83,6 +84,19 @@ def test_what_is_not_finite_ends_the_run_under_its_own_number(tiny_config, late,
     with pytest.raises(FloatingPointError, match="step 3: loss inf"):
         loop.train(tiny_config(optim=STEPS, **RARELY))
     assert late[-1] == 1
+
+
+def test_what_is_not_finite_is_repeated_at_its_own_rounds(tiny_config, late, poison, monkeypatch):
+    """The step after it is under way by then, at others."""
+    poison(3, float("inf"))
+    seen, real = [], LanguageTask.loss
+    monkeypatch.setattr(
+        LanguageTask, "loss", lambda self, *own: seen.append(self.model.rounds) or real(self, *own)
+    )
+    with pytest.raises(FloatingPointError, match="step 3: loss inf"):
+        loop.train(tiny_config(model={"rounds": 5}, rounds={"sample": "uniform"}, optim=STEPS, **RARELY))
+    *_, third, fourth, repeated = seen
+    assert repeated == third != fourth
 
 
 def test_asked_to_stop_it_settles_what_is_under_way_and_resumes_to_the_same_end(tiny_config, late, tmp_path):

@@ -187,12 +187,20 @@ def test_validate_reads_the_mixture_and_each_of_its_corpora(mixed, corpora, caps
     assert "by_corpus" not in json.loads(capsys.readouterr().out)
 
 
-def test_diagnose_takes_its_probe_from_all_corpora(mixed, capsys):
+def test_diagnose_takes_its_probe_from_all_corpora(mixed, capsys, undrawn):
     config = mixed()
     train(config, quiet=True)
-    diagnose.main([str(config.out), "--device", "cpu", "--sequences", "2", "--iterations", "1", "--json"])
+    words = "--device cpu --sequences 2 --iterations 1 --sublayers blocks.0.mlp --json".split()  # noqa: SIM905
+    diagnose.main([str(config.out), *words])
     record = json.loads(capsys.readouterr().out)[str(config.out)]
     assert record["probe"] == " ".join(config.data.mix)
+    # The corpora were prepared anew since, with another tokenizer.
+    stamp = json.loads((config.out / "run.json").read_text())
+    (config.out / "run.json").write_text(json.dumps(stamp | {"tokenizer": "gpt2"}))
+    with pytest.raises(
+        ValueError, match="low: holds bytes tokens, the run was trained on gpt2; prepare it with"
+    ):
+        diagnose.main([str(config.out), *words])
 
 
 def test_ranks_validate_the_same_windows(mixed):

@@ -21,6 +21,7 @@ from deeploop.train.steps import StepQueue
 
 CPU = torch.device("cpu")
 SAMPLED = {"sample": "poisson-lognormal"}
+SUBLAYERS = ("blocks.0.attention", "blocks.1.mlp")
 PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
 
 
@@ -74,16 +75,16 @@ def test_the_header_says_what_stands_around_the_loop(tiny_config):
 
 
 @pytest.mark.parametrize("block", ["flat", "sandwich"])
-def test_a_diagnosis_is_of_the_loop_at_all_its_rounds(block, tiny_config, capsys):
+def test_a_diagnosis_is_of_the_loop_at_all_its_rounds(block, tiny_config, capsys, undrawn):
     """While training, with rounds drawn and a truncated gradient, and of its checkpoint."""
     config = tiny_config(
         model=PARTS | {"block": block},
         rounds=SAMPLED | {"backprop": 2},
-        diagnose={"every": 6, "iterations": 2},
+        diagnose={"every": 6, "iterations": 2, "sublayers": SUBLAYERS},
     )
     train(config, quiet=True)
     last = read_metrics(config.out, "diagnose")[-1]
-    words = ["diagnose", str(config.out), "--iterations", "2", "--json"]
+    words = ["diagnose", str(config.out), "--iterations", "2", "--sublayers", *SUBLAYERS, "--json"]
     assert main([*words, "--sequences", "1"]) == 0
     found = json.loads(capsys.readouterr().out)[str(config.out)]
     assert found["audit"] == []

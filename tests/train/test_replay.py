@@ -12,6 +12,7 @@ from deeploop.train import opening
 from deeploop.train import replay as replay_module
 from deeploop.train.distributed import World, open_world
 from deeploop.train.execution import Execution
+from deeploop.train.gradients import GradientMemory
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
 from deeploop.train.replay import GraphReplay
@@ -38,11 +39,11 @@ def steps(rounds, *, recorded, device="cpu"):
         return loss.detach()
 
     said = []
-    replay = GraphReplay(gradients, model, said.append)
+    replay, memory = GraphReplay(gradients, model, said.append), GradientMemory(model)
     losses = []
     for model.rounds in rounds:
         if recorded:
-            replay.begin_step()
+            memory.begin_step()
         for size in (4, 4, 2):
             tokens = torch.randint(1000, (size, 64), generator=draw)
             losses.append((replay if recorded else gradients)((tokens, tokens.roll(-1, 1))).clone())
@@ -66,10 +67,11 @@ def test_the_least_used_graph_is_given_up_for_one_that_comes_twice_as_often(reco
     monkeypatch.setattr(replay_module, "MOST_GRAPHS", 2)
     model = nn.Linear(3, 1, bias=False)
     replay = GraphReplay(lambda batch: model(batch[0]).sum().backward() or torch.ones(()), model, print)
+    memory = GradientMemory(model)
 
     def recorded_after(*rounds):
         for model.rounds in rounds:
-            replay.begin_step()
+            memory.begin_step()
             replay((torch.ones(2, 3),))
             torch.testing.assert_close(model.weight.grad, torch.full((1, 3), 2.0))
         return {key[-1] for key in replay._recorded}
@@ -94,17 +96,22 @@ def test_graphs_train_as_called_kernels_do():
 
 
 def test_a_step_begins_at_zero_in_the_same_memory():
-    model = nn.Linear(3, 1, bias=False)
-    replay = GraphReplay(lambda batch: model(batch[0]).sum().backward() or torch.ones(()), model, print)
-    replay.begin_step()
-    replay((torch.ones(2, 3),))
-    replay((torch.ones(5, 3),))
-    torch.testing.assert_close(model.weight.grad, torch.full((1, 3), 7.0))
-    place = model.weight.grad.data_ptr()
-    model.weight.grad = None  # as zero_grad does
-    replay.begin_step()
-    assert model.weight.grad.data_ptr() == place
-    assert not model.weight.grad.any()
+    model = nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 1).double(), nn.Linear(1, 5, bias=False))
+    model[2].requires_grad_(False)
+    memory = GradientMemory(model)
+    memory.begin_step()
+    model[0](torch.ones(2, 3)).sum().backward()
+    model[0](torch.ones(5, 3)).sum().backward()
+    torch.testing.assert_close(model[0].weight.grad, torch.full((1, 3), 7.0))
+    trained = [*model[:2].parameters()]
+    places = [p.grad.data_ptr() for p in trained]
+    assert all(place % 16 == 0 for place in places)
+    assert [p.grad.dtype for p in trained] == [p.dtype for p in trained]
+    assert model[2].weight.grad is None
+    model.zero_grad()
+    memory.begin_step()
+    assert [p.grad.data_ptr() for p in trained] == places
+    assert not any(p.grad.any() for p in trained)
 
 
 def refused(monkeypatch, error, on_leaving=None):
@@ -128,7 +135,6 @@ def refused(monkeypatch, error, on_leaving=None):
 def test_without_memory_for_a_graph_the_batch_is_called(monkeypatch):
     replay, said = refused(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
     for _ in range(3):
-        replay.begin_step()
         assert replay((torch.ones(2, 3),)) == 6
     assert said == ["no memory for a CUDA graph: kernels are launched one by one"]
 
@@ -136,7 +142,6 @@ def test_without_memory_for_a_graph_the_batch_is_called(monkeypatch):
 def test_what_cannot_be_recorded_is_an_error_that_names_the_cause(monkeypatch):
     cause = RuntimeError("operation not permitted when stream is capturing\nCompile with …")
     replay, _ = refused(monkeypatch, cause, RuntimeError("operation failed due to a previous error"))
-    replay.begin_step()
     replay((torch.ones(2, 3),))
     with pytest.raises(ValueError, match=r"not permitted when stream is capturing\); .* --device.no-graph"):
         replay((torch.ones(2, 3),))
@@ -145,7 +150,6 @@ def test_what_cannot_be_recorded_is_an_error_that_names_the_cause(monkeypatch):
 def test_a_driver_without_memory_is_no_fault_of_the_recording(monkeypatch):
     cause = RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be …")
     replay, _ = refused(monkeypatch, cause, RuntimeError("operation failed due to a previous error"))
-    replay.begin_step()
     replay((torch.ones(2, 3),))
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
         replay((torch.ones(2, 3),))

@@ -41,6 +41,7 @@ from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import learning_rate
 from deeploop.train.rundir import (
     SHIPPED,
+    check_tokenizer,
     load,
     load_config,
     provenance,
@@ -212,13 +213,14 @@ def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tupl
     if args.data is None and not all((path / "corpus.json").is_file() for path in config.data.folders):
         return *stdlib_windows(tokenizer, context, count), "Python's standard library"
     if args.data is None and config.data.mix:
-        pairs = mixture_windows(open_mixture(config.data), context, count).values()
+        mixture = open_mixture(config.data)
+        check_tokenizer(mixture.corpora[0].folder, mixture.tokenizer_name, tokenizer, config.out)
+        pairs = mixture_windows(mixture, context, count).values()
         inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return inputs, targets, " ".join(config.data.mix)
     path = args.data or config.data.folders[0]
     corpus = Corpus.open(path)
-    if corpus.tokenizer_name != tokenizer.name:
-        raise ValueError(f"data={path}: holds {corpus.tokenizer_name} tokens, the run reads {tokenizer.name}")
+    check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, config.out)
     inputs, targets = validation_windows(
         corpus.validation, context, max(count, config.data.validation_sequences)
     )

@@ -18,7 +18,6 @@ from tyro.conf import Positional
 
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import run_command
-from deeploop.data.bpe import how_to_ask
 from deeploop.data.chat_loader import held_out_rows
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
@@ -37,7 +36,14 @@ from deeploop.report import page, plots, scoreboard
 from deeploop.train.chat import ChatDataConfig, open_chat
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import arithmetic, open_world
-from deeploop.train.rundir import load, load_config, provenance, require_checkpoint, results_folder
+from deeploop.train.rundir import (
+    check_tokenizer,
+    load,
+    load_config,
+    provenance,
+    require_checkpoint,
+    results_folder,
+)
 from deeploop.train.text import mixture_windows, open_mixture
 
 # Results that agree in these replace one another; any other stays beside them.
@@ -149,14 +155,6 @@ def read_held_out(args: ValidateArgs, config: TrainConfig, tokenizer: Tokenizer)
     check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, args.run)
     pair = validation_windows(corpus.validation, context, count)
     return HeldOut(corpus_windows(config, tokenizer, *pair), str(corpus.folder), corpus.source, {})
-
-
-def check_tokenizer(path: Path, found: str, tokenizer: Tokenizer, run: Path) -> None:
-    if found != tokenizer.name:
-        raise ValueError(
-            f"data={path}: holds {found} tokens, the run was trained on {tokenizer.name}; "
-            f"prepare it with --tokenizer {how_to_ask(tokenizer.name, run)}"
-        )
 
 
 def corpus_windows(config: TrainConfig, tokenizer: Tokenizer, inputs: Tensor, targets: Tensor) -> Windows:

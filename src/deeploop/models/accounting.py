@@ -39,8 +39,14 @@ def injection_count(config: GPTConfig) -> int:
     return matrices * config.width**2 + vectors * config.width
 
 
-def flops_per_token(config: GPTConfig, rounds: float | None = None, graph_rounds: float | None = None) -> int:
-    """Training FLOPs a token (forward and backward) at sequences of `context` tokens.
+def flops_per_token(
+    config: GPTConfig,
+    rounds: float | None = None,
+    graph_rounds: float | None = None,
+    *,
+    context: float | None = None,
+) -> int:
+    """Training FLOPs a token (forward and backward) at sequences of `context` tokens, the model's own.
 
     6 for each matrix entry visited: K blocks × R rounds, prelude, coda, injection and the head, not the
     embedding lookup; and attention counted causally, as half of its 12·T·H·D a visited block. Norms and
@@ -50,18 +56,19 @@ def flops_per_token(config: GPTConfig, rounds: float | None = None, graph_rounds
     """
     rounds = config.rounds if rounds is None else rounds
     in_graph = rounds if graph_rounds is None else graph_rounds
-    entries = [_entries(config, count) for count in (rounds, in_graph)]
+    attended = config.context if context is None else context
+    entries = [_entries(config, count, attended) for count in (rounds, in_graph)]
     return round(2 * entries[0] + 4 * entries[1])
 
 
-def _entries(config: GPTConfig, rounds: float) -> float:
+def _entries(config: GPTConfig, rounds: float, context: float) -> float:
     """Products per token of a forward pass at so many rounds."""
     read = rounds if config.exit_gate else 1  # how often the head and the coda are run
     visits = config.prelude + config.blocks * rounds + config.coda * read
     # Of an injection what meets e is computed once, what meets the stream in every round.
     injected = {"linear": 1 + rounds, "gated": 1}.get(config.injection, 0) * config.width**2
     head = config.padded_vocabulary * config.width * read
-    attention = config.context * config.heads * config.head_size
+    attention = context * config.heads * config.head_size
     return visits * (block_matrix_count(config) + attention) + injected + head
 
 

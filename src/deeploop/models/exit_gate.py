@@ -67,7 +67,7 @@ def log_exits(logits: list[Tensor]) -> list[Tensor]:
     for z in logits[:-1]:
         found.append(left + F.logsigmoid(z))
         left = left + F.logsigmoid(-z)
-    # The last logit decides nothing; DDP wants every parameter in the graph, at one round too.
+    # The last logit decides nothing; sharded ranks want every parameter in the graph, at one round too.
     return [*found, left + 0 * logits[-1]]
 
 
@@ -105,7 +105,7 @@ def _gate_loss(model: "LoopedGPT", rounds: Rounds, targets: Tensor) -> tuple[Ten
         losses = [model.token_losses(model.final_norm(out), targets) for _, out in outputs]
     logits = [model.exit_logits(x) for x, _ in outputs]
     kept = (targets >= 0).float()
-    total = 0 * logits[-1].sum()  # DDP, as above
+    total = 0 * logits[-1].sum()  # in the graph, as above
     for z, now, after in zip(logits, losses, losses[1:], strict=False):
         goes_on = (after < now).float()
         total = total + F.binary_cross_entropy_with_logits(-z, goes_on, weight=kept, reduction="sum")

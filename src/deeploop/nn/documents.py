@@ -45,6 +45,15 @@ def document_positions(bounds: Tensor, shape: torch.Size) -> Tensor:
     return (token - bounds[_document(bounds, token)]).view(shape)
 
 
+def causal_context(starts: Tensor) -> float:
+    """The context of whole windows in which a token sees as many others, on average, as in these documents.
+
+    `starts` says where documents begin, bool (B, T), on the CPU; where none does, the context is T.
+    """
+    positions = document_positions(document_bounds(starts), starts.shape)
+    return 2 * float(positions.double().mean()) + 1
+
+
 def document_mask(
     bounds: Tensor, shape: torch.Size, head_size: int, dtype: torch.dtype
 ) -> Tensor | Documents:

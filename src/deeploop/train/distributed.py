@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.parallel import DistributedDataParallel
 
 from deeploop.train.sharding import FirstVisits, shard
 
@@ -51,7 +50,7 @@ class DeviceConfig:
     recompute: Literal["auto", "off", "round", "block"] = "auto"
     """Compute activations again in the backward pass, by round or by block; auto: if a GPU needs it."""
     graph: bool = True
-    """On one GPU with the kernels: a micro-batch's passes as one CUDA graph, which keeps its memory."""
+    """With the kernels, but for fsdp: a micro-batch's passes as one CUDA graph, which keeps its memory."""
     deterministic: bool = False
     """Ask torch for deterministic kernels on the GPU (slower). On a CPU runs repeat bit for bit anyway."""
 
@@ -71,6 +70,10 @@ class World:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    def shards(self, config: DeviceConfig) -> bool:
+        """Whether each rank holds a part of the model only."""
+        return self.size > 1 and config.parallel == "fsdp"
 
     def sum(self, values: Tensor) -> Tensor:
         """`values` added up over all ranks."""
@@ -118,7 +121,7 @@ def open_device(config: DeviceConfig) -> torch.device:
         torch.use_deterministic_algorithms(True)
     if config.kind == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     # Under bf16, TF32 only touches the few products that stay in fp32.
     exact = config.deterministic or config.precision == "fp32"
@@ -136,7 +139,10 @@ def _ranks(device: torch.device) -> Iterator[World]:
     if dist.is_initialized():  # by the caller, for several runs: torch can't reopen a group reliably
         yield World(dist.get_rank(), size, device)
         return
-    dist.init_process_group("nccl" if use_cuda else "gloo", device_id=device if use_cuda else None)
+    # NCCL wants a GPU for every rank; ranks that share one talk over gloo.
+    shared = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count()
+    nccl = use_cuda and not shared
+    dist.init_process_group("nccl" if nccl else "gloo", device_id=device if nccl else None)
     try:
         yield World(dist.get_rank(), size, device)
         # Nobody leaves while another rank is still in its last exchange; after an error nobody waits.
@@ -147,7 +153,7 @@ def _ranks(device: torch.device) -> Iterator[World]:
         # reference cycle) or cache of FSDP holds it any more; else the pause lets them finish.
         gc.collect()
         dist.destroy_process_group()
-        if not use_cuda:
+        if not nccl:
             time.sleep(0.1)
 
 
@@ -158,13 +164,9 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
         return model
     if config.parallel == "fsdp":
         return shard(model, list(physical_blocks(model)), reshard=config.reshard)
-    # A tied gradient is ready only after the backward of its earliest visit, so views of one flat
-    # bucket save a copy that could not be overlapped anyway.
-    replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # The buffers are constants. Set here, for the argument is deprecated in torch 2.13 and the one that
-    # replaces it is unknown to 2.11.
-    replica.broadcast_buffers = False
-    return replica
+    for tensor in (*model.parameters(), *model.buffers()):  # drawn alike everywhere; now for certain
+        dist.broadcast(tensor.detach(), src=0)
+    return model
 
 
 def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -174,20 +176,10 @@ def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from module.children()
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-@contextmanager
-def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
-    """Gradients travel between ranks only in the last micro-batch of a step."""
-    if isinstance(model, DistributedDataParallel) and not enabled:
-        with model.no_sync():
-            yield
-        return
+def begin_micro_batch(model: nn.Module, *, last: bool) -> None:
+    """Sharded gradients travel between ranks only in the last micro-batch of a step."""
     if isinstance(visits := getattr(model, "first_visits", None), FirstVisits):
-        visits.begin(last=enabled)
-    yield
+        visits.begin(last=last)
 
 
 def uses_bf16(config: DeviceConfig, device: torch.device) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from deeploop.nn import fused
-from deeploop.train.distributed import DeviceConfig, World, physical_blocks, unwrap, uses_bf16
+from deeploop.train.distributed import DeviceConfig, World, physical_blocks, uses_bf16
 from deeploop.train.optim import supports_conditional_step
 from deeploop.train.progress import device_name
 from deeploop.train.replay import MOST_GRAPHS
@@ -87,24 +87,23 @@ def choose_execution(
     for the device. `draws_rounds`: steps differ in their number of rounds.
     """
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
-    blocks, why_blocks = _choose_blocks(config, world, unwrap(model))
+    blocks, why_blocks = _choose_blocks(config, world, model)
     # Without an optimizer nothing is trained: a run that was trained in FP8 is evaluated in bf16, anywhere.
     bf16_stream = optimizer is not None and config.stream == "bf16"
     if optimizer is not None and config.precision == "fp8":
         require_fp8(world.device)
         _require_kernels("precision=fp8", blocks, why_blocks)
-        for block in physical_blocks(unwrap(model)):
+        for block in physical_blocks(model):
             if reason := fused.against_fp8(block):
                 raise ValueError(f"device.precision=fp8: {reason}")
         precision = "fp8"
     if bf16_stream:
         _require_kernels("stream=bf16", blocks, why_blocks)
-    sharded = config.parallel == "fsdp" and world.size > 1
+    sharded = world.shards(config)
     # Sharded blocks are gathered when they are called, so each must be called by itself.
-    chained = blocks == "kernels" and not sharded and fused.fits_rounds(unwrap(model))
+    chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
     obstacles = {
         "device.graph is off": not config.graph,
-        "several ranks: no CUDA graph": world.size > 1,
         "batches differ in their work: no CUDA graph": not recordable,
     }
     why_graph = [text for text, holds in obstacles.items() if holds] if chained and optimizer else []

@@ -163,6 +163,10 @@ class IterateTask:
         """The rounds of the step whose batches came last, where they are not the same in every step."""
         return {"rounds": self.model.rounds} if self.draws_rounds else {}
 
+    def redraw(self, drawn: dict[str, int]) -> None:
+        """Sets the rounds of an earlier step."""
+        self.model.set_rounds(drawn.get("rounds", self.model.rounds))
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy summed over the micro-batch's answers, as a share of the whole step's."""
         inputs, targets, share, *noise = (part.to(self.world.device, non_blocking=True) for part in batch)

@@ -19,7 +19,7 @@ from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt import LoopedGPT
-from deeploop.nn.documents import document_bounds
+from deeploop.nn.documents import causal_context, document_bounds
 from deeploop.train.diagnosis import LoopMonitor, Probe
 from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.memory import fit, needs_on, shards
@@ -57,7 +57,9 @@ class LanguageTask:
         self.floor = unigram_floor(np.bincount(self.targets.flatten().numpy()))
         self.examples = self.corpus.tokens
         self.targets_per_step = config.optim.batch * config.model.context
-        self.flops_per_step = self.targets_per_step * training_flops_per_token(config)
+        starts = self.validation[2]
+        context = config.model.context if starts is None else causal_context(starts)
+        self.flops_per_step = self.targets_per_step * training_flops_per_token(config, context)
         self.monitor: Monitor | None = LoopMonitor(config, self.validation)
         self.skips_non_finite = config.optim.non_finite == "skip"
         self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
@@ -199,6 +201,11 @@ class LanguageTask:
             return {}
         return {"rounds": self.model.rounds}
 
+    def redraw(self, drawn: dict[str, int]) -> None:
+        """Sets the rounds of an earlier step."""
+        if "rounds" in drawn:
+            self.set_rounds(drawn["rounds"])
+
     def rounds_at(self, step: int) -> int:
         """Rounds of training step number `step` (from 0), the same on every rank."""
         config = self.config
@@ -291,11 +298,14 @@ class LanguageTask:
         )
 
 
-def training_flops_per_token(config: "TrainConfig") -> int:
-    """Those of the mean over the rounds that are drawn, and of those among them in the graph."""
+def training_flops_per_token(config: "TrainConfig", context: float | None = None) -> int:
+    """Those of the mean over the rounds that are drawn, and of those among them in the graph.
+
+    Attention goes over `context` tokens, the model's unless given: less where documents are kept apart.
+    """
     law, most = config.rounds.law(config.model.rounds), config.rounds.backprop
     in_graph = law.expect(lambda R: min(R, most or R))
-    flops = flops_per_token(config.model, float(law.mean), float(in_graph))
+    flops = flops_per_token(config.model, float(law.mean), float(in_graph), context=context)
     frozen = config.model.exit_gate and config.gate.stage == "gate-only"
     return flops // 3 if frozen else flops  # of a frozen model the forward pass alone
 

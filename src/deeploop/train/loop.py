@@ -12,7 +12,7 @@ from deeploop.train.active import ActiveRun
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.config import AnyTrainConfig
 from deeploop.train.custom import TaskFactory
-from deeploop.train.distributed import World, open_world, unwrap
+from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest, peak_flops
 from deeploop.train.sharding import reshard_after_eval
@@ -180,7 +180,7 @@ def diagnose(run: ActiveRun) -> None:
                 f"run `deeploop diagnose {run.config.out}` on its checkpoints"
             )
         return
-    record = run.task.monitor.diagnose(unwrap(run.model), run.optimizer)
+    record = run.task.monitor.diagnose(run.model, run.optimizer)
     run.log("diagnose", record)
     run.display.say(
         f"step {run.step:>6}  κ_R {record['kappa']:.2f} of at most {record['rounds']} "

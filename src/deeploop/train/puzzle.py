@@ -177,6 +177,9 @@ class PuzzleTask:
         """Nothing is drawn for a step as a whole."""
         return {}
 
+    def redraw(self, drawn: dict[str, int]) -> None:
+        """Nothing was drawn."""
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The segment's loss summed over the micro-batch, as a share of the whole step's puzzles."""
         slots, minimum = batch

@@ -37,6 +37,7 @@ class Recorded:
 class GraphReplay:
     """`gradients(batch)`, which adds to the parameters' gradients and returns the loss, by recorded graphs.
 
+    The gradients must stay where they are between steps (`GradientMemory`).
     Without memory for a graph of its own a batch goes on being called, and `say` tells so. Where all places
     are taken, what comes twice as often as the least used graph takes its place; the rest is called.
     """
@@ -48,16 +49,7 @@ class GraphReplay:
         self._recorded: dict[Any, Recorded] = {}
         self._uses: Counter[Any] = Counter()
         self._pool: Any = None
-        self._sums: list[Tensor] = []
         self._too_large = False
-
-    def begin_step(self) -> None:
-        """Gradients at zero, in the memory that recorded graphs add to."""
-        parameters = [p for p in self._model.parameters() if p.requires_grad]
-        self._sums = self._sums or [torch.zeros_like(p) for p in parameters]
-        torch._foreach_zero_(self._sums)
-        for parameter, total in zip(parameters, self._sums, strict=True):
-            parameter.grad = total
 
     def __call__(self, batch: Batch) -> Tensor:
         key = (*(tensor.shape for tensor in batch), getattr(self._model, "rounds", None))
@@ -79,7 +71,8 @@ class GraphReplay:
         return True
 
     def _record(self, batch: Batch) -> Recorded | None:
-        static = tuple(tensor.to(self._sums[0].device, copy=True) for tensor in batch)
+        device = next(self._model.parameters()).device
+        static = tuple(tensor.to(device, copy=True) for tensor in batch)
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads go on meanwhile: the loader's pins memory.

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import deeploop
-from deeploop.data.bpe import load_tokenizer
+from deeploop.data.bpe import how_to_ask, load_tokenizer
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import read_json, read_object, unused_path, write_json, write_text
 from deeploop.models.accounting import parameter_count
@@ -275,6 +275,15 @@ def tokenizer_name(run: Path) -> str:
     if not isinstance(name, str):
         raise ValueError(f"{run / 'run.json'}: tokenizer={name!r:.40}: must be a name")
     return name
+
+
+def check_tokenizer(data: Path, found: str, tokenizer: Tokenizer, run: Path) -> None:
+    """Raises for data of another tokenizer than the run's; the name of one that was trained has its hash."""
+    if found != tokenizer.name:
+        raise ValueError(
+            f"data={data}: holds {found} tokens, the run was trained on {tokenizer.name}; "
+            f"prepare it with --tokenizer {how_to_ask(tokenizer.name, run)}"
+        )
 
 
 def load_reasoner(

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from deeploop.train.active import ActiveRun
 from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.distributed import arithmetic, gradient_sync, unwrap
+from deeploop.train.distributed import arithmetic, begin_micro_batch
+from deeploop.train.gradients import GradientMemory
 from deeploop.train.non_finite import first_non_finite
 from deeploop.train.optim import clipped_step, learning_rate, supports_conditional_step
 from deeploop.train.progress import StopRequest
@@ -67,7 +68,12 @@ class StepQueue:
     def __init__(self, run: ActiveRun, stop: StopRequest) -> None:
         self._run, self._stop = run, stop
         self._queue: deque[_Queued] = deque()
+        self._shards = run.world.shards(run.config.device)
+        self._replicates = run.world.size > 1 and not self._shards
         self._replay: GraphReplay | None = None
+        self._memory: GradientMemory | None = None
+        if run.execution.graph or self._replicates:
+            self._memory = GradientMemory(run.model)
         if run.execution.graph:
             self._replay = GraphReplay(self._backward, run.model, run.display.say)
 
@@ -124,11 +130,13 @@ class StepQueue:
         run = self._run
         run.model.train()
         total = torch.zeros((), device=run.world.device)
-        if self._replay is not None:
-            self._replay.begin_step()
+        if self._memory is not None:
+            self._memory.begin_step()
         for index, batch in enumerate(batches):
-            with gradient_sync(run.model, index == len(batches) - 1):
-                total += (self._replay or self._backward)(batch)
+            begin_micro_batch(run.model, last=index == len(batches) - 1)
+            total += (self._replay or self._backward)(batch)
+        if self._memory is not None and self._replicates:
+            self._memory.sum_over_ranks()
         return total
 
     def _backward(self, batch: Any) -> Tensor:
@@ -136,8 +144,8 @@ class StepQueue:
         run = self._run
         with arithmetic(run.config.device, run.world.device):
             loss = run.task.loss(run.model, batch)
-        # DDP and FSDP average gradients over ranks; the loss is a share of the global sum.
-        (loss * run.world.size).backward()
+        # FSDP averages gradients over ranks; the loss is a share of the global sum.
+        (loss * run.world.size if self._shards else loss).backward()
         return loss.detach()
 
     def _finish(self, queued: _Queued) -> StepResult:
@@ -153,6 +161,7 @@ class StepQueue:
         elif run.task.skips_non_finite and run.skipped_in_a_row < MOST_SKIPPED:
             self._skip(queued, loss, norm)
         else:
+            run.task.redraw(queued.drawn)  # the step after it may be under way, with draws of its own
             raise FloatingPointError(non_finite_report(run, queued.step, queued.batches, loss, norm))
         return StepResult(queued.step, loss, norm, queued.lr, queued.drawn, stopping > 0)
 
@@ -189,6 +198,6 @@ def non_finite_report(run: ActiveRun, step: int, batches: list[Any], loss: float
 
     return (
         f"step {step}: loss {loss}, gradient norm {norm}; first non-finite tensor: "
-        f"{first_non_finite(unwrap(run.model), forward, run.world)}; "
+        f"{first_non_finite(run.model, forward, run.world)}; "
         f"last good checkpoint: {last_checkpoint(run.config.out) or 'none was saved yet'}"
     )

@@ -72,6 +72,9 @@ class Task(Protocol):
     def drawn(self) -> dict[str, int]:
         """What was drawn for the step whose batches came last, for its line of metrics."""
 
+    def redraw(self, drawn: dict[str, int]) -> None:
+        """Goes back to what `drawn` said of an earlier step, whose batches are to be repeated."""
+
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """A micro-batch's share of the step's mean loss."""
 
