@@ -89,6 +89,7 @@ def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
     [
         ({}, {"device": torch.device("cpu")}, "needs a GPU of compute capability 8.9 or more"),
         ({"compile": "on"}, {}, "needs the Triton kernels, which are not used: device.compile is on"),
+        ({"parallel": "fsdp"}, {"ranks": 2}, "must be bf16 with device.parallel=fsdp"),
         ({}, {"hidden": 88}, "model.hidden=88 must be a multiple of 16"),
         ({}, {"inner_norm": False}, "needs a norm before each branch"),
     ],

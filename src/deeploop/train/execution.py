@@ -88,18 +88,20 @@ def choose_execution(
     """
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
     blocks, why_blocks = _choose_blocks(config, world, model)
+    sharded = world.shards(config)
     # Without an optimizer nothing is trained: a run that was trained in FP8 is evaluated in bf16, anywhere.
     bf16_stream = optimizer is not None and config.stream == "bf16"
     if optimizer is not None and config.precision == "fp8":
         require_fp8(world.device)
         _require_kernels("precision=fp8", blocks, why_blocks)
+        if sharded:
+            raise ValueError("device.precision=fp8: must be bf16 with device.parallel=fsdp; or use ddp")
         for block in physical_blocks(model):
             if reason := fused.against_fp8(block):
                 raise ValueError(f"device.precision=fp8: {reason}")
         precision = "fp8"
     if bf16_stream:
         _require_kernels("stream=bf16", blocks, why_blocks)
-    sharded = world.shards(config)
     # Sharded blocks are gathered when they are called, so each must be called by itself.
     chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
     obstacles = {
