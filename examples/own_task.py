@@ -11,9 +11,7 @@ from pathlib import Path
 import torch
 
 from deeploop import GPTConfig, LoopedGPT
-from deeploop.train import CustomTask, CustomTrainConfig, load_last, train
-from deeploop.train.custom import CustomDataConfig
-from deeploop.train.optim import OptimConfig
+from deeploop.train import CustomDataConfig, CustomTask, CustomTrainConfig, OptimConfig, load_last, train
 
 LENGTH, DIGITS = 8, 10
 

@@ -53,6 +53,7 @@ def damaged(corpus, tmp_path):
     ("arguments", "message"),
     [
         ("fly", "command 'fly': unknown; choose one of plan, recommend, prepare, data, inspect, "),
+        ("recomend --blocks 4", "command 'recomend': unknown; perhaps recommend"),
         ("train gpt3", "recipe 'gpt3': unknown; choose one of gpt2-small, gpt2-medium, tiny"),
         ("train tinny", "recipe 'tinny': unknown; perhaps tiny"),
         ("train --out runs/mine", "--out: the recipe comes first; choose one of gpt2-small, "),
@@ -103,14 +104,15 @@ def test_a_mistake_is_one_line(refused, arguments, message):
         ("train tiny --steps 3", ["perhaps you meant --optim.steps"]),
         ("train tiny --batch-size 3", ["perhaps you meant --optim.batch"]),
         ("train tiny --model.rounds three", ["--model.rounds", "three"]),
-        ("train tiny --model.rounds 1.5e0", ["--model.rounds: 1.5e0: must be a whole number, such as 1000"]),
+        ("train tiny --model.rounds 1.5e0", ["--model.rounds=1.5e0: must be a whole number, such as 1000"]),
         (
             "recommend --blocks 4 --rounds 8 --width 9 --tokens x",
-            ["Error parsing --tokens: x: must be a whole number"],
+            ["--tokens=x: must be a whole number"],
         ),
         ("recommend --blocks 4 --rounds 8 --width 384 --tokens 1e12", ["tokens=1000000000000: "]),
-        ("train tiny --optim.peak-lr fast", ["--optim.peak-lr", "fast"]),
-        ("train tiny --model.block sideways", ["--model.block", "sideways", "prenorm"]),
+        ("train tiny --optim.peak-lr fast", ["--optim.peak-lr=fast: must be a number"]),
+        ("train tiny --model.block sideways", ["--model.block=sideways: must be one of prenorm, "]),
+        ("train tiny --model.block averged", ["flat; perhaps averaged"]),
         ("train tiny --model.rounds", ["--model.rounds"]),
         ("train tiny surplus", ["surplus"]),
         ("prepare stdlib --tokenizer words", ["tokenizer", "words", "gpt2"]),
@@ -405,7 +407,7 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
     [
         ("validate", "validate.score_rounds", "try --device cpu"),
         ("generate", "generate.stream_text", "try --device cpu, or a smaller --max-tokens"),
-        ("diagnose", "diagnose.examine", "try --device cpu, or --sequences 1"),
+        ("diagnose", "diagnose.audit", "try --device cpu, or --sequences 1"),
         ("export", "export.run", "a smaller model, batch or context needs less"),
     ],
 )

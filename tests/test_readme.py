@@ -145,6 +145,34 @@ sbatch
     ]
 
 
+def test_trainings_of_a_page_are_cut(run_docs):
+    line = "deeploop prepare stdlib && deeploop train tiny --optim.steps 99 --auto-lr && deeploop runs"
+    short = "--optim.steps 8 --optim.warmup-steps 2"
+    expected = f"deeploop prepare stdlib && deeploop train tiny {short} && deeploop runs"
+    assert run_docs["shortened"](line, 8) == expected
+    assert (
+        run_docs["shortened"]("deeploop train --config a.toml", 8)
+        == f"deeploop train {short} --config a.toml"
+    )
+    assert run_docs["with_options"]("deeploop sweep rules", "--dry-run") == "deeploop sweep rules --dry-run"
+
+
+def test_pages_are_run_where_they_are_kept(run_docs, tmp_path, monkeypatch, capsys):
+    (tmp_path / "good.md").write_text("```sh\ncommand -v deeploop | grep good/.bin\n```\n")
+    (tmp_path / "bad.md").write_text("```sh\ntrue\n```\n")
+    prepare = {"bad.md": (lambda folder: run_docs["deeploop"]("prepare", "nothing", folder=folder),)}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(run_docs["main"].__globals__, "ROOT", tmp_path)
+    monkeypatch.setitem(run_docs["main"].__globals__, "PREPARED", prepare)
+    monkeypatch.setattr("sys.argv", ["run_docs.py", "bad.md", "good.md", "--keep", "kept"])
+    assert run_docs["main"]() == 1
+    bad, good = capsys.readouterr().out.splitlines()[2:4]
+    assert "FAILED: deeploop prepare nothing: FAILED (2): deeploop prepare: error: " in bad
+    assert "| ok |" in good
+    with pytest.raises(SystemExit, match="--keep kept: is there already; name a new folder"):
+        run_docs["main"]()
+
+
 def test_docs_name_commands_that_exist(run_docs):
     named = {}
     for path in (ROOT / "docs").glob("*.md"):

@@ -31,6 +31,8 @@ def test_file_and_page_are_in_step(tool):
     assert tool.rules_json(studies) == FILE.read_text(encoding="utf-8"), "run: make results"
     page = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
     assert tool.filled(page, tool.BEGIN, tool.END, tool.tables(studies)) == page, "run: make results"
+    for page, text in tool.losses(studies).items():
+        assert page.read_text(encoding="utf-8") == text, "run: make results"
 
 
 def test_it_is_made_from_runs_and_read_back(tool, tmp_path):
@@ -70,9 +72,10 @@ def tables():
     return load("evidence_tables")
 
 
-def test_page_has_the_tables_of_the_studies(tables):
-    page = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
-    assert tables.make(page, ROOT / "docs" / "results") == page, "run: make results"
+def test_pages_have_the_tables_of_the_studies(tables):
+    for page in tables.PAGES:
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert tables.make(text, ROOT / "docs" / "results", page) == text, f"{page}: run: make results"
 
 
 def study(folder, runs):

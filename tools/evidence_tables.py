@@ -1,6 +1,7 @@
 """Makes from docs/results (`make results`) those tables of docs/rules.md that compare cells seed by seed.
 
 A region for each study; `--check` says whether they are in step. How to read them stands on that page.
+A search that only supplies rates has its table in the README of its results.
 """
 
 import math
@@ -309,14 +310,16 @@ def _growth(by_rounds: Mapping[int, BySublayer]) -> list[str]:
 
 # ── Tokens per parameter ────────────────────────────────────────────────────────────────────────────────
 def tokens(results: Path) -> str:
-    """The search, the losses, and whether the gain over pre-norm grows with R."""
-    folder = results / "tokens-per-parameter"
-    search, final = (curves_of(runs_of(folder / name), rule_and_rounds) for name in ("search", "grid"))
-    found = [*([search_table(search)] if search else []), *(final_tables(final) if final else [])]
-    return "\n\n".join(found) or NOT_RUN
+    """The losses, and whether the gain over pre-norm grows with R."""
+    final = curves_of(runs_of(results / "tokens-per-parameter" / "grid"), rule_and_rounds)
+    return "\n\n".join(final_tables(final)) if final else NOT_RUN
 
 
-def search_table(curves: Curves) -> str:
+def tokens_search(results: Path) -> str:
+    """Where the rates of these losses come from."""
+    curves = curves_of(runs_of(results / "tokens-per-parameter" / "search"), rule_and_rounds)
+    if not curves:
+        return NOT_RUN
     peaks = peaks_of(curves)
     rows = [
         [rule, str(R), *loss_cells(curve, peaks), best_rate(curve)] for (rule, R), curve in curves.items()
@@ -383,18 +386,25 @@ REGIONS: dict[str, Callable[[Path], str]] = {
 }
 
 
-def make(text: str, results: Path) -> str:
-    """The page with its tables as the files say."""
-    for name, made in REGIONS.items():
+PAGES: dict[str, dict[str, Callable[[Path], str]]] = {
+    "rules.md": REGIONS,
+    "results/tokens-per-parameter/README.md": {"tokens-search": tokens_search},
+}
+
+
+def make(text: str, results: Path, page: str = "rules.md") -> str:
+    """A page with its tables as the files say."""
+    for name, made in PAGES[page].items():
         begin, end = f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->"
         text = filled(text, begin, end, made(results))
     return text
 
 
 if __name__ == "__main__":
-    page = DOCS / "rules.md"
-    old = page.read_text(encoding="utf-8")
-    new = make(old, DOCS / "results")
-    if "--check" in sys.argv[1:]:
-        sys.exit(0 if new == old else "rules.md: out of step with docs/results; run: make results")
-    page.write_text(new, encoding="utf-8")
+    for page in PAGES:
+        old = (DOCS / page).read_text(encoding="utf-8")
+        new = make(old, DOCS / "results", page)
+        if "--check" not in sys.argv[1:]:
+            (DOCS / page).write_text(new, encoding="utf-8")
+        elif new != old:
+            sys.exit(f"{page}: out of step with docs/results; run: make results")

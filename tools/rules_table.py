@@ -20,6 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 FOLDERS = ("transfer", "shapes")  # those under docs/results whose runs vary in rule, R and peak rate
 BEGIN, END = "<!-- rates: written by `make results` -->", "<!-- end of rates -->"
+LOSSES = (
+    "<!-- losses: written by `make results` -->",
+    "<!-- end of losses -->",
+)  # in the README of the results
 
 
 def collect(results: Path) -> list[tuple[str, Study]]:
@@ -41,25 +45,36 @@ def figure_name(name: str, study: Study) -> str:
 
 
 def tables(studies: list[tuple[str, Study]]) -> str:
-    """Markdown: for each study that spans R its table, its figure and its losses."""
+    """Markdown: for each study that spans R its table and its figure."""
     parts = []
     for name, study in studies:
         if not study.over_rounds:
             continue
-        first, losses = views.rules_table(study, name), views.losses_table(study, name)
+        first = views.rules_table(study, name)
         caption = markdown_text(views.caption(study))
         parts += [f"[results/{name}](results/{name}). {markdown_text(first.title)}"]
         parts += [markdown_table(first.header, first.rows), markdown_text(first.note)]
-        parts += [f"![{caption}]({figure_name(name, study)})", caption]
-        parts += [markdown_table(losses.header, losses.rows), markdown_text(losses.note)]
+        alt = "Validation loss against peak learning rate, by rule and R"
+        parts += [f"![{alt}]({figure_name(name, study)})", f"*What to see: {caption}*"]
     return "\n\n".join(parts) or "No runs are here yet."
+
+
+def losses(studies: list[tuple[str, Study]]) -> dict[Path, str]:
+    """The README of each study that spans R, with the losses at every rate."""
+    made = {}
+    for name, study in studies:
+        if study.over_rounds:
+            table, page = views.losses_table(study, name), DOCS / "results" / name / "README.md"
+            body = f"{markdown_table(table.header, table.rows)}\n\n{markdown_text(table.note)}"
+            made[page] = filled(page.read_text(encoding="utf-8"), *LOSSES, body)
+    return made
 
 
 if __name__ == "__main__":
     studies = collect(DOCS / "results")
     page = DOCS / "rules.md"
     old = page.read_text(encoding="utf-8")
-    made = {FILE: rules_json(studies), page: filled(old, BEGIN, END, tables(studies))}
+    made = {FILE: rules_json(studies), page: filled(old, BEGIN, END, tables(studies)), **losses(studies)}
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text]
         sys.exit(f"{', '.join(stale)}: out of step with docs/results; run: make results" if stale else 0)

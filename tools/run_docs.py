@@ -2,11 +2,11 @@
 
     python tools/run_docs.py [README.md docs/data.md …] [--steps 12] [--keep FOLDER]
 
-Every fenced block and every whole `deeploop …` command in a sentence is run as written, in the order of its
-page, and a table says what came: ok, dry, skipped and why, or FAILED. A page finds what it takes for granted
-(`PREPARED`): text, corpora, a trained run. What needs a GPU is run with --dry-run, which checks its options
-and data. With --steps trainings are cut to so many steps. Exit code 1 if something failed. Takes long, so it
-is no part of the test suite.
+Every fenced block, and every `deeploop …` command with options or a path in a sentence, is run as written, in
+the order of its page. A table says what came: ok, dry, skipped and why, or FAILED. A page finds what it takes
+for granted (`PREPARED`): text, corpora, a trained run. What needs a GPU is run with --dry-run, which checks
+its options and data. With --steps trainings are cut to so many steps. Exit code 1 if something failed. Takes
+long, so it is no part of the test suite.
 """
 
 import argparse
@@ -21,13 +21,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$|`(deeploop [a-z][^`]*)`", re.MULTILINE | re.DOTALL)
 LIMIT = 1800  # seconds per command
-TEXT = "A looped transformer applies its blocks again and again. The {n}th text says so {n} times. "
+SETTINGS = """\
+out = "runs/from-toml"
+data = {path = "data/stdlib", validation_sequences = 8}
+model = {blocks = 1, width = 64, heads = 2, hidden = 128, vocabulary = 257, context = 64}
+optim = {steps = 20, batch = 8, warmup_steps = 5}
+"""
+SOURCE = {"PYTHONPATH": str(ROOT / "src")}
+TRAIN = re.compile(r"deeploop train(?= (?!--resume))( [a-z][\w-]*)?")
 
 GPU = re.compile(
     r"deeploop (train (gpt2|huginn|parcae|ouro|hrm-arc1)|sweep .*--scale gpu)|three_blocks.toml$"
@@ -48,7 +56,9 @@ SKIPPED = {
     r"runs/sweeps/|…|\[": "needs what a person names, or runs of a GPU",
     r"deeploop chat runs/chat$|deeploop chat RUN": "is a conversation in the terminal",
     r"runs/gpt2-small": "needs a trained gpt2-small",
-    r"deeploop export --|generate --cache-rounds B|--adaptive kl ": "is a part of a command",
+    r"--data.max-epochs": "needs a corpus of billions of tokens",
+    r"exported --context 8192": "needs a source of that context",
+    r"deeploop (export|sweep) --|--config$|generate --cache-rounds B": "is a part of a command",
 }
 
 
@@ -63,11 +73,11 @@ class Piece:
     @property
     def shown(self) -> str:
         first, *rest = self.text.strip().splitlines()
-        return f"python: {first} …" if self.kind == "python" else " ".join([first, *rest])
+        return " ".join([first, *rest]) if self.kind == "sh" else f"{self.kind}: {first} …"
 
 
 def pieces(page: str, text: str) -> Iterator[Piece]:
-    """What is to be run of a page, in order; a bare `deeploop train` in a sentence only names a command."""
+    """What is to be run of a page, in order; without options or a path, a sentence only names a command."""
     for kind, block, sentence in BLOCK.findall(text):
         if kind == "python":
             yield Piece(page, kind, block)
@@ -77,7 +87,7 @@ def pieces(page: str, text: str) -> Iterator[Piece]:
                 continue
             lines = re.sub(r"\\\n\s*", "", block).splitlines()
             yield from (Piece(page, kind, strip_comment(line)) for line in lines if strip_comment(line))
-        elif len(sentence.split()) > 2:
+        elif " --" in sentence or "/" in sentence:
             yield Piece(page, "sh", " ".join(sentence.split()))
 
 
@@ -87,21 +97,24 @@ def strip_comment(line: str) -> str:
 
 # ── What pages take for granted ─────────────────────────────────────────────────────────────────────────
 def deeploop(*words: str, folder: Path) -> None:
-    subprocess.run([sys.executable, "-m", "deeploop", *words], cwd=folder, check=True, capture_output=True)
+    result = outcome([sys.executable, "-m", "deeploop", *words], folder, {**os.environ, **SOURCE}, "ok")
+    if result != "ok":
+        raise RuntimeError(f"deeploop {' '.join(words)}: {result}")
 
 
 def write_texts(folder: Path) -> None:
     """Text of the reader's own, under the names that pages use, and a conversation."""
+    sources = sorted(Path(os.__file__).parent.glob("*.py"))[:120]  # 2 MB that any machine has
     for name in ("my_corpus", "books", "more"):
         (folder / name).mkdir()
-        for n in range(300):
-            (folder / name / f"{n}.txt").write_text(TEXT.format(n=n) * 100, encoding="utf-8")
-    notes = "".join(json.dumps({"text": TEXT.format(n=n) * 5}) + "\n" for n in range(300))
+        for path in sources:
+            shutil.copy(path, folder / name / f"{path.stem}.txt")
+    notes = "".join(json.dumps({"text": f"Note {n} of many notes."}) + "\n" for n in range(300))
     (folder / "notes.jsonl.xz").write_bytes(lzma.compress(notes.encode()))
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]
     talk = "".join(json.dumps({"messages": turns}) + "\n" for _ in range(200))
     (folder / "talk.jsonl").write_text(talk, encoding="utf-8")
-    (folder / "mine.toml").write_text('out = "runs/from-toml"\n[model]\nblocks = 1\n', encoding="utf-8")
+    (folder / "mine.toml").write_text(SETTINGS, encoding="utf-8")
 
 
 def prepare_corpora(folder: Path) -> None:
@@ -124,11 +137,11 @@ def train_tiny(folder: Path) -> None:
 
 
 def make_llama(folder: Path) -> None:
-    """MODEL: a random Llama of 30 narrow layers with a tokenizer and a chat template."""
+    """MODEL: a random Llama of 30 narrow layers, a context of 128, a tokenizer and a chat template."""
     sys.path.insert(0, str(ROOT / "tests"))
     from llama_family import make_model, save_tokenizer
 
-    shape = {"num_hidden_layers": 30, "max_position_embeddings": 2048}
+    shape = {"num_hidden_layers": 30, "max_position_embeddings": 128}
     make_model("Llama", **shape).save_pretrained(folder / "MODEL")
     save_tokenizer(folder / "MODEL")
 
@@ -164,8 +177,7 @@ def environment(folder: Path) -> dict[str, str]:
         script = tools / name
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {command} "$@"\n')
         script.chmod(0o755)
-    source = {"PYTHONPATH": str(ROOT / "src")}
-    return {**os.environ, **source, "PATH": f"{tools}:{os.environ['PATH']}", "WANDB_MODE": "offline"}
+    return {**os.environ, **SOURCE, "PATH": f"{tools}:{os.environ['PATH']}", "WANDB_MODE": "offline"}
 
 
 def open_folder(page: str, folder: Path) -> dict[str, str]:
@@ -184,6 +196,9 @@ def run_piece(piece: Piece, folder: Path, env: dict[str, str], steps: int) -> st
     if piece.kind == "script":
         return "skipped: a batch script for SLURM"
     if piece.kind == "python":
+        for needed in re.findall(r'"((?:data|runs)/[\w-]+)', text):
+            if not (folder / needed).exists():
+                return f"skipped: needs {needed}, which was not made here"
         text = GIVEN.get(text.splitlines()[0].split("  #")[0], "") + text
         return outcome([sys.executable, "-c", text], folder, env, how)
     missing = [word for word in re.findall(r"\b[A-Z]{2,}\b", text) if not (folder / word).exists()]
@@ -194,12 +209,23 @@ def run_piece(piece: Piece, folder: Path, env: dict[str, str], steps: int) -> st
         if re.search(pattern, text) and not (dry and why.startswith("needs what")):
             return f"skipped: {why}"
     if dry:
-        text, how = f"{text}{'' if '--dry-run' in text else ' --dry-run'}", "dry (needs a GPU)"
-    elif steps and re.search(r"deeploop train (?!--resume)", text) and "--help" not in text:
-        short = f" --optim.steps {steps} --optim.warmup-steps {max(1, steps // 4)}"
-        text = re.sub(r" --optim\.(steps|warmup-steps) \d+", "", text)
-        text, how = text.replace("--auto-lr", "") + short, f"ok, {steps} steps"
+        text, how = text if "--dry-run" in text else with_options(text, "--dry-run"), "dry (needs a GPU)"
+    elif steps and TRAIN.search(text) and "--help" not in text:
+        text, how = shortened(text, steps), f"ok, {steps} steps"
+    elif steps:  # of a run that goes on
+        text = re.sub(r"(--resume.* --optim\.steps) \d+", rf"\1 {2 * steps}", text)
     return outcome(["bash", "-ec", text], folder, env, how)
+
+
+def shortened(text: str, steps: int) -> str:
+    """The line with its trainings cut to so many steps."""
+    text = re.sub(r" --optim\.(steps|warmup-steps) \d+| --auto-lr", "", text)
+    return with_options(text, f"--optim.steps {steps} --optim.warmup-steps {max(1, steps // 4)}")
+
+
+def with_options(text: str, options: str) -> str:
+    """The line with options behind the recipe of each training, or at its end where it trains nothing."""
+    return TRAIN.sub(rf"\g<0> {options}", text) if TRAIN.search(text) else f"{text} {options}"
 
 
 def outcome(command: list[str], folder: Path, env: dict[str, str], how: str) -> str:
@@ -215,30 +241,39 @@ def outcome(command: list[str], folder: Path, env: dict[str, str], how: str) -> 
     return f"FAILED ({done.returncode}): {lines[-1] if lines else 'no output'}"
 
 
+def run_page(page: str, place: Path, steps: int) -> int:
+    """Runs a page in a folder of its own and prints its rows; how many of them failed."""
+    found = list(pieces(page, (ROOT / page).read_text(encoding="utf-8")))
+    folder, failed = place / Path(page).stem, 0
+    if not found:
+        return 0
+    try:
+        env = open_folder(page, folder)
+    except RuntimeError as error:
+        print(f"| {page} | its preparation | FAILED: {error} | – |", flush=True)
+        return 1
+    for piece in found:
+        start = time.monotonic()
+        result = run_piece(piece, folder, env, steps)
+        failed += result.startswith("FAILED")
+        shown = piece.shown.replace("|", "\\|")
+        print(f"| {page} | `{shown}` | {result} | {time.monotonic() - start:.0f} |", flush=True)
+    return failed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("pages", nargs="*", help="README.md, docs/data.md, …; none: all")
     parser.add_argument("--steps", type=int, default=0, help="cut trainings to so many steps")
-    parser.add_argument("--keep", type=Path, help="work in this folder, and keep it")
+    parser.add_argument("--keep", type=Path, help="work in this new folder, and keep it")
     args = parser.parse_args()
     pages = args.pages or ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-    place = args.keep or Path(tempfile.mkdtemp())
-    failed = 0
+    if args.keep is not None and args.keep.exists():
+        sys.exit(f"run_docs: error: --keep {args.keep}: is there already; name a new folder")
+    kept = nullcontext(args.keep.resolve()) if args.keep else tempfile.TemporaryDirectory()
     print("| page | command | result | seconds |\n|---|---|---|---:|", flush=True)
-    for page in pages:
-        found = list(pieces(page, (ROOT / page).read_text(encoding="utf-8")))
-        if not found:
-            continue
-        folder = place / Path(page).stem
-        env = open_folder(page, folder)
-        for piece in found:
-            start = time.monotonic()
-            result = run_piece(piece, folder, env, args.steps)
-            failed += result.startswith("FAILED")
-            shown = piece.shown.replace("|", "\\|")
-            print(f"| {page} | `{shown}` | {result} | {time.monotonic() - start:.0f} |", flush=True)
-    if args.keep is None:
-        shutil.rmtree(place)
+    with kept as place:
+        failed = sum(run_page(page, Path(place), args.steps) for page in pages)
     print(f"\n{failed} failed" if failed else "\nnone failed")
     return 1 if failed else 0
 

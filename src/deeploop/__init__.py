@@ -1,7 +1,8 @@
 """deeploop: train transformers whose blocks are visited many times.
 
 `deeploop.load(run)` gives the model and tokenizer of a run folder, `deeploop.generate(model, tokenizer,
-prompt)` text, `deeploop.recommend(blocks=12, rounds=3, width=768)` a rule and its learning rate.
+prompt)` text, `deeploop.generate_batch` that of several prompts, `deeploop.recommend(blocks=12, rounds=3,
+width=768)` a rule and its learning rate.
 `deeploop.LoopedGPT(deeploop.GPTConfig())` is the model, `deeploop.ScaledResidual` the residual equation for
 any other; `deeploop.train.train(config)` trains.
 `deeploop.theory` has the visit counts, the scaling rules and the bounds; `deeploop.nn` the residual module
@@ -13,13 +14,23 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 __version__ = "0.2.0"
-__all__ = ["GPTConfig", "LoopedGPT", "ScaledResidual", "__version__", "generate", "load", "recommend"]
+__all__ = [
+    "GPTConfig",
+    "LoopedGPT",
+    "ScaledResidual",
+    "__version__",
+    "generate",
+    "generate_batch",
+    "load",
+    "recommend",
+]
 
 _NAMES = {
     "GPTConfig": ("deeploop.models.gpt_config", "GPTConfig"),
     "LoopedGPT": ("deeploop.models.gpt", "LoopedGPT"),
     "ScaledResidual": ("deeploop.nn.residual", "ScaledResidual"),
     "generate": ("deeploop.eval.generation", "generate_text"),
+    "generate_batch": ("deeploop.eval.generation", "generate_texts"),
     "load": ("deeploop.train.rundir", "load"),
     "recommend": ("deeploop.report.recommend", "recommend"),
 }

@@ -10,6 +10,7 @@ import sys
 from importlib import import_module
 
 import deeploop
+from deeploop.commands.parsing import require_known
 from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemory
 from deeploop.terminal import printable
 
@@ -138,8 +139,7 @@ def _run(arguments: list[str]) -> int:
         print(f"deeploop {deeploop.__version__}")
         return 0
     name, rest = arguments[0], arguments[1:]
-    if name not in COMMANDS:
-        raise ValueError(f"command {name!r}: unknown; choose one of {', '.join(COMMANDS)}")
+    require_known("command", name, COMMANDS)
     command = import_module(f"deeploop.commands.{name}")  # now: most of them wait for torch
     code: int = command.main(rest)
     return code

@@ -74,6 +74,22 @@ def test_a_reasoner_is_timed_on_its_puzzles(tmp_path, capsys):
     assert "give its puzzles with --data" in capsys.readouterr().err
 
 
+def test_decoding_is_timed_beside_memory_and_transformers(tmp_path, capsys):
+    out = tmp_path / "decode.json"
+    sizes = ["--rounds", "2", "--batch", "3", "--prompt-tokens", "6", "--new-tokens", "8"]
+    assert main(["bench", "--decode", "--recipes", "tiny", *sizes, "--json", str(out)]) == 0
+    assert "tiny R=2" in capsys.readouterr().out
+    record = json.loads(out.read_text())
+    (row,) = record["cells"]
+    bandwidth = record["copy_bytes_per_s"]
+    theirs = max(row[f"transformers_{cache}_tokens_per_s"] for cache in ("dynamic", "static"))
+    assert row["ratio"] == pytest.approx(row["tokens_per_s"] / theirs)
+    assert row["share_of_bandwidth"] == pytest.approx(row["step_bytes"] / row["step_s"] / bandwidth)
+    # 2 blocks × 2 rounds of q k v o and gate up down, the head, keys and values of 12 positions
+    matrices = 4 * (4 * 128**2 + 3 * 128 * 344) + 257 * 128
+    assert row["step_bytes"] == 4 * (matrices + 4 * 3 * 12 * 2 * 128)
+
+
 def test_the_reference_is_the_same_model():
     """Given our weights, it computes our loss."""
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=16)
@@ -113,6 +129,13 @@ def test_mistakes_are_one_line(capsys, tmp_path):
         (["--steps", "0"], "steps=0: must be at least 1"),
         (["--rounds"], "bench: error: recipes, rounds: name at least one of each"),
         (["--micro-batch", "4", "0"], "micro_batch=0: must be at least 1"),
+        (["--batch", "0"], "batch=0: must be at least 1"),
+        (["--new-tokens", "4"], "new_tokens=4: must be above 4"),
+        (["--decode", "--recipes", "tiny"], "new_tokens=128: must fit the context 128 of tiny"),
+        (["--decode", "--recipes", "hrm-sudoku4"], "is no language model's"),
+        (["--batch", "2"], "error: batch=(2,): needs --decode"),
+        (["--decode", "--steps", "3"], "error: steps=3: is for training; leave it out, or --decode"),
+        (["--decode", "--round-hidden"], "error: round_hidden=True: is for training"),
         (["--json", str(tmp_path / "no" / "x.json")], "x.json: can't be written"),
     ):
         assert main(["bench", *arguments]) == 2

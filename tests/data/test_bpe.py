@@ -53,7 +53,7 @@ def test_text_comes_back_and_frequent_words_are_single_tokens():
     assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb"
 
 
-def test_the_same_file_with_and_without_threads(monkeypatch):
+def test_the_same_merges_with_and_without_threads(monkeypatch):
     found = set()
     for parallel in ("false", "true"):  # the library reads it at every call
         monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)

@@ -239,7 +239,7 @@ def test_whole_corpus_is_kept_and_other_settings_are_refused(tmp_path):
         ({"validation_tokens": 0}, "validation_tokens 0"),
         ({"shard_tokens": 0}, "shard_tokens 0"),
         ({"limit_tokens": 3000}, "limit_tokens 3000.*validation_tokens 3000"),
-        ({"documents": ["alone"]}, "nothing left for validation: 1 documents, 2 tokens; .*give more text"),
+        ({"documents": ["alone"]}, "nothing left for validation: 1 document, 2 tokens; .*give more text"),
         ({"documents": []}, "nothing left for train"),
         ({"documents": DOCUMENTS[:2], "stream": True}, "nothing left for train.*of which 3,000 are held out"),
     ],

@@ -7,7 +7,15 @@ from torch import nn
 import deeploop
 from deeploop.commands.generate import GenerateArgs
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.eval.generation import GREEDY, Sampling, draw, generate, generate_text, stream_text
+from deeploop.eval.generation import (
+    GREEDY,
+    Sampling,
+    choose,
+    generate,
+    generate_text,
+    require_finite,
+    stream_text,
+)
 from deeploop.models import GPTConfig, LoopedGPT
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=257, context=40)
@@ -65,6 +73,13 @@ def test_a_seed_repeats_and_another_differs(model):
 
     assert draws(3) == draws(3)
     assert draws(3) != draws(4)
+
+
+def draw(logits, sampling, generator):
+    """One token of `choose`."""
+    token, top = choose(logits[None], sampling, torch.rand(1, generator=generator))
+    require_finite(float(top))
+    return int(token)
 
 
 def test_a_seed_means_the_same_whatever_was_drawn_before():
@@ -129,13 +144,12 @@ class Scripted(LoopedGPT):
         self.script = [0] * start + ids
         return self
 
-    def forward(self, tokens, targets=None, cache=None):
-        output = super().forward(tokens, targets, cache)
-        self.at = cache.length - 1
-        return output
+    def forward(self, tokens, cache, **places):
+        self.at = int(cache.positions) if places else tokens.shape[1] - 1
+        return super().forward(tokens, cache=cache, **places)
 
     def logits(self, states):
-        return nn.functional.one_hot(torch.tensor(self.script[self.at]), 257).float()
+        return nn.functional.one_hot(torch.tensor([self.script[self.at]]), 257).float()
 
 
 def test_text_comes_in_whole_characters():

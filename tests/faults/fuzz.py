@@ -28,6 +28,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import pretrained
 import torch
 from forgeries import Forgeries
 
@@ -225,6 +226,9 @@ class Targets:
         talk.write_text('{"prompt": "say a", "response": "a"}\n' * 6)
         made = get_tokenizer("bytes"), find_template("default")
         prepare_chat(talk, *made, folder / "chat", context=64, validation_share=0.3)
+        pretrained.write_folder(folder / "pretrained")
+        (folder / "gguf").mkdir()
+        pretrained.write_gguf(folder / "gguf" / "model.gguf")
         (folder / "packed").mkdir()
         write_packed(files_to_pack(self.run.parent), folder / "packed" / PACKED)
         self.config = to_dict(tiny())
@@ -314,6 +318,15 @@ class Targets:
             (Path(place) / PACKED).write_bytes(lzma.compress(plain, preset=0))
             self.unpacked(Path(place) / PACKED)
 
+    def forged_gguf(self, draw: random.Random) -> None:
+        with tempfile.TemporaryDirectory(dir=self.folder) as place:
+            lists, rest = pretrained.LISTS, pretrained.METADATA
+            if draw.random() < 0.3:  # these have a hundred times as many places
+                lists = damage_json(lists, draw)  # type: ignore[assignment]
+            else:
+                rest = damage_json(rest, draw)  # type: ignore[assignment]
+            pretrained.forged_gguf(Path(place), {**rest, **lists})
+
     def cases(self) -> dict[str, Callable[[random.Random], None]]:
         """Target → a function that makes one damaged case and opens it."""
         checkpoint = next((self.run / "checkpoints").iterdir())
@@ -341,9 +354,14 @@ class Targets:
             ),
             "requests": self._damaged(self.folder / "requests", self.requests),
             "scores": self._damaged(self.folder / "scores", lambda copy: load_scores(copy / "scores.npz")),
+            "pretrained folder": self._damaged(self.folder / "pretrained", pretrained.use),
+            "GGUF file": self._damaged(
+                self.folder / "gguf", lambda copy: pretrained.use(copy / "model.gguf")
+            ),
             "text": self._damaged(self.folder / "text", self.text),
             "packed runs": self._damaged(self.folder / "packed", lambda copy: self.unpacked(copy / PACKED)),
             "forged packed runs": self.forged_pack,
+            "forged GGUF file": self.forged_gguf,
             "command line": self.command_line,
         }
 

@@ -18,6 +18,8 @@ def test_damaged_input_is_refused_in_words():
         "chat",
         "requests",
         "packed runs",
+        "pretrained folder",
+        "GGUF file",
     } <= refused
     assert {
         f"forged {what}"

@@ -4,25 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.nn import KeyValueCache, RMSNorm, causal_mask
+from deeploop.nn import KeyValueCache, causal_mask
+from shaken import shaken
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=16, heads=2, hidden=24, vocabulary=50, context=24)
 
 
 def build(**fields):
     """Random gains and larger weights, so that every visit's keys and values differ."""
-    model = LoopedGPT(replace(CONFIG, **fields)).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, RMSNorm) and module.weight is not None:
-                module.weight.uniform_(0.5, 2.0, generator=generator)
-            elif isinstance(module, nn.Linear):
-                module.weight.normal_(0, 0.3, generator=generator)
-    return model
+    return shaken(LoopedGPT(replace(CONFIG, **fields)).eval())
 
 
 @pytest.fixture

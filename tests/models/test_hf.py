@@ -195,6 +195,18 @@ def test_greedy_is_ours_token_for_token(gpt, folder, rounds, prompt):
         assert theirs(model, prompt, 30, do_sample=False, **settings) == expected
 
 
+def test_a_step_of_the_static_cache_compiles_without_a_break(gpt, model):
+    compiled = transformers.CompileConfig(fullgraph=True, dynamic=False, mode=None, backend="eager")
+    compiled._compile_all_devices = True
+    settings = {"cache_implementation": "static", "compile_config": compiled}
+    counters = torch._dynamo.utils.counters["stats"]
+    counters.clear()
+    assert theirs(model, PROMPTS[0], 12, do_sample=False, **settings) == list(
+        generate(gpt, PROMPTS[0], max_tokens=12)
+    )
+    assert counters["unique_graphs"] == 1
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_left_padding_changes_nothing(gpt, model, cache):
     longest = max(map(len, PROMPTS))

@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.func import functional_call
 
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.nn import RMSNorm
+from shaken import shaken
 
 TINY = GPTConfig(blocks=2, rounds=3, width=16, heads=2, hidden=24, vocabulary=50, context=12)
 KINDS = ("prenorm", "postnorm", "sandwich", "factored", "averaged", "flat")
@@ -18,15 +17,7 @@ KINDS = ("prenorm", "postnorm", "sandwich", "factored", "averaged", "flat")
 
 def build(dtype=torch.float32, **fields):
     """A tiny model with random gains and larger weights: fresh ones hide too much."""
-    model = LoopedGPT(replace(TINY, **fields)).to(dtype)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, RMSNorm) and module.weight is not None:
-                module.weight.uniform_(0.5, 2.0, generator=generator)
-            elif isinstance(module, nn.Linear):
-                module.weight.normal_(0, 0.3, generator=generator)
-    return model
+    return shaken(LoopedGPT(replace(TINY, **fields)).to(dtype))
 
 
 @pytest.fixture

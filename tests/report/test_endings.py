@@ -70,6 +70,14 @@ def test_where_a_run_stands(tmp_path, over, left, noted, log, state):
     assert run_state(run, over, left=left) == state
 
 
+def test_a_retrofits_start_is_untrained_and_its_healing_is_not(tmp_path):
+    run = tmp_path / "run"
+    write(run / "run.json", json.dumps({"retrofit": {"core": "2-3"}}))
+    assert run_state(run, None) == "untrained"
+    write(run / "metrics.jsonl", "")
+    assert run_state(run, None) == "started"
+
+
 @pytest.mark.parametrize(
     ("ended", "state"),
     [

@@ -105,6 +105,11 @@ def test_the_nearest_runs_that_have_the_rule_give_the_rate():
     assert both(4, 4, 768).chosen_in == TRANSFER.conditions  # one rule alone compares nothing
     assert both(4, 16, 768).folder == "docs/results/transfer"  # which has that R
     assert both(4, 4, 400).peak_lr == 4e-3
+    # A study that compares rules is carried over R where another study says that the rule transfers.
+    other = measured("pre-norm", block("prenorm"), {4: (1e-3, 4.7)}, transfers=None)
+    compares = functools.partial(recommend, evidence=[TRANSFER, replace(wide, rules=(*wide.rules, other))])
+    assert compares(4, 3, 768).peak_lr == 2e-3
+    assert "rounds 3: as at R = 4" in compares(4, 3, 768).extrapolated
 
 
 @pytest.mark.parametrize(

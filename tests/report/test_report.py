@@ -402,8 +402,8 @@ def test_a_row_is_named_by_settings_of_any_kind(tmp_path):
     write_run(tmp_path / "b", seed=1, betas=[0.8, 0.95], non_finite="skip")
     (setup,) = setups(find_runs([tmp_path]))
     assert [*setup.rows] == [
-        "DeepLoop p=0.5, betas [0.9, 0.95], non_finite stop",
-        "DeepLoop p=0.5, betas [0.8, 0.95], non_finite skip",
+        "DeepLoop p=0.5, betas 0.9 0.95, non_finite stop",
+        "DeepLoop p=0.5, betas 0.8 0.95, non_finite skip",
     ]
 
 

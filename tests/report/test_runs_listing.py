@@ -1,6 +1,7 @@
 """`deeploop runs` finds runs and sweeps, tells their state, fits the terminal, reads files from the end."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -191,6 +192,46 @@ def headings(folder, *widths):
     return {width: run(RunsArgs((folder,)), width).splitlines()[0].split() for width in widths}
 
 
+def test_each_kind_of_run_has_a_table_with_its_own_settings(tmp_path):
+    for name, rounds in (("a", 1), ("b", 7)):
+        write_run(tmp_path / name, rounds=rounds)
+    for name, p in (("h", 0.25), ("t", 0.5)):
+        write_run(tmp_path / name, p=p, stamp={"task": name + "rm"})
+    for name, seed, task in (("o", 0, "custom"), ("p", 1, "custom"), ("z", 0, "later")):
+        write_run(tmp_path / name, seed=seed, stamp={"task": task})
+    assert [read_run(tmp_path / name).unit for name in "hto"] == ["cell", "cell", "target"]
+    for name, task in (("s", "addition"), ("x", "sorting")):
+        folder = write_run(tmp_path / name, stamp={"task": "iterate"})
+        config = json.loads((folder / "config.json").read_text())
+        config["data"]["task"] = task
+        (folder / "config.json").write_text(json.dumps(config))
+    found = {}
+    for part in run(RunsArgs((tmp_path,)), 100).split("\n\n"):
+        name, heading, *_ = part.splitlines()
+        found[name] = heading.split()[:2]
+        assert max(map(len, part.splitlines())) <= 100
+        assert "loss" in heading  # one unit within a table
+        assert "GPU-h" not in part  # all on CPUs
+    assert found == {
+        "language models": ["run", "rounds"],
+        "reasoners": ["run", "p"],
+        "task later": ["run", "seed"],
+        "iterated tasks": ["run", "task"],
+        "tasks of your own": ["run", "seed"],
+    }
+    write_sweep(tmp_path / "sweep", {"none": {}})
+    assert "\n\nnot started, or unreadable\nrun" in run(RunsArgs((tmp_path,)))
+
+
+def test_a_long_list_of_what_is_not_shown_is_cut(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(
+        tmp_path / "b", model={name: 1 for name in ("width", "heads", "hidden", "context", "blocks")}, clip=2
+    )
+    *_, said = run(RunsArgs((tmp_path,)), 44).split("\nnot shown: ")
+    assert re.match(r"(\S+, ){7}\w+ and \d more", " ".join(said.split()))
+
+
 def test_gpu_hours_count_ranks(tmp_path):
     folder = write_run(tmp_path / "run", stamp={"ranks": 8, "device": "NVIDIA H200"})
     assert read_run(folder).gpu_hours == pytest.approx(8 * 36 / 3600)
@@ -255,3 +296,27 @@ def test_fields_that_older_configs_do_not_say_have_their_defaults():
     old = opened(RESULTS / "rules" / next(iter(sweeps.read_sweep(RESULTS / "rules").cells))) / "config.json"
     known = set(flatten(json.loads(old.read_text()))) | set(LATER_FIELDS)
     assert {name for name in now if name.startswith(DEFINING)} - known == set()
+
+
+def test_lists_are_words_and_what_does_nothing_is_no_column(tmp_path):
+    """The stage of a gate that a model does not have, the spread of rounds that are fixed."""
+    changes = {
+        "plain": {},
+        "other": {"gate": {"stage": "gate-only"}, "rounds": {"spread": 0.9}},
+        "mixed": {"data": {"mix": ["data/mine=0.7", "data/other=0.3"]}},
+        "gated": {"model": {"exit_gate": True}, "gate": {"stage": "gate-only"}},
+    }
+    for name, change in changes.items():
+        path = write_run(tmp_path / name) / "config.json"
+        config = json.loads(path.read_text())
+        for part, values in change.items():
+            config.setdefault(part, {}).update(values)
+        path.write_text(json.dumps(config))
+    assert differing(find_runs([tmp_path])) == ["model.exit_gate", "data.mix"]
+    assert " data/mine=0.7 data/other=0.3 " in run(RunsArgs((tmp_path,)))
+    path = write_run(tmp_path / "joint") / "config.json"
+    config["gate"]["stage"] = "joint"
+    path.write_text(json.dumps(config))
+    lines = {line.split()[0]: line for line in run(RunsArgs((tmp_path,))).splitlines() if line}
+    assert "gate-only" in lines["gated"]
+    assert "gate-only" not in lines["other"]

@@ -100,6 +100,10 @@ def test_what_can_not_be_read_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "d.gguf").write_bytes(whole[:16] + b"\xff" * 6 + whole[22:])  # a count of fields without end
     with pytest.raises(ValueError, match=r"d\.gguf: damaged GGUF file \(a count of"):
         open_source(tmp_path / "d.gguf")
+    for name, value in (("key_length", 2**32 - 1), ("rope_scaling_factor", float("nan"))):
+        odd = {name: value, "rope_scaling_type": gguf.RopeScalingType.LINEAR}
+        with pytest.raises(ValueError, match=r"d\.gguf: llama\.\S+=\S+: must be a (whole )?number$"):
+            open_source(write_gguf(tmp_path / "d.gguf", theirs, "llama", **odd))
     unread = write_gguf(tmp_path / "e.gguf", theirs, "llama")
     source = open_source(unread)
     monkeypatch.setattr(gguf.quants, "_type_traits", {})  # gguf knows the type, and not how to read it

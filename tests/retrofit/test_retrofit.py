@@ -1,6 +1,7 @@
 """The whole way: read, retrofit, heal, resume, export, load without the package; and mistakes in one line."""
 
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,11 @@ from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt import LoopedGPT
+from deeploop.report.document import make_sections
+from deeploop.report.groups import Histories
+from deeploop.report.listing import steps_done
+from deeploop.report.runs import find_runs
+from deeploop.report.tables import Table
 from deeploop.retrofit.layers import build, choose_layers, looped_config
 from deeploop.retrofit.source import open_source
 from deeploop.train.checkpoint import last_checkpoint
@@ -95,6 +101,7 @@ def test_layers_are_dropped(folder):
         ([], "core: must name the layers to loop"),
         (["--core", "2-3", "--injection", "add"], "injection=add: must be none or linear; add would change"),
         (["--core", "2-3", "--rounds", "0"], "rounds=0: must be at least 1"),
+        (["--core", "2-3", "--context", "9999"], "context=9999: must be 1 to "),
         (["--suggest", "--data", "nowhere"], "nowhere: no such corpus"),
     ],
 )
@@ -111,7 +118,8 @@ def test_suggest_ranks_the_cores_and_dry_run_counts(folder, corpus, capsys):
     assert main(words) == 0
     out = capsys.readouterr().out
     losses = [float(line.split()[3]) for line in out.splitlines() if line.startswith("    ") and "-" in line]
-    assert out.splitlines()[-1].endswith(f" --data {corpus} --context 1024 --out runs/retrofit")
+    context = open_source(folder).config.context  # less than the default of 1,024
+    assert out.splitlines()[-1].endswith(f" --data {corpus} --context {context} --out runs/retrofit")
     assert len(losses) == 5
     assert losses == sorted(losses)
     source, layers = open_source(folder), choose_layers(6, "2-3")
@@ -124,7 +132,7 @@ def test_suggest_ranks_the_cores_and_dry_run_counts(folder, corpus, capsys):
     assert main(["retrofit", str(folder), "--core", "2-3", "--rounds", "3", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "prelude 0-1, core 2-3, coda 4-5" in out
-    assert "R = 3" in out
+    assert re.search(r"R = 3 +[1-9]\d*(\.\d+)? kFLOPs  \(1\.\d\d ×\)", out)
 
 
 def test_inspect(folder, capsys):
@@ -171,6 +179,12 @@ def test_the_whole_way(folder, corpus, tmp_path, capsys):
     assert validated[-1]["validation_rounds"] == [1, 2, 4, 8]
     assert validated[-1]["loss"] < 4.5 < before
     assert read_stamp(healed)["retrofit"]["core"] == "2-3"
+    runs = find_runs([run, healed])
+    assert [(one.state, steps_done(one)) for one in runs] == [("untrained", "–"), ("finished", "20/20")]
+    parts = [part for section in make_sections(runs, Histories()) for part in section.parts]
+    tables = {part.name: part for part in parts if isinstance(part, Table)}
+    assert len(tables["runs"].rows) == 2
+    assert tables["set-ups"].rows[0][2] == "1"  # run: the losses are of the healed one alone
     # The same from step 10 on.
     shutil.rmtree(last_checkpoint(healed))
     assert main(["train", "--resume", str(healed), "--quiet"]) == 0

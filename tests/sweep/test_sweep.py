@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -131,7 +132,8 @@ def test_killed_and_begun_again_a_sweep_repeats_no_cell_and_loses_none(grid_file
 
 def test_a_cell_that_fails_does_not_keep_the_others_from_their_end(grid_file, tmp_path, monkeypatch, capfd):
     path, out = grid_file(short={"seed": 0}, broken={"seed": 1}), tmp_path / "out"
-    said = "echo deeploop train: error: model.p=0 >&2; exit 2"
+    code = main(["train", "tiny", "--model.rounds", "0"])  # a real line, without a process
+    said = f"echo {shlex.quote(capfd.readouterr().err.strip())} >&2; exit {code}"
     asked = SweepFolder.next_command
 
     def command(folder, cell):
@@ -142,7 +144,7 @@ def test_a_cell_that_fails_does_not_keep_the_others_from_their_end(grid_file, tm
     words = ["sweep", str(path), "--out", str(out), "--set", "optim.steps=4"]
     assert main(words) == 1
     captured = capfd.readouterr()
-    assert "failed: broken: model.p=0" in captured.err
+    assert "failed: broken: model.rounds=0: must be at least 1" in captured.err
     assert "1 of 2 cells finished, 1 failed" in captured.out
     assert main([*words, "--status"]) == 0
     assert re.search(r"broken\s+failed", capfd.readouterr().out)

@@ -16,6 +16,7 @@ from deeploop.data.chat import prepare_chat
 from deeploop.data.chat_template import find_template
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.conversation import Conversation
+from deeploop.eval.decoding import Choice
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.recipes import get_recipe
@@ -314,7 +315,9 @@ def test_what_the_template_writes_behind_an_answer_is_not_part_of_it(drawn, answ
         "context": 400,
     }
     tokens = iter([*tokenizer.encode(drawn), tokenizer.end_of_text] * 2)
-    monkeypatch.setattr("deeploop.eval.conversation.draw", lambda *_: next(tokens))
+    monkeypatch.setattr(
+        "deeploop.eval.conversation.choose", lambda *_: Choice(torch.tensor([next(tokens)]), torch.zeros(1))
+    )
     talk = Conversation(LoopedGPT(GPTConfig(**shape)).eval(), tokenizer, find_template("chatml"))
     for turn in (1, 2):
         shown = []

@@ -9,9 +9,10 @@ import torch
 
 from deeploop import LoopedGPT
 from deeploop.cli import main
-from deeploop.train import CustomTask, TrainConfig, load_last, train
-from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train import CustomTask, DeviceConfig, TrainConfig, load_last, train
+from deeploop.train.distributed import World
 from deeploop.train.metrics import read_metrics
+from deeploop.train.opening import check_recompute
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_task.py"))
 Sorting = EXAMPLE["Sorting"]
@@ -43,10 +44,59 @@ def test_the_example_trains_and_a_resumed_run_is_the_uninterrupted_one(tmp_path)
     train(replace(short(cut, 8), resume=True), task=Sorting, quiet=True)
     assert len(losses(cut)) == 8
     assert losses(cut) == losses(whole)
-    model = LoopedGPT(short(cut).model)
-    before = model.embedding.weight.clone()
-    load_last(model, cut)
-    assert not torch.equal(model.embedding.weight, before)
+
+
+def test_the_last_weights_are_those_that_the_run_ended_with(tmp_path):
+    trained = []
+
+    class Kept(Sorting):
+        def build(self):
+            trained.append(super().build())
+            return trained[-1]
+
+    train(short(tmp_path / "run"), task=Kept, quiet=True)
+    model = LoopedGPT(short(tmp_path).model, seed=1)
+    load_last(model, tmp_path / "run")
+    torch.testing.assert_close(model.state_dict(), trained[0].state_dict(), rtol=0, atol=0)
+
+
+def test_a_loss_that_is_not_finite_ends_in_a_report(tmp_path):
+    class Broken(Sorting):
+        def batch_loss(self, model, inputs, targets):
+            return super().batch_loss(model, inputs, targets) / (self.step < 3)  # step 3: by zero
+
+    with pytest.raises(FloatingPointError, match=r"step 3: loss inf, .* last good checkpoint: none was"):
+        train(short(tmp_path / "run"), task=Broken, quiet=True)
+
+
+def test_a_plain_optimizer_follows_the_schedule(tmp_path):
+    class Plain(Sorting):
+        def make_optimizer(self, model):
+            self.optimizer = torch.optim.SGD(model.parameters())
+            return self.optimizer
+
+    tasks = []
+    train(short(tmp_path), task=lambda *given: tasks.append(Plain(*given)) or tasks[-1], quiet=True)
+    rate = read_metrics(tmp_path, "train")[-1]["lr"]
+    assert rate == pytest.approx(short(tmp_path).optim.peak_lr * 4 / 8)
+    assert tasks[0].optimizer.param_groups[0]["lr"] == rate
+
+
+def test_recompute_reaches_the_model_or_is_refused(tmp_path):
+    class Foreign(Sorting):
+        def build(self):
+            return torch.nn.Linear(2, 2)
+
+    config = short(tmp_path)
+    config = replace(config, device=replace(config.device, recompute="round"))
+    assert Sorting(config, World(0, 1, torch.device("cpu"))).build().recompute == "round"
+    with pytest.raises(
+        ValueError, match=r"device\.recompute=round: the Linear of Foreign\.build has no such"
+    ):
+        train(config, task=Foreign, quiet=True)
+    foreign = torch.nn.Linear(2, 2)
+    foreign.recompute = False  # of its own, and nothing is asked for
+    check_recompute(Sorting(short(tmp_path), World(0, 1, torch.device("cpu"))), foreign)
 
 
 def test_shares_of_ranks_and_micro_batches_add_up_to_the_mean_loss(tmp_path):
@@ -80,3 +130,7 @@ def test_mistakes_are_named(tmp_path, capsys):
     train(short(tmp_path / "e"), task=Sorting, quiet=True)
     assert main(["validate", str(tmp_path / "e")]) == 2
     assert "a run of a task of somebody's own" in capsys.readouterr().err
+    own = str(tmp_path / "e" / "config.json")
+    for words in (["--config", own, "--out", str(tmp_path / "f")], ["--resume", str(tmp_path / "e")]):
+        assert main(["train", *words]) == 2
+        assert "error: task: must be given for a CustomTrainConfig" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def test_on_one_gpu_everything_is_on(block):
         ),
         ({"config": DeviceConfig(graph=False)}, "Triton kernels, bf16 (device.graph is off)"),
         ({"ranks": 2}, "Triton kernels, bf16, CUDA graph, loss read back 1 step behind"),
-        ({"ranks": 2, "config": DeviceConfig(parallel="fsdp")}, "Triton kernels, bf16"),
+        ({"ranks": 2, "config": DeviceConfig(parallel="fsdp")}, "Triton kernels, bf16 (fsdp: no CUDA graph)"),
         ({"recordable": False}, "Triton kernels, bf16 (batches differ in their work: no CUDA graph)"),
         ({"kind": "muon"}, "Triton kernels, bf16, CUDA graph"),
         ({"device": torch.device("cpu")}, "eager modules, fp32"),

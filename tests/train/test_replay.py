@@ -224,3 +224,21 @@ def test_a_recurrent_run_trains_alike_with_graphs_and_without(injection, tiny_co
             run.close()
     assert found["graph"] == pytest.approx(found["kernels"], rel=2e-3)
     assert found["kernels"] == pytest.approx(found["eager"], rel=2e-2)
+
+
+def test_replicas_name_parameters_that_nobody_used():
+    model = nn.ModuleDict({"used": nn.Linear(3, 1), "idle": nn.Linear(3, 1)})
+    memory = GradientMemory(model)
+    memory.begin_step()
+    with (
+        pytest.raises(
+            ValueError, match=r"idle.bias, idle.weight: got no gradient in the first step; .*freeze"
+        ),
+        memory.all_used(ALONE),
+    ):
+        model["used"](torch.ones(2, 3)).sum().backward()
+    model["idle"].requires_grad_(False)
+    memory = GradientMemory(model)
+    memory.begin_step()
+    with memory.all_used(ALONE):
+        model["used"](torch.ones(2, 3)).sum().backward()

@@ -1,6 +1,7 @@
 """The run folder: what is in it, starting from another one, and `deeploop.load`."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -79,9 +80,24 @@ def test_init_from_may_change_the_rounds(config, tiny_config):
     train(tiny_config("deeper", init_from=config.out, model={"rounds": 5}))
 
 
-def test_init_from_another_shape_is_refused(config, tiny_config):
-    with pytest.raises(ValueError, match=r"k\.weight is \(32, 32\) there and \(64, 64\) in this model"):
-        train(tiny_config("wider", init_from=config.out, model={"width": 64}))
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"width": 64}, "has model.width=32 (this run 64); add --model.width 32"),
+        (
+            {"block": "averaged", "exit_gate": True},
+            "has model.block=sandwich (this run averaged); add --model.block sandwich",
+        ),
+        (
+            {"tied_head": False, "unigram_bias": True},
+            "has model.tied_head=True (this run False), model.unigram_bias=False (this run True); "
+            "add --model.tied-head --model.no-unigram-bias",
+        ),
+    ],
+)
+def test_init_from_another_model_says_what_to_add(config, tiny_config, model, says):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'init_from={config.out}: {says}')}$"):
+        train(tiny_config("other", init_from=config.out, model=model))
 
 
 def test_init_from_no_run_is_refused(tiny_config, tmp_path):

@@ -222,3 +222,9 @@ def test_a_field_that_was_one_number_is_read_as_a_list(tiny_config):
     for old, new in ((0, ()), (2, (2,))):
         data["data"] |= {"max_epochs": old, "mix": ["a=1", "b=1"] if old else []}
         assert from_dict(TrainConfig, data).data.max_epochs == new
+
+
+def test_folders_may_be_given_as_texts():
+    config = TrainConfig(out="runs/mine", init_from="runs/other")
+    assert (config.out, config.init_from) == (Path("runs/mine"), Path("runs/other"))
+    assert TrainConfig(out="runs/mine") == TrainConfig(out=Path("runs/mine"))

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("tokenizers", reason='needs tokenizers: pip install ".[hf]"')
 
 import deeploop
-from deeploop.commands import generate, validate
+from deeploop.commands import diagnose, generate, validate
 from deeploop.data.bpe import train_bpe
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
@@ -59,8 +59,10 @@ def test_bits_per_byte_are_those_of_the_text(run, corpora, capsys):
 
 
 def test_a_corpus_of_another_tokenizer_of_the_same_size_is_refused(run, corpora, make_config, tmp_path):
-    with pytest.raises(ValueError, match=rf"was trained on bpe:290:.*--tokenizer {run}"):
-        validate.main([str(run), "--data", str(corpora / "b"), "--device", "cpu"])
+    moved = shutil.copytree(run, tmp_path / "moved")  # it is named as the user named it, not by its config
+    for command in (validate, diagnose):
+        with pytest.raises(ValueError, match=rf"was trained on bpe:290:.*--tokenizer {moved}"):
+            command.main([str(moved), "--data", str(corpora / "b"), "--device", "cpu"])
     config = config_for(make_config, tmp_path / "next", corpora / "b", init_from=run)
     with pytest.raises(ValueError, match=rf"init_from={run}: reads bpe:290:.*--tokenizer {run}"):
         train(config)

@@ -28,7 +28,7 @@ def gradients(config):
         for name, parameter in run.model.named_parameters():
             gradient = parameter.grad
             whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
-            taken[name.removeprefix("module.")] = whole.clone()
+            taken[name] = whole.clone()
 
     with open_world(config.device) as world:
         run = open_run(config, world)
@@ -42,8 +42,7 @@ def poison(config):
     """One step with a NaN in one weight of the first rank alone."""
     with open_world(config.device) as world:
         run = open_run(config, world)
-        weights = {name.removeprefix("module."): p for name, p in run.model.named_parameters()}
-        weight = weights["blocks.1.mlp.branch.up.weight"]
+        weight = run.model.get_parameter("blocks.1.mlp.branch.up.weight")
         if world.is_main:
             with torch.no_grad():
                 (weight.to_local() if hasattr(weight, "to_local") else weight)[0, 0] = float("nan")

@@ -1,4 +1,4 @@
-"""`deeploop bench`: how fast a recipe trains here, as shares of what the device can do.
+"""`deeploop bench`: how fast a recipe trains or decodes here, as shares of what the device can do.
 
 The real training step is timed, with its loader, clipping and optimizer, beside the matrix products that the
 same process reaches and, if asked, a reference implementation of the same model: every figure has a ratio.
@@ -8,12 +8,13 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
 
+from deeploop.commands import bench_decode
 from deeploop.commands.parsing import run_command
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
@@ -34,6 +35,8 @@ from deeploop.train.rundir import provenance
 from deeploop.train.timing import matmul_ceiling, time_reference, time_training
 
 TOKENIZERS = {257: "bytes", 50257: "gpt2"}
+OF_TRAINING = ("micro_batch", "recompute", "round_hidden", "steps", "reference", "data")
+OF_DECODING = ("batch", "prompt_tokens", "new_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,14 @@ class BenchArgs:
     """Round SwiGLU's hidden width up to a multiple of 16 (2730 → 2736), which tensor cores prefer."""
     steps: int = 10
     """Steps that are timed, after three that are not."""
+    decode: bool = False
+    """Time decoding in place of training: tokens a second, share of the memory bandwidth, transformers."""
+    batch: tuple[int, ...] = (1, 64)
+    """Sequences that are decoded together, with --decode."""
+    prompt_tokens: int = 128
+    """Tokens of each prompt, with --decode."""
+    new_tokens: int = 128
+    """Tokens that are added to each prompt, with --decode."""
     reference: Path | None = None
     """A file with a class ReferenceGPT to time in the same run: benchmarks/reference_gpt.py."""
     data: Path | None = None
@@ -70,21 +81,41 @@ class BenchArgs:
             raise ValueError(f"steps={self.steps}: must be at least 1")
         if not self.recipes or not self.rounds:
             raise ValueError("recipes, rounds: name at least one of each")
-        if any(size < 1 for size in self.micro_batch):
-            raise ValueError(f"micro_batch={min(self.micro_batch)}: must be at least 1")
+        for name in ("micro_batch", "batch"):
+            sizes = getattr(self, name)
+            if any(size < 1 for size in sizes):
+                raise ValueError(f"{name}={min(sizes)}: must be at least 1")
+        if self.prompt_tokens < 1:
+            raise ValueError(f"prompt_tokens={self.prompt_tokens}: must be at least 1")
+        if self.new_tokens <= bench_decode.UNTIMED:
+            raise ValueError(
+                f"new_tokens={self.new_tokens}: must be above {bench_decode.UNTIMED}, which are not timed"
+            )
         if self.json is not None and not os.access(self.json.parent, os.W_OK):
             raise ValueError(f"json={self.json}: can't be written; choose a folder that is there")
         for recipe in self.recipes:
             if isinstance(get_recipe(recipe), ChatTrainConfig):
                 raise ValueError(f"recipes={recipe}: has no model of its own; time the recipe of its run")
-            if isinstance(get_recipe(recipe), ReasonerTrainConfig) and self.data is None:
+            if isinstance(get_recipe(recipe), ReasonerTrainConfig) and self.data is None and not self.decode:
                 raise ValueError(f"recipes={recipe}: is a reasoner's; give its puzzles with --data")
         if self.reference is not None and not self.reference.is_file():
             raise ValueError(f"reference={self.reference}: no such file; try benchmarks/reference_gpt.py")
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        """Raises for an option that what is timed does not have."""
+        other = OF_TRAINING if self.decode else OF_DECODING
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name in other and value != option.default:
+                why = "is for training; leave it out, or --decode" if self.decode else "needs --decode"
+                raise ValueError(f"{option.name}={value}: {why}")
 
 
 def run(args: BenchArgs) -> str:
     """Times every cell; returns the table to print."""
+    if args.decode:
+        return bench_decode.run(args)
     base = replace(get_recipe(args.recipes[0]).device, kind=args.device)
     with open_world(base) as world, tempfile.TemporaryDirectory() as folder:
         ceiling = matmul_ceiling(world.device)

@@ -25,7 +25,7 @@ class DemoConfig:
     seed: int = 0
     """Seed of the weights and of the order of the data."""
     quick: bool = False
-    """A look at the page in half a minute: a short row and few steps, which teach the models little."""
+    """Check the installation in half a minute: 24 steps on short rows, so the models are not trained."""
     collapse: bool = False
     """Train the models of the collapse anew as well (four minutes more), in place of showing the records."""
 
@@ -60,6 +60,12 @@ def train_and_evaluate(config: DemoConfig) -> dict[str, Any]:
         name: models.cell(name, out=config.out, seed=config.seed, quick=config.quick)
         for name in models.MODELS
     }
+    if config.quick:
+        print(
+            f"--quick checks the installation: {models.QUICK_STEPS} steps, so the models are not trained and "
+            "their answers are wrong",
+            flush=True,
+        )
     print(demo.introduction(cells["flat"].data.train_steps, max(models.SHOWN)), flush=True)
     found: dict[str, dict[str, Any]] = {}
 

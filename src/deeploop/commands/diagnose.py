@@ -5,6 +5,8 @@ and the exponent that it asks for.
 """
 
 import json
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,6 +41,7 @@ from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import learning_rate
+from deeploop.train.progress import LINE_SECONDS
 from deeploop.train.rundir import (
     SHIPPED,
     check_tokenizer,
@@ -140,20 +143,14 @@ def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[st
     with advice, open_world(replace(config.device, kind=args.device)) as world:
         model, tokenizer, state, step = weights_of(path, config, args.at, world.device)
         pick_sublayers(model, args.sublayers)
-        tokens, targets, source = probe(config, tokenizer, args)
+        tokens, targets, source = probe(path, config, tokenizer, args)
         apart = None
         if config.data.mask_documents:
             apart = document_bounds(tokens == tokenizer.end_of_text).to(world.device)
         tokens, targets = tokens.to(world.device), targets.to(world.device)
         wrong = audit(model, tokens, fresh=args.at == "init")
-        bar = tqdm(
-            total=len(pick_sublayers(model, args.sublayers)), desc=path.name, disable=None, leave=False
-        )
-
-        def progress(name: str) -> None:
-            bar.set_postfix_str(name)
-            bar.update()
-
+        parts = len(pick_sublayers(model, args.sublayers)) + (state is not None)
+        progress = Progress(path, parts, tokens.numel(), world.device)
         record = examine(
             model,
             tokens,
@@ -162,10 +159,31 @@ def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[st
             sublayers=args.sublayers,
             state=state,
             effort=Effort(args.iterations, args.tolerance),
-            progress=progress,
+            progress=progress.begin,
         )
-        bar.close()
+        progress.close()
     return record | {"step": step, "probe": source, "audit": [str(one) for one in wrong], **provenance()}
+
+
+class Progress:
+    """What is measured and how far it is, on stderr: a bar, or in a pipe a line now and then."""
+
+    def __init__(self, path: Path, parts: int, tokens: int, device: torch.device) -> None:
+        duration = "; about half a minute for `tiny` on one CPU thread" if device.type == "cpu" else ""
+        print(f"{path}: measuring {parts} parts on {tokens:,} tokens{duration}", file=sys.stderr, flush=True)
+        self._bar = tqdm(total=parts, desc=path.name, disable=None, leave=False)
+        self._path, self._parts, self._begun, self._last_line = path, parts, 0, time.monotonic()
+
+    def begin(self, name: str) -> None:
+        self._bar.set_postfix_str(name)
+        self._bar.update()
+        self._begun += 1
+        if self._bar.disable and time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._last_line = time.monotonic()
+            print(f"{self._path}: {name} ({self._begun}/{self._parts})", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self._bar.close()
 
 
 def weights_of(
@@ -203,7 +221,9 @@ def weights_of(
     return model, tokenizer, state, step
 
 
-def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tuple[Tensor, Tensor, str]:
+def probe(
+    run: Path, config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs
+) -> tuple[Tensor, Tensor, str]:
     """Inputs and targets (B, T), the first of the validation set, and where they come from.
 
     Of a mixture each corpus gives its share, one sequence at least.
@@ -214,13 +234,13 @@ def probe(config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs) -> tupl
         return *stdlib_windows(tokenizer, context, count), "Python's standard library"
     if args.data is None and config.data.mix:
         mixture = open_mixture(config.data)
-        check_tokenizer(mixture.corpora[0].folder, mixture.tokenizer_name, tokenizer, config.out)
+        check_tokenizer(mixture.corpora[0].folder, mixture.tokenizer_name, tokenizer, run)
         pairs = mixture_windows(mixture, context, count).values()
         inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return inputs, targets, " ".join(config.data.mix)
     path = args.data or config.data.folders[0]
     corpus = Corpus.open(path)
-    check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, config.out)
+    check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, run)
     inputs, targets = validation_windows(
         corpus.validation, context, max(count, config.data.validation_sequences)
     )

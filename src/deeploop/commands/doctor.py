@@ -28,7 +28,7 @@ from deeploop.train.execution import choose_execution
 from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.progress import device_name
+from deeploop.train.progress import cpu_threads, device_name
 from deeploop.train.rundir import load
 
 STEPS = 20
@@ -85,7 +85,7 @@ def installed() -> Iterator[tuple[str, str]]:
     """What there is: a name and its description a line."""
     yield "deeploop", f"{deeploop.__version__} in {Path(deeploop.__file__).parent}"
     yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield "torch", f"{torch.__version__}, {torch.get_num_threads()} CPU threads"
+    yield "torch", f"{torch.__version__}, {cpu_threads()}"
     yield "Triton", version_of("triton") or "not installed; only training on a GPU needs it"
     yield "GPU", describe_gpu()
     for extra, packages in sorted(extras().items()):

@@ -10,6 +10,7 @@ from tyro.conf import Positional
 import deeploop
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import parse
+from deeploop.eval.decoding import describe
 from deeploop.eval.generation import Sampling, stream_text
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule
 from deeploop.terminal import printable
@@ -62,6 +63,8 @@ def main(arguments: list[str]) -> int:
             model.set_rounds(args.rounds)
         model.set_cache_rounds(args.cache_rounds)
         adaptive = None if args.adaptive == "off" else AdaptiveDepth(model, exit_rule(args))
+        if world.device.type == "cuda":
+            print(f"decoding: {describe(adaptive or model)}", file=sys.stderr)
         shown = sys.stdout.isatty()
         ended = stream_text(
             adaptive or model,

@@ -7,7 +7,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from deeploop.commands.parsing import run_command
-from deeploop.files import write_text
+from deeploop.files import read_object, write_text
 from deeploop.report.packed import PACKED, files_to_pack, write_packed
 
 
@@ -38,7 +38,7 @@ def run(args: PackArgs) -> str:
     write_packed(files, out / PACKED, args.train_every)
     grid = args.folder / "sweep.json"
     if grid.is_file() and out.resolve() != args.folder.resolve():
-        record = json.loads(grid.read_text(encoding="utf-8"))
+        record = read_object(grid)
         write_text(out / "sweep.json", json.dumps(record, separators=(",", ":")) + "\n")  # a quarter smaller
     runs = len({name.partition("/")[0] for name in files if "/" in name})
     packed = (out / PACKED).stat().st_size

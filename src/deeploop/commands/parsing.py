@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -21,11 +21,17 @@ def choose(what: str, arguments: list[str], choices: dict[str, str]) -> tuple[st
         return None, []
     if arguments[0].startswith("-"):
         raise ValueError(f"{arguments[0]}: the {what} comes first; choose one of {', '.join(choices)}")
-    if arguments[0] not in choices:
-        close = difflib.get_close_matches(arguments[0], choices, n=3)
-        advice = f"perhaps {' or '.join(close)}" if close else f"choose one of {', '.join(choices)}"
-        raise ValueError(f"{what} {arguments[0]!r}: unknown; {advice}")
+    require_known(what, arguments[0], choices)
     return arguments[0], arguments[1:]
+
+
+def require_known(what: str, word: str, choices: Iterable[str]) -> None:
+    """Raises where the word is none of the choices, and says which it may have been."""
+    choices = list(choices)
+    if word not in choices:
+        close = difflib.get_close_matches(word, choices, n=3)
+        advice = f"perhaps {' or '.join(close)}" if close else f"choose one of {', '.join(choices)}"
+        raise ValueError(f"{what} {word!r}: unknown; {advice}")
 
 
 def summary(thing: Any) -> str:
@@ -104,6 +110,7 @@ def _one_line(page: str, words: Mapping[str, str]) -> str:
     )
     # Of an option that may be None too, what is wrong with the value by its own type.
     message = re.sub(r"no type matching .* Got errors: .*- <class '(int|float)'>: ", "", message)
+    message = _about_value(message)
     hint = next((s for s in sections if "Perhaps you meant" in s), "")
     unknown = re.match(r"Unrecognized options: (--(?:[\w-]+\.)*([\w-]+))", message)
     meant = words.get(unknown[2].replace("_", "-")) if unknown else None
@@ -112,6 +119,24 @@ def _one_line(page: str, words: Mapping[str, str]) -> str:
         nearest = difflib.get_close_matches(unknown[1], guesses, n=1, cutoff=0) if unknown else guesses
         meant = nearest[0]
     return message + (f"; perhaps you meant {meant}" if meant else "")
+
+
+def _about_value(message: str) -> str:
+    """tyro's words on a value that an option does not take, in ours; other messages as they are."""
+    if choice := re.fullmatch(
+        r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)\.", message
+    ):
+        word, option, listed = choice.groups()
+        known = re.findall(r"'([^']*)'", listed)
+        close = difflib.get_close_matches(word, known, n=1)
+        advice = f"; perhaps {close[0]}" if close else ""
+        return f"{option}={word}: must be one of {', '.join(known)}{advice}"
+    message = re.sub(r"^Error parsing (--[\w.-]+): (?=\S+: must be )", r"\1=", message)
+    return re.sub(
+        r"^Error parsing (--[\w.-]+): could not convert string to float: '(.*)'$",
+        r"\1=\2: must be a number",
+        message,
+    )
 
 
 def run_command(kind: type[T], run: Callable[[T], str], arguments: list[str], *, prog: str) -> int:

@@ -19,6 +19,9 @@ from deeploop.retrofit.run import healing_config, source_tokenizer, write_run
 from deeploop.retrofit.source import Source, load_source, open_source
 from deeploop.retrofit.suggest import rank_cores, table
 
+CONTEXT = 1024
+UNITS = ((1e9, "GFLOPs"), (1e6, "MFLOPs"), (1e3, "kFLOPs"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RetrofitArgs:
@@ -40,8 +43,8 @@ class RetrofitArgs:
     """How the prelude's output enters every round: none, or linear, which starts as the identity."""
     epsilon_exponent: float = 0.5
     """Scale the core's branches by R^-q at R rounds; 0 leaves them as they were trained."""
-    context: int = 1024
-    """Tokens of a training sequence, at most the source's context."""
+    context: int | None = None
+    """Tokens of a training sequence, at most the source's context; unset: 1024, or less where that is."""
     data: Path = Path("data/text")
     """Corpus, prepared with the source's tokenizer: to heal on, or for --suggest."""
     dry_run: bool = False
@@ -57,8 +60,9 @@ class RetrofitArgs:
 def run(args: RetrofitArgs) -> str:
     """Reads the source and does what is asked; returns what to print."""
     source = open_source(args.source)
+    context = training_context(args, source)
     if args.suggest:
-        return suggest(args, source)
+        return suggest(args, source, context)
     if not args.core:
         raise ValueError("core: must name the layers to loop, such as --core 8-15; --suggest ranks them")
     layers = choose_layers(source.config.blocks, args.core, args.prelude, args.coda)
@@ -68,7 +72,7 @@ def run(args: RetrofitArgs) -> str:
         rounds=args.rounds,
         injection=args.injection,
         epsilon_exponent=args.epsilon_exponent,
-        context=min(args.context, source.config.context),
+        context=context,
     )
     said = describe(source, layers, model)
     if args.dry_run:
@@ -76,23 +80,33 @@ def run(args: RetrofitArgs) -> str:
     return f"{said}\n{write(args, source, layers, model)}"
 
 
+def training_context(args: RetrofitArgs, source: Source) -> int:
+    """The tokens of a training sequence that are asked for, or the default within the source's context."""
+    most = source.config.context
+    if args.context is None:
+        return min(CONTEXT, most)
+    if not 1 <= args.context <= most:
+        raise ValueError(f"context={args.context}: must be 1 to {most}, the context of {args.source}")
+    return args.context
+
+
 def describe(source: Source, layers: Layers, model: GPTConfig) -> str:
     """Which layers go where, parameters, and FLOPs per token by R."""
     dropped = layers.dropped(source.config.blocks)
     parts = ", ".join(f"{name} {shown(getattr(layers, name))}" for name in ("prelude", "core", "coda"))
     own = GPTConfig(**{**vars(source.config), "context": model.context})
+    source_flops = flops_per_token(own) / 3
+    size, unit = next((pair for pair in UNITS if source_flops >= pair[0]), UNITS[-1])
     lines = [
         f"layers:      {parts}" + (f"; dropped {', '.join(map(str, dropped))}" if dropped else ""),
         f"parameters:  {parameter_count(model):,} (source {parameter_count(own):,})",
         f"injection:   {model.injection}; ε = R^-{model.epsilon_exponent:g}",
         f"FLOPs per token, forward, at {model.context} tokens:",
-        f"  source     {flops_per_token(own) / 3e9:8.3g} G",
+        f"  source     {source_flops / size:8.3g} {unit}",
     ]
     for rounds in sorted({1, 2, 4, 8, model.rounds}):
         forward = flops_per_token(model, rounds) / 3
-        lines.append(
-            f"  R = {rounds:<6} {forward / 1e9:8.3g} G  ({3 * forward / flops_per_token(own):.2f} ×)"
-        )
+        lines.append(f"  R = {rounds:<6} {forward / size:8.3g} {unit}  ({forward / source_flops:.2f} ×)")
     return "\n".join(lines)
 
 
@@ -121,7 +135,7 @@ def fits(data: Path, tokenizer_name: str) -> bool:
         return False
 
 
-def suggest(args: RetrofitArgs, source: Source) -> str:
+def suggest(args: RetrofitArgs, source: Source, context: int) -> str:
     """The table of cores, best first."""
     tokenizer, corpus = source_tokenizer(source), Corpus.open(args.data)
     if corpus.tokenizer_name != tokenizer.name:
@@ -129,7 +143,7 @@ def suggest(args: RetrofitArgs, source: Source) -> str:
             f"data={args.data}: holds {corpus.tokenizer_name} tokens, the source reads {tokenizer.name}; "
             f"prepare the text with --tokenizer {args.source}"
         )
-    length = min(args.context, source.config.context, args.tokens)
+    length = min(context, args.tokens)
     windows = validation_windows(corpus.validation, length, max(1, args.tokens // length))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     inputs, targets = (part.to(device) for part in windows)
@@ -143,7 +157,7 @@ def suggest(args: RetrofitArgs, source: Source) -> str:
             f"the source has {own:.3f}",
             *table(found),
             f"\ndeeploop retrofit {args.source} --core {shown(best)} --data {args.data} "
-            f"--context {args.context} --out {args.out}",
+            f"--context {context} --out {args.out}",
         ]
     )
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from deeploop.commands.parsing import run_command
-from deeploop.report.listing import as_json, table
+from deeploop.report.listing import as_json, tables
 from deeploop.report.runs import Run, differing, find_runs
 
 
@@ -31,12 +31,12 @@ class RunsArgs:
 def run(args: RunsArgs, width: int | None = None) -> str:
     """What to print; `width` is the terminal's unless given, and without bounds where there is none."""
     runs = sorted(find_runs(args.folders), key=ORDERS[args.sort])  # stable: by name within equals
-    settings = differing(runs)
     if args.json:
+        settings = differing(runs)
         return json.dumps([as_json(one, settings) for one in runs], indent=1)
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-    return table(runs, settings, width)
+    return tables(runs, width)
 
 
 ORDERS: dict[str, Callable[[Run], Any]] = {

@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
         if DRY_RUN in switches:
             return preview(config, source)
         result = train(config, source=source, quiet=QUIET in switches)
-    if is_first_rank:
+    if is_first_rank and (result["ended"] != "stopped" or QUIET in switches):  # that was said already
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
         )
@@ -148,14 +148,17 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, str]
             raise ValueError(f"{word}: settles what {AUTO_LR} would; give one of the two")
     model, optim = config.model, config.optim
     model.require_plain_loop(AUTO_LR)
-    found = recommend(
-        model.blocks,
-        model.rounds,
-        model.width,
-        optim.steps * optim.batch * model.context,
-        settings=flatten(to_dict(config)),
-        optimizer=getattr(optim, "kind", "adamw"),
-    )
+    try:
+        found = recommend(
+            model.blocks,
+            model.rounds,
+            model.width,
+            optim.steps * optim.batch * model.context,
+            settings=flatten(to_dict(config)),
+            optimizer=getattr(optim, "kind", "adamw"),
+        )
+    except ValueError as error:
+        raise ValueError(f"{error}; or leave {AUTO_LR} out and give --optim.peak-lr") from None
     peak, warm = found.peak_lr, round(found.warmup * optim.steps)
     rate = replace(optim, peak_lr=peak, warmup_steps=warm, floor_lr=min(optim.floor_lr, peak))
     beyond = "".join(f"\n  {text}" for text in found.extrapolated)

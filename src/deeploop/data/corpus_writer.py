@@ -193,7 +193,7 @@ class CorpusWriter:
 
     def _lacks(self, split: _Split) -> str:
         """What a split without a token lacks, and what to do."""
-        found = f"{self.documents:,} documents, {self.tokens:,} tokens"
+        found = f"{self.documents:,} document{'s' * (self.documents != 1)}, {self.tokens:,} tokens"
         if split is self._train:
             wanted = self._settings.validation_tokens
             return f"train: {found}, of which {wanted:,} are held out; give more text, or hold out less"

@@ -137,7 +137,8 @@ class GGUFFile:
 
         tensor = self._tensors[name]
         try:
-            values = dequantize(tensor.data, tensor.tensor_type)
+            with np.errstate(all="ignore"):  # what is not finite is refused by whoever asked for it
+                values = dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError:
             raise ValueError(
                 f"{self.path}: {name} is of type {tensor.tensor_type.name}, which gguf can't dequantize; "

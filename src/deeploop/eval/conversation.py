@@ -22,7 +22,7 @@ from deeploop.data.chat_template import (
     plain,
 )
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.eval.generation import Sampling, draw
+from deeploop.eval.generation import Sampling, choose, require_finite
 from deeploop.models.gpt import LoopedGPT
 
 
@@ -113,7 +113,11 @@ class Conversation:
         for _ in range(min(self._max_tokens, self._model.config.context - len(self._tokens) + 1)):
             new = torch.tensor([self._tokens[self._cache.length :]], device=device)
             states = self._model(new, cache=self._cache).states
-            token = draw(self._model.logits(states[0, -1]), self._sampling, self._generator)
+            uniform = torch.rand(1, generator=self._generator).to(device)
+            logits = self._model.logits(states[:, -1])
+            choice = choose(logits, self._sampling, uniform)
+            require_finite(float(choice.top))
+            token = int(choice.tokens)
             self._tokens.append(token)
             if token == end:
                 break

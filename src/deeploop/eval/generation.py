@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deeploop.data.tokenizers import Tokenizer
+from deeploop.eval.decoding import Choice, Choose, Decoder
 from deeploop.models.adaptive import AdaptiveDepth
 from deeploop.models.gpt import LoopedGPT
 
@@ -48,18 +49,38 @@ GREEDY = Sampling(temperature=0)
 COLDEST = 1e-6  # below it nothing but the likeliest token is ever drawn, and logits overflow
 
 
-def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """The next token, from logits (V,): top-k first, then top-p of what is left."""
-    if not logits.isfinite().all():
-        raise ValueError("the model's logits are not finite: its weights are too large for this depth")
+def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) -> Choice:
+    """The next tokens (B,) and the largest logit of each (NaN where there is one), from logits (B, V).
+
+    With a temperature by a draw from [0, 1) each, top-k first, then top-p: the token at which the summed
+    probability, likeliest first, passes the draw.
+    """
     if sampling.temperature < COLDEST:
-        return int(logits.argmax())
-    # On the CPU, so that a seed means the same draws on every device.
-    ranked, tokens = (logits.cpu() / sampling.temperature).sort(descending=True, stable=True)
-    shares = ranked[: sampling.top_k or None].softmax(-1)
-    if sampling.top_p < 1:
-        shares = shares[: int((shares.cumsum(-1) < sampling.top_p).sum()) + 1]
-    return int(tokens[torch.multinomial(shares, 1, generator=generator)])
+        top, tokens = logits.max(-1)
+        return Choice(tokens, top)
+    assert uniform is not None, "a draw for each sequence"
+    ranked, tokens = (logits / sampling.temperature).sort(descending=True, stable=True)
+    reached = ranked[:, : sampling.top_k or None].softmax(-1).cumsum(-1)
+    # Those before which less than top_p was reached, of which the first always is one.
+    kept = ((reached < sampling.top_p).sum(-1, keepdim=True) + 1).clamp(max=reached.shape[1])
+    drawn = uniform[:, None] * reached.gather(-1, kept - 1)
+    place = torch.minimum((reached <= drawn).sum(-1, keepdim=True), kept - 1)
+    return Choice(tokens.gather(-1, place)[:, 0], ranked[:, 0])
+
+
+def uniform_draws(sampling: Sampling, count: int, batch: int) -> Tensor:
+    """One draw per step and sequence, (count, batch): sequence b is drawn as if alone with seed + b.
+
+    On the CPU, so that a seed means the same draws on every device.
+    """
+    generators = [torch.Generator().manual_seed(sampling.seed + row) for row in range(batch)]
+    return torch.stack([torch.rand(count, generator=generator) for generator in generators], dim=1)
+
+
+def require_finite(top: float) -> None:
+    """Raises where the largest logit says that they are not finite."""
+    if not math.isfinite(top):
+        raise ValueError("the model's logits are not finite: its weights are too large for this depth")
 
 
 def room(model: LanguageModel, prompt: Sequence[int]) -> int:
@@ -72,7 +93,6 @@ def room(model: LanguageModel, prompt: Sequence[int]) -> int:
     return context - len(prompt) + 1
 
 
-@torch.inference_mode()
 def generate(
     model: LanguageModel,
     prompt: Sequence[int],
@@ -82,18 +102,107 @@ def generate(
     stop: int | None = None,
 ) -> Iterator[int]:
     """Token after token behind the prompt, up to `max_tokens`, to a `stop` token or to a full context."""
+    if isinstance(model, LoopedGPT):
+        for (token,) in generate_batch(model, [prompt], max_tokens=max_tokens, sampling=sampling, stop=stop):
+            assert token is not None
+            yield token
+    else:
+        yield from _generate_adaptively(model, prompt, max_tokens, sampling, stop)
+
+
+def generate_batch(
+    model: LoopedGPT,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    sampling: Sampling = GREEDY,
+    stop: int | None = None,
+) -> Iterator[list[int | None]]:
+    """One list per step: the next token of every prompt, or None of those that have ended as above.
+
+    Prompts may differ in length; each gives what it gives alone, but for the rounding of bf16 on a GPU.
+    There tokens are read back one step behind the step that is queued, so that the device never waits.
+    """
+    if max_tokens < 0:
+        raise ValueError(f"max_tokens={max_tokens}: must be 0 or more")
+    if not prompts or max_tokens == 0:
+        return
+    left = [min(max_tokens, room(model, prompt)) for prompt in prompts]
+    count = max(left)
+    capacity = max(len(prompt) + most - 1 for prompt, most in zip(prompts, left, strict=True))
+    chosen = _chooser(sampling, count, len(prompts), model.cos.device)
+    decoder = Decoder(model, prompts, capacity=capacity, choose=chosen)
+    for tokens, tops in _read_behind(decoder, count):
+        for top, more in zip(tops, left, strict=True):
+            require_finite(top if more else 0.0)
+        pairs = [*zip(tokens, left, strict=True)]
+        yield [token if more else None for token, more in pairs]
+        left = [0 if token == stop else max(0, more - 1) for token, more in pairs]
+        if not any(left):
+            return
+
+
+def _read_behind(decoder: Decoder, count: int) -> Iterator[tuple[list[int], list[float]]]:
+    """What every step chose; where steps are queued, that of one is read when the next is."""
+    behind: _Readback | None = None
+    for step in range(count):
+        ready: _Readback | None = _Readback(decoder.step() if step else decoder.start())
+        if decoder.uses_graph:
+            behind, ready = ready, behind
+        if ready is not None:
+            yield ready.wait()
+    if behind is not None:
+        yield behind.wait()
+
+
+class _Readback:
+    """A choice on its way to the host."""
+
+    def __init__(self, choice: Choice) -> None:
+        self._parts = [part.to("cpu", non_blocking=True, copy=True) for part in choice]
+        self._event: torch.cuda.Event | None = None
+        if choice.tokens.is_cuda:
+            self._event = torch.cuda.current_stream(choice.tokens.device).record_event()
+
+    def wait(self) -> tuple[list[int], list[float]]:
+        if self._event is not None:
+            self._event.synchronize()
+        tokens, tops = self._parts
+        return tokens.tolist(), tops.tolist()
+
+
+def _chooser(sampling: Sampling, count: int, batch: int, device: torch.device) -> Choose:
+    if sampling.temperature < COLDEST:
+        return lambda logits: choose(logits, sampling)
+    draws = uniform_draws(sampling, count, batch).to(device)
+    step = torch.zeros(1, dtype=torch.long, device=device)  # of the device: it is part of the graph
+
+    def draw(logits: Tensor) -> Choice:
+        choice = choose(logits, sampling, draws[step][0])
+        step.add_(1)
+        return choice
+
+    return draw
+
+
+@torch.inference_mode()
+def _generate_adaptively(
+    model: AdaptiveDepth, prompt: Sequence[int], max_tokens: int, sampling: Sampling, stop: int | None
+) -> Iterator[int]:
+    """Tokens of a model that decides on the way how much it computes: no fixed step that could be a graph."""
     count = min(max_tokens, room(model, prompt))
-    generator = torch.Generator().manual_seed(sampling.seed)
+    draws = uniform_draws(sampling, count, 1)
     cache = model.new_cache(len(prompt) + count - 1)
     device = next(model.parameters()).device
     new = list(prompt)
-    for _ in range(count):
+    for uniform in draws:
         states = model(torch.tensor([new], device=device), cache=cache).states
-        token = draw(model.logits(states[0, -1]), sampling, generator)
-        yield token
-        if token == stop:
+        tokens, top = choose(model.logits(states[:, -1]), sampling, uniform.to(device))
+        require_finite(float(top))
+        new = [int(tokens)]
+        yield new[0]
+        if new[0] == stop:
             return
-        new = [token]
 
 
 def stream_text(
@@ -106,12 +215,11 @@ def stream_text(
     sampling: Sampling = GREEDY,
 ) -> Ending:
     """Writes the prompt and what follows it, whole characters at a time; returns why it ended."""
-    # An empty prompt is end-of-text: it stands before every document.
-    ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
+    ids = _encoded(tokenizer, prompt)
     # A character may be spread over several tokens: the decoder holds back what isn't whole yet.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     room(model, ids)  # refuses a prompt before anything is written
-    write(b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace"))
+    write(_decoded(tokenizer, ids))
     count, token, stop = 0, -1, tokenizer.end_of_text
     for token in generate(model, ids, max_tokens=max_tokens, sampling=sampling, stop=stop):
         count += 1
@@ -141,3 +249,40 @@ def generate_text(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     stream_text(model, tokenizer, prompt, write=pieces.append, max_tokens=max_tokens, sampling=sampling)
     return "".join(pieces)
+
+
+def generate_texts(
+    model: LoopedGPT,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int = 200,
+    temperature: float = Sampling.temperature,
+    top_k: int = Sampling.top_k,
+    top_p: float = Sampling.top_p,
+    seed: int = Sampling.seed,
+) -> list[str]:
+    """The same of several prompts at once; that is `deeploop.generate_batch`.
+
+    Each text is what `deeploop.generate` gives of its prompt, the nth (from 0) with the seed + n; on a GPU
+    but for the rounding of bf16.
+    """
+    if isinstance(prompts, str):
+        raise ValueError("prompts: must be a list of texts; for one text call deeploop.generate")
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    every = [_encoded(tokenizer, prompt) for prompt in prompts]
+    said: list[list[int]] = [[] for _ in prompts]
+    stop = tokenizer.end_of_text
+    for tokens in generate_batch(model, every, max_tokens=max_tokens, sampling=sampling, stop=stop):
+        for row, token in zip(said, tokens, strict=True):
+            row += [] if token is None else [token]
+    return [_decoded(tokenizer, ids) + _decoded(tokenizer, new) for ids, new in zip(every, said, strict=True)]
+
+
+def _encoded(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    # An empty prompt is end-of-text: it stands before every document.
+    return tokenizer.encode(prompt) or [tokenizer.end_of_text]
+
+
+def _decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")

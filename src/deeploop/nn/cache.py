@@ -51,11 +51,15 @@ class KeyValueCache:
 
     def newest(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
         """What a slot holds of the `count` positions behind the first `length`."""
-        memory = self._memory[slot]
-        assert memory is not None, f"slot {slot} was never written"
-        keys, values = memory
+        keys, values = self.memory(slot)
         new = slice(self.length, self.length + count)
         return keys[:, :, new], values[:, :, new]
+
+    def memory(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a slot, (B, H, capacity, D)."""
+        memory = self._memory[slot]
+        assert memory is not None, f"slot {slot} was never written"
+        return memory
 
     @property
     def nbytes(self) -> int:
@@ -67,8 +71,38 @@ class KeyValueCache:
         memory = self._memory[slot]
         if memory is None:
             shape = (*like.shape[:2], self.capacity, like.shape[3])
-            memory = self._memory[slot] = (like.new_empty(shape), like.new_empty(shape))
+            # Zeros: where a mask hides what was never written, it is still multiplied, by 0.
+            memory = self._memory[slot] = (like.new_zeros(shape), like.new_zeros(shape))
         return memory
+
+
+class PositionedCache:
+    """A filled cache whose sequences each continue at a position of their own, a token at a time.
+
+    `positions` (B,) are in the device's memory and all that a step reads or writes has a fixed place and
+    size, so that it can be recorded as a CUDA graph. A mask must hide what lies behind a sequence's position.
+    """
+
+    def __init__(self, cache: KeyValueCache, positions: Tensor) -> None:
+        self.cache, self.positions = cache, positions
+        self._rows = torch.arange(len(positions), device=positions.device)
+
+    def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
+        """Writes k and v (B, H, 1, D) where the sequences stand; returns what the slot has up to `reach`."""
+        keys, values = self.cache.memory(slot)
+        keys[self._rows, :, self.positions] = k[:, :, 0]
+        values[self._rows, :, self.positions] = v[:, :, 0]
+        return keys[:, :, : self.reach], values[:, :, : self.reach]
+
+    @property
+    def reach(self) -> int:
+        """Positions that attention looks at: on a CPU those taken; on a GPU all, a graph needs one size."""
+        return self.cache.capacity if self.positions.is_cuda else int(self.positions.max()) + 1
+
+    def mask(self) -> Tensor:
+        """Which positions each sequence sees, (B, 1, 1, reach): those up to its own."""
+        every = torch.arange(self.reach, device=self.positions.device)
+        return (every <= self.positions[:, None])[:, None, None]
 
 
 def causal_mask(start: int, count: int, device: torch.device | str = "cpu") -> Tensor | None:

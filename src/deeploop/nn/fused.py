@@ -70,7 +70,7 @@ BF16 = Narrower()
 
 def against_fp8(block: nn.Module) -> str:
     """Why the products of a block that the kernels know can't be FP8; empty where they can."""
-    first, second = _sublayers(block)
+    first, second = sublayers(block)
     if not (isinstance(first.inner, RMSNorm) and isinstance(second.inner, RMSNorm)):
         return "needs a norm before each branch, whose scale follows from it; choose another model.block"
     mlp: Any = second.branch
@@ -96,8 +96,8 @@ def _is_plain(attention: SelfAttention) -> bool:
 
 def fits_block(block: nn.Module) -> bool:
     """Whether the kernels know a block: two sublayers that they fit."""
-    sublayers = _sublayers(block)
-    return len(sublayers) == 2 and fits(*sublayers)
+    pair = sublayers(block)
+    return len(pair) == 2 and fits(*pair)
 
 
 def fits_rounds(model: nn.Module) -> bool:
@@ -120,7 +120,8 @@ def install_rounds(model: nn.Module, narrower: Narrower = BF16) -> bool:
     return fits_rounds(model)
 
 
-def _sublayers(block: nn.Module) -> list[ScaledResidual]:
+def sublayers(block: nn.Module) -> list[ScaledResidual]:
+    """A block's residuals, in their order."""
     return [child for child in block.children() if isinstance(child, ScaledResidual)]
 
 
@@ -166,7 +167,7 @@ def _run(
 ) -> Tensor:
     from deeploop.nn.kernels import fp8_stack, stack  # here there is Triton to import
 
-    pairs: Any = [tuple(_sublayers(block)) for block in blocks]
+    pairs: Any = [tuple(sublayers(block)) for block in blocks]
     run = fp8_stack.run if narrower.fp8 else stack.run
     stream = torch.bfloat16 if narrower.bf16_stream else x.dtype
     return run(pairs, x.to(stream), rotary, torch.get_autocast_dtype("cuda"), **options).to(x.dtype)

@@ -62,20 +62,21 @@ def count_states(runs: Iterable[Run]) -> dict[str, int]:
 
 # ── What is in it ───────────────────────────────────────────────────────────────────────────────────────
 def make_sections(runs: Sequence[Run], histories: Histories) -> list[Section]:
-    groups = setups(runs)
+    trained = [run for run in runs if run.state != "untrained"]
+    groups = setups(trained)
     head = [summary(runs, groups), *damage(runs, histories)]
     sections = [
         Section("Runs", [*head, ledger.runs_table(runs, histories)]),
         Section("Loss curves", curve_pictures(groups, histories)),
         loss_section(groups, histories),
-        table_section("Loss at other depths", depths_table(runs)),
+        table_section("Loss at other depths", depths_table(trained)),
         p_sweep_section(groups),
-        transfer_section(runs, histories),
+        transfer_section(trained, histories),
         accuracy_section(groups),
-        beyond_section(runs, histories),
-        table_section("Reasoners on ARC-AGI-1", tables.arc_table(runs)),
-        table_section("Reasoners on Sudoku and mazes", boards_table(runs)),
-        compute_section(groups, runs),
+        beyond_section(trained, histories),
+        table_section("Reasoners on ARC-AGI-1", tables.arc_table(trained)),
+        table_section("Reasoners on Sudoku and mazes", boards_table(trained)),
+        compute_section(groups, trained),
         kappa_section([one for setup in groups for one in setup.runs], histories),
         Section("Set-ups", of_setups(ledger.setups_table, groups)),
         Section(

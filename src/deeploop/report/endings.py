@@ -13,7 +13,7 @@ from typing import Any, Literal
 from deeploop.files import is_locked, open_regular, read_json
 
 Ending = Literal["finished", "collapsed"]
-State = Literal["absent", "started", "stopped", "running", "finished", "collapsed", "failed"]
+State = Literal["absent", "untrained", "started", "stopped", "running", "finished", "collapsed", "failed"]
 ENDED: tuple[State, ...] = ("finished", "collapsed")
 DROPPED = "weights-dropped"  # a file of a run whose checkpoints were deleted on purpose
 ERROR = re.compile(r"deeploop (?:train|eval|sweep): error: (.*)")
@@ -38,7 +38,11 @@ def run_state(run: Path, over: Ending | None, *, left: bool = False) -> State:
         return "failed"
     if not (run / "run.json").is_file():
         return "absent"
-    return "started" if stopped_at(read_json(run / "run.json")) is None else "stopped"
+    stamp = read_json(run / "run.json")
+    # The folder that `deeploop retrofit` wrote: no step is taken in it, but in the run that starts from it.
+    if "retrofit" in stamp and not (run / "metrics.jsonl").exists():
+        return "untrained"
+    return "started" if stopped_at(stamp) is None else "stopped"
 
 
 def stopped_at(stamp: Mapping[str, Any]) -> int | None:

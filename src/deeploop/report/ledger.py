@@ -9,7 +9,7 @@ from deeploop.report import published
 from deeploop.report.endings import outcome
 from deeploop.report.evaluations import read_diagnosis, read_evaluations
 from deeploop.report.groups import Histories, Setup, TableCell, method
-from deeploop.report.listing import loss_columns, number, setting, written
+from deeploop.report.listing import loss_columns, number, setting, steps_done, written
 from deeploop.report.page import MISSING
 from deeploop.report.runs import Run, natural
 from deeploop.report.tables import PAPER_ROWS, Table
@@ -174,7 +174,7 @@ def runs_table(runs: Sequence[Run], histories: Histories) -> Table:
     numbers = {**losses, **floor}
     rows = [
         [
-            run.name, run.state, f"{run.step}/{number(run.steps, 'd')}" if run.fields else MISSING,
+            run.name, run.state, steps_done(run),
             method(run) if "model.p" in run.fields and "model.block" in run.fields else MISSING,
             number(run.fields.get("model.rounds"), "d"), number(run.seed, "d"),
             *(cell(run) for cell in numbers.values()), outcome(run.validation) or MISSING,

@@ -6,7 +6,7 @@ from typing import Any
 
 from deeploop.report.endings import outcome
 from deeploop.report.page import MISSING, text_table
-from deeploop.report.runs import Run
+from deeploop.report.runs import Run, applies, differing
 from deeploop.terminal import printable
 
 # What a narrow terminal does without, the first first. Then long names are cut, then settings go, from the
@@ -18,6 +18,16 @@ FOREMOST = (
     *("optim.warmup_steps", "optim.steps", "data.path"),
 )
 NARROW_NAME = 24
+UNKNOWN = "not started, or unreadable"
+MOST_NAMED = 8  # of the columns that were left out
+KINDS = {
+    "language": "language models",
+    "chat": "chat models",
+    "iterate": "iterated tasks",
+    "hrm": "reasoners",
+    "trm": "reasoners",
+    "custom": "tasks of your own",
+}
 
 
 def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
@@ -41,6 +51,22 @@ def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def tables(runs: Sequence[Run], width: int | None) -> str:
+    """A table for each kind of run, with the settings that differ within it; one alone has no heading."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(kind(run), []).append(run)
+    if len(groups.keys() - {UNKNOWN}) < 2:
+        return table(runs, differing(runs), width)
+    return "\n\n".join(f"{name}\n{table(own, differing(own), width)}" for name, own in groups.items())
+
+
+def kind(run: Run) -> str:
+    """The kind of model and task; of a run that was not started, or can't be read, it is not known."""
+    task = run.stamp.get("task", "language")
+    return KINDS.get(task, printable(f"task {task:.40}")) if run.stamp else UNKNOWN
+
+
 def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> str:
     """All columns that fit; what was left out is named below."""
     settings = sorted(settings, key=lambda name: (*FOREMOST, name).index(name))
@@ -57,19 +83,23 @@ def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> st
             dropped.append(heading)
     text = text_table([*columns], list(zip(*columns.values(), strict=True)))
     if dropped:
-        told = f"not shown: {', '.join(dropped)} (a wider terminal, or --json)"
+        rest = len(dropped) - MOST_NAMED
+        more = f" and {rest} more" if rest > 0 else ""
+        told = f"not shown: {', '.join(dropped[:MOST_NAMED])}{more} (a wider terminal, or --json)"
         text += "\n" + textwrap.fill(told, width or 0)
     return text
 
 
 def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[str]]:
-    """Heading → a cell for each run."""
+    """Heading → a cell for each run; what no run has, such as GPU-hours on CPUs, is no column."""
     cells: dict[str, Callable[[Run], str]] = {"run": lambda run: printable(run.name)}
     for name in settings:
-        cells[short(name, settings)] = lambda run, name=name: setting(run.fields.get(name, MISSING))  # type: ignore[misc]
+        cells[short(name, settings)] = lambda run, name=name: (  # type: ignore[misc]
+            setting(run.fields.get(name, MISSING)) if applies(run, name) else MISSING
+        )
     cells |= {
         "seed": lambda run: number(run.seed, "d"),
-        "step": lambda run: f"{run.step:,}/{number(run.steps, ',d')}" if run.fields else MISSING,
+        "step": lambda run: steps_done(run),
         "state": lambda run: run.state,
         **loss_columns(runs, lambda run: run.validation.get("loss")),
         "floor": lambda run: number(run.validation.get("floor"), ".3f"),
@@ -80,7 +110,16 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
     }
     if "loss" not in cells:
         del cells["floor"]  # it is in nats per byte or per token too
-    return {heading: [printable(cell(run)) for run in runs] for heading, cell in cells.items()}
+    columns = {heading: [printable(cell(run)) for run in runs] for heading, cell in cells.items()}
+    empty = {heading for heading in EXPENDABLE if set(columns.get(heading, ())) == {MISSING}}
+    return {heading: column for heading, column in columns.items() if heading not in empty}
+
+
+def steps_done(run: Run) -> str:
+    """`250/1,000`; a retrofit's start has no steps of its own."""
+    if not run.fields or run.state == "untrained":
+        return MISSING
+    return f"{run.step:,}/{number(run.steps, ',d')}"
 
 
 def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> dict[str, Callable[[Run], str]]:
@@ -106,6 +145,9 @@ def short(name: str, among: Sequence[str]) -> str:
 
 
 def setting(value: Any) -> str:
+    """A value as in the command: of a list the words."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(setting, value)) or MISSING
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -10,7 +10,7 @@ them there is no answer.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
@@ -77,7 +77,7 @@ def recommend(
     for name, value in {**asked, "rounds": rounds}.items():
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1")
-    near = _near(read_evidence() if evidence is None else evidence, asked, optimizer)
+    near = _carried(_near(read_evidence() if evidence is None else evidence, asked, optimizer))
     chosen_in, rule = (None, settings) if settings is not None else _best_rule(near, rounds, asked)
     where, measured = _rate_source(near, rounds, asked, rule)
     peak, _, used = _point(measured, rounds)
@@ -139,6 +139,17 @@ def _sweep(nearest: Evidence, name: str, value: int) -> str:
         warm = round(steps * nearest.warmup_steps / nearest.steps)
         sets = f"optim.steps={steps} optim.warmup_steps={warm}"
     return f"`deeploop sweep transfer --scale gpu --data DATA --set {sets}`"
+
+
+def _carried(near: Sequence[Evidence]) -> list[Evidence]:
+    """The studies; in those that compare rules, one that transfers in another study is taken to do so too."""
+    transferring = [m.settings for one in near for m in one.rules if m.transfers]
+
+    def told(m: Measured) -> Measured:
+        known = m.transfers is None and any(_same_rule(m, settings) for settings in transferring)
+        return replace(m, transfers=True) if known else m
+
+    return [replace(one, rules=tuple(map(told, one.rules))) if len(one.rules) > 1 else one for one in near]
 
 
 # ── The rule and its rate ───────────────────────────────────────────────────────────────────────────────

@@ -30,6 +30,14 @@ DEFINING = (
     "optim.",
 )
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
+# Fields that do something only where another has one of these values.
+CONDITIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "gate.stage": ("model.exit_gate", (True,)),
+    "gate.entropy": ("model.exit_gate", (True,)),
+    "rounds.limit": ("rounds.sample", ("uniform", "poisson-lognormal")),
+    "rounds.spread": ("rounds.sample", ("poisson-lognormal",)),
+    "rounds.ramp_share": ("rounds.ramp", ("linear", "sqrt")),
+}
 RATES = 100
 # What tables reckon with; a file where one of these is of another kind is a damaged one.
 CONFIG_KINDS = {
@@ -147,7 +155,8 @@ class Run:
         """What its loss, in nats, is per."""
         task = self.stamp.get("task", "language")
         if task != "language":
-            return {"iterate": "answer", "chat": "token"}.get(task, "cell")
+            units = {"iterate": "answer", "chat": "token", "hrm": "cell", "trm": "cell"}
+            return units.get(task, "target")
         return {257: "byte", 50257: "GPT-2 token"}.get(self.fields.get("model.vocabulary", 0), "token")
 
     @property
@@ -279,10 +288,19 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def applies(run: Run, name: str) -> bool:
+    """Whether a field does anything in a run, by its other fields."""
+    if name not in CONDITIONS:
+        return True
+    other, values = CONDITIONS[name]
+    return other not in run.fields or run.fields[other] in values
+
+
 def differing(runs: Sequence[Run]) -> list[str]:
     """The fields that tell these runs apart, seed aside, in the order of the config.
 
-    A field that only language models or only reasoners have is compared among those.
+    A field that only language models or only reasoners have is compared among those, and one that does
+    something only together with another among the runs where it does.
     """
     told = [run for run in runs if run.fields]
     owners: dict[str, set[Any]] = {}
@@ -292,7 +310,8 @@ def differing(runs: Sequence[Run]) -> list[str]:
                 owners.setdefault(name, set()).add(run.stamp.get("task"))
 
     def values(name: str) -> set[str]:
-        return {json.dumps(run.fields.get(name)) for run in told if run.stamp.get("task") in owners[name]}
+        own = [run for run in told if run.stamp.get("task") in owners[name] and applies(run, name)]
+        return {json.dumps(run.fields.get(name)) for run in own}
 
     return [name for name in owners if len(values(name)) > 1]
 

@@ -137,26 +137,35 @@ def config_of_gguf(file: GGUFFile) -> tuple[str, GPTConfig]:
         raise ValueError("rope_freqs.weight: Llama 3's rope scaling is not read from GGUF; take its folder")
     if file.get(f"{family}.expert_count", int, 0):
         raise ValueError(f"{family}.expert_count: mixtures of experts are not read")
-    heads = file.get(f"{family}.attention.head_count", int)
+
+    def whole(name: str, default: int | None = None) -> int:
+        name = f"{family}.{name}"
+        return _whole({name: file.get(name, int, default)}, name)
+
+    def number(name: str, default: float | None = None) -> float:
+        name = f"{family}.{name}"
+        return _number({name: file.get(name, (int, float), default)}, name)
+
+    heads = whole("attention.head_count")
     scaling = file.get(f"{family}.rope.scaling.type", str, "none")
     if scaling not in ("none", "linear"):
         raise ValueError(f"{family}.rope.scaling.type={scaling!r:.40}: must be none or linear")
-    factor = (float(file.get(f"{family}.rope.scaling.factor", (int, float), 1.0)),)
+    factor = (number("rope.scaling.factor", 1.0),)
     biased = [f"blk.0.attn_{role}.bias" in shapes for role in ("q", "output")]
     config = _common(
-        blocks=file.get(f"{family}.block_count", int),
-        width=file.get(f"{family}.embedding_length", int),
-        hidden=file.get(f"{family}.feed_forward_length", int),
+        blocks=whole("block_count"),
+        width=whole("embedding_length"),
+        hidden=whole("feed_forward_length"),
         heads=heads,
-        kv_heads=file.get(f"{family}.attention.head_count_kv", int, heads),
-        head_width=file.get(f"{family}.attention.key_length", int, 0),
+        kv_heads=whole("attention.head_count_kv", heads),
+        head_width=whole("attention.key_length", 0),
         vocabulary=shapes.get("token_embd.weight", (0,))[0],
-        context=file.get(f"{family}.context_length", int),
-        norm_eps=file.get(f"{family}.attention.layer_norm_rms_epsilon", float),
+        context=whole("context_length"),
+        norm_eps=number("attention.layer_norm_rms_epsilon"),
         qk_norm="before-rotary" if family == "qwen3" else "none",
         attention_bias="qkvo" if biased[1] else "qkv" if biased[0] else "none",
         tied_head="output.weight" not in shapes,
-        rotary_base=float(file.get(f"{family}.rope.freq_base", (int, float), 10000.0)),
+        rotary_base=number("rope.freq_base", 10000.0),
         rotary_scaling=factor if scaling == "linear" else (),
     )
     return family, config

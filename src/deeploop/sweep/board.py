@@ -13,7 +13,7 @@ from deeploop.sweep.cells import Progress, SweepFolder
 HEADER = ("cell", "state", "step", "loss", "validation", "similarity", "verdict", "tokens/s", "time left")
 WORDS = {"absent": "waiting"}
 # Among too many cells, those a person wants to see first.
-ORDER: tuple[State, ...] = ("running", "failed", "stopped", "started", "absent", *ENDED)
+ORDER: tuple[State, ...] = ("running", "failed", "stopped", "started", "untrained", "absent", *ENDED)
 
 
 def rows(cells: Mapping[str, Progress]) -> list[tuple[str, ...]]:
@@ -56,7 +56,7 @@ def _seconds_left(cells: Mapping[str, Progress], at_once: int) -> float | None:
     if not known:
         return None
     whole = [p.seconds_left * p.steps / max(1, p.steps - p.step) for p in known if p.seconds_left is not None]
-    waiting = sum(p.state in ("absent", "started", "stopped") for p in cells.values())
+    waiting = sum(p.state in ("absent", "untrained", "started", "stopped") for p in cells.values())
     rest = sum(p.seconds_left or 0.0 for p in known) + waiting * sum(whole) / len(whole)
     return rest / max(1, min(at_once, len(running) + waiting))
 

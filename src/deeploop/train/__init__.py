@@ -12,9 +12,12 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 _NAMES = {
+    "CustomDataConfig": "custom",
     "CustomTask": "custom",
     "CustomTrainConfig": "config",
+    "DeviceConfig": "distributed",
     "IterateTrainConfig": "config",
+    "OptimConfig": "optim",
     "TrainConfig": "config",
     "load_last": "rundir",
     "train": "loop",

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from deeploop.files import NotRegularError, open_regular, own_folder, read_object, sync_folder, unused_path
-from deeploop.train.checks import check_files, check_state, check_tensors
+from deeploop.train.checks import ShapeMismatch, check_files, check_state, check_tensors
 from deeploop.train.distributed import World
 
 Moments = dict[str, dict[str, Tensor]]  # {"blocks.0.w": {"exp_avg": …}}
@@ -283,7 +283,8 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        kind = ShapeMismatch if isinstance(error, ShapeMismatch) else ValueError
+        raise kind(f"{path}: {error}") from None
 
 
 def _rng_state(device: torch.device) -> dict[str, Tensor]:

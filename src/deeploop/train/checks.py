@@ -22,6 +22,10 @@ KINDS: dict[str, Any] = {
 }
 
 
+class ShapeMismatch(ValueError):
+    """Weights of another model: a tensor is absent, or has another shape."""
+
+
 def check_files(checksums: Any) -> None:
     """Raises unless these are checksums of a checkpoint's own files, the weights among them."""
     if not isinstance(checksums, dict) or "model.safetensors" not in checksums:
@@ -54,7 +58,7 @@ def check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, .
         theirs = tuple(found[name].shape) if name in found else "absent"
         ours = wanted.get(name, "absent")
         if theirs != ours:
-            raise ValueError(f"{name} is {theirs} there and {ours} in this model")
+            raise ShapeMismatch(f"{name} is {theirs} there and {ours} in this model")
         if found[name].dtype not in REAL:
             raise ValueError(f"{name} is of {found[name].dtype}: must be real numbers")
         if not found[name].isfinite().all():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deeploop.data.iterate.examples import Examples
-from deeploop.files import read_table
+from deeploop.files import read_json, read_table
 from deeploop.models.exit_gate import GateConfig
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.halting import HaltingConfig
@@ -58,6 +58,9 @@ class RunConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "out", Path(self.out))  # from Python a text will do
+        if self.init_from is not None:
+            object.__setattr__(self, "init_from", Path(self.init_from))
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed}: must be 0 or more, and below 2^63")
 
@@ -304,18 +307,23 @@ def leaf_hints(kind: type, prefix: str = "") -> dict[str, Any]:
 def read_config(path: Path) -> AnyTrainConfig:
     """The config in a file: a run's config.json, or TOML with the same nesting; absent fields are default.
 
-    Its fields say what is trained: the first of `KINDS` that has them all. Whether a run is resumed is no
-    part of what is trained, and is left out.
+    What is trained is said by the run.json beside a run's config.json, else by the fields: the first of
+    `KINDS` that has them all. Whether a run is resumed is no part of what is trained, and is left out.
     """
     data = read_table(path)
     if not isinstance(data, dict):
         raise ValueError(f"{path}: must be an object with the fields of a config")
-    given = _leaves(data)
-    kind = min(KINDS.values(), key=lambda kind: len(given - leaf_hints(kind).keys()))
+    stamp = read_json(path.with_name("run.json")) if path.name == "config.json" else {}
+    kind = KINDS.get(str(stamp.get("task"))) or _kind_with(_leaves(data))
     try:
         return from_dict(kind, {**data, "resume": False})
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).removeprefix('config.')}") from None
+
+
+def _kind_with(given: set[str]) -> type[AnyTrainConfig]:
+    """The class of configs that has the fields given, or most of them."""
+    return min(KINDS.values(), key=lambda kind: len(given - leaf_hints(kind).keys()))
 
 
 def _leaves(data: dict[str, Any], prefix: str = "") -> set[str]:

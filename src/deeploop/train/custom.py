@@ -44,7 +44,9 @@ class CustomDataConfig:
 class CustomTask:
     """A base class: `batch`, `batch_loss` and `evaluate` are yours, all else has defaults.
 
-    `build` makes a LoopedGPT of `config.model`; return another module there if you like.
+    `build` makes a LoopedGPT of `config.model`; return another module there if you like. The memory of a step
+    is not estimated: `device.micro_batch=0` takes a rank's whole share at once, and `device.recompute=auto`
+    is off.
     """
 
     monitor: Monitor | None = None
@@ -81,10 +83,15 @@ class CustomTask:
 
     def build(self) -> nn.Module:
         """The model with freshly drawn weights."""
-        return LoopedGPT(self.config.model, seed=self.config.seed)
+        model = LoopedGPT(self.config.model, seed=self.config.seed)
+        model.recompute = self.fit.recompute
+        return model
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW or Muon over the model; the groups of another one must carry `lr_multiplier`."""
+        """AdamW or Muon over the model; return another optimizer if you like.
+
+        The schedule sets the rate of every group, times its `lr_multiplier` where it has one.
+        """
         return make_gpt_optimizer(model, self.config.model, self.config.optim, self.world.device)
 
     def describe(self, result: dict[str, Any]) -> str:
@@ -116,6 +123,9 @@ class CustomTask:
         """Nothing is drawn for a step."""
         return {}
 
+    def redraw(self, drawn: dict[str, int]) -> None:
+        """Nothing was drawn."""
+
     def after_step(self, step: int) -> None:
         """Nothing is carried from step to step."""
 
@@ -143,3 +153,7 @@ class CustomTask:
 
 TaskFactory = Callable[["CustomTrainConfig", World], Task]
 """What `train(config, task=…)` takes: a subclass of CustomTask, or a function that returns a task."""
+
+if TYPE_CHECKING:
+    # Nothing here makes a CustomTask: without this line no type checker would see what it lacks.
+    _complete: TaskFactory = CustomTask

@@ -71,7 +71,7 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def shards(self, config: DeviceConfig) -> bool:
+    def is_sharded(self, config: DeviceConfig) -> bool:
         """Whether each rank holds a part of the model only."""
         return self.size > 1 and config.parallel == "fsdp"
 
@@ -121,7 +121,7 @@ def open_device(config: DeviceConfig) -> torch.device:
         torch.use_deterministic_algorithms(True)
     if config.kind == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
     # Under bf16, TF32 only touches the few products that stay in fp32.
     exact = config.deterministic or config.precision == "fp32"
@@ -139,10 +139,7 @@ def _ranks(device: torch.device) -> Iterator[World]:
     if dist.is_initialized():  # by the caller, for several runs: torch can't reopen a group reliably
         yield World(dist.get_rank(), size, device)
         return
-    # NCCL wants a GPU for every rank; ranks that share one talk over gloo.
-    shared = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count()
-    nccl = use_cuda and not shared
-    dist.init_process_group("nccl" if nccl else "gloo", device_id=device if nccl else None)
+    dist.init_process_group("nccl" if use_cuda else "gloo", device_id=device if use_cuda else None)
     try:
         yield World(dist.get_rank(), size, device)
         # Nobody leaves while another rank is still in its last exchange; after an error nobody waits.
@@ -153,7 +150,7 @@ def _ranks(device: torch.device) -> Iterator[World]:
         # reference cycle) or cache of FSDP holds it any more; else the pause lets them finish.
         gc.collect()
         dist.destroy_process_group()
-        if not nccl:
+        if not use_cuda:
             time.sleep(0.1)
 
 
@@ -164,9 +161,20 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
         return model
     if config.parallel == "fsdp":
         return shard(model, list(physical_blocks(model)), reshard=config.reshard)
-    for tensor in (*model.parameters(), *model.buffers()):  # drawn alike everywhere; now for certain
-        dist.broadcast(tensor.detach(), src=0)
+    share_weights(model)
     return model
+
+
+@torch.no_grad()
+def share_weights(model: nn.Module) -> None:
+    """The first rank's parameters and buffers for all: they are drawn alike, and now they are alike."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if 0 in tensor.stride():  # expanded: a constant, and nothing to write to
+            continue
+        whole = tensor.detach().contiguous()
+        dist.broadcast(whole, src=0)
+        if whole.data_ptr() != tensor.data_ptr():
+            tensor.copy_(whole)
 
 
 def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:

@@ -88,7 +88,7 @@ def choose_execution(
     """
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
     blocks, why_blocks = _choose_blocks(config, world, model)
-    sharded = world.shards(config)
+    sharded = world.is_sharded(config)
     # Without an optimizer nothing is trained: a run that was trained in FP8 is evaluated in bf16, anywhere.
     bf16_stream = optimizer is not None and config.stream == "bf16"
     if optimizer is not None and config.precision == "fp8":
@@ -106,9 +106,11 @@ def choose_execution(
     chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
     obstacles = {
         "device.graph is off": not config.graph,
+        "fsdp: no CUDA graph": sharded,
         "batches differ in their work: no CUDA graph": not recordable,
     }
-    why_graph = [text for text, holds in obstacles.items() if holds] if chained and optimizer else []
+    recorded = (chained or sharded) and blocks == "kernels" and optimizer is not None
+    why_graph = [text for text, holds in obstacles.items() if holds] if recorded else []
     graph = chained and optimizer is not None and not why_graph
     # Without a host that looks at the loss first, the device must leave a bad step out by itself.
     lag = int(graph and optimizer is not None and supports_conditional_step(optimizer))

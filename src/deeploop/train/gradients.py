@@ -5,9 +5,14 @@ step: a looped block's gradient is whole only after the backward pass of its fir
 so there is next to nothing to exchange earlier.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from deeploop.train.distributed import World
 
 ALIGNED = 8  # numbers: every gradient begins where a kernel can read 16 bytes at once, of bf16 too
 
@@ -16,7 +21,8 @@ class GradientMemory:
     """The gradients of all parameters that are trained, as views of one tensor for each dtype."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = [*self._named.values()]
         self._flat: dict[torch.dtype, torch.Tensor] = {}
         self._views: list[torch.Tensor] = []
 
@@ -33,6 +39,27 @@ class GradientMemory:
         """Adds up the gradients of all ranks, on every one of them."""
         for flat in self._flat.values():
             dist.all_reduce(flat)
+
+    @contextmanager
+    def all_used(self, world: World) -> Iterator[None]:
+        """Raises for parameters that got no gradient inside, on any rank.
+
+        Here theirs is zero, and the optimizer would decay them; on one rank it leaves them alone.
+        """
+        met: set[str] = set()
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: met.add(name))
+            for name, parameter in self._named.items()
+        ]
+        yield
+        for hook in hooks:
+            hook.remove()
+        unused = self._named.keys() - set().union(*world.gather(met))
+        if unused:
+            raise ValueError(
+                f"{', '.join(sorted(unused))}: got no gradient in the first step; with several ranks every "
+                "parameter must have one, so freeze these (requires_grad_(False)) or use them"
+            )
 
     def _allocate(self) -> None:
         places, ends = [], dict.fromkeys((p.dtype for p in self._parameters), 0)

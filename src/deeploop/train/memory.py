@@ -84,4 +84,4 @@ def free_memory(world: World) -> int | None:
 
 def shards(config: DeviceConfig, world: World) -> int:
     """Ranks that a parameter is spread over."""
-    return world.size if config.parallel == "fsdp" else 1
+    return world.size if world.is_sharded(config) else 1

@@ -8,6 +8,7 @@ from torch import nn
 
 from deeploop.files import lock_folder
 from deeploop.models.exit_gate import GATE
+from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.active import ActiveRun
 from deeploop.train.chat import ChatTask
 from deeploop.train.checkpoint import (
@@ -18,6 +19,7 @@ from deeploop.train.checkpoint import (
     load_weights,
     read_state,
 )
+from deeploop.train.checks import ShapeMismatch
 from deeploop.train.config import (
     AnyTrainConfig,
     ChatTrainConfig,
@@ -30,7 +32,7 @@ from deeploop.train.config import (
 from deeploop.train.custom import TaskFactory
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
-from deeploop.train.exported import is_export, load_export
+from deeploop.train.exported import is_export, load_export, read_export
 from deeploop.train.header import Facts, header, legend
 from deeploop.train.iterate import IterateTask
 from deeploop.train.language import LanguageTask
@@ -42,12 +44,20 @@ from deeploop.train.rundir import (
     check_folder,
     check_kind,
     create_run,
+    load_any_config,
     read_ending,
     read_stamp,
     require_checkpoint,
     write_config,
 )
 from deeploop.train.task import Task
+
+# Fields of a looped GPT that names and shapes of its weights depend on.
+SHAPING = (
+    *("blocks", "prelude", "coda", "injection", "exit_gate", "width", "heads", "kv_heads", "head_width"),
+    *("qk_norm", "attention_bias", "mlp_bias", "hidden", "vocabulary", "block", "outer_gain", "inner_norm"),
+    *("input_norm", "final_norm", "tied_head", "unigram_bias"),
+)
 
 
 def open_run(
@@ -106,7 +116,9 @@ def _build(
     config.log.require_extras()
     task = make_task(config, world, factory)
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
-    model = wrap(task.build(), config.device, world)
+    model = task.build()
+    check_recompute(task, model)
+    model = wrap(model, config.device, world)
     optimizer = task.make_optimizer(model)
     execution = choose_execution(
         config.device,
@@ -118,6 +130,16 @@ def _build(
     )
     execution.apply(model)
     return task, model, optimizer, execution
+
+
+def check_recompute(task: Task, model: nn.Module) -> None:
+    """Raises where the model of a task of somebody's own does not recompute what the config asks for."""
+    recompute = task.fit.recompute
+    if recompute != "off" and recompute != getattr(model, "recompute", "off"):
+        raise ValueError(
+            f"device.recompute={recompute}: the {type(model).__name__} of {type(task).__name__}.build has "
+            "no such `recompute`; leave it off, or set it there"
+        )
 
 
 def make_task(config: AnyTrainConfig, world: World, factory: TaskFactory | None = None) -> Task:
@@ -153,6 +175,36 @@ def _load(
 
 def _init_from(config: AnyTrainConfig, source: Path, task: Task, model: nn.Module) -> None:
     """Starts from the weights of another run, or of an export."""
+    try:
+        _load_initial(config, source, task, model)
+    except ShapeMismatch as error:
+        raise _other_model(config, source) or error from None
+
+
+def _other_model(config: AnyTrainConfig, source: Path) -> ValueError | None:
+    """What to add to the command where the model of `source` has other weights; None if no field tells."""
+    ours = getattr(config, "model", None)
+    if not isinstance(ours, GPTConfig):
+        return None
+    theirs = read_export(source) if is_export(source) else getattr(load_any_config(source), "model", None)
+    told, options = [], []
+    for name in SHAPING:
+        old, new = getattr(theirs, name, None), getattr(ours, name)
+        # A source without a gate is taken: this run's is drawn anew.
+        if old != new and (name, old) != ("exit_gate", False):
+            told.append(f"model.{name}={old} (this run {new})")
+            word = name.replace("_", "-")
+            options.append(f"--model.{word} {old}" if type(old) is not bool else _switch(word, old))
+    if not told:
+        return None
+    return ValueError(f"init_from={source}: has {', '.join(told)}; add {' '.join(options)}")
+
+
+def _switch(word: str, on: bool) -> str:
+    return f"--model.{word}" if on else f"--model.no-{word}"
+
+
+def _load_initial(config: AnyTrainConfig, source: Path, task: Task, model: nn.Module) -> None:
     if is_export(source):
         load_export(model, source, task.tokenizer if isinstance(task, LanguageTask) else None)
         return

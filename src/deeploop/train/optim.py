@@ -205,8 +205,9 @@ def make_reasoner_optimizer(model: nn.Module, config: ReasonerOptimConfig) -> Ad
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, branch_multiplier: float = 1.0) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["lr_multiplier"] * (branch_multiplier if group["branch"] else 1.0)
+    for group in optimizer.param_groups:  # those of a task of somebody's own may carry neither
+        own = group.get("lr_multiplier", 1.0)
+        group["lr"] = rate * own * (branch_multiplier if group.get("branch", False) else 1.0)
 
 
 def supports_conditional_step(optimizer: torch.optim.Optimizer) -> bool:

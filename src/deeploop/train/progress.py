@@ -32,11 +32,12 @@ def peak_flops(device: torch.device) -> float | None:
 
 def device_name(device: torch.device) -> str:
     """The device for a person."""
-    return (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{torch.get_num_threads()} CPU threads"
-    )
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_threads()
+
+
+def cpu_threads() -> str:
+    count = torch.get_num_threads()
+    return f"{count} CPU thread{'s' * (count != 1)}"
 
 
 @dataclass

@@ -7,6 +7,7 @@ the host reads the loss first and takes the optimizer's step itself.
 
 import math
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,8 +69,9 @@ class StepQueue:
     def __init__(self, run: ActiveRun, stop: StopRequest) -> None:
         self._run, self._stop = run, stop
         self._queue: deque[_Queued] = deque()
-        self._shards = run.world.shards(run.config.device)
+        self._shards = run.world.is_sharded(run.config.device)
         self._replicates = run.world.size > 1 and not self._shards
+        self._checked = False
         self._replay: GraphReplay | None = None
         self._memory: GradientMemory | None = None
         if run.execution.graph or self._replicates:
@@ -132,12 +134,20 @@ class StepQueue:
         total = torch.zeros((), device=run.world.device)
         if self._memory is not None:
             self._memory.begin_step()
-        for index, batch in enumerate(batches):
-            begin_micro_batch(run.model, last=index == len(batches) - 1)
-            total += (self._replay or self._backward)(batch)
+        with self._checked_once():
+            for index, batch in enumerate(batches):
+                begin_micro_batch(run.model, last=index == len(batches) - 1)
+                total += (self._replay or self._backward)(batch)
         if self._memory is not None and self._replicates:
             self._memory.sum_over_ranks()
         return total
+
+    def _checked_once(self) -> AbstractContextManager[None]:
+        """Around the first step of replicas: every parameter must take part in it."""
+        checked, self._checked = self._checked, True
+        if checked or self._memory is None or not self._replicates:
+            return nullcontext()
+        return self._memory.all_used(self._run.world)
 
     def _backward(self, batch: Any) -> Tensor:
         """The loss of a micro-batch, whose gradients are added to the parameters'."""

@@ -49,7 +49,7 @@ class Task(Protocol):
         """The model with freshly drawn weights."""
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of the wrapped model; its groups carry `lr_multiplier`."""
+        """The optimizer of the wrapped model; a group may carry `lr_multiplier`."""
 
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task; `task` is a key of `config.KINDS`."""

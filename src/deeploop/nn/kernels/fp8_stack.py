@@ -20,7 +20,7 @@ from deeploop.nn.fp8 import E4M3, E5M2, MULTIPLE, GradientScales, Product, Scale
 from deeploop.nn.kernels.casts import cast_into, transposed
 from deeploop.nn.kernels.norms import norms_backward, norms_forward
 from deeploop.nn.kernels.rotary import rotary_backward, rotary_forward
-from deeploop.nn.kernels.swiglu import swiglu_backward_fp8, swiglu_forward
+from deeploop.nn.kernels.swiglu import swiglu, swiglu_backward_fp8
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
 from deeploop.nn.recompute import maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
@@ -210,7 +210,7 @@ class _Between(torch.autograd.Function):
             assert h is not None
             h = h.flatten(0, -2)
             sides = left.gate_up.forward(h)
-            f = left.down.forward(swiglu_forward(sides, E4M3, left.down.scale)).view_as(x)
+            f = left.down.forward(swiglu(sides, E4M3, left.down.scale)).view_as(x)
             saved += [y_columns, h, sides, *norms]
         if entered is not None:
             inner, scale = entered.first.inner, entered.qkv.scale

@@ -54,7 +54,7 @@ def run(
     `inject` changes the stream before every round, in its own precision.
     """
     with torch.autocast(x.device.type, enabled=False):
-        packs = _packs(blocks, narrow)
+        packs = packs_of(blocks, narrow)
         h = None
         if inject is None:
             x, h = _enter(blocks[0][0].inner, x, narrow)
@@ -88,12 +88,13 @@ def _round(
     following = [first.inner for first, _ in (*blocks[1:], blocks[0])]
     for k, ((first, second), packed) in enumerate(zip(blocks, packs, strict=True)):
         after = None if last and k == len(blocks) - 1 else following[k]
-        x, h = _join(first, x, _attend(first.branch, packed, h, rotary, documents), second.inner)
-        x, h = _join(second, x, _feed(second.branch, packed, h), after)
+        x, h = join(first, x, _attend(first.branch, packed, h, rotary, documents), second.inner)
+        x, h = join(second, x, _feed(second.branch, packed, h), after)
     return x, h
 
 
-def _packs(blocks: Sequence[Sublayers], narrow: torch.dtype) -> list[Packed]:
+def packs_of(blocks: Sequence[Sublayers], narrow: torch.dtype) -> list[Packed]:
+    """The matrices of every block in `narrow`, those that share an input in one."""
     groups: list[tuple[Tensor, ...]] = []
     for first, second in blocks:
         a: Any = first.branch
@@ -111,7 +112,7 @@ def _enter(inner: nn.Module, x: Tensor, narrow: torch.dtype) -> tuple[Tensor, Te
     return x, x.to(narrow)
 
 
-def _join(
+def join(
     sublayer: ScaledResidual, x: Tensor, f: Tensor, following: nn.Module | None
 ) -> tuple[Tensor, Tensor]:
     """x ← outer(α·x + ε·f), and what the sublayer that follows reads: by its inner norm, if it has one."""

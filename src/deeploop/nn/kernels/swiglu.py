@@ -73,15 +73,6 @@ def _swiglu_backward_fp8(
     tl.store(AT + to, tl.trans(a), mask=turned)
 
 
-def swiglu_forward(sides: Tensor, narrow: torch.dtype, scale: Tensor | None = None) -> Tensor:
-    """silu(gate)·up of gate and up side by side (n, 2·hidden); times `scale` where it is FP8."""
-    n, width = sides.shape[0], sides.shape[1] // 2
-    block, blocks = _swiglu_grid(width)
-    hidden = torch.empty(n, width, dtype=narrow, device=sides.device)
-    _swiglu_forward[(n, blocks)](sides, hidden, scale, W=width, LIMIT=limit(narrow), BLOCK=block)
-    return hidden
-
-
 def swiglu_backward_fp8(
     sides: Tensor, dhidden: Tensor, narrow: tuple[torch.dtype, torch.dtype], scales: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,6 +97,15 @@ def _swiglu_grid(width: int) -> tuple[int, int]:
     return block, triton.cdiv(width, block)
 
 
+def swiglu(sides: Tensor, narrow: torch.dtype | None = None, scale: Tensor | None = None) -> Tensor:
+    """silu(gate)·up, of gate and up side by side (n, 2·hidden), in FP8 times `scale`; no part of any graph."""
+    n, width = sides.shape[0], sides.shape[1] // 2
+    block, blocks = _swiglu_grid(width)
+    hidden = torch.empty(n, width, dtype=narrow or sides.dtype, device=sides.device)
+    _swiglu_forward[(n, blocks)](sides, hidden, scale, W=width, LIMIT=limit(hidden.dtype), BLOCK=block)
+    return hidden
+
+
 class _SwiGLUDown(torch.autograd.Function):
     """(gate and up, down) → (silu(gate)·up) @ down.T; the backward pass computes the hidden values again."""
 
@@ -113,7 +113,7 @@ class _SwiGLUDown(torch.autograd.Function):
     def forward(ctx: Any, sides: Tensor, packed: Tensor, down: Tensor) -> Tensor:
         ctx.save_for_backward(sides, packed)
         ctx.dtype = down.dtype
-        return swiglu_forward(sides, sides.dtype) @ packed.T
+        return swiglu(sides) @ packed.T
 
     @staticmethod
     @once_differentiable
