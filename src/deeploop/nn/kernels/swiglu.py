@@ -98,7 +98,7 @@ def _swiglu_grid(width: int) -> tuple[int, int]:
 
 
 def swiglu(sides: Tensor, narrow: torch.dtype | None = None, scale: Tensor | None = None) -> Tensor:
-    """silu(gate)·up, of gate and up side by side (n, 2·hidden), in FP8 times `scale`; no part of any graph."""
+    """silu(gate)·up, of gate and up side by side (n, 2·hidden), in FP8 times `scale`; outside any graph."""
     n, width = sides.shape[0], sides.shape[1] // 2
     block, blocks = _swiglu_grid(width)
     hidden = torch.empty(n, width, dtype=narrow or sides.dtype, device=sides.device)
