@@ -16,13 +16,12 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HAS_FP8 = DEVICE == "cpu" or torch.cuda.get_device_capability() >= (8, 9)
 CONFIG = {"blocks": 2, "rounds": 3, "width": 64, "heads": 2, "hidden": 96, "vocabulary": 64, "context": 16}
 pytestmark = pytest.mark.skipif(not HAS_FP8, reason="needs a GPU with FP8, or none")
-needs_triton = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None or not (INTERPRET or torch.cuda.is_available()),
-        reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
-    ),
-]
+
+
+def needs_triton(test):
+    missing = importlib.util.find_spec("triton") is None or not (INTERPRET or torch.cuda.is_available())
+    reason = "needs Triton, and a CUDA device or TRITON_INTERPRET=1"
+    return pytest.mark.gpu(pytest.mark.skipif(missing, reason=reason)(test))
 
 
 @pytest.fixture
@@ -63,10 +62,14 @@ def inputs():
     return x.requires_grad_(), weights / 1e6
 
 
+def in_fp8(x, scale, dtype):
+    most = torch.finfo(dtype).max
+    return (x.float() * scale).clamp(-most, most).to(dtype)
+
+
 def fake(x, scale, dtype):
     """What is left of x in FP8."""
-    most = torch.finfo(dtype).max
-    return (x * scale).clamp(-most, most).to(dtype).float() / scale
+    return in_fp8(x, scale, dtype).float() / scale
 
 
 def test_a_product_and_its_gradients_are_those_of_the_matrix():
@@ -124,19 +127,21 @@ def test_scales_bring_every_operand_near_its_place(kind, factor):
     assert torch.equal(gradients.scale * gradients.inverse, torch.ones_like(gradients.scale))
 
 
-def test_a_zero_matrix_has_a_finite_scale():
+def test_zero_matrices_and_gradients_have_finite_scales():
     gpt = looped()
-    nn.init.zeros_(gpt.blocks[0].mlp.branch.down.weight)
-    assert all(table.isfinite().all() for table in block_scales(sublayers(gpt)))
+    for layer in (gpt.blocks[0].attention.branch.o, gpt.blocks[0].mlp.branch.down):
+        nn.init.zeros_(layer.weight)
+    scales = block_scales(sublayers(gpt))
+    gradients = GradientScales(scales.gradient)
+    x, _ = inputs()
+    (gradients.measure(x) * 0).sum().backward()
+    for table in (*scales, gradients.scale, gradients.inverse):
+        assert table.isfinite().all()
+        assert (table > 0).all()
 
 
 def draw(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
-
-
-def in_fp8(x, scale, dtype):
-    most = torch.finfo(dtype).max
-    return (x.float() * scale).clamp(-most, most).to(dtype)
 
 
 def assert_same_bytes(ours, theirs):
@@ -153,6 +158,7 @@ def assert_cast(ours, wide, scale, dtype):
     assert (ours.float() - theirs.float()).norm() < 0.02 * theirs.float().norm()
 
 
+@needs_triton
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("shape", [(64, 64), (80, 272), (256, 128)])
@@ -174,9 +180,7 @@ def test_a_cast_and_its_transposed_copy(shape, dtype, given, right_rounding):
     assert_same_bytes(casts.transposed(rows), expected.T)
 
 
-test_a_cast_and_its_transposed_copy.pytestmark += needs_triton
-
-
+@needs_triton
 def test_a_compiler_that_spoils_a_copy_is_found(monkeypatch, right_rounding):
     from deeploop.nn.kernels import fp8_stack
 
@@ -192,9 +196,7 @@ def test_a_compiler_that_spoils_a_copy_is_found(monkeypatch, right_rounding):
         fp8_stack.check_compiler(torch.device(DEVICE))
 
 
-test_a_compiler_that_spoils_a_copy_is_found.pytestmark = needs_triton
-
-
+@needs_triton
 @pytest.mark.parametrize(("n", "hidden"), [(32, 96), (144, 272)])
 def test_swiglu_writes_what_the_products_read(n, hidden, right_rounding):
     from deeploop.nn.kernels import swiglu
@@ -212,9 +214,7 @@ def test_swiglu_writes_what_the_products_read(n, hidden, right_rounding):
     assert_cast(swiglu.swiglu(sides, E4M3, scales[1]), hidden_values, scales[1], E4M3)
 
 
-test_swiglu_writes_what_the_products_read.pytestmark += needs_triton
-
-
+@needs_triton
 def test_norms_and_rotary_write_what_the_products_read(right_rounding):
     """What they write in FP8 is what they write in bf16, cast."""
     from deeploop.nn.kernels import norms, rotary
@@ -236,9 +236,6 @@ def test_norms_and_rotary_write_what_the_products_read(right_rounding):
     wide, *_ = rotary.rotary_backward(saved, *given, 2, 1e-5)
     narrow, *_ = rotary.rotary_backward(saved, *given, 2, 1e-5, E5M2, scale)
     assert_cast(narrow, wide, scale, E5M2)
-
-
-test_norms_and_rotary_write_what_the_products_read.pytestmark = needs_triton
 
 
 class EmulatedLinear(torch.autograd.Function):
@@ -268,6 +265,7 @@ def emulate(gpt, scales, gradient):
                 layer.forward = lambda x, w=layer.weight, told=told: EmulatedLinear.apply(x, w, told)
 
 
+@needs_triton
 @pytest.mark.parametrize(
     ("model", "recompute"),
     [({}, True), ({"block": "flat"}, False), ({"block": "prenorm"}, False), ({"injection": "add"}, False)],
@@ -304,6 +302,3 @@ def test_the_chain_is_the_loop_with_fp8_products(model, recompute, monkeypatch, 
         # Rounding to FP8 makes a jump of what differs in the last bit of bf16, and pre-norm passes it on.
         assert (a - b).norm() < 0.8 * (b - c).norm() + 1e-6 * c.norm(), name
         assert (a - c).norm() < 0.25 * c.norm(), name
-
-
-test_the_chain_is_the_loop_with_fp8_products.pytestmark += needs_triton

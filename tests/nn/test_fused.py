@@ -278,6 +278,7 @@ def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
     assert (options["rounds"], options["ends"]) == (2, True)
     assert injected.run_rounds(x, rotary, None, None, None, 2 * x, range(1))[1]["ends"] is False
     torch.testing.assert_close(options["inject"](x), 3 * x)
+    assert options["inject"](x.bfloat16()).dtype == torch.bfloat16
     assert model.run_rounds(x, rotary, documents, None)[1]["documents"] is documents
     assert isinstance(model.run_rounds(x, rotary, mask, None), torch.Tensor)
     model.recompute = "block"  # each visit by itself

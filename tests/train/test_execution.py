@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.models.hrm import HRMConfig
+from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.nn import fused
 from deeploop.train import execution
 from deeploop.train.distributed import DeviceConfig, World
@@ -89,7 +91,7 @@ def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
     [
         ({}, {"device": torch.device("cpu")}, "needs a GPU of compute capability 8.9 or more"),
         ({"compile": "on"}, {}, "needs the Triton kernels, which are not used: device.compile is on"),
-        ({"parallel": "fsdp"}, {"ranks": 2}, "must be bf16 with device.parallel=fsdp"),
+        ({"parallel": "fsdp"}, {"ranks": 2}, "is not supported with device.parallel=fsdp; use ddp"),
         ({}, {"hidden": 88}, "model.hidden=88 must be a multiple of 16"),
         ({}, {"inner_norm": False}, "needs a norm before each branch"),
     ],
@@ -104,6 +106,15 @@ def test_fp8_is_refused_on_an_older_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     with pytest.raises(ValueError, match="this is NVIDIA A100; use bf16"):
         choose(DeviceConfig(precision="fp8"))
+
+
+@pytest.mark.parametrize("field", [{"precision": "fp8"}, {"stream": "bf16"}])
+def test_reasoners_have_neither(field, hopper):
+    config = HRMConfig(width=64, heads=2, hidden=64)
+    model = Reasoner(config, PuzzleShape(vocabulary=4, length=8, puzzle_ids=1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ValueError, match=r"device\.\w+=\w+: is not supported for a Reasoner; leave it out"):
+        choose_execution(DeviceConfig(**field), World(0, 1, GPU), model, optimizer)
 
 
 def test_a_bf16_stream_needs_the_kernels():

@@ -26,6 +26,7 @@ RMS = 4.0  # of a weight or an activation times its scale: 1/112 of e4m3's large
 HIDDEN_RMS = 0.25  # of SwiGLU's hidden values, which are products: of longer tails, and aligned by training
 PEAK = 2.0**6  # of the loop's output gradient times its scale: e5m2 goes to 2^15.8, at 2 bits down to 2^-14
 TINY = 1e-12  # stands for the size of a matrix that is zero
+TINY_GRADIENT = 1e-18  # and for the peak of a gradient that is zero: with TINY its scale is still finite
 
 
 class Product(NamedTuple):
@@ -112,10 +113,8 @@ class _MeasuredGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None, None, None]:
         relative, scale, inverse = ctx.tables
-        peak = torch.linalg.vector_norm(dx, math.inf).float().clamp(min=1e-30)
-        factor = torch.exp2(
-            (PEAK / peak).log2().floor()
-        )  # a power of two, so that both have an exact inverse
+        peak = torch.linalg.vector_norm(dx, math.inf).float().clamp(min=TINY_GRADIENT)
+        factor = torch.exp2((PEAK / peak).log2().floor())  # so that scale and inverse are exact
         torch.mul(relative, factor, out=scale)
         torch.reciprocal(scale, out=inverse)
         return dx, None, None, None

@@ -149,13 +149,18 @@ def _run_rounds(
     dense, documents = _split_mask(mask)
     if _applies(x, dense, cache, noise) and model.recompute != "block":
         rounds = model.rounds if indices is None else len(indices)
-        inject = None if entered is None else partial(model.injection, entered=entered)
+        inject = None if entered is None else partial(_inject, model.injection, entered)
         recompute = model.recompute == "round"
         ends = indices is None or indices.stop == model.rounds
         options = {"rounds": rounds, "recompute": recompute, "ends": ends, "inject": inject}
         narrower = _in_training(narrower, model)
         return _run(narrower, model.blocks, x, rotary, documents=documents, **options)
     return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
+
+
+def _inject(injection: nn.Module, entered: Tensor, x: Tensor) -> Tensor:
+    out: Tensor = injection(x, entered)
+    return out.to(x.dtype)  # a bf16 stream stays one, though what enters is fp32
 
 
 def _in_training(narrower: Narrower, module: nn.Module) -> Narrower:

@@ -38,7 +38,7 @@ class DeviceConfig:
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
     """Arithmetic of the matrix products; weights and norms stay in fp32. fp8: of the blocks', in training."""
     stream: Literal["fp32", "bf16"] = "fp32"
-    """The residual stream of training steps in bf16 with the Triton kernels: faster, but it rounds."""
+    """Residual stream of training steps; bf16, with the Triton kernels, rounds what a branch adds."""
     compile: Switch = "auto"
     """torch.compile for each block; auto: on a GPU the Triton kernels instead, where they know a block."""
     parallel: Literal["ddp", "fsdp"] = "ddp"

@@ -89,21 +89,20 @@ def choose_execution(
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
     blocks, why_blocks = _choose_blocks(config, world, model)
     sharded = world.is_sharded(config)
+    # Sharded blocks are gathered when they are called, so each must be called by itself.
+    chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
     # Without an optimizer nothing is trained: a run that was trained in FP8 is evaluated in bf16, anywhere.
-    bf16_stream = optimizer is not None and config.stream == "bf16"
-    if optimizer is not None and config.precision == "fp8":
+    trains = optimizer is not None
+    narrower = fused.Narrower(trains and config.precision == "fp8", trains and config.stream == "bf16")
+    if narrower.fp8:
         require_fp8(world.device)
-        _require_kernels("precision=fp8", blocks, why_blocks)
-        if sharded:
-            raise ValueError("device.precision=fp8: must be bf16 with device.parallel=fsdp; or use ddp")
+        _require_chain("precision=fp8", model, blocks, why_blocks, sharded)
         for block in physical_blocks(model):
             if reason := fused.against_fp8(block):
                 raise ValueError(f"device.precision=fp8: {reason}")
         precision = "fp8"
-    if bf16_stream:
-        _require_kernels("stream=bf16", blocks, why_blocks)
-    # Sharded blocks are gathered when they are called, so each must be called by itself.
-    chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
+    if narrower.bf16_stream:
+        _require_chain("stream=bf16", model, blocks, why_blocks, sharded)
     obstacles = {
         "device.graph is off": not config.graph,
         "fsdp: no CUDA graph": sharded,
@@ -115,7 +114,9 @@ def choose_execution(
     # Without a host that looks at the loss first, the device must leave a bad step out by itself.
     lag = int(graph and optimizer is not None and supports_conditional_step(optimizer))
     because = (*why_blocks, *why_graph[:1])
-    return Execution(blocks, chained, precision, graph, lag, graph and draws_rounds, because, bf16_stream)
+    return Execution(
+        blocks, chained, precision, graph, lag, graph and draws_rounds, because, narrower.bf16_stream
+    )
 
 
 def require_fp8(device: torch.device) -> None:
@@ -128,10 +129,15 @@ def require_fp8(device: torch.device) -> None:
         )
 
 
-def _require_kernels(field: str, blocks: Blocks, why: list[str]) -> None:
+def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str], sharded: bool) -> None:
+    """Raises where rounds are not one chain of kernels: only there has it been tried."""
     if blocks != "kernels":
         reason = why[0] if why else "there is no GPU"
         raise ValueError(f"device.{field}: needs the Triton kernels, which are not used: {reason}")
+    if sharded:
+        raise ValueError(f"device.{field}: is not supported with device.parallel=fsdp; use ddp")
+    if not fused.fits_rounds(model):
+        raise ValueError(f"device.{field}: is not supported for a {type(model).__name__}; leave it out")
 
 
 def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:

@@ -6,7 +6,7 @@ the next product reads, in FP8. The stream, the norms and attention are those of
 once for all its visits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +20,12 @@ from deeploop.nn.fp8 import E4M3, E5M2, MULTIPLE, GradientScales, Product, Scale
 from deeploop.nn.kernels.casts import cast_into, transposed
 from deeploop.nn.kernels.norms import norms_backward, norms_forward
 from deeploop.nn.kernels.rotary import rotary_backward, rotary_forward
+from deeploop.nn.kernels.stack import Inject, Sublayers
 from deeploop.nn.kernels.swiglu import swiglu, swiglu_backward_fp8
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
 from deeploop.nn.recompute import maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 
-Sublayers = tuple[ScaledResidual, ScaledResidual]  # attention, then SwiGLU
-Inject = Callable[[Tensor], Tensor]
 LEAVING, ENTERING = 7, 6  # parameters of a block behind its attention and before it
 
 
