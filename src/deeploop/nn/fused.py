@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deeploop.nn import fp8
 from deeploop.nn.documents import Documents
-from deeploop.nn.fp8 import MULTIPLE
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
 
@@ -55,6 +55,24 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
     )
 
 
+def _is_plain(attention: SelfAttention) -> bool:
+    """As many keys as queries, width / heads numbers each, no bias, and where causal our QK-norm."""
+    square = attention.q.weight.shape == attention.k.weight.shape == attention.o.weight.shape
+    normal = getattr(attention, "qk_norm", "after-rotary") == "after-rotary"
+    return square and normal and attention.q.bias is None
+
+
+def fits_block(block: nn.Module) -> bool:
+    """Whether the kernels know a block: two sublayers that they fit."""
+    pair = sublayers(block)
+    return len(pair) == 2 and fits(*pair)
+
+
+def fits_rounds(model: nn.Module) -> bool:
+    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`."""
+    return hasattr(model, "run_rounds") and all(map(fits_block, getattr(model, "blocks", ())))
+
+
 @dataclass(frozen=True)
 class Narrower:
     """What training steps compute narrower than bf16 autocast does; evaluations are in bf16 always."""
@@ -75,8 +93,8 @@ def against_fp8(block: nn.Module) -> str:
         return "needs a norm before each branch, whose scale follows from it; choose another model.block"
     mlp: Any = second.branch
     for name, size in zip(("hidden", "width"), mlp.gate.weight.shape, strict=True):
-        if size % MULTIPLE:
-            return f"model.{name}={size} must be a multiple of {MULTIPLE}"
+        if size % fp8.MULTIPLE:
+            return f"model.{name}={size} must be a multiple of {fp8.MULTIPLE}"
     return ""
 
 
@@ -85,24 +103,6 @@ def check_fp8_compiler(device: torch.device) -> None:
     from deeploop.nn.kernels.fp8_stack import check_compiler  # here there is Triton to import
 
     check_compiler(device)
-
-
-def _is_plain(attention: SelfAttention) -> bool:
-    """As many keys as queries, width / heads numbers each, no bias, and where causal our QK-norm."""
-    square = attention.q.weight.shape == attention.k.weight.shape == attention.o.weight.shape
-    normal = getattr(attention, "qk_norm", "after-rotary") == "after-rotary"
-    return square and normal and attention.q.bias is None
-
-
-def fits_block(block: nn.Module) -> bool:
-    """Whether the kernels know a block: two sublayers that they fit."""
-    pair = sublayers(block)
-    return len(pair) == 2 and fits(*pair)
-
-
-def fits_rounds(model: nn.Module) -> bool:
-    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`."""
-    return hasattr(model, "run_rounds") and all(map(fits_block, getattr(model, "blocks", ())))
 
 
 def install(block: nn.Module, narrower: Narrower = BF16) -> bool:
