@@ -6,6 +6,7 @@ Everything else runs the modules as they are written, which is also what the ker
 import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deeploop.nn import fp8
 from deeploop.nn.documents import Documents
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
@@ -86,18 +88,50 @@ def fits_rounds(model: nn.Module) -> bool:
     return hasattr(model, "run_rounds") and all(map(fits_block, getattr(model, "blocks", ())))
 
 
-def install(block: nn.Module) -> bool:
+@dataclass(frozen=True)
+class Narrower:
+    """What training steps compute narrower than bf16 autocast does; evaluations are in bf16 always."""
+
+    fp8: bool = False
+    """The blocks' products in FP8."""
+    bf16_stream: bool = False
+    """The residual stream in bf16 in place of fp32."""
+
+
+BF16 = Narrower()
+
+
+def against_fp8(block: nn.Module) -> str:
+    """Why the products of a block that the kernels know can't be FP8; empty where they can."""
+    first, second = sublayers(block)
+    if not (isinstance(first.inner, RMSNorm) and isinstance(second.inner, RMSNorm)):
+        return "needs a norm before each branch, whose scale follows from it; choose another model.block"
+    mlp: Any = second.branch
+    for name, size in zip(("hidden", "width"), mlp.gate.weight.shape, strict=True):
+        if size % fp8.MULTIPLE:
+            return f"model.{name}={size} must be a multiple of {fp8.MULTIPLE}"
+    return ""
+
+
+def check_fp8_compiler(device: torch.device) -> None:
+    """Raises where Triton's compiler does not cast to FP8 as it should."""
+    from deeploop.nn.kernels.fp8_stack import check_compiler  # here there is Triton to import
+
+    check_compiler(device)
+
+
+def install(block: nn.Module, narrower: Narrower = BF16) -> bool:
     """Lets the block run on the kernels wherever a call is one for them; whether it can."""
     if fits_block(block):
         # Bound, so that a copy of the block runs on its own weights.
-        block.forward = MethodType(_forward, block)
+        block.forward = MethodType(partial(_forward, narrower), block)
     return fits_block(block)
 
 
-def install_rounds(model: nn.Module) -> bool:
+def install_rounds(model: nn.Module, narrower: Narrower = BF16) -> bool:
     """The same for a model's loop, whose rounds then are one chain; whether it can."""
     if fits_rounds(model):
-        setattr(model, "run_rounds", MethodType(_run_rounds, model))  # noqa: B010
+        setattr(model, "run_rounds", MethodType(partial(_run_rounds, narrower), model))  # noqa: B010
     return fits_rounds(model)
 
 
@@ -106,16 +140,17 @@ def sublayers(block: nn.Module) -> list[ScaledResidual]:
     return [child for child in block.children() if isinstance(child, ScaledResidual)]
 
 
-def _forward(block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
+def _forward(narrower: Narrower, block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
     # What follows are a mask, a cache and its slot: in training documents at most.
     mask, *others = rest or (None,)
     dense, documents = _split_mask(mask)
     if _applies(x, dense, *others):
-        return _run([block], x, rotary, documents=documents)
+        return _run(_in_training(narrower, block), [block], x, rotary, documents=documents)
     return type(block).forward(block, x, rotary, *rest)
 
 
 def _run_rounds(
+    narrower: Narrower,
     model: Any,
     x: Tensor,
     rotary: Rotary,
@@ -129,19 +164,33 @@ def _run_rounds(
     dense, documents = _split_mask(mask)
     if _applies(x, dense, cache, noise) and model.recompute != "block":
         rounds = model.rounds if indices is None else len(indices)
-        inject = None if entered is None else partial(model.injection, entered=entered)
+        inject = None if entered is None else partial(_inject, model.injection, entered)
         recompute = model.recompute == "round"
         ends = indices is None or indices.stop == model.rounds
         options = {"rounds": rounds, "recompute": recompute, "ends": ends, "inject": inject}
-        return _run(model.blocks, x, rotary, documents=documents, **options)
+        narrower = _in_training(narrower, model)
+        return _run(narrower, model.blocks, x, rotary, documents=documents, **options)
     return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
 
 
-def _run(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any) -> Tensor:
-    from deeploop.nn.kernels.stack import run  # here there is Triton to import
+def _inject(injection: nn.Module, entered: Tensor, x: Tensor) -> Tensor:
+    out: Tensor = injection(x, entered)
+    return out.to(x.dtype)  # a bf16 stream stays one, though what enters is fp32
+
+
+def _in_training(narrower: Narrower, module: nn.Module) -> Narrower:
+    return narrower if module.training else BF16
+
+
+def _run(
+    narrower: Narrower, blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any
+) -> Tensor:
+    from deeploop.nn.kernels import fp8_stack, stack  # here there is Triton to import
 
     pairs: Any = [tuple(sublayers(block)) for block in blocks]
-    return run(pairs, x, rotary, torch.get_autocast_dtype("cuda"), **options)
+    run = fp8_stack.run if narrower.fp8 else stack.run
+    stream = torch.bfloat16 if narrower.bf16_stream else x.dtype
+    return run(pairs, x.to(stream), rotary, torch.get_autocast_dtype("cuda"), **options).to(x.dtype)
 
 
 def _split_mask(mask: Any) -> tuple[Any, Documents | None]:
