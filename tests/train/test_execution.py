@@ -10,7 +10,7 @@ from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.nn import fused
-from deeploop.train import execution
+from deeploop.train import execution, opening
 from deeploop.train.distributed import DeviceConfig, World
 from deeploop.train.execution import choose_execution
 from deeploop.train.loop import train
@@ -25,11 +25,23 @@ def triton(monkeypatch):
     monkeypatch.setattr(fused, "HAS_TRITON", True)
 
 
-def choose(config=None, *, ranks=1, device=GPU, kind="adamw", recordable=True, draws_rounds=False, **shape):
+def choose(
+    config=None,
+    *,
+    ranks=1,
+    device=GPU,
+    kind="adamw",
+    recordable=True,
+    draws_rounds=False,
+    tokens=32,
+    recompute="off",
+    **shape,
+):
     model = LoopedGPT(GPTConfig(**{**SHAPE, **shape}))
+    model.recompute = recompute
     optimizer = make_optimizer(model, OptimConfig(kind=kind), fused=True)
     world = World(0, ranks, device)
-    told = {"recordable": recordable, "draws_rounds": draws_rounds}
+    told = {"recordable": recordable, "draws_rounds": draws_rounds, "tokens": tokens}
     return choose_execution(config or DeviceConfig(), world, model, optimizer, **told)
 
 
@@ -94,6 +106,12 @@ def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
         ({"parallel": "fsdp"}, {"ranks": 2}, "is not supported with device.parallel=fsdp; use ddp"),
         ({}, {"hidden": 88}, "model.hidden=88 must be a multiple of 16"),
         ({}, {"inner_norm": False}, "needs a norm before each branch"),
+        ({}, {"recompute": "block"}, "is not supported with device.recompute=block; use round"),
+        (
+            {},
+            {"tokens": 24},
+            "24 tokens at once must be a multiple of 16; change device.micro_batch or model.context",
+        ),
     ],
 )
 def test_fp8_is_refused_where_it_can_not_be_had(device, options, said, hopper):
@@ -120,6 +138,23 @@ def test_reasoners_have_neither(field, hopper):
 def test_a_bf16_stream_needs_the_kernels():
     with pytest.raises(ValueError, match=r"device\.stream=bf16: needs the Triton kernels.*there is no GPU"):
         choose(DeviceConfig(stream="bf16"), device=torch.device("cpu"))
+    with pytest.raises(
+        ValueError, match=r"device\.stream=bf16: is not supported with device\.recompute=block"
+    ):
+        choose(DeviceConfig(stream="bf16"), recompute="block")
+
+
+def test_a_run_says_how_many_tokens_it_computes_at_once(tiny_config, monkeypatch):
+    seen = {}
+
+    def watch(*args, **options):
+        seen.update(options)
+        return choose_execution(*args, **options)
+
+    monkeypatch.setattr(opening, "choose_execution", watch)
+    config = tiny_config(optim={"steps": 1, "batch": 6}, device={"micro_batch": 3})
+    train(config)
+    assert seen["tokens"] == 3 * config.model.context
 
 
 def test_what_was_trained_in_fp8_is_evaluated_anywhere():

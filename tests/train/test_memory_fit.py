@@ -56,6 +56,11 @@ def test_a_micro_batch_that_is_set_stays(gpu, free, chosen):
     assert fit(48, DeviceConfig(micro_batch=8), gpu(free), needs) == (8, chosen)
 
 
+@pytest.mark.parametrize("device", [{"precision": "fp8"}, {"stream": "bf16"}])
+def test_blocks_are_not_recomputed_one_by_one_where_they_must_be_a_chain(gpu, device):
+    assert fit(48, DeviceConfig(**device), gpu(119), needs) == (3, "round")
+
+
 @pytest.mark.parametrize(("recompute", "size"), [("off", 6), ("round", 16), ("block", 48)])
 def test_a_recomputation_that_is_set_stays(gpu, recompute, size):
     assert fit(48, DeviceConfig(recompute=recompute), gpu(600), needs) == (size, recompute)

@@ -29,6 +29,14 @@ TINY = 1e-12  # stands for the size of a matrix that is zero
 TINY_GRADIENT = 1e-18  # and for the peak of a gradient that is zero: with TINY its scale is still finite
 
 
+def against_tokens(tokens: int) -> str:
+    """Why so many tokens at once can't be multiplied in FP8; empty if they can."""
+    if tokens % MULTIPLE == 0:
+        return ""
+    advice = "change device.micro_batch or model.context"
+    return f"{tokens} tokens at once must be a multiple of {MULTIPLE}; {advice}"
+
+
 class Product(NamedTuple):
     """A matrix w (m, k) in FP8, along rows and transposed; scales of x, and of the gradient of x @ w.T."""
 

@@ -41,13 +41,13 @@ KNOWN_KINDS = frozenset({"prenorm", "postnorm", "sandwich", "factored", "average
 
 def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
     """Whether the kernels of training know these sublayers."""
+    attention: Any = first.branch
+    mlp: Any = second.branch
     return (
         _fits_form(first, second)
-        and isinstance(first.branch, SelfAttention)
-        and isinstance(second.branch, SwiGLU)
-        and first.branch.head_size >= 16
-        and _is_plain(first.branch)
-        and second.branch.down.bias is None
+        and attention.head_size >= 16
+        and _is_plain(attention)
+        and mlp.down.bias is None
     )
 
 
@@ -101,8 +101,8 @@ class Narrower:
 BF16 = Narrower()
 
 
-def against_fp8(block: nn.Module) -> str:
-    """Why the products of a block that the kernels know can't be FP8; empty where they can."""
+def against_fp8(block: nn.Module, tokens: int) -> str:
+    """Why products of a block that the kernels know, with so many tokens, can't be FP8; empty if they can."""
     first, second = sublayers(block)
     if not (isinstance(first.inner, RMSNorm) and isinstance(second.inner, RMSNorm)):
         return "needs a norm before each branch, whose scale follows from it; choose another model.block"
@@ -110,7 +110,7 @@ def against_fp8(block: nn.Module) -> str:
     for name, size in zip(("hidden", "width"), mlp.gate.weight.shape, strict=True):
         if size % fp8.MULTIPLE:
             return f"model.{name}={size} must be a multiple of {fp8.MULTIPLE}"
-    return ""
+    return fp8.against_tokens(tokens)
 
 
 def check_fp8_compiler(device: torch.device) -> None:
@@ -188,9 +188,10 @@ def _run(
     from deeploop.nn.kernels import fp8_stack, stack  # here there is Triton to import
 
     pairs: Any = [tuple(sublayers(block)) for block in blocks]
-    run = fp8_stack.run if narrower.fp8 else stack.run
-    stream = torch.bfloat16 if narrower.bf16_stream else x.dtype
-    return run(pairs, x.to(stream), rotary, torch.get_autocast_dtype("cuda"), **options).to(x.dtype)
+    stream = x.to(torch.bfloat16) if narrower.bf16_stream else x
+    if narrower.fp8:
+        return fp8_stack.run(pairs, stream, rotary, **options).to(x.dtype)
+    return stack.run(pairs, stream, rotary, torch.get_autocast_dtype("cuda"), **options).to(x.dtype)
 
 
 def _split_mask(mask: Any) -> tuple[Any, Documents | None]:

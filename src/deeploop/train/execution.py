@@ -80,11 +80,13 @@ def choose_execution(
     *,
     recordable: bool = False,
     draws_rounds: bool = False,
+    tokens: int = 0,
 ) -> Execution:
     """The fastest way that config, device, model and optimizer allow.
 
     `recordable`: batches of one shape and one number of rounds are the same work, and nothing in it waits
-    for the device. `draws_rounds`: steps differ in their number of rounds.
+    for the device. `draws_rounds`: steps differ in their number of rounds. `tokens`: of every micro-batch,
+    where they are known.
     """
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
     blocks, why_blocks = _choose_blocks(config, world, model)
@@ -98,7 +100,7 @@ def choose_execution(
         require_fp8(world.device)
         _require_chain("precision=fp8", model, blocks, why_blocks, sharded)
         for block in physical_blocks(model):
-            if reason := fused.against_fp8(block):
+            if reason := fused.against_fp8(block, tokens):
                 raise ValueError(f"device.precision=fp8: {reason}")
         precision = "fp8"
     if narrower.bf16_stream:
@@ -138,6 +140,8 @@ def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str],
         raise ValueError(f"device.{field}: is not supported with device.parallel=fsdp; use ddp")
     if not fused.fits_rounds(model):
         raise ValueError(f"device.{field}: is not supported for a {type(model).__name__}; leave it out")
+    if getattr(model, "recompute", "off") == "block":
+        raise ValueError(f"device.{field}: is not supported with device.recompute=block; use round")
 
 
 def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:

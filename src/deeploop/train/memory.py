@@ -35,7 +35,7 @@ def fit(batch: int, config: DeviceConfig, world: World, needs: Needs) -> Fit:
 
     On a CPU: the whole share at once, nothing recomputed. On a GPU, the first in this order that fits: off,
     round, block, each at the micro-batch set or else at the largest even split of the share, of at least
-    four sequences except for block.
+    four sequences except for the last of them. FP8 and a bf16 stream have no block.
     """
     sizes = even_splits(batch, config, world)
     free = free_memory(world)
@@ -43,6 +43,8 @@ def fit(batch: int, config: DeviceConfig, world: World, needs: Needs) -> Fit:
         return Fit(sizes[0], "off" if config.recompute == "auto" else config.recompute)
     estimate = needs_on(world.device, config, needs)
     ways: tuple[Recompute, ...] = ("off", "round", "block")
+    if config.precision == "fp8" or config.stream == "bf16":
+        ways = ways[:-1]  # blocks that are recomputed one by one are no chain, which these need
     ways = ways if config.recompute == "auto" else (config.recompute,)
     for recompute in ways:
         for size in sizes[:1] if config.micro_batch else sizes:

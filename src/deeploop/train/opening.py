@@ -120,6 +120,7 @@ def _build(
     check_recompute(task, model)
     model = wrap(model, config.device, world)
     optimizer = task.make_optimizer(model)
+    tokens = task.micro_batch * task.config.model.context if isinstance(task, LanguageTask) else 0
     execution = choose_execution(
         config.device,
         world,
@@ -127,6 +128,7 @@ def _build(
         optimizer,
         recordable=task.can_be_recorded,
         draws_rounds=task.draws_rounds,
+        tokens=tokens,
     )
     execution.apply(model)
     return task, model, optimizer, execution

@@ -304,11 +304,13 @@ def _normed_product(
     y = x if pending is None else torch.empty_like(x)
     rows = len(weight) // 2 if is_swiglu else len(weight)
     out = torch.empty(len(x), rows, dtype=weight.dtype, device=x.device)
-    scales = (1.0, 1.0) if pending is None else (pending.sublayer.alpha, pending.sublayer.epsilon)
+    alpha, epsilon = (1.0, 1.0) if pending is None else (pending.sublayer.alpha, pending.sublayer.epsilon)
     eps = next((norm.eps for norm in (outer, inner) if isinstance(norm, RMSNorm)), 0.0)
     f = None if pending is None else pending.f
     _launch_product(
-        *(None, None, None, x, f, gain, gain2, y, weight, bias, out, *scales, eps, rows),
+        (None, None, None, x, f, gain, gain2, y),
+        *(weight, bias, out),
+        scales=(alpha, epsilon, eps),
         NORM=True,
         ADD=pending is not None,
         OUTER=isinstance(outer, RMSNorm),
@@ -344,18 +346,21 @@ def _product_of(
         return F.linear(y, weight, bias)
     out = torch.empty(B, len(weight), dtype=dtype or weight.dtype, device=y.device)
     splits = 1 if tops is None else tops.shape[-1]
-    none = (None,) * 5
-    _launch_product(
-        *(y, tops, totals, *none, weight, bias, out, 1.0, 1.0, 0.0, len(weight)),
-        SPLITS=splits,
-        HEAD=head,
-    )
+    stream = (None,) * 5
+    _launch_product((y, tops, totals, *stream), weight, bias, out, SPLITS=splits, HEAD=head)
     return out
 
 
-def _launch_product(*args: Any, **flags: Any) -> None:
-    weight, bias, out, n = *args[8:11], args[14]
-    k = weight.shape[1]
+def _launch_product(
+    given: Sequence[Tensor | None],
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    scales: tuple[float, float, float] = (1.0, 1.0, 0.0),
+    **flags: Any,
+) -> None:
+    """`given`: A to Y of the kernel; `scales`: α, ε and the norms' eps."""
+    n, k = out.shape[1], weight.shape[1]
     block = triton.next_power_of_2(k)
     rows = max(1, TILE // block // (2 if flags.get("SWIGLU") else 1))
     while rows > 4 and triton.cdiv(n, rows) < PROGRAMS // 2:
@@ -364,7 +369,7 @@ def _launch_product(*args: Any, **flags: Any) -> None:
         ("NORM", "ADD", "OUTER", "GAIN", "NEXT", "SWIGLU"), False
     )
     _product[(triton.cdiv(n, rows),)](
-        *args,
+        *(*given, weight, bias, out, *scales, n),
         **defaults | flags,
         **_overlap(out),
         HAS_BIAS=bias is not None,

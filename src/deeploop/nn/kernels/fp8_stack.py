@@ -16,13 +16,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from deeploop.nn.documents import Documents, document_attention
-from deeploop.nn.fp8 import E4M3, E5M2, MULTIPLE, GradientScales, Product, Scales, block_scales, spaced
+from deeploop.nn.fp8 import (
+    E4M3,
+    E5M2,
+    GradientScales,
+    Product,
+    Scales,
+    against_tokens,
+    block_scales,
+    spaced,
+)
 from deeploop.nn.kernels.casts import cast_into, transposed
 from deeploop.nn.kernels.norms import norms_backward, norms_forward
 from deeploop.nn.kernels.rotary import rotary_backward, rotary_forward
 from deeploop.nn.kernels.stack import Inject, Sublayers
 from deeploop.nn.kernels.swiglu import swiglu, swiglu_backward_fp8
-from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
+from deeploop.nn.layers import RMSNorm, Rotary
 from deeploop.nn.recompute import maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 
@@ -44,15 +53,10 @@ class Prepared(NamedTuple):
         return self.first.branch
 
     @property
-    def is_causal(self) -> bool:
-        return isinstance(self.first.branch, CausalSelfAttention)
-
-    @property
     def heads(self) -> tuple[int, float]:
         """How many heads, and the eps of their norm."""
         a = self.attention
-        eps = a.q_norm.eps if self.is_causal else 0.0
-        return len(a.q.weight) // a.head_size, eps
+        return len(a.q.weight) // a.head_size, a.q_norm.eps
 
     def leaving(self) -> list[Tensor | None]:
         """The parameters from attention's output to the block's."""
@@ -61,19 +65,17 @@ class Prepared(NamedTuple):
         matrices = [self.attention.o.weight, m.gate.weight, m.up.weight, m.down.weight]
         return [*matrices, *(norm.weight if isinstance(norm, RMSNorm) else None for norm in gains)]
 
-    def entering(self) -> list[Tensor | None]:
+    def entering(self) -> list[Tensor]:
         """The parameters from the stream to attention's input."""
         a = self.attention
-        gains = [a.q_norm.weight, a.k_norm.weight] if self.is_causal else [None, None]
         inner: Any = self.first.inner
-        return [inner.weight, a.q.weight, a.k.weight, a.v.weight, *gains]
+        return [layer.weight for layer in (inner, a.q, a.k, a.v, a.q_norm, a.k_norm)]
 
 
 def run(
     blocks: Sequence[Sublayers],
     x: Tensor,
     rotary: Rotary,
-    narrow: torch.dtype,
     *,
     documents: Documents | None = None,
     rounds: int = 1,
@@ -81,10 +83,9 @@ def run(
     ends: bool = True,
     inject: Inject | None = None,
 ) -> Tensor:
-    """As `stack.run`; what is not a product's operand in FP8 is `narrow`."""
-    tokens = x.numel() // x.shape[-1]
-    if tokens % MULTIPLE:
-        raise ValueError(f"device.precision=fp8: {tokens} tokens at once must be a multiple of {MULTIPLE}")
+    """As `stack.run`, of causal blocks; what is no operand of a product in FP8 is bf16 in the branches."""
+    if reason := against_tokens(x.numel() // x.shape[-1]):
+        raise ValueError(f"device.precision=fp8: {reason}")
     with torch.autocast(x.device.type, enabled=False):
         scales = block_scales(blocks)
         gradients = GradientScales(scales.gradient)
@@ -110,7 +111,7 @@ def _round(
     x, q, k, v = _between(None, blocks[0], x, None, cos, sin)
     for block, following in zip(blocks, (*blocks[1:], None), strict=True):
         if documents is None:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=block.is_causal)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             y = document_attention(q, k, v, documents)
         y = y.transpose(1, 2).reshape(-1, x.shape[-1])
@@ -152,12 +153,12 @@ def _cast_matrices(matrices: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, T
 
 def check_compiler(device: torch.device) -> None:
     """Raises where a compiler spoils a transposed copy, as `casts` tells of one that did."""
-    x = torch.randn(64, 256, device=device)
+    matrix = torch.randn(64, 256, device=device)  # fp32, as weights are; attention's output is bf16
     one = torch.ones(4, device=device)[0]
-    rows, columns = _cast_matrices([x], one)
-    sides, dhidden = x.bfloat16(), x[:, :128].bfloat16()
+    copies = [_cast_matrices([x], one) for x in (matrix, matrix.bfloat16())]
+    sides, dhidden = matrix.bfloat16(), matrix[:, :128].bfloat16()
     dsides, dsides_columns, _ = swiglu_backward_fp8(sides, dhidden, (E5M2, E4M3), (one, one))
-    for a, b in ((rows, columns), (dsides, dsides_columns)):
+    for a, b in (*copies, (dsides, dsides_columns)):
         if not torch.equal(a.view(torch.uint8).T, b.view(torch.uint8)):
             raise ValueError(
                 f"device.precision=fp8: Triton {triton.__version__} miscompiles casts to FP8 for this GPU; "
