@@ -5,6 +5,8 @@
 1. A training step of each recipe: milliseconds, peak memory, kernels by kind.
 2. Attention that sees every position, by backend and by length: what a length of 901 costs beside 896.
 3. The products of a block, and the passes over memory between them, each beside its bound.
+4. Products that do the pass after them, and attention without padding: each way to cut them, beside
+   cuBLAS or cuDNN with the passes that they replace, and how far they are from float32.
 
 Boards are drawn at random in ARC's format: the work does not depend on what is on them.
 """
@@ -12,10 +14,11 @@ Boards are drawn at random in ARC's format: the work does not depend on what is 
 import argparse
 import gc
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +27,8 @@ from profile_step import take_apart
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deeploop.data.puzzles import write_puzzles
+from deeploop.nn.kernels import attention, epilogues
+from deeploop.nn.kernels.epilogues import State, interleaved, paired
 from deeploop.nn.kernels.norms import residual
 from deeploop.nn.kernels.rotary import rotary_qkv
 from deeploop.nn.kernels.swiglu import swiglu
@@ -151,6 +156,137 @@ def pass_rows(batch: int, length: int) -> Rows:
         yield name, f"{milliseconds(work):.3f}", f"{bound:.3f}"
 
 
+PRODUCT_TILES = {
+    "gate": (
+        epilogues.Tiles(),
+        epilogues.Tiles(stages=3),
+        epilogues.Tiles(flatten=False, persistent=False),
+        epilogues.Tiles(columns=128, stages=3, flatten=False, persistent=False),
+        epilogues.Tiles(depth=128, stages=2),
+        epilogues.Tiles(rows=256, columns=128, stages=3),
+    ),
+    "rotate": (
+        epilogues.Tiles(stages=3),
+        epilogues.Tiles(stages=3, flatten=False, persistent=False),
+        epilogues.Tiles(columns=128, stages=2, flatten=False, persistent=False),
+        epilogues.Tiles(columns=128, stages=4),
+    ),
+    "join": (
+        epilogues.Tiles(stages=3),
+        epilogues.Tiles(flatten=False, persistent=False),
+        epilogues.Tiles(columns=128, stages=3, flatten=False, persistent=False),
+        epilogues.Tiles(columns=128, stages=4),
+    ),
+}
+ATTENTION_TILES = (
+    attention.Tiles(128, 64, 3, 8),
+    attention.Tiles(128, 64, 2, 8),
+    attention.Tiles(128, 128, 2, 8),
+    attention.Tiles(128, 64, 3, 4),
+    attention.Tiles(64, 128, 2, 4),
+    attention.Tiles(64, 64, 3, 4),
+    attention.Tiles(128, 32, 4, 8),
+)
+
+
+class Case(NamedTuple):
+    """One thing to compute, two ways."""
+
+    tiles: Sequence[Any]
+    ours: Callable[..., Any]  # of tiles
+    today: Callable[[], Any]  # what runs now
+    exact: Callable[[int], torch.Tensor]  # some rows of it in float32
+    flops: int
+
+
+def candidate_cases(batch: int, length: int) -> dict[str, Case]:
+    """The parts of a block without a gradient."""
+    n, eps = batch * length, 1e-5
+    rows = _normal(n, WIDTH)
+    state = State(rows, rows.float().square().view(n, 2, -1).sum(-1))
+    x3 = rows.view(batch, length, WIDTH)
+    rotary = tuple(table.cuda() for table in rotary_table(length, HEAD))
+    q, k, v, o = (_normal(WIDTH, WIDTH) * WIDTH**-0.5 for _ in range(4))
+    gate, up = (_normal(HIDDEN, WIDTH) * WIDTH**-0.5 for _ in range(2))
+    down = _normal(WIDTH, HIDDEN) * HIDDEN**-0.5
+    qkv, turned = torch.cat((q, k, v)), torch.cat((paired(q, HEAD), paired(k, HEAD), v))
+    sides, both = torch.cat((gate, up)), interleaved(gate, up)
+    packed, hidden, mixed = _normal(n, 3 * WIDTH), _normal(n, HIDDEN), _normal(n, WIDTH)
+
+    def unit(count: int) -> torch.Tensor:
+        return F.rms_norm(rows[:count].float(), (WIDTH,), None, eps)
+
+    def by_hand(count: int) -> torch.Tensor:  # the values alone are in their own order
+        return unit(count) @ v.float().T
+
+    def heads(count: int) -> list[torch.Tensor]:
+        parts = packed[:count].float().view(-1, length, 3, HEADS, HEAD).permute(2, 0, 3, 1, 4)
+        return [parts[0] * (1 / epilogues.LOG2_E), parts[1], parts[2]]  # queries come scaled by log₂e
+
+    def attended(count: int) -> torch.Tensor:
+        y = F.scaled_dot_product_attention(*heads(count), scale=1.0)
+        return y.transpose(1, 2).reshape(-1, WIDTH)
+
+    def attend_today() -> torch.Tensor:
+        three = packed.view(batch, length, 3, HEADS, HEAD).permute(2, 0, 3, 1, 4)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(three[0], three[1], three[2])
+
+    return {
+        "gate": Case(
+            PRODUCT_TILES["gate"],
+            partial(epilogues.gate, state, both, eps),
+            lambda: swiglu(rows @ sides.T),
+            lambda count: F.silu(unit(count) @ gate.float().T) * (unit(count) @ up.float().T),
+            2 * n * WIDTH * 2 * HIDDEN,
+        ),
+        "rotate": Case(
+            PRODUCT_TILES["rotate"],
+            lambda cut: epilogues.rotate(state, turned, rotary, HEAD, eps, cut),
+            lambda: rotary_qkv((rows @ qkv.T).view(batch, length, -1), *rotary, HEADS, None, 0.0),
+            by_hand,
+            2 * n * WIDTH * 3 * WIDTH,
+        ),
+        "join after attention": Case(
+            PRODUCT_TILES["join"],
+            partial(epilogues.join, state, mixed, o, 1.0, eps),
+            lambda: residual(x3, (mixed @ o.T).view_as(x3), eps=eps),
+            lambda count: unit(count) + mixed[:count].float() @ o.float().T,
+            2 * n * WIDTH * WIDTH,
+        ),
+        "join after SwiGLU": Case(
+            PRODUCT_TILES["join"],
+            partial(epilogues.join, state, hidden, down, 1.0, eps),
+            lambda: residual(x3, (hidden @ down.T).view_as(x3), eps=eps),
+            lambda count: unit(count) + hidden[:count].float() @ down.float().T,
+            2 * n * WIDTH * HIDDEN,
+        ),
+        "attention": Case(
+            ATTENTION_TILES,
+            partial(attention.attend, packed, length, HEADS),
+            attend_today,
+            attended,
+            4 * batch * length**2 * WIDTH,
+        ),
+    }
+
+
+def candidate_rows(batch: int, length: int) -> Rows:
+    few = 2 * length  # rows that are checked
+    for name, case in candidate_cases(batch, length).items():
+        today = milliseconds(case.today)
+        yield f"{name}: today", f"{today:.3f}", f"{case.flops / today / 1e9:.0f}", "", ""
+        for cut in case.tiles:
+            ms = milliseconds(partial(case.ours, cut))
+            if ms != ms:
+                continue
+            found, exact = case.ours(cut), case.exact(few)
+            found = found.rows if isinstance(found, State) else found
+            error = (found[:few, -exact.shape[1] :].float() - exact).norm() / exact.norm()
+            rate = f"{case.flops / ms / 1e9:.0f}"
+            yield f"  {tuple(cut)}", f"{ms:.3f}", rate, f"{today / ms:.2f}", f"{error:.1e}"
+
+
 def _normal(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
@@ -160,7 +296,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=768)
     parser.add_argument("--steps", type=int, default=3, help="of each recipe, after the first three")
     parser.add_argument("--longest", type=int, default=25, help="kernels to list")
-    parser.add_argument("--only", nargs="*", default=("steps", "attention", "products", "passes"))
+    parser.add_argument(
+        "--only", nargs="*", default=("steps", "attention", "products", "passes", "candidates")
+    )
     options = parser.parse_args()
     batch = options.batch
     ceiling = matmul_ceiling(torch.device("cuda"))
@@ -190,6 +328,12 @@ def main() -> None:
     if "passes" in options.only:
         print(f"\npasses over {batch} × 901 rows")
         print(text_table(("", "ms", "of its bytes"), list(pass_rows(batch, 901))), flush=True)
+    if "candidates" in options.only:
+        print(
+            f"\nproducts with their passes, {batch} × 901 rows; tiles: rows, columns, depth, stages, warps, …"
+        )
+        head = ("", "ms", "TFLOP/s", "times as fast", "error")
+        print(text_table(head, list(candidate_rows(batch, 901))), flush=True)
 
 
 if __name__ == "__main__":
