@@ -27,11 +27,7 @@ from profile_step import take_apart
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deeploop.data.puzzles import write_puzzles
-from deeploop.nn.kernels import attention, epilogues
-from deeploop.nn.kernels.epilogues import State, interleaved, paired
-from deeploop.nn.kernels.norms import residual
-from deeploop.nn.kernels.rotary import rotary_qkv
-from deeploop.nn.kernels.swiglu import swiglu
+from deeploop.nn.kernels import attention, epilogues, norms, rotary, swiglu
 from deeploop.nn.layers import rotary_table
 from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
@@ -146,9 +142,9 @@ def pass_rows(batch: int, length: int) -> Rows:
     sides, packed = _normal(rows, 2 * HIDDEN), _normal(batch, length, 3 * WIDTH)
     cos, sin = (table.cuda() for table in rotary_table(length, HEAD))
     works: dict[str, tuple[Callable[[], object], int]] = {
-        "x ← N(x + f)": (lambda: residual(x, f, eps=1e-5), 6 * WIDTH),
-        "silu(gate)·up": (lambda: swiglu(sides), 6 * HIDDEN),
-        "rotary of q and k": (lambda: rotary_qkv(packed, cos, sin, HEADS, None, 0.0), 8 * WIDTH),
+        "x ← N(x + f)": (lambda: norms.residual(x, f, eps=1e-5), 6 * WIDTH),
+        "silu(gate)·up": (lambda: swiglu.swiglu(sides), 6 * HIDDEN),
+        "rotary of q and k": (lambda: rotary.rotary_qkv(packed, cos, sin, HEADS, None, 0.0), 8 * WIDTH),
         "z_L + z_H + x": (lambda: x + f + x, 10 * WIDTH),
     }
     for name, (work, per_row) in works.items():
@@ -203,14 +199,14 @@ def candidate_cases(batch: int, length: int) -> dict[str, Case]:
     """The parts of a block without a gradient."""
     n, eps = batch * length, 1e-5
     rows = _normal(n, WIDTH)
-    state = State(rows, rows.float().square().view(n, 2, -1).sum(-1))
+    state = epilogues.State(rows, rows.float().square().view(n, 2, -1).sum(-1))
     x3 = rows.view(batch, length, WIDTH)
-    rotary = tuple(table.cuda() for table in rotary_table(length, HEAD))
+    angles = tuple(table.cuda() for table in rotary_table(length, HEAD))
     q, k, v, o = (_normal(WIDTH, WIDTH) * WIDTH**-0.5 for _ in range(4))
     gate, up = (_normal(HIDDEN, WIDTH) * WIDTH**-0.5 for _ in range(2))
     down = _normal(WIDTH, HIDDEN) * HIDDEN**-0.5
-    qkv, turned = torch.cat((q, k, v)), torch.cat((paired(q, HEAD), paired(k, HEAD), v))
-    sides, both = torch.cat((gate, up)), interleaved(gate, up)
+    qkv, turned = torch.cat((q, k, v)), torch.cat((epilogues.paired(q, HEAD), epilogues.paired(k, HEAD), v))
+    sides, both = torch.cat((gate, up)), epilogues.interleaved(gate, up)
     packed, hidden, mixed = _normal(n, 3 * WIDTH), _normal(n, HIDDEN), _normal(n, WIDTH)
 
     def unit(count: int) -> torch.Tensor:
@@ -236,28 +232,28 @@ def candidate_cases(batch: int, length: int) -> dict[str, Case]:
         "gate": Case(
             PRODUCT_TILES["gate"],
             partial(epilogues.gate, state, both, eps),
-            lambda: swiglu(rows @ sides.T),
+            lambda: swiglu.swiglu(rows @ sides.T),
             lambda count: F.silu(unit(count) @ gate.float().T) * (unit(count) @ up.float().T),
             2 * n * WIDTH * 2 * HIDDEN,
         ),
         "rotate": Case(
             PRODUCT_TILES["rotate"],
-            lambda cut: epilogues.rotate(state, turned, rotary, HEAD, eps, cut),
-            lambda: rotary_qkv((rows @ qkv.T).view(batch, length, -1), *rotary, HEADS, None, 0.0),
+            lambda cut: epilogues.rotate(state, turned, angles, HEAD, eps, cut),
+            lambda: rotary.rotary_qkv((rows @ qkv.T).view(batch, length, -1), *angles, HEADS, None, 0.0),
             by_hand,
             2 * n * WIDTH * 3 * WIDTH,
         ),
         "join after attention": Case(
             PRODUCT_TILES["join"],
             partial(epilogues.join, state, mixed, o, 1.0, eps),
-            lambda: residual(x3, (mixed @ o.T).view_as(x3), eps=eps),
+            lambda: norms.residual(x3, (mixed @ o.T).view_as(x3), eps=eps),
             lambda count: unit(count) + mixed[:count].float() @ o.float().T,
             2 * n * WIDTH * WIDTH,
         ),
         "join after SwiGLU": Case(
             PRODUCT_TILES["join"],
             partial(epilogues.join, state, hidden, down, 1.0, eps),
-            lambda: residual(x3, (hidden @ down.T).view_as(x3), eps=eps),
+            lambda: norms.residual(x3, (hidden @ down.T).view_as(x3), eps=eps),
             lambda count: unit(count) + hidden[:count].float() @ down.float().T,
             2 * n * WIDTH * HIDDEN,
         ),
@@ -281,7 +277,7 @@ def candidate_rows(batch: int, length: int) -> Rows:
             if ms != ms:
                 continue
             found, exact = case.ours(cut), case.exact(few)
-            found = found.rows if isinstance(found, State) else found
+            found = found.rows if isinstance(found, epilogues.State) else found
             error = (found[:few, -exact.shape[1] :].float() - exact).norm() / exact.norm()
             rate = f"{case.flops / ms / 1e9:.0f}"
             yield f"  {tuple(cut)}", f"{ms:.3f}", rate, f"{today / ms:.2f}", f"{error:.1e}"
