@@ -67,6 +67,8 @@ class Pieces:
 
 
 def make_corpus(args: argparse.Namespace, folder: Path) -> Corpus:
+    if args.data is not None:
+        return Corpus.open(args.data)
     tokenizer = get_tokenizer("bytes" if args.tiny else "gpt2")
     source = Pieces(40 if args.tiny else args.document_bytes, 200_000 if args.tiny else 40_000_000)
     return prepare(
@@ -188,6 +190,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32, help="sequences of a step, computed at once")
     parser.add_argument("--document-bytes", type=int, default=4_000)
+    parser.add_argument("--data", type=Path, help="a corpus of GPT-2 tokens in place of the standard library")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cudnn", action="store_true")

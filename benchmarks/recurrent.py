@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from deeploop.commands.bench import corpus_for
+from deeploop.commands.bench_decode import time_decoding
 from deeploop.models import LoopedGPT
 from deeploop.models.accounting import flops_per_token
 from deeploop.models.gpt_config import GPTConfig
@@ -54,7 +55,7 @@ def base_config(args: argparse.Namespace, folder: Path) -> TrainConfig:
     return replace(
         base,
         model=model,
-        data=replace(base.data, path=corpus_for(model, folder), validation_sequences=1),
+        data=replace(base.data, path=args.data or corpus_for(model, folder), validation_sequences=1),
         optim=replace(base.optim, batch=size),
         device=replace(base.device, kind=args.device, micro_batch=size, recompute="off"),
     )
@@ -173,36 +174,27 @@ def measure_memory(config: TrainConfig, world: World) -> dict[str, Any]:
         free(run)
 
 
-@torch.inference_mode()
 def decoding(model: GPTConfig, world: World, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Prompt and new tokens per second at each budget, for one sequence and for several."""
+    """New tokens per second at each budget, for one sequence and for several, as `generate` decodes them."""
     gpt = LoopedGPT(model).to(world.device).eval()
-    prompt, new = (8, 16) if args.tiny else (128, 128)
+    prompt, new = (8, 16) if args.tiny else (128, 64)
     rows = []
     for batch in (1, 2 if args.tiny else 32):
+        prompts = torch.randint(model.vocabulary, (batch, prompt))
         for budget in (1, 2, None):
             gpt.set_cache_rounds(budget)
-            tokens = torch.randint(model.vocabulary, (batch, prompt), device=world.device)
-            for _attempt in range(2):  # the first warms up
-                cache = gpt.new_cache(prompt + new)
-                synchronize(world.device)
-                began = time.perf_counter()
-                with arithmetic(DeviceConfig(kind=args.device), world.device):
-                    last = gpt(tokens, cache=cache).states[:, -1:]
-                    synchronize(world.device)
-                    read = time.perf_counter()
-                    for _ in range(new):
-                        last = gpt(gpt.logits(last).argmax(-1), cache=cache).states
-                synchronize(world.device)
-                ended = time.perf_counter()
+            first, step = time_decoding(gpt, prompts, new)
+            cache = gpt.new_cache(prompt)
+            with torch.inference_mode(), arithmetic(DeviceConfig(kind=args.device), world.device):
+                gpt(prompts.to(world.device), cache=cache)
             rows.append(
                 {
                     "sequences": batch,
                     "cache_rounds": budget,
                     "slots": gpt.slots,
                     "bytes_per_token": cache.nbytes / (batch * cache.capacity),
-                    "prompt_tokens_per_s": batch * prompt / (read - began),
-                    "tokens_per_s": batch * new / (ended - read),
+                    "first_token_s": first,
+                    "tokens_per_s": batch / step,
                 }
             )
             print(f"decoding: {rows[-1]}", flush=True)
@@ -237,14 +229,14 @@ def report(record: dict[str, Any]) -> str:
             str(row["slots"]),
             f"{row['bytes_per_token']:,.0f}",
             f"{row['tokens_per_s']:,.1f}",
-            f"{row['prompt_tokens_per_s']:,.1f}",
+            f"{row['first_token_s'] * 1e3:.1f}",
         )
         for row in record["decoding"]
     ]
     tables = (
         (("rounds", "graph", "mean R", "tokens/s", "TFLOP/s", "of the first", "first steps"), speeds),
         ((f"R, {FEW} sequences", "gradient through", "kept, MiB", "peak, MiB"), sizes),
-        (("sequences", "cache rounds", "slots", "bytes/token", "tokens/s", "prompt tokens/s"), decoded),
+        (("sequences", "cache rounds", "slots", "bytes/token", "tokens/s", "first token, ms"), decoded),
     )
     shown = [text_table(head, rows) for head, rows in tables if rows]
     return "\n\n".join([f"{record['device']}: {record['model']}", *shown])
@@ -259,6 +251,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="sequences per step; 32, or 4 of --tiny")
     parser.add_argument("--warm", type=int, default=60, help="steps before the clock starts")
     parser.add_argument("--steps", type=int, default=100, help="steps that are timed")
+    parser.add_argument("--data", type=Path, help="corpus; unset: Python's standard library, prepared here")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="leave out the other parts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
