@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from profile_step import take_apart
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deeploop.data.puzzles import write_puzzles
+from deeploop.nn import fused
 from deeploop.nn.kernels import attention, epilogues, norms, rotary, swiglu
 from deeploop.nn.layers import rotary_table
 from deeploop.recipes import get_recipe
@@ -70,6 +72,9 @@ def steps(recipe: str, config: AnyTrainConfig, options: argparse.Namespace) -> N
             f"first step {timing.first:.1f} s"
         )
         take_apart(recipe, queue.advance, options.longest, steps=2, warm_up=0)
+        with patch.object(fused, "WITHOUT_GRADIENT", True):
+            name = f"{recipe}, kernels of their own without a gradient"
+            take_apart(name, queue.advance, options.longest, steps=2, warm_up=3)
         run.close()
         run.model.to("meta")
         run.optimizer.state.clear()

@@ -15,7 +15,7 @@ from torch import nn
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.gpt import Block
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import ReasonerBlock
+from deeploop.models.reasoner import PuzzleShape, Reasoner, ReasonerBlock, Stack
 from deeploop.nn import fused
 from deeploop.nn.documents import Documents, document_bounds, document_mask, document_positions
 from deeploop.nn.layers import RMSNorm, SwiGLU, rotary_table
@@ -139,6 +139,36 @@ def test_a_chain_of_rounds_is_the_loop(model, again):
 test_a_chain_of_rounds_is_the_loop.pytestmark += needs_triton
 
 
+@pytest.mark.parametrize("positions", [None, 2])
+def test_a_stack_is_its_blocks(positions):
+    """With a gradient, and by the kernels without one; of the last block only what is read."""
+    from deeploop.nn.kernels import forward, stack
+
+    # Whole tiles: 256 columns of the width and of gate and up; heads that are powers of 2.
+    config = HRMConfig(width=256, heads=4, hidden=128, low_blocks=2, p=0.5)
+    plain = Stack(config, "L", 9).to(DEVICE)
+    pairs = [sublayers(block) for block in plain.blocks]
+    assert all(map(forward.fits, pairs))
+    narrow, tolerance = (torch.float32, 1e-5) if DEVICE == "cpu" else (torch.bfloat16, 0.05)
+    x = torch.randn(3, 9, 256, device=DEVICE)
+    rotary = tuple(table.to(DEVICE) for table in rotary_table(9, 64))
+    for shift in (0.0, 0.02):  # weights that have changed since they were packed
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                nn.init.normal_(parameter, mean=shift, std=0.06)
+        exact = plain(x, rotary, 0, positions)
+        assert exact.shape == (3, positions or 9, 256)
+        for found in (
+            stack.run(pairs, x, rotary, narrow, positions=positions),
+            forward.run(pairs, x, rotary, narrow, positions),
+        ):
+            assert found.shape == exact.shape
+            assert (found - exact).norm() < tolerance * exact.norm()
+
+
+test_a_stack_is_its_blocks.pytestmark += needs_triton
+
+
 def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch):
     """By the kernel of variable length on a GPU, in bf16; elsewhere its equations stand in for it."""
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
@@ -223,6 +253,21 @@ def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
     assert torch.equal(model(tokens).states, plain(tokens).states)
     assert not fused.install_rounds(nn.Linear(2, 2))
     assert not fused.install_rounds(LoopedGPT(replace(config, heads=16)))  # heads of 2
+
+
+def test_a_reasoners_stacks_are_installed_and_left_to_the_modules_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    shape = PuzzleShape(vocabulary=6, length=9, puzzle_ids=1)
+    model, plain = (Reasoner(HRMConfig(width=32, heads=2, hidden=48), shape) for _ in range(2))
+    assert fused.install_rounds(model)
+    assert all("forward" in vars(stack) for stack in model.stacks.values())
+    given = model.initial(2), torch.randint(6, (2, 9)), torch.zeros(2, 32)
+    for q_only in (False, True):
+        ours, theirs = (m(*given, q_only=q_only) for m in (model, plain))
+        assert torch.equal(ours.q, theirs.q)
+        assert torch.equal(ours.logits, theirs.logits)
+    across = Reasoner(HRMConfig(width=32, heads=2, hidden=48, mixer="mlp"), shape)
+    assert not fused.install_rounds(across)
 
 
 def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):

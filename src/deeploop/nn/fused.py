@@ -18,6 +18,8 @@ from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+SMALLEST_HEAD = 16
+WITHOUT_GRADIENT = False  # kernels of their own for calls of which nobody asks a gradient; not measured yet
 _eager = False
 
 
@@ -47,7 +49,7 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
         and isinstance(second.branch, SwiGLU)
         and all(isinstance(norm, RMSNorm | nn.Identity) for norm in norms)
         and all(norm.weight is not None for norm in (first.inner, second.inner) if isinstance(norm, RMSNorm))
-        and first.branch.head_size >= 16
+        and first.branch.head_size >= SMALLEST_HEAD
         and _is_plain(first.branch)
         and second.branch.down.bias is None
     )
@@ -67,8 +69,15 @@ def fits_block(block: nn.Module) -> bool:
 
 
 def fits_rounds(model: nn.Module) -> bool:
-    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`."""
-    return hasattr(model, "run_rounds") and all(map(fits_block, getattr(model, "blocks", ())))
+    """Whether the kernels know a model's loop: blocks they know, run by `run_rounds` or in stacks."""
+    stacks = list(_stacks(model))
+    blocks = [block for owner in stacks or [model] for block in getattr(owner, "blocks", ())]
+    return (hasattr(model, "run_rounds") or bool(stacks)) and all(map(fits_block, blocks))
+
+
+def _stacks(model: nn.Module) -> Iterable[nn.Module]:
+    """The stacks of blocks that a reasoner calls, each as a whole."""
+    return getattr(model, "stacks", nn.ModuleDict()).values()
 
 
 def install(block: nn.Module) -> bool:
@@ -81,9 +90,15 @@ def install(block: nn.Module) -> bool:
 
 def install_rounds(model: nn.Module) -> bool:
     """The same for a model's loop, whose rounds then are one chain; whether it can."""
-    if fits_rounds(model):
-        setattr(model, "run_rounds", MethodType(_run_rounds, model))  # noqa: B010
-    return fits_rounds(model)
+    if not fits_rounds(model):
+        return False
+    stacks = list(_stacks(model))
+    for stack in stacks:
+        stack.forward = MethodType(_run_stack, stack)
+    setattr(
+        model, "summed" if stacks else "run_rounds", MethodType(_summed if stacks else _run_rounds, model)
+    )
+    return True
 
 
 def sublayers(block: nn.Module) -> list[ScaledResidual]:
@@ -120,6 +135,31 @@ def _run_rounds(
         options = {"rounds": rounds, "recompute": recompute, "ends": ends, "inject": inject}
         return _run(model.blocks, x, rotary, documents=documents, **options)
     return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
+
+
+def _run_stack(
+    stack: Any, x: Tensor, rotary: Rotary, recomputed: int = 0, positions: int | None = None
+) -> Any:
+    # Blocks that are recomputed one by one are called one by one.
+    if not _applies(x) or (recomputed and torch.is_grad_enabled()):
+        return type(stack).forward(stack, x, rotary, recomputed, positions)
+    if torch.is_grad_enabled():
+        return _run(stack.blocks, x, rotary, positions=positions)
+    from deeploop.nn.kernels import forward
+
+    pairs: Any = [tuple(sublayers(block)) for block in stack.blocks]
+    if not (WITHOUT_GRADIENT and all(map(forward.fits, pairs))):
+        return _run(stack.blocks, x, rotary, positions=positions)
+    return forward.run(pairs, x, rotary, torch.get_autocast_dtype("cuda"), positions)
+
+
+def _summed(model: Any, *states: Tensor) -> Any:
+    if torch.is_grad_enabled() or not _applies(states[0]):
+        return type(model).summed(model, *states)
+    from deeploop.nn.kernels.epilogues import State, added
+
+    first, *others = (state.flatten(0, -2) for state in states)
+    return added(State(first.contiguous(), None), *others).view_as(states[0])
 
 
 def _run(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any) -> Tensor:

@@ -100,6 +100,12 @@ def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:
     return uses_bf16(config, device) and config.compile != "off"
 
 
+def runs_kernels(config: DeviceConfig, device: torch.device) -> bool:
+    """Whether blocks that the Triton kernels know run on them."""
+    on_gpu = device.type == "cuda" and uses_bf16(config, device)
+    return on_gpu and config.compile == "auto" and fused.HAS_TRITON
+
+
 def _choose_blocks(config: DeviceConfig, world: World, model: nn.Module) -> tuple[Blocks, list[str]]:
     on_gpu = world.device.type == "cuda"
     if config.compile == "off" or (config.compile == "auto" and not on_gpu):

@@ -4,6 +4,7 @@
 rotate      q, k, v: queries and keys turned by position, queries scaled for an attention in powers of 2
 gate        silu(x @ gate.T)·(x @ up.T)
 join        α·x + y @ w.T, and what its norm is taken of: the sum of squares of each part of a row
+added       the sum of some states, in one pass
 
 A state is a pair: rows before their norm, and the sums of squares. N(s) = s / RMS(s) has no gain here, so
 that it stands behind the product that reads it: N(s) @ w.T = (s @ w.T) / RMS(s).
@@ -39,7 +40,8 @@ class Tiles(NamedTuple):
     persistent: bool = True
 
 
-DEFAULT = Tiles()
+# What fits the 227 KiB of shared memory: a rotated tile is stored whole, and a joined one is read as well.
+GATE, ROTATE, JOIN = Tiles(), Tiles(stages=3), Tiles(stages=3)
 
 
 class State(NamedTuple):
@@ -104,6 +106,25 @@ def _product(
             tl.store(SO + row * COLUMNS + c, squares, mask=live)
 
 
+@triton.jit
+def _add(
+    A, B, C, S, O, n, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+    COUNT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    i = tl.arange(0, BLOCK)[None, :]
+    at = row.to(tl.int64)[:, None] * WIDTH + i
+    live = (row < n)[:, None] & (i < WIDTH)
+    y = tl.load(A + at, mask=live, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        y *= _scales(S, row, row < n, PARTS, WIDTH, eps)[:, None]
+    if COUNT > 1:
+        y += tl.load(B + at, mask=live, other=0.0).to(tl.float32)
+    if COUNT > 2:
+        y += tl.load(C + at, mask=live, other=0.0).to(tl.float32)
+    tl.store(O + at, y.to(O.dtype.element_ty), mask=live)
+
+
 def _run(
     kind: str, a: Tensor, w: Tensor, out: Tensor, cut: Tiles, *, state: State, beside: Tensor | None = None,
     squares: Tensor | None = None, rotary: Rotary | None = None, half: int = 1, alpha: float = 1.0,
@@ -136,8 +157,14 @@ def _programs(tensor: Tensor) -> int:
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 
+def fits_tiles(width: int, hidden: int, head_size: int) -> bool:
+    """Whether the products of such blocks are whole tiles, and those of queries and keys whole heads."""
+    powers = head_size == triton.next_power_of_2(head_size) and 16 <= head_size <= 128
+    return powers and width % ROTATE.columns == 0 and 2 * hidden % GATE.columns == 0 and hidden % 64 == 0
+
+
 def rotate(
-    state: State, w: Tensor, rotary: Rotary, head_size: int, eps: float, cut: Tiles = DEFAULT
+    state: State, w: Tensor, rotary: Rotary, head_size: int, eps: float, cut: Tiles = ROTATE
 ) -> Tensor:
     """q, k, v (n, 3·width) of N(state) by `paired` matrices: q and k turned, q by log₂e/√D larger."""
     out = torch.empty(len(state.rows), len(w), dtype=w.dtype, device=w.device)
@@ -147,20 +174,34 @@ def rotate(
     return out
 
 
-def gate(state: State, w: Tensor, eps: float, cut: Tiles = DEFAULT) -> Tensor:
+def gate(state: State, w: Tensor, eps: float, cut: Tiles = GATE) -> Tensor:
     """silu(gate)·up (n, hidden) of N(state) by an `interleaved` matrix."""
     out = torch.empty(len(state.rows), len(w) // 2, dtype=w.dtype, device=w.device)
     _run("gate", state.rows, w, out, cut, state=state, eps=eps)
     return out
 
 
-def join(state: State, y: Tensor, w: Tensor, alpha: float, eps: float, cut: Tiles = DEFAULT) -> State:
+def join(state: State, y: Tensor, w: Tensor, alpha: float, eps: float, cut: Tiles = JOIN) -> State:
     """α·N(state) + y @ w.T, before its norm."""
     out = torch.empty_like(state.rows)
     parts = len(w) // min(cut.columns, len(w))
     squares = torch.empty(len(y), parts, dtype=torch.float32, device=y.device)
     _run("join", y, w, out, cut, state=state, beside=state.rows, squares=squares, alpha=alpha, eps=eps)
     return State(out, squares)
+
+
+def added(state: State, *others: Tensor, eps: float = 0.0) -> Tensor:
+    """N(state) + the others, of which there are two at most."""
+    n, width = state.rows.shape
+    out = torch.empty_like(state.rows)
+    given = [other.contiguous() for other in others] + [None] * (2 - len(others))
+    block = triton.next_power_of_2(width)
+    rows = max(1, 2048 // block)
+    _add[(triton.cdiv(n, rows),)](
+        state.rows, *given, state.squares, out, n, eps, WIDTH=width, BLOCK=block, ROWS=rows,
+        PARTS=0 if state.squares is None else state.squares.shape[1], COUNT=1 + len(others),
+    )  # fmt: skip
+    return out
 
 
 def paired(w: Tensor, head_size: int) -> Tensor:
