@@ -74,7 +74,10 @@ def steps(recipe: str, config: AnyTrainConfig, options: argparse.Namespace) -> N
         take_apart(recipe, queue.advance, options.longest, steps=2, warm_up=0)
         with patch.object(fused, "WITHOUT_GRADIENT", True):
             name = f"{recipe}, kernels of their own without a gradient"
-            take_apart(name, queue.advance, options.longest, steps=2, warm_up=3)
+            try:
+                take_apart(name, queue.advance, options.longest, steps=2, warm_up=3)
+            except Exception as error:  # the other recipe is still to be timed
+                print(f"{name}: {type(error).__name__}: {str(error)[:500]}")
         run.close()
         run.model.to("meta")
         run.optimizer.state.clear()
