@@ -1,10 +1,12 @@
 """Whether the fast path trains as the reference does: the same weights and batches, 200 steps, over seeds.
 
     python benchmarks/loss_curve.py --data data/text --seeds 0 1 2
+    python benchmarks/loss_curve.py --data data/text --steps 1000 --batch 16 --precision fp8
 
 Ours is the training step as a run takes it (on a GPU: bf16, Triton kernels); the reference is
 benchmarks/reference_gpt.py in bf16 autocast, started from our weights, with the same AdamW, schedule and
-batches. Their difference is set beside the spread over seeds of the reference itself.
+batches. Their difference is set beside the spread over seeds of the reference itself. With --precision fp8
+or --stream bf16 our own bf16 with its fp32 stream is the reference.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +47,7 @@ def reference_names(blocks: int) -> dict[str, str]:
     return names
 
 
-def small(data: Path, seed: int, steps: int, out: Path) -> TrainConfig:
+def small(data: Path, seed: int, steps: int, batch: int, out: Path) -> TrainConfig:
     base = get_recipe("gpt2-small")
     assert isinstance(base, TrainConfig)
     return replace(
@@ -55,15 +58,18 @@ def small(data: Path, seed: int, steps: int, out: Path) -> TrainConfig:
         data=replace(base.data, path=data, validation_sequences=1),
         # 1e-6 a step, gentle enough to leave the floor behind: there any two models have the same loss.
         optim=replace(
-            base.optim, batch=32, steps=steps, peak_lr=1e-6 * steps, floor_lr=0.0, warmup_steps=steps
+            base.optim, batch=batch, steps=steps, peak_lr=1e-6 * steps, floor_lr=0.0, warmup_steps=steps
         ),
-        device=replace(base.device, micro_batch=32),
+        device=replace(base.device, micro_batch=batch),
     )
 
 
 def our_losses(run: ActiveRun) -> list[float]:
     queue = StepQueue(run, StopRequest())
-    return [queue.take().loss for _ in range(run.config.optim.steps)]
+    results = [result for _ in range(run.config.optim.steps) for result in queue.advance()]
+    results += queue.settle(everything=True)
+    run.close()
+    return [result.loss for result in results]
 
 
 def reference_losses(model: nn.Module, run: ActiveRun, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
@@ -90,6 +96,12 @@ def reference_losses(model: nn.Module, run: ActiveRun, batches: list[tuple[Tenso
     return losses
 
 
+def narrower(config: TrainConfig, world: World, **device: Any) -> tuple[list[float], list[float]]:
+    """Our losses with these fields of the device's config, and as they are without."""
+    changed = replace(config, out=config.out / "narrower", device=replace(config.device, **device))
+    return our_losses(open_run(changed, world)), our_losses(open_run(config, world))
+
+
 def both(config: TrainConfig, world: World) -> tuple[list[float], list[float]]:
     run = open_run(config, world)
     model = reference_model(REFERENCE, config.model).to(world.device)
@@ -106,15 +118,20 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--precision", choices=("auto", "fp8"), default="auto", help="as --device.precision")
+    parser.add_argument("--stream", choices=("fp32", "bf16"), default="fp32", help="as --device.stream")
     parser.add_argument("--json", type=Path, help="also write every loss to this file")
     options = parser.parse_args()
     curves = []
+    device = {"precision": options.precision, "stream": options.stream}
+    against_bf16 = device != {"precision": "auto", "stream": "fp32"}
     with tempfile.TemporaryDirectory() as folder:
-        base = small(options.data, 0, options.steps, Path(folder))
+        base = small(options.data, 0, options.steps, options.batch, Path(folder))
         with open_world(base.device) as world:
             for seed in options.seeds:
-                config = small(options.data, seed, options.steps, Path(folder) / str(seed))
-                curves.append(both(config, world))
+                config = replace(base, seed=seed, out=Path(folder) / str(seed))
+                curves.append(narrower(config, world, **device) if against_bf16 else both(config, world))
     if options.json:
         options.json.write_text(json.dumps({"ours, reference by seed": curves}) + "\n", encoding="utf-8")
     rows = []
@@ -134,7 +151,8 @@ def main() -> None:
                 f"{spread:.4f}",
             )
         )
-    print(text_table(("steps", "ours", "reference", "largest gap at a seed", "spread over seeds"), rows))
+    names = ("narrower", "bf16") if against_bf16 else ("ours", "reference")
+    print(text_table(("steps", *names, "largest gap at a seed", "spread over seeds"), rows))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ KINDS = (  # the first that matches; names are those of CUDA kernels
     ("norms and residuals", r"_norm_(for|back)ward|rms_norm"),
     ("rotary and QK-norm", r"_rotary_"),
     ("SwiGLU", r"_swiglu_|silu"),
+    ("FP8 casts", r"^_cast"),
     ("softmax and loss", r"_cross_entropy|softmax|SoftMax|nll"),
     ("optimizer and clipping", r"multi_tensor|lpnorm|Optimizer"),
     ("sums of gains' gradients", r"reduce_kernel"),
@@ -90,6 +91,8 @@ def main() -> None:
     parser.add_argument(
         "--compile", choices=("auto", "on", "off"), default="auto", help="as --device.compile"
     )
+    parser.add_argument("--precision", choices=("auto", "fp8"), default="auto", help="as --device.precision")
+    parser.add_argument("--stream", choices=("fp32", "bf16"), default="fp32", help="as --device.stream")
     parser.add_argument("--round-hidden", action="store_true", help="as in deeploop bench")
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--longest", type=int, default=12, help="kernels to list")
@@ -98,6 +101,8 @@ def main() -> None:
         recipes=(options.recipe,),
         rounds=(options.rounds,),
         micro_batch=(options.batch,),
+        precision=options.precision,
+        stream=options.stream,
         round_hidden=options.round_hidden,
         data=options.data,
     )

@@ -45,6 +45,7 @@ SKIPPED = {
     r"^(\. |source |export |complete |trap |wait )": "is for an interactive shell",
     r"^pip install": "installs; the environment has it",
     r"torchrun": "needs several GPUs",
+    r"--device.precision fp8": "needs a GPU with FP8",
     r"fineweb-edu": "downloads",
     r"prepare arc|arc1|arc-try|ConceptARC": "needs ARC's tasks, minutes of augmentation",
     r"hrm-sudoku4|trm-sudoku4": "trains for a quarter of an hour; tests/train has short ones",

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands import prepare_puzzles
+from deeploop.commands import bench, prepare_puzzles
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.train.timing import reference_model
+from deeploop.train.timing import Timing, reference_model
 
 REFERENCE = Path(__file__).parents[2] / "benchmarks" / "reference_gpt.py"
 
@@ -39,6 +39,26 @@ def test_the_table_and_its_file(corpus, tmp_path, capsys):
         assert row["ratio"] == pytest.approx(row["tokens_per_s"] / row["reference_tokens_per_s"])
         assert row["share_of_ceiling"] == pytest.approx(row["flops"] / record["ceiling_flops"])
         assert row["peak_memory"] is None
+
+
+def test_fp8_is_timed_beside_bf16(corpus, tmp_path, capsys, monkeypatch):
+    words = ["bench", "--recipes", "tiny", "--rounds", "1", "--precision", "fp8", "--data", str(corpus)]
+    assert main([*words, "--device", "cpu"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "device.precision=fp8: needs a GPU of compute capability 8.9" in error
+    assert "\n" not in error
+
+    def time_training(config, world, steps):
+        return Timing({"fp8": 2.0, "bf16": 3.0}[config.device.precision], 1.0, None), 600, 10**12
+
+    monkeypatch.setattr(bench, "time_training", time_training)
+    out = tmp_path / "bench.json"
+    assert main([*words, "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text())["cells"]
+    assert (row["tokens_per_s"], row["bf16_tokens_per_s"], row["ratio_to_bf16"]) == (300, 200, 1.5)
+    table = capsys.readouterr().out.splitlines()
+    assert table[2].split()[-2:] == ["bf16", "ratio"]
+    assert table[-1].split()[-1] == "1.50×"
 
 
 def test_a_reasoner_is_timed_on_its_puzzles(tmp_path, capsys):

@@ -25,9 +25,6 @@ CASES = {
     "gated": HUGINN | {"injection": "gated", "first_state": "zeros", "unigram_bias": True},
     "linear": HUGINN | {"injection": "linear", "first_state": "embedding", "block": "prenorm"},
     "postnorm": {"block": "postnorm", "mup_base_width": 24, "tied_head": False},
-}
-KNOWN = dict(CASES)  # to the kernels
-CASES |= {
     "llama": {"block": "prenorm", "kv_heads": 1, "qk_norm": "none", "head_width": 12, "heads": 4},
     "qwen2": {"block": "prenorm", "kv_heads": 1, "qk_norm": "none", "attention_bias": "qkv"},
     "qwen3": {"block": "prenorm", "kv_heads": 2, "heads": 4, "qk_norm": "before-rotary", "mlp_bias": True},
@@ -48,7 +45,7 @@ def build(**fields):
 
 def filled(model, texts, read):
     """A cache that holds the first `read` tokens of each text, at which they stand."""
-    cache = model.new_cache(30)
+    cache = model.new_cache(40)
     longest = max(read)
     model(torch.stack([text[:longest] for text in texts]), cache=cache)
     return PositionedCache(cache, torch.tensor(read, device=DEVICE))
@@ -79,14 +76,28 @@ def test_a_step_is_the_next_position_of_one_pass(fields):
     assert_steps_are_one_pass(build(**fields).double(), ModuleStep, 3, 1e-10)
 
 
-@pytest.mark.skipif(not (INTERPRETED or DEVICE == "cuda"), reason="needs Triton, and TRITON_INTERPRET=1")
-@pytest.mark.parametrize("batch", [3, 6])
-@pytest.mark.parametrize("fields", KNOWN.values(), ids=KNOWN)
-def test_the_kernels_step_alike(fields, batch):
-    def make(model, cache):
-        return KernelStep(model, cache, torch.float32)
+needs_triton = pytest.mark.skipif(
+    not (INTERPRETED or DEVICE == "cuda"), reason="needs Triton, and TRITON_INTERPRET=1"
+)
 
-    assert_steps_are_one_pass(build(**fields), make, batch, 1e-4)
+
+def in_fp32(model, cache):
+    return KernelStep(model, cache, torch.float32)
+
+
+@needs_triton
+@pytest.mark.parametrize("batch", [3, 6])
+@pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
+def test_the_kernels_step_alike(fields, batch):
+    assert_steps_are_one_pass(build(**fields), in_fp32, batch, 1e-4)
+
+
+@needs_triton
+def test_keys_that_are_split_among_programs_count_alike(monkeypatch):
+    from deeploop.nn.kernels import decode
+
+    monkeypatch.setattr(decode, "KEY_TILE", 16)  # 16 keys per program: two programs for a cache of 40
+    assert_steps_are_one_pass(build(**CASES["qwen3"]), in_fp32, 3, 1e-4)
 
 
 SETTINGS = [Sampling(temperature=0), Sampling(temperature=1, top_k=30, top_p=0.9, seed=7)]

@@ -55,8 +55,12 @@ def test_a_graph_says_what_single_steps_say(batch, kernels):
     assert len({tuple(row) for row in found[0]}) > 3
 
 
+RECURRENT = {"prelude": 1, "coda": 1, "injection": "add", "block": "flat"}
+QWEN2 = {"block": "prenorm", "kv_heads": 1, "qk_norm": "none", "attention_bias": "qkv"}
+
+
 @pytest.mark.parametrize("batch", [1, 4, 64])
-@pytest.mark.parametrize("fields", [{}, {"prelude": 1, "coda": 1, "injection": "add", "block": "flat"}])
+@pytest.mark.parametrize("fields", [{}, RECURRENT, QWEN2], ids=["recipe", "recurrent", "qwen2"])
 @torch.inference_mode()
 def test_the_kernels_in_bf16_are_as_near_to_fp32_as_modules_are(fields, batch):
     model = build(**fields)

@@ -282,11 +282,25 @@ def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):
     assert fused._applies(x)
 
 
+def test_only_training_steps_are_narrower(monkeypatch):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(fused, "_applies", lambda x, *extras: True)
+    monkeypatch.setattr(fused, "_run", lambda how, *args, **options: how)
+    config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
+    model, fp8 = LoopedGPT(config), fused.Narrower(fp8=True)
+    fused.install_rounds(model, fp8)
+    fused.install(model.blocks[0], fp8)
+    for training, how in ((True, fp8), (False, fused.BF16)):
+        model.train(training)
+        assert model.run_rounds(None, None, None, None) == how
+        assert model.blocks[0](None, None) == how
+
+
 def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
     """In a block and in a loop; what has a mask of its own or a cache is left to the modules."""
     monkeypatch.setattr(fused, "HAS_TRITON", True)
     monkeypatch.setattr(fused, "_applies", lambda x, *extras: all(extra is None for extra in extras))
-    monkeypatch.setattr(fused, "_run", lambda blocks, x, rotary, **options: (list(blocks), options))
+    monkeypatch.setattr(fused, "_run", lambda how, blocks, x, rotary, **options: (list(blocks), options))
     block, x, rotary = gpt(), torch.randn(2, 9, 32), rotary_table(9, 16)
     plain = block(x, rotary)
     assert fused.install(block)
@@ -309,6 +323,7 @@ def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
     assert (options["rounds"], options["ends"]) == (2, True)
     assert injected.run_rounds(x, rotary, None, None, None, 2 * x, range(1))[1]["ends"] is False
     torch.testing.assert_close(options["inject"](x), 3 * x)
+    assert options["inject"](x.bfloat16()).dtype == torch.bfloat16
     assert model.run_rounds(x, rotary, documents, None)[1]["documents"] is documents
     assert isinstance(model.run_rounds(x, rotary, mask, None), torch.Tensor)
     model.recompute = "block"  # each visit by itself

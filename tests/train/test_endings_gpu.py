@@ -109,6 +109,29 @@ def test_a_run_goes_from_gpu_to_cpu_and_back(config, monkeypatch):
     assert got == pytest.approx(expected, rel=1e-3)  # TF32 products there, fp32 here
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with FP8"
+)
+def test_an_fp8_run_is_resumed_bit_for_bit(config):
+    """Its scales have no history, so there is nothing to keep beside what other runs do."""
+    whole, cut = config("whole", steps=60, precision="fp8"), config("cut", steps=60, precision="fp8")
+    train(whole)
+    steps = []
+    real = StepQueue.submit
+
+    def submit(queue):
+        steps.append(None)
+        queue._stop.requested = len(steps) == 30
+        real(queue)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepQueue, "submit", submit)
+        assert train(cut)["step"] == 30
+    assert train(config("cut", steps=60, precision="fp8", resume=True))["ended"] == "finished"
+    assert json.loads((cut.out / "run.json").read_text())["execution"]["precision"] == "fp8"
+    assert weights(cut) == weights(whole)
+
+
 def test_two_ranks_that_share_a_gpu_have_the_losses_of_one(config, tmp_path):
     one, two = config("one", steps=12, deterministic=False), config("two", steps=12, deterministic=False)
     assert train(one)["ended"] == "finished"

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.models.hrm import HRMConfig
+from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.nn import fused
 from deeploop.train import execution
 from deeploop.train.distributed import DeviceConfig, World
@@ -62,6 +64,70 @@ def test_on_one_gpu_everything_is_on(block):
 )
 def test_what_is_left_out_is_said(options, said):
     assert choose(**options).describe() == said
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
+    checked = []
+    monkeypatch.setattr(fused, "check_fp8_compiler", checked.append)
+    chosen = choose(DeviceConfig(precision="fp8", stream="bf16"))
+    assert chosen.describe() == ("Triton kernels, fp8, bf16 stream, CUDA graph, loss read back 1 step behind")
+    assert chosen.to_json()["precision"] == "fp8"
+    assert chosen.to_json()["stream"] == "bf16"
+    model = LoopedGPT(GPTConfig(**SHAPE))
+    chosen.apply(model)
+    assert checked == [torch.device("cpu")]
+    (narrower,) = {block.forward.__func__.args[0] for block in (*model.blocks,)}
+    assert narrower == fused.Narrower(fp8=True, bf16_stream=True)
+    assert model.run_rounds.__func__.args[0] == narrower
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "said"),
+    [
+        ({}, {"device": torch.device("cpu")}, "needs a GPU of compute capability 8.9 or more"),
+        ({"compile": "on"}, {}, "needs the Triton kernels, which are not used: device.compile is on"),
+        ({"parallel": "fsdp"}, {"ranks": 2}, "is not supported with device.parallel=fsdp; use ddp"),
+        ({}, {"hidden": 88}, "model.hidden=88 must be a multiple of 16"),
+        ({}, {"inner_norm": False}, "needs a norm before each branch"),
+    ],
+)
+def test_fp8_is_refused_where_it_can_not_be_had(device, options, said, hopper):
+    with pytest.raises(ValueError, match=rf"device\.precision=fp8: {said}"):
+        choose(DeviceConfig(precision="fp8", **device), **options)
+
+
+def test_fp8_is_refused_on_an_older_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    with pytest.raises(ValueError, match="this is NVIDIA A100; use bf16"):
+        choose(DeviceConfig(precision="fp8"))
+
+
+@pytest.mark.parametrize("field", [{"precision": "fp8"}, {"stream": "bf16"}])
+def test_reasoners_have_neither(field, hopper):
+    config = HRMConfig(width=64, heads=2, hidden=64)
+    model = Reasoner(config, PuzzleShape(vocabulary=4, length=8, puzzle_ids=1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ValueError, match=r"device\.\w+=\w+: is not supported for a Reasoner; leave it out"):
+        choose_execution(DeviceConfig(**field), World(0, 1, GPU), model, optimizer)
+
+
+def test_a_bf16_stream_needs_the_kernels():
+    with pytest.raises(ValueError, match=r"device\.stream=bf16: needs the Triton kernels.*there is no GPU"):
+        choose(DeviceConfig(stream="bf16"), device=torch.device("cpu"))
+
+
+def test_what_was_trained_in_fp8_is_evaluated_anywhere():
+    """Without an optimizer nothing is trained, and bf16 takes its place."""
+    model = LoopedGPT(GPTConfig(**SHAPE))
+    config = DeviceConfig(precision="fp8", stream="bf16")
+    chosen = execution.choose_execution(config, World(0, 1, torch.device("cpu")), model)
+    assert (chosen.precision, chosen.bf16_stream) == ("bf16", False)
 
 
 def test_drawn_rounds_have_a_graph_for_each_number_of_them():

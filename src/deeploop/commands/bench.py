@@ -49,6 +49,10 @@ class BenchArgs:
     """Rounds R of each language model."""
     micro_batch: tuple[int, ...] = ()
     """Sequences a step of a language model; unset: the recipe's micro-batch. A reasoner keeps its batch."""
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
+    """As --device.precision; fp8 is timed beside bf16 in the same run."""
+    stream: Literal["fp32", "bf16"] = "fp32"
+    """As --device.stream."""
     recompute: Literal["off", "round", "block"] = "off"
     """Activations to compute again in the backward pass, as in --device.recompute."""
     round_hidden: bool = False
@@ -133,7 +137,13 @@ def run(args: BenchArgs) -> str:
 def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, AnyTrainConfig]]:
     """What is timed of a recipe, each with its name."""
     base = get_recipe(recipe)
-    device = replace(base.device, kind=args.device, recompute=args.recompute)
+    device = replace(
+        base.device,
+        kind=args.device,
+        precision=args.precision,
+        stream=args.stream,
+        recompute=args.recompute,
+    )
     if isinstance(base, IterateTrainConfig):
         yield recipe, replace(base, out=folder / recipe, device=device)
         return
@@ -191,6 +201,11 @@ def measure(
         "first_step_s": ours.first,
         "peak_memory": ours.peak_memory,
     }
+    if args.precision == "fp8":
+        device = replace(config.device, precision="bf16", stream="fp32")
+        plain = replace(config, out=config.out.with_name(f"{config.out.name}-bf16"), device=device)
+        bf16, _, _ = time_training(plain, world, args.steps)
+        row |= {"bf16_tokens_per_s": tokens / bf16.seconds, "ratio_to_bf16": bf16.seconds / ours.seconds}
     if args.reference is not None and isinstance(config, TrainConfig):
         theirs = time_reference(args.reference, config, world, args.steps)
         row |= {
@@ -217,10 +232,14 @@ def report(record: dict[str, Any]) -> str:
             f"{row['first_step_s']:.1f} s",
             memory,
         ]
+        if "ratio_to_bf16" in row:
+            cells += [f"{row['bf16_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio_to_bf16']:.2f}×"]
         if "ratio" in row:
             cells += [f"{row['reference_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio']:.2f}×"]
         rows.append(cells)
     header = ["recipe", "batch", "steps/s", "tokens/s", "TFLOP/s", "of ceiling", "first step", "peak memory"]
+    if any("ratio_to_bf16" in row for row in record["cells"]):
+        header += ["bf16", "ratio"]
     if any("ratio" in row for row in record["cells"]):
         header += ["reference", "ratio"]
         rows = [row + ["–"] * (len(header) - len(row)) for row in rows]

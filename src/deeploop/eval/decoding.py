@@ -4,8 +4,8 @@ decoder = Decoder(model, [[5, 100], [7]], capacity=40, choose=partial(choose, sa
 first = decoder.start().tokens
 second = decoder.step().tokens
 
-A step is the model's own forward pass over a cache of fixed size, at positions that the device holds. Where
-the blocks are ones that the Triton kernels know, a GPU runs them in bf16 (`nn/kernels/decode.py`).
+A step is the model's own forward pass over a cache of fixed size, at positions that the device holds. With
+Triton a GPU runs its blocks on kernels, in bf16 (`nn/kernels/decode.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -134,13 +134,14 @@ class KernelStep:
     """The same by the Triton kernels: the stream in fp32, matrices in `dtype`, packed here once."""
 
     def __init__(self, model: LoopedGPT, cache: PositionedCache, dtype: torch.dtype = torch.bfloat16) -> None:
-        from deeploop.nn.kernels.decode import Visit  # here there is Triton to import
+        from deeploop.nn.kernels.decode import Visit, biases_of  # here there is Triton to import
         from deeploop.nn.kernels.stack import packs_of
 
         self._model, self._positions = model, cache.positions
         once, core = [*model.prelude], [*model.blocks]
         pairs: list[Any] = [fused.sublayers(block) for block in (*once, *core, *model.coda)]
-        packed = [*zip(pairs, packs_of(pairs, dtype), strict=True)]
+        biases = [biases_of(pair, dtype) for pair in pairs]
+        packed = [*zip(pairs, packs_of(pairs, dtype), biases, strict=True)]
         first, last = len(once), len(once) + len(core)
         order = [*packed[:first], *packed[first:last] * model.rounds, *packed[last:]]
         visits = [Visit(*block, *cache.cache.memory(model.slot_of(i))) for i, block in enumerate(order)]
@@ -190,10 +191,10 @@ def describe(model: nn.Module) -> str:
         return "eager modules"
     if fits_kernels(model):
         return "a CUDA graph of Triton kernels in bf16"
-    return "a CUDA graph of eager modules: the Triton kernels do not know these blocks"
+    return "a CUDA graph of eager modules: Triton is not installed, or its kernels do not know these blocks"
 
 
 def fits_kernels(model: LoopedGPT) -> bool:
     """Whether the kernels can decode with a model: it is on a GPU, and they know all of its blocks."""
     blocks = (*model.prelude, *model.blocks, *model.coda)
-    return model.cos.is_cuda and all(map(fused.fits_block, blocks))
+    return model.cos.is_cuda and all(map(fused.fits_decoding, blocks))

@@ -6,6 +6,7 @@ Everything else runs the modules as they are written, which is also what the ker
 import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deeploop.nn import fp8
 from deeploop.nn.documents import Documents
-from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU
+from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -40,7 +42,25 @@ KNOWN_KINDS = frozenset({"prenorm", "postnorm", "sandwich", "factored", "average
 
 
 def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
-    """Whether the kernels know these sublayers: attention, then SwiGLU, and RMSNorm throughout."""
+    """Whether the kernels of training know these sublayers."""
+    return (
+        _fits_form(first, second)
+        and isinstance(first.branch, SelfAttention)
+        and isinstance(second.branch, SwiGLU)
+        and first.branch.head_size >= SMALLEST_HEAD
+        and _is_plain(first.branch)
+        and second.branch.down.bias is None
+    )
+
+
+def fits_decoding(block: nn.Module) -> bool:
+    """Whether the kernels of decoding know a block: grouped-query attention, biases and any QK-norm too."""
+    pair = sublayers(block)
+    return len(pair) == 2 and _fits_form(*pair) and isinstance(pair[0].branch, CausalSelfAttention)
+
+
+def _fits_form(first: ScaledResidual, second: ScaledResidual) -> bool:
+    """Attention, then SwiGLU, and RMSNorm throughout."""
     norms = [norm for sublayer in (first, second) for norm in (sublayer.inner, sublayer.outer)]
     return (
         HAS_TRITON
@@ -49,9 +69,6 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
         and isinstance(second.branch, SwiGLU)
         and all(isinstance(norm, RMSNorm | nn.Identity) for norm in norms)
         and all(norm.weight is not None for norm in (first.inner, second.inner) if isinstance(norm, RMSNorm))
-        and first.branch.head_size >= SMALLEST_HEAD
-        and _is_plain(first.branch)
-        and second.branch.down.bias is None
     )
 
 
@@ -80,24 +97,55 @@ def _stacks(model: nn.Module) -> Iterable[nn.Module]:
     return getattr(model, "stacks", nn.ModuleDict()).values()
 
 
-def install(block: nn.Module) -> bool:
+@dataclass(frozen=True)
+class Narrower:
+    """What training steps compute narrower than bf16 autocast does; evaluations are in bf16 always."""
+
+    fp8: bool = False
+    """The blocks' products in FP8."""
+    bf16_stream: bool = False
+    """The residual stream in bf16 in place of fp32."""
+
+
+BF16 = Narrower()
+
+
+def against_fp8(block: nn.Module) -> str:
+    """Why the products of a block that the kernels know can't be FP8; empty where they can."""
+    first, second = sublayers(block)
+    if not (isinstance(first.inner, RMSNorm) and isinstance(second.inner, RMSNorm)):
+        return "needs a norm before each branch, whose scale follows from it; choose another model.block"
+    mlp: Any = second.branch
+    for name, size in zip(("hidden", "width"), mlp.gate.weight.shape, strict=True):
+        if size % fp8.MULTIPLE:
+            return f"model.{name}={size} must be a multiple of {fp8.MULTIPLE}"
+    return ""
+
+
+def check_fp8_compiler(device: torch.device) -> None:
+    """Raises where Triton's compiler does not cast to FP8 as it should."""
+    from deeploop.nn.kernels.fp8_stack import check_compiler  # here there is Triton to import
+
+    check_compiler(device)
+
+
+def install(block: nn.Module, narrower: Narrower = BF16) -> bool:
     """Lets the block run on the kernels wherever a call is one for them; whether it can."""
     if fits_block(block):
         # Bound, so that a copy of the block runs on its own weights.
-        block.forward = MethodType(_forward, block)
+        block.forward = MethodType(partial(_forward, narrower), block)
     return fits_block(block)
 
 
-def install_rounds(model: nn.Module) -> bool:
+def install_rounds(model: nn.Module, narrower: Narrower = BF16) -> bool:
     """The same for a model's loop, whose rounds then are one chain; whether it can."""
     if not fits_rounds(model):
         return False
     stacks = list(_stacks(model))
     for stack in stacks:
-        stack.forward = MethodType(_run_stack, stack)
-    setattr(
-        model, "summed" if stacks else "run_rounds", MethodType(_summed if stacks else _run_rounds, model)
-    )
+        stack.forward = MethodType(_run_stack, stack)  # no FP8 without inner norms; bf16 states as they are
+    name, run = ("summed", _summed) if stacks else ("run_rounds", partial(_run_rounds, narrower))
+    setattr(model, name, MethodType(run, model))
     return True
 
 
@@ -106,16 +154,17 @@ def sublayers(block: nn.Module) -> list[ScaledResidual]:
     return [child for child in block.children() if isinstance(child, ScaledResidual)]
 
 
-def _forward(block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
+def _forward(narrower: Narrower, block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
     # What follows are a mask, a cache and its slot: in training documents at most.
     mask, *others = rest or (None,)
     dense, documents = _split_mask(mask)
     if _applies(x, dense, *others):
-        return _run([block], x, rotary, documents=documents)
+        return _run(_in_training(narrower, block), [block], x, rotary, documents=documents)
     return type(block).forward(block, x, rotary, *rest)
 
 
 def _run_rounds(
+    narrower: Narrower,
     model: Any,
     x: Tensor,
     rotary: Rotary,
@@ -129,11 +178,12 @@ def _run_rounds(
     dense, documents = _split_mask(mask)
     if _applies(x, dense, cache, noise) and model.recompute != "block":
         rounds = model.rounds if indices is None else len(indices)
-        inject = None if entered is None else partial(model.injection, entered=entered)
+        inject = None if entered is None else partial(_inject, model.injection, entered)
         recompute = model.recompute == "round"
         ends = indices is None or indices.stop == model.rounds
         options = {"rounds": rounds, "recompute": recompute, "ends": ends, "inject": inject}
-        return _run(model.blocks, x, rotary, documents=documents, **options)
+        narrower = _in_training(narrower, model)
+        return _run(narrower, model.blocks, x, rotary, documents=documents, **options)
     return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
 
 
@@ -144,12 +194,12 @@ def _run_stack(
     if not _applies(x) or (recomputed and torch.is_grad_enabled()):
         return type(stack).forward(stack, x, rotary, recomputed, positions)
     if torch.is_grad_enabled():
-        return _run(stack.blocks, x, rotary, positions=positions)
+        return _run(BF16, stack.blocks, x, rotary, positions=positions)
     from deeploop.nn.kernels import forward
 
     pairs: Any = [tuple(sublayers(block)) for block in stack.blocks]
     if not (WITHOUT_GRADIENT and all(map(forward.fits, pairs))):
-        return _run(stack.blocks, x, rotary, positions=positions)
+        return _run(BF16, stack.blocks, x, rotary, positions=positions)
     return forward.run(pairs, x, rotary, torch.get_autocast_dtype("cuda"), positions)
 
 
@@ -162,11 +212,24 @@ def _summed(model: Any, *states: Tensor) -> Any:
     return added(State(first.contiguous(), None), *others).view_as(states[0])
 
 
-def _run(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any) -> Tensor:
-    from deeploop.nn.kernels.stack import run  # here there is Triton to import
+def _inject(injection: nn.Module, entered: Tensor, x: Tensor) -> Tensor:
+    out: Tensor = injection(x, entered)
+    return out.to(x.dtype)  # a bf16 stream stays one, though what enters is fp32
+
+
+def _in_training(narrower: Narrower, module: nn.Module) -> Narrower:
+    return narrower if module.training else BF16
+
+
+def _run(
+    narrower: Narrower, blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any
+) -> Tensor:
+    from deeploop.nn.kernels import fp8_stack, stack  # here there is Triton to import
 
     pairs: Any = [tuple(sublayers(block)) for block in blocks]
-    return run(pairs, x, rotary, torch.get_autocast_dtype("cuda"), **options)
+    run = fp8_stack.run if narrower.fp8 else stack.run
+    stream = torch.bfloat16 if narrower.bf16_stream else x.dtype
+    return run(pairs, x.to(stream), rotary, torch.get_autocast_dtype("cuda"), **options).to(x.dtype)
 
 
 def _split_mask(mask: Any) -> tuple[Any, Documents | None]:

@@ -35,8 +35,10 @@ class DeviceConfig:
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Arithmetic of the matrix products; weights and norms stay in fp32."""
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
+    """Arithmetic of the matrix products; weights and norms stay in fp32. fp8: of the blocks', in training."""
+    stream: Literal["fp32", "bf16"] = "fp32"
+    """Residual stream of training steps; bf16, with the Triton kernels, rounds what a branch adds."""
     compile: Switch = "auto"
     """torch.compile for each block; auto: on a GPU the Triton kernels instead, where they know a block."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -190,11 +192,11 @@ def begin_micro_batch(model: nn.Module, *, last: bool) -> None:
 
 def uses_bf16(config: DeviceConfig, device: torch.device) -> bool:
     """On GPUs by default, never silently on a CPU."""
-    return config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+    return config.precision in ("bf16", "fp8") or (config.precision == "auto" and device.type == "cuda")
 
 
 def arithmetic(config: DeviceConfig, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast to bf16 where it is asked for."""
+    """Autocast to bf16 where it is asked for; FP8 is inside the blocks that `Execution.apply` installs."""
     return torch.autocast(device.type, torch.bfloat16) if uses_bf16(config, device) else nullcontext()
 
 

@@ -1,7 +1,8 @@
 """How steps are executed on this device: chosen once, printed in one line, and written to run.json.
 
 Fastest first: Triton kernels in bf16 on a GPU, a micro-batch's passes as one CUDA graph, and the loss read
-back one step behind. Each is left out where something stands against it, and the line says what.
+back one step behind. Each is left out where something stands against it, and the line says what. FP8 and a
+bf16 stream are never chosen, but asked for: where they can't be had, a run is refused.
 """
 
 from collections.abc import Iterator
@@ -14,10 +15,13 @@ from torch import nn
 from deeploop.nn import fused
 from deeploop.train.distributed import DeviceConfig, World, physical_blocks, uses_bf16
 from deeploop.train.optim import supports_conditional_step
+from deeploop.train.progress import device_name
 from deeploop.train.replay import MOST_GRAPHS
 
 Blocks = Literal["kernels", "compiled", "eager"]
+Precision = Literal["fp32", "bf16", "fp8"]
 NAMES = {"kernels": "Triton kernels", "compiled": "compiled blocks", "eager": "eager modules"}
+FP8_CAPABILITY = 8, 9
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Execution:
     blocks: Blocks
     chained: bool
     """All rounds are one chain of kernels; else each block is called by itself."""
-    bf16: bool
+    precision: Precision
     graph: bool
     """Forward and backward pass of a micro-batch are one CUDA graph."""
     lag: int
@@ -36,20 +40,25 @@ class Execution:
     """Rounds are drawn: a graph is kept for each number of them, at most `MOST_GRAPHS`."""
     because: tuple[str, ...] = ()
     """Why something faster was left out."""
+    bf16_stream: bool = False
+    """The residual stream is bf16 in training steps."""
 
     def apply(self, model: nn.Module) -> None:
         """Puts the blocks on the kernels, or compiles them; an eager model stays as it is."""
+        narrower = fused.Narrower(self.precision == "fp8", self.bf16_stream)
+        if narrower.fp8:
+            fused.check_fp8_compiler(next(model.parameters()).device)
         for block in physical_blocks(model):
             if self.blocks == "kernels":
-                fused.install(block)
+                fused.install(block, narrower)
             elif self.blocks == "compiled":
                 block.compile()
         if self.chained:
-            fused.install_rounds(model)
+            fused.install_rounds(model, narrower)
 
     def describe(self) -> str:
         """One line for a person."""
-        parts = [NAMES[self.blocks], "bf16" if self.bf16 else "fp32"]
+        parts = [NAMES[self.blocks], self.precision, *["bf16 stream"] * self.bf16_stream]
         drawn = f" for each number of rounds, at most {MOST_GRAPHS}" if self.graph_per_rounds else ""
         parts += [f"CUDA graph{drawn}"] * self.graph
         parts += [f"loss read back {self.lag} step behind"] * bool(self.lag)
@@ -57,9 +66,10 @@ class Execution:
 
     def to_json(self) -> dict[str, Any]:
         """What run.json keeps of it."""
-        precision = "bf16" if self.bf16 else "fp32"
+        stream = {"stream": "bf16"} if self.bf16_stream else {}
         graphs = {"most_graphs": MOST_GRAPHS} if self.graph_per_rounds else {}
-        return {"blocks": self.blocks, "precision": precision, "graph": self.graph, **graphs, "lag": self.lag}
+        how = {"blocks": self.blocks, "precision": self.precision, **stream}
+        return {**how, "graph": self.graph, **graphs, "lag": self.lag}
 
 
 def choose_execution(
@@ -76,11 +86,23 @@ def choose_execution(
     `recordable`: batches of one shape and one number of rounds are the same work, and nothing in it waits
     for the device. `draws_rounds`: steps differ in their number of rounds.
     """
-    bf16 = uses_bf16(config, world.device)
+    precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
     blocks, why_blocks = _choose_blocks(config, world, model)
     sharded = world.is_sharded(config)
     # Sharded blocks are gathered when they are called, so each must be called by itself.
     chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
+    # Without an optimizer nothing is trained: a run that was trained in FP8 is evaluated in bf16, anywhere.
+    trains = optimizer is not None
+    narrower = fused.Narrower(trains and config.precision == "fp8", trains and config.stream == "bf16")
+    if narrower.fp8:
+        require_fp8(world.device)
+        _require_chain("precision=fp8", model, blocks, why_blocks, sharded)
+        for block in physical_blocks(model):
+            if reason := fused.against_fp8(block):
+                raise ValueError(f"device.precision=fp8: {reason}")
+        precision = "fp8"
+    if narrower.bf16_stream:
+        _require_chain("stream=bf16", model, blocks, why_blocks, sharded)
     obstacles = {
         "device.graph is off": not config.graph,
         "fsdp: no CUDA graph": sharded,
@@ -92,7 +114,30 @@ def choose_execution(
     # Without a host that looks at the loss first, the device must leave a bad step out by itself.
     lag = int(graph and optimizer is not None and supports_conditional_step(optimizer))
     because = (*why_blocks, *why_graph[:1])
-    return Execution(blocks, chained, bf16, graph, lag, graph and draws_rounds, because)
+    return Execution(
+        blocks, chained, precision, graph, lag, graph and draws_rounds, because, narrower.bf16_stream
+    )
+
+
+def require_fp8(device: torch.device) -> None:
+    """Raises where the device has no FP8 products."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        major, minor = FP8_CAPABILITY
+        raise ValueError(
+            f"device.precision=fp8: needs a GPU of compute capability {major}.{minor} or more "
+            f"(Ada, Hopper, Blackwell), this is {device_name(device)}; use bf16"
+        )
+
+
+def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str], sharded: bool) -> None:
+    """Raises where rounds are not one chain of kernels: only there has it been tried."""
+    if blocks != "kernels":
+        reason = why[0] if why else "there is no GPU"
+        raise ValueError(f"device.{field}: needs the Triton kernels, which are not used: {reason}")
+    if sharded:
+        raise ValueError(f"device.{field}: is not supported with device.parallel=fsdp; use ddp")
+    if not fused.fits_rounds(model):
+        raise ValueError(f"device.{field}: is not supported for a {type(model).__name__}; leave it out")
 
 
 def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:

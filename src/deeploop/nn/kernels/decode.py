@@ -33,8 +33,18 @@ except ImportError as error:
 
 FEW = 4  # sequences up to which our own products are used: each computes the norms of all of them again
 TILE = 16384  # numbers of a matrix that a program holds in registers, all of them on their way at once
+KEY_TILE = 4096  # numbers of half a head's keys that a program reads at once
 SPLITS = 8  # programs among which the keys of a head are divided, where sequences and heads are few
 PROGRAMS = 128  # as many as fill an H200's 132 multiprocessors
+
+
+class Biases(NamedTuple):
+    """Biases of a block's packed matrices, where it has any."""
+
+    qkv: Tensor | None
+    o: Tensor | None
+    gate_up: Tensor | None
+    down: Tensor | None
 
 
 class Visit(NamedTuple):
@@ -42,6 +52,7 @@ class Visit(NamedTuple):
 
     sublayers: Sublayers
     packed: Packed
+    biases: Biases
     keys: Tensor
     values: Tensor
 
@@ -55,23 +66,27 @@ class Pending(NamedTuple):
 
 @triton.jit
 def _product(
-    A, M, L, X, FX, G, G2, Y, W, OUT, alpha, epsilon, eps, N,
+    A, M, L, X, FX, G, G2, Y, W, BIAS, OUT, alpha, epsilon, eps, N,
     B: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
     HEAD: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, OUTER: tl.constexpr, GAIN: tl.constexpr,
-    NEXT: tl.constexpr, SWIGLU: tl.constexpr, PDL: tl.constexpr,
+    NEXT: tl.constexpr, SWIGLU: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """OUT = h·Wᵀ for B rows h: A itself, the attention of A's splits, or the normalised stream."""
+    """OUT = h·Wᵀ + bias for B rows h: A itself, the attention of A's splits, or the normalised stream."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, BLOCK)
     live = i < K
     tile = (n < N)[:, None] & live[None, :]
     at = n[:, None].to(tl.int64) * K + i[None, :]
-    # Matrices first, while the kernel in front is still at work: nobody writes to them.
+    # Matrices and gains first, while the kernel in front is still at work: nobody writes to them.
     if PDL:
         gdc_launch_dependents()
     w = tl.load(W + at, mask=tile, other=0.0)
     if SWIGLU:
         w2 = tl.load(W + N.to(tl.int64) * K + at, mask=tile, other=0.0)
+    if GAIN:
+        g = tl.load(G + i, mask=live, other=0.0).to(tl.float32)
+    if NEXT:
+        g2 = tl.load(G2 + i, mask=live, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     for b in tl.static_range(B):
@@ -82,12 +97,11 @@ def _product(
                 if OUTER:
                     h *= tl.rsqrt(tl.sum(h * h, 0) / K + eps)
                 if GAIN:
-                    h *= tl.load(G + i, mask=live, other=0.0).to(tl.float32)
+                    h *= g
                 if tl.program_id(0) == 0:
                     tl.store(Y + b * K + i, h, mask=live)
             if NEXT:
-                h *= tl.rsqrt(tl.sum(h * h, 0) / K + eps)
-                h *= tl.load(G2 + i, mask=live, other=0.0).to(tl.float32)
+                h *= tl.rsqrt(tl.sum(h * h, 0) / K + eps) * g2
             h = h.to(W.dtype.element_ty).to(tl.float32)
         elif SPLITS > 1:
             s = tl.arange(0, SPLITS)[:, None]
@@ -101,76 +115,99 @@ def _product(
         else:
             h = tl.load(A + b * K + i, mask=live, other=0.0).to(tl.float32)
         out = tl.sum(w.to(tl.float32) * h[None, :], 1)
+        if HAS_BIAS:
+            out += tl.load(BIAS + n, mask=n < N, other=0.0).to(tl.float32)
         if SWIGLU:
             up = tl.sum(w2.to(tl.float32) * h[None, :], 1)
+            if HAS_BIAS:
+                up += tl.load(BIAS + N + n, mask=n < N, other=0.0).to(tl.float32)
             out = out.to(W.dtype.element_ty).to(tl.float32)
             out *= tl.sigmoid(out) * up.to(W.dtype.element_ty).to(tl.float32)
         tl.store(OUT + b * N + n, out.to(OUT.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
-def _turned(P, at, G, cos, sin, live, eps, i, D: tl.constexpr, NORM: tl.constexpr):
-    """The halves of a head's query or key: turned by position, normalised, rounded as the cache is."""
-    a = tl.load(P + at, mask=live, other=0.0).to(tl.float32)
-    b = tl.load(P + at + D // 2, mask=live, other=0.0).to(tl.float32)
-    # Rounded where modules in bf16 round.
-    u = (a * cos - b * sin).to(P.dtype.element_ty).to(tl.float32)
-    v = (b * cos + a * sin).to(P.dtype.element_ty).to(tl.float32)
-    if NORM:
-        r = tl.rsqrt(tl.sum(u * u + v * v, 0) / D + eps)
-        u *= r * tl.load(G + i, mask=live, other=0.0).to(tl.float32)
-        v *= r * tl.load(G + D // 2 + i, mask=live, other=0.0).to(tl.float32)
-    return u.to(P.dtype.element_ty), v.to(P.dtype.element_ty)
+def _halves(P, at, live, D: tl.constexpr):
+    """The two halves of heads or of a gain, which rotation turns into each other."""
+    return tl.load(P + at, mask=live, other=0.0), tl.load(P + at + D // 2, mask=live, other=0.0)
+
+
+@triton.jit
+def _turned(P, at, gu, gv, cos, sin, live, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """The halves of a head's query or key, turned and normalised; rounded where modules in bf16 round."""
+    dtype = P.dtype.element_ty
+    a, b = _halves(P, at, live, D)
+    a = a.to(tl.float32)
+    b = b.to(tl.float32)
+    if NORM == "before-rotary":
+        r = tl.rsqrt(tl.sum(a * a + b * b, 0) / D + eps)
+        a = (a * r * gu).to(dtype).to(tl.float32)
+        b = (b * r * gv).to(dtype).to(tl.float32)
+    u = (a * cos - b * sin).to(dtype)
+    v = (b * cos + a * sin).to(dtype)
+    if NORM == "after-rotary":
+        a = u.to(tl.float32)
+        b = v.to(tl.float32)
+        r = tl.rsqrt(tl.sum(a * a + b * b, 0) / D + eps)
+        u = (a * r * gu).to(dtype)
+        v = (b * r * gv).to(dtype)
+    return u, v
 
 
 @triton.jit
 def _attention(
     P, COS, SIN, GQ, GK, POSITION, KEYS, VALUES, OUT, M, L, capacity, scale, eps,
-    H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    NORM: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One head of one sequence: writes the new key and value, and attends to them and to those before."""
+    """A head of one sequence: writes the new key and value, and attends to them and to those before."""
     head = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     row = head // H
     i = tl.arange(0, HALF)
     live = i < D // 2
+    # Before the kernel in front has ended: what earlier steps wrote, which is all but the new token's.
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
-    position = tl.load(POSITION + row)
+    position = tl.load(POSITION + row).to(tl.int32)
     cos = tl.load(COS + position * (D // 2) + i, mask=live, other=0.0).to(tl.float32)
     sin = tl.load(SIN + position * (D // 2) + i, mask=live, other=0.0).to(tl.float32)
-    at = row * 3 * H * D + (head % H) * D + i
-    qu, qv = _turned(P, at, GQ, cos, sin, live, eps, i, D, NORM)
+    if NORM == "none":
+        gqu, gqv, gku, gkv = 1.0, 1.0, 1.0, 1.0
+    else:
+        gqu, gqv = _halves(GQ, i, live, D)
+        gku, gkv = _halves(GK, i, live, D)
+    keys = KEYS + head // GROUP * capacity * D
+    values = VALUES + head // GROUP * capacity * D
+    j = split * BLOCK + tl.arange(0, BLOCK)
+    seen = (j < position)[:, None] & live[None, :]
+    ku, kv = _halves(keys, j[:, None] * D + i[None, :], seen, D)
+    vu, vv = _halves(values, j[:, None] * D + i[None, :], seen, D)
+    if PDL:
+        gdc_wait()
+    at = row * (H + 2 * (H // GROUP)) * D + i
+    own = at + (H + head % H // GROUP) * D
+    qu, qv = _turned(P, at + head % H * D, gqu, gqv, cos, sin, live, eps, D, NORM)
     qu = qu.to(tl.float32) * scale
     qv = qv.to(tl.float32) * scale
-    keys = KEYS + head * capacity * D
-    values = VALUES + head * capacity * D
-    top = -float("inf")
+    top = -1e30  # no score is as low, and unlike -inf it can be subtracted from itself
     total = 0.0
     yu = tl.zeros((HALF,), tl.float32)
     yv = tl.zeros((HALF,), tl.float32)
     if split == 0:
-        ku, kv = _turned(P, at + H * D, GK, cos, sin, live, eps, i, D, NORM)
-        vu = tl.load(P + at + 2 * H * D, mask=live, other=0.0)
-        vv = tl.load(P + at + 2 * H * D + D // 2, mask=live, other=0.0)
-        tl.store(keys + position * D + i, ku, mask=live)
-        tl.store(keys + position * D + D // 2 + i, kv, mask=live)
-        tl.store(values + position * D + i, vu, mask=live)
-        tl.store(values + position * D + D // 2 + i, vv, mask=live)
-        top = tl.sum(qu * ku.to(tl.float32) + qv * kv.to(tl.float32), 0)
+        nku, nkv = _turned(P, own, gku, gkv, cos, sin, live, eps, D, NORM)
+        nvu, nvv = _halves(P, own + H // GROUP * D, live, D)
+        new = position * D + i
+        writes = live & (head % GROUP == 0)  # one of the heads that share them
+        tl.store(keys + new, nku, mask=writes)
+        tl.store(keys + new + D // 2, nkv, mask=writes)
+        tl.store(values + new, nvu, mask=writes)
+        tl.store(values + new + D // 2, nvv, mask=writes)
+        top = tl.sum(qu * nku.to(tl.float32) + qv * nkv.to(tl.float32), 0)
         total = 1.0
-        yu = vu.to(tl.float32)
-        yv = vv.to(tl.float32)
+        yu = nvu.to(tl.float32)
+        yv = nvv.to(tl.float32)
     for start in range(split * BLOCK, position, SPLITS * BLOCK):
-        j = start + tl.arange(0, BLOCK)
-        to = j[:, None] * D + i[None, :]
-        both = (j < position)[:, None] & live[None, :]
-        ku = tl.load(keys + to, mask=both, other=0.0)
-        kv = tl.load(keys + to + D // 2, mask=both, other=0.0)
-        vu = tl.load(values + to, mask=both, other=0.0)
-        vv = tl.load(values + to + D // 2, mask=both, other=0.0)
         s = tl.sum(ku.to(tl.float32) * qu[None, :] + kv.to(tl.float32) * qv[None, :], 1)
         s = tl.where(j < position, s, -float("inf"))
         higher = tl.maximum(top, tl.max(s, 0))
@@ -180,6 +217,10 @@ def _attention(
         yu = yu * shrink + tl.sum(p[:, None] * vu.to(tl.float32), 0)
         yv = yv * shrink + tl.sum(p[:, None] * vv.to(tl.float32), 0)
         top = higher
+        j = start + SPLITS * BLOCK + tl.arange(0, BLOCK)
+        seen = (j < position)[:, None] & live[None, :]
+        ku, kv = _halves(keys, j[:, None] * D + i[None, :], seen, D)
+        vu, vv = _halves(values, j[:, None] * D + i[None, :], seen, D)
     if SPLITS == 1:
         to = OUT + head * D + i
         tl.store(to, (yu / total).to(OUT.dtype.element_ty), mask=live)
@@ -212,15 +253,28 @@ def run(
     Sequence b stands at positions[b]; `rotary` is the whole table.
     """
     pending: Pending | None = None
-    for (first, second), packed, keys, values in visits:
+    for (first, second), packed, biases, keys, values in visits:
         attention: Any = first.branch
-        x, qkv = _normed_product(x, pending, first.inner, packed.qkv)
+        x, qkv = _normed_product(x, pending, first.inner, packed.qkv, biases.qkv)
         attended = _attend(attention, qkv, positions, rotary, keys, values)
-        pending = Pending(first, _product_of(attended, packed.o, attention.head_size))
-        x, hidden = _normed_product(x, pending, second.inner, packed.gate_up, is_swiglu=True)
-        pending = Pending(second, _product_of(Attended(hidden), packed.down))
+        pending = Pending(first, _product_of(attended, packed.o, biases.o, attention.head_size))
+        x, hidden = _normed_product(x, pending, second.inner, packed.gate_up, biases.gate_up, is_swiglu=True)
+        pending = Pending(second, _product_of(Attended(hidden), packed.down, biases.down))
     assert pending is not None, "no visits"
     return join(pending.sublayer, x, pending.f, after)
+
+
+def biases_of(pair: Sublayers, dtype: torch.dtype) -> Biases:
+    """The biases of a block, packed as its matrices are."""
+    a: Any = pair[0].branch
+    m: Any = pair[1].branch
+    groups = ((a.q, a.k, a.v), (a.o,), (m.gate, m.up), (m.down,))
+    return Biases(
+        *(
+            None if group[0].bias is None else torch.cat([linear.bias for linear in group]).to(dtype)
+            for group in groups
+        )
+    )
 
 
 def head_product(h: Tensor, weight: Tensor) -> Tensor:
@@ -231,12 +285,18 @@ def head_product(h: Tensor, weight: Tensor) -> Tensor:
 
 
 def _normed_product(
-    x: Tensor, pending: Pending | None, inner: nn.Module, weight: Tensor, *, is_swiglu: bool = False
+    x: Tensor,
+    pending: Pending | None,
+    inner: nn.Module,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    is_swiglu: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The stream with what was pending, and the product of its norm; of gate and up their SwiGLU."""
     if len(x) > FEW:
         x, h = _normed(x, pending, inner, weight.dtype)
-        sides = F.linear(h, weight)
+        sides = F.linear(h, weight, bias)
         return x, swiglu(sides) if is_swiglu else sides
     outer = None if pending is None else pending.sublayer.outer
     gain = outer.weight if isinstance(outer, RMSNorm) else None
@@ -248,7 +308,7 @@ def _normed_product(
     eps = next((norm.eps for norm in (outer, inner) if isinstance(norm, RMSNorm)), 0.0)
     f = None if pending is None else pending.f
     _launch_product(
-        *(None, None, None, x, f, gain, gain2, y, weight, out, *scales, eps, rows),
+        *(None, None, None, x, f, gain, gain2, y, weight, bias, out, *scales, eps, rows),
         NORM=True,
         ADD=pending is not None,
         OUTER=isinstance(outer, RMSNorm),
@@ -271,18 +331,22 @@ def _normed(
 
 
 def _product_of(
-    attended: Attended, weight: Tensor, head: int = 1, dtype: torch.dtype | None = None
+    attended: Attended,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    head: int = 1,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The product of rows (B, K) with a matrix (N, K), after the splits of an attention are joined."""
     y, tops, totals = attended
     B = len(y)
     if B > FEW:
-        return F.linear(y, weight)
+        return F.linear(y, weight, bias)
     out = torch.empty(B, len(weight), dtype=dtype or weight.dtype, device=y.device)
     splits = 1 if tops is None else tops.shape[-1]
     none = (None,) * 5
     _launch_product(
-        *(y, tops, totals, *none, weight, out, 1.0, 1.0, 0.0, len(weight)),
+        *(y, tops, totals, *none, weight, bias, out, 1.0, 1.0, 0.0, len(weight)),
         SPLITS=splits,
         HEAD=head,
     )
@@ -290,7 +354,7 @@ def _product_of(
 
 
 def _launch_product(*args: Any, **flags: Any) -> None:
-    weight, out, n = args[8], args[9], args[13]
+    weight, bias, out, n = *args[8:11], args[14]
     k = weight.shape[1]
     block = triton.next_power_of_2(k)
     rows = max(1, TILE // block // (2 if flags.get("SWIGLU") else 1))
@@ -303,6 +367,7 @@ def _launch_product(*args: Any, **flags: Any) -> None:
         *args,
         **defaults | flags,
         **_overlap(out),
+        HAS_BIAS=bias is not None,
         B=len(out),
         K=k,
         BLOCK=block,
@@ -314,10 +379,14 @@ def _launch_product(*args: Any, **flags: Any) -> None:
 def _attend(
     attention: Any, qkv: Tensor, positions: Tensor, rotary: Rotary, keys: Tensor, values: Tensor
 ) -> Attended:
-    B, H, capacity, D = keys.shape
-    splits = 1
-    while B <= FEW and splits < SPLITS and B * H * splits < PROGRAMS // 2:
+    B, kv_heads, capacity, D = keys.shape
+    H = qkv.shape[1] // D - 2 * kv_heads
+    half = triton.next_power_of_2(D // 2)
+    block, splits = max(16, KEY_TILE // half), 1
+    while B <= FEW and splits < min(SPLITS, capacity // block) and B * H * splits < PROGRAMS // 2:
         splits *= 2
+    if splits == 1:  # many programs: smaller ones, so that more of them fit a multiprocessor
+        block = max(16, block // 2)
     tops = totals = None
     if splits == 1:
         y = torch.empty(B, H * D, dtype=qkv.dtype, device=qkv.device)
@@ -325,16 +394,17 @@ def _attend(
         y = torch.empty(B, H * splits * D, dtype=torch.float32, device=qkv.device)
         tops, totals = torch.empty(2, B, H, splits, dtype=torch.float32, device=qkv.device)
     norms = attention.q_norm, attention.k_norm
-    half = triton.next_power_of_2(D // 2)
+    gains = [getattr(norm, "weight", None) for norm in norms]
     _attention[(B * H, splits)](
-        *(qkv, *rotary, *(norm.weight for norm in norms), positions, keys, values, y, tops, totals),
-        *(capacity, D**-0.5, norms[0].eps),
+        *(qkv, *rotary, *gains, positions, keys, values, y, tops, totals),
+        *(capacity, D**-0.5, getattr(norms[0], "eps", 0.0)),
         H=H,
+        GROUP=H // kv_heads,
         D=D,
         HALF=half,
-        BLOCK=max(16, 4096 // half),
+        BLOCK=block,
         SPLITS=splits,
-        NORM=norms[0].weight is not None,
+        NORM=attention.qk_norm,
         num_warps=4,
         **_overlap(qkv),
     )

@@ -5,11 +5,14 @@ prenorm     x and N(x)·g, at the start of a block
 residual    y = N(α·x + ε·f)·g, and N(y)·g′ of the sublayer that follows
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from deeploop.nn.kernels.casts import limit, scaled
 
 try:
     import triton
@@ -22,8 +25,8 @@ PROGRAMS = 2112  # rows of partial sums of the gains' gradients: 16 for each of 
 
 @triton.jit
 def _norm_forward(
-    X, F, G, G2, Y, H, R, R2, alpha, epsilon, eps, D: tl.constexpr, BLOCK: tl.constexpr,
-    ADD: tl.constexpr, OUTER: tl.constexpr, GAIN: tl.constexpr, NEXT: tl.constexpr,
+    X, F, G, G2, Y, H, R, R2, SCALE, alpha, epsilon, eps, LIMIT: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr, ADD: tl.constexpr, OUTER: tl.constexpr, GAIN: tl.constexpr, NEXT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -43,13 +46,14 @@ def _norm_forward(
         r2 = tl.rsqrt(tl.sum(y * y, 0) / D + eps)
         tl.store(R2 + row, r2)
         h = y * r2 * tl.load(G2 + i, mask=live, other=0.0).to(tl.float32)
-        tl.store(H + row * D + i, h.to(H.dtype.element_ty), mask=live)
+        tl.store(H + row * D + i, scaled(h, SCALE, LIMIT).to(H.dtype.element_ty), mask=live)
 
 
 @triton.jit
 def _norm_backward(
-    X, F, G, G2, R, R2, DY, DH, DX, DF, PG, PG2, alpha, epsilon, n, ROWS: tl.constexpr, D: tl.constexpr,
-    BLOCK: tl.constexpr, ADD: tl.constexpr, OUTER: tl.constexpr, GAIN: tl.constexpr, NEXT: tl.constexpr,
+    X, F, G, G2, R, R2, DY, DH, DX, DF, PG, PG2, SCALE, alpha, epsilon, n, LIMIT: tl.constexpr,
+    ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, OUTER: tl.constexpr,
+    GAIN: tl.constexpr, NEXT: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     i = tl.arange(0, BLOCK)
@@ -85,7 +89,7 @@ def _norm_backward(
                 dy *= g
             dy = r * (dy - unit * (tl.sum(dy * unit, 0) / D))
         if ADD:  # s = α·x + ε·f
-            tl.store(DF + at, (epsilon * dy).to(DF.dtype.element_ty), mask=live)
+            tl.store(DF + at, scaled(epsilon * dy, SCALE, LIMIT).to(DF.dtype.element_ty), mask=live)
             dy *= alpha
         tl.store(DX + at, dy.to(DX.dtype.element_ty), mask=live)
     if GAIN:
@@ -99,6 +103,60 @@ def _launch(width: int) -> dict[str, int]:
     return {"D": width, "BLOCK": block, "num_warps": min(8, max(1, block // 512))}
 
 
+Saved = tuple[Tensor | None, ...]  # what the backward pass reads: x, f, both gains, 1/RMS of both norms
+
+
+def norms_forward(
+    x: Tensor, f: Tensor | None, gain: Tensor | None, after: Tensor | None, outer: bool,
+    scales: tuple[float, float, float], narrow: torch.dtype, scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Saved]:  # fmt: skip
+    """y and h of (x, f, gain, next gain), and what the backward pass reads; h times `scale` if it is FP8."""
+    width = x.shape[-1]
+    n = x.numel() // width
+    x = x.contiguous()
+    y = torch.empty_like(x) if f is not None else x
+    h = torch.empty_like(x, dtype=narrow) if after is not None else None
+    r, r2 = (torch.empty(n, dtype=torch.float32, device=x.device) for _ in range(2))
+    f = f if f is None else f.contiguous()
+    _norm_forward[(n,)](
+        x, f, gain, after, y, h, r, r2, scale, *scales, LIMIT=limit(narrow),
+        **_flags(f, gain, after, outer), **_launch(width),
+    )  # fmt: skip
+    return y, h, (x, f, gain, after, r, r2)
+
+
+def norms_backward(
+    saved: Sequence[Tensor | None], dy: Tensor | None, dh: Tensor | None, outer: bool,
+    scales: tuple[float, float, float], narrow: torch.dtype | None = None, scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of x, f, gain and next gain; that of f in its own dtype, or in FP8 times `scale`."""
+    x, f, gain, after, r, r2 = saved
+    assert x is not None
+    width = x.shape[-1]
+    n = x.numel() // width
+    dy = torch.zeros_like(x) if dy is None else dy.contiguous()
+    if dh is None and after is not None:
+        dh = torch.zeros_like(x)
+    dh = dh if dh is None else dh.contiguous()
+    dx = torch.empty_like(x)
+    df = torch.empty_like(f, dtype=narrow or f.dtype) if f is not None else None
+    programs = min(n, PROGRAMS)
+    partial = torch.empty(2, programs, width, dtype=torch.float32, device=x.device)
+    _norm_backward[(programs,)](
+        x, f, gain, after, r, r2, dy, dh, dx, df, partial[0], partial[1], scale, *scales[:2], n,
+        LIMIT=limit(df.dtype) if df is not None else 0.0, ROWS=triton.cdiv(n, programs),
+        **_flags(f, gain, after, outer), **_launch(width),
+    )  # fmt: skip
+    sums = partial.sum(1)
+    dgain = sums[0].to(gain.dtype) if gain is not None else None
+    dafter = sums[1].to(after.dtype) if after is not None else None
+    return dx, df, dgain, dafter
+
+
+def _flags(f: Tensor | None, gain: Tensor | None, after: Tensor | None, outer: bool) -> dict[str, bool]:
+    return {"ADD": f is not None, "OUTER": outer, "GAIN": gain is not None, "NEXT": after is not None}
+
+
 class _Norms(torch.autograd.Function):
     """(x, f, gain, next gain) → (y, h); without f, y is x itself."""
 
@@ -107,42 +165,16 @@ class _Norms(torch.autograd.Function):
         ctx: Any, x: Tensor, f: Tensor | None, gain: Tensor | None, after: Tensor | None, outer: bool,
         scales: tuple[float, float, float], narrow: torch.dtype,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        width = x.shape[-1]
-        n = x.numel() // width
-        x = x.contiguous()
-        y = torch.empty_like(x) if f is not None else x
-        h = torch.empty_like(x, dtype=narrow) if after is not None else None
-        r, r2 = (torch.empty(n, dtype=torch.float32, device=x.device) for _ in range(2))
-        flags = {"ADD": f is not None, "OUTER": outer, "GAIN": gain is not None, "NEXT": after is not None}
-        f = f if f is None else f.contiguous()
-        _norm_forward[(n,)](x, f, gain, after, y, h, r, r2, *scales, **flags, **_launch(width))
-        ctx.save_for_backward(x, f, gain, after, r, r2)
-        ctx.scales, ctx.flags = scales, flags
+        y, h, saved = norms_forward(x, f, gain, after, outer, scales, narrow)
+        ctx.save_for_backward(*saved)
+        ctx.outer, ctx.scales = outer, scales
         ctx.set_materialize_grads(False)
         return y, h
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, f, gain, after, r, r2 = ctx.saved_tensors
-        width = x.shape[-1]
-        n = x.numel() // width
-        dy = torch.zeros_like(x) if dy is None else dy.contiguous()
-        if dh is None and after is not None:
-            dh = torch.zeros_like(x)
-        dh = dh if dh is None else dh.contiguous()
-        dx = torch.empty_like(x)
-        df = torch.empty_like(f) if f is not None else None
-        programs = min(n, PROGRAMS)
-        partial = torch.empty(2, programs, width, dtype=torch.float32, device=x.device)
-        _norm_backward[(programs,)](
-            x, f, gain, after, r, r2, dy, dh, dx, df, partial[0], partial[1], *ctx.scales[:2], n,
-            ROWS=triton.cdiv(n, programs), **ctx.flags, **_launch(width),
-        )  # fmt: skip
-        sums = partial.sum(1)
-        dgain = sums[0].to(gain.dtype) if gain is not None else None
-        dafter = sums[1].to(after.dtype) if after is not None else None
-        return dx, df, dgain, dafter, None, None, None
+        return *norms_backward(ctx.saved_tensors, dy, dh, ctx.outer, ctx.scales), None, None, None
 
 
 def prenorm(x: Tensor, gain: Tensor, eps: float, narrow: torch.dtype) -> tuple[Tensor, Tensor]:

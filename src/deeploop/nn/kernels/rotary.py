@@ -1,11 +1,14 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 """Queries, keys and values of one packed product: q, k turned by position and normalised by head."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from deeploop.nn.kernels.casts import limit, scaled
 
 try:
     import triton
@@ -56,7 +59,8 @@ def _rotary_forward(
 
 @triton.jit
 def _part_backward(
-    P, COS, SIN, G, DO, DV, DP, PG, T, n, angles, eps, s_b, s_h, s_t, v_b, v_h, v_t, part: tl.constexpr,
+    P, COS, SIN, G, DO, DV, DP, PG, SCALE, T, n, angles, eps, s_b, s_h, s_t, v_b, v_h, v_t,
+    part: tl.constexpr, LIMIT: tl.constexpr,
     TILES: tl.constexpr, TILE: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +87,7 @@ def _part_backward(
         dv = tl.load(at + D // 2, mask=live, other=0.0).to(tl.float32)
         # The values' gradient only moves into its place of the packed one.
         half = (row // T) * v_b + h * v_h + t * v_t + i + part * (D // 2)
-        values = tl.load(DV + half, mask=live, other=0.0)
+        values = tl.load(DV + half, mask=live, other=0.0).to(tl.float32)
         to = row * 3 * H * D + h * D + i
         if NORM:
             u, v, r = _turn(P, to + part * H * D, live, cos, sin, eps, D, NORM)
@@ -95,10 +99,11 @@ def _part_backward(
             du = r * (du - u * mean)
             dv = r * (dv - v * mean)
         out = DP + to + part * H * D
-        tl.store(out, (du * cos + dv * sin).to(DP.dtype.element_ty), mask=live)
-        tl.store(out + D // 2, (dv * cos - du * sin).to(DP.dtype.element_ty), mask=live)
+        first, second = du * cos + dv * sin, dv * cos - du * sin
+        tl.store(out, scaled(first, SCALE, LIMIT).to(DP.dtype.element_ty), mask=live)
+        tl.store(out + D // 2, scaled(second, SCALE, LIMIT).to(DP.dtype.element_ty), mask=live)
         packed = DP + to + 2 * H * D + part * (D // 2)
-        tl.store(packed, values.to(DP.dtype.element_ty), mask=live)
+        tl.store(packed, scaled(values, SCALE, LIMIT).to(DP.dtype.element_ty), mask=live)
     if NORM:
         half_head = tl.arange(0, HALF)
         sums = PG + program * 2 * D + part * D + half_head
@@ -108,70 +113,88 @@ def _part_backward(
 
 @triton.jit
 def _rotary_backward(
-    P, COS, SIN, GQ, GK, DQ, DK, DV, DP, PG, T, n, angles, eps,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t,
+    P, COS, SIN, GQ, GK, DQ, DK, DV, DP, PG, SCALE, T, n, angles, eps,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, LIMIT: tl.constexpr,
     TILES: tl.constexpr, TILE: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
     if tl.program_id(1) == 0:
         _part_backward(
-            P, COS, SIN, GQ, DQ, DV, DP, PG, T, n, angles, eps, q_b, q_h, q_t, v_b, v_h, v_t, 0,
-            TILES, TILE, H, D, HALF, NORM,
+            P, COS, SIN, GQ, DQ, DV, DP, PG, SCALE, T, n, angles, eps, q_b, q_h, q_t, v_b, v_h, v_t,
+            0, LIMIT, TILES, TILE, H, D, HALF, NORM,
         )  # fmt: skip
     else:
         _part_backward(
-            P, COS, SIN, GK, DK, DV, DP, PG, T, n, angles, eps, k_b, k_h, k_t, v_b, v_h, v_t, 1,
-            TILES, TILE, H, D, HALF, NORM,
+            P, COS, SIN, GK, DK, DV, DP, PG, SCALE, T, n, angles, eps, k_b, k_h, k_t, v_b, v_h, v_t,
+            1, LIMIT, TILES, TILE, H, D, HALF, NORM,
         )  # fmt: skip
 
 
+def rotary_forward(
+    packed: Tensor, cos: Tensor, sin: Tensor, q_gain: Tensor | None, k_gain: Tensor | None,
+    heads: int, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """q, k, v (B, H, T, D): views of memory in the order B, T, H, D."""
+    B, T, _ = packed.shape
+    sizes = _sizes(packed, heads, q_gain)
+    D = sizes["D"]
+    angles = len(cos)  # rows of the table: T, or one per token of the batch
+    q, k = (torch.empty(B, T, heads, D, dtype=packed.dtype, device=packed.device) for _ in range(2))
+    padded = triton.next_power_of_2(heads)
+    _rotary_forward[(B * T,)](packed, cos, sin, q_gain, k_gain, q, k, angles, eps, HP=padded, **sizes)
+    v = packed.view(B, T, 3, heads, D)[:, :, 2]
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def rotary_backward(
+    saved: Sequence[Tensor], dq: Tensor, dk: Tensor, dv: Tensor, heads: int, eps: float,
+    narrow: torch.dtype | None = None, scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of the packed product, in its own dtype or in FP8 times `scale`, and of the gains."""
+    packed, cos, sin, q_gain, k_gain = saved
+    B, T, _ = packed.shape
+    sizes = _sizes(packed, heads, q_gain)
+    dq, dk, dv = (d if d.stride(-1) == 1 else d.contiguous() for d in (dq, dk, dv))
+    strides = [s for d in (dq, dk, dv) for s in d.stride()[:3]]
+    n, D = B * T, sizes["D"]
+    tile = max(1, TILE // sizes["HALF"])
+    tiles = triton.cdiv(n * heads, tile)
+    programs = min(tiles, PROGRAMS)
+    out = torch.empty_like(packed, dtype=narrow or packed.dtype)
+    partial = torch.empty(programs, 2, D, dtype=torch.float32, device=packed.device)
+    _rotary_backward[(programs, 2)](
+        packed, cos, sin, q_gain, k_gain, dq, dk, dv, out, partial, scale, T, n, len(cos), eps, *strides,
+        LIMIT=limit(out.dtype), TILES=triton.cdiv(tiles, programs), TILE=tile, **sizes,
+    )  # fmt: skip
+    if q_gain is None:
+        return out, None, None
+    dq_gain, dk_gain = partial.sum(0).to(q_gain.dtype)
+    return out, dq_gain, dk_gain
+
+
+def _sizes(packed: Tensor, heads: int, q_gain: Tensor | None) -> dict[str, int]:
+    D = packed.shape[-1] // (3 * heads)
+    return {"H": heads, "D": D, "HALF": triton.next_power_of_2(D // 2), "NORM": q_gain is not None}
+
+
 class _Rotary(torch.autograd.Function):
-    """(B, T, 3·width) → q, k, v (B, H, T, D): views of memory in the order B, T, H, D."""
+    """(B, T, 3·width) → q, k, v (B, H, T, D)."""
 
     @staticmethod
     def forward(
         ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, q_gain: Tensor | None, k_gain: Tensor | None,
         heads: int, eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        B, T, _ = packed.shape
-        D = packed.shape[-1] // (3 * heads)
         packed = packed.contiguous()
-        angles = len(cos)  # rows of the table: T, or one per token of the batch
-        q, k = (torch.empty(B, T, heads, D, dtype=packed.dtype, device=packed.device) for _ in range(2))
-        sizes = {
-            "H": heads,
-            "D": D,
-            "HALF": triton.next_power_of_2(D // 2),
-            "NORM": q_gain is not None,
-        }
-        padded = triton.next_power_of_2(heads)
-        _rotary_forward[(B * T,)](packed, cos, sin, q_gain, k_gain, q, k, angles, eps, HP=padded, **sizes)
-        v = packed.view(B, T, 3, heads, D)[:, :, 2]
         ctx.save_for_backward(packed, cos, sin, q_gain, k_gain)
-        ctx.sizes, ctx.eps = sizes, eps
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        ctx.heads, ctx.eps = heads, eps
+        return rotary_forward(packed, cos, sin, q_gain, k_gain, heads, eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
-        packed, cos, sin, q_gain, k_gain = ctx.saved_tensors
-        B, T, _ = packed.shape
-        dq, dk, dv = (d if d.stride(-1) == 1 else d.contiguous() for d in (dq, dk, dv))
-        strides = [s for d in (dq, dk, dv) for s in d.stride()[:3]]
-        n, D = B * T, ctx.sizes["D"]
-        tile = max(1, TILE // ctx.sizes["HALF"])
-        tiles = triton.cdiv(n * ctx.sizes["H"], tile)
-        programs = min(tiles, PROGRAMS)
-        out = torch.empty_like(packed)
-        partial = torch.empty(programs, 2, D, dtype=torch.float32, device=packed.device)
-        _rotary_backward[(programs, 2)](
-            packed, cos, sin, q_gain, k_gain, dq, dk, dv, out, partial, T, n, len(cos), ctx.eps, *strides,
-            TILES=triton.cdiv(tiles, programs), TILE=tile, **ctx.sizes,
-        )  # fmt: skip
-        if q_gain is None:
-            return out, None, None, None, None, None, None
-        dq_gain, dk_gain = partial.sum(0).to(q_gain.dtype)
-        return out, None, None, dq_gain, dk_gain, None, None
+        out, *gains = rotary_backward(ctx.saved_tensors, dq, dk, dv, ctx.heads, ctx.eps)
+        return out, None, None, *gains, None, None
 
 
 def rotary_qkv(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from deeploop.nn.kernels.casts import TILE, limit, scaled
 from deeploop.nn.kernels.products import weight_gradient
 
 try:
@@ -17,13 +18,14 @@ except ImportError as error:
 
 
 @triton.jit
-def _swiglu_forward(P, A, W: tl.constexpr, BLOCK: tl.constexpr):
+def _swiglu_forward(P, A, SCALE, W: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = i < W
     g = tl.load(P + row * 2 * W + i, mask=live, other=0.0).to(tl.float32)
     u = tl.load(P + row * 2 * W + W + i, mask=live, other=0.0).to(tl.float32)
-    tl.store(A + row * W + i, (g * tl.sigmoid(g) * u).to(A.dtype.element_ty), mask=live)
+    a = scaled(g * tl.sigmoid(g) * u, SCALE, LIMIT)
+    tl.store(A + row * W + i, a.to(A.dtype.element_ty), mask=live)
 
 
 @triton.jit
@@ -41,17 +43,66 @@ def _swiglu_backward(P, DA, DP, A, W: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(DP + row * 2 * W + W + i, (da * g * s).to(DP.dtype.element_ty), mask=live)
 
 
+@triton.jit
+def _swiglu_backward_fp8(
+    P, DA, DP, DPT, AT, D_SCALE, D_SCALE_AGAIN, A_SCALE, n, W, D_LIMIT: tl.constexpr, A_LIMIT: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_W: tl.constexpr,
+):  # fmt: skip
+    """The same, in tiles: what the products of the backward pass read, along rows and transposed.
+
+    Cast twice for a reason that `casts` gives.
+    """
+    row = tl.program_id(1).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)[:, None]
+    i = tl.program_id(0) * TILE_W + tl.arange(0, TILE_W)[None, :]
+    live = (row < n) & (i < W)
+    g = tl.load(P + row * 2 * W + i, mask=live, other=0.0).to(tl.float32)
+    u = tl.load(P + row * 2 * W + W + i, mask=live, other=0.0).to(tl.float32)
+    da = tl.load(DA + row * W + i, mask=live, other=0.0).to(tl.float32)
+    s = tl.sigmoid(g)
+    dg = da * u * s * (1 + g * (1 - s))
+    du = da * g * s
+    a = scaled(g * s * u, A_SCALE, A_LIMIT).to(AT.dtype.element_ty)
+    tl.store(DP + row * 2 * W + i, scaled(dg, D_SCALE, D_LIMIT).to(DP.dtype.element_ty), mask=live)
+    tl.store(DP + row * 2 * W + W + i, scaled(du, D_SCALE, D_LIMIT).to(DP.dtype.element_ty), mask=live)
+    dg = scaled(dg, D_SCALE_AGAIN, D_LIMIT).to(DP.dtype.element_ty)
+    du = scaled(du, D_SCALE_AGAIN, D_LIMIT).to(DP.dtype.element_ty)
+    to = tl.trans(i).to(tl.int64) * n + tl.trans(row)
+    turned = tl.trans(live)
+    tl.store(DPT + to, tl.trans(dg), mask=turned)
+    tl.store(DPT + W.to(tl.int64) * n + to, tl.trans(du), mask=turned)
+    tl.store(AT + to, tl.trans(a), mask=turned)
+
+
+def swiglu_backward_fp8(
+    sides: Tensor, dhidden: Tensor, narrow: tuple[torch.dtype, torch.dtype], scales: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of both sides along rows and transposed, and the hidden values transposed, in FP8.
+
+    `narrow` and `scales` are those of the gradients and those of the hidden values.
+    """
+    n, width = dhidden.shape
+    dsides = torch.empty_like(sides, dtype=narrow[0])
+    dsides_t = torch.empty(2 * width, n, dtype=narrow[0], device=sides.device)
+    hidden_t = torch.empty(width, n, dtype=narrow[1], device=sides.device)
+    grid = triton.cdiv(width, TILE["TILE_W"]), triton.cdiv(n, TILE["TILE_N"])
+    limits = {"D_LIMIT": limit(narrow[0]), "A_LIMIT": limit(narrow[1])}
+    _swiglu_backward_fp8[grid](
+        sides, dhidden, dsides, dsides_t, hidden_t, scales[0], *scales, n, width, **limits, **TILE
+    )
+    return dsides, dsides_t, hidden_t
+
+
 def _swiglu_grid(width: int) -> tuple[int, int]:
     block = min(1024, triton.next_power_of_2(width))
     return block, triton.cdiv(width, block)
 
 
-def swiglu(sides: Tensor) -> Tensor:
-    """silu(gate)·up, of gate and up side by side (n, 2·hidden); no part of any graph."""
+def swiglu(sides: Tensor, narrow: torch.dtype | None = None, scale: Tensor | None = None) -> Tensor:
+    """silu(gate)·up, of gate and up side by side (n, 2·hidden), in FP8 times `scale`; outside any graph."""
     n, width = sides.shape[0], sides.shape[1] // 2
     block, blocks = _swiglu_grid(width)
-    hidden = torch.empty(n, width, dtype=sides.dtype, device=sides.device)
-    _swiglu_forward[(n, blocks)](sides, hidden, W=width, BLOCK=block)
+    hidden = torch.empty(n, width, dtype=narrow or sides.dtype, device=sides.device)
+    _swiglu_forward[(n, blocks)](sides, hidden, scale, W=width, LIMIT=limit(hidden.dtype), BLOCK=block)
     return hidden
 
 
