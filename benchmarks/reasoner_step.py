@@ -1,12 +1,13 @@
 """Where the time of a reasoner's training step goes on one GPU, and what its parts could take.
 
     python benchmarks/reasoner_step.py                    hrm-arc1 and trm-arc1 at batch 768, a minute
+    python benchmarks/reasoner_step.py --only steps       their steps alone
 
 1. A training step of each recipe: milliseconds, peak memory, kernels by kind.
 2. Attention that sees every position, by backend and by length: what a length of 901 costs beside 896.
 3. The products of a block, and the passes over memory between them, each beside its bound.
-4. Products that do the pass after them, and attention without padding: each way to cut them, beside
-   cuBLAS or cuDNN with the passes that they replace, and how far they are from float32.
+4. The kernels of calls without a gradient: products that do the pass after them, and attention without
+   padding, beside cuBLAS or cuDNN with the passes that they replace, and how far they are from float32.
 
 Boards are drawn at random in ARC's format: the work does not depend on what is on them.
 """
@@ -14,12 +15,11 @@ Boards are drawn at random in ARC's format: the work does not depend on what is 
 import argparse
 import gc
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from profile_step import take_apart
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deeploop.data.puzzles import write_puzzles
-from deeploop.nn import fused
 from deeploop.nn.kernels import attention, epilogues, norms, rotary, swiglu
 from deeploop.nn.layers import rotary_table
 from deeploop.recipes import get_recipe
@@ -71,13 +70,7 @@ def steps(recipe: str, config: AnyTrainConfig, options: argparse.Namespace) -> N
             f"{micro_batch}, recompute {recompute}; peak {peak:.1f} GiB (estimate {estimate:.1f}), "
             f"first step {timing.first:.1f} s"
         )
-        take_apart(recipe, queue.advance, options.longest, steps=2, warm_up=0)
-        with patch.object(fused, "WITHOUT_GRADIENT", True):
-            name = f"{recipe}, kernels of their own without a gradient"
-            try:
-                take_apart(name, queue.advance, options.longest, steps=2, warm_up=3)
-            except Exception as error:  # the other recipe is still to be timed
-                print(f"{name}: {type(error).__name__}: {str(error)[:500]}")
+        take_apart(recipe, queue.advance, options.longest, steps=1, warm_up=0)
         run.close()
         run.model.to("meta")
         run.optimizer.state.clear()
@@ -160,50 +153,16 @@ def pass_rows(batch: int, length: int) -> Rows:
         yield name, f"{milliseconds(work):.3f}", f"{bound:.3f}"
 
 
-PRODUCT_TILES = {
-    "gate": (
-        epilogues.Tiles(),
-        epilogues.Tiles(stages=3),
-        epilogues.Tiles(flatten=False, persistent=False),
-        epilogues.Tiles(columns=128, stages=3, flatten=False, persistent=False),
-        epilogues.Tiles(depth=128, stages=2),
-        epilogues.Tiles(rows=256, columns=128, stages=3),
-    ),
-    "rotate": (
-        epilogues.Tiles(stages=3),
-        epilogues.Tiles(stages=3, flatten=False, persistent=False),
-        epilogues.Tiles(columns=128, stages=2, flatten=False, persistent=False),
-        epilogues.Tiles(columns=128, stages=4),
-    ),
-    "join": (
-        epilogues.Tiles(stages=3),
-        epilogues.Tiles(flatten=False, persistent=False),
-        epilogues.Tiles(columns=128, stages=3, flatten=False, persistent=False),
-        epilogues.Tiles(columns=128, stages=4),
-    ),
-}
-ATTENTION_TILES = (
-    attention.Tiles(128, 64, 3, 8),
-    attention.Tiles(128, 64, 2, 8),
-    attention.Tiles(128, 128, 2, 8),
-    attention.Tiles(128, 64, 3, 4),
-    attention.Tiles(64, 128, 2, 4),
-    attention.Tiles(64, 64, 3, 4),
-    attention.Tiles(128, 32, 4, 8),
-)
-
-
 class Case(NamedTuple):
     """One thing to compute, two ways."""
 
-    tiles: Sequence[Any]
-    ours: Callable[..., Any]  # of tiles
-    today: Callable[[], Any]  # what runs now
+    ours: Callable[[], Any]
+    apart: Callable[[], Any]  # the product by cuBLAS or cuDNN, and the pass after it
     exact: Callable[[int], torch.Tensor]  # some rows of it in float32
     flops: int
 
 
-def candidate_cases(batch: int, length: int) -> dict[str, Case]:
+def without_gradient(batch: int, length: int) -> dict[str, Case]:
     """The parts of a block without a gradient."""
     n, eps = batch * length, 1e-5
     rows = _normal(n, WIDTH)
@@ -231,64 +190,54 @@ def candidate_cases(batch: int, length: int) -> dict[str, Case]:
         y = F.scaled_dot_product_attention(*heads(count), scale=1.0)
         return y.transpose(1, 2).reshape(-1, WIDTH)
 
-    def attend_today() -> torch.Tensor:
+    def attend_by_cudnn() -> torch.Tensor:
         three = packed.view(batch, length, 3, HEADS, HEAD).permute(2, 0, 3, 1, 4)
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return F.scaled_dot_product_attention(three[0], three[1], three[2])
 
     return {
         "gate": Case(
-            PRODUCT_TILES["gate"],
             partial(epilogues.gate, state, both, eps),
             lambda: swiglu.swiglu(rows @ sides.T),
             lambda count: F.silu(unit(count) @ gate.float().T) * (unit(count) @ up.float().T),
             2 * n * WIDTH * 2 * HIDDEN,
         ),
         "rotate": Case(
-            PRODUCT_TILES["rotate"],
-            lambda cut: epilogues.rotate(state, turned, angles, HEAD, eps, cut),
+            partial(epilogues.rotate, state, turned, angles, HEAD, eps),
             lambda: rotary.rotary_qkv((rows @ qkv.T).view(batch, length, -1), *angles, HEADS, None, 0.0),
             by_hand,
             2 * n * WIDTH * 3 * WIDTH,
         ),
         "join after attention": Case(
-            PRODUCT_TILES["join"],
             partial(epilogues.join, state, mixed, o, 1.0, eps),
             lambda: norms.residual(x3, (mixed @ o.T).view_as(x3), eps=eps),
             lambda count: unit(count) + mixed[:count].float() @ o.float().T,
             2 * n * WIDTH * WIDTH,
         ),
         "join after SwiGLU": Case(
-            PRODUCT_TILES["join"],
             partial(epilogues.join, state, hidden, down, 1.0, eps),
             lambda: norms.residual(x3, (hidden @ down.T).view_as(x3), eps=eps),
             lambda count: unit(count) + hidden[:count].float() @ down.float().T,
             2 * n * WIDTH * HIDDEN,
         ),
         "attention": Case(
-            ATTENTION_TILES,
             partial(attention.attend, packed, length, HEADS),
-            attend_today,
+            attend_by_cudnn,
             attended,
             4 * batch * length**2 * WIDTH,
         ),
     }
 
 
-def candidate_rows(batch: int, length: int) -> Rows:
+def without_gradient_rows(batch: int, length: int) -> Rows:
     few = 2 * length  # rows that are checked
-    for name, case in candidate_cases(batch, length).items():
-        today = milliseconds(case.today)
-        yield f"{name}: today", f"{today:.3f}", f"{case.flops / today / 1e9:.0f}", "", ""
-        for cut in case.tiles:
-            ms = milliseconds(partial(case.ours, cut))
-            if ms != ms:
-                continue
-            found, exact = case.ours(cut), case.exact(few)
-            found = found.rows if isinstance(found, epilogues.State) else found
-            error = (found[:few, -exact.shape[1] :].float() - exact).norm() / exact.norm()
-            rate = f"{case.flops / ms / 1e9:.0f}"
-            yield f"  {tuple(cut)}", f"{ms:.3f}", rate, f"{today / ms:.2f}", f"{error:.1e}"
+    for name, case in without_gradient(batch, length).items():
+        apart, ours = milliseconds(case.apart), milliseconds(case.ours)
+        found, exact = case.ours(), case.exact(few)
+        found = found.rows if isinstance(found, epilogues.State) else found
+        error = (found[:few, -exact.shape[1] :].float() - exact).norm() / exact.norm()
+        rate = f"{case.flops / ours / 1e9:.0f}"
+        yield name, f"{apart:.3f}", f"{ours:.3f}", rate, f"{apart / ours:.2f}", f"{error:.1e}"
 
 
 def _normal(*shape: int) -> torch.Tensor:
@@ -298,11 +247,10 @@ def _normal(*shape: int) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--batch", type=int, default=768)
-    parser.add_argument("--steps", type=int, default=3, help="of each recipe, after the first three")
-    parser.add_argument("--longest", type=int, default=25, help="kernels to list")
-    parser.add_argument(
-        "--only", nargs="*", default=("steps", "attention", "products", "passes", "candidates")
-    )
+    parser.add_argument("--steps", type=int, default=2, help="of each recipe, after the first three")
+    parser.add_argument("--longest", type=int, default=8, help="kernels to list")
+    parts = ("steps", "attention", "products", "passes", "without-gradient")
+    parser.add_argument("--only", nargs="*", choices=parts, default=parts)
     options = parser.parse_args()
     batch = options.batch
     ceiling = matmul_ceiling(torch.device("cuda"))
@@ -332,12 +280,10 @@ def main() -> None:
     if "passes" in options.only:
         print(f"\npasses over {batch} × 901 rows")
         print(text_table(("", "ms", "of its bytes"), list(pass_rows(batch, 901))), flush=True)
-    if "candidates" in options.only:
-        print(
-            f"\nproducts with their passes, {batch} × 901 rows; tiles: rows, columns, depth, stages, warps, …"
-        )
-        head = ("", "ms", "TFLOP/s", "times as fast", "error")
-        print(text_table(head, list(candidate_rows(batch, 901))), flush=True)
+    if "without-gradient" in options.only:
+        print(f"\nproducts with the pass after them, and attention, without a gradient; {batch} × 901 rows")
+        head = ("", "apart, ms", "ours, ms", "TFLOP/s", "times as fast", "error")
+        print(text_table(head, list(without_gradient_rows(batch, 901))), flush=True)
 
 
 if __name__ == "__main__":

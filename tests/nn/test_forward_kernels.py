@@ -89,3 +89,12 @@ def test_rotate_and_attend_are_attention_of_the_norm(kernels, length, keys):
     exact = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(-1, WIDTH)
     assert_close(packed[:, 2 * WIDTH :], heads[2].transpose(1, 2).reshape(-1, WIDTH))
     assert_close(found, exact)
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_added_is_the_norm_and_what_is_beside_it(kernels, others):
+    rows, *beside = 3 * normal(B * T, WIDTH), *(normal(B * T, WIDTH, seed=i + 1) for i in range(others))
+    exact = sum((part.double() for part in beside), unit(rows))
+    assert_close(kernels.added(state_of(kernels, rows), *beside, eps=EPS), exact)
+    exact = sum((part.double() for part in beside), rows.double())
+    assert_close(kernels.added(kernels.State(rows, None), *beside), exact)

@@ -16,7 +16,7 @@ from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.gpt import Block
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner, ReasonerBlock, Stack
-from deeploop.nn import fused
+from deeploop.nn import fused, kernels
 from deeploop.nn.documents import Documents, document_bounds, document_mask, document_positions
 from deeploop.nn.layers import RMSNorm, SwiGLU, rotary_table
 from deeploop.nn.residual import ScaledResidual
@@ -139,20 +139,20 @@ def test_a_chain_of_rounds_is_the_loop(model, again):
 test_a_chain_of_rounds_is_the_loop.pytestmark += needs_triton
 
 
-@pytest.mark.parametrize("positions", [None, 2])
-def test_a_stack_is_its_blocks(positions):
+@pytest.mark.parametrize(("positions", "heads"), [(None, 4), (2, 4), (None, 8)])
+def test_a_stack_is_its_blocks(positions, heads):
     """With a gradient, and by the kernels without one; of the last block only what is read."""
     from deeploop.nn.kernels import forward, stack
 
-    # Whole tiles: 256 columns of the width and of gate and up; heads that are powers of 2.
-    config = HRMConfig(width=256, heads=4, hidden=128, low_blocks=2, p=0.5)
+    # Whole tiles: 256 columns of the width and of gate and up; heads of 32 or 64.
+    config = HRMConfig(width=256, heads=heads, hidden=128, low_blocks=2, p=0.5)
     plain = Stack(config, "L", 9).to(DEVICE)
     pairs = [sublayers(block) for block in plain.blocks]
     assert all(map(forward.fits, pairs))
     narrow, tolerance = (torch.float32, 1e-5) if DEVICE == "cpu" else (torch.bfloat16, 0.05)
     x = torch.randn(3, 9, 256, device=DEVICE)
-    rotary = tuple(table.to(DEVICE) for table in rotary_table(9, 64))
-    for shift in (0.0, 0.02):  # weights that have changed since they were packed
+    rotary = tuple(table.to(DEVICE) for table in rotary_table(9, 256 // heads))
+    for shift in (0.0, 0.02):  # a second call sees weights that have changed
         with torch.no_grad():
             for parameter in plain.parameters():
                 nn.init.normal_(parameter, mean=shift, std=0.06)
@@ -167,6 +167,62 @@ def test_a_stack_is_its_blocks(positions):
 
 
 test_a_stack_is_its_blocks.pytestmark += needs_triton
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("q_only", [False, True])
+def test_a_reasoner_on_the_kernels_is_the_reasoner(monkeypatch, q_only):
+    from deeploop.nn.kernels import forward
+
+    runs = []
+    run = forward.run
+    monkeypatch.setattr(forward, "run", lambda *given: runs.append(given) or run(*given))
+    config, shape = HRMConfig(width=256, heads=4, hidden=128), PuzzleShape(6, 100, 1)
+    model, plain = (Reasoner(config, shape, seed=1).cuda() for _ in range(2))
+    with torch.no_grad():
+        for each in (model, plain):
+            each.halting.weight.copy_(plain.head.weight[:2])
+    assert fused.install_rounds(model)
+    given = model.initial(3), torch.randint(6, (3, 100), device="cuda"), torch.zeros(3, 256, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        for grad in (False, True):  # with a gradient the first calls still have none
+            with torch.set_grad_enabled(grad):
+                ours, theirs = (each(*given, q_only=q_only) for each in (model, plain))
+            pairs = (
+                *zip(ours.carry, theirs.carry, strict=True),
+                (ours.logits, theirs.logits),
+                (ours.q, theirs.q),
+            )
+            for a, b in pairs:
+                assert a.shape == b.shape
+                assert a.dtype == b.dtype
+                assert (a.float() - b.float()).norm() <= 0.1 * b.float().norm()
+    hopper = torch.cuda.get_device_capability()[0] == fused.HOPPER
+    assert len(runs) == (6 + 4 if hopper else 0)
+
+
+def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatch):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(fused, "_applies", lambda x, *extras: True)
+    monkeypatch.setattr(fused, "_run", lambda *given, **options: "with a backward pass")
+    capability, fits, narrow = [9, 0], [True], [torch.bfloat16]
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: narrow[0])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: tuple(capability))
+    run = SimpleNamespace(to=lambda dtype: "without")
+    known = SimpleNamespace(fits=lambda pair: fits[0], run=lambda *given: run)
+    monkeypatch.setattr(kernels, "forward", known, raising=False)
+    stack, x = Stack(HRMConfig(width=32, heads=2, hidden=48), "L", 9), torch.zeros(2, 9, 32)
+    stack.forward = partial(fused._run_stack, stack)
+    assert stack(x, None) == "with a backward pass"
+    with torch.no_grad():
+        assert stack(x, None) == "without"
+        narrow[0] = torch.float16
+        assert stack(x, None) == "with a backward pass"
+        narrow[0], fits[0] = torch.bfloat16, False
+        assert stack(x, None) == "with a backward pass"
+        fits[0], capability[0] = True, 10
+        assert stack(x, None) == "with a backward pass"
 
 
 def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch):

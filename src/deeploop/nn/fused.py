@@ -21,7 +21,7 @@ from deeploop.nn.residual import ScaledResidual
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SMALLEST_HEAD = 16
-WITHOUT_GRADIENT = False  # kernels of their own for calls of which nobody asks a gradient; not measured yet
+HOPPER = 9  # compute capability
 _eager = False
 
 
@@ -193,23 +193,28 @@ def _run_stack(
     # Blocks that are recomputed one by one are called one by one.
     if not _applies(x) or (recomputed and torch.is_grad_enabled()):
         return type(stack).forward(stack, x, rotary, recomputed, positions)
-    if torch.is_grad_enabled():
-        return _run(BF16, stack.blocks, x, rotary, positions=positions)
-    from deeploop.nn.kernels import forward
+    if _lacks_gradient(x):
+        from deeploop.nn.kernels import forward
 
-    pairs: Any = [tuple(sublayers(block)) for block in stack.blocks]
-    if not (WITHOUT_GRADIENT and all(map(forward.fits, pairs))):
-        return _run(BF16, stack.blocks, x, rotary, positions=positions)
-    return forward.run(pairs, x, rotary, torch.get_autocast_dtype("cuda"), positions)
+        pairs: Any = [tuple(sublayers(block)) for block in stack.blocks]
+        if all(map(forward.fits, pairs)):
+            return forward.run(pairs, x, rotary, torch.bfloat16, positions).to(x.dtype)
+    return _run(BF16, stack.blocks, x, rotary, positions=positions)
 
 
 def _summed(model: Any, *states: Tensor) -> Any:
-    if torch.is_grad_enabled() or not _applies(states[0]):
+    if not (_applies(states[0]) and _lacks_gradient(states[0])):
         return type(model).summed(model, *states)
     from deeploop.nn.kernels.epilogues import State, added
 
     first, *others = (state.flatten(0, -2) for state in states)
     return added(State(first.contiguous(), None), *others).view_as(states[0])
+
+
+def _lacks_gradient(x: Tensor) -> bool:
+    """Whether the kernels without a backward pass may take a call: bf16, on GPUs they are cut for."""
+    narrow = torch.get_autocast_dtype("cuda") == torch.bfloat16
+    return narrow and not torch.is_grad_enabled() and torch.cuda.get_device_capability(x.device)[0] == HOPPER
 
 
 def _inject(injection: nn.Module, entered: Tensor, x: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ is done at their ends (`epilogues.py`), and nothing is written that only a backw
 from collections.abc import Sequence
 from math import log
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +14,8 @@ from torch import Tensor, nn
 
 from deeploop.nn.kernels.attention import attend
 from deeploop.nn.kernels.epilogues import State, added, fits_tiles, gate, interleaved, join, paired, rotate
-from deeploop.nn.kernels.stack import Packed, Sublayers
+from deeploop.nn.kernels.stack import Packed, Sublayers, packs_of
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
-
-_packed: WeakKeyDictionary[nn.Module, tuple[Any, Packed]] = WeakKeyDictionary()
 
 
 def fits(block: Sublayers) -> bool:
@@ -42,19 +39,20 @@ def run(
 ) -> Tensor:
     """All blocks on x (B, T, width), once, in `narrow`; of the last one the first `positions` alone."""
     B, width = len(x), x.shape[-1]
-    state = State(x.to(narrow).reshape(-1, width), None)
-    for block in blocks:
-        last = block is blocks[-1]
-        state = _block(block, state, rotary, B, positions if last else None)
+    state = State(x.to(narrow).reshape(-1, width).contiguous(), None)
+    for block, packed in zip(blocks, packs_of(blocks, narrow), strict=True):
+        state = _block(block, packed, state, rotary, B, positions if block is blocks[-1] else None)
     last_norm: Any = blocks[-1][1].outer
     return added(state, eps=last_norm.eps).view(B, -1, width)
 
 
-def _block(block: Sublayers, state: State, rotary: Rotary, B: int, positions: int | None) -> State:
+def _block(
+    block: Sublayers, packed: Packed, state: State, rotary: Rotary, B: int, positions: int | None
+) -> State:
     first, second = block
     outer: Any = first.outer
     attention: Any = first.branch
-    packed = packed_of(block, state.rows.dtype)
+    packed = _reordered(packed, attention.head_size)
     T, width = len(state.rows) // B, state.rows.shape[1]
     heads, eps = width // attention.head_size, outer.eps
     qkv = rotate(state, packed.qkv, rotary, attention.head_size, eps)
@@ -75,17 +73,8 @@ def _first(rows: Tensor, B: int, positions: int) -> Tensor:
     return rows.view(B, -1, rows.shape[-1])[:, :positions].flatten(0, 1).contiguous()
 
 
-def packed_of(block: Sublayers, narrow: torch.dtype) -> Packed:
-    """A block's matrices as these products take them, made again only when one of them has changed."""
-    first, second = block
-    a: Any = first.branch
-    m: Any = second.branch
-    weights = [layer.weight for layer in (a.q, a.k, a.v, a.o, m.gate, m.up, m.down)]
-    version = (narrow, *((w._version, w.data_ptr()) for w in weights))
-    kept = _packed.get(first)
-    if kept is None or kept[0] != version:
-        q, k, v, o, up_gate, up, down = (w.detach().to(narrow) for w in weights)
-        qkv = torch.cat((paired(q, a.head_size), paired(k, a.head_size), v))
-        kept = version, Packed(qkv, o, interleaved(up_gate, up), down)
-        _packed[first] = kept
-    return kept[1]
+def _reordered(packed: Packed, head_size: int) -> Packed:
+    """A block's matrices in the order in which these products take their rows."""
+    queries_keys, values = packed.qkv.tensor_split([2 * packed.qkv.shape[1]])
+    qkv = torch.cat((paired(queries_keys, head_size), values))
+    return packed._replace(qkv=qkv, gate_up=interleaved(*packed.gate_up.chunk(2)))
