@@ -136,7 +136,7 @@ def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str],
         raise ValueError(f"device.{field}: needs the Triton kernels, which are not used: {reason}")
     if sharded:
         raise ValueError(f"device.{field}: is not supported with device.parallel=fsdp; use ddp")
-    if not fused.fits_rounds(model):
+    if not (fused.fits_rounds(model) and hasattr(model, "run_rounds")):  # a reasoner's chains are its stacks
         raise ValueError(f"device.{field}: is not supported for a {type(model).__name__}; leave it out")
 
 
