@@ -43,6 +43,8 @@ from deeploop.train.execution import choose_execution
 from deeploop.train.progress import device_name
 from deeploop.train.timing import time_steps, time_training
 
+PARTS = ("packing", "attention", "training")
+
 
 def cudnn_attention(q, k, v, bounds_q, bounds_k, longest_q, longest_k, window_size=None) -> Tensor:
     """cuDNN's kernel, causal, in place of torch's `varlen_attn`."""
@@ -194,6 +196,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cudnn", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="leave out the other parts")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.tiny:
@@ -208,13 +211,16 @@ def main() -> None:
             record = {"device": device_name(world.device), "torch": torch.__version__, "rounds": args.rounds,
                       "batch": config.optim.batch, "context": config.model.context, "cudnn": args.cudnn,
                       "tokens_per_document": mean}  # fmt: skip
-            record |= compare(config, corpus, world)
-            record |= time_attention(config, corpus, world, args.steps)
-            record |= time_both(config, world, args)
+            if "packing" in args.only:
+                record |= compare(config, corpus, world)
+            if "attention" in args.only:
+                record |= time_attention(config, corpus, world, args.steps)
+            if "training" in args.only:
+                record |= time_both(config, world, args)
     for key, value in record.items():
         print(f"{key:<24}{value:.6g}" if isinstance(value, float) else f"{key:<24}{value}")
     exact = world.device.type == "cpu"  # fp32 against fp32: no error of bf16 to compare with
-    for what in ("logits", "gradients"):
+    for what in ("logits", "gradients") if "packing" in args.only else ():
         allowed = 1e-5 if exact else record[f"{what}_arithmetic"]
         assert record[f"{what}_packed"] <= allowed, (
             f"{what}: packed differs from unpacked by more than {allowed}"

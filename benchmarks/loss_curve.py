@@ -10,6 +10,7 @@ or --stream bf16 our own bf16 with its fp32 stream is the reference.
 """
 
 import argparse
+import gc
 import json
 import tempfile
 from dataclasses import replace
@@ -69,6 +70,8 @@ def our_losses(run: ActiveRun) -> list[float]:
     results = [result for _ in range(run.config.optim.steps) for result in queue.advance()]
     results += queue.settle(everything=True)
     run.close()
+    del queue, run  # and with them the memory of the CUDA graph, which the next run needs
+    gc.collect()
     return [result.loss for result in results]
 
 
