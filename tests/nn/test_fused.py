@@ -149,7 +149,8 @@ def test_a_stack_is_its_blocks(positions, heads):
     plain = Stack(config, "L", 9).to(DEVICE)
     pairs = [sublayers(block) for block in plain.blocks]
     assert all(map(forward.fits, pairs))
-    narrow, tolerance = (torch.float32, 1e-5) if DEVICE == "cpu" else (torch.bfloat16, 0.05)
+    narrow = torch.float32 if DEVICE == "cpu" else torch.bfloat16
+    torch.manual_seed(0)
     x = torch.randn(3, 9, 256, device=DEVICE)
     rotary = tuple(table.to(DEVICE) for table in rotary_table(9, 256 // heads))
     for shift in (0.0, 0.02):  # a second call sees weights that have changed
@@ -158,12 +159,15 @@ def test_a_stack_is_its_blocks(positions, heads):
                 nn.init.normal_(parameter, mean=shift, std=0.06)
         exact = plain(x, rotary, 0, positions)
         assert exact.shape == (3, positions or 9, 256)
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE != "cpu"):
+            rough = plain(x, rotary, 0, positions)  # weights with a mean make more of bf16's error
+        allowed = 2 * (rough - exact).norm() + 1e-5 * exact.norm()
         for found in (
             stack.run(pairs, x, rotary, narrow, positions=positions),
             forward.run(pairs, x, rotary, narrow, positions),
         ):
             assert found.shape == exact.shape
-            assert (found - exact).norm() < tolerance * exact.norm()
+            assert (found - exact).norm() < allowed
 
 
 test_a_stack_is_its_blocks.pytestmark += needs_triton
