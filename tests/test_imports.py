@@ -107,7 +107,8 @@ def test_these_do_not_wait_for_torch(statement):
 
 WITHOUT_TORCH = (
     *("plan", "recommend", "prepare", "prepare stdlib", "prepare chat", "prepare arc", "data", "inspect"),
-    *("eval", "generate", "chat", "runs", "report", "pack", "demo", "doctor"),
+    *("retrofit", "validate", "eval", "generate", "chat", "diagnose", "runs", "report", "pack", "export"),
+    *("bench", "demo", "doctor"),
 )
 
 

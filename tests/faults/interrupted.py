@@ -12,9 +12,9 @@ from pathlib import Path
 from together import finished_run
 from victims import CLOCKS, finish, start
 
-import deeploop.commands.bench
+import deeploop.commands.bench_training
 import deeploop.commands.demo
-import deeploop.commands.eval
+import deeploop.commands.eval_language
 import deeploop.commands.prepare_puzzles
 import deeploop.commands.report
 import deeploop.eval.harness  # noqa: F401  before the forks: each would import it again
