@@ -74,6 +74,7 @@ results: .venv/.core
 	$(BIN)/python tools/depth_table.py
 	$(BIN)/python tools/rules_table.py
 	$(BIN)/python tools/evidence_tables.py
+	$(BIN)/python tools/recurrent_tables.py
 
 format: .venv/.dev
 	$(BIN)/ruff format .

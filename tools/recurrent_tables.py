@@ -44,13 +44,11 @@ def one_factor(results: Path) -> str:
     depths = [*next(iter(losses[BASE].values()))]
     rows = []
     for name, seeds in losses.items():
-        at_mean = {
-            cell: {seed: own[TRAINED] for seed, own in losses[cell].items()} for cell in (name, BASE)
-        }
+        at_mean = {cell: {seed: own[TRAINED] for seed, own in losses[cell].items()} for cell in (name, BASE)}
         means = [f"{fmean(own[R] for own in seeds.values()):.4f}" for R in depths]
         change = MISSING if name == BASE else str(paired(at_mean[name], at_mean[BASE]))
-        rows.append([f"`{name}`", *means, change])
-    return markdown_table(["", *(f"R = {R}" for R in depths), f"minus `{BASE}` at R = {TRAINED}"], rows)
+        rows.append([name, *means, change])
+    return markdown_table(["", *(f"R = {R}" for R in depths), f"minus {BASE} at R = {TRAINED}"], rows)
 
 
 def step_effect(results: Path) -> str:
@@ -89,7 +87,7 @@ def cache(results: Path) -> str:
         kept = str(first["cache_rounds"] or "all")
         rows.append([kept, str(first["slots"]), f"{first['bytes_per_token']:,.0f}",
                      *(f"{score['loss']:.4f}" for score in scores)])  # fmt: skip
-    return markdown_table(["rounds kept", "slots", "bytes per token", *(f"`{name}`" for name in models)], rows)
+    return markdown_table(["rounds kept", "slots", "bytes per token", *models], rows)
 
 
 def gate(results: Path) -> str:
@@ -97,7 +95,7 @@ def gate(results: Path) -> str:
     found = evaluation(results / "gate.json")
     fixed = [["fixed", str(row["rounds"]), f"{row['loss']:.4f}", MISSING] for row in found["rounds"]]
     stopped = [
-        [f"`{row['criterion']}` {row['threshold']:g}", f"{row['mean_rounds']:.2f}", f"{row['loss']:.4f}",
+        [f"{row['criterion']} {row['threshold']:g}", f"{row['mean_rounds']:.2f}", f"{row['loss']:.4f}",
          f"{row['loss'] - row['line']:+.4f}"]
         for row in found["adaptive"]
     ]  # fmt: skip
