@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from deeploop.commands.bench import BenchArgs, cells_of
+from deeploop.commands.bench import BenchArgs
+from deeploop.commands.bench_training import cells_of
 from deeploop.report.page import text_table
 from deeploop.train.distributed import open_world
 from deeploop.train.opening import open_run
@@ -28,7 +29,8 @@ from deeploop.train.timing import reference_step
 STEPS = 5
 REFERENCE = Path(__file__).with_name("reference_gpt.py")
 KINDS = (  # the first that matches; names are those of CUDA kernels
-    ("attention", r"flash|sdpa|fmha|cudnn"),
+    ("attention", r"flash|sdpa|fmha|cudnn|_attend"),
+    ("products with what follows", r"^_product"),
     ("matrix products", r"nvjet|gemm|cutlass|splitK"),
     ("norms and residuals", r"_norm_(for|back)ward|rms_norm"),
     ("rotary and QK-norm", r"_rotary_"),
@@ -45,18 +47,21 @@ def kind_of(kernel: str) -> str:
     return next(kind for kind, pattern in KINDS if re.search(pattern, kernel))
 
 
-def take_apart(name: str, step: Callable[[], object], longest: int) -> None:
-    for _ in range(4):  # compiled, planned and warm
+def take_apart(
+    name: str, step: Callable[[], object], longest: int, *, steps: int = STEPS, warm_up: int = 4
+) -> None:
+    """Prints where the time of a step goes; the first `warm_up` compile, plan and warm the device."""
+    for _ in range(warm_up):
         step()
     torch.cuda.synchronize()
     began = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(steps):
         step()
     torch.cuda.synchronize()
-    wall = (time.perf_counter() - began) / STEPS
+    wall = (time.perf_counter() - began) / steps
     # Steps in a row and the device alone: a lone step runs at higher clocks than training does.
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
-        for _ in range(STEPS):
+        for _ in range(steps):
             step()
         torch.cuda.synchronize()
     kernels = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
@@ -68,11 +73,11 @@ def take_apart(name: str, step: Callable[[], object], longest: int) -> None:
         names[kernel.name] += kernel.device_time
     total = sum(kinds.values())
     times = Counter(kernel.name for kernel in kernels)
-    print(f"\n{name}: a step takes {wall * 1e3:.1f} ms, of which {total / STEPS / 1e3:.1f} ms in kernels")
-    rows = [(kind, f"{us / STEPS / 1e3:.1f}", f"{us / total:.1%}") for kind, us in kinds.most_common()]
+    print(f"\n{name}: a step takes {wall * 1e3:.1f} ms, of which {total / steps / 1e3:.1f} ms in kernels")
+    rows = [(kind, f"{us / steps / 1e3:.1f}", f"{us / total:.1%}") for kind, us in kinds.most_common()]
     print(text_table(("kind", "ms", "share"), rows))
     rows = [
-        (key[:70], str(times[key] // STEPS), f"{us / STEPS / 1e3:.2f}", kind_of(key))
+        (key[:70], str(times[key] // steps), f"{us / steps / 1e3:.2f}", kind_of(key))
         for key, us in names.most_common(longest)
     ]
     print(text_table(("kernel", "times", "ms", "kind"), rows))

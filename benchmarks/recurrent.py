@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from deeploop.commands.bench import corpus_for
 from deeploop.commands.bench_decode import time_decoding
+from deeploop.commands.bench_training import corpus_for
 from deeploop.models import LoopedGPT
 from deeploop.models.accounting import flops_per_token
 from deeploop.models.gpt_config import GPTConfig

@@ -405,10 +405,10 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
 @pytest.mark.parametrize(
     ("command", "broken", "advice"),
     [
-        ("validate", "validate.score_rounds", "try --device cpu"),
-        ("generate", "generate.stream_text", "try --device cpu, or a smaller --max-tokens"),
-        ("diagnose", "diagnose.audit", "try --device cpu, or --sequences 1"),
-        ("export", "export.run", "a smaller model, batch or context needs less"),
+        ("validate", "commands.validate_run.score_rounds", "try --device cpu"),
+        ("generate", "eval.generation.stream_text", "try --device cpu, or a smaller --max-tokens"),
+        ("diagnose", "commands.diagnose_run.audit", "try --device cpu, or --sequences 1"),
+        ("export", "commands.export.run", "a smaller model, batch or context needs less"),
     ],
 )
 def test_a_full_gpu_is_one_line_in_other_commands_too(
@@ -418,7 +418,7 @@ def test_a_full_gpu_is_one_line_in_other_commands_too(
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
 
     loop.train(make_config(tmp_path / "run", optim={"steps": 1}))
-    monkeypatch.setattr(f"deeploop.commands.{broken}", full)
+    monkeypatch.setattr(f"deeploop.{broken}", full)
     more = {"export": [tmp_path / "folder"], "diagnose": ["--sequences", 2]}
     words = [command, tmp_path / "run", *more.get(command, [])]
     assert refused(words, code=75) == f"the GPU's memory is full; {advice}"

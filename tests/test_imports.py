@@ -105,6 +105,26 @@ def test_these_do_not_wait_for_torch(statement):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+WITHOUT_TORCH = (
+    *("plan", "recommend", "prepare", "prepare stdlib", "prepare chat", "prepare arc", "data", "inspect"),
+    *("retrofit", "validate", "eval", "generate", "chat", "diagnose", "runs", "report", "pack", "export"),
+    *("bench", "demo", "doctor"),
+)
+
+
+def test_help_does_not_wait_for_torch_or_matplotlib():
+    """One process for all: the first command that imports it is named."""
+    check = (
+        "import sys; from deeploop.cli import main\n"
+        f"for words in {WITHOUT_TORCH}:\n"
+        "    try: main([*words.split(), '--help'])\n"
+        "    except SystemExit: pass\n"
+        "    if {'torch', 'matplotlib'} & {*sys.modules}: sys.exit(words)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_package_shows_what_there_is_and_loads_it_when_touched():
     shown = set(dir(deeploop))
     assert shown >= {"load", "generate", "recommend", "__version__"}

@@ -8,13 +8,14 @@ from statistics import fmean
 from typing import Any
 
 from deeploop.report.page import MISSING, filled, markdown_table
-from deeploop.report.paired import paired
+from deeploop.report.paired import by_seed
 from deeploop.report.runs import Run, find_runs
 from deeploop.train.metrics import read_metrics
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BASE, TRAINED = "base", 4  # the cell that others are compared with, and the mean of its rounds
 BACKPROP = 4  # rounds in the graph of the second study
+COMPARED_WITH = {"prenorm-fixed": "fixed", "deeploop-fixed": "fixed", "none": "grad-all"}  # others: the base
 RULE_DEPTHS = {"full": "R", "star": "√(R·R_g)", "graph": "R_g"}
 
 Cells = dict[str, dict[int, Run]]  # cell → seed → run
@@ -36,7 +37,7 @@ def losses_of(run: Run) -> dict[int, float]:
 
 
 def one_factor(results: Path) -> str:
-    """Loss of every cell at every depth, and what one change does at the mean."""
+    """Loss of every cell at every depth, and what its change does at the mean, in each seed."""
     losses = {
         name: {seed: losses_of(run) for seed, run in seeds.items()}
         for name, seeds in cells_of(results / "one-factor").items()
@@ -44,30 +45,33 @@ def one_factor(results: Path) -> str:
     depths = [*next(iter(losses[BASE].values()))]
     rows = []
     for name, seeds in losses.items():
-        at_mean = {cell: {seed: own[TRAINED] for seed, own in losses[cell].items()} for cell in (name, BASE)}
         means = [f"{fmean(own[R] for own in seeds.values()):.4f}" for R in depths]
-        change = MISSING if name == BASE else str(paired(at_mean[name], at_mean[BASE]))
-        rows.append([name, *means, change])
-    return markdown_table(["", *(f"R = {R}" for R in depths), f"minus {BASE} at R = {TRAINED}"], rows)
+        other = COMPARED_WITH.get(name, BASE)
+        changes = by_seed(
+            *({seed: own[TRAINED] for seed, own in losses[cell].items()} for cell in (name, other))
+        )
+        change = ", ".join(f"{value:+.3f}" for value in changes.values())
+        rows.append([name, *means, MISSING if name == BASE else f"{other}: {change}"])
+    return markdown_table(["", *(f"R = {R}" for R in depths), f"at R = {TRAINED} minus, by seed"], rows)
 
 
 def step_effect(results: Path) -> str:
-    """‖ΔF‖/‖F‖ of a step for each depth that the rule is taken at, beside that at R = R_g."""
+    """‖ΔF‖/‖F‖ of a step for each depth that the rule is taken at, as a share of that at R = R_g."""
     cells = cells_of(results / "step-effect")
     effects = {name: {seed: effects_of(run) for seed, run in seeds.items()} for name, seeds in cells.items()}
     shallow = effects[f"R{BACKPROP}"]
+    steps = [*next(iter(shallow.values()))]
     rows = []
     for name, seeds in effects.items():
         R, _, kind = name.removeprefix("R").partition("-")
-        cell = [R, RULE_DEPTHS[kind] if kind else f"all, {BACKPROP}"]
-        for step in next(iter(shallow.values())):
-            ratios = [effect[step] / shallow[seed][step] for seed, effect in seeds.items()]
-            mean = fmean(effect[step] for effect in seeds.values())
-            cell.append(f"{mean:.2g}: {' and '.join(f'{ratio:.2f}' for ratio in ratios)}×")
+        shares = [
+            ", ".join(f"{effect[step] / shallow[seed][step]:.2f}" for seed, effect in seeds.items())
+            for step in steps
+        ]
         last = [[*read_metrics(run.files, "validation")][-1]["loss"] for run in cells[name].values()]
-        rows.append([*cell, f"{fmean(last):.3f}"])
-    head = [f"‖ΔF‖/‖F‖ at step {step}, by seed over R = {BACKPROP}" for step in next(iter(shallow.values()))]
-    return markdown_table(["R", "rule at", *head, "loss"], rows)
+        depth = RULE_DEPTHS[kind] if kind else f"R = R_g = {BACKPROP}"
+        rows.append([R, depth, *shares, ", ".join(f"{loss:.3f}" for loss in last)])
+    return markdown_table(["R", "α of", *(f"effect at step {step}" for step in steps), "loss"], rows)
 
 
 def effects_of(run: Run) -> dict[int, float]:

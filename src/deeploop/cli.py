@@ -10,6 +10,7 @@ import sys
 from importlib import import_module
 
 import deeploop
+from deeploop.commands.memory import is_out_of_memory
 from deeploop.commands.parsing import require_known
 from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemory
 from deeploop.terminal import printable
@@ -124,11 +125,7 @@ def _is_memory(error: Exception) -> bool:
 
 def _is_device_memory(error: Exception) -> bool:
     """Whether torch had no memory on a GPU, in a command that has no advice of its own."""
-    if not isinstance(error, RuntimeError):
-        return False
-    from deeploop.commands.memory import is_out_of_memory  # now: it waits for torch
-
-    return is_out_of_memory(error)
+    return isinstance(error, RuntimeError) and is_out_of_memory(error)
 
 
 def _run(arguments: list[str]) -> int:
@@ -140,6 +137,6 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, rest = arguments[0], arguments[1:]
     require_known("command", name, COMMANDS)
-    command = import_module(f"deeploop.commands.{name}")  # now: most of them wait for torch
+    command = import_module(f"deeploop.commands.{name}")
     code: int = command.main(rest)
     return code

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands import bench, prepare_puzzles
+from deeploop.commands import bench_training, prepare_puzzles
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.train.timing import Timing, reference_model
 
@@ -51,7 +51,7 @@ def test_fp8_is_timed_beside_bf16(corpus, tmp_path, capsys, monkeypatch):
     def time_training(config, world, steps):
         return Timing({"fp8": 2.0, "bf16": 3.0}[config.device.precision], 1.0, None), 600, 10**12
 
-    monkeypatch.setattr(bench, "time_training", time_training)
+    monkeypatch.setattr(bench_training, "time_training", time_training)
     out = tmp_path / "bench.json"
     assert main([*words, "--json", str(out)]) == 0
     (row,) = json.loads(out.read_text())["cells"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands import diagnose
-from deeploop.commands.diagnose import weights_of
+from deeploop.commands import diagnose_run
+from deeploop.commands.diagnose_run import weights_of
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.alignment_plots import alignment_figure
 from deeploop.report.diagnosis import LEGEND
@@ -59,7 +59,7 @@ ONE = ["--sublayers", "blocks.0.mlp", "--iterations", "2"]
 
 
 def test_the_report_reads_as_a_page(runs, capsys, undrawn, monkeypatch):
-    monkeypatch.setattr(diagnose, "LINE_SECONDS", 0)
+    monkeypatch.setattr(diagnose_run, "LINE_SECONDS", 0)
     assert main(["diagnose", str(runs / "r3"), *ONE]) == 0
     text, told = capsys.readouterr()
     first, *lines = told.splitlines()
@@ -142,6 +142,6 @@ def test_a_figure_of_seven_rounds(runs):
 
 def test_a_folder_that_cant_be_written_is_refused_before_the_work(runs, monkeypatch, capsys):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    monkeypatch.setattr("deeploop.commands.diagnose.examine", None)  # not reached
+    monkeypatch.setattr("deeploop.commands.diagnose_run.examine", None)  # not reached
     assert main(["diagnose", str(runs / "r1")]) == 2
     assert "r1: can't be written, and the result goes there; copy the run" in capsys.readouterr().err

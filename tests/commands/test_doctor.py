@@ -21,11 +21,12 @@ def test_it_says_what_is_there_and_passes(capsys, tmp_path, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     named = [re.split(r"\s{2,}|(?<=extra tensorboard) ", line)[0] for line in lines]
     assert named[:5] == ["deeploop", "Python", "torch", "Triton", "GPU"]
-    assert named[-2:] == ["training uses", "self-test"]
-    assert re.search(r"(eager modules|compiled blocks|Triton kernels), (fp32|bf16)", lines[-2])
+    assert named[-3:] == ["training uses", "self-test", "passed"]
+    assert re.search(r"(eager modules|compiled blocks|Triton kernels), (fp32|bf16)", lines[-3])
     first, last = map(float, re.search(r"loss (\S+) → (\S+),", lines[-1]).groups())
     assert last < first - 0.5
-    assert not list(tmp_path.iterdir())
+    # torch makes the folder of its inductor when that is imported, which building an optimizer does
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]
 
 
 def test_the_extras_are_pyprojects():
@@ -43,9 +44,9 @@ def test_what_is_missing_has_its_install_line():
 
 
 def test_a_loss_that_rises_fails_the_test(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "train", lambda config: None)
-    monkeypatch.setattr(doctor, "load", lambda run: ())
-    monkeypatch.setattr(doctor, "generate_text", lambda *_, **__: "")
+    monkeypatch.setattr("deeploop.train.loop.train", lambda config: None)
+    monkeypatch.setattr("deeploop.train.rundir.load", lambda run: ())
+    monkeypatch.setattr("deeploop.eval.generation.generate_text", lambda *_, **__: "")
     monkeypatch.setattr(doctor, "read_metrics", lambda *_: [{"loss": 1.0}, {"loss": 2.0}])
     assert main(["doctor"]) == 2
     captured = capsys.readouterr()
@@ -53,6 +54,7 @@ def test_a_loss_that_rises_fails_the_test(capsys, monkeypatch):
         "deeploop doctor: error: self-test: after 20 steps the loss is 2.000, it started at 1.000\n"
     )
     assert "training uses" in captured.out
+    assert "passed" not in captured.out
 
 
 def test_the_documented_completion_knows_every_command():

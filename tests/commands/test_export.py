@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import deeploop
 from deeploop.cli import main
-from deeploop.commands import export
+from deeploop.commands import export_run
 from deeploop.data.bpe import find_tokenizer
 from deeploop.data.chat_template import DEFAULT, encode_segments, find_template
 from deeploop.data.iterate.examples import held_out
@@ -153,7 +153,7 @@ def test_a_recurrent_run_trained_at_sampled_rounds_is_exported_with_its_budget(
 def test_every_file_is_there_and_readable(folder):
     expected = {"config.json", "generation_config.json", "model.safetensors", "README.md", "tokenizer.json"}
     assert expected <= {file.name for file in folder.iterdir()}
-    assert not (folder / export.PART).exists()
+    assert not (folder / export_run.PART).exists()
     assert all(file.stat().st_mode & 0o044 == 0o044 for file in folder.iterdir())
     text = "".join(f.read_text() for f in folder.iterdir() if f.suffix in (".json", ".md", ".py"))
     assert str(folder.parent) not in text  # no path of the machine
@@ -171,14 +171,14 @@ def test_an_earlier_export_is_replaced_and_nothing_else_touched(config, folder, 
 def test_half_an_export_is_not_taken_for_a_whole_one(config, folder, tmp_path, monkeypatch):
     target = tmp_path / "target"
 
-    move = export.os.replace
+    move = export_run.os.replace
 
     def full(source, destination):
         if source.name == "model.safetensors":
             raise OSError("disk full")
         move(source, destination)
 
-    monkeypatch.setattr(export.os, "replace", full)
+    monkeypatch.setattr(export_run.os, "replace", full)
     assert main(["export", str(config.out), str(target)]) == 2
     with pytest.raises(ValueError, match=r"config\.json"):
         AutoModelForCausalLM.from_pretrained(target)
@@ -241,7 +241,7 @@ def test_an_exported_chat_of_a_pretrained_tokenizer_ends_answers_as_in_training(
     tokenizer = find_tokenizer(str(save_tokenizer(tmp_path / "tokenizer")))
     shape = {"blocks": 1, "rounds": 2, "width": 16, "heads": 2, "hidden": 16, "context": 32}
     model = LoopedGPT(GPTConfig(**shape, vocabulary=tokenizer.vocabulary))
-    export.save_model(model, tokenizer, tmp_path / "out", DEFAULT)
+    export_run.save_model(model, tokenizer, tmp_path / "out", DEFAULT)
     end, named = tokenizer.end_of_text, 1  # <s> and </s>
     assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [named, end]
     messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "loops"}]

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deeploop.commands.export import model_card
+from deeploop.commands.export_run import model_card
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet, _content_hash, _digest, write_puzzles
 from deeploop.data.shards import Corpus, write_shard

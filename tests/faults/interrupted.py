@@ -12,12 +12,13 @@ from pathlib import Path
 from together import finished_run
 from victims import CLOCKS, finish, start
 
-import deeploop.commands.bench
+import deeploop.commands.bench_training
 import deeploop.commands.demo
-import deeploop.commands.eval
+import deeploop.commands.eval_language
 import deeploop.commands.prepare_puzzles
 import deeploop.commands.report
-import deeploop.eval.harness  # noqa: F401  before the forks: each would import it again
+import deeploop.eval.harness
+import deeploop.report.document  # noqa: F401  before the forks: each would import it again
 from deeploop.cli import main
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.files import read_value

@@ -108,7 +108,8 @@ class Counting:
         self.calls = []
         self.weight = torch.ones((), requires_grad=True)
 
-    def __call__(self, carry, tokens, puzzle):
+    def __call__(self, carry, tokens, puzzle, *, q_only=False):
+        assert not (q_only and torch.is_grad_enabled())  # what is trained is asked for its answer
         self.calls.append((len(tokens), torch.is_grad_enabled()))
         high = carry.high + self.weight
         count = high[:, 0, 0]

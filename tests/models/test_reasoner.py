@@ -84,6 +84,19 @@ def test_blocks_run_as_often_as_the_schedule_says(config, runs):
         assert (config.schedule.R_of(module), config.schedule.R_g_of(module)) == counts
 
 
+@pytest.mark.parametrize("mixer", ["attention", "mlp"])
+@pytest.mark.parametrize("kind", [HRMConfig, TRMConfig])
+def test_asked_for_q_alone_it_gives_the_same_q_and_no_answer(kind, mixer):
+    model = Reasoner(kind(**SMALL, mixer=mixer), SHAPE)
+    torch.nn.init.normal_(model.halting.weight)
+    tokens, puzzle = batch()
+    whole, found = (model(model.initial(3), tokens, puzzle, q_only=only) for only in (False, True))
+    assert torch.equal(found.q, whole.q)
+    assert torch.equal(found.carry.low, whole.carry.low)
+    assert torch.equal(found.carry.high, whole.carry.high[:, :1])
+    assert found.logits.shape == (3, 0, 6)
+
+
 @pytest.mark.parametrize("kind", [HRMConfig, TRMConfig])
 def test_values_do_not_depend_on_the_horizon_but_gradients_do(kind):
     gradients = set()

@@ -15,8 +15,8 @@ from torch import nn
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.gpt import Block
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import ReasonerBlock
-from deeploop.nn import fused
+from deeploop.models.reasoner import PuzzleShape, Reasoner, ReasonerBlock, Stack
+from deeploop.nn import fused, kernels
 from deeploop.nn.documents import Documents, document_bounds, document_mask, document_positions
 from deeploop.nn.layers import RMSNorm, SwiGLU, rotary_table
 from deeploop.nn.residual import ScaledResidual
@@ -139,6 +139,96 @@ def test_a_chain_of_rounds_is_the_loop(model, again):
 test_a_chain_of_rounds_is_the_loop.pytestmark += needs_triton
 
 
+@pytest.mark.parametrize(("positions", "heads"), [(None, 4), (2, 4), (None, 8)])
+def test_a_stack_is_its_blocks(positions, heads):
+    """With a gradient, and by the kernels without one; of the last block only what is read."""
+    from deeploop.nn.kernels import forward, stack
+
+    # Whole tiles: 256 columns of the width and of gate and up; heads of 32 or 64.
+    config = HRMConfig(width=256, heads=heads, hidden=128, low_blocks=2, p=0.5)
+    plain = Stack(config, "L", 9).to(DEVICE)
+    pairs = [sublayers(block) for block in plain.blocks]
+    assert all(map(forward.fits, pairs))
+    narrow = torch.float32 if DEVICE == "cpu" else torch.bfloat16
+    torch.manual_seed(0)
+    x = torch.randn(3, 9, 256, device=DEVICE)
+    rotary = tuple(table.to(DEVICE) for table in rotary_table(9, 256 // heads))
+    for shift in (0.0, 0.02):  # a second call sees weights that have changed
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                nn.init.normal_(parameter, mean=shift, std=0.06)
+        exact = plain(x, rotary, 0, positions)
+        assert exact.shape == (3, positions or 9, 256)
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE != "cpu"):
+            rough = plain(x, rotary, 0, positions)  # weights with a mean make more of bf16's error
+        allowed = 2 * (rough - exact).norm() + 1e-5 * exact.norm()
+        for found in (
+            stack.run(pairs, x, rotary, narrow, positions=positions),
+            forward.run(pairs, x, rotary, narrow, positions),
+        ):
+            assert found.shape == exact.shape
+            assert (found - exact).norm() < allowed
+
+
+test_a_stack_is_its_blocks.pytestmark += needs_triton
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("q_only", [False, True])
+def test_a_reasoner_on_the_kernels_is_the_reasoner(monkeypatch, q_only):
+    from deeploop.nn.kernels import forward
+
+    runs = []
+    run = forward.run
+    monkeypatch.setattr(forward, "run", lambda *given: runs.append(given) or run(*given))
+    config, shape = HRMConfig(width=256, heads=4, hidden=128), PuzzleShape(6, 100, 1)
+    model, plain = (Reasoner(config, shape, seed=1).cuda() for _ in range(2))
+    with torch.no_grad():
+        for each in (model, plain):
+            each.halting.weight.copy_(plain.head.weight[:2])
+    assert fused.install_rounds(model)
+    given = model.initial(3), torch.randint(6, (3, 100), device="cuda"), torch.zeros(3, 256, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        for grad in (False, True):  # with a gradient the first calls still have none
+            with torch.set_grad_enabled(grad):
+                ours, theirs = (each(*given, q_only=q_only) for each in (model, plain))
+            pairs = (
+                *zip(ours.carry, theirs.carry, strict=True),
+                (ours.logits, theirs.logits),
+                (ours.q, theirs.q),
+            )
+            for a, b in pairs:
+                assert a.shape == b.shape
+                assert a.dtype == b.dtype
+                assert (a.float() - b.float()).norm() <= 0.1 * b.float().norm()
+    hopper = torch.cuda.get_device_capability()[0] == fused.HOPPER
+    assert len(runs) == (6 + 4 if hopper else 0)
+
+
+def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatch):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(fused, "_applies", lambda x, *extras: True)
+    monkeypatch.setattr(fused, "_run", lambda *given, **options: "with a backward pass")
+    capability, fits, narrow = [9, 0], [True], [torch.bfloat16]
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: narrow[0])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: tuple(capability))
+    run = SimpleNamespace(to=lambda dtype: "without")
+    known = SimpleNamespace(fits=lambda pair: fits[0], run=lambda *given: run)
+    monkeypatch.setattr(kernels, "forward", known, raising=False)
+    stack, x = Stack(HRMConfig(width=32, heads=2, hidden=48), "L", 9), torch.zeros(2, 9, 32)
+    stack.forward = partial(fused._run_stack, stack)
+    assert stack(x, None) == "with a backward pass"
+    with torch.no_grad():
+        assert stack(x, None) == "without"
+        narrow[0] = torch.float16
+        assert stack(x, None) == "with a backward pass"
+        narrow[0], fits[0] = torch.bfloat16, False
+        assert stack(x, None) == "with a backward pass"
+        fits[0], capability[0] = True, 10
+        assert stack(x, None) == "with a backward pass"
+
+
 def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch):
     """By the kernel of variable length on a GPU, in bf16; elsewhere its equations stand in for it."""
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
@@ -223,6 +313,21 @@ def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
     assert torch.equal(model(tokens).states, plain(tokens).states)
     assert not fused.install_rounds(nn.Linear(2, 2))
     assert not fused.install_rounds(LoopedGPT(replace(config, heads=16)))  # heads of 2
+
+
+def test_a_reasoners_stacks_are_installed_and_left_to_the_modules_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    shape = PuzzleShape(vocabulary=6, length=9, puzzle_ids=1)
+    model, plain = (Reasoner(HRMConfig(width=32, heads=2, hidden=48), shape) for _ in range(2))
+    assert fused.install_rounds(model)
+    assert all("forward" in vars(stack) for stack in model.stacks.values())
+    given = model.initial(2), torch.randint(6, (2, 9)), torch.zeros(2, 32)
+    for q_only in (False, True):
+        ours, theirs = (m(*given, q_only=q_only) for m in (model, plain))
+        assert torch.equal(ours.q, theirs.q)
+        assert torch.equal(ours.logits, theirs.logits)
+    across = Reasoner(HRMConfig(width=32, heads=2, hidden=48, mixer="mlp"), shape)
+    assert not fused.install_rounds(across)
 
 
 def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):

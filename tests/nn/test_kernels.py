@@ -66,9 +66,12 @@ def test_residual_and_its_norm(kernels, shape, gain):
     x, f = draws(shape, shape)
     g = draws(shape[-1:])[0] if gain else None
     inputs = [x, f, g] if gain else [x, f]
-    y, h = kernels.residual(x, f, alpha=3.5, gain=g, eps=EPS)
-    assert h is None
-    assert_agree([y], inputs, lambda x, f, g=None: [norm(3.5 * x + f, g)])
+    for readers in ([0, 1], [0], [1]):  # y twice, and one gradient for both, or either alone
+        outputs = kernels.residual(x, f, alpha=3.5, gain=g, eps=EPS)
+        assert outputs[0].data_ptr() == outputs[1].data_ptr()
+        read = [outputs[i] for i in readers]
+        assert_agree(read, inputs, lambda x, f, g=None: [norm(3.5 * x + f, g)] * len(read))  # noqa: B023
+    assert kernels.residual(x.bfloat16(), f, gain=g, eps=EPS)[1] is None
 
 
 @pytest.mark.parametrize("shape", [(2, 10, 64), (1, 37, 48)])

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from deeploop.commands import diagnose, validate
+from deeploop.commands import diagnose, diagnose_run, validate
 from deeploop.nn.documents import causal_context
 from deeploop.train.distributed import World
 from deeploop.train.language import LanguageTask
@@ -80,8 +80,8 @@ def test_without_the_mask_the_loss_is_another(masked, make_config, tmp_path):
 
 def test_a_diagnosis_keeps_documents_apart(masked, capsys, undrawn, monkeypatch):
     seen = []
-    real = diagnose.examine
-    monkeypatch.setattr(diagnose, "examine", lambda *args, **own: seen.append(own) or real(*args, **own))
+    real = diagnose_run.examine
+    monkeypatch.setattr(diagnose_run, "examine", lambda *args, **own: seen.append(own) or real(*args, **own))
     own = {"iterations": 1, "sublayers": ("blocks.0.mlp",)}
     config = masked(diagnose={"every": 6, "tokens": 40, **own})
     train(config)

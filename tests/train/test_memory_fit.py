@@ -158,6 +158,14 @@ def test_a_reasoners_weights_are_those_of_its_blocks(mixer, recompute):
         assert found == weights + visits * 2 * block + 4 * 64  # one puzzle's row
 
 
+def test_hrm_on_arc_fits_one_h200_at_once(gpu):
+    """Half of its batch was measured at 52.3 GiB on the kernels."""
+    shape = PuzzleShape(12, 900, 1)
+    assert segment_bytes(HRMConfig(), shape, 384, kernels=True) == pytest.approx(52.3 * 2**30, rel=0.05)
+    needs = partial(segment_bytes, HRMConfig(), shape, kernels=True)
+    assert fit(768, DeviceConfig(), gpu(0.8 * 139 * 2**30), needs) == (768, "off")
+
+
 def test_puzzle_tables_are_counted():
     small, large = (PuzzleShape(12, 900, count) for count in (1, 876_407))
     assert segment_bytes(HRMConfig(), large, 8) - segment_bytes(HRMConfig(), small, 8) == 4 * 876_406 * 512

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from deeploop.cli import main
-from deeploop.commands.diagnose import UNDER_MUON
+from deeploop.commands.diagnose_run import UNDER_MUON
 from deeploop.models.accounting import block_matrix_count, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig

@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from deeploop.commands.bench import BenchArgs
 from deeploop.eval.decoding import describe, fits_kernels
 from deeploop.eval.generation import generate_batch
 from deeploop.models.accounting import block_matrix_count
@@ -32,16 +33,13 @@ from deeploop.train.progress import device_name
 from deeploop.train.rundir import provenance
 from deeploop.train.timing import time_steps
 
-if TYPE_CHECKING:
-    from deeploop.commands.bench import BenchArgs
-
 UNTIMED = 4
 """Tokens before the clock starts: the prompt's, one that compiles, one that records, one that is queued."""
 CACHES = {"dynamic": {}, "static": {"cache_implementation": "static", "disable_compile": True}}
 """transformers' caches: its default, and one of fixed size. Compiled, the second takes minutes per depth."""
 
 
-def run(args: "BenchArgs") -> str:
+def run(args: BenchArgs) -> str:
     """Times every cell; returns the table to print."""
     for recipe in args.recipes:
         checked_model(recipe, args)  # all of them before the first is timed
@@ -63,7 +61,7 @@ def run(args: "BenchArgs") -> str:
     return report(record)
 
 
-def checked_model(recipe: str, args: "BenchArgs") -> GPTConfig:
+def checked_model(recipe: str, args: BenchArgs) -> GPTConfig:
     config = get_recipe(recipe)
     if not isinstance(config, TrainConfig):
         raise ValueError(f"recipes={recipe}: is no language model's; --decode needs one")
@@ -76,9 +74,7 @@ def checked_model(recipe: str, args: "BenchArgs") -> GPTConfig:
     return config.model
 
 
-def measure(
-    recipe: str, device: torch.device, args: "BenchArgs", bandwidth: float
-) -> Iterator[dict[str, Any]]:
+def measure(recipe: str, device: torch.device, args: BenchArgs, bandwidth: float) -> Iterator[dict[str, Any]]:
     """The cells of a recipe: ours, and transformers' `generate` on the exported model where there is one."""
     with device:
         model = LoopedGPT(checked_model(recipe, args)).eval()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
@@ -13,11 +13,11 @@ import deeploop
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import parse
 from deeploop.data.chat_template import ChatTemplate, kept_template
-from deeploop.eval.conversation import Conversation
-from deeploop.eval.generation import Sampling
+from deeploop.eval.sampling import Sampling
 from deeploop.terminal import printable
-from deeploop.train.distributed import DeviceConfig, open_world
-from deeploop.train.rundir import load_config, resolve
+
+if TYPE_CHECKING:
+    from deeploop.eval.conversation import Conversation
 
 HELP = "/reset begins anew, /quit ends"
 
@@ -48,6 +48,8 @@ class ChatArgs(Sampling):
 
 def template_of(run: Path) -> ChatTemplate:
     """The template that a run was fine-tuned with."""
+    from deeploop.train.rundir import load_config, resolve
+
     load_config(run)  # a folder that is no run is named as such
     template = kept_template(resolve(run))
     if template is None:
@@ -57,7 +59,7 @@ def template_of(run: Path) -> ChatTemplate:
     return template
 
 
-def talk(conversation: Conversation, questions: Iterator[str]) -> None:
+def talk(conversation: "Conversation", questions: Iterator[str]) -> None:
     """Answers question after question until they end, or /quit."""
     is_shown = sys.stdout.isatty()  # wherever the questions come from
 
@@ -99,6 +101,10 @@ def lines_of_stdin(*, on_terminal: bool) -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     args = parse(ChatArgs, arguments, prog="deeploop chat")
+    # Now: these wait for torch, --help does not.
+    from deeploop.eval.conversation import Conversation
+    from deeploop.train.distributed import DeviceConfig, open_world
+
     template = template_of(args.run)
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with memory_advice("--device cpu"), suppress(KeyboardInterrupt):

@@ -13,7 +13,6 @@ from typing import Any
 
 from deeploop.commands.parsing import run_command
 from deeploop.files import write_json
-from deeploop.report import collapse, demo
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,9 @@ class DemoConfig:
 
 def run(config: DemoConfig) -> str:
     """Trains, evaluates, writes the page; returns what to print at the end."""
+    # Now: these wait for torch and Matplotlib, --help does not.
     from deeploop.commands import demo_collapse
+    from deeploop.report import collapse, demo
 
     record = train_and_evaluate(config)
     if config.collapse:
@@ -53,6 +54,7 @@ def train_and_evaluate(config: DemoConfig) -> dict[str, Any]:
 
     from deeploop.commands import demo_models as models
     from deeploop.commands.demo_training import train_beside
+    from deeploop.report import demo
     from deeploop.train.rundir import provenance
 
     began, threads = time.monotonic(), torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""`deeploop doctor`: what is installed, what training would use of it, and a self-test of ten seconds."""
+"""`deeploop doctor`: what is installed, what training would use of it, and a self-test of some seconds."""
 
 import contextlib
 import io
@@ -11,26 +11,20 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 import deeploop
 from deeploop.commands.parsing import parse
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.eval.generation import generate_text
 from deeploop.extras import how_to_install
-from deeploop.recipes.gpt import tiny
-from deeploop.train.config import TrainConfig
-from deeploop.train.distributed import open_world
-from deeploop.train.execution import choose_execution
-from deeploop.train.language import LanguageTask
-from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.progress import cpu_threads, device_name
-from deeploop.train.rundir import load
 
+if TYPE_CHECKING:
+    from deeploop.train.config import TrainConfig
+
+# What needs torch is imported where it is used: the first lines and --help do not wait for it.
 STEPS = 20
 EXTRA = re.compile(r"""([\w.-]+).*;.*extra == ['"](\w+)['"]""")
 
@@ -69,6 +63,10 @@ def describe_extra(extra: str, packages: list[str]) -> str:
 
 
 def describe_gpu() -> str:
+    import torch
+
+    from deeploop.train.progress import device_name
+
     if not torch.cuda.is_available():
         built = (
             f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is a CPU build"
@@ -85,6 +83,10 @@ def installed() -> Iterator[tuple[str, str]]:
     """What there is: a name and its description a line."""
     yield "deeploop", f"{deeploop.__version__} in {Path(deeploop.__file__).parent}"
     yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    import torch
+
+    from deeploop.train.progress import cpu_threads
+
     yield "torch", f"{torch.__version__}, {cpu_threads()}"
     yield "Triton", version_of("triton") or "not installed; only training on a GPU needs it"
     yield "GPU", describe_gpu()
@@ -92,8 +94,10 @@ def installed() -> Iterator[tuple[str, str]]:
         yield f"extra {extra}", describe_extra(extra, packages)
 
 
-def small_config(folder: Path) -> TrainConfig:
-    """The recipe `tiny`, cut to a few steps, on a few files of the standard library."""
+def small_config(folder: Path) -> "TrainConfig":
+    """The recipe `tiny`, cut to a few small steps, on a few files of the standard library."""
+    from deeploop.recipes.gpt import tiny
+
     base, corpus = tiny(), folder / "corpus"
     prepare(
         list(islice(stdlib(), 20)),
@@ -105,14 +109,19 @@ def small_config(folder: Path) -> TrainConfig:
     return replace(
         base,
         out=folder / "run",
-        data=replace(base.data, path=corpus, validation_sequences=16, validate_every=STEPS),
-        optim=replace(base.optim, steps=STEPS, warmup_steps=STEPS, batch=8),
+        model=replace(base.model, context=64),
+        data=replace(base.data, path=corpus, validation_sequences=8, validate_every=STEPS),
+        optim=replace(base.optim, steps=STEPS, warmup_steps=STEPS, batch=4),
         checkpoint=replace(base.checkpoint, every=STEPS),
     )
 
 
-def describe_execution(config: TrainConfig) -> str:
+def describe_execution(config: "TrainConfig") -> str:
     """How a step would be executed here."""
+    from deeploop.train.distributed import open_world
+    from deeploop.train.execution import choose_execution
+    from deeploop.train.language import LanguageTask
+
     with open_world(config.device) as world:
         task = LanguageTask(config, world)
         model = task.build().to(world.device)
@@ -121,8 +130,25 @@ def describe_execution(config: TrainConfig) -> str:
         return f"{chosen.describe()}, on {world.device.type}"
 
 
-def self_test(config: TrainConfig) -> str:
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """So small a model gains nothing by more, and where cores are busy its threads wait for one another."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def self_test(config: "TrainConfig") -> str:
     """Trains, saves, loads and generates; what happened, in one line."""
+    from deeploop.eval.generation import generate_text
+    from deeploop.train.loop import train
+    from deeploop.train.rundir import load
+
     started = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         train(config)
@@ -131,15 +157,19 @@ def self_test(config: TrainConfig) -> str:
     seconds = time.perf_counter() - started
     if not last < first:
         raise ValueError(f"self-test: after {STEPS} steps the loss is {last:.3f}, it started at {first:.3f}")
-    return f"passed in {seconds:.1f} s: {STEPS} steps, loss {first:.3f} → {last:.3f}, {len(text)} characters"
+    return f"in {seconds:.1f} s: loss {first:.3f} → {last:.3f}, {len(text)} characters of text"
 
 
 def main(arguments: list[str]) -> int:
     parse(DoctorArgs, arguments, prog="deeploop doctor")
     for name, description in installed():
-        print(f"{name:<18}{description}")
-    with tempfile.TemporaryDirectory() as folder:
+        print(f"{name:<18}{description}", flush=True)
+    with tempfile.TemporaryDirectory() as folder, one_thread():
         config = small_config(Path(folder))
         print(f"{'training uses':<18}{describe_execution(config)}", flush=True)
-        print(f"{'self-test':<18}{self_test(config)}")
+        print(
+            f"{'self-test':<18}{STEPS} steps of a tiny model; it is saved, loaded and asked for text",
+            flush=True,
+        )
+        print(f"{'passed':<18}{self_test(config)}")
     return 0

@@ -10,18 +10,51 @@ from typing import Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from deeploop.commands import eval_iterated, eval_language, eval_reasoner
-from deeploop.commands.eval_iterated import IteratedOptions
-from deeploop.commands.eval_reasoner import ReasonerOptions
 from deeploop.commands.parsing import run_command
 from deeploop.eval.tasks import PAPER_TASKS
-from deeploop.train.rundir import read_stamp
 
 REASONERS = ("hrm", "trm")
 OF_LANGUAGE = ("tasks", "shots", "rounds", "recompute_alpha", "requests", "batch_tokens")
+ITERATED = "iterate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasonerOptions:
+    """Options for the run of a reasoner (HRM, TRM)."""
+
+    halt: bool = False
+    """Let each puzzle stop when the model says so; else it gets all segments, as published."""
+    views: int | None = None
+    """ARC: views of a task that vote, the task as it is among them; unset: all."""
+    batch: int | None = None
+    """Puzzles computed at once; unset: 512 on a GPU, 64 on a CPU."""
+    gallery: int | None = None
+    """ARC: tasks in gallery.html, 0 for none; unset: 60."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("views", 1), ("batch", 1), ("gallery", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name}={value}: must be at least {least}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IteratedOptions:
+    """Options for the run of an iterated task."""
+
+    steps: tuple[int, ...] = ()
+    """Steps to ask for, also more than were trained; unset: those of the run's validation."""
+    rule: int | None = None
+    """Another rule of the automaton than the trained one."""
+    length: int | None = None
+    """Another size than the trained one, such as longer rows."""
+
+    def __post_init__(self) -> None:
+        if self.steps and min(self.steps) < 1:
+            raise ValueError(f"steps={min(self.steps)}: must be at least 1")
+
+
 OF_REASONERS = tuple(own.name for own in fields(ReasonerOptions))
 OF_ITERATED = tuple(own.name for own in fields(IteratedOptions))
-ITERATED = "iterate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +117,10 @@ class EvalArgs:
 
 def run(args: EvalArgs) -> str:
     """Does what the arguments ask for; returns what to print."""
+    # Now: these wait for torch, --help does not.
+    from deeploop.commands import eval_iterated, eval_language, eval_reasoner
+    from deeploop.train.rundir import read_stamp
+
     if args.run is None:
         refuse(args.reasoner, OF_REASONERS, "for reasoners; name the folder of a run")
         refuse(args.iterated, OF_ITERATED, "for iterated tasks; name the folder of a run")

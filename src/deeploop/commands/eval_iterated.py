@@ -6,7 +6,7 @@ spacetime.png.
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from deeploop.commands.eval import IteratedOptions
 from deeploop.commands.memory import memory_advice
 from deeploop.data.iterate.examples import Examples, held_out
 from deeploop.data.iterate.task import solve
@@ -31,22 +32,6 @@ IDENTITY = (
     *("recompute_alpha", "checkpoint", "precision"),
 )
 BATCH = 128
-
-
-@dataclass(frozen=True, kw_only=True)
-class IteratedOptions:
-    """Options for the run of an iterated task."""
-
-    steps: tuple[int, ...] = ()
-    """Steps to ask for, also more than were trained; unset: those of the run's validation."""
-    rule: int | None = None
-    """Another rule of the automaton than the trained one."""
-    length: int | None = None
-    """Another size than the trained one, such as longer rows."""
-
-    def __post_init__(self) -> None:
-        if self.steps and min(self.steps) < 1:
-            raise ValueError(f"steps={min(self.steps)}: must be at least 1")
 
 
 def run(

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from deeploop.commands import gallery
+from deeploop.commands.eval import ReasonerOptions
 from deeploop.commands.memory import memory_advice
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.eval.arc_votes import TaskVotes, vote
@@ -41,25 +42,6 @@ from deeploop.train.rundir import (
 # Results that agree in these replace one another; any other stays beside them in eval.json.
 IDENTITY = ("puzzles", "checkpoint", "views", "limit", "halt", "precision")
 GALLERY = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReasonerOptions:
-    """Options for the run of a reasoner (HRM, TRM)."""
-
-    halt: bool = False
-    """Let each puzzle stop when the model says so; else it gets all segments, as published."""
-    views: int | None = None
-    """ARC: views of a task that vote, the task as it is among them; unset: all."""
-    batch: int | None = None
-    """Puzzles computed at once; unset: 512 on a GPU, 64 on a CPU."""
-    gallery: int | None = None
-    """ARC: tasks in gallery.html, 0 for none; unset: 60."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("views", 1), ("batch", 1), ("gallery", 0)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{name}={value}: must be at least {least}")
 
 
 def run(

@@ -3,19 +3,18 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 import deeploop
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import parse
-from deeploop.eval.decoding import describe
-from deeploop.eval.generation import Sampling, stream_text
-from deeploop.models.adaptive import AdaptiveDepth, ExitRule
+from deeploop.eval.sampling import Sampling
 from deeploop.terminal import printable
-from deeploop.train.distributed import DeviceConfig, open_world
-from deeploop.train.rundir import is_shipped
+
+if TYPE_CHECKING:
+    from deeploop.models.adaptive import ExitRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,10 @@ class GenerateArgs(Sampling):
             raise ValueError(f"max_tokens={self.max_tokens}: must be at least 1")
 
 
-def exit_rule(args: GenerateArgs) -> ExitRule:
+def exit_rule(args: GenerateArgs) -> "ExitRule":
     """When a token stops, as it was asked for."""
+    from deeploop.models.adaptive import ExitRule
+
     assert args.adaptive != "off"
     usual = 0.5 if args.adaptive == "gate" else 0.1
     return ExitRule(args.adaptive, usual if args.threshold is None else args.threshold)
@@ -54,6 +55,13 @@ def exit_rule(args: GenerateArgs) -> ExitRule:
 
 def main(arguments: list[str]) -> int:
     args = parse(GenerateArgs, arguments, prog="deeploop generate")
+    # Now: these wait for torch, --help does not.
+    from deeploop.eval.decoding import describe
+    from deeploop.eval.generation import stream_text
+    from deeploop.models.adaptive import AdaptiveDepth
+    from deeploop.train.distributed import DeviceConfig, open_world
+    from deeploop.train.rundir import is_shipped
+
     if is_shipped(args.run):
         print("the small model that comes with deeploop; name a run folder for another", file=sys.stderr)
     with memory_advice("--device cpu, or a smaller --max-tokens"):

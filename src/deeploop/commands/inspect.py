@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
 from deeploop.commands.parsing import run_command
 from deeploop.data.bpe import find_tokenizer
-from deeploop.models.accounting import block_matrix_count, parameter_count
-from deeploop.retrofit.source import Source, open_source
+
+if TYPE_CHECKING:
+    from deeploop.retrofit.source import Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +23,15 @@ class InspectArgs:
 
 def run(args: InspectArgs) -> str:
     """Reads the description and the names of the tensors, not the tensors."""
+    from deeploop.retrofit.source import open_source  # now: it waits for torch, --help does not
+
     return "\n".join(f"{name + ':':<12} {text}" for name, text in describe(open_source(args.source)).items())
 
 
-def describe(source: Source) -> dict[str, str]:
+def describe(source: "Source") -> dict[str, str]:
     """What there is to say of a source, line by line."""
+    from deeploop.models.accounting import block_matrix_count, parameter_count
+
     config = source.config
     scaling = {0: "", 1: ", linear scaling", 4: ", llama3 scaling"}[len(config.rotary_scaling)]
     extras = [
@@ -52,7 +58,7 @@ def describe(source: Source) -> dict[str, str]:
     }
 
 
-def _tokenizer(source: Source) -> str:
+def _tokenizer(source: "Source") -> str:
     try:
         tokenizer = find_tokenizer(str(source.path))
     except ValueError as error:

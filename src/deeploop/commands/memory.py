@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from deeploop.exits import OutOfDeviceMemory
 
 
@@ -21,5 +19,7 @@ def memory_advice(options: str) -> Iterator[None]:
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """By torch's allocator, the driver or cuBLAS; the last two say so in their text alone."""
+    import torch  # now: --help of the commands that give advice does not wait for it
+
     said = any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
     return said or isinstance(error, torch.OutOfMemoryError)

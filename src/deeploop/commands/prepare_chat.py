@@ -10,7 +10,6 @@ from deeploop.data.bpe import find_tokenizer, load_tokenizer
 from deeploop.data.chat import ChatSet, prepare_chat
 from deeploop.data.chat_template import find_template
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.train.rundir import load_config, resolve, tokenizer_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +49,8 @@ def run(args: PrepareChat) -> str:
 
 def tokenizer_and_context(args: PrepareChat) -> tuple[Tokenizer, int]:
     """Those of the run, where one was named."""
+    from deeploop.train.rundir import load_config, resolve, tokenizer_name  # now: only this waits for torch
+
     run = Path(args.tokenizer)
     if not (resolve(run) / "run.json").exists():
         found = find_tokenizer(args.tokenizer)

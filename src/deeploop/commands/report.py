@@ -8,9 +8,6 @@ from typing import Annotated
 import tyro
 
 from deeploop.commands.parsing import run_command
-from deeploop.report.document import count_of, count_states, damage, make_sections, write
-from deeploop.report.groups import Histories
-from deeploop.report.runs import find_runs
 from deeploop.terminal import printable
 
 
@@ -32,6 +29,11 @@ class ReportArgs:
 
 def run(args: ReportArgs) -> str:
     """Writes the report; returns where it is."""
+    # Now: these wait for Matplotlib, --help does not.
+    from deeploop.report.document import count_of, count_states, damage, make_sections, write
+    from deeploop.report.groups import Histories
+    from deeploop.report.runs import find_runs
+
     runs = find_runs(args.runs)
     histories = Histories()
     sections = make_sections(runs, histories)

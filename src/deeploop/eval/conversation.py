@@ -22,7 +22,8 @@ from deeploop.data.chat_template import (
     plain,
 )
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.eval.generation import Sampling, choose, require_finite
+from deeploop.eval.generation import choose, require_finite
+from deeploop.eval.sampling import Sampling
 from deeploop.models.gpt import LoopedGPT
 
 

@@ -7,7 +7,6 @@ text = generate_text(model, tokenizer, "import ", max_tokens=100)
 import codecs
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,34 +14,13 @@ from torch import Tensor
 
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.eval.decoding import Choice, Choose, Decoder
+from deeploop.eval.sampling import Sampling
 from deeploop.models.adaptive import AdaptiveDepth
 from deeploop.models.gpt import LoopedGPT
 
 LanguageModel = LoopedGPT | AdaptiveDepth
 Ending = Literal["document", "max_tokens", "context"]
 """Why no more text came: the document ended, as much came as was asked for, or the context is full."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How the next token is drawn from the logits."""
-
-    temperature: float = 0.8
-    """Divides the logits; 0 takes the likeliest token every time."""
-    top_k: int = 0
-    """Draw from the k likeliest tokens only; 0 is off."""
-    top_p: float = 1.0
-    """Draw from the fewest tokens that hold this much of the probability; 1 is off."""
-    seed: int = 0
-    """Seed of the draws."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature={self.temperature}: must be 0 (greedy) or a positive number")
-        if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k}: must be 0 (off) or a number of tokens")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: must be above 0 and at most 1 (off)")
 
 
 GREEDY = Sampling(temperature=0)

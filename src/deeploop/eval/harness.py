@@ -24,8 +24,9 @@ except ModuleNotFoundError as missing:
     ) from None
 
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.eval.generation import GREEDY, Sampling, generate
+from deeploop.eval.generation import GREEDY, generate
 from deeploop.eval.requests import TOO_LONG, Request, Requests, Scores
+from deeploop.eval.sampling import Sampling
 from deeploop.eval.tasks import FEWSHOT_SEED, quiet
 from deeploop.models.gpt import LoopedGPT
 

@@ -139,13 +139,19 @@ def training_bytes(
     return whole + visits + 4 * states * tokens * config.width + logits + heads
 
 
-def reasoner_activation_bytes(config: ReasonerConfig, positions: int) -> int:
+def reasoner_activation_bytes(config: ReasonerConfig, positions: int, *, kernels: bool = False) -> int:
     """`activation_bytes` of a reasoner's block, which has one norm a sublayer, none of them on q and k.
 
     attention   the sum before the norm 4d; input, q, k, v, their rotated copies and the output 14d; branch 2d
     SwiGLU      its input and its branch 2d each; gate, up and product 6·hidden. Over the sequence, the same
                 of its hidden width, for each of d columns.
+
+    On the kernels the states are bf16, and no sum and no product of gate and up is kept:
+        attention   input, output and branch 2d each; q, k, v 6d, q and k rotated 4d
+        SwiGLU      input and branch 2d each; gate and up 4·hidden
     """
+    if kernels:
+        return 20 * config.width + 4 * config.hidden + 4 * (config.heads + 4)
     mlp = 2 * config.width + 6 * config.hidden
     if config.mixer == "attention":
         return 20 * config.width + mlp
@@ -153,9 +159,18 @@ def reasoner_activation_bytes(config: ReasonerConfig, positions: int) -> int:
 
 
 def segment_bytes(
-    config: ReasonerConfig, shape: PuzzleShape, puzzles: int, recompute: Recompute = "off", *, shards: int = 1
+    config: ReasonerConfig,
+    shape: PuzzleShape,
+    puzzles: int,
+    recompute: Recompute = "off",
+    *,
+    shards: int = 1,
+    kernels: bool = False,
 ) -> int:
-    """`training_bytes` of a reasoner's step on `puzzles` at once: a round is a call of a module."""
+    """`training_bytes` of a reasoner's step on `puzzles` at once: a round is a call of a module.
+
+    `kernels`: for blocks that run on them, whose states are bf16 throughout.
+    """
     positions = config.puzzle_positions + shape.length
     blocks, calls = max(config.blocks_of.values()), config.schedule.N_g
     held = {"off": calls, "round": blocks, "block": 1}[recompute] + 1
@@ -165,5 +180,7 @@ def segment_bytes(
     parameters = sum(config.blocks_of.values()) * block
     whole = 16 * parameters // shards + (8 * parameters if shards > 1 else 0)
     table = 4 * shape.puzzle_ids * config.width
-    states = 4 * (calls + 6) * tokens * config.width  # the carry before and after, and what enters a call
-    return whole + table + held * (tokens * reasoner_activation_bytes(config, positions) + 2 * block) + states
+    # The carry before and after, the input in fp32 while it is made, and what enters a call.
+    states = (2 if kernels else 4) * (calls + 6) * tokens * config.width
+    visit = tokens * reasoner_activation_bytes(config, positions, kernels=kernels) + 2 * block
+    return whole + table + held * visit + states

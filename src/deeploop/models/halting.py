@@ -17,7 +17,7 @@ from deeploop.models.reasoner import Carry, Segment
 from deeploop.nn.loss import stablemax_cross_entropy
 
 PAD = 0  # a label that is not scored
-Model = Callable[[Carry, Tensor, Tensor], Segment]
+Model = Callable[..., Segment]  # (carry, tokens, puzzle), and q_only where nothing else is read
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ class Slots:
 
     @staticmethod
     def joined(pieces: Sequence["Slots"]) -> "Slots":
+        if len(pieces) == 1:  # a copy of both states would be a gigabyte and more
+            return pieces[0]
         columns = zip(*(piece.tensors().values() for piece in pieces), strict=True)
         return Slots(*(torch.cat(column) for column in columns))
 
@@ -155,7 +157,8 @@ def supervise(
     target = None
     if config.bootstraps_continue:
         with torch.no_grad():
-            target = continue_target(model(segment.carry, slots.inputs, puzzle).q, steps, config)
+            following = model(segment.carry, slots.inputs, puzzle, q_only=True)
+            target = continue_target(following.q, steps, config)
     after = replace(
         slots,
         high=segment.carry.high,

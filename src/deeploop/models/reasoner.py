@@ -10,7 +10,8 @@ segment = model(model.initial(len(tokens)), tokens, model.puzzle_rows(ids))
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Literal, NamedTuple
 
 import torch
@@ -180,11 +181,14 @@ class Stack(nn.Module):
             ReasonerBlock(config, module, positions) for _ in range(config.blocks_of[module])
         )
 
-    def forward(self, x: Tensor, rotary: Rotary, recomputed: int = 0) -> Tensor:
-        """All blocks once; the activations of the first `recomputed` are not kept."""
+    def forward(self, x: Tensor, rotary: Rotary, recomputed: int = 0, positions: int | None = None) -> Tensor:
+        """All blocks once; the activations of the first `recomputed` are not kept.
+
+        `positions`: the first so many are returned; the kernels compute no more of the last block.
+        """
         for k, block in enumerate(self.blocks):
             x = maybe_checkpoint(block, x, rotary, recompute=k < recomputed)
-        return x
+        return x[:, :positions]
 
 
 class Reasoner(nn.Module):
@@ -248,8 +252,11 @@ class Reasoner(nn.Module):
             last = self.shape.puzzle_ids - 1
             raise ValueError(f"puzzle ids {ids.min()} to {ids.max()}: the model has 0 to {last}") from None
 
-    def forward(self, carry: Carry, tokens: Tensor, puzzle: Tensor) -> Segment:
-        """All cycles of a segment on tokens (B, length); `puzzle` (B, width) are their puzzles' vectors."""
+    def forward(self, carry: Carry, tokens: Tensor, puzzle: Tensor, *, q_only: bool = False) -> Segment:
+        """All cycles of a segment on tokens (B, length); `puzzle` (B, width) are their puzzles' vectors.
+
+        `q_only`: nobody reads more than q. There are logits of no position, and a z_H of the first.
+        """
         config = self.config
         x = self._input(tokens, puzzle)
         z_H, z_L = carry
@@ -259,24 +266,28 @@ class Reasoner(nn.Module):
         grad = torch.is_grad_enabled()
         *_, last = calls = list(recurrence(config.cycles, config.low_cycles, config.horizon))
         for call in calls:
-            run = partial(self._call, config.module_of(call.role), last=call is last)
+            positions = 1 if q_only and call is last else None
+            run = partial(self._call, config.module_of(call.role), last=call is last, positions=positions)
             with torch.set_grad_enabled(grad and call.has_grad):
                 if call.role == "L":
-                    z_L = run(z_L + z_H + x)
+                    z_L = run(self.summed(z_L, z_H, x))
                 else:
-                    z_H = run(z_H + z_L)
+                    z_H = run(self.summed(z_H, z_L))
         logits = self.head(z_H[:, config.puzzle_positions :])
         q = self.halting(z_H[:, 0])
         q = q.to(torch.promote_types(q.dtype, torch.float32))
         return Segment(Carry(z_H.detach(), z_L.detach()), logits, q)
 
-    def _call(self, module: str, x: Tensor, *, last: bool) -> Tensor:
+    def summed(self, *states: Tensor) -> Tensor:
+        """What enters a call."""
+        return reduce(add, states)
+
+    def _call(self, module: str, x: Tensor, *, last: bool, positions: int | None) -> Tensor:
         """One call of a module. A "round" of `recompute` is a call here; the last visit is always kept."""
         blocks = self.config.blocks_of[module] - last if self.recompute == "block" else 0
         rotary = self.cos, self.sin
-        return maybe_checkpoint(
-            self.stacks[module], x, rotary, blocks, recompute=self.recompute == "round" and not last
-        )
+        again = self.recompute == "round" and not last
+        return maybe_checkpoint(self.stacks[module], x, rotary, blocks, positions, recompute=again)
 
     def _input(self, tokens: Tensor, puzzle: Tensor) -> Tensor:
         """x (B, T, width): the puzzle's vector, zeros up to its positions, the tokens; of unit size."""

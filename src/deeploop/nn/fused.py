@@ -20,6 +20,8 @@ from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SelfAttenti
 from deeploop.nn.residual import ScaledResidual
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+SMALLEST_HEAD = 16
+HOPPER = 9  # compute capability
 _eager = False
 
 
@@ -45,7 +47,7 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
     mlp: Any = second.branch
     return (
         _fits_form(first, second)
-        and attention.head_size >= 16
+        and attention.head_size >= SMALLEST_HEAD
         and _is_plain(attention)
         and mlp.down.bias is None
     )
@@ -84,8 +86,15 @@ def fits_block(block: nn.Module) -> bool:
 
 
 def fits_rounds(model: nn.Module) -> bool:
-    """Whether the kernels know a model's loop: blocks they know, run by a method `run_rounds`."""
-    return hasattr(model, "run_rounds") and all(map(fits_block, getattr(model, "blocks", ())))
+    """Whether the kernels know a model's loop: blocks they know, run by `run_rounds` or in stacks."""
+    stacks = list(_stacks(model))
+    blocks = [block for owner in stacks or [model] for block in getattr(owner, "blocks", ())]
+    return (hasattr(model, "run_rounds") or bool(stacks)) and all(map(fits_block, blocks))
+
+
+def _stacks(model: nn.Module) -> Iterable[nn.Module]:
+    """The stacks of blocks that a reasoner calls, each as a whole."""
+    return getattr(model, "stacks", nn.ModuleDict()).values()
 
 
 @dataclass(frozen=True)
@@ -130,9 +139,14 @@ def install(block: nn.Module, narrower: Narrower = BF16) -> bool:
 
 def install_rounds(model: nn.Module, narrower: Narrower = BF16) -> bool:
     """The same for a model's loop, whose rounds then are one chain; whether it can."""
-    if fits_rounds(model):
-        setattr(model, "run_rounds", MethodType(partial(_run_rounds, narrower), model))  # noqa: B010
-    return fits_rounds(model)
+    if not fits_rounds(model):
+        return False
+    stacks = list(_stacks(model))
+    for stack in stacks:
+        stack.forward = MethodType(_run_stack, stack)  # no FP8 without inner norms; bf16 states as they are
+    name, run = ("summed", _summed) if stacks else ("run_rounds", partial(_run_rounds, narrower))
+    setattr(model, name, MethodType(run, model))
+    return True
 
 
 def sublayers(block: nn.Module) -> list[ScaledResidual]:
@@ -171,6 +185,36 @@ def _run_rounds(
         narrower = _in_training(narrower, model)
         return _run(narrower, model.blocks, x, rotary, documents=documents, **options)
     return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
+
+
+def _run_stack(
+    stack: Any, x: Tensor, rotary: Rotary, recomputed: int = 0, positions: int | None = None
+) -> Any:
+    # Blocks that are recomputed one by one are called one by one.
+    if not _applies(x) or (recomputed and torch.is_grad_enabled()):
+        return type(stack).forward(stack, x, rotary, recomputed, positions)
+    if _lacks_gradient(x):
+        from deeploop.nn.kernels import forward
+
+        pairs: Any = [tuple(sublayers(block)) for block in stack.blocks]
+        if all(map(forward.fits, pairs)):
+            return forward.run(pairs, x, rotary, torch.bfloat16, positions).to(x.dtype)
+    return _run(BF16, stack.blocks, x, rotary, positions=positions)
+
+
+def _summed(model: Any, *states: Tensor) -> Any:
+    if not (_applies(states[0]) and _lacks_gradient(states[0])):
+        return type(model).summed(model, *states)
+    from deeploop.nn.kernels.epilogues import State, added
+
+    first, *others = (state.flatten(0, -2) for state in states)
+    return added(State(first.contiguous(), None), *others).view_as(states[0])
+
+
+def _lacks_gradient(x: Tensor) -> bool:
+    """Whether the kernels without a backward pass may take a call: bf16, on GPUs they are cut for."""
+    narrow = torch.get_autocast_dtype("cuda") == torch.bfloat16
+    return narrow and not torch.is_grad_enabled() and torch.cuda.get_device_capability(x.device)[0] == HOPPER
 
 
 def _inject(injection: nn.Module, entered: Tensor, x: Tensor) -> Tensor:

@@ -14,23 +14,19 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 
 from deeploop.files import NotRegularError, open_regular, own_folder, read_object, sync_folder, unused_path
 from deeploop.train.checks import ShapeMismatch, check_files, check_state, check_tensors
-from deeploop.train.distributed import World
+from deeploop.train.distributed import World, is_sharded
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 Moments = dict[str, dict[str, Tensor]]  # {"blocks.0.w": {"exp_avg": …}}
 
@@ -40,7 +36,6 @@ OPTIMIZER = "optimizer.safetensors"
 GENERATORS = "rng.safetensors"
 TASK = "task.safetensors"  # of a task with tensors of its own
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # from 10^8 on a step has more digits
-_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 @dataclass(frozen=True)
@@ -89,7 +84,9 @@ def save_checkpoint(
 
     `state` is the JSON beside the tensors; `tensors` are a task's own, whole on rank 0.
     """
-    weights, moments = get_state_dict(model, optimizer, options=_FULL)
+    from torch.distributed.checkpoint.state_dict import get_state_dict  # as in load_weights
+
+    weights, moments = get_state_dict(model, optimizer, options=_whole_tensors())
     rng = world.gather(_rng_state(world.device))
     final = folder / "checkpoints" / f"step-{step:08d}"
     if world.is_main and not final.exists():
@@ -203,7 +200,13 @@ def load_weights(
     own = {name: tuple(tensor.shape) for name, tensor in state.items()}
     with _named(checkpoint):
         check_tensors(weights, own)
-    set_model_state_dict(model, dict(weights), options=_FULL)
+    if not is_sharded(model):
+        model.load_state_dict({name: weights[name.removeprefix("module.")] for name in model.state_dict()})
+        return
+    # Now: what only reads a model, such as `deeploop generate`, would wait for it as long as for torch.
+    from torch.distributed.checkpoint.state_dict import set_model_state_dict
+
+    set_model_state_dict(model, dict(weights), options=_whole_tensors())
 
 
 def load_moments(checkpoint: Path, model: nn.Module) -> Moments:
@@ -258,6 +261,11 @@ def load_checkpoint(
     checkpoint: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, world: World
 ) -> None:
     """Restores weights, optimizer moments and, where the ranks are the same, random generators."""
+    from torch.distributed.checkpoint.state_dict import (  # as in load_weights
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
     load_weights(model, checkpoint)
     # The groups and their settings are the new run's own (not asked for in full, for then rank 0 alone
     # gets them); only the moments come from the file.
@@ -266,7 +274,7 @@ def load_checkpoint(
     with _named(checkpoint / OPTIMIZER):
         check_tensors(moments, {name: tuple(own.shape) for name, own in _flatten(whole["state"]).items()})
     whole["state"] = _unflatten(moments)
-    set_optimizer_state_dict(model, optimizer, whole, options=_FULL)
+    set_optimizer_state_dict(model, optimizer, whole, options=_whole_tensors())
     generators = _load(checkpoint / GENERATORS)
     try:
         if f"{world.rank}.cpu" in generators:
@@ -275,6 +283,13 @@ def load_checkpoint(
             torch.cuda.set_rng_state(generators[f"{world.rank}.cuda"], world.device)
     except (RuntimeError, TypeError) as error:  # another dtype or length
         raise ValueError(f"{checkpoint / GENERATORS}: no state of a generator ({error})") from None
+
+
+def _whole_tensors() -> "StateDictOptions":
+    """Of all ranks, on the CPU."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 @contextmanager

@@ -9,14 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from deeploop.train.sharding import FirstVisits, shard
 
 T = TypeVar("T")
 # On Hopper cuDNN's attention takes two thirds of flash attention's time, forward and backward.
@@ -160,6 +158,8 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
     if world.size == 1:
         return model
     if config.parallel == "fsdp":
+        from deeploop.train.sharding import shard  # now: FSDP takes as long to import as torch
+
         return shard(model, list(physical_blocks(model)), reshard=config.reshard)
     share_weights(model)
     return model
@@ -186,8 +186,14 @@ def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 def begin_micro_batch(model: nn.Module, *, last: bool) -> None:
     """Sharded gradients travel between ranks only in the last micro-batch of a step."""
-    if isinstance(visits := getattr(model, "first_visits", None), FirstVisits):
+    if is_sharded(model):
+        visits: Any = model.first_visits
         visits.begin(last=last)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `wrap` has sharded this model."""
+    return hasattr(model, "first_visits")
 
 
 def uses_bf16(config: DeviceConfig, device: torch.device) -> bool:

@@ -138,7 +138,7 @@ def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str],
         raise ValueError(f"device.{field}: needs the Triton kernels, which are not used: {reason}")
     if sharded:
         raise ValueError(f"device.{field}: is not supported with device.parallel=fsdp; use ddp")
-    if not fused.fits_rounds(model):
+    if not (fused.fits_rounds(model) and hasattr(model, "run_rounds")):  # a reasoner's chains are its stacks
         raise ValueError(f"device.{field}: is not supported for a {type(model).__name__}; leave it out")
     if getattr(model, "recompute", "off") == "block":
         raise ValueError(f"device.{field}: is not supported with device.recompute=block; use round")
@@ -147,6 +147,12 @@ def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str],
 def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:
     """Whether blocks run in bf16, on kernels or compiled: what the estimate of memory is of."""
     return uses_bf16(config, device) and config.compile != "off"
+
+
+def runs_kernels(config: DeviceConfig, device: torch.device) -> bool:
+    """Whether blocks that the Triton kernels know run on them."""
+    on_gpu = device.type == "cuda" and uses_bf16(config, device)
+    return on_gpu and config.compile == "auto" and fused.HAS_TRITON
 
 
 def _choose_blocks(config: DeviceConfig, world: World, model: nn.Module) -> tuple[Blocks, list[str]]:

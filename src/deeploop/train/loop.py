@@ -12,10 +12,9 @@ from deeploop.train.active import ActiveRun
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.config import AnyTrainConfig
 from deeploop.train.custom import TaskFactory
-from deeploop.train.distributed import World, open_world
+from deeploop.train.distributed import World, is_sharded, open_world
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest, peak_flops
-from deeploop.train.sharding import reshard_after_eval
 from deeploop.train.steps import StepQueue, StepResult, non_finite_report
 
 
@@ -151,7 +150,10 @@ def report_step(run: ActiveRun, result: StepResult) -> None:
 def validate(run: ActiveRun) -> bool:
     """Evaluates, logs and prints; whether the model is collapsed although warm-up is over."""
     result = run.task.evaluate(run.model)
-    reshard_after_eval(run.model)
+    if is_sharded(run.model):
+        from deeploop.train.sharding import reshard_after_eval  # now, as in `wrap`
+
+        reshard_after_eval(run.model)
     if not math.isfinite(result["loss"]):  # before anything is saved
         batches = run.task.micro_batches()
         raise FloatingPointError(non_finite_report(run, run.step + 1, batches, result["loss"], math.nan))

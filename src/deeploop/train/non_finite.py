@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from deeploop.nn.fused import eager_modules
 from deeploop.train.distributed import World
@@ -51,5 +50,7 @@ def _broken_outputs(model: nn.Module, forward: Callable[[], None]) -> list[str]:
 
 
 def _broken(value: Any) -> bool:
+    from torch.distributed.tensor import DTensor  # now: few runs need it
+
     local = value.to_local() if isinstance(value, DTensor) else value
     return isinstance(local, Tensor) and not bool(local.isfinite().all())

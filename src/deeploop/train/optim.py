@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.init import BRANCH
@@ -215,6 +214,8 @@ def supports_conditional_step(optimizer: torch.optim.Optimizer) -> bool:
 
     AdamW's fused kernel can; sharded parameters can't have it.
     """
+    from torch.distributed.tensor import DTensor  # now: commands that train nothing do without it
+
     group = optimizer.param_groups[0]
     return bool(group.get("fused")) and not isinstance(group["params"][0], DTensor)
 

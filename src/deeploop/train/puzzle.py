@@ -21,9 +21,11 @@ from deeploop.models.accounting import flops_per_segment, segment_bytes
 from deeploop.models.halting import Slots, minimum_segments, supervise
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.nn import fused
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.checks import REAL
 from deeploop.train.distributed import World, arithmetic, uses_bf16
+from deeploop.train.execution import runs_kernels
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
 from deeploop.train.puzzle_rows import sign_sgd_
@@ -67,7 +69,14 @@ class PuzzleTask:
         batch = config.optim.batch
         self.puzzles = open_puzzles(config.data.path)
         self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
-        needs = partial(segment_bytes, config.model, self.shape, shards=shards(config.device, world))
+        known = config.model.mixer == "attention" and config.model.head_size >= fused.SMALLEST_HEAD
+        needs = partial(
+            segment_bytes,
+            config.model,
+            self.shape,
+            shards=shards(config.device, world),
+            kernels=known and runs_kernels(config.device, world.device),
+        )
         self.micro_batch, self.recompute = self.fit = fit(batch, config.device, world, needs)
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.loader = PuzzleLoader(self.puzzles, seed=config.seed)

@@ -53,7 +53,7 @@ def _norm_forward(
 def _norm_backward(
     X, F, G, G2, R, R2, DY, DH, DX, DF, PG, PG2, SCALE, alpha, epsilon, n, LIMIT: tl.constexpr,
     ROWS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, OUTER: tl.constexpr,
-    GAIN: tl.constexpr, NEXT: tl.constexpr,
+    GAIN: tl.constexpr, NEXT: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     i = tl.arange(0, BLOCK)
@@ -70,6 +70,8 @@ def _norm_backward(
         live = inside & (row < n)
         y = tl.load(X + at, mask=live, other=0.0).to(tl.float32)
         dy = tl.load(DY + at, mask=live, other=0.0).to(tl.float32)
+        if AGAIN:  # h is y
+            dy += tl.load(DH + at, mask=live, other=0.0).to(tl.float32)
         if ADD:
             y = alpha * y + epsilon * tl.load(F + at, mask=live, other=0.0).to(tl.float32)
         if OUTER:
@@ -134,6 +136,8 @@ def norms_backward(
     assert x is not None
     width = x.shape[-1]
     n = x.numel() // width
+    if dy is None and after is None:  # h is y
+        dy, dh = dh, None
     dy = torch.zeros_like(x) if dy is None else dy.contiguous()
     if dh is None and after is not None:
         dh = torch.zeros_like(x)
@@ -145,7 +149,7 @@ def norms_backward(
     _norm_backward[(programs,)](
         x, f, gain, after, r, r2, dy, dh, dx, df, partial[0], partial[1], scale, *scales[:2], n,
         LIMIT=limit(df.dtype) if df is not None else 0.0, ROWS=triton.cdiv(n, programs),
-        **_flags(f, gain, after, outer), **_launch(width),
+        AGAIN=after is None and dh is not None, **_flags(f, gain, after, outer), **_launch(width),
     )  # fmt: skip
     sums = partial.sum(1)
     dgain = sums[0].to(gain.dtype) if gain is not None else None
@@ -169,6 +173,8 @@ class _Norms(torch.autograd.Function):
         ctx.save_for_backward(*saved)
         ctx.outer, ctx.scales = outer, scales
         ctx.set_materialize_grads(False)
+        if h is None and y.dtype == narrow:  # for two readers, whose gradients the backward pass adds up
+            h = y.view_as(y)
         return y, h
 
     @staticmethod
@@ -193,6 +199,9 @@ def residual(
     after: Tensor | None = None,
     eps: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """y = N(α·x + ε·f)·gain in x's dtype, without N unless `outer`; and N(y)·after in f's, if it is given."""
+    """y = N(α·x + ε·f)·gain in x's dtype, without N unless `outer`; and h in f's.
+
+    h is N(y)·after, or where that is not given y again; None where y has another dtype.
+    """
     scales = (alpha, epsilon, eps)
     return _Norms.apply(x, f, gain, after, outer, scales, f.dtype)

@@ -45,6 +45,7 @@ def run(
     recompute: bool = False,
     ends: bool = True,
     inject: Inject | None = None,
+    positions: int | None = None,
 ) -> Tensor:
     """All blocks on x (B, T, width), `rounds` times, branches in `narrow`; causal if the attention is.
 
@@ -52,6 +53,7 @@ def run(
     `recompute`: the activations of every round are computed again in the backward pass, but for the last one
     where the model's rounds end here.
     `inject` changes the stream before every round, in its own precision.
+    `positions`: nobody reads more of the last block's output, so that it computes no more.
     """
     with torch.autocast(x.device.type, enabled=False):
         packs = packs_of(blocks, narrow)
@@ -61,7 +63,7 @@ def run(
         for index in range(rounds):
             last = index == rounds - 1
             x, h = maybe_checkpoint(
-                *(_round, blocks, packs, x, h, rotary, documents, last, inject),
+                *(_round, blocks, packs, x, h, rotary, documents, last, inject, positions),
                 recompute=recompute and not (last and ends),
             )
     return x
@@ -76,6 +78,7 @@ def _round(
     documents: Documents | None,
     last: bool,
     inject: Inject | None,
+    positions: int | None,
 ) -> tuple[Tensor, Tensor]:
     """Every block once; `h` is what the first attention reads, and then what the next round's reads.
 
@@ -87,8 +90,11 @@ def _round(
     assert h is not None
     following = [first.inner for first, _ in (*blocks[1:], blocks[0])]
     for k, ((first, second), packed) in enumerate(zip(blocks, packs, strict=True)):
-        after = None if last and k == len(blocks) - 1 else following[k]
-        x, h = join(first, x, _attend(first.branch, packed, h, rotary, documents), second.inner)
+        ending = last and k == len(blocks) - 1
+        after = None if ending else following[k]
+        read = positions if ending else None
+        y = _attend(first.branch, packed, h, rotary, documents, read)
+        x, h = join(first, x[:, :read], y, second.inner)
         x, h = join(second, x, _feed(second.branch, packed, h), after)
     return x, h
 
@@ -132,7 +138,14 @@ def join(
     return y, y.to(f.dtype) if h is None else h
 
 
-def _attend(attention: Any, packed: Packed, h: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
+def _attend(
+    attention: Any,
+    packed: Packed,
+    h: Tensor,
+    rotary: Rotary,
+    documents: Documents | None,
+    positions: int | None,
+) -> Tensor:
     B, T, width = h.shape
     weights = attention.q.weight, attention.k.weight, attention.v.weight
     qkv = packed_linear(h.view(-1, width), packed.qkv, *weights).view(B, T, -1)
@@ -141,7 +154,7 @@ def _attend(attention: Any, packed: Packed, h: Tensor, rotary: Rotary, documents
     eps = attention.q_norm.eps if causal else 0.0
     q, k, v = rotary_qkv(qkv, *rotary, width // attention.head_size, gains, eps)
     if documents is None:
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        y = F.scaled_dot_product_attention(q[:, :, :positions], k, v, is_causal=causal)
     else:
         y = document_attention(q, k, v, documents)
     return packed_linear(y.transpose(1, 2).reshape(-1, width), packed.o, attention.o.weight)

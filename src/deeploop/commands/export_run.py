@@ -1,0 +1,256 @@
+"""A run as a folder for transformers, with weights, tokenizer, code and model card: `deeploop export`."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import deeploop
+from deeploop.commands.export import ExportArgs
+from deeploop.data.chat_template import kept_template
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.extras import require
+from deeploop.files import exclusive_folder, read_json
+from deeploop.models.accounting import parameter_count
+from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import PARTS
+from deeploop.train.checkpoint import read_state
+from deeploop.train.config import IterateTrainConfig, TrainConfig
+from deeploop.train.rundir import (
+    load,
+    load_any_config,
+    load_iterate,
+    read_stamp,
+    require_checkpoint,
+    resolve,
+)
+from deeploop.train.text import open_mixture
+
+PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
+CARD_MARK = "with DeepLoop residual scaling. Exported by"  # in every model card of ours
+
+
+def run(args: ExportArgs) -> str:
+    """Exports the last checkpoint; returns what to print."""
+    require("transformers", "hf")
+    model, tokenizer = load_parts(args.run)
+    longer = check_context(args.run, model.config.context, args.context)
+    model = model if args.context is None else with_context(model, args.context)
+    model.set_cache_rounds(args.cache_rounds)
+    card = model_card(args.run, model)
+    if args.folder.exists() and not args.folder.is_dir():
+        raise ValueError(f"folder={args.folder}: is a file; name a folder")
+    with exclusive_folder(args.folder, "folder"):
+        part = open_part(args.folder)
+        template = kept_template(resolve(args.run))
+        text = None if template is None else template.text
+        save_model(model.to(getattr(torch, args.dtype)), tokenizer, part, text)
+        (part / "README.md").write_text(card, encoding="utf-8")
+        kept = publish(part, args.folder)
+    size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
+    return (
+        f"written: {args.folder} ({size / 1e6:.1f} MB){kept}{longer}\n\n"
+        "  import deeploop.models.hf  # without deeploop: trust_remote_code=True in from_pretrained\n"
+        f"  from transformers import AutoModelForCausalLM{', AutoTokenizer' * (tokenizer is not None)}\n\n"
+        f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}")'
+        + (f'\n  tokenizer = AutoTokenizer.from_pretrained("{args.folder}")' if tokenizer else "")
+    )
+
+
+def load_parts(run: Path) -> tuple[LoopedGPT, Tokenizer | None]:
+    """Model and tokenizer; an iterated task has none, its tokens are numbers (docs/iterate.md)."""
+    if isinstance(load_any_config(run), IterateTrainConfig):
+        return load_iterate(run)[0], None
+    return load(run)
+
+
+def check_context(run: Path, trained: int, asked: int | None) -> str:
+    """What to say of a context above the trained one; raises above that of a retrofit's source."""
+    if asked is None or asked <= trained:
+        return ""
+    origin = read_stamp(run).get("retrofit")
+    known = origin.get("context") if isinstance(origin, dict) else None
+    if not isinstance(known, int):
+        return f"\ncontext {asked:,}: more than the {trained:,} tokens that the run was trained with"
+    if asked > known:
+        raise ValueError(f"context={asked}: must be at most {known}, the context of the retrofit's source")
+    return ""
+
+
+def with_context(model: LoopedGPT, context: int) -> LoopedGPT:
+    """The same weights for sequences of another length."""
+    other = LoopedGPT(replace(model.config, context=context))
+    other.load_state_dict(model.state_dict())
+    return other.eval()
+
+
+def save_model(
+    model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path, template: str | None = None
+) -> None:
+    """Weights, config, generation defaults, code, tokenizer and its chat template."""
+    from transformers import GenerationConfig
+
+    from deeploop.data.hf_tokenizer import to_transformers
+    from deeploop.models.hf import DeepLoopForCausalLM
+
+    face = DeepLoopForCausalLM.from_gpt(model)
+    if tokenizer is None:
+        face.save_pretrained(folder)
+        return
+    theirs = to_transformers(tokenizer, context=model.config.context)
+    # A pretrained tokenizer may name another end than the one that documents and answers were trained with.
+    ends = [own for own in dict.fromkeys((theirs.eos_token_id, tokenizer.end_of_text)) if own is not None]
+    face.generation_config = GenerationConfig(
+        bos_token_id=theirs.bos_token_id,
+        eos_token_id=ends if len(ends) > 1 else ends[0],
+        pad_token_id=theirs.pad_token_id,
+    )
+    face.save_pretrained(folder)
+    if template is not None:
+        theirs.chat_template = template
+        # What the template calls bos_token and eos_token was end-of-text in training.
+        theirs.bos_token = theirs.eos_token = theirs.convert_ids_to_tokens(tokenizer.end_of_text)
+    theirs.save_pretrained(folder)
+
+
+def open_part(folder: Path) -> Path:
+    """An empty folder inside `folder`, which must hold nothing but an earlier export."""
+    part = folder / PART
+    ours = (part.is_dir() and not part.is_symlink()) or read_json(folder / "config.json").get(
+        "model_type"
+    ) == "deeploop"
+    if not ours and any(file.name != ".lock" for file in folder.iterdir()):
+        raise ValueError(f"folder={folder}: is not empty and not an earlier export; name another folder")
+    if part.is_symlink():
+        part.unlink()
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    return part
+
+
+def _is_our_card(card: Path) -> bool:
+    return card.is_file() and CARD_MARK in card.read_text(encoding="utf-8", errors="replace")
+
+
+def publish(part: Path, folder: Path) -> str:
+    """Moves the files of a whole export into place, config.json last: without it nothing is loaded.
+
+    A README.md that somebody else wrote stays; returns a word about that.
+    """
+    kept, card = "", folder / "README.md"
+    if card.exists() and not _is_our_card(card):
+        (part / "README.md").unlink()
+        kept = f"; {card} is not of an export, and stays"
+    (folder / "config.json").unlink(missing_ok=True)
+    for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):
+        file.chmod(0o644)  # safetensors leaves 0600
+        os.replace(file, folder / file.name)
+    part.rmdir()
+    return kept
+
+
+def model_card(run: Path, model: LoopedGPT) -> str:
+    """README.md of the export: what it is, where it comes from, how it is loaded."""
+    train, checkpoint = load_any_config(run), require_checkpoint(run)
+    assert isinstance(train, TrainConfig | IterateTrainConfig)  # of a looped GPT, as loaded
+    state, config = read_state(checkpoint, ()), model.config  # the weights were verified as they were loaded
+    alpha, beta, epsilon = config.scales
+    facts = {
+        "stored blocks K": config.blocks,
+        "rounds R": config.rounds,
+        "effective depth N = K·R": config.depth,
+        "residual": config.block,
+        "α, β": f"{alpha:.6g}, {beta:.6g}" + (f" (p = {config.p:g})" if config.rule else ""),
+        "width, heads, hidden": f"{config.width}, {config.heads}, {config.hidden}",
+        "key-value cache": _cache(model),
+        "parameters": f"{parameter_count(config):,}",
+        "context": f"{config.context:,} tokens",
+        "vocabulary": f"{config.vocabulary:,}",
+        "data": _source(train, state),
+        "trained": f"{state['step']:,} steps"
+        + (f", {state['tokens']:,} tokens" if "tokens" in state else ""),
+    }
+    if epsilon != 1:
+        facts["ε"] = f"{epsilon:.6g}"
+    if not config.is_plain_loop:
+        facts["blocks of prelude, coda"] = f"{config.prelude}, {config.coda}, visited once"
+        facts["injection, first state"] = f"{config.injection}, {config.first_state}"
+    if isinstance(origin := read_stamp(run).get("retrofit"), dict):
+        parts = (f"{name} {origin.get(name)}" for name in ("prelude", "core", "coda"))
+        facts["layers of"] = f"{origin.get('source')} ({origin.get('layers')}): {', '.join(parts)}"
+    if loss := (state.get("validation") or {}).get("loss"):
+        unit = "token" if isinstance(train, TrainConfig) else "answer"
+        facts["validation loss"] = f"{loss:.4f} nats per {unit}"
+    table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    use = TEXT
+    if isinstance(train, IterateTrainConfig):
+        use = ROUNDS if train.rounds.sample == "steps" else ANSWERS
+    return CARD.format(name=train.out.name, table=table, version=deeploop.__version__, use=use)
+
+
+def _cache(model: LoopedGPT) -> str:
+    """How many slots a cache needs, and which visit has which: what serving engines must be told."""
+    config, kept = model.config, model.kept_rounds
+    around = " + ".join(f"{count} of the {name}" for name in PARTS if (count := getattr(config, name)))
+    slots = f"{model.slots} slots: one per (round, block), {kept} × {config.blocks}"
+    if kept < model.rounds:
+        slots += f", round r in those of r mod {kept}, tokens read one by one"
+    return slots + (f", and {around}" if around else "")
+
+
+def _source(config: TrainConfig | IterateTrainConfig, state: dict[str, Any]) -> str:
+    """What the corpora say of themselves, where they still are those that were trained on; or the task."""
+    if isinstance(config, IterateTrainConfig):
+        rule = f" of rule {config.data.rule}" if config.data.task == "automaton" else ""
+        return f"{config.data.task}{rule}, 1 to {config.data.train_steps} steps, length {config.data.length}"
+    names = ", ".join(folder.name for folder in config.data.folders)
+    try:
+        mixture = open_mixture(config.data)
+    except ValueError:
+        return names
+    sources = "; ".join(corpus.source for corpus in mixture.corpora)
+    return sources if mixture.checksum == state.get("corpus") else names
+
+
+TEXT = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")  # rounds=5 evaluates at another depth
+tokenizer = AutoTokenizer.from_pretrained(".")
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
+ANSWERS = """\
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(".")
+answers = model(tokens).logits.argmax(-1)  # at the positions of the tokens, which docs/iterate.md lists"""
+ROUNDS = ANSWERS.replace('(".")', '(".", rounds=200)  # one round per step that is asked for')
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- deeploop
+- looped-transformer
+---
+# {name}
+A looped language model: K stored blocks applied for R rounds, with DeepLoop residual scaling. Exported by
+deeploop {version}.
+
+| | |
+|---|---|
+{table}
+
+```python
+import deeploop.models.hf  # without deeploop: trust_remote_code=True in from_pretrained
+{use}
+```
+Keys and values differ from round to round. An engine that keeps one slot per stored layer writes wrong text
+after a few tokens; `config.num_hidden_layers` is the number of slots that are needed.
+
+The Python files in this folder are deeploop's (Apache-2.0); they run only with `trust_remote_code=True`.
+The licence of the weights is for their owner to state.
+"""

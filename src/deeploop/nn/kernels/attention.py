@@ -1,0 +1,89 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
+"""Attention in which every position sees all, forward alone, of the q, k, v that `epilogues.rotate` gives.
+
+A length such as 901 costs what it has: 14 tiles of 64 keys and one of 16.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError as error:
+    raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
+
+
+class Tiles(NamedTuple):
+    """Queries and keys of a tile, tiles in flight, warps: the fastest of those tried on an H200."""
+
+    queries: int = 64
+    keys: int = 64
+    stages: int = 3
+    warps: int = 4
+
+
+DEFAULT = Tiles()
+
+
+@triton.jit
+def _more(q, k, v, total, most, weight, seen, BN: tl.constexpr, MASK: tl.constexpr):
+    """Takes some keys into the running softmax; of a last tile only those that are `seen`."""
+    s = tl.dot(q, k.T)
+    if MASK:
+        s = tl.where(tl.arange(0, BN)[None, :] < seen, s, -float("inf"))
+    above = tl.maximum(most, tl.max(s, 1))
+    p = tl.exp2(s - above[:, None])
+    shrink = tl.exp2(most - above)
+    weight = weight * shrink + tl.sum(p, 1)
+    total = tl.dot(p.to(v.dtype), v, total * shrink[:, None])
+    return total, above, weight
+
+
+@triton.jit
+def _attend(
+    Q, KV, TAIL, O, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    LAST: tl.constexpr,
+):  # fmt: skip
+    TILES: tl.constexpr = (T + BM - 1) // BM
+    FULL: tl.constexpr = T // BN * BN
+    head = tl.program_id(0) // TILES
+    first = (tl.program_id(0) % TILES) * BM
+    start = (head // H) * T
+    column = (head % H) * D
+    q = Q.load([start + first, column])
+    total = tl.zeros((BM, D), tl.float32)
+    most = tl.full((BM,), -float("inf"), tl.float32)
+    weight = tl.zeros((BM,), tl.float32)
+    for at in range(0, FULL, BN):
+        k = KV.load([start + at, H * D + column])
+        v = KV.load([start + at, 2 * H * D + column])
+        total, most, weight = _more(q, k, v, total, most, weight, 0, BN, False)
+    if LAST > 0:
+        k = TAIL.load([start + FULL, H * D + column])
+        v = TAIL.load([start + FULL, 2 * H * D + column])
+        total, most, weight = _more(q, k, v, total, most, weight, T - FULL, LAST, True)
+    total /= weight[:, None]
+    row = first + tl.arange(0, BM)
+    to = O + (start + row).to(tl.int64)[:, None] * (H * D) + column + tl.arange(0, D)[None, :]
+    tl.store(to, total.to(O.dtype.element_ty), mask=(row < T)[:, None])  # what follows is another sequence's
+
+
+def attend(packed: Tensor, length: int, heads: int, cut: Tiles = DEFAULT) -> Tensor:
+    """The heads' outputs (n, width) of packed q, k, v (n, 3·width), n a multiple of `length`."""
+    n, width = packed.shape[0], packed.shape[1] // 3
+    size = width // heads
+    out = torch.empty(n, width, dtype=packed.dtype, device=packed.device)
+    last = max(16, triton.next_power_of_2(length % cut.keys)) if length % cut.keys else 0
+    q, keys, tail = (
+        TensorDescriptor.from_tensor(packed, [rows, size]) for rows in (cut.queries, cut.keys, last or 16)
+    )
+    programs = triton.cdiv(length, cut.queries) * (n // length) * heads
+    _attend[(programs,)](
+        q, keys, tail, out, T=length, H=heads, D=size, BM=cut.queries, BN=cut.keys, LAST=last,
+        num_stages=cut.stages, num_warps=cut.warps,
+    )  # fmt: skip
+    return out

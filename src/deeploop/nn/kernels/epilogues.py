@@ -1,0 +1,216 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
+"""Products that do the pass over memory which follows them, for blocks of which nobody asks a gradient.
+
+rotate      q, k, v: queries and keys turned by position, queries scaled for an attention in powers of 2
+gate        silu(x @ gate.T)·(x @ up.T)
+join        α·x + y @ w.T, and what its norm is taken of: the sum of squares of each part of a row
+added       the sum of some states, in one pass
+
+A state is a pair: rows before their norm, and the sums of squares. N(s) = s / RMS(s) has no gain here, so
+that it stands behind the product that reads it: N(s) @ w.T = (s @ w.T) / RMS(s).
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from deeploop.nn.layers import Rotary
+
+try:
+    import triton
+    import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError as error:
+    raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
+
+LOG2_E = 1.4426950408889634
+HEAD_SIZES = (32, 64)  # those that a test runs on a GPU
+
+
+class Tiles(NamedTuple):
+    """How a product is cut: rows, columns and depth of a tile, tiles in flight, warps."""
+
+    rows: int = 128
+    columns: int = 256
+    depth: int = 64
+    stages: int = 4
+    warps: int = 8
+
+
+# The fastest of those tried on an H200. Stages are what fits 227 KiB of shared memory: a rotated tile is
+# stored whole, and a joined one is read as well.
+GATE, ROTATE, JOIN = Tiles(), Tiles(stages=3), Tiles(stages=3)
+
+
+class State(NamedTuple):
+    """Rows (n, width) before their norm, and sums of squares (n, parts); None: they are as they should be."""
+
+    rows: Tensor
+    squares: Tensor | None
+
+
+@triton.jit
+def _scales(S, row, live, PARTS: tl.constexpr, WIDTH: tl.constexpr, eps):
+    """1/RMS of some rows, from their parts' sums of squares."""
+    total = tl.load(S + row * PARTS, mask=live, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(S + row * PARTS + part, mask=live, other=0.0)
+    return tl.rsqrt(total / WIDTH + eps)
+
+
+@triton.jit(do_not_specialize=["n", "tiles", "T"])  # one compilation for every number of boards
+def _product(
+    A, W, O, X, S, SO, COS, SIN, n, tiles, T, alpha, scale, eps, N: tl.constexpr, K: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr, PARTS: tl.constexpr,
+    WIDTH: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    COLUMNS: tl.constexpr = N // BN
+    # One loop over tiles and depth: the next tile is loaded while this one is finished.
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        # Columns first: the programs at work read the same rows, and the matrix lies in the L2 cache.
+        m = (tile // COLUMNS) * BM
+        c = tile % COLUMNS
+        total = tl.zeros((BM, BN), tl.float32)
+        for k in range(K // BK):
+            total = tl.dot(A.load([m, k * BK]), W.load([c * BN, k * BK]).T, total)
+        row = m + tl.arange(0, BM)
+        live = row < n
+        r = tl.full((BM,), 1.0, tl.float32)
+        if PARTS > 0:
+            r = _scales(S, row, live, PARTS, WIDTH, eps)
+        if KIND == "gate":  # gate and up are neighbours
+            g, u = tl.split(tl.reshape(total, (BM, BN // 2, 2)))
+            g *= r[:, None]
+            y = g * tl.sigmoid(g) * (u * r[:, None])
+            O.store([m, c * (BN // 2)], y.to(O.dtype))
+        elif KIND == "rotate":  # the two numbers of a pair are neighbours
+            a, b = tl.split(tl.reshape(total, (BM, BN // (2 * HALF), HALF, 2)))
+            at = (row % T)[:, None] * HALF + tl.arange(0, HALF)[None, :]
+            turned = live[:, None] & (c * BN < 2 * WIDTH)  # not the values
+            factor = r * tl.where(c * BN < WIDTH, scale, 1.0)
+            cos = tl.load(COS + at, mask=turned, other=1.0) * factor[:, None]
+            sin = tl.load(SIN + at, mask=turned, other=0.0) * factor[:, None]
+            u = a * cos[:, None, :] - b * sin[:, None, :]
+            v = b * cos[:, None, :] + a * sin[:, None, :]
+            O.store([m, c * BN], tl.reshape(tl.join(u, v), (BM, BN)).to(O.dtype))
+        else:
+            halves = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
+            squares = tl.zeros((BM,), tl.float32)
+            for i in tl.static_range(2):
+                at = c * BN + i * (BN // 2)
+                y = (X.load([m, at]).to(tl.float32) * (alpha * r)[:, None] + halves[i]).to(O.dtype)
+                O.store([m, at], y)
+                squares += tl.sum(y.to(tl.float32) * y.to(tl.float32), 1)
+            tl.store(SO + row * COLUMNS + c, squares, mask=live)
+
+
+@triton.jit
+def _add(
+    A, B, C, S, O, n, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+    COUNT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    i = tl.arange(0, BLOCK)[None, :]
+    at = row.to(tl.int64)[:, None] * WIDTH + i
+    live = (row < n)[:, None] & (i < WIDTH)
+    y = tl.load(A + at, mask=live, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        y *= _scales(S, row, row < n, PARTS, WIDTH, eps)[:, None]
+    if COUNT > 1:
+        y += tl.load(B + at, mask=live, other=0.0).to(tl.float32)
+    if COUNT > 2:
+        y += tl.load(C + at, mask=live, other=0.0).to(tl.float32)
+    tl.store(O + at, y.to(O.dtype.element_ty), mask=live)
+
+
+def _run(
+    kind: str, a: Tensor, w: Tensor, out: Tensor, cut: Tiles, *, state: State, beside: Tensor | None = None,
+    squares: Tensor | None = None, rotary: Rotary | None = None, half: int = 1, alpha: float = 1.0,
+    scale: float = 1.0, eps: float = 0.0,
+) -> None:  # fmt: skip
+    n, depth = a.shape
+    columns = min(cut.columns, len(w))
+    wide = columns if kind == "rotate" else columns // 2  # of what is stored at a time
+    cos, sin = rotary or (None, None)
+    tiles = triton.cdiv(n, cut.rows) * (len(w) // columns)
+    x = None if beside is None else _blocks(beside, cut.rows, wide)
+    width = state.rows.shape[1]
+    _product[(min(tiles, _programs(a)),)](
+        _blocks(a, cut.rows, cut.depth), _blocks(w, columns, cut.depth), _blocks(out, cut.rows, wide), x,
+        state.squares, squares, cos, sin, n, tiles, 1 if cos is None else len(cos), alpha, scale, eps,
+        N=len(w), K=depth, BM=cut.rows, BN=columns, BK=cut.depth, HALF=half,
+        PARTS=0 if state.squares is None else state.squares.shape[1], WIDTH=width, KIND=kind,
+        num_stages=cut.stages, num_warps=cut.warps,
+    )  # fmt: skip
+
+
+def _blocks(matrix: Tensor, rows: int, columns: int) -> Any:
+    return TensorDescriptor.from_tensor(matrix, [rows, columns])
+
+
+def _programs(tensor: Tensor) -> int:
+    """One for each multiprocessor."""
+    if not tensor.is_cuda:
+        return 3  # the interpreter's
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def fits_tiles(width: int, hidden: int, head_size: int) -> bool:
+    """Whether the products of such blocks are whole tiles, and those of queries and keys whole heads."""
+    whole = width % ROTATE.columns == 0 and 2 * hidden % GATE.columns == 0 and hidden % JOIN.depth == 0
+    return whole and head_size in HEAD_SIZES
+
+
+def rotate(
+    state: State, w: Tensor, rotary: Rotary, head_size: int, eps: float, cut: Tiles = ROTATE
+) -> Tensor:
+    """q, k, v (n, 3·width) of N(state) by `paired` matrices: q and k turned, q by log₂e/√D larger."""
+    out = torch.empty(len(state.rows), len(w), dtype=w.dtype, device=w.device)
+    scale = LOG2_E * head_size**-0.5
+    given = {"state": state, "rotary": rotary, "half": head_size // 2, "scale": scale, "eps": eps}
+    _run("rotate", state.rows, w, out, cut, **given)
+    return out
+
+
+def gate(state: State, w: Tensor, eps: float, cut: Tiles = GATE) -> Tensor:
+    """silu(gate)·up (n, hidden) of N(state) by an `interleaved` matrix."""
+    out = torch.empty(len(state.rows), len(w) // 2, dtype=w.dtype, device=w.device)
+    _run("gate", state.rows, w, out, cut, state=state, eps=eps)
+    return out
+
+
+def join(state: State, y: Tensor, w: Tensor, alpha: float, eps: float, cut: Tiles = JOIN) -> State:
+    """α·N(state) + y @ w.T, before its norm."""
+    out = torch.empty_like(state.rows)
+    parts = len(w) // min(cut.columns, len(w))
+    squares = torch.empty(len(y), parts, dtype=torch.float32, device=y.device)
+    _run("join", y, w, out, cut, state=state, beside=state.rows, squares=squares, alpha=alpha, eps=eps)
+    return State(out, squares)
+
+
+def added(state: State, *others: Tensor, eps: float = 0.0) -> Tensor:
+    """N(state) + the others, of which there are two at most."""
+    n, width = state.rows.shape
+    out = torch.empty_like(state.rows)
+    given = [other.contiguous() for other in others] + [None] * (2 - len(others))
+    block = triton.next_power_of_2(width)
+    rows = max(1, 2048 // block)
+    _add[(triton.cdiv(n, rows),)](
+        state.rows, *given, state.squares, out, n, eps, WIDTH=width, BLOCK=block, ROWS=rows,
+        PARTS=0 if state.squares is None else state.squares.shape[1], COUNT=1 + len(others),
+    )  # fmt: skip
+    return out
+
+
+def paired(w: Tensor, head_size: int) -> Tensor:
+    """A matrix of heads with the numbers that rotary turns together side by side.
+
+    Queries and keys in this order have the same products.
+    """
+    return w.view(-1, 2, head_size // 2, w.shape[1]).transpose(1, 2).reshape(w.shape)
+
+
+def interleaved(gate: Tensor, up: Tensor) -> Tensor:
+    """The rows of two matrices in turn."""
+    return torch.stack((gate, up), 1).flatten(0, 1)

@@ -1,0 +1,100 @@
+"""The kernels of blocks without a gradient against the published equations in float64.
+
+They run on a GPU; where Triton is installed without one, set TRITON_INTERPRET=1 to run them on the CPU.
+"""
+
+import importlib.util
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from deeploop.nn.layers import apply_rotary, rotary_table
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None
+        or not (os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available()),
+        reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
+    ),
+]
+EPS = 1e-5
+B, T, H, D, HIDDEN = 2, 37, 2, 32, 64
+WIDTH = H * D
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter has no bf16 product
+TOLERANCE = 2e-2 if DEVICE == "cuda" else 1e-5
+
+
+@pytest.fixture
+def kernels():
+    from deeploop.nn.kernels import attention, epilogues
+
+    # Two columns of tiles in every product, rows that do not fill the last tile, more tiles than programs.
+    cut = epilogues.Tiles(rows=64 if DEVICE == "cuda" else 16, columns=32, depth=32, stages=2, warps=4)
+    return SimpleNamespace(**vars(epilogues), attend=attention.attend, Keys=attention.Tiles, cut=cut)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, DTYPE)
+
+
+def state_of(kernels, rows, parts=2):
+    return kernels.State(rows, rows.float().square().view(len(rows), parts, -1).sum(-1))
+
+
+def unit(rows):
+    return F.rms_norm(rows.double(), rows.shape[-1:], None, EPS)
+
+
+def assert_close(found, exact):
+    assert found.shape == exact.shape
+    assert (found - exact).abs().max() < TOLERANCE * exact.abs().max()
+
+
+def test_gate_is_swiglu_of_the_norm(kernels):
+    rows, gate, up = 3 * normal(B * T, WIDTH), *(normal(HIDDEN, WIDTH, seed=i) / 8 for i in (1, 2))
+    x = unit(rows)
+    exact = F.silu(x @ gate.double().T) * (x @ up.double().T)
+    both = kernels.interleaved(gate, up)
+    assert_close(kernels.gate(state_of(kernels, rows), both, EPS, kernels.cut), exact)
+    as_it_is = kernels.State(x.to(DTYPE), None)
+    assert_close(kernels.gate(as_it_is, both, EPS, kernels.cut), exact)
+
+
+def test_join_is_the_residual_before_its_norm(kernels):
+    rows, y, w = 3 * normal(B * T, WIDTH), normal(B * T, HIDDEN, seed=1), normal(WIDTH, HIDDEN, seed=2) / 8
+    found = kernels.join(state_of(kernels, rows), y, w, 1.7, EPS, kernels.cut)
+    exact = 1.7 * unit(rows) + y.double() @ w.double().T
+    assert_close(found.rows, exact)
+    assert found.squares.shape == (B * T, 2)
+    assert_close(found.squares.sum(1), exact.square().sum(1))
+
+
+# Keys that fill the last tile of a sequence and that do not; a tile longer than the sequence.
+@pytest.mark.parametrize(("length", "keys"), [(37, 16), (37, 64), (32, 16)])
+def test_rotate_and_attend_are_attention_of_the_norm(kernels, length, keys):
+    rows = 3 * normal(B * length, WIDTH)
+    q, k, v = (normal(WIDTH, WIDTH, seed=i) / 8 for i in (1, 2, 3))
+    cos, sin = (table.to(DEVICE) for table in rotary_table(length, D))
+    w = torch.cat((kernels.paired(q, D), kernels.paired(k, D), v))
+    packed = kernels.rotate(state_of(kernels, rows), w, (cos, sin), D, EPS, kernels.cut)
+    found = kernels.attend(packed, length, H, kernels.Keys(64 if DEVICE == "cuda" else 16, keys, 2, 4))
+    x = unit(rows)
+    heads = [(x @ m.double().T).view(B, length, H, D).transpose(1, 2) for m in (q, k, v)]
+    heads[:2] = [apply_rotary(part, (cos.double(), sin.double())) for part in heads[:2]]
+    exact = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(-1, WIDTH)
+    assert_close(packed[:, 2 * WIDTH :], heads[2].transpose(1, 2).reshape(-1, WIDTH))
+    assert_close(found, exact)
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_added_is_the_norm_and_what_is_beside_it(kernels, others):
+    rows, *beside = 3 * normal(B * T, WIDTH), *(normal(B * T, WIDTH, seed=i + 1) for i in range(others))
+    exact = sum((part.double() for part in beside), unit(rows))
+    assert_close(kernels.added(state_of(kernels, rows), *beside, eps=EPS), exact)
+    exact = sum((part.double() for part in beside), rows.double())
+    assert_close(kernels.added(kernels.State(rows, None), *beside), exact)
