@@ -4,8 +4,7 @@
 
 Products are qkv, o, gate and up, down, each forward, for the gradient of its input (dgrad) and of its weight
 (wgrad). FP8 is `torch._scaled_mm` with one scale per tensor, with and without fast accumulation. The first
-table says, kernel by kernel, whether this GPU and its compiler compute what they should. The last one
-predicts the steps of docs/performance.md.
+table says, kernel by kernel, whether this GPU and its compiler compute what they should.
 """
 
 import argparse
@@ -17,29 +16,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deeploop.nn.fp8 import E4M3, E5M2, Product
+from deeploop.nn.fp8 import E4M3, E5M2, Product, multiply
 from deeploop.nn.kernels import casts, swiglu
 from deeploop.report.page import text_table
 
 CALLS = 10
-BANDWIDTH = 4.2e9  # bytes per ms of a pass over memory, docs/performance.md
 TILES = [(64, 64, 4), (64, 128, 8), (128, 128, 8)]
 
 
 class Size(NamedTuple):
-    """A model at its batch, and its step in docs/performance.md."""
+    """A model at its batch."""
 
     name: str
     width: int
     hidden: int
     tokens: int
-    visits: int
-    step_ms: float
 
 
 SIZES = [
-    Size("gpt2-medium R=3", 1024, 2736, 16 * 1024, 72, 222.3),
-    Size("gpt2-small R=7", 768, 2048, 32 * 1024, 84, 320.3),
+    Size("gpt2-medium", 1024, 2736, 16 * 1024),
+    Size("gpt2-small", 768, 2048, 32 * 1024),
 ]
 
 
@@ -88,27 +84,22 @@ def product_times(n: int, k: int, m: int, least: float) -> dict[str, tuple[float
     w8, wt8 = fp8(w), fp8(w.T.contiguous())
     dy8, dyt8 = fp8(dy, E5M2), fp8(dy.T.contiguous(), E5M2)
     operands = {
-        "forward": (x8, w8.T, torch.bfloat16),
-        "dgrad": (dy8, wt8.T, torch.bfloat16),
-        "wgrad": (dyt8, xt8.T, torch.float32),
+        "forward": (x8, w8, torch.bfloat16),
+        "dgrad": (dy8, wt8, torch.bfloat16),
+        "wgrad": (dyt8, xt8, torch.float32),
     }
     times = {}
     for kind, (a, b, out) in operands.items():
         narrow = [
-            milliseconds(
-                lambda a=a, b=b, out=out, fast=fast: torch._scaled_mm(
-                    a, b, one, one, out_dtype=out, use_fast_accum=fast
-                ),
-                least,
-            )
+            milliseconds(lambda a=a, b=b, out=out, fast=fast: multiply(a, b, one, one, out, fast=fast), least)
             for fast in (True, False)
         ]
         times[kind] = (milliseconds(wide[kind], least), *narrow)
     return times
 
 
-def products(size: Size, least: float) -> tuple[float, float, float]:
-    """Prints the products of a visit; ms of all of them in bf16, and in FP8 with and without fast sums."""
+def products(size: Size, least: float) -> None:
+    """Prints the products of a visit: in bf16, and in FP8 with and without fast sums."""
     n, d, h = size.tokens, size.width, size.hidden
     shapes = {"qkv": (d, 3 * d), "o": (d, d), "gate, up": (d, 2 * h), "down": (h, d)}
     rows, total = [], [0.0, 0.0, 0.0]
@@ -122,11 +113,10 @@ def products(size: Size, least: float) -> tuple[float, float, float]:
     print(f"\n{size.name}, {n} tokens: ms (TFLOP/s) of a visit's products")
     header = ("product", "", "bf16", "FP8, fast sums", "FP8", "fast", "not fast")
     print(text_table(header, rows))
-    return total[0], total[1], total[2]
 
 
-def cast_times(size: Size, least: float) -> dict[str, float]:
-    """Prints the casts of a visit at several tiles; ms of the best of each."""
+def cast_times(size: Size, least: float) -> None:
+    """Prints the casts of a visit at several tiles."""
     n, d, h = size.tokens, size.width, size.hidden
     scale = torch.ones((), device="cuda")
     calls: dict[str, tuple[Callable[[], object], int]] = {}
@@ -143,7 +133,7 @@ def cast_times(size: Size, least: float) -> dict[str, float]:
     w8 = torch.empty(2 * h, d, device="cuda", dtype=E4M3)
     wt8 = torch.empty(d, 2 * h, device="cuda", dtype=E4M3)
     calls["cast gate, up from fp32, both"] = (lambda: casts.cast_into(w, scale, w8, wt8), 12 * h * d)
-    best, rows = {}, []
+    rows = []
     usual = dict(casts.TILE)
     for name, (call, moved) in calls.items():
         cells = []
@@ -151,11 +141,9 @@ def cast_times(size: Size, least: float) -> dict[str, float]:
             casts.TILE.update(TILE_N=tile_n, TILE_W=tile_w, num_warps=warps)
             cells.append(milliseconds(call, least / 5))
         casts.TILE.update(usual)
-        best[name] = min(cells)
         rows.append((name, *(f"{ms * 1e3:.0f} ({moved / ms / 1e9:.1f})" for ms in cells)))
     print(f"\n{size.name}, {n} tokens: µs (TB/s) of casts, by tile and warps")
     print(text_table(("", *(f"{a}×{b}, {c}" for a, b, c in TILES)), rows))
-    return best
 
 
 def check(size: Size) -> None:
@@ -198,20 +186,6 @@ def check(size: Size) -> None:
     print(text_table(("kernel", "difference", "not finite"), table))
 
 
-def predict(size: Size, total: tuple[float, float, float], casts_ms: dict[str, float]) -> list[str]:
-    """A step with all products in FP8: what products and narrower writes save, less the casts."""
-    # h twice and the gradients of both branches are transposed, the attention's output cast.
-    extra = 4 * casts_ms["transpose d"] + casts_ms["transpose 3d"] + casts_ms["cast d from bf16, both"]
-    # Norms, rotary, SwiGLU write h twice, gradients of both branches and of qkv, hidden values twice.
-    less = size.tokens * (7 * size.width + 2 * size.hidden) / BANDWIDTH
-    cells = [size.name, f"{size.step_ms:.1f}", f"{extra * size.visits:.1f}", f"{-less * size.visits:.1f}"]
-    extra -= less
-    for narrow in total[1:]:
-        saved = (total[0] - narrow - extra) * size.visits
-        cells.append(f"{size.step_ms - saved:.1f} ({size.step_ms / (size.step_ms - saved):.2f}×)")
-    return cells
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ms", type=float, default=30.0, help="of each timing, twice")
@@ -219,14 +193,11 @@ def main() -> None:
     print(torch.cuda.get_device_name(), torch.__version__)
     for size in SIZES:
         check(size)
-    rows = []
     for size in SIZES:
-        rows.append(predict(size, products(size, options.ms), cast_times(size, options.ms)))
+        products(size, options.ms)
+        cast_times(size, options.ms)
     for size in SIZES:  # the other batch
         products(size._replace(tokens=3 * 16 * 1024 - size.tokens), options.ms)
-    print("\nms of a step")
-    header = ("", "bf16, measured", "casts", "narrower writes", "FP8, fast sums", "FP8")
-    print(text_table(header, rows))
 
 
 if __name__ == "__main__":

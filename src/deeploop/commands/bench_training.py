@@ -117,7 +117,9 @@ def measure(
         "steps_per_s": 1 / ours.seconds,
         "tokens_per_s": tokens / ours.seconds,
         "flops": flops / ours.seconds,
-        "share_of_ceiling": flops / ours.seconds / ceiling,
+        **(
+            {} if args.precision == "fp8" else {"share_of_ceiling": flops / ours.seconds / ceiling}
+        ),  # of bf16
         "first_step_s": ours.first,
         "peak_memory": ours.peak_memory,
     }
@@ -148,7 +150,7 @@ def report(record: dict[str, Any]) -> str:
             f"{row['steps_per_s']:.3g}",
             f"{row['tokens_per_s'] / 1e3:.1f} K",
             f"{row['flops'] / 1e12:.3g}",
-            f"{row['share_of_ceiling']:.0%}",
+            f"{row['share_of_ceiling']:.0%}" if "share_of_ceiling" in row else "–",
             f"{row['first_step_s']:.1f} s",
             memory,
         ]
@@ -159,9 +161,9 @@ def report(record: dict[str, Any]) -> str:
         rows.append(cells)
     header = ["recipe", "batch", "steps/s", "tokens/s", "TFLOP/s", "of ceiling", "first step", "peak memory"]
     if any("ratio_to_bf16" in row for row in record["cells"]):
-        header += ["bf16", "ratio"]
+        header += ["bf16", "to bf16"]
     if any("ratio" in row for row in record["cells"]):
-        header += ["reference", "ratio"]
+        header += ["reference", "to reference"]
         rows = [row + ["–"] * (len(header) - len(row)) for row in rows]
     return (
         f"{record['device']}: products reach {record['ceiling_flops'] / 1e12:.3g} TFLOP/s; model FLOPs are 6 "

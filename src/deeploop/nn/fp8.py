@@ -50,19 +50,19 @@ class Product(NamedTuple):
 
     def forward(self, x: Tensor) -> Tensor:
         """x @ w.T in bf16, of x (n, k) in FP8."""
-        return _multiply(x, self.rows, self.inverse, self.weight_inverse, torch.bfloat16, fast=True)
+        return multiply(x, self.rows, self.inverse, self.weight_inverse, torch.bfloat16, fast=True)
 
     def input_gradient(self, dy: Tensor) -> Tensor:
         """dy @ w in bf16, of dy (n, m) in FP8."""
         scales = self.gradient_inverse, self.weight_inverse
-        return _multiply(dy, self.columns, *scales, torch.bfloat16, fast=True)
+        return multiply(dy, self.columns, *scales, torch.bfloat16, fast=True)
 
     def weight_gradient(self, dy: Tensor, x: Tensor) -> Tensor:
         """dy.T @ x in fp32, of both transposed (m, n) and (k, n): it sums over tokens, so it sums in fp32."""
-        return _multiply(dy, x, self.gradient_inverse, self.inverse, torch.float32, fast=False)
+        return multiply(dy, x, self.gradient_inverse, self.inverse, torch.float32, fast=False)
 
 
-def _multiply(
+def multiply(
     a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, dtype: torch.dtype, *, fast: bool
 ) -> Tensor:
     """a @ b.T of what a and b stand for."""
