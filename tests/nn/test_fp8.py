@@ -2,19 +2,22 @@
 
 import importlib.util
 import os
+from collections import Counter
+from statistics import fmean
 
 import pytest
 import torch
 from torch import nn
 
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.nn import fp8
+from deeploop.nn import fp8, fused
+from deeploop.nn.documents import Documents, document_bounds, document_mask, document_positions
 from deeploop.nn.fp8 import E4M3, E5M2, GradientScales, Product, block_scales
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HAS_FP8 = DEVICE == "cpu" or torch.cuda.get_device_capability() >= (8, 9)
-CONFIG = {"blocks": 2, "rounds": 3, "width": 64, "heads": 2, "hidden": 96, "vocabulary": 64, "context": 16}
+CONFIG = {"blocks": 2, "rounds": 2, "width": 64, "heads": 2, "hidden": 96, "vocabulary": 64, "context": 16}
 pytestmark = pytest.mark.skipif(not HAS_FP8, reason="needs a GPU with FP8, or none")
 
 
@@ -46,7 +49,7 @@ def looped(**model):
     """A model whose gains differ from one another; its matrices are as they are drawn."""
     gpt = LoopedGPT(GPTConfig(**CONFIG | model), seed=1).to(DEVICE)
     generator = torch.Generator().manual_seed(0)
-    for parameter in gpt.blocks.parameters():
+    for parameter in (p for part in (gpt.prelude, gpt.blocks, gpt.coda) for p in part.parameters()):
         if parameter.ndim == 1:
             parameter.data.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
     return gpt
@@ -114,16 +117,23 @@ def test_scales_bring_every_operand_near_its_place(kind, factor):
     scales = block_scales(sublayers(gpt))
     gradients = GradientScales(scales.gradient)
     (gradients.measure(gpt.run_rounds(x, rotary, None, None)) * weights).sum().backward()
-    names = ("attention.branch.v", "attention.branch.o", "mlp.branch.up", "mlp.branch.down")
-    places = (fp8.RMS, fp8.RMS, fp8.RMS, fp8.HIDDEN_RMS)
-    block = dict(gpt.blocks[0].named_modules())
-    for j, (name, place) in enumerate(zip(names, places, strict=True)):
-        given = (seen[name] * scales.input[0, j]).square().mean().sqrt()
-        assert place / 16 < given < place * 4, name
-        matrix = (block[name].weight * scales.weight[0, j]).square().mean().sqrt()
-        assert fp8.RMS / 16 < matrix <= fp8.RMS * 1.01, name
-        peak = (seen[f"d {name}"] * gradients.scale[0, j, 0]).abs().max()
-        assert 2**-6 < peak < 2**15, name
+    a, m = gpt.blocks[0].attention.branch, gpt.blocks[0].mlp.branch
+    groups = (
+        ((a.q, a.k, a.v), fp8.RMS),
+        ((a.o,), fp8.RMS),
+        ((m.gate, m.up), fp8.RMS),
+        ((m.down,), fp8.HIDDEN_RMS),
+    )
+    names = {module: name for name, module in gpt.blocks[0].named_modules()}
+    for j, (layers, place) in enumerate(groups):
+        sizes = [(layer.weight * scales.weight[0, j]).square().mean().sqrt() for layer in layers]
+        assert fp8.RMS * 0.45 < max(sizes) < fp8.RMS * 1.01, j
+        for layer in layers:
+            name = names[layer]
+            given = (seen[name] * scales.input[0, j]).square().mean().sqrt()
+            assert place * 0.2 < given < place * 0.7, name
+            peak = (seen[f"d {name}"] * gradients.scale[0, j, 0]).abs().max()
+            assert 2 < peak < 2**13, name
     assert torch.equal(gradients.scale * gradients.inverse, torch.ones_like(gradients.scale))
 
 
@@ -257,50 +267,131 @@ class EmulatedLinear(torch.autograd.Function):
         return (dy @ w).bfloat16().float(), dy.flatten(0, -2).T @ x.flatten(0, -2), None
 
 
-def emulate(gpt, scales, gradient):
+def emulate(pairs, scales, gradients):
     """The modules, whose products are of operands in FP8 at the same scales."""
-    for k, block in enumerate(gpt.blocks):
-        a, m = block.attention.branch, block.mlp.branch
+    for k, (attention, mlp) in enumerate(pairs):
+        a, m = attention.branch, mlp.branch
         for j, layers in enumerate(((a.q, a.k, a.v), (a.o,), (m.gate, m.up), (m.down,))):
-            told = scales.input[k, j], scales.weight[k, j], gradient[k, j, 0]
+            told = scales.input[k, j], scales.weight[k, j], gradients.scale[k, j, 0]
             for layer in layers:
                 layer.forward = lambda x, w=layer.weight, told=told: EmulatedLinear.apply(x, w, told)
 
 
+@pytest.fixture
+def multiplied(monkeypatch):
+    """Counts products by the dtypes of their operands, the scales taken back, result and accumulation."""
+    seen = Counter()
+    multiply = fp8.multiply
+
+    def count(a, b, a_inverse, b_inverse, dtype, *, fast):
+        seen[a.dtype, b.dtype, a_inverse.item(), b_inverse.item(), dtype, fast] += 1
+        return multiply(a, b, a_inverse, b_inverse, dtype, fast=fast)
+
+    monkeypatch.setattr(fp8, "multiply", count)
+    return seen
+
+
+def expected_products(scales, gradients, forward, backward):
+    """The same count, from the tables of scales and how often every block is visited."""
+    tables = scales.input, scales.weight, gradients.scale[..., 0]
+    expected = Counter()
+    for x, w, dy in zip(*(table.reciprocal().flatten().tolist() for table in tables), strict=True):
+        expected[E4M3, E4M3, x, w, torch.bfloat16, True] += forward
+        expected[E5M2, E4M3, dy, w, torch.bfloat16, True] += backward
+        expected[E5M2, E4M3, dy, x, torch.float32, False] += backward
+    return expected
+
+
+def run_all(gpt, x, rotary, mask):
+    """Prelude, rounds with their injection, coda."""
+    e = gpt.run_once("prelude", x, rotary, mask, None)
+    entered = None if gpt.injection is None else gpt.injection.enter(e)
+    x = gpt.run_rounds(e, rotary, mask, None, None, entered)
+    return gpt.run_once("coda", x, rotary, mask, None)
+
+
+def places(gpt, documents):
+    """Rotary tables, what keeps documents apart for the kernels, and the same for the modules."""
+    if not documents:
+        return (gpt.cos, gpt.sin), None, None
+    starts = torch.zeros(2, 16, dtype=torch.bool)
+    starts[0, 5] = starts[1, 2] = starts[1, 11] = True
+    bounds = document_bounds(starts).to(DEVICE)
+    at = document_positions(bounds, starts.shape)
+    mask = document_mask(bounds, starts.shape, 32, torch.float32)
+    return (gpt.cos[at][:, None], gpt.sin[at][:, None]), Documents(bounds, 16), mask
+
+
+PARTS = {"prelude": 1, "coda": 1, "injection": "gated"}
+
+
 @needs_triton
 @pytest.mark.parametrize(
-    ("model", "recompute"),
-    [({}, True), ({"block": "flat"}, False), ({"block": "prenorm"}, False), ({"injection": "add"}, False)],
+    ("model", "options", "bound"),
+    [
+        ({}, {"recompute": "round"}, 0.25),
+        ({"block": "flat"}, {}, 0.55),
+        ({"block": "prenorm"}, {}, 0.62),
+        (PARTS, {}, 0.3),
+        ({}, {"documents": True}, 0.3),
+        ({}, {"bf16_stream": True}, 0.58),
+    ],
     ids=str,
 )
-def test_the_chain_is_the_loop_with_fp8_products(model, recompute, monkeypatch, right_rounding):
+def test_the_chain_is_the_loop_with_fp8_products(
+    model, options, bound, monkeypatch, multiplied, right_rounding
+):
+    """`bound`: of the matrices' gradients, how far kernels and emulation are apart on average, relative to
+    what FP8 changes. Gradients that are not in FP8 are 0.6 to 0.7 from it.
+    """
     from deeploop.nn.kernels import fp8_stack
 
     kept = []
     make = fp8_stack.prepare
     monkeypatch.setattr(fp8_stack, "prepare", lambda *args: kept.append(args) or make(*args))
+    monkeypatch.setattr(
+        fused, "_applies", lambda x, *extras: not fused._eager and all(extra is None for extra in extras)
+    )
     gpt = looped(**model)
+    gpt.recompute = options.get("recompute", "off")
+    rotary, documents, mask = places(gpt, "documents" in options)
+    if DEVICE == "cpu":  # which has no attention of variable length
+        attend = torch.nn.functional.scaled_dot_product_attention
+        monkeypatch.setattr(
+            fp8_stack, "document_attention", lambda q, k, v, _: attend(q, k, v, attn_mask=mask)
+        )
+    narrower = fused.Narrower(fp8=True, bf16_stream="bf16_stream" in options)
+    for block in (*gpt.prelude, *gpt.coda):
+        assert fused.install(block, narrower)
+    assert fused.install_rounds(gpt, narrower)
     x, weights = inputs()
-    inject = None if gpt.injection is None else lambda stream: stream + 1
-    options = {"rounds": 3, "recompute": recompute, "inject": inject}
-    rotary = gpt.cos, gpt.sin
-    y = fp8_stack.run(sublayers(gpt), x, rotary, **options)
-    wanted = [x, *gpt.blocks.parameters()]
+    parts = (gpt.prelude, gpt.blocks, gpt.coda, gpt.injection)
+    named = {n: p for part in parts if part is not None for n, p in part.named_parameters(str(id(part)))}
+    wanted = [x, *named.values()]
+    y = run_all(gpt, x, rotary, documents)
     ours = torch.autograd.grad((y * weights).sum(), wanted)
-    assert len(kept) == 1  # matrices are cast once, for all rounds
+    assert len(kept) == 1 + len(gpt.prelude) + len(gpt.coda)  # matrices are cast once, for all rounds
+    expected = Counter()
+    for pairs, scales, gradients in kept:
+        visits = gpt.rounds if len(pairs) == len(gpt.blocks) else 1
+        again = visits - 1 if gpt.recompute == "round" else 0
+        expected += expected_products(scales, gradients, visits + again, visits)
+    assert multiplied == expected
 
     def loop():
-        entered = None if inject is None else torch.ones_like(x)
-        out = gpt.run_rounds(x, rotary, None, None, None, entered)
+        with fused.eager_modules():
+            out = run_all(gpt, x, rotary, mask)
         return out, *torch.autograd.grad((out * weights).sum(), wanted)
 
     exact = loop()
-    ((_, scales, gradients),) = kept
-    emulate(gpt, scales, gradients.scale)
-    for name, a, b, c in zip(
-        ("y", "x", *dict(gpt.blocks.named_parameters())), (y, *ours), loop(), exact, strict=True
-    ):
+    for told in kept:
+        emulate(*told)
+    apart, stream = [], 0.02 if narrower.bf16_stream else 1e-6  # which the modules do not emulate
+    for name, a, b, c in zip(("y", "x", *named), (y, *ours), loop(), exact, strict=True):
         assert a.dtype == c.dtype
         # Rounding to FP8 makes a jump of what differs in the last bit of bf16, and pre-norm passes it on.
-        assert (a - b).norm() < 0.8 * (b - c).norm() + 1e-6 * c.norm(), name
+        assert (a - b).norm() < 0.8 * (b - c).norm() + stream * c.norm(), name
         assert (a - c).norm() < 0.25 * c.norm(), name
+        if "weight" in name and a.ndim == 2:
+            apart.append(((a - b).norm() / (b - c).norm()).item())
+    assert fmean(apart) < bound
