@@ -225,25 +225,42 @@ def muon(results: Path) -> str:
     return table(["rule", "R", *peaks, "best rate", "minus flat", "minus least R", "minus AdamW"], rows)
 
 
+RAMPS = {"1e-5": 100, "2e-5": 50}  # results/escape-laptop has its warm-ups as rates per step
+
+
 def muon_escape(results: Path) -> str:
     """Which p escapes under Muon, beside AdamW's results/p-sweep."""
-    if not (results / "muon-escape" / "sweep.json").is_file():
+    return escape_table(results / "muon-escape", results / "p-sweep")
+
+
+def muon_escape_laptop(results: Path) -> str:
+    """The same in the shape of results/escape-laptop."""
+    return escape_table(results / "muon-escape" / "laptop", results / "escape-laptop")
+
+
+def escape_table(muon: Path, adamw: Path) -> str:
+    """Escapes of the paper's start by warm-up and p, of two sweeps that differ in the optimizer."""
+    if not (muon / "sweep.json").is_file():
         return NOT_RUN
-    under_muon, adamw = (
-        {_corner(one): one for one in escapes.count(results / name)} for name in ("muon-escape", "p-sweep")
+    under_muon, under_adamw = (
+        {_corner(one): one for one in escapes.count(folder) if one.axes.get("start") != "stable"}
+        for folder in (muon, adamw)
     )
     rows = []
     for warm, p in sorted(under_muon, key=lambda corner: (-corner[0], corner[1])):
         one = under_muon[warm, p]
         cut_off = str(one.cut_off or MISSING)
-        cells = [*_escaped(one), views.number(one.mean_loss, ".3f"), cut_off, *_escaped(adamw.get((warm, p)))]
-        rows.append([str(warm), f"{p:g}", *cells])
+        other = _escaped(under_adamw.get((warm, p)))
+        rows.append(
+            [str(warm), f"{p:g}", *_escaped(one), views.number(one.mean_loss, ".3f"), cut_off, *other]
+        )
     header = ["warm-up", "p", "below floor", "escaped", "95%", "mean loss", "cut off"]
     return table([*header, "AdamW: below floor", "AdamW: escaped", "95%"], rows)
 
 
 def _corner(count: escapes.Count) -> tuple[int, float]:
-    return int(count.axes["warmup_steps"]), float(count.axes["p"])
+    warm = count.axes.get("warmup_steps") or RAMPS[count.axes["ramp"]]
+    return int(warm), float(count.axes["p"])
 
 
 def _escaped(count: escapes.Count | None) -> list[str]:
@@ -381,6 +398,7 @@ REGIONS: dict[str, Callable[[Path], str]] = {
     "parts": parts,
     "muon": muon,
     "muon-escape": muon_escape,
+    "muon-escape-laptop": muon_escape_laptop,
     "step-effect": step_effect,
     "tokens": tokens,
 }
