@@ -24,7 +24,7 @@ def late(monkeypatch, recordings):
         if only_if:
             clipped_step(optimizer, norm, clip)
 
-    behind = Execution("eager", chained=False, bf16=False, graph=True, lag=1)
+    behind = Execution("eager", chained=False, precision="fp32", graph=True, lag=1)
     monkeypatch.setattr(opening, "choose_execution", lambda *_, **__: behind)
     monkeypatch.setattr(steps, "clipped_step", step_if)
     monkeypatch.setattr(steps, "supports_conditional_step", lambda optimizer: True)

@@ -157,7 +157,7 @@ def test_a_driver_without_memory_is_no_fault_of_the_recording(monkeypatch):
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_run_replays_where_its_execution_says_so(tiny_config, monkeypatch, recordings, graph):
-    chosen = Execution("eager", chained=False, bf16=False, graph=graph, lag=0)
+    chosen = Execution("eager", chained=False, precision="fp32", graph=graph, lag=0)
     monkeypatch.setattr(opening, "choose_execution", lambda *_, **__: chosen)
     queue = StepQueue(open_run(tiny_config(), ALONE), StopRequest())
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_a_run_replays_where_its_execution_says_so(tiny_config, monkeypatch, rec
 def test_an_iterated_task_is_recorded_once_for_each_number_of_rounds(tmp_path, monkeypatch, recordings):
     found = {}
     for graph in (False, True):
-        chosen = Execution("eager", chained=False, bf16=False, graph=graph, lag=0)
+        chosen = Execution("eager", chained=False, precision="fp32", graph=graph, lag=0)
         monkeypatch.setattr(opening, "choose_execution", lambda *_, chosen=chosen, **__: chosen)
         config = make_iterate_config(tmp_path / str(graph), optim={"steps": 30})
         queue = StepQueue(open_run(config, ALONE), StopRequest())
@@ -188,7 +188,7 @@ def test_a_recurrent_run_is_recorded_once_for_each_number_of_rounds_that_comes_a
     """With drawn rounds, drawn first states, and a truncated gradient or an exit gate."""
     found, rounds = {}, {"sample": "uniform", "backprop": 0 if gate else 2}
     for graph in (False, True):
-        chosen = Execution("eager", chained=False, bf16=False, graph=graph, lag=0)
+        chosen = Execution("eager", chained=False, precision="fp32", graph=graph, lag=0)
         monkeypatch.setattr(opening, "choose_execution", lambda *_, chosen=chosen, **__: chosen)
         config = tiny_config(
             str(graph), model=PARTS | {"exit_gate": gate}, rounds=rounds, optim={"steps": 20}
