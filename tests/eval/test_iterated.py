@@ -25,7 +25,7 @@ class Oracle(LoopedGPT):
         self.task, self.lies_after, self.done = task, lies_after, 0
         self.embedding = self.input_norm = torch.nn.Identity()
 
-    def run_rounds(self, x, rotary, mask, cache):
+    def run_rounds(self, x, rotary, mask, cache, entered=None):
         rows = x[:, 1:].numpy()
         for _ in range(self.rounds):
             rows = self.task.advance(rows, rows)
@@ -63,13 +63,20 @@ def test_one_wrong_cell_of_eight_is_no_exact_answer():
     assert (found[3, 3].cells, found[3, 3].exact) == (7 / 8, 0)
 
 
-@pytest.mark.parametrize("block", ["flat", "factored"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"block": "flat"},
+        {"block": "factored"},
+        {"block": "flat", "prelude": 1, "coda": 2, "injection": "gated", "first_state": "zeros"},
+    ],
+)
 @pytest.mark.parametrize("recompute", [False, True])
-def test_what_is_read_out_between_rounds_is_what_a_model_of_so_many_rounds_says(block, recompute):
-    model = LoopedGPT(GPTConfig(**SHAPE, block=block), seed=1).eval()
+def test_what_is_read_out_between_rounds_is_what_a_model_of_so_many_rounds_says(parts, recompute):
+    model = LoopedGPT(GPTConfig(**SHAPE, **parts), seed=1).eval()
     inputs = torch.randint(16, (3, 10), generator=torch.Generator().manual_seed(0))
     for rounds, logits in read_outs(model, inputs, [7, 2, 4], recompute_alpha=recompute):
-        other = LoopedGPT(GPTConfig(**SHAPE, block=block), seed=1).eval()
+        other = LoopedGPT(GPTConfig(**SHAPE, **parts), seed=1).eval()
         other.set_rounds(rounds, recompute_alpha=recompute)
         assert torch.equal(logits, other.logits(other(inputs).states)), rounds
     assert model.rounds == 4

@@ -11,7 +11,7 @@ from deeploop.nn.documents import document_bounds
 
 CONFIG = GPTConfig(blocks=2, rounds=6, width=16, heads=2, hidden=24, vocabulary=50, context=24)
 RULES = [ExitRule("change", 0.25), ExitRule("kl", 0.05), ExitRule("gate", 0.7)]
-PARTS = {"prelude": 1, "injection": "linear", "first_state": "noise", "exit_gate": True}
+PARTS = {"prelude": 1, "coda": 2, "injection": "linear", "first_state": "noise", "exit_gate": True}
 
 
 @pytest.fixture(
@@ -109,7 +109,7 @@ def test_a_stopped_token_repeats_its_last_keys_and_values(model, tokens):
         for block, layer in enumerate(model.blocks):
             x = torch.where(active[..., None], layer(x, rotary, None, ByHand(), block), x)
         active = active & ((x - before).norm(dim=-1) / before.norm(dim=-1) >= rule.threshold)
-    expected = model.final_norm(x)
+    expected = model.final_norm(model.run_once("coda", x, rotary, None, None))
     torch.testing.assert_close(AdaptiveDepth(model, rule)(tokens).states, expected, rtol=0, atol=1e-5)
 
 
@@ -119,7 +119,8 @@ def test_kl_compares_what_successive_rounds_would_predict(model, tokens):
     for R in (1, 2):
         model.set_rounds(R)
         readout[R] = model.logits(model(tokens[:, :1]).states).log_softmax(-1)
-    start, _ = model.enter_loop(tokens[:, :1], *model.positions(tokens[:, :1], None))
+    places = model.positions(tokens[:, :1], None)
+    start = model.run_once("coda", model.enter_loop(tokens[:, :1], *places)[0], *places, None)
     readout[0] = model.logits(model.final_norm(start)).log_softmax(-1)
     model.set_rounds(6)
     first = nn.functional.kl_div(readout[0], readout[1], log_target=True, reduction="none").sum(-1).flatten()
@@ -158,13 +159,15 @@ def test_a_gate_stops_a_token_once_the_sum_of_its_exits_reaches_the_threshold(to
 
 
 def test_what_a_model_has_not_is_an_error_of_one_line():
-    plain, coda = LoopedGPT(CONFIG), LoopedGPT(replace(CONFIG, coda=1))
+    plain = LoopedGPT(CONFIG)
     with pytest.raises(
         ValueError, match=r"^adaptive=gate: this model has no exit gate; train one with --mod"
     ):
         AdaptiveDepth(plain, ExitRule("gate", 0.5))
-    with pytest.raises(ValueError, match=r"^adaptive=kl: is for models with model.coda=0, this one has 1"):
-        AdaptiveDepth(coda, ExitRule("kl"))
+    coda = AdaptiveDepth(LoopedGPT(replace(CONFIG, coda=1)), ExitRule("kl"))
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"^adaptive=kl: can't keep documents apart with a coda; use change"):
+        coda(tokens, documents=document_bounds(tokens > 0))
     with pytest.raises(ValueError, match=r"^threshold=1.5: must be 0 .one round. to 1 .all. of a gate"):
         ExitRule("gate", 1.5)
 

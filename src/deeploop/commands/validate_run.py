@@ -29,7 +29,7 @@ from deeploop.eval.depth import (
     score_budget,
     score_rounds,
 )
-from deeploop.models.adaptive import AdaptiveDepth, ExitRule
+from deeploop.models.adaptive import AdaptiveDepth, ExitRule, decodes_to_validate
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
 from deeploop.train.chat import ChatDataConfig, open_chat
@@ -56,11 +56,9 @@ def run(args: ValidateArgs) -> str:
     config = load_config(args.run)
     if len(args.adaptive) > 1 and args.thresholds:
         raise ValueError(f"thresholds={args.thresholds}: must be unset with several of --adaptive")
-    if args.cache_rounds and config.data.mask_documents:
-        asked = " ".join(map(str, args.cache_rounds))
+    if (asked := decoded(args, config)) and config.data.mask_documents:
         raise ValueError(
-            f"cache_rounds={asked}: must be unset for a run that keeps documents apart, whose sequences no "
-            "cache can decode"
+            f"{asked}: must be unset for a run that keeps documents apart, which no cache can decode"
         )
     is_sweep = len(set(args.rounds)) > 1 or bool(args.adaptive)
     folder, name = results_folder(args.run), "depth.json" if is_sweep else "validation.json"
@@ -89,6 +87,14 @@ def run(args: ValidateArgs) -> str:
     return f"{report(record, args.run)}\n\nwritten: {', '.join(map(str, files))}"
 
 
+def decoded(args: ValidateArgs, config: TrainConfig) -> str:
+    """What is asked for that reads sequences token by token from a cache; empty: nothing is."""
+    if args.cache_rounds:
+        return f"cache_rounds={' '.join(map(str, args.cache_rounds))}"
+    slow = [rule for rule in args.adaptive if decodes_to_validate(config.model, rule)]
+    return f"adaptive={slow[0]}" if slow else ""
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """What is predicted, and where it comes from."""
@@ -106,7 +112,7 @@ def read_held_out(args: ValidateArgs, config: TrainConfig, tokenizer: Tokenizer)
     data, context = config.data, config.model.context
     is_chat = isinstance(data, ChatDataConfig)
     usual = data.validation_rows if isinstance(data, ChatDataConfig) else data.validation_sequences
-    if args.cache_rounds:  # a step per token: as slow as generation
+    if decoded(args, config):  # a step per token: as slow as generation
         usual = min(MOST_DECODED, usual)
     count = usual if args.sequences is None else args.sequences
     if args.data is None and is_chat:

@@ -113,7 +113,7 @@ def read_outs(
     """
     recompute = model.config.recompute_alpha if recompute_alpha is None else recompute_alpha
     rotary = positions(model, inputs)
-    first = model.input_norm(model.embedding(inputs))
+    first, entered = model.enter_loop(inputs, rotary, None)
     x, done = first, 0
     try:
         for R in sorted(set(rounds)):
@@ -121,8 +121,9 @@ def read_outs(
             if recompute:
                 x, done = first, 0
             model.rounds = R - done  # the rounds that are left, with the scales that are set
-            x, done = model.run_rounds(x, rotary, None, None), R
-            yield R, model.logits(model.read_out(x).states)
+            x, done = model.run_rounds(x, rotary, None, None, entered=entered), R
+            after = model.run_once("coda", x, rotary, None, None)
+            yield R, model.logits(model.read_out(after).states)
     finally:
         model.set_rounds(model.config.rounds)
 

@@ -3,12 +3,14 @@
 A token that has stopped keeps its state, and whoever attends to it later finds, in every further round,
 the keys and values it last had in the same block: the rule "latest" of recurrent-depth models. Whether a
 token stops depends on the tokens before it alone, so a sequence continued from a cache is the same as one
-read at once. A coda reads the states at which tokens have stopped.
+read at once. A coda reads the states at which tokens have stopped; where the rule asks what a state would
+predict, through the coda, tokens are read one by one, because the coda attends to finished ones.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -41,6 +43,11 @@ class ExitRule:
             raise ValueError(f"threshold={self.threshold}: must be 0 (never stop early) or more")
 
 
+def decodes_to_validate(config: GPTConfig, criterion: Criterion) -> bool:
+    """Whether tokens are read one by one even where all of them are given, which is slow."""
+    return criterion == "kl" and config.coda > 0
+
+
 class AdaptiveDepth(nn.Module):
     """A LoopedGPT whose tokens each take their own number of rounds, at most the model's; called like it.
 
@@ -54,10 +61,6 @@ class AdaptiveDepth(nn.Module):
             raise ValueError(
                 "adaptive=gate: this model has no exit gate; train one with --model.exit-gate "
                 "(--gate.stage gate-only --init-from RUN leaves the rest of a run as it is)"
-            )
-        if rule.criterion == "kl" and model.config.coda:
-            raise ValueError(
-                f"adaptive=kl: is for models with model.coda=0, this one has {model.config.coda}; use change"
             )
         if model.kept_rounds < model.rounds:
             raise ValueError(f"cache_rounds={model.cache_rounds}: must be unset with adaptive depth")
@@ -88,9 +91,18 @@ class AdaptiveDepth(nn.Module):
         cache: KeyValueCache | None = None,
         documents: Tensor | None = None,
     ) -> GPTOutput:
-        model, count = self.model, tokens.shape[1]
-        cache = model.new_cache(count) if cache is None else cache
-        state = None
+        cache = self.model.new_cache(tokens.shape[1]) if cache is None else cache
+        if decodes_to_validate(self.config, self.rule.criterion):
+            if documents is not None:
+                raise ValueError("adaptive=kl: can't keep documents apart with a coda; use change")
+            x = torch.cat([self._stream(token, cache) for token in tokens.split(1, dim=1)], dim=1)
+        else:
+            x = self._stream(tokens, cache, documents)
+        return self.model.read_out(x, targets)
+
+    def _stream(self, tokens: Tensor, cache: KeyValueCache, documents: Tensor | None = None) -> Tensor:
+        """The residual stream (B, T, width) behind the coda."""
+        model, count, state = self.model, tokens.shape[1], None
         if documents is None:
             rotary, mask = model.positions(tokens, cache)
         else:
@@ -99,7 +111,9 @@ class AdaptiveDepth(nn.Module):
             state = None if model.first_noise is None else model.first_noise[at]
         x, entered = model.enter_loop(tokens, rotary, mask, cache, state)
         latest = _Latest(cache, model, active=torch.ones_like(tokens, dtype=torch.bool))
-        stops, done = self._stopping(x), 0
+        # Until the cache moves on, each call writes the coda's keys and values to the same places.
+        finish = partial(model.run_once, "coda", rotary=rotary, mask=mask, cache=cache)
+        stops, done = self._stopping(x, finish), 0
         for index in range(model.rounds):
             # Of a token that has stopped nobody sees what is computed here: its keys and values are replaced.
             after = model.run_round(x, index, rotary, mask, latest, entered)
@@ -109,12 +123,12 @@ class AdaptiveDepth(nn.Module):
             if not latest.active.any():
                 break
         latest.repeat(done, count)
-        x = model.run_once("coda", x, rotary, mask, cache)
+        x = finish(x=x)
         cache.length += count
         self.tokens_seen += tokens.numel()
-        return model.read_out(x, targets)
+        return x
 
-    def _stopping(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+    def _stopping(self, x: Tensor, finish: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
         """A function of the states after each round, in their order: which tokens (B, T) stop there."""
         if self.rule.criterion == "gate":
             left = torch.ones(x.shape[:2], device=x.device)
@@ -124,20 +138,20 @@ class AdaptiveDepth(nn.Module):
                 return 1 - left >= self.rule.threshold
 
             return gate_stops
-        seen = self._compared(x)
+        seen = self._compared(x, finish)
 
         def settled(x: Tensor) -> Tensor:
             nonlocal seen
-            before, seen = seen, self._compared(x)
+            before, seen = seen, self._compared(x, finish)
             return ~(self._distance(before, seen) >= self.rule.threshold)
 
         return settled
 
-    def _compared(self, x: Tensor) -> Tensor:
+    def _compared(self, x: Tensor, finish: Callable[..., Tensor]) -> Tensor:
         """What the rule compares from round to round: states, or log-probabilities (B, T, V)."""
         if self.rule.criterion == "change":
             return x
-        return self.model.logits(self.model.final_norm(x)).log_softmax(-1)
+        return self.model.logits(self.model.final_norm(finish(x=x))).log_softmax(-1)
 
     def _distance(self, before: Tensor, after: Tensor) -> Tensor:
         if self.rule.criterion == "change":

@@ -191,7 +191,6 @@ class IterateTrainConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_optim(self.model, self.optim, self.device)
-        self.model.require_plain_loop("an iterated task")
         data, shown = self.data, self.examples
         if self.rounds.sample == "steps" and data.train_steps > self.model.rounds:
             raise ValueError(
@@ -210,6 +209,8 @@ class IterateTrainConfig(RunConfig):
                     f"model.{name}={getattr(self.model, name)}: {data.task} at data.length={data.length} "
                     f"needs at least {least}; set --model.{name} {least}"
                 )
+        if self.model.first_state == "noise":
+            raise ValueError("model.first_state=noise: must be embedding or zeros for an iterated task")
         if self.model.exit_gate:
             raise ValueError("model.exit_gate=True: must be False, it is for language models")
         if self.model.unigram_bias:
