@@ -8,8 +8,9 @@ import pytest
 
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
-from deeploop.models.accounting import flops_per_segment
+from deeploop.models.accounting import flops_per_segment, flops_per_token
 from deeploop.models.reasoner import PuzzleShape
+from deeploop.recipes import get_recipe
 from deeploop.recipes.gpt import gpt2_small
 from deeploop.recipes.reasoners import hrm_sudoku4
 from deeploop.sweep import budget
@@ -93,3 +94,11 @@ def test_where_the_cells_would_go_is_said(capsys, tmp_path):
         assert printed.out.splitlines()[-1] == f"cells  {out}"
         assert printed.err.startswith(f"data.path={tmp_path / 'none'}: no such folder; ")
         assert printed.err.count("\n") == 1
+
+
+def test_an_iterated_task_is_counted_by_its_sequences_and_its_mean_rounds():
+    config = get_recipe("hops")
+    tokens = config.examples.tokens  # begin, 8 entries, 8 starts
+    assert tokens == 17 < config.model.context
+    expected = flops_per_token(replace(config.model, context=tokens), 2.5)
+    assert budget.cost(config) == (config.optim.steps * config.optim.batch * tokens, expected)

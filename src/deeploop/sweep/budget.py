@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deeploop.files import read_json
-from deeploop.models.accounting import flops_per_segment, flops_per_token
-from deeploop.models.gpt_config import GPTConfig
+from deeploop.models.accounting import flops_per_segment
 from deeploop.models.reasoner import PuzzleShape
 from deeploop.recipes.reasoners import PUZZLES
 from deeploop.report import published
 from deeploop.report.page import text_table
 from deeploop.sweep.grid import Cell, Grid
-from deeploop.train.config import TrainConfig
-from deeploop.train.language import training_flops_per_token
+from deeploop.train import iterate, language
+from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"
@@ -43,10 +42,10 @@ class Cost(NamedTuple):
 def cost(config: Any) -> Cost | None:
     """None for a reasoner on boards of a size that nobody knows."""
     examples = config.optim.steps * config.optim.batch
-    if isinstance(config.model, GPTConfig):
-        is_text = isinstance(config, TrainConfig)
-        flops = training_flops_per_token(config) if is_text else flops_per_token(config.model)
-        return Cost(examples * config.model.context, flops)
+    if isinstance(config, IterateTrainConfig):
+        return Cost(examples * config.examples.tokens, iterate.training_flops_per_token(config))
+    if isinstance(config, TrainConfig):
+        return Cost(examples * config.model.context, language.training_flops_per_token(config))
     shape = board(config.data.path)
     if shape is None:
         return None

@@ -67,6 +67,13 @@ class IterateDataConfig:
         return Examples(make_task(self.task, self.length, self.rule), tells_steps)
 
 
+def training_flops_per_token(config: "IterateTrainConfig") -> float:
+    """Of a step on average: sequences as long as they are, as many rounds as are drawn."""
+    most = {"steps": config.data.train_steps, "uniform": config.model.rounds}.get(config.rounds.sample)
+    rounds = config.model.rounds if most is None else (1 + most) / 2
+    return flops_per_token(replace(config.model, context=config.examples.tokens), rounds)
+
+
 Batch = tuple[Tensor, ...]  # inputs and targets (B, T), an answer's share of the step's loss, any noise
 
 
@@ -93,7 +100,7 @@ class IterateTask:
         self.test = held_out(self.task, data.test_examples)[world.rank :: world.size]
         self.examples = config.optim.steps * batch
         self.targets_per_step = batch * self.shown.tokens
-        self.flops_per_step = self.targets_per_step * flops_per_token(actual, self._mean_rounds)
+        self.flops_per_step = self.targets_per_step * training_flops_per_token(config)
         self.skips_non_finite = config.optim.non_finite == "skip"
         self.draws_rounds = config.rounds.sample != "fixed"
         self.held = 0
@@ -101,13 +108,6 @@ class IterateTask:
         self._key, self._steps_key = (keys(config.seed, number)[0] for number in (DATA_KEY, STEPS_KEY))
         self._rounds = RoundsSampler(config.seed)
         self._noise = NoiseSampler(config.rounds, seed=config.seed, device=world.device)
-
-    @property
-    def _mean_rounds(self) -> int:
-        """Rounds of a step on average, for the estimate of its arithmetic."""
-        config = self.config
-        most = {"steps": config.data.train_steps, "uniform": config.model.rounds}.get(config.rounds.sample)
-        return config.model.rounds if most is None else (1 + most + 1) // 2
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
