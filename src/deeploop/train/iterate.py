@@ -67,7 +67,7 @@ class IterateDataConfig:
         return Examples(make_task(self.task, self.length, self.rule), tells_steps)
 
 
-def training_flops_per_token(config: "IterateTrainConfig") -> float:
+def training_flops_per_token(config: "IterateTrainConfig") -> int:
     """Of a step on average: sequences as long as they are, as many rounds as are drawn."""
     most = {"steps": config.data.train_steps, "uniform": config.model.rounds}.get(config.rounds.sample)
     rounds = config.model.rounds if most is None else (1 + most) / 2
