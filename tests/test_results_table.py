@@ -79,6 +79,7 @@ def test_numbers_over_run_folders(tool, tmp_path):
     assert tool.value(tmp_path, {"runs": "a-*"}) == 2
     assert tool.value(tmp_path, {"mean_loss": "*"}) == 5.5
     assert tool.value(tmp_path, {"mean": "loss", "of": "a-*", "times": 100}) == 250
+    assert tool.value(tmp_path, {"minus": [{"mean_loss": "b-*"}, {"mean_loss": "a-*"}]}) == 7
     with pytest.raises(ValueError, match=r"no run is named c-\*"):
         tool.value(tmp_path, {"mean_loss": "c-*"})
     (tmp_path / "c-0").mkdir()

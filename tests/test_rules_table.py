@@ -127,6 +127,40 @@ def test_parts_are_paired_over_shared_seeds_at_the_best_rate(tables, tmp_path):
     assert rows(second)["β: off in place of on", "16", "bias yes, α R√K, outer gain yes"] == "lost"
 
 
+def test_rules_are_compared_without_the_seed_that_picked_the_rates_too(tables, tmp_path):
+    losses = {"flat": (2.0, 2.0, 2.0), "averaged": (1.0, 2.1, 2.3), "prenorm": (3.0,)}
+    runs = [
+        {"block": block, "rounds": R, "seed": seed, "loss": loss, "peak_lr": 2e-3}
+        for block, by_seed in losses.items()
+        for R in (4, 16)
+        for seed, loss in enumerate(by_seed[: 1 if R == 4 else 3])
+    ]
+    study(tmp_path / "transfer", runs)
+    text = tables.pairs(tmp_path)
+    assert text.startswith("| rule minus flat | R = 4 | R = 16 | R = 16 without seed 0 |")
+    found = {key[0]: last for key, last in rows(text).items()}
+    assert found["pre-norm 1/N"] == "+0.2000 (-1.0710 to 1.4710; 2)"
+    assert found["pre-norm"] == "–"
+
+
+def test_a_best_rate_at_an_edge_gives_a_bound(tables, tmp_path):
+    def curve(*losses):
+        runs = [
+            {"block": "flat", "peak_lr": 1e-3 * 2**place, "loss": loss} for place, loss in enumerate(losses)
+        ]
+        folder = study(tmp_path / "-".join(map(str, losses)), runs)
+        (only,) = tables.curves_of(tables.runs_of(folder), lambda run: ("flat",)).values()
+        return only
+
+    between, above, below = curve(2.1, 2.0, 2.1), curve(2.2, 2.1, 2.0), curve(2.0, 2.1, 2.2)
+    assert tables.octaves(between, above) == "≤ -1.0"
+    assert tables.octaves(above, between) == tables.octaves(between, below) == "≥ +1.0"
+    assert tables.octaves(above, below) == "≥ +2.0"
+    assert tables.octaves(above, curve(2.3, 2.2, 2.1)) == "–"  # both may lie anywhere above
+    assert tables.octaves(between, curve(2.3, 2.2, 2.3)) == "+0.0"
+    assert tables.minus(above, curve(1.5)) == "+0.5000 (1), few rates (0.004 against 0.001)"
+
+
 def test_gain_over_prenorm_and_its_growth_are_taken_seed_by_seed(tables, tmp_path):
     assert tables.tokens(tmp_path) == tables.NOT_RUN
     gains = {1: (0.0, 0.02), 7: (0.05, 0.09)}

@@ -24,6 +24,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 NOT_RUN = "Not run yet."
 LOST = "lost"
 FEW = 3  # rates, below which a best one says little
+PICKED = 0  # the seed by which the rates of results/transfer were picked
 Key = tuple[Any, ...]
 Curves = dict[Key, Curve]
 
@@ -89,8 +90,12 @@ def minus(one: Curve | None, other: Curve | None, *, tuned: bool = False) -> str
     if one.best is None or other.best is None:
         return LOST
     difference = paired(one.best.losses, other.best.losses)
-    few = not tuned and min(len(one.cells), len(other.cells)) < FEW
-    return MISSING if difference is None else f"{difference}{', few rates' * few}"
+    if difference is None:
+        return MISSING
+    if tuned or min(len(one.cells), len(other.cells)) >= FEW:
+        return str(difference)
+    apart = f" ({one.best.peak:g} against {other.best.peak:g})" * (one.best.peak != other.best.peak)
+    return f"{difference}, few rates{apart}"
 
 
 def best_rate(curve: Curve) -> str:
@@ -103,11 +108,22 @@ def best_rate(curve: Curve) -> str:
 
 
 def octaves(curve: Curve, other: Curve | None) -> str:
-    """How far its best rate is above another's."""
+    """How far its best rate is above another's; a bound where one of them is at an edge of its grid."""
     one, two = ((one.optimum or one.best) if one else None for one in (curve, other))
-    if other is curve or one is None or two is None:
+    if other is None or other is curve or one is None or two is None:
         return MISSING
-    return f"{math.log2(one.peak / two.peak):+.1f}"
+    own, others = beyond(curve), beyond(other)
+    if own and own == others:
+        return MISSING
+    bound = "" if own == others else "≥ " if own > others else "≤ "
+    return f"{bound}{math.log2(one.peak / two.peak):+.1f}"
+
+
+def beyond(curve: Curve) -> int:
+    """1: the best rate may lie above the highest that was run; -1: below the lowest; 0: it lies between."""
+    if curve.best is None or curve.mark != "edge":
+        return 0
+    return 1 if curve.best is curve.cells[-1] else -1
 
 
 def peaks_of(curves: Curves) -> list[float]:
@@ -126,14 +142,32 @@ def table(header: Iterable[Any], rows: Sequence[Sequence[str]]) -> str:
 
 # ── Rules, shapes, parts ────────────────────────────────────────────────────────────────────────────────
 def pairs(results: Path) -> str:
-    """Every rule of results/transfer minus flat, at each R."""
+    """Every rule of results/transfer minus flat, at each R, and without the seed that picked the rates."""
     curves = curves_of(runs_of(results / "transfer"), rule_and_rounds)
     depths = sorted({R for _, R in curves})
+    flat = {R: curve.best for (name, R), curve in curves.items() if name == "flat"}
+    again = [R for R, best in flat.items() if best and len(best.losses) > 1]
     rows = [
-        [name, *(minus(curves.get((name, R)), curves.get(("flat", R))) for R in depths)]
+        [
+            name,
+            *(minus(curves.get((name, R)), curves.get(("flat", R))) for R in depths),
+            *(unpicked(curves.get((name, R)), curves[("flat", R)]) for R in again),
+        ]
         for name in sorted({name for name, _ in curves} - {"flat"})
     ]
-    return table(["rule minus flat", *(f"R = {R}" for R in depths)], rows)
+    without = [f"R = {R} without seed {PICKED}" for R in again]
+    return table(["rule minus flat", *(f"R = {R}" for R in depths), *without], rows)
+
+
+def unpicked(one: Curve | None, other: Curve) -> str:
+    """Best loss minus best loss over the seeds that did not pick the rates."""
+    if one is None or one.best is None or other.best is None:
+        return MISSING
+    own, others = (
+        {seed: loss for seed, loss in cell.losses.items() if seed != PICKED}
+        for cell in (one.best, other.best)
+    )
+    return str(paired(own, others) or MISSING)
 
 
 def shapes(results: Path) -> str:

@@ -16,6 +16,7 @@ where a SELECTOR names one number of the files beside it:
 {"mean": "exact", "of": "seed*-hrm-C2-*"}         of a field over the last validations of those run folders
 {"json": "gamma.json", "path": ["…", "gamma"]}    a number in a JSON file
 {"published": "LOSS", "key": ["small", "sandwich", 3]}   a number of the paper, by `report.published`
+{"minus": [SELECTOR, SELECTOR]}                   the first minus the second
 the first two with "file": a metrics file of another name; all but counts with "times": a factor
 """
 
@@ -37,6 +38,9 @@ BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results
 
 def value(folder: Path, selector: dict[str, Any]) -> float:
     """The number that a selector names."""
+    if "minus" in selector:
+        first, second = (value(folder, one) for one in selector["minus"])
+        return first - second
     if "escaped_in" in selector:
         entries = json.loads((folder / selector["escaped_in"]).read_text(encoding="utf-8"))
         chosen = [one for one in entries if selector["where"].items() <= one.items()]

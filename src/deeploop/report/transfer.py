@@ -27,8 +27,8 @@ from deeploop.report.endings import log_error, log_file
 from deeploop.report.groups import Histories, Setup, method, setups
 from deeploop.report.runs import Run
 
-# "Transfers", fixed before the runs. A slope of 0.1 moves η* by 16^0.1 = 1.32 from R = 1 to 16, less than
-# half of the octave between two rates of the grid; 0.01 nats is what seeds differ by (docs/rules.md).
+# "Transfers". A slope of 0.1 moves η* by 16^0.1 = 1.32 from R = 1 to 16, less than half of the octave between
+# two rates of the grid; 0.01 nats is what seeds of the quietest rules differ by (docs/rules.md).
 MOST_SLOPE = 0.1
 MOST_REGRET = 0.01
 JUDGED_AT = 16

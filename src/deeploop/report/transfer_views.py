@@ -57,8 +57,9 @@ def rules_table(study: Study, name: str) -> Table:
         "seeds. edge: the best cell is at an edge of the grid; cliff: its neighbour collapsed or diverged; "
         "both are the rate of that cell. slope: d ln η*/d ln R by least squares over all R, 95% by "
         "Student's t over the slopes of single seeds, else (the fit) over what least squares leave. regret: "
-        "loss at R with R = 1's η*, minus the best loss at R, in nats per token. The criterion, fixed before "
-        f"the runs: {CRITERION}."
+        "loss at R with R = 1's η*, minus the best loss at R, in nats per token. best loss: the parabola's "
+        "lowest value, over the seeds that its three cells share, so it may lie below every run; at an edge "
+        f"or a cliff the mean of that cell over all its seeds. The criterion: {CRITERION}."
     )
     return Table(name, f"Does the best learning rate hold as R grows? {study.title}", header, rows, note)
 
