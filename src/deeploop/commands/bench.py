@@ -7,8 +7,11 @@ from typing import Literal
 
 from deeploop.commands.parsing import run_command
 
-OF_TRAINING = ("micro_batch", "recompute", "round_hidden", "steps", "reference", "data")
+OF_TRAINING = (
+    *("micro_batch", "precision", "stream", "recompute", "round_hidden", "steps", "reference", "data"),
+)
 OF_DECODING = ("batch", "prompt_tokens", "new_tokens")
+UNTIMED = 4  # tokens behind the prompt that warm decoding up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +52,6 @@ class BenchArgs:
     """Also write the results to this file."""
 
     def __post_init__(self) -> None:
-        # Now: these wait for torch, --help does not.
-        from deeploop.commands.bench_decode import UNTIMED
-        from deeploop.recipes import get_recipe
-        from deeploop.train.config import ChatTrainConfig, ReasonerTrainConfig
-
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}: must be at least 1")
         if not self.recipes or not self.rounds:
@@ -68,14 +66,10 @@ class BenchArgs:
             raise ValueError(f"new_tokens={self.new_tokens}: must be above {UNTIMED}, which are not timed")
         if self.json is not None and not os.access(self.json.parent, os.W_OK):
             raise ValueError(f"json={self.json}: can't be written; choose a folder that is there")
-        for recipe in self.recipes:
-            if isinstance(get_recipe(recipe), ChatTrainConfig):
-                raise ValueError(f"recipes={recipe}: has no model of its own; time the recipe of its run")
-            if isinstance(get_recipe(recipe), ReasonerTrainConfig) and self.data is None and not self.decode:
-                raise ValueError(f"recipes={recipe}: is a reasoner's; give its puzzles with --data")
         if self.reference is not None and not self.reference.is_file():
             raise ValueError(f"reference={self.reference}: no such file; try benchmarks/reference_gpt.py")
         self._check_mode()
+        self._check_recipes()
 
     def _check_mode(self) -> None:
         """Raises for an option that what is timed does not have."""
@@ -85,6 +79,17 @@ class BenchArgs:
             if option.name in other and value != option.default:
                 why = "is for training; leave it out, or --decode" if self.decode else "needs --decode"
                 raise ValueError(f"{option.name}={value}: {why}")
+
+    def _check_recipes(self) -> None:
+        # Now: these wait for torch, --help does not.
+        from deeploop.recipes import get_recipe
+        from deeploop.train.config import ChatTrainConfig, ReasonerTrainConfig
+
+        for recipe in self.recipes:
+            if isinstance(get_recipe(recipe), ChatTrainConfig):
+                raise ValueError(f"recipes={recipe}: has no model of its own; time the recipe of its run")
+            if isinstance(get_recipe(recipe), ReasonerTrainConfig) and self.data is None and not self.decode:
+                raise ValueError(f"recipes={recipe}: is a reasoner's; give its puzzles with --data")
 
 
 def run(args: BenchArgs) -> str:

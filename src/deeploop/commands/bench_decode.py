@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from deeploop.commands.bench import BenchArgs
+from deeploop.commands.bench import UNTIMED, BenchArgs
 from deeploop.eval.decoding import describe, fits_kernels
 from deeploop.eval.generation import generate_batch
 from deeploop.models.accounting import block_matrix_count
@@ -33,7 +33,6 @@ from deeploop.train.progress import device_name
 from deeploop.train.rundir import provenance
 from deeploop.train.timing import time_steps
 
-UNTIMED = 4
 """Tokens before the clock starts: the prompt's, one that compiles, one that records, one that is queued."""
 CACHES = {"dynamic": {}, "static": {"cache_implementation": "static", "disable_compile": True}}
 """transformers' caches: its default, and one of fixed size. Compiled, the second takes minutes per depth."""

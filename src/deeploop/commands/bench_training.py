@@ -111,15 +111,15 @@ def measure(
 ) -> dict[str, Any]:
     """One cell: ours, and the reference where there is one."""
     ours, tokens, flops = time_training(config, world, args.steps)
+    # The ceiling is of products in bf16 on a GPU and in fp32 elsewhere.
+    like_ceiling = args.precision in ("auto", "bf16" if world.device.type == "cuda" else "fp32")
     row: dict[str, Any] = {
         "cell": name,
         "batch": config.optim.batch,
         "steps_per_s": 1 / ours.seconds,
         "tokens_per_s": tokens / ours.seconds,
         "flops": flops / ours.seconds,
-        **(
-            {} if args.precision == "fp8" else {"share_of_ceiling": flops / ours.seconds / ceiling}
-        ),  # of bf16
+        **({"share_of_ceiling": flops / ours.seconds / ceiling} if like_ceiling else {}),
         "first_step_s": ours.first,
         "peak_memory": ours.peak_memory,
     }

@@ -88,7 +88,7 @@ def installed() -> Iterator[tuple[str, str]]:
     from deeploop.train.progress import cpu_threads
 
     yield "torch", f"{torch.__version__}, {cpu_threads()}"
-    yield "Triton", version_of("triton") or "not installed; only training on a GPU needs it"
+    yield "Triton", version_of("triton") or "not installed; only a GPU needs it"
     yield "GPU", describe_gpu()
     for extra, packages in sorted(extras().items()):
         yield f"extra {extra}", describe_extra(extra, packages)

@@ -29,7 +29,7 @@ TABLE_AXES = (
     "model.first_state",
     "model.exit_gate",
 )
-OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch")
+OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch", "device.low_precision")
 NOT_OF_A_SETUP = ("data.validate_every", "data.validation_rounds", *TABLE_AXES)
 PLAIN_LOOP = {"model.prelude": 0, "model.coda": 0}  # as runs are of before there were these
 

@@ -28,6 +28,7 @@ DEFINING = (
     *ITERATED,
     "gate.",
     "optim.",
+    "device.low_precision",
 )
 """What makes a run another run; where it lies, what it logs and what it ran on does not."""
 # Fields that do something only where another has one of these values.
@@ -239,6 +240,7 @@ def read_run(
             fields = LATER_FIELDS | fields
             epochs = fields["data.max_epochs"]  # was one number, 0 for none
             fields["data.max_epochs"] = ([epochs] if epochs else []) if isinstance(epochs, int) else epochs
+        fields["device.low_precision"] = low_precision(fields)
         train, validation, rates = _last_lines(files)
         _check_kinds(fields, CONFIG_KINDS)
         _check_kinds(stamp, STAMP_KINDS)
@@ -254,6 +256,13 @@ def read_run(
     )
     rate = median(rates) if rates else None
     return Run(folder, folder.name, run_state(files, over), fields, stamp, train, validation, rate, **place)
+
+
+def low_precision(fields: Mapping[str, Any]) -> str:
+    """What a run chose to compute below bf16, which is other arithmetic; fp32 or bf16 is what a device has."""
+    chosen = {"fp8": fields.get("device.precision") == "fp8"}
+    chosen["bf16 stream"] = fields.get("device.stream") == "bf16"
+    return ", ".join(name for name, is_so in chosen.items() if is_so) or "none"
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:

@@ -29,6 +29,7 @@ from deeploop.train.metrics import Record, read_metrics_tail
 from deeploop.train.rundir import provenance
 
 HARMLESS = ("device.", "checkpoint.", "log.")  # may differ between two starts of one cell
+ARITHMETIC = ("device.precision", "device.stream")  # may not: a cell would be begun in one and end in another
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def _first_change(old: RecordedCell, new: RecordedCell) -> str | None:
     if old.recipe != new.recipe:
         return f"recipe={old.recipe}, not {new.recipe}"
     for path in sorted(old.settings.keys() | new.settings.keys()):
-        if path.startswith(HARMLESS):
+        if path.startswith(HARMLESS) and path not in ARITHMETIC:
             continue
         a, b = (cell.settings.get(path, "the recipe's") for cell in (old, new))
         if a != b:

@@ -135,7 +135,9 @@ def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str],
     """Raises where rounds are not one chain of kernels: only there has it been tried."""
     if blocks != "kernels":
         reason = why[0] if why else "there is no GPU"
-        raise ValueError(f"device.{field}: needs the Triton kernels, which are not used: {reason}")
+        raise ValueError(
+            f"device.{field}: needs the Triton kernels, which are not used: {reason}; change that or leave it out"
+        )
     if sharded:
         raise ValueError(f"device.{field}: is not supported with device.parallel=fsdp; use ddp")
     if not (fused.fits_rounds(model) and hasattr(model, "run_rounds")):  # a reasoner's chains are its stacks

@@ -47,6 +47,7 @@ from deeploop.train.rundir import (
     load_any_config,
     read_ending,
     read_stamp,
+    record_execution,
     require_checkpoint,
     write_config,
 )
@@ -269,6 +270,8 @@ def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:
     changes = {name: [old, new] for name, old, new in changes_since(config) if going_on}
     for name, (old, new) in changes.items():
         run.display.say(f"resuming with {name}={new} (was {old})")
+    if going_on:
+        record_execution(config.out, run.execution.to_json())
     rewind_metrics(config.out, run.step)
     writer = MetricsWriter(config.out, config.log, to_dict(config))
     if changes:

@@ -79,6 +79,13 @@ def record_ending(folder: Path, how: str | None, step: int = 0) -> None:
         write_json(folder / "run.json", stamp)
 
 
+def record_execution(folder: Path, execution: dict[str, Any]) -> None:
+    """Keeps in run.json how steps are executed from now on: a resumed run may have another device."""
+    stamp = read_stamp(folder)
+    if stamp.get("execution") != execution:
+        write_json(folder / "run.json", {**stamp, "execution": execution})
+
+
 def read_ending(folder: Path) -> dict[str, Any] | None:
     """The same, read: `how` (finished, collapsed, stopped) and `step`; None of a run that goes on."""
     ended = read_json(folder / "run.json").get("ended")
