@@ -140,6 +140,7 @@ def test_mistakes_are_one_line(capsys, tmp_path):
         (["--batch", "2"], "error: batch=(2,): needs --decode"),
         (["--decode", "--steps", "3"], "error: steps=3: is for training; leave it out, or --decode"),
         (["--decode", "--round-hidden"], "error: round_hidden=True: is for training"),
+        (["--decode", "--precision", "fp8"], "error: precision=fp8: is for training"),
         (["--json", str(tmp_path / "no" / "x.json")], "x.json: can't be written"),
     ):
         assert main(["bench", *arguments]) == 2

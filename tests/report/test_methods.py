@@ -1,8 +1,10 @@
 """Rules beside the paper's, and cures of the collapse, have rows of their own in one set-up."""
 
+import json
+
 from deeploop.report.depths import depths_table
 from deeploop.report.groups import method, setups
-from deeploop.report.runs import find_runs, read_run
+from deeploop.report.runs import differing, find_runs, read_run
 from deeploop.report.tables import p_sweeps
 from run_folders import write_run, write_sweep
 
@@ -43,6 +45,18 @@ def test_every_rule_has_a_row(tmp_path):
         assert method(read_run(write_run(tmp_path / str(index), **fields))) == name
     (setup,) = setups(find_runs([tmp_path]))
     assert set(setup.rows) == set(cases)
+
+
+def test_low_precision_is_another_set_up_and_told_apart(tmp_path):
+    devices = [{"precision": "auto"}, {"precision": "bf16"}, {"precision": "fp8"}, {"stream": "bf16"}]
+    for index, device in enumerate(devices):
+        folder = write_run(tmp_path / str(index))
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"device": device}))
+    runs = find_runs([tmp_path])
+    assert sorted(len(setup.runs) for setup in setups(runs)) == [1, 1, 2]
+    assert differing(runs) == ["device.low_precision"]
+    assert differing(runs[:2]) == []  # what a device has is no difference
 
 
 def test_all_parts_of_the_flat_rule_are_the_flat_rule(tmp_path):

@@ -507,6 +507,9 @@ def test_a_changed_cell_is_refused_and_a_larger_grid_is_not(small, monkeypatch):
     other, _ = small(**{"data.path": "other"})  # cells of two corpora do not compare
     with pytest.raises(ValueError, match=r"data\.path=the recipe's, not other; repeat"):
         other.write()
+    narrower, _ = small(**{"device.precision": "fp8"})  # a cell would be begun in one and end in the other
+    with pytest.raises(ValueError, match=r"device\.precision=the recipe's, not fp8; repeat"):
+        narrower.write()
     small(**{"device.micro_batch": 2})[0].write()  # of no consequence
     more = Grid("own", "tiny", along("seed", [0, 1]), folder.grid.settings)
     SweepFolder(folder.out, more, more.cells()[1:]).write()  # a part that has no cell of the one before

@@ -203,5 +203,8 @@ def test_a_run_prints_it_and_keeps_it(tiny_config, capsys, monkeypatch):
     assert capsys.readouterr().out.splitlines()[0] == "execution: eager modules, fp32"
     kept = json.loads((config.out / "run.json").read_text())["execution"]
     assert kept == {"blocks": "eager", "precision": "fp32", "graph": False, "lag": 0}
+    train(tiny_config(optim={"steps": 2}, device={"precision": "bf16"}, resume=True))
+    kept = json.loads((config.out / "run.json").read_text())["execution"]
+    assert kept["precision"] == "bf16"  # as steps are executed now
     assert execution.runs_fast_blocks(DeviceConfig(), GPU)
     assert not execution.runs_fast_blocks(DeviceConfig(precision="fp32"), GPU)

@@ -259,9 +259,11 @@ def read_run(
 
 
 def low_precision(fields: Mapping[str, Any]) -> str:
-    """What a run chose to compute below bf16, which is other arithmetic; fp32 or bf16 is what a device has."""
-    chosen = {"fp8": fields.get("device.precision") == "fp8"}
-    chosen["bf16 stream"] = fields.get("device.stream") == "bf16"
+    """The arithmetic that a run chose below its device's usual one, fp32 or bf16."""
+    chosen = {
+        "fp8": fields.get("device.precision") == "fp8",
+        "bf16 stream": fields.get("device.stream") == "bf16",
+    }
     return ", ".join(name for name, is_so in chosen.items() if is_so) or "none"
 
 

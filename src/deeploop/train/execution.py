@@ -136,7 +136,8 @@ def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str],
     if blocks != "kernels":
         reason = why[0] if why else "there is no GPU"
         raise ValueError(
-            f"device.{field}: needs the Triton kernels, which are not used: {reason}; change that or leave it out"
+            f"device.{field}: needs the Triton kernels, which are not used: {reason}; "
+            "change that, or leave the option out"
         )
     if sharded:
         raise ValueError(f"device.{field}: is not supported with device.parallel=fsdp; use ddp")
