@@ -67,10 +67,14 @@ def test_the_best_rule_at_r_wins_but_for_a_cliff_and_for_one_that_transfers():
     assert ask(4, 1, 384).rule == "DeepLoop"
     assert ask(4, 16, 384).rule == "flat"  # DeepLoop is beside a cliff there
     near = replace(PRENORM, rates=(replace(PRENORM.rates[0], loss=4.872, rounds=4),))
-    level = replace(TRANSFER, rules=(replace(near, rates=(replace(near.rates[0], loss=4.861),)), FLAT))
-    assert recommend(4, 4, 384, evidence=[level]).rule == "flat"  # within 0.01, and it keeps its rate
-    ahead = replace(TRANSFER, rules=(replace(near, rates=(replace(near.rates[0], loss=4.859),)), FLAT))
+    level = replace(TRANSFER, rules=(replace(near, rates=(replace(near.rates[0], loss=4.856),)), FLAT))
+    assert recommend(4, 4, 384, evidence=[level]).rule == "flat"  # within 0.015, and it keeps its rate
+    ahead = replace(TRANSFER, rules=(replace(near, rates=(replace(near.rates[0], loss=4.854),)), FLAT))
     assert recommend(4, 4, 384, evidence=[ahead]).rule == "pre-norm"
+    behind = tuple(replace(rate, loss=rate.loss + 0.014) for rate in FLAT.rates)
+    steady = replace(FLAT, rule="steady", settings=block("averaged"), slope=0.01, rates=behind)
+    both = replace(TRANSFER, rules=(replace(FLAT, slope=-0.05), steady))
+    assert recommend(4, 4, 384, evidence=[both]).rule == "steady"  # level, and its rate moves less with R
 
 
 def test_between_two_rounds_the_rate_is_a_geometric_mean():
@@ -86,15 +90,15 @@ def test_what_differs_is_said():
     assert found.rule == "flat"
     assert found.scales.alpha == flat_alpha(12, 64)
     assert found.extrapolated == (
-        "blocks 12: the runs have 4; nothing was scaled",
-        "width 768: the runs have 384; nothing was scaled",
-        f"tokens {4 * TRANSFER.tokens:,}: the runs have {TRANSFER.tokens:,}; nothing was scaled",
+        "blocks 12: the runs have 4; their rate is taken as it is",
+        "width 768: the runs have 384; their rate is taken as it is",
+        f"tokens {4 * TRANSFER.tokens:,}: the runs have {TRANSFER.tokens:,}; their rate is taken as it is",
         "rounds 64: as at R = 16",
     )
     (tokens,) = ask(4, 16, 384).extrapolated
     assert tokens == "tokens: of 2.9 M only; name yours with --tokens"
     (bias, _) = ask(4, 16, 384, settings={"model.block": "flat", "model.unigram_bias": False}).extrapolated
-    assert bias == "the runs were with the unigram bias"
+    assert bias == "the runs were with the unigram bias (--model.unigram-bias)"
 
 
 def test_the_nearest_runs_that_have_the_rule_give_the_rate():

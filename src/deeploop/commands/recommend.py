@@ -6,7 +6,7 @@ from typing import Any
 
 from deeploop.commands.parsing import run_command
 from deeploop.report.page import text_table
-from deeploop.report.recommend import Recommendation, recommend
+from deeploop.report.recommend import LEVEL, Recommendation, recommend
 
 SHOWN_RUNS = 3
 # Of GPTConfig, which waits for torch.
@@ -81,7 +81,10 @@ def flags(found: Recommendation) -> str:
 def compared(found: Recommendation) -> str:
     header = ("rule", "best loss at this R", "at a peak rate of", "one rate for every R?")
     rows = [(one.rule, f"{one.loss:.3f}", f"{one.peak_lr:g}", one.verdict) for one in found.compared]
-    return text_table(header, rows) + f"\n{found.chosen_in}"
+    how = (
+        f"Of rules within {LEVEL} nats, the one whose rate moves least with R is taken; none beside a cliff."
+    )
+    return text_table(header, rows) + f"\n{found.chosen_in}\n{how}"
 
 
 def main(arguments: list[str]) -> int:

@@ -1,7 +1,8 @@
 """Which rule, at which learning rate, for K blocks and R rounds at a width: what our runs say. No torch.
 
-The rule has the lowest loss at R in the nearest study that compares rules; among those within 0.01 nats of
-it, one whose rate transfers over R comes first. A rate beside a cliff is never recommended, nor a rule that
+The rule has the lowest loss at R in the nearest study that compares rules; among those within 0.015 nats of
+it, which runs can't tell apart, one whose rate transfers comes first, and of these the one whose rate moves
+least with R. A rate beside a cliff is never recommended, nor a rule that
 stands beside one in a study about as near as the nearest (less than an octave farther). The peak rate
 is that rule's best one in the nearest study that has it, between two measured R by a straight line in
 logarithms. Nothing is scaled with K, width or tokens: what differs from the runs is listed, and too far from
@@ -14,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
-from deeploop.report.transfer import MOST_REGRET
 from deeploop.theory.scaling import Scales, block_scales
 
 # How many times as far as its runs an answer goes: two octaves of shape, and of R for a rule that transfers;
 # the best rate falls with the length of training, and 16 is as far as a factor of two in it might hide.
 FARTHEST = {"blocks": 4, "width": 4, "tokens": 16}
 FARTHEST_ROUNDS = 4
+LEVEL = 0.015  # nats by which two seeds of one rule differ where they differ least (docs/rules.md)
 BIAS = "model.unigram_bias"
 PARTS = ("p", "alpha", "beta", "flat_gain", "factored_gain")
 Point = tuple[float, float, tuple[Rate, ...]]  # peak rate and loss at some R, and the measured rates behind
@@ -143,11 +144,11 @@ def _sweep(nearest: Evidence, name: str, value: int) -> str:
 
 def _carried(near: Sequence[Evidence]) -> list[Evidence]:
     """The studies; in those that compare rules, one that transfers in another study is taken to do so too."""
-    transferring = [m.settings for one in near for m in one.rules if m.transfers]
+    transferring = [m for one in near for m in one.rules if m.transfers]
 
     def told(m: Measured) -> Measured:
-        known = m.transfers is None and any(_same_rule(m, settings) for settings in transferring)
-        return replace(m, transfers=True) if known else m
+        same = [other for other in transferring if m.transfers is None and _same_rule(m, other.settings)]
+        return replace(m, transfers=True, slope=same[0].slope) if same else m
 
     return [replace(one, rules=tuple(map(told, one.rules))) if len(one.rules) > 1 else one for one in near]
 
@@ -218,8 +219,13 @@ def _best_rule(
         )
     one, rules = safe[0]
     lowest = min(_point(m, R)[1] for m in rules)
-    level = [m for m in rules if _point(m, R)[1] <= lowest + MOST_REGRET]
-    return one, min(level, key=lambda m: (not m.transfers, _point(m, R)[1])).settings
+    level = [m for m in rules if _point(m, R)[1] <= lowest + LEVEL]
+    return one, min(level, key=lambda m: (not m.transfers, _moves(m), _point(m, R)[1])).settings
+
+
+def _moves(measured: Measured) -> float:
+    """How fast its best rate changes with R, either way; infinite where that is not known."""
+    return math.inf if measured.slope is None else abs(measured.slope)
 
 
 def _rate_source(
@@ -266,7 +272,7 @@ def _differences(
 ) -> Iterable[str]:
     for name, value in asked.items():
         if value != getattr(where, name):
-            yield f"{name} {value:,}: the runs have {getattr(where, name):,}; nothing was scaled"
+            yield f"{name} {value:,}: the runs have {getattr(where, name):,}; their rate is taken as it is"
     used = [rate.rounds for rate in _point(measured, R)[2]]
     if R not in used:
         between = (
@@ -277,7 +283,7 @@ def _differences(
         yield f"the best rate at R = {', '.join(edges)} is at the edge of the rates that were run"
     bias = measured.settings.get(BIAS, False)
     if settings.get(BIAS, False) != bias:
-        yield f"the runs were {'with' if bias else 'without'} the unigram bias"
+        yield f"the runs were {'with' if bias else 'without'} the unigram bias (--model.unigram-bias)"
     if "tokens" not in asked:
         yield f"tokens: of {where.tokens / 1e6:.1f} M only; name yours with --tokens"
 
