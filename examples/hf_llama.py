@@ -1,6 +1,6 @@
 """A rule for looped depth in a transformers Llama: two layers applied six times, their branches times 1/N.
 
-Run: python examples/hf_llama.py     (needs transformers: pip install ".[hf]")
+Run: python examples/hf_llama.py     (needs transformers: pip install -c constraints.txt -e ".[hf]")
 """
 
 from functools import partial

@@ -3,7 +3,8 @@
 Without a path it makes a small Llama that has learned to copy digits. With one it reads that folder (Llama,
 Mistral, Qwen2, Qwen3; safetensors) and heals it on this repository's README.
 
-Run: python examples/retrofit.py [MODEL FOLDER] [CORE]     (needs transformers: pip install ".[hf]")
+Run: python examples/retrofit.py [MODEL FOLDER] [CORE]
+It needs transformers: pip install -c constraints.txt -e ".[hf]"
 """
 
 import runpy

@@ -26,7 +26,9 @@ def test_a_looped_gpt_from_scratch(monkeypatch, capsys):
 
 
 def test_a_retrofit_heals(monkeypatch, capsys):
-    pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')
+    pytest.importorskip(
+        "transformers", reason='needs transformers: pip install -c constraints.txt -e ".[hf]"'
+    )
     said = run("retrofit.py", monkeypatch, capsys)
     assert float(re.search(r"at most (\S+)", said)[1]) < 1e-4  # at R = 1 it is the source
     before, after = ([float(loss) for loss in re.findall(r"R = \d: (\S+?),?\s", line + " ")]

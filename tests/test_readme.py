@@ -78,7 +78,9 @@ def place(tmp_path, monkeypatch):
 
 
 def test_every_block_runs(place, monkeypatch, capsys):
-    pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')
+    pytest.importorskip(
+        "transformers", reason='needs transformers: pip install -c constraints.txt -e ".[hf]"'
+    )
     names = {}
     for kind, block, sentence in BLOCK.findall(README):
         if kind == "python":

@@ -5,8 +5,8 @@ from typing import Any
 
 
 def how_to_install(extra: str) -> str:
-    """The command, which works in a clone: the package is on no index."""
-    return f'pip install ".[{extra}]" in the clone'
+    """The command, which works in a clone: the package is on no index, and stays the clone's with -e."""
+    return f'pip install -c constraints.txt -e ".[{extra}]" in the clone'
 
 
 def require(module: str, extra: str, what: str = "") -> Any:

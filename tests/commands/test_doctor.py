@@ -39,7 +39,7 @@ def test_the_extras_are_pyprojects():
 
 def test_what_is_missing_has_its_install_line():
     line = doctor.describe_extra("data", ["numpy", "no-such-package"])
-    assert line == 'no-such-package not installed; pip install ".[data]" in the clone'
+    assert line == 'no-such-package not installed; pip install -c constraints.txt -e ".[data]" in the clone'
     assert re.fullmatch(r"numpy \d\S+", doctor.describe_extra("data", ["numpy"]))
 
 

@@ -277,7 +277,7 @@ def test_a_missing_harness_says_how_to_get_it(run, task_files, monkeypatch, caps
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert main(["eval", str(run), "--data", str(task_files)]) == 2
     err = capsys.readouterr().err
-    assert 'pip install ".[eval]"' in err
+    assert 'pip install -c constraints.txt -e ".[eval]"' in err
     assert err.count("\n") == 1
 
 

@@ -28,7 +28,7 @@ from deeploop.train.rundir import load_iterate
 from iterate_runs import make_iterate_config
 from llama_family import save_tokenizer
 
-pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')
+pytest.importorskip("transformers", reason='needs transformers: pip install -c constraints.txt -e ".[hf]"')
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -196,7 +196,9 @@ def test_mistakes_are_one_line(config, refused, tmp_path, monkeypatch):
     assert refused(config.out, tmp_path / "full" / "thesis.tex").endswith("is a file; name a folder")
     assert refused(tmp_path / "none", tmp_path / "new").startswith(f"{tmp_path / 'none'}: no such run folder")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert refused(config.out, tmp_path / "new").endswith('run: pip install ".[hf]" in the clone')
+    assert refused(config.out, tmp_path / "new").endswith(
+        'run: pip install -c constraints.txt -e ".[hf]" in the clone'
+    )
     assert not (tmp_path / "new").exists()
 
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-pytest.importorskip("tokenizers", reason='needs tokenizers: pip install ".[hf]"')
+pytest.importorskip("tokenizers", reason='needs tokenizers: pip install -c constraints.txt -e ".[hf]"')
 
 from deeploop.commands.prepare import PrepareText, run
 from deeploop.data import Corpus, prepare

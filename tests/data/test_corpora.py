@@ -52,7 +52,7 @@ def test_parquet(tmp_path):
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match=r'a\.parquet.*pip install "\.\[data\]"'):
+    with pytest.raises(ValueError, match=r'a\.parquet.*pip install -c constraints.txt -e "\.\[data\]"'):
         list(text_files([tmp_path / "a.parquet"]))
 
 
@@ -253,5 +253,5 @@ def test_fineweb_edu_on_the_hub_is_streamed_by_name(monkeypatch):
 
 def test_fineweb_edu_without_datasets_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r'pip install "\.\[data\]"'):
+    with pytest.raises(ValueError, match=r'pip install -c constraints.txt -e "\.\[data\]"'):
         list(fineweb_edu())

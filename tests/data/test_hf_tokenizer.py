@@ -7,7 +7,7 @@ import pytest
 
 from deeploop.data.tokenizers import get_tokenizer
 
-pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')
+pytest.importorskip("transformers", reason='needs transformers: pip install -c constraints.txt -e ".[hf]"')
 
 from transformers import AutoTokenizer
 

@@ -15,7 +15,9 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.layers import CausalSelfAttention
 
-transformers = pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')
+transformers = pytest.importorskip(
+    "transformers", reason='needs transformers: pip install -c constraints.txt -e ".[hf]"'
+)
 
 from deeploop.data.hf_tokenizer import to_transformers  # noqa: E402
 from deeploop.models.hf import DeepLoopConfig, DeepLoopForCausalLM  # noqa: E402

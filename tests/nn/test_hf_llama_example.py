@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason='needs transformers: pip install ".[hf]"')
+pytest.importorskip("transformers", reason='needs transformers: pip install -c constraints.txt -e ".[hf]"')
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hf_llama.py"
 

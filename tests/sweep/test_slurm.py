@@ -101,7 +101,7 @@ def test_without_a_cluster_or_without_submitit_one_line_says_so(sweep, monkeypat
     with pytest.raises(ValueError, match="launcher=slurm: "):
         slurm.submit(sweep, slurm.SlurmConfig(), keep_weights=True)
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(ValueError, match=r'pip install "\.\[slurm\]"'):
+    with pytest.raises(ValueError, match=r'pip install -c constraints.txt -e "\.\[slurm\]"'):
         slurm.submit(sweep, slurm.SlurmConfig(), keep_weights=True)
 
 

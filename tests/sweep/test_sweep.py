@@ -179,7 +179,7 @@ def test_submitit_is_missed_before_there_is_a_folder(grid_file, tmp_path, monkey
     monkeypatch.setitem(sys.modules, "submitit", None)
     path, out = grid_file(short=KINDS["short"]), tmp_path / "out"
     assert main(["sweep", str(path), "--out", str(out), "--launcher", "slurm"]) == 2
-    assert 'pip install ".[slurm]"' in capsys.readouterr().err
+    assert 'pip install -c constraints.txt -e ".[slurm]"' in capsys.readouterr().err
     assert not out.exists()
 
 

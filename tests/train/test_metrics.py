@@ -140,7 +140,7 @@ def test_a_refusal_of_wandb_names_the_field(write, monkeypatch):
 )
 def test_a_missing_extra_says_how_to_install_it(monkeypatch, extra, module, config):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=rf'log\.{extra}.*pip install "\.\[{extra}\]"'):
+    with pytest.raises(ValueError, match=rf'log\.{extra}.*pip install -c constraints.txt -e "\.\[{extra}\]"'):
         config.require_extras()
 
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-pytest.importorskip("tokenizers", reason='needs tokenizers: pip install ".[hf]"')
+pytest.importorskip("tokenizers", reason='needs tokenizers: pip install -c constraints.txt -e ".[hf]"')
 
 import deeploop
 from deeploop.commands import diagnose, generate, validate
