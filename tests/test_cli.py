@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import torch
 import deeploop
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
-from deeploop.recipes import RECIPES
+from deeploop.commands.train import with_vocabulary_of_corpus
+from deeploop.recipes import RECIPES, get_recipe
 from deeploop.recipes.reasoners import PUZZLES
 from deeploop.train import loop
 from deeploop.train.checkpoint import list_checkpoints
@@ -203,6 +205,18 @@ def test_a_wrong_vocabulary(refused, train_arguments, tmp_path, corpus):
         f"model.vocabulary=50257: {corpus} holds bytes tokens, which need model.vocabulary=257; "
         "set that, or prepare the text with another --tokenizer"
     )
+
+
+def test_a_recipe_takes_the_vocabulary_of_its_corpus_unless_told(corpus, tmp_path):
+    recipe = get_recipe("gpt2-small")
+    config = replace(recipe, data=replace(recipe.data, path=corpus))
+    changed, [line] = with_vocabulary_of_corpus(config, ["--model.rounds", "3"])
+    assert changed == replace(config, model=replace(config.model, vocabulary=257))
+    assert line == f"vocabulary: 257, as {corpus} has it (bytes)"
+    assert with_vocabulary_of_corpus(changed, []) == (changed, [])
+    assert with_vocabulary_of_corpus(config, ["--model.vocabulary=50257"]) == (config, [])
+    absent = replace(recipe, data=replace(recipe.data, path=tmp_path / "absent"))
+    assert with_vocabulary_of_corpus(absent, []) == (absent, [])  # the run's opening says what is wrong
 
 
 def test_a_context_longer_than_the_corpus(refused, train_arguments, tmp_path):

@@ -7,6 +7,8 @@ from typing import Any
 
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import choose, parse, summary
+from deeploop.data.bpe import vocabulary_fits
+from deeploop.data.shards import Corpus
 from deeploop.recipes import RECIPES, get_recipe
 from deeploop.recipes.reasoners import require_puzzles
 from deeploop.report.recommend import recommend
@@ -50,10 +52,15 @@ def main(arguments: list[str]) -> int:
     switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
     config = parse(type(base), rest, prog=prog, default=base, words=TRAIN_WORDS, description=HELP)
     is_first_rank = int(os.environ.get("RANK", 0)) == 0
+    told = []
+    if source in RECIPES:  # the config of a file or a run names its own
+        config, line = with_vocabulary_of_corpus(config, rest)
+        told += line
     if AUTO_LR in switches:
-        config, told = with_measured_rate(config, rest)
-        if is_first_rank and QUIET not in switches:
-            print(told)
+        config, line = with_measured_rate(config, rest)
+        told += line
+    if is_first_rank and QUIET not in switches:
+        print(*told, sep="\n", end="\n" * bool(told))
     if isinstance(config, ChatTrainConfig) and config.init_from is None:
         raise ValueError(f"{INIT_FROM}: names the run to fine-tune; give {INIT_FROM} RUN")
     if isinstance(config.data, PuzzleDataConfig):
@@ -139,7 +146,22 @@ def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:
     return None, words
 
 
-def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, str]:
+def with_vocabulary_of_corpus(config: Any, words: list[str]) -> tuple[Any, list[str]]:
+    """A recipe's config with the vocabulary of its corpus, unless the words settle it; and a line of it."""
+    if not isinstance(config, TrainConfig) or isinstance(config, ChatTrainConfig) or config.init_from:
+        return config, []
+    try:
+        corpus = Corpus.open(config.data.folders[0])
+    except (OSError, ValueError):  # told when the run is opened
+        return config, []
+    given = any(word.startswith("--model.vocabulary") for word in words)
+    if given or vocabulary_fits(corpus.tokenizer_name, corpus.vocabulary, config.model.vocabulary):
+        return config, []
+    line = f"vocabulary: {corpus.vocabulary:,}, as {corpus.folder} has it ({corpus.tokenizer_name})"
+    return replace(config, model=replace(config.model, vocabulary=corpus.vocabulary)), [line]
+
+
+def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list[str]]:
     """The config at the peak rate and warm-up that our runs have for its rule, and lines that say so."""
     if not isinstance(config, TrainConfig) or isinstance(config, ChatTrainConfig):
         raise ValueError(f"{AUTO_LR}: is for language models from their start; give --optim.peak-lr")
@@ -163,4 +185,4 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, str]
     rate = replace(optim, peak_lr=peak, warmup_steps=warm, floor_lr=min(optim.floor_lr, peak))
     beyond = "".join(f"\n  {text}" for text in found.extrapolated)
     told = f"{AUTO_LR}: peak rate {peak:g}, {warm:,} steps of warm-up, by {found.folder}{beyond}"
-    return replace(config, optim=rate), told
+    return replace(config, optim=rate), [told]
