@@ -1,8 +1,8 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 """Causal attention inside the documents of a row, forward and backward: documents make it cheaper.
 
-A query sees the keys from the first token of its document to itself. A tile of queries skips the tiles of keys
-before its first query's document, and a tile of keys skips the tiles of queries after its last key's document.
+A query sees the keys from the first token of its document to itself. A tile of queries skips the tiles of
+keys before its first query's document, and a tile of keys the tiles of queries after its last key's document.
 Tiles that are seen whole need no mask. Where documents begin and end is read from the device's memory: no
 launch depends on it, so that a CUDA graph can be replayed on other documents.
 
@@ -43,12 +43,14 @@ class Cut(NamedTuple):
     dkv: Tiles
 
 
-# By head size. No spills and the shared memory of an H200 by the compiler's report; not yet timed.
+# By head size: those of PyTorch's FlexAttention on an H100, or near them. No register is spilled. Not timed.
 CUTS = {
-    32: Cut(Tiles(128, 64, 3, 4), Tiles(128, 64, 3, 4), Tiles(64, 128, 3, 4)),
+    32: Cut(Tiles(64, 64, 3, 4), Tiles(64, 64, 3, 4), Tiles(64, 64, 3, 4)),
     64: Cut(Tiles(128, 64, 3, 8), Tiles(128, 64, 3, 8), Tiles(64, 128, 3, 8)),
     128: Cut(Tiles(128, 64, 3, 8), Tiles(128, 64, 3, 8), Tiles(64, 128, 3, 8)),
 }
+# Where heads share keys the kernel has one more loop, and 64 queries of 128 numbers would spill.
+GROUPED_DKV = {128: Tiles(32, 128, 3, 8)}
 LOG2_E = tl.constexpr(1.4426950408889634)  # the kernels' powers are of 2
 LOWEST = tl.constexpr(-1e30)  # below every score; finite, as a query may see nothing of a tile: -∞ + ∞ is NaN
 
@@ -56,18 +58,18 @@ LOWEST = tl.constexpr(-1e30)  # below every score; finite, as a query may see no
 @triton.jit
 def _tile_of(X, b, h, at, ROWS: tl.constexpr, D: tl.constexpr):
     """Rows of a head from `at`; those past the row's end are zeros."""
-    return X.load([b, h, at, 0]).reshape(ROWS, D)
+    return X.load([b, at, h * D]).reshape(ROWS, D)
 
 
 @triton.jit
 def _put(X, b, h, at, x, ROWS: tl.constexpr, D: tl.constexpr):
     """Writes rows of a head from `at`, up to the row's end."""
-    X.store([b, h, at, 0], x.to(X.dtype).reshape(1, 1, ROWS, D))
+    X.store([b, at, h * D], x.to(X.dtype).reshape(1, ROWS, D))
 
 
 @triton.jit
 def _key_tiles(FIRST, row, at, T, BM: tl.constexpr, BN: tl.constexpr):
-    """Tiles of keys for the queries from `at`: begin, begin and end of those that all of them see whole, end."""
+    """Tiles of keys for the queries from `at`: begin, begin and end of those that all queries see, end."""
     end = tl.minimum(at + BM, T)
     begin = tl.load(FIRST + row + at) // BN
     stop = tl.cdiv(end, BN)
@@ -77,7 +79,7 @@ def _key_tiles(FIRST, row, at, T, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _query_tiles(END, row, at, T, BM: tl.constexpr, BN: tl.constexpr):
-    """Tiles of queries for the keys from `at`: begin, begin and end of those that see all of them, end."""
+    """Tiles of queries for the keys from `at`: begin, begin and end of those that see all keys, end."""
     begin = at // BM
     stop = tl.cdiv(tl.load(END + row + tl.minimum(at + BN, T) - 1), BM)
     whole = tl.minimum(tl.cdiv(at + BN - 1, BM), stop)
@@ -122,13 +124,13 @@ def _attend(
     at = (tiles - 1 - tl.program_id(0) % tiles) * BM
     b, h = head // H, head % H
     row = b * T
-    q = _tile_of(Q, b, h, at, BM, D)
     query = at + tl.arange(0, BM)
     first = tl.load(FIRST + row + query, mask=query < T, other=0)
+    begin, whole, part, stop = _key_tiles(FIRST, row, at, T, BM, BN)
+    q = _tile_of(Q, b, h, at, BM, D)
     total = tl.zeros((BM, D), tl.float32)
     most = tl.full((BM,), LOWEST, tl.float32)
     weight = tl.zeros((BM,), tl.float32)
-    begin, whole, part, stop = _key_tiles(FIRST, row, at, T, BM, BN)
     for j in range(whole - begin + stop - part):
         tile = _partial(j, begin, whole, part)
         total, most, weight = _add_values(
@@ -171,15 +173,19 @@ def _attend_dq(
     at = (tiles - 1 - tl.program_id(0) % tiles) * BM
     b, h = head // H, head % H
     row = b * T
-    q = _tile_of(Q, b, h, at, BM, D)
-    do = _tile_of(DO, b, h, at, BM, D)
     query = at + tl.arange(0, BM)
-    first = tl.load(FIRST + row + query, mask=query < T, other=0)
-    lse = tl.load(LSE + head * stride + query, mask=query < T, other=0.0) * LOG2_E
-    delta = tl.sum(_tile_of(O, b, h, at, BM, D).to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(DELTA + head * stride + query, delta, mask=query < T)
-    dq = tl.zeros((BM, D), tl.float32)
+    live = query < T
+    # Loads by pointer are all on their way while the tiles, one after the other, are waited for.
+    first = tl.load(FIRST + row + query, mask=live, other=0)
+    lse = tl.load(LSE + head * stride + query, mask=live, other=0.0) * LOG2_E
     begin, whole, part, stop = _key_tiles(FIRST, row, at, T, BM, BN)
+    to = (((row + query).to(tl.int64) * H + h) * D)[:, None] + tl.arange(0, D)[None, :]
+    o = tl.load(O + to, mask=live[:, None], other=0.0).to(tl.float32)
+    do = _tile_of(DO, b, h, at, BM, D)
+    q = _tile_of(Q, b, h, at, BM, D)
+    delta = tl.sum(o * do.to(tl.float32), 1)
+    tl.store(DELTA + head * stride + query, delta, mask=live)
+    dq = tl.zeros((BM, D), tl.float32)
     for j in range(whole - begin + stop - part):
         tile = _partial(j, begin, whole, part)
         dq = _add_to_dq(
@@ -229,13 +235,13 @@ def _attend_dkv(
     at = (tl.program_id(0) % tiles) * BN
     b, h = head // (H // GROUP), head % (H // GROUP)
     row = b * T
-    k = _tile_of(K, b, h, at, BN, D)
-    v = _tile_of(V, b, h, at, BN, D)
     key = at + tl.arange(0, BN)
     end = tl.load(END + row + key, mask=key < T, other=0)
+    begin, whole, part, stop = _query_tiles(END, row, at, T, BM, BN)
+    k = _tile_of(K, b, h, at, BN, D)
+    v = _tile_of(V, b, h, at, BN, D)
     dk = tl.zeros((BN, D), tl.float32)
     dv = tl.zeros((BN, D), tl.float32)
-    begin, whole, part, stop = _query_tiles(END, row, at, T, BM, BN)
     for g in range(GROUP):
         for j in range(whole - begin + stop - part):
             tile = _partial(j, begin, whole, part)
@@ -260,7 +266,14 @@ def attend_forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, cut: Cut) -> t
     lse = _empty_statistics(q)
     by_query, by_key = _descriptors(tiles.queries, q, out), _descriptors(tiles.keys, k, v)
     _attend[(triton.cdiv(T, tiles.queries) * B * H,)](
-        by_query[0], *by_key, spans.first, by_query[1], lse, lse.stride(1), *_sizes(q, k), **_options(q, k, tiles)
+        by_query[0],
+        *by_key,
+        spans.first,
+        by_query[1],
+        lse,
+        lse.stride(1),
+        *_sizes(q, k),
+        **_options(q, k, tiles),
     )
     return out, lse
 
@@ -275,10 +288,10 @@ def attend_backward(
     delta = _empty_statistics(q)
     sizes = _sizes(q, k)
     tiles = cut.dq
-    q_, o_, do_, dq_ = _descriptors(tiles.queries, q, out, d_out, dq)
+    q_, do_, dq_ = _descriptors(tiles.queries, q, d_out, dq)
     k_, v_ = _descriptors(tiles.keys, k, v)
     _attend_dq[(triton.cdiv(T, tiles.queries) * B * H,)](
-        q_, k_, v_, spans.first, o_, lse, do_, dq_, delta, delta.stride(1), *sizes, **_options(q, k, tiles)
+        q_, k_, v_, spans.first, out, lse, do_, dq_, delta, delta.stride(1), *sizes, **_options(q, k, tiles)
     )
     tiles = cut.dkv
     q_, do_ = _descriptors(tiles.queries, q, d_out)
@@ -301,8 +314,12 @@ def _options(q: Tensor, k: Tensor, tiles: Tiles) -> dict[str, int]:
 
 
 def _descriptors(rows: int, *tensors: Tensor) -> list[Any]:
-    """Of tensors (B, H, T, D), by tiles of so many rows of a head."""
-    return [TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, x.shape[3]]) for x in tensors]
+    """Of tensors (B, H, T, D), by tiles of so many rows of a head; read as (B, T, H·D)."""
+    flat = [x.transpose(1, 2).flatten(2) for x in tensors]
+    return [
+        TensorDescriptor(y, y.shape, y.stride(), [1, rows, x.shape[3]])
+        for x, y in zip(tensors, flat, strict=True)
+    ]
 
 
 def _heads_like(x: Tensor) -> Tensor:
@@ -318,12 +335,13 @@ def _empty_statistics(q: Tensor) -> Tensor:
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """In memory that a descriptor can be of: numbers of a head in a row, all else 16 bytes apart.
+    """(B, H, T, D) in memory that a descriptor can be of: a token's heads in a row, all else 16 bytes apart.
 
     A gradient may be broadcast.
     """
-    steps = [step * x.element_size() for step in x.stride()[:-1]]
-    fits = x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(step and step % 16 == 0 for step in steps)
+    steps = [x.stride(i) * x.element_size() for i in (0, 2)]
+    packed = x.stride(3) == 1 and x.stride(1) == x.shape[3] and x.data_ptr() % 16 == 0
+    fits = packed and all(step > 0 and step % 16 == 0 for step in steps)
     return x if fits else x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -346,6 +364,16 @@ class _DocumentAttention(torch.autograd.Function):
 
 
 def attend_documents(q: Tensor, k: Tensor, v: Tensor, spans: Spans, cut: Cut | None = None) -> Tensor:
-    """Causal attention inside each document; q and the result (B, H, T, D), k and v with H heads or fewer."""
-    out: Tensor = _DocumentAttention.apply(q, k, v, *spans, cut or CUTS[q.shape[3]])
+    """Causal attention inside each document; q and the result (B, H, T, D), k and v with H heads or fewer.
+
+    D is a key of CUTS.
+    """
+    out: Tensor = _DocumentAttention.apply(q, k, v, *spans, cut or _cut_for(q, k))
     return out
+
+
+def _cut_for(q: Tensor, k: Tensor) -> Cut:
+    size = q.shape[3]
+    cut = CUTS[size]
+    grouped = q.shape[1] != k.shape[1]
+    return cut._replace(dkv=GROUPED_DKV.get(size, cut.dkv)) if grouped else cut
