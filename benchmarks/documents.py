@@ -199,10 +199,10 @@ def attention_variants(
         "documents": lambda q, k, v: masked(q, k, v, mask),
     }
     if HAS_TRITON and q.is_cuda:
-        from deeploop.nn.kernels.document_attention import attend_documents
+        from deeploop.nn.kernels import document_attention as ours
 
         spans = document_spans(bounds, torch.Size((B, T)))
-        variants["documents_triton"] = lambda q, k, v: attend_documents(q, k, v, spans)
+        variants["documents_triton"] = lambda q, k, v: ours.attend_documents(q, k, v, spans)
     return variants
 
 
@@ -245,19 +245,19 @@ def far(x: Tensor, y: Tensor) -> float:
 
 def time_tiles(config: TrainConfig, corpus: Corpus, world: World, steps: int) -> dict[str, float]:
     """Milliseconds of our attention: forward with other tiles, backward with others of either kernel."""
-    from deeploop.nn.kernels.document_attention import CUTS, Tiles, attend_backward, attend_forward
+    from deeploop.nn.kernels import document_attention as ours
 
     bounds, q, k, v, d_out = attention_inputs(config, corpus, world)
     q, k, v = (x.detach() for x in (q, k, v))
     spans = document_spans(bounds, torch.Size((q.shape[0], q.shape[2])))
-    cut = CUTS[q.shape[3]]
-    out, lse = attend_forward(q, k, v, spans, cut)
+    cut = ours.CUTS[q.shape[3]]
+    out, lse = ours.attend_forward(q, k, v, spans, cut)
     record = {}
     for kernel, others in zip(cut._fields, OTHER_TILES[q.shape[3]], strict=True):
         for tiles in others:
-            own = cut._replace(**{kernel: Tiles(*tiles)})
-            forward = partial(attend_forward, q, k, v, spans, own)
-            backward = partial(attend_backward, q, k, v, spans, out, lse, d_out, own)
+            own = cut._replace(**{kernel: ours.Tiles(*tiles)})
+            forward = partial(ours.attend_forward, q, k, v, spans, own)
+            backward = partial(ours.attend_backward, q, k, v, spans, out, lse, d_out, own)
             step = replayed(forward if kernel == "out" else backward, world.device)
             record[f"{kernel} {tiles}"] = 1e3 * time_steps(step, world.device, steps).seconds
     return record

@@ -203,11 +203,12 @@ def _attend_dq(
 @triton.jit
 def _add_to_dkv(
     k, v, Q, DO, LSE, DELTA, b, h, at, dk, dv, key, end, scale,
-    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, MASK: tl.constexpr,
+    BM: tl.constexpr, D: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Takes a tile of queries into the gradients of keys and values.
 
-    Scores are transposed, keys by queries: the products that follow then read them from registers.
+    Scores are transposed, keys by queries: the products that follow then read them from registers. Those are
+    short: lse and delta are read only where they are needed, which the compiler does not change.
     """
     q = _tile_of(Q, b, h, at, BM, D)
     do = _tile_of(DO, b, h, at, BM, D)
@@ -247,12 +248,12 @@ def _attend_dkv(
             tile = _partial(j, begin, whole, part)
             dk, dv = _add_to_dkv(
                 k, v, Q, DO, LSE, DELTA, b, h * GROUP + g, tile * BM, dk, dv, key[:, None], end[:, None],
-                scale * LOG2_E, BM, BN, D, True,
+                scale * LOG2_E, BM, D, True,
             )  # fmt: skip
         for tile in range(whole, part):
             dk, dv = _add_to_dkv(
                 k, v, Q, DO, LSE, DELTA, b, h * GROUP + g, tile * BM, dk, dv, key[:, None], end[:, None],
-                scale * LOG2_E, BM, BN, D, False,
+                scale * LOG2_E, BM, D, False,
             )  # fmt: skip
     _put(DK, b, h, at, dk * scale, BN, D)
     _put(DV, b, h, at, dv, BN, D)
