@@ -6,18 +6,21 @@
 1. Packed against unpacked, in the arithmetic of training: logits and gradients of documents that share rows
    of 1,024 tokens, and of each document in a row of its own. Their difference must not exceed that of the
    same unpacked documents in fp32: the arithmetic's own error.
-2. Attention by itself, forward and backward: causal over whole rows, and inside documents.
+2. Attention by itself, forward and backward, replayed as a CUDA graph: causal over whole rows, and inside
+   documents by torch's kernel of variable length and by ours (`nn/kernels/document_attention.py`), with the
+   larger of their errors in the output and in the gradients, against float64.
 3. Tokens per second of the real training step with `--data.mask-documents` and without, by turns in this
    process, and their ratio. The text is Python's standard library, cut into documents of --document-bytes;
    4,000 is about a page of the web. 0 leaves files whole.
 
+`--only tiles` times each of our kernels of attention with other tiles, to choose those in `CUTS`.
 `--cudnn` takes cuDNN's kernel of variable length, which torch does not offer by itself.
 """
 
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -35,7 +38,14 @@ from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models import LoopedGPT
-from deeploop.nn.documents import Documents, document_attention, document_bounds, document_mask
+from deeploop.nn.documents import (
+    Documents,
+    document_attention,
+    document_bounds,
+    document_mask,
+    document_spans,
+)
+from deeploop.nn.fused import HAS_TRITON
 from deeploop.recipes import get_recipe
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, arithmetic, open_world
@@ -44,6 +54,19 @@ from deeploop.train.progress import device_name
 from deeploop.train.timing import time_steps, time_training
 
 PARTS = ("packing", "attention", "training")
+# Queries and keys of a tile, tiles in flight, warps; by head size, for the kernels of `CUTS` in their order.
+OTHER_TILES = {
+    64: (
+        [(128, 64, 3, 8), (128, 128, 3, 8), (64, 64, 3, 4), (64, 128, 2, 4)],
+        [(128, 64, 3, 8), (128, 128, 2, 8), (64, 64, 3, 4), (64, 128, 2, 4)],
+        [(64, 128, 3, 8), (128, 128, 2, 8), (64, 64, 3, 4), (128, 64, 2, 4)],
+    ),
+    128: (
+        [(128, 64, 3, 8), (128, 64, 4, 8), (128, 128, 3, 8), (64, 64, 3, 4), (64, 64, 2, 4)],
+        [(128, 64, 3, 8), (128, 64, 4, 8), (128, 128, 2, 8), (64, 64, 2, 4), (64, 32, 3, 4), (128, 32, 3, 8)],
+        [(64, 128, 3, 8), (64, 128, 4, 8), (32, 128, 3, 8), (64, 64, 2, 4), (32, 64, 3, 4), (32, 64, 4, 4)],
+    ),
+}
 
 
 def cudnn_attention(q, k, v, bounds_q, bounds_k, longest_q, longest_k, window_size=None) -> Tensor:
@@ -133,7 +156,6 @@ def compare(config: TrainConfig, corpus: Corpus, world: World) -> dict[str, floa
     ]
     of = partial(logits_and_gradients, model, config=config)
     a, b, c = of(packed, exact=False), of(alone, exact=False), of(alone, exact=True)
-    far = lambda x, y: float((x - y).norm() / y.norm())  # noqa: E731
     return {
         "documents": len(alone),
         "logits_packed": far(a[0], b[0]),
@@ -143,32 +165,102 @@ def compare(config: TrainConfig, corpus: Corpus, world: World) -> dict[str, floa
     }
 
 
-def time_attention(config: TrainConfig, corpus: Corpus, world: World, steps: int) -> dict[str, float]:
-    """Milliseconds of a forward and a backward pass of attention in one visit."""
+def attention_inputs(config: TrainConfig, corpus: Corpus, world: World) -> tuple[Tensor, ...]:
+    """Bounds of a batch; q, k, v (B, H, T, D) as the model has them; a gradient of the output."""
     size, T, H, D = config.optim.batch, config.model.context, config.model.heads, config.model.head_size
     inputs, _ = validation_windows(corpus.validation, T, size)
     bounds = document_bounds(inputs == corpus.end_of_text).to(world.device)
     dtype = torch.bfloat16 if world.device.type == "cuda" else torch.float32
-    mask = document_mask(bounds, inputs.shape, D, dtype)
-    q, k, v = (
-        torch.randn(len(inputs), T, H, D, device=world.device, dtype=dtype).transpose(1, 2).requires_grad_()
-        for _ in range(3)
-    )
+    heads = (torch.randn(len(inputs), T, H, D, device=world.device, dtype=dtype) for _ in range(4))
+    q, k, v, d_out = (x.transpose(1, 2) for x in heads)
+    return bounds, q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), d_out
 
-    def causal() -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    def inside() -> Tensor:
-        if isinstance(mask, Documents):
-            return document_attention(q, k, v, mask)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+def replayed(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The step as a CUDA graph, as in training, so that the host's time for launches does not count."""
+    if device.type != "cuda":
+        return step
+    step()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
-    def both(attend) -> None:
-        torch.autograd.grad(attend().sum(), (q, k, v))
 
-    times = {name: time_steps(partial(both, one), world.device, steps).seconds for name, one in
-             (("causal", causal), ("documents", inside))}  # fmt: skip
-    return {f"attention_{name}_ms": 1e3 * seconds for name, seconds in times.items()}
+def attention_variants(
+    bounds: Tensor, q: Tensor, k: Tensor, v: Tensor
+) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """Functions of q, k, v: causal, and inside documents by each of our ways."""
+    B, _, T, D = q.shape
+    mask = document_mask(bounds, torch.Size((B, T)), D, q.dtype)
+    masked = document_attention if isinstance(mask, Documents) else F.scaled_dot_product_attention
+    variants = {
+        "causal": partial(F.scaled_dot_product_attention, is_causal=True),
+        "documents": lambda q, k, v: masked(q, k, v, mask),
+    }
+    if HAS_TRITON and q.is_cuda:
+        from deeploop.nn.kernels import document_attention as ours
+
+        spans = document_spans(bounds, torch.Size((B, T)))
+        variants["documents_triton"] = lambda q, k, v: ours.attend_documents(q, k, v, spans)
+    return variants
+
+
+def time_attention(config: TrainConfig, corpus: Corpus, world: World, steps: int) -> dict[str, float]:
+    """Milliseconds of a forward and a backward pass of attention in one visit; errors of the first rows."""
+    bounds, q, k, v, d_out = attention_inputs(config, corpus, world)
+
+    def both(attend) -> tuple[Tensor, ...]:
+        y = attend(q, k, v)
+        return y, *torch.autograd.grad(y, (q, k, v), d_out)
+
+    exact = exact_attention(bounds, q, k, v, d_out, rows=2)
+    record = {}
+    for name, attend in attention_variants(bounds, q, k, v).items():
+        step = replayed(partial(both, attend), world.device)
+        record[f"attention_{name}_ms"] = 1e3 * time_steps(step, world.device, steps).seconds
+        if name != "causal":
+            errors = (
+                far(a[:2].detach().double(), b.detach()) for a, b in zip(both(attend), exact, strict=True)
+            )
+            record[f"attention_{name}_error"] = max(errors)
+    return record
+
+
+def exact_attention(
+    bounds: Tensor, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, rows: int
+) -> tuple[Tensor, ...]:
+    """Attention inside documents and its gradients in the first rows of a batch, in float64."""
+    shape = torch.Size((q.shape[0], q.shape[2]))
+    mask = document_mask(bounds, shape, q.shape[3], torch.float64)[:rows]
+    q, k, v = (x[:rows].detach().double().requires_grad_() for x in (q, k, v))
+    scores = (q @ k.mT / q.shape[3] ** 0.5).masked_fill(~mask, -torch.inf)
+    y = scores.softmax(-1) @ v
+    return y, *torch.autograd.grad(y, (q, k, v), d_out[:rows].double())
+
+
+def far(x: Tensor, y: Tensor) -> float:
+    return float((x - y).norm() / y.norm())
+
+
+def time_tiles(config: TrainConfig, corpus: Corpus, world: World, steps: int) -> dict[str, float]:
+    """Milliseconds of our attention: forward with other tiles, backward with others of either kernel."""
+    from deeploop.nn.kernels import document_attention as ours
+
+    bounds, q, k, v, d_out = attention_inputs(config, corpus, world)
+    q, k, v = (x.detach() for x in (q, k, v))
+    spans = document_spans(bounds, torch.Size((q.shape[0], q.shape[2])))
+    cut = ours.CUTS[q.shape[3]]
+    out, lse = ours.attend_forward(q, k, v, spans, cut)
+    record = {}
+    for kernel, others in zip(cut._fields, OTHER_TILES[q.shape[3]], strict=True):
+        for tiles in others:
+            own = cut._replace(**{kernel: ours.Tiles(*tiles)})
+            forward = partial(ours.attend_forward, q, k, v, spans, own)
+            backward = partial(ours.attend_backward, q, k, v, spans, out, lse, d_out, own)
+            step = replayed(forward if kernel == "out" else backward, world.device)
+            record[f"{kernel} {tiles}"] = 1e3 * time_steps(step, world.device, steps).seconds
+    return record
 
 
 def time_both(config: TrainConfig, world: World, args: argparse.Namespace) -> dict[str, float]:
@@ -196,7 +288,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cudnn", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="leave out the other parts")
+    parser.add_argument("--only", nargs="+", choices=(*PARTS, "tiles"), default=PARTS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.tiny:
@@ -215,10 +307,12 @@ def main() -> None:
                 record |= compare(config, corpus, world)
             if "attention" in args.only:
                 record |= time_attention(config, corpus, world, args.steps)
+            if "tiles" in args.only:
+                record |= time_tiles(config, corpus, world, args.steps)
             if "training" in args.only:
                 record |= time_both(config, world, args)
     for key, value in record.items():
-        print(f"{key:<24}{value:.6g}" if isinstance(value, float) else f"{key:<24}{value}")
+        print(f"{key:<32}{value:.6g}" if isinstance(value, float) else f"{key:<32}{value}")
     exact = world.device.type == "cpu"  # fp32 against fp32: no error of bf16 to compare with
     for what in ("logits", "gradients") if "packing" in args.only else ():
         allowed = 1e-5 if exact else record[f"{what}_arithmetic"]

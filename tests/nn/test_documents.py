@@ -16,6 +16,7 @@ from deeploop.nn.documents import (
     document_bounds,
     document_mask,
     document_positions,
+    document_spans,
 )
 
 END = 0
@@ -32,6 +33,12 @@ def test_bounds_are_filled_up_with_empty_documents():
 def test_positions_start_anew_in_each_document():
     found = document_positions(document_bounds(STARTS), SHAPE)
     assert found.tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7, 0]]
+
+
+def test_spans_say_where_a_tokens_document_begins_and_ends_in_its_row():
+    first, end = document_spans(document_bounds(STARTS), SHAPE)
+    assert first.tolist() == [[0, 0, 0, 3, 3, 3, 3, 7, 7], [0, 0, 0, 0, 0, 0, 0, 0, 8]]
+    assert end.tolist() == [[3, 3, 3, 7, 7, 7, 7, 9, 9], [8, 8, 8, 8, 8, 8, 8, 8, 9]]
 
 
 def test_the_mask_shows_what_came_before_in_the_same_document():

@@ -22,6 +22,16 @@ class Documents(NamedTuple):
     longest: int
 
 
+class Spans(NamedTuple):
+    """Of each token, the first token of its document and the one after the last, counted in its row (B, T).
+
+    Neither falls along a row.
+    """
+
+    first: Tensor
+    end: Tensor
+
+
 def document_bounds(starts: Tensor) -> Tensor:
     """The bounds of a batch from where its documents begin: bool (B, T), on the CPU.
 
@@ -37,6 +47,14 @@ def document_bounds(starts: Tensor) -> Tensor:
     bounds = torch.full((size + 1,), total, dtype=torch.int32)
     bounds[: len(found)] = found
     return bounds
+
+
+def document_spans(bounds: Tensor, shape: torch.Size) -> Spans:
+    """Where each token's document begins and ends."""
+    token = torch.arange(shape.numel(), dtype=bounds.dtype, device=bounds.device)
+    document = _document(bounds, token)
+    row = token - token % shape[1]
+    return Spans(*((bounds[document + i] - row).view(shape) for i in (0, 1)))
 
 
 def document_positions(bounds: Tensor, shape: torch.Size) -> Tensor:
