@@ -9,7 +9,7 @@ from deeploop.report import published
 from deeploop.report.endings import outcome
 from deeploop.report.evaluations import read_diagnosis, read_evaluations
 from deeploop.report.groups import Histories, Setup, TableCell, method
-from deeploop.report.listing import loss_columns, number, setting, steps_done, written
+from deeploop.report.listing import loss_columns, number, setting, started, steps_done
 from deeploop.report.page import MISSING
 from deeploop.report.runs import Run, natural
 from deeploop.report.tables import PAPER_ROWS, Table
@@ -178,11 +178,11 @@ def runs_table(runs: Sequence[Run], histories: Histories) -> Table:
             method(run) if "model.p" in run.fields and "model.block" in run.fields else MISSING,
             number(run.fields.get("model.rounds"), "d"), number(run.seed, "d"),
             *(cell(run) for cell in numbers.values()), outcome(run.validation) or MISSING,
-            str(run.stamp.get("git") or MISSING)[:10], written(run),
+            str(run.stamp.get("git") or MISSING)[:10], started(run),
         ]
         for run in runs
     ]  # fmt: skip
-    header = ["run", "state", "step", "method", "R", "seed", *numbers, "verdict", "git", "written"]
+    header = ["run", "state", "step", "method", "R", "seed", *numbers, "verdict", "git", "started"]
     note = "A loss is shown for runs that came to their end. absent: a cell of a sweep without a run folder."
     if "bits/byte" in numbers:
         note += " Losses per byte and per token do not compare: bits/byte does, where a run recorded it."
