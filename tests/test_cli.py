@@ -233,6 +233,10 @@ def test_a_folder_that_holds_a_run(refused, train_arguments, tmp_path):
         f"out={out}: already holds a run at step-00000006; "
         "add --resume to continue it, or choose another --out"
     )
+    assert "already holds a run" in refused(train_arguments(out, "--dry-run"))
+    assert "nowhere" in refused(
+        train_arguments(out, "--dry-run", "--data.path", "nowhere")
+    )  # hidden by nothing
     for field, value, old in [("hidden", 96, 64), ("rounds", 5, 3), ("block", "prenorm", "sandwich")]:
         message = refused(train_arguments(out, "--resume", f"--model.{field}", value))
         name = f"model.{field}"

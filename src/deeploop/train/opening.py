@@ -100,8 +100,8 @@ def open_run(
 
 def preview_run(config: AnyTrainConfig, world: World, source: str) -> list[str]:
     """What a run would be introduced with; nothing is written, and no weights of a checkpoint are read."""
-    checkpoint = check_folder(config)
     task, model, optimizer, execution = _build(config, world)
+    checkpoint = check_folder(config)  # last: a taken folder must not hide another mistake
     if checkpoint is None and config.init_from is not None:
         _init_from(config, config.init_from, task, model)
     display = Display(total=config.optim.steps, done=0, shown=False, title="")
