@@ -33,17 +33,21 @@ def _sound(record: Mapping[str, Any]) -> dict[str, Any]:
     return own if whole else own | {"kind": None}
 
 
+def read_validations(folder: Path) -> list[dict[str, Any]]:
+    """The records of validation.json and depth.json, by `deeploop validate`."""
+    files = (read_json(folder / name) for name in ("validation.json", "depth.json"))
+    found = [record for file in files for record in _list(file.get("evaluations"))]
+    return [record for record in found if isinstance(record, dict) and _fits(record, VALIDATED)]
+
+
 def read_depths(folder: Path) -> dict[str, dict[int, float]]:
-    """What `deeploop validate` wrote: what was read → R → loss, the newest of two alike."""
+    """The losses in them: what was read → R → loss, the newest of two alike."""
     found: dict[str, dict[int, float]] = {}
-    for name in ("validation.json", "depth.json"):
-        for record in _list(read_json(folder / name).get("evaluations")):
-            if not (isinstance(record, dict) and _fits(record, VALIDATED)):
-                continue
-            own = found.setdefault(_what_was_read(record), {})
-            for row in _list(record.get("rounds")):
-                if isinstance(row, dict) and type(row.get("rounds")) is int and is_number(row.get("loss")):
-                    own[row["rounds"]] = row["loss"]
+    for record in read_validations(folder):
+        own = found.setdefault(_what_was_read(record), {})
+        for row in _list(record.get("rounds")):
+            if isinstance(row, dict) and type(row.get("rounds")) is int and is_number(row.get("loss")):
+                own[row["rounds"]] = row["loss"]
     return found
 
 
