@@ -250,7 +250,18 @@ def test_a_run_prints_how_it_ended(train_arguments, tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.err == ""
     *header, first, _, last = captured.out.splitlines()
-    names = ["run:", "model:", "rule:", "data:", "cost:", "device:", "execution:", "floor:", "verdict:"]
+    names = [
+        "run:",
+        "model:",
+        "rule:",
+        "data:",
+        "optimizer:",
+        "cost:",
+        "device:",
+        "execution:",
+        "floor:",
+        "verdict:",
+    ]
     assert [line.split()[0] for line in header] == names
     assert header[0] == f"run:       {tmp_path / 'run'}, 6 steps (deeploop train tiny)"
     assert header[-3] == "execution: eager modules, fp32"
