@@ -365,6 +365,15 @@ def test_kappa_missing_cells_differences_and_commands(made):
     assert trained == {name for name, state in states.items() if state in ("finished", "started")}
 
 
+def test_kappa_of_a_single_diagnosis_has_whole_steps_and_the_line_that_its_legend_names(made):
+    runs = find_runs([made.parent / "table"])
+    over_steps, over_rounds = report_figures.kappa_figure(runs, Histories()).axes
+    assert all(tick == int(tick) for tick in over_steps.get_xticks())
+    assert over_steps.get_xlim()[0] <= 0 < 40 <= over_steps.get_xlim()[1]
+    (bound,) = [line for line in over_rounds.lines if line.get_label().startswith("R,")]
+    assert [*bound.get_xdata()] == [*bound.get_ydata()] == [1, 3]
+
+
 def test_no_number_of_an_unfinished_run(made):
     (row,) = [row for row in rows(made, "runs") if row[0] == EVIL]
     assert row[6] == MISSING
