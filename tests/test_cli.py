@@ -247,6 +247,10 @@ def test_a_folder_that_holds_a_run(refused, train_arguments, tmp_path):
         f"out={out}: already holds a run at step-00000006; "
         "add --resume to continue it, or choose another --out"
     )
+    assert "already holds a run" in refused(train_arguments(out, "--dry-run"))
+    assert "nowhere" in refused(
+        train_arguments(out, "--dry-run", "--data.path", "nowhere")
+    )  # hidden by nothing
     for field, value, old in [("hidden", 96, 64), ("rounds", 5, 3), ("block", "prenorm", "sandwich")]:
         message = refused(train_arguments(out, "--resume", f"--model.{field}", value))
         name = f"model.{field}"
@@ -260,7 +264,18 @@ def test_a_run_prints_how_it_ended(train_arguments, tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.err == ""
     *header, first, _, last = captured.out.splitlines()
-    names = ["run:", "model:", "rule:", "data:", "cost:", "device:", "execution:", "floor:", "verdict:"]
+    names = [
+        "run:",
+        "model:",
+        "rule:",
+        "data:",
+        "optimizer:",
+        "cost:",
+        "device:",
+        "execution:",
+        "floor:",
+        "verdict:",
+    ]
     assert [line.split()[0] for line in header] == names
     assert header[0] == f"run:       {tmp_path / 'run'}, 6 steps (deeploop train tiny)"
     assert header[-3] == "execution: eager modules, fp32"

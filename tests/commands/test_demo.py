@@ -129,7 +129,10 @@ def test_a_run_trains_as_a_process_with_one_thread(tmp_path, capsys):
     flat = few_steps(tmp_path)
     train_beside({"flat": flat})
     assert is_finished(flat)
-    assert standing(flat)[0] == 4
+    step, text = standing(flat)
+    assert step == 4
+    # The last line is printed after the last evaluation, however few seconds the run took.
+    assert capsys.readouterr().out.endswith(f"flat  step     4/4  {text}\n")
     assert "1 CPU thread\n" in flat.out.with_name(f"{flat.out.name}.log").read_text()
     lines = (flat.out / "metrics.jsonl").read_bytes()
     train_beside({"flat": flat})  # nothing is left
@@ -196,8 +199,8 @@ def test_standing_says_accuracies_once_they_are_measured(demo, tmp_path):
     settings = cell("flat", out=config.out, seed=0, quick=True)
     step, text = standing(settings)
     last = read_metrics(settings.out, "validation")[-1]
-    assert step == settings.optim.steps
-    assert f"{last['cells_by_steps'][-1]:.0%} after 4 steps" in text
+    assert step == last["step"] == settings.optim.steps
+    assert text == f"cells right at step {step}: {last['cells_by_steps'][-1]:.0%} after 4 steps"
     assert standing(few_steps(tmp_path)) == (0, "starting")
 
 

@@ -70,8 +70,11 @@ def test_the_report_reads_as_a_page(runs, capsys, undrawn, monkeypatch):
     assert "of at most 3" in text
     assert "last step: ‖ΔF‖/‖F‖ = " in text
     assert "it asks for p from" in text
+    monkeypatch.setattr(diagnose_run, "LINE_SECONDS", 3600)
     assert main(["diagnose", str(runs / "prenorm"), *ONE]) == 0
-    assert "prenorm has no β/α" in capsys.readouterr().out
+    text, told = capsys.readouterr()
+    assert "prenorm has no β/α" in text
+    assert told.splitlines()[-1].endswith(": blocks.0.mlp (1/2)")  # the first line of a part does not wait
 
 
 def test_several_depths_give_gamma(runs, capsys):

@@ -50,13 +50,16 @@ def folder(config):
 
 
 def test_an_iterated_task_is_exported_without_a_tokenizer(tmp_path, capsys):
-    run = make_iterate_config(tmp_path / "run")
+    run = make_iterate_config(tmp_path / "run", model={"block": "averaged"})
     train(run, quiet=True)
     folder = tmp_path / "exported"
     assert main(["export", str(run.out), str(folder)]) == 0
     assert "AutoTokenizer" not in capsys.readouterr().out
     card = (folder / "README.md").read_text()
     assert "automaton of rule 86, 1 to 3 steps, length 10" in card
+    assert "| residual rule | pre-norm 1/N (`--model.block averaged`) |\n| ε | 0.333333 |" in card
+    assert "α" not in card
+    assert "DeepLoop" not in card
     assert "rounds=200" in card
     model, config = load_iterate(run.out)
     tokens = torch.from_numpy(config.examples.task.inputs(held_out(config.examples.task, 4)))
@@ -117,8 +120,15 @@ def test_bfloat16_halves_the_weights(config, folder, tmp_path, capsys):
 
 def test_the_card_says_what_it_is(folder):
     card = (folder / "README.md").read_text()
-    for fact in ("stored blocks K | 2", "rounds R | 3", "α, β | 3.4641, 0.144338", "data | words", "6 steps"):
+    for fact in (
+        "stored blocks K | 2",
+        "rounds R | 3",
+        "α, β | 3.4641, 0.144338 (p = 0.5)",
+        "data | words",
+        "6 steps",
+    ):
         assert fact in card
+    assert "| residual rule | DeepLoop p=0.5 (`--model.block sandwich`) |" in card
     assert "validation loss | " in card
     assert "key-value cache | 6 slots: one per (round, block), 3 × 2 |" in card
     assert "one slot per stored layer writes wrong text" in card

@@ -111,7 +111,10 @@ def test_the_strip_says_where_the_first_wrong_cell_is():
     made = record(flat=200)
     states = made["models"]["flat"]["states"]
     made["models"]["flat"]["states"] = [*states[:6], "0111", *states[7:]]
-    titles = [axes.get_title(loc="right") for axes in demo_figures.tapes(made).axes]
+    figure = demo_figures.tapes(made)
+    titles = [axes.get_title(loc="right") for axes in figure.axes]
+    # The picture is also shown without its page: it explains the colours that are in it, and no others.
+    assert [text.get_text() for text in figure.legends[0].texts] == ["1 (0 is white)", "wrong: says 1"]
     assert any(title.startswith("first wrong cell at step 7;") for title in titles)
     assert "no cell is wrong in 200 steps" in [
         axes.get_title(loc="right") for axes in demo_figures.tapes(record(flat=200)).axes

@@ -2,6 +2,7 @@
 
 import json
 
+from deeploop.report import scoreboard
 from deeploop.report.depths import depths_table
 from deeploop.report.groups import method, setups
 from deeploop.report.runs import differing, find_runs, read_run
@@ -113,11 +114,22 @@ def test_losses_at_other_rounds_have_a_table(tmp_path):
         drawn = {"sample": "uniform"} if axes["cell"] == "base" else None
         by_rounds = {1: 3.0 + axes["seed"], 4: 2.0} | ({16: None} if drawn else {})
         write_run(tmp_path / name, seed=axes["seed"], draws=drawn, by_rounds=by_rounds)
-    write_run(tmp_path / "other")
-    table = depths_table(find_runs([tmp_path]))
-    assert table.header == ["run", "method", "seeds", "nats per", "R=1", "R=4"]
+    other = write_run(tmp_path / "other")
+    losses = ("validation.json", {3: 2.5}, False), ("depth.json", {1: 4.0, 4: 2.0}, False)
+    for file, own, recompute in (*losses, ("depth.json", {1: 3.0}, True)):
+        found = {"checkpoint": "step-00000300", "data": "corpus", "sequences": 64}
+        found |= {"trained_rounds": 3, "recompute_alpha": recompute, "asked": {"rounds": [*own]}}
+        found["rounds"] = [{"rounds": R, "loss": loss} for R, loss in own.items()]
+        scoreboard.add(other, found, ("recompute_alpha",), file)
+        if file == "validation.json":  # the trained R alone
+            assert depths_table(find_runs([other])) is None
+    table = depths_table(find_runs([tmp_path, other]))
+    assert table.header == ["run", "method", "seeds", "nats per", "measured by", "R=1", "R=3", "R=4"]
+    read = "validate: step-00000300, 64 sequences of corpus"
+    base, fixed = "DeepLoop p=0.5 + rounds uniform", "DeepLoop p=0.5"
     assert table.rows == [
-        ["base", "DeepLoop p=0.5 + rounds uniform", "2", "GPT-2 token", "3.5000 ± 0.7071", "2.0000 ± 0.0000"],
-        ["fixed", "DeepLoop p=0.5", "2", "GPT-2 token", "3.5000 ± 0.7071", "2.0000 ± 0.0000"],
+        ["base", base, "2", "GPT-2 token", "training", "3.5000 ± 0.7071", "–", "2.0000 ± 0.0000"],
+        ["fixed", fixed, "2", "GPT-2 token", "training", "3.5000 ± 0.7071", "–", "2.0000 ± 0.0000"],
+        ["other", fixed, "1", "GPT-2 token", read, "4.0000", "2.5000", "2.0000"],
+        ["other", fixed, "1", "GPT-2 token", f"{read}, α of each R", "3.0000", "–", "–"],
     ]
-    assert depths_table(find_runs([tmp_path / "other"])) is None

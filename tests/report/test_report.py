@@ -64,6 +64,21 @@ def made(tmp_path_factory):
     }
     (root / "table" / "sandwich-r3-s0" / "eval.json").write_text(json.dumps({"evaluations": [record]}))
     kappa = {"step": 40, "rounds": 3, "kappa": 1.25, "kappa_raw": 1.5, "similarity": 0.2, "updates": "raw"}
+    metrics = root / "table" / "sandwich-r3-s1" / "metrics.jsonl"
+    resume = {
+        "kind": "resume",
+        "step": 1200,
+        "changes": {"optim.steps": [30, 40], "data.mix": [[], ["a", "b"]]},
+    }
+    metrics.write_text(json.dumps(resume) + "\n" + metrics.read_text())
+    depth = {
+        "checkpoint": "step-00000040",
+        "data": "words",
+        "sequences": 8,
+        "rounds": [{"rounds": 9, "loss": 2}],
+    }
+    depth["command"] = ["deeploop", "validate"]
+    metrics.with_name("depth.json").write_text(json.dumps({"evaluations": [depth]}))
     (root / "table" / "sandwich-r3-s1" / "diagnose.json").write_text(json.dumps(kappa))
     out = root / "out"
     run(ReportArgs((root / "table", root / "p", evil), out))
@@ -341,8 +356,22 @@ def test_kappa_missing_cells_differences_and_commands(made):
     commands = rows(made, "commands")
     assert [EVIL, "train", "deeploop '</pre><script>alert(1)</script>' 'two words'"] in commands
     assert ["sandwich-r3-s0", "eval", "deeploop eval"] in commands
+    own = [row[1:] for row in commands if row[0] == "sandwich-r3-s1"]
+    assert own[1:] == [
+        ["train", "then --resume at step 1,200 with optim.steps=40 (was 30), data.mix=a b (was –)"],
+        ["validate", "deeploop validate"],
+    ]
     trained = {row[0] for row in commands if row[1] == "train"}
     assert trained == {name for name, state in states.items() if state in ("finished", "started")}
+
+
+def test_kappa_of_a_single_diagnosis_has_whole_steps_and_the_line_that_its_legend_names(made):
+    runs = find_runs([made.parent / "table"])
+    over_steps, over_rounds = report_figures.kappa_figure(runs, Histories()).axes
+    assert all(tick == int(tick) for tick in over_steps.get_xticks())
+    assert over_steps.get_xlim()[0] <= 0 < 40 <= over_steps.get_xlim()[1]
+    (bound,) = [line for line in over_rounds.lines if line.get_label().startswith("R,")]
+    assert [*bound.get_xdata()] == [*bound.get_ydata()] == [1, 3]
 
 
 def test_no_number_of_an_unfinished_run(made):
@@ -493,6 +522,7 @@ def test_own_runs_and_curves_come_first_and_empty_sections_are_hidden(made, tmp_
         "Runs",
         "Loss curves",
         "Validation loss",
+        "Loss at other depths",
         "The exponent p",
         "Downstream accuracy",
         "Compute",

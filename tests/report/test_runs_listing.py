@@ -103,7 +103,7 @@ def test_a_value_of_another_kind_is_damage(tmp_path, file, path, value):
         inner = inner[name]
     inner[path[-1]] = value
     place.write_text("\n".join([*lines, json.dumps(record)]))
-    for sort in ("name", "loss", "written"):
+    for sort in ("name", "loss", "started"):
         assert "unreadable" in run(RunsArgs((tmp_path,), sort=sort))
     assert {one["name"]: one["state"] for one in listed(tmp_path)} == {
         "good": "finished",
@@ -149,6 +149,7 @@ def test_only_differing_settings_are_columns(tmp_path):
     assert [one.name for one in runs] == ["r1-s0", "r1-s1", "r12-s0", "r12-s1"]  # 12 after 1, as numbers
     header = run(RunsArgs((tmp_path,))).splitlines()[0].split()
     assert header[:4] == ["run", "rounds", "peak_lr", "seed"]
+    assert header[-1] == "started"
 
 
 def test_sorting(tmp_path):
@@ -156,7 +157,7 @@ def test_sorting(tmp_path):
         write_run(tmp_path / name, loss=loss, seed=seed)
     write_sweep(tmp_path / "sweep", {"none": {}})
     assert [one["name"] for one in listed(tmp_path, sort="loss")] == ["b", "c", "a", "none"]
-    assert [one["name"] for one in listed(tmp_path, sort="written")] == ["none", "c", "a", "b"]
+    assert [one["name"] for one in listed(tmp_path, sort="started")] == ["none", "c", "a", "b"]
 
 
 @pytest.mark.parametrize("width", [200, 100, 60, 44])

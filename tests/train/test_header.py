@@ -36,6 +36,7 @@ def test_the_header_of_a_language_model():
         "model:     437,760 parameters; K = 2 blocks × R = 3 rounds, N = 6",
         "rule:      sandwich, p = 0.5: α = 3.464, β = 0.1443",  # √12, 1/√48
         "data:      204,800 tokens planned, the corpus has 120,940: 1.7 epochs",
+        "optimizer: AdamW, peak rate 0.001 after 200 steps of warm-up",
         "cost:      2e+11 FLOPs; memory about 1.5 GiB (estimate)",
         "device:    2 CPU threads",
     ]
@@ -84,6 +85,7 @@ def test_the_header_of_reasoners():
     alpha, beta = (2 * model.N) ** model.p, (8 * model.N) ** -model.p
     assert hrm["rule"] == f"α = {alpha:.4g}, β = {beta:.4g}"
     assert hrm["data"].endswith("per puzzle; 120,940 training examples")
+    assert hrm["optimizer"].startswith("AdamATan2, peak rate ")
     assert lines(get_recipe("trm-sudoku4"))["rule"] == "no scales"
 
 
@@ -103,7 +105,7 @@ def test_the_facts_of_a_run(tiny_config, make_puzzle_config, tmp_path):
     found = preview_run(config, ALONE, "tiny")
     flops = 6 * 8 * 32 * flops_per_token(config.model)
     assert found[1].startswith(f"model:     {parameter_count(config.model):,} parameters; ")
-    assert found[4].startswith(f"cost:      {flops:.2g} FLOPs; memory about ")
+    assert found[5].startswith(f"cost:      {flops:.2g} FLOPs; memory about ")
     assert preview_run(make_puzzle_config(tmp_path), ALONE, "")[3].startswith(
         "data:      80 segments planned"
     )

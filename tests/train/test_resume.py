@@ -121,11 +121,27 @@ def test_another_seed_is_refused_by_its_name(train_arguments, tmp_path, capsys):
     assert capsys.readouterr().err == f"deeploop train: error: {message}\n"
 
 
-@pytest.mark.parametrize(("warmup", "says"), [(9, True), (8, False)])
-def test_a_run_that_ends_inside_its_warm_up_says_so(train_arguments, tmp_path, capsys, warmup, says):
-    """Its verdict `collapsed` would otherwise look like a finding."""
-    assert main(train_arguments(tmp_path / "run", "--optim.steps", 8, "--optim.warmup-steps", warmup)) == 0
-    assert (f"ends at step 8, inside its warm-up of {warmup}:" in capsys.readouterr().out) == says
+@pytest.mark.parametrize(
+    ("warmup", "block", "says"),
+    [
+        (
+            9,
+            "sandwich",
+            ", and a collapse says little yet; raise --optim.steps (with fewer --optim.warmup-steps",
+        ),
+        (9, "averaged", "; raise --optim.steps or lower --optim.warmup-steps\n"),
+        (8, "sandwich", None),
+    ],
+)
+def test_a_run_that_ends_inside_its_warm_up_says_so(train_arguments, tmp_path, capsys, warmup, block, says):
+    """Its verdict `collapsed` would otherwise look like a finding, of a block that can collapse."""
+    steps = ["--optim.steps", 8, "--optim.warmup-steps", warmup]
+    assert main(train_arguments(tmp_path / "run", *steps, "--model.block", block, "--dry-run")) == 0
+    said = capsys.readouterr().out
+    assert ("inside its warm-up" in said) == (says is not None)
+    assert (
+        says is None or f"ends at step 8, inside its warm-up of 9: the learning rate only rises{says}" in said
+    )
 
 
 def test_a_stop_before_the_next_validation_reports_the_last_one(

@@ -56,6 +56,7 @@ def train_beside(
                     raise KeyboardInterrupt
                 board.show()
                 time.sleep(POLL_SECONDS)
+            board.show(last=True)
         except BaseException:
             for work in working.values():
                 if work.poll() is None:
@@ -117,8 +118,9 @@ class Progress:
         self._prints = any(bar.disable for bar in self._bars.values())
         self._due = time.monotonic() + LINE_SECONDS
 
-    def show(self) -> None:
-        due = self._prints and time.monotonic() >= self._due
+    def show(self, *, last: bool = False) -> None:
+        """The bars, or lines if they are due; the last ones have the evaluation after the last step."""
+        due = self._prints and (last or time.monotonic() >= self._due)
         for name, config in self._configs.items():
             step, text = standing(config)
             bar = self._bars[name]
@@ -138,7 +140,7 @@ class Progress:
 
 
 def standing(config: IterateTrainConfig) -> tuple[int, str]:
-    """How far a run is, and its last accuracies for a person, or its loss before there are any."""
+    """How far a run is, and its last accuracies with their step, or its loss before there are any."""
     records = read_metrics_tail(config.out, lines=40)[::-1]
     last, validation = (
         next((record for record in records if record["kind"] == kind), None)
@@ -150,4 +152,4 @@ def standing(config: IterateTrainConfig) -> tuple[int, str]:
         return last["step"], f"loss {last['loss']:.3f}"
     shares = zip(validation["steps"], validation["cells_by_steps"], strict=True)
     text = ", ".join(f"{share:.0%} after {h} steps" for h, share in shares)
-    return last["step"], f"right: {text}"
+    return last["step"], f"cells right at step {validation['step']}: {text}"

@@ -5,6 +5,7 @@ and the exponent that it asks for.
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -139,7 +140,8 @@ class Progress:
         duration = "; about half a minute for `tiny` on one CPU thread" if device.type == "cpu" else ""
         print(f"{path}: measuring {parts} parts on {tokens:,} tokens{duration}", file=sys.stderr, flush=True)
         self._bar = tqdm(total=parts, desc=path.name, disable=None, leave=False)
-        self._path, self._parts, self._begun, self._last_line = path, parts, 0, time.monotonic()
+        self._path, self._parts, self._begun = path, parts, 0
+        self._last_line = -math.inf  # the first part always has its line
 
     def begin(self, name: str) -> None:
         self._bar.set_postfix_str(name)

@@ -16,9 +16,12 @@ from deeploop.extras import require
 from deeploop.files import exclusive_folder, read_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
-from deeploop.models.gpt_config import PARTS
+from deeploop.models.gpt_config import PARTS, GPTConfig
+from deeploop.nn.residual import ALPHA, EPSILON
+from deeploop.report.groups import residual_rule
+from deeploop.report.runs import flatten
 from deeploop.train.checkpoint import read_state
-from deeploop.train.config import IterateTrainConfig, TrainConfig
+from deeploop.train.config import IterateTrainConfig, TrainConfig, to_dict
 from deeploop.train.rundir import (
     load,
     load_any_config,
@@ -30,7 +33,7 @@ from deeploop.train.rundir import (
 from deeploop.train.text import open_mixture
 
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
-CARD_MARK = "with DeepLoop residual scaling. Exported by"  # in every model card of ours
+CARD_MARK = "A looped language model: K stored blocks applied for R rounds"  # in every model card of ours
 
 
 def run(args: ExportArgs) -> str:
@@ -157,13 +160,12 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     train, checkpoint = load_any_config(run), require_checkpoint(run)
     assert isinstance(train, TrainConfig | IterateTrainConfig)  # of a looped GPT, as loaded
     state, config = read_state(checkpoint, ()), model.config  # the weights were verified as they were loaded
-    alpha, beta, epsilon = config.scales
     facts = {
         "stored blocks K": config.blocks,
         "rounds R": config.rounds,
         "effective depth N = K·R": config.depth,
-        "residual": config.block,
-        "α, β": f"{alpha:.6g}, {beta:.6g}" + (f" (p = {config.p:g})" if config.rule else ""),
+        "residual rule": f"{residual_rule(flatten(to_dict(train)))} (`--model.block {config.block}`)",
+        **_scales(config),
         "width, heads, hidden": f"{config.width}, {config.heads}, {config.hidden}",
         "key-value cache": _cache(model),
         "parameters": f"{parameter_count(config):,}",
@@ -173,8 +175,6 @@ def model_card(run: Path, model: LoopedGPT) -> str:
         "trained": f"{state['step']:,} steps"
         + (f", {state['tokens']:,} tokens" if "tokens" in state else ""),
     }
-    if epsilon != 1:
-        facts["ε"] = f"{epsilon:.6g}"
     if not config.is_plain_loop:
         facts["blocks of prelude, coda"] = f"{config.prelude}, {config.coda}, visited once"
         facts["injection, first state"] = f"{config.injection}, {config.first_state}"
@@ -189,6 +189,16 @@ def model_card(run: Path, model: LoopedGPT) -> str:
     if isinstance(train, IterateTrainConfig):
         use = ROUNDS if train.rounds.sample == "steps" else ANSWERS
     return CARD.format(name=train.out.name, table=table, version=deeploop.__version__, use=use)
+
+
+def _scales(config: GPTConfig) -> dict[str, str]:
+    """The numbers that the rule has: α and β, or the ε on the branch; plain pre-norm has none."""
+    alpha, beta, epsilon = config.scales
+    known = {"α": config.block in ALPHA, "β": beta != 1, "ε": config.block in EPSILON or epsilon != 1}
+    numbers = zip(known.items(), (alpha, beta, epsilon), strict=True)
+    own = {name: f"{number:.6g}" for (name, has), number in numbers if has}
+    p = f" (p = {config.p:g})" if config.rule else ""
+    return {", ".join(own): ", ".join(own.values()) + p} if own else {}
 
 
 def _cache(model: LoopedGPT) -> str:
@@ -237,8 +247,7 @@ tags:
 - looped-transformer
 ---
 # {name}
-A looped language model: K stored blocks applied for R rounds, with DeepLoop residual scaling. Exported by
-deeploop {version}.
+A looped language model: K stored blocks applied for R rounds. Exported by deeploop {version}.
 
 | | |
 |---|---|

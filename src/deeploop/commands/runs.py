@@ -22,7 +22,7 @@ class RunsArgs:
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
     """Run folders, sweep folders, or folders of them."""
-    sort: Literal["name", "loss", "written"] = "name"
+    sort: Literal["name", "loss", "started"] = "name"
     """Order of the rows."""
     json: bool = False
     """Print everything as JSON."""
@@ -42,7 +42,7 @@ def run(args: RunsArgs, width: int | None = None) -> str:
 ORDERS: dict[str, Callable[[Run], Any]] = {
     "name": lambda run: 0,
     "loss": lambda run: run.validation.get("loss") or math.inf,
-    "written": lambda run: run.stamp.get("written", ""),
+    "started": lambda run: run.stamp.get("written", ""),
 }
 
 

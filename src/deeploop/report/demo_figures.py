@@ -6,12 +6,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from deeploop.report.plots import COLOURS, INK, RULE_COLOURS, quiet
 
 MODEL_COLOURS = {**RULE_COLOURS, "stack": COLOURS[3]}
 WRONG = "#e0244e"  # no rule's colour
+WRONG_CELLS = {1: (1.0, "wrong: says 1"), 0: (0.5, "wrong: says 0"), 2: (0.25, "wrong: says neither 0 nor 1")}
+"""What a model says in place of the truth → how strong the red is, and its name in the legend."""
 CLOSE = 16  # steps of the enlarged beginning
 
 
@@ -24,7 +27,7 @@ def tapes(record: dict[str, Any]) -> Figure:
     strips = {"truth": truth}
     for name, own in record["models"].items():
         strips[name] = np.concatenate([truth[:1], _cells(own["states"])])  # the start is given
-    figure = Figure(figsize=(11, 0.4 + 1.25 * len(strips)), layout="constrained")
+    figure = Figure(figsize=(11, 0.6 + 1.25 * len(strips)), layout="constrained")
     grid = figure.subplots(len(strips), 2, sharex="col", squeeze=False, gridspec_kw={"width_ratios": [2, 9]})
     for (name, cells), (left, right) in zip(strips.items(), grid, strict=True):
         for axes in (left, right):
@@ -39,7 +42,26 @@ def tapes(record: dict[str, Any]) -> Figure:
     for axes, steps in zip(grid[-1], ((9, CLOSE), (24, 50, 77, 100, 127, 150, len(truth) - 1)), strict=True):
         axes.xaxis.set_major_locator(FixedLocator([0, trained, *steps]))
         axes.set_xlabel("steps", color=INK)
+    _draw_legend(figure, {int(value) for cells in strips.values() for value in cells[cells != truth]})
     return figure
+
+
+def _draw_legend(figure: Figure, said: set[int]) -> None:
+    """What the colours mean: that of a 1, and those of the wrong cells that there are."""
+    patches = [Patch(color=INK, lw=0, label="1 (0 is white)")]
+    patches += [
+        Patch(color=to_rgba(WRONG, strength), lw=0, label=label)
+        for value, (strength, label) in WRONG_CELLS.items()
+        if value in said
+    ]
+    figure.legend(
+        handles=patches,
+        loc="outside lower right",
+        ncols=len(patches),
+        frameon=False,
+        labelcolor=INK,
+        fontsize=9,
+    )
 
 
 def _cells(states: list[str]) -> np.ndarray:
@@ -51,7 +73,7 @@ def _draw_strip(axes: Axes, cells: np.ndarray, wrong: np.ndarray, trained: int) 
     """Ones in ink, zeros empty; where they are wrong in red, paler for a zero and palest for neither."""
     colours = np.zeros((*cells.shape, 4))
     colours[cells == 1] = to_rgba(INK)
-    for value, strength in ((1, 1.0), (0, 0.5), (2, 0.25)):
+    for value, (strength, _) in WRONG_CELLS.items():
         colours[wrong & (cells == value)] = to_rgba(WRONG, strength)
     axes.imshow(colours.swapaxes(0, 1), aspect="auto", interpolation="none")
     axes.axvspan(0.5, trained + 0.5, color=INK, alpha=0.3, lw=0, zorder=0)  # behind the cells

@@ -3,32 +3,43 @@
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+from deeploop.report.evaluations import read_depths
 from deeploop.report.groups import is_language, method
 from deeploop.report.page import MISSING
 from deeploop.report.runs import Run
 from deeploop.report.tables import Table
 
 NOTE = (
-    "The last validation, at each R of data.validation_rounds, by the same weights. "
+    "Training: the last validation, at each R of data.validation_rounds. validate: what `deeploop validate` "
+    "wrote, by checkpoint and text. A row has the same weights at every R. "
     "Mean ± standard deviation where a cell was run with several seeds."
 )
 
 
 def depths_table(runs: Sequence[Run]) -> Table | None:
-    """A row for each cell of a sweep, or each run by itself; a column for each number of rounds."""
-    cells: dict[tuple[str, ...], list[Run]] = {}
+    """A row for each cell of a sweep, or each run by itself, and what was read; a column for each R."""
+    cells: dict[tuple[str, ...], list[dict[int, float]]] = {}
     for run in runs:
-        if is_language(run) and run.ended and _by_rounds(run):
-            cells.setdefault((_cell(run), method(run), run.unit), []).append(run)
+        if not (is_language(run) and run.ended):
+            continue
+        for read, losses in {"training": _by_rounds(run), **_validated(run)}.items():
+            if losses:
+                cells.setdefault((_cell(run), method(run), run.unit, read), []).append(losses)
     if not cells:
         return None
-    depths = sorted({R for own in cells.values() for run in own for R in _by_rounds(run)})
+    depths = sorted({R for own in cells.values() for losses in own for R in losses})
     rows = [
-        [name, label, str(len(own)), unit, *(_text([_by_rounds(run).get(R) for run in own]) for R in depths)]
-        for (name, label, unit), own in cells.items()
+        [name, label, str(len(own)), unit, read, *(_text([losses.get(R) for losses in own]) for R in depths)]
+        for (name, label, unit, read), own in cells.items()
     ]
-    header = ["run", "method", "seeds", "nats per", *(f"R={R}" for R in depths)]
+    header = ["run", "method", "seeds", "nats per", "measured by", *(f"R={R}" for R in depths)]
     return Table("depths", "Validation loss at other rounds", header, rows, NOTE)
+
+
+def _validated(run: Run) -> dict[str, dict[int, float]]:
+    """What `deeploop validate` measured, where that is more than the loss at the trained R."""
+    trained = run.fields["model.rounds"]
+    return {read: losses for read, losses in read_depths(run.files).items() if {*losses} - {trained}}
 
 
 def _cell(run: Run) -> str:

@@ -83,7 +83,7 @@ def make_sections(runs: Sequence[Run], histories: Histories) -> list[Section]:
             "What differs from the paper",
             [*of_setups(ledger.differences_table, groups), *evaluation_notes(runs)],
         ),
-        Section("Commands", [ledger.commands_table(runs)]),
+        Section("Commands", [ledger.commands_table(runs, histories)]),
     ]
     return [section for section in sections if section.parts]
 

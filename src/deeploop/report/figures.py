@@ -368,10 +368,15 @@ def kappa_figure(runs: Sequence[Run], histories: Histories) -> Figure | None:
         over_rounds.plot([R], values[-1:], "o", ms=5, color=colour, alpha=0.7)
     for name, colour in own.items():
         over_rounds.plot([], [], "o", color=colour, label=plain(name))
-    over_rounds.plot(depths, depths, ls="--", lw=1, color=INK, label="R, the most it can be")
-    over_rounds.set_xticks(depths)
+    if depths[-1] > 1:  # from R = 1 on, so that it is a line for a single depth too
+        over_rounds.plot(
+            [1, depths[-1]], [1, depths[-1]], "--", lw=1, color=INK, label="R, the most it can be"
+        )
+    over_rounds.set_xticks(sorted({1, *depths}))
     over_rounds.set_xlabel("rounds R")
     over_rounds.set_title("at the last diagnosis")
+    over_steps.set_xlim(left=min(0, over_steps.get_xlim()[0]))
+    over_steps.xaxis.set_major_locator(MaxNLocator(integer=True))
     over_steps.set_xlabel("step")
     over_steps.set_ylabel("κ_R")
     over_steps.set_title("over training (stronger: more rounds)")

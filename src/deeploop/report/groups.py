@@ -6,11 +6,12 @@ within one method at one R, the method has a row for each.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from deeploop.report.listing import setting
 from deeploop.report.published import ROUNDS, SETUP
@@ -201,24 +202,28 @@ def is_sandwich(run: Run) -> bool:
 
 def method(run: Run) -> str:
     """What the paper would call the block, and what was added to it."""
-    block = run.fields["model.block"]
-    alpha, beta, gain = (run.fields.get(name, paper) for name, paper in PARTS.items())
+    return residual_rule(run.fields) + cure(run) + recurrence(run)
+
+
+def residual_rule(fields: Mapping[str, Any]) -> str:
+    """What the paper would call the block of a config with these fields."""
+    block = fields["model.block"]
+    alpha, beta, gain = (fields.get(name, paper) for name, paper in PARTS.items())
     parts = [alpha == "flat", beta == "off", not gain]
-    if block != "sandwich" or (all(parts) and run.fields.get("model.inner_norm", True)):
+    if block != "sandwich" or (all(parts) and fields.get("model.inner_norm", True)):
         name = BLOCK_NAMES.get(block, str(block)) if block != "sandwich" else "flat"
-        return name + _lambda(run) + cure(run) + recurrence(run)
-    p = run.fields["model.p"]
+        return name + _lambda(fields)
+    p = fields["model.p"]
     name = f"{ {0.5: 'DeepLoop', 0.25: 'DeepNorm'}.get(p, 'sandwich') } p={p:g}"
     if all(parts[:2]):  # without either, p says nothing
         name = "sandwich"
-    changes = (f"α flat{_lambda(run)}", "no β", "no outer gain")
-    changed = [text for text, part in zip(changes, parts, strict=True) if part]
-    return ", ".join([name, *changed]) + cure(run) + recurrence(run)
+    changes = (f"α flat{_lambda(fields)}", "no β", "no outer gain")
+    return ", ".join([name, *(text for text, part in zip(changes, parts, strict=True) if part)])
 
 
-def _lambda(run: Run) -> str:
+def _lambda(fields: Mapping[str, Any]) -> str:
     """A gain of the factored or the flat rule that is not 1; no block has both."""
-    gain = run.fields.get("model.factored_gain", 1) * run.fields.get("model.flat_gain", 1)
+    gain = fields.get("model.factored_gain", 1) * fields.get("model.flat_gain", 1)
     return f" λ={gain:g}" if gain != 1 else ""
 
 

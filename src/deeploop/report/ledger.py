@@ -7,9 +7,9 @@ from typing import Any
 
 from deeploop.report import published
 from deeploop.report.endings import outcome
-from deeploop.report.evaluations import read_diagnosis, read_evaluations
+from deeploop.report.evaluations import read_diagnosis, read_evaluations, read_validations
 from deeploop.report.groups import Histories, Setup, TableCell, method
-from deeploop.report.listing import loss_columns, number, setting, steps_done, written
+from deeploop.report.listing import loss_columns, number, setting, started, steps_done
 from deeploop.report.page import MISSING
 from deeploop.report.runs import Run, natural
 from deeploop.report.tables import PAPER_ROWS, Table
@@ -178,28 +178,36 @@ def runs_table(runs: Sequence[Run], histories: Histories) -> Table:
             method(run) if "model.p" in run.fields and "model.block" in run.fields else MISSING,
             number(run.fields.get("model.rounds"), "d"), number(run.seed, "d"),
             *(cell(run) for cell in numbers.values()), outcome(run.validation) or MISSING,
-            str(run.stamp.get("git") or MISSING)[:10], written(run),
+            str(run.stamp.get("git") or MISSING)[:10], started(run),
         ]
         for run in runs
     ]  # fmt: skip
-    header = ["run", "state", "step", "method", "R", "seed", *numbers, "verdict", "git", "written"]
+    header = ["run", "state", "step", "method", "R", "seed", *numbers, "verdict", "git", "started"]
     note = "A loss is shown for runs that came to their end. absent: a cell of a sweep without a run folder."
     if "bits/byte" in numbers:
         note += " Losses per byte and per token do not compare: bits/byte does, where a run recorded it."
     return Table("runs", "Settings, progress and last validation of each run", header, rows, note)
 
 
-def commands_table(runs: Sequence[Run]) -> Table:
-    """The command behind every number: training, scoring, diagnosis."""
+def commands_table(runs: Sequence[Run], histories: Histories) -> Table:
+    """The command behind every number: training, what it was resumed with, validation, scoring, diagnosis."""
     rows = []
     for run in runs:
-        evaluations = read_evaluations(run.files)
-        found = [("train", run.stamp.get("command"))]
-        found += [("eval", record.get("command")) for record in evaluations]
-        found.append(("diagnose", read_diagnosis(run.files).get("command")))
-        rows += [
-            [run.name, what, shlex.join(map(str, words))]
-            for what, words in found
-            if words and isinstance(words, list)
-        ]
+        found = [("train", words_of(run.stamp))]
+        found += [("train", resumed(*resume)) for resume in histories[run].resumes]
+        found += [("validate", words_of(record)) for record in read_validations(run.files)]
+        found += [("eval", words_of(record)) for record in read_evaluations(run.files)]
+        found.append(("diagnose", words_of(read_diagnosis(run.files))))
+        rows += [[run.name, what, text] for what, text in found if text]
     return Table("commands", "The command behind every number", ["run", "for", "command"], rows)
+
+
+def words_of(record: Mapping[str, Any]) -> str:
+    """The command line that a record keeps; nothing where it is none."""
+    words = record.get("command")
+    return shlex.join(map(str, words)) if isinstance(words, list) else ""
+
+
+def resumed(step: int, changes: Mapping[str, Any]) -> str:
+    told = ", ".join(f"{name}={setting(new)} (was {setting(old)})" for name, (old, new) in changes.items())
+    return f"then --resume at step {step:,} with {told}"

@@ -11,7 +11,7 @@ from deeploop.terminal import printable
 
 # What a narrow terminal does without, the first first. Then long names are cut, then settings go, from the
 # last, and the verdict; a state goes last, or first if all are finished.
-EXPENDABLE = ("written", "floor", "tokens/s", "GPU-h", "seed")
+EXPENDABLE = ("started", "floor", "tokens/s", "GPU-h", "seed")
 # The settings that a person looks for first, in this order; others follow in that of the config.
 FOREMOST = (
     *("model.block", "model.p", "model.rounds", "model.blocks", "model.width", "optim.peak_lr"),
@@ -106,7 +106,7 @@ def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[
         "verdict": lambda run: outcome(run.validation) or MISSING,
         "tokens/s": lambda run: number(run.tokens_per_s, ",.0f"),
         "GPU-h": lambda run: number(run.gpu_hours, ".3f"),
-        "written": written,
+        "started": started,
     }
     if "loss" not in cells:
         del cells["floor"]  # it is in nats per byte or per token too
@@ -151,8 +151,8 @@ def setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def written(run: Run) -> str:
-    """`2026-11-16 09:49`, UTC."""
+def started(run: Run) -> str:
+    """`2026-11-16 09:49`, UTC: when run.json was written."""
     return str(run.stamp.get("written", MISSING))[:16].replace("T", " ")
 
 

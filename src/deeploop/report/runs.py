@@ -356,13 +356,15 @@ class History:
     validations: list[Record]
     kappas: list[Record]
     """Of each diagnosis: step, rounds, updates, kappa, kappa_raw, similarity."""
+    resumes: list[tuple[int, dict[str, list[Any]]]] = field(default_factory=list)
+    """Of each resume with other settings: its step, and field → old and new value."""
     damaged: int = 0
     """Lines that can't be read, save a last one that was cut off."""
 
 
 def read_history(folder: Path) -> History:
     curve: list[tuple[int, float]] = []
-    validations, kappas = [], []
+    validations, kappas, resumes = [], [], []
     stride, seen, damaged = 1, 0, 0
     for record in stream_lines(opened(folder)):
         if record is None:
@@ -371,13 +373,16 @@ def read_history(folder: Path) -> History:
             validations.append(record)
         elif record["kind"] == "diagnose":
             kappas.append({name: record.get(name) for name in KAPPA})
+        elif record["kind"] == "resume" and isinstance(changes := record.get("changes"), dict):
+            pairs = {name: own for name, own in changes.items() if isinstance(own, list) and len(own) == 2}
+            resumes.append((record["step"], pairs))
         elif record["kind"] == "train" and record.get("loss") is not None:
             if seen % stride == 0:
                 curve.append((record["step"], record["loss"]))
             seen += 1
             if len(curve) == 2 * POINTS:
                 curve, stride = curve[::2], 2 * stride
-    return History(curve, validations, kappas, damaged)
+    return History(curve, validations, kappas, resumes, damaged)
 
 
 KAPPA = ("step", "rounds", "updates", "kappa", "kappa_raw", "similarity")

@@ -13,6 +13,7 @@ from deeploop.train.config import (
     IterateTrainConfig,
     TrainConfig,
 )
+from deeploop.train.optim import OptimConfig
 from deeploop.train.progress import hours_minutes_seconds
 
 LEGEND = {
@@ -20,6 +21,7 @@ LEGEND = {
     "verdict": f"escaped: loss below the floor by {LOSS_MARGIN} and similarity below {SIMILARITY_LIMIT}; "
     "collapsed: neither; undecided: one of them",
 }
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
 UNITS = ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
 
 
@@ -43,7 +45,7 @@ class Facts:
 
 
 def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
-    """Run, model, rule, data, cost and device; the line `execution:` that follows has the same columns."""
+    """Run, model, rule, data, optimizer, cost, device; `execution:`, which follows, has the same columns."""
     steps, done = config.optim.steps, facts.step
     far = f"step {done:,} of {steps:,}" if done else f"{steps:,} steps"
     lines = {
@@ -51,6 +53,7 @@ def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
         "model": f"{facts.parameters:,} parameters; {_loop(config.model)}",
         "rule": _rule(config.model),
         "data": _data(config, facts.examples),
+        "optimizer": _optimizer(config),
         "cost": f"{steps * facts.flops_per_step:.2g} FLOPs; "
         f"memory about {_bytes(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)",
         "device": facts.device + (f" × {facts.ranks} ranks" if facts.ranks > 1 else ""),
@@ -155,6 +158,14 @@ def _data(config: AnyTrainConfig, examples: int) -> str:
         f"{sequences:,} segments planned, at most {config.halting.segments} per puzzle; "
         f"{examples:,} training examples"
     )
+
+
+def _optimizer(config: AnyTrainConfig) -> str:
+    optim = config.optim
+    rate = f"peak rate {optim.peak_lr:g} after {optim.warmup_steps:,} steps of warm-up"
+    if isinstance(config, CustomTrainConfig):  # the task may make another optimizer
+        return rate
+    return f"{OPTIMIZERS[optim.kind] if isinstance(optim, OptimConfig) else 'AdamATan2'}, {rate}"
 
 
 def _bytes(count: int) -> str:

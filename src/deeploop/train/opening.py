@@ -9,6 +9,7 @@ from torch import nn
 from deeploop.files import lock_folder
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.nn.residual import ALPHA
 from deeploop.train.active import ActiveRun
 from deeploop.train.chat import ChatTask
 from deeploop.train.checkpoint import (
@@ -59,6 +60,12 @@ SHAPING = (
     *("qk_norm", "attention_bias", "mlp_bias", "hidden", "vocabulary", "block", "outer_gain", "inner_norm"),
     *("input_norm", "final_norm", "tied_head", "unigram_bias"),
 )
+# What to do about a run that ends inside its warm-up.
+SHORTER_WARMUP = "; raise --optim.steps or lower --optim.warmup-steps"
+MAY_COLLAPSE = (
+    ", and a collapse says little yet; raise --optim.steps (with fewer --optim.warmup-steps this block "
+    "collapses more easily)"
+)
 
 
 def open_run(
@@ -100,8 +107,8 @@ def open_run(
 
 def preview_run(config: AnyTrainConfig, world: World, source: str) -> list[str]:
     """What a run would be introduced with; nothing is written, and no weights of a checkpoint are read."""
-    checkpoint = check_folder(config)
     task, model, optimizer, execution = _build(config, world)
+    checkpoint = check_folder(config)  # last: a taken folder must not hide another mistake
     if checkpoint is None and config.init_from is not None:
         _init_from(config, config.init_from, task, model)
     display = Display(total=config.optim.steps, done=0, shown=False, title="")
@@ -251,9 +258,10 @@ def _notes(run: ActiveRun) -> list[str]:
     if run.world.device.type == "cuda":
         notes[0] += f"; micro-batch {fit.micro_batch}, recompute {fit.recompute}"
     if run.step < config.optim.steps < config.optim.warmup_steps:
+        can_collapse = getattr(config.model, "block", None) in ALPHA
         notes.append(
             f"ends at step {config.optim.steps}, inside its warm-up of {config.optim.warmup_steps}: "
-            "the learning rate only rises, and a collapse says little yet; raise --optim.steps"
+            f"the learning rate only rises{MAY_COLLAPSE if can_collapse else SHORTER_WARMUP}"
         )
     return notes
 
