@@ -14,7 +14,7 @@ from deeploop.data.iterate import make_task
 from deeploop.data.iterate.examples import held_out
 from deeploop.diagnose.exponent import half_width
 from deeploop.eval.iterated import copying
-from deeploop.report.beyond import goes_on
+from deeploop.report.beyond import RIGHT, goes_on
 from deeploop.report.page import MISSING, filled, markdown_table
 from deeploop.report.runs import Run, find_runs
 from deeploop.report.sweeps import read_sweep
@@ -27,6 +27,7 @@ SHOWN = ("4", "9", "24", "200")
 HELD_OUT = 11  # no choice was made on seeds from this one on
 SEED_STEPS = (4, 9, 24, 127, 200)
 ROUNDS = (1, 4, 8, 16, 32, 64, 128, 200)
+RECALL_STEPS = (4, 8, 24, 77, 200)
 STEPS = {"automaton": (4, 8, 16, 77, 200), "addition": (4, 8, 16, 24), "hops": (4, 8, 12, 24)}
 
 
@@ -89,6 +90,26 @@ def task_tables(folder: Path) -> str:
     return "\n\n".join(tables)
 
 
+def recall_table(folder: Path) -> str:
+    """Iterated tasks with and without an injection: who learns four steps, who goes on, the mean shares."""
+    rows = []
+    for part in ("grid", "longer"):
+        order = [*read_sweep(folder / part).cells]
+        groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+        for run in sorted(find_runs([folder / part]), key=lambda run: order.index(run.folder.name)):
+            if run.state == "finished":
+                groups[run.axes["task"], run.axes["rule"]].append(run)
+        for (task, rule), runs in groups.items():
+            fields = runs[0].fields
+            trial = f"{fields['optim.peak_lr']:g}, {fields['rounds.noise']:g}, {fields['optim.steps']:,}"
+            learned = sum(shares_by_steps(run)[TRAINED] >= RIGHT for run in runs)
+            counts = [f"{learned} of {len(runs)}", reached(runs)]
+            rows.append([task, rule, trial, *counts, *means(runs, RECALL_STEPS)])
+    shown = [f"{h} steps" for h in RECALL_STEPS]
+    header = ["task", "rule, injection", "rate, noise, training", "learns 4 steps", "extrapolates", *shown]
+    return markdown_table(header, rows)
+
+
 def seed_table(folder: Path, axis: str, label: str) -> str:
     """The runs of a sweep over seeds, by one of its axes: how many go on, and the shares of right cells.
 
@@ -146,6 +167,7 @@ def tables(docs: Path) -> dict[Path, dict[str, str]]:
         docs / "depth.md": {
             "depth": f"{variants_table(study)}\n\n{stream_table(stream)}",
             "demo-seeds": seed_table(results / "demo-seeds", "rule", "model"),
+            "recall": recall_table(results / "recall"),
         },
         results / "depth" / "README.md": {"study": study_table(study)},
         results / "iterate" / "README.md": {"iterate": task_tables(results / "iterate")},
