@@ -331,7 +331,8 @@ PARTS = {"prelude": 1, "coda": 1, "injection": "gated"}
     [
         ({}, {"recompute": "round"}, 0.25),
         ({"block": "flat"}, {}, 0.55),
-        ({"block": "prenorm"}, {}, 0.62),
+        ({"block": "prenorm", "blocks": 1, "rounds": 1}, {}, 0.5),
+        ({"block": "prenorm"}, {}, None),
         (PARTS, {}, 0.3),
         ({}, {"documents": True}, 0.3),
         ({}, {"bf16_stream": True}, 0.58),
@@ -342,7 +343,8 @@ def test_the_chain_is_the_loop_with_fp8_products(
     model, options, bound, monkeypatch, multiplied, right_rounding
 ):
     """`bound`: of the matrices' gradients, how far kernels and emulation are apart on average, relative to
-    what FP8 changes. Gradients that are not in FP8 are 0.6 to 0.7 from it.
+    what FP8 changes. Gradients that are not in FP8 are 0.66 to 0.74 from it. Pre-norm passes differences on
+    from visit to visit: after four they are 0.56, too near to be told apart, after one 0.34.
     """
     from deeploop.nn.kernels import fp8_stack
 
@@ -394,4 +396,4 @@ def test_the_chain_is_the_loop_with_fp8_products(
         assert (a - c).norm() < 0.25 * c.norm(), name
         if "weight" in name and a.ndim == 2:
             apart.append(((a - b).norm() / (b - c).norm()).item())
-    assert fmean(apart) < bound
+    assert bound is None or fmean(apart) < bound
