@@ -362,10 +362,10 @@ def test_the_chain_is_the_loop_with_fp8_products(
         monkeypatch.setattr(
             fp8_stack, "document_attention", lambda q, k, v, _: attend(q, k, v, attn_mask=mask)
         )
-    narrower = fused.Narrower(fp8=True, bf16_stream="bf16_stream" in options)
+    low_precision = fused.LowPrecision(fp8=True, bf16_stream="bf16_stream" in options)
     for block in (*gpt.prelude, *gpt.coda):
-        assert fused.install(block, narrower)
-    assert fused.install_rounds(gpt, narrower)
+        assert fused.install(block, low_precision)
+    assert fused.install_rounds(gpt, low_precision)
     x, weights = inputs()
     parts = (gpt.prelude, gpt.blocks, gpt.coda, gpt.injection)
     named = {n: p for part in parts if part is not None for n, p in part.named_parameters(str(id(part)))}
@@ -388,7 +388,7 @@ def test_the_chain_is_the_loop_with_fp8_products(
     exact = loop()
     for told in kept:
         emulate(*told)
-    apart, stream = [], 0.02 if narrower.bf16_stream else 1e-6  # which the modules do not emulate
+    apart, stream = [], 0.02 if low_precision.bf16_stream else 1e-6  # which the modules do not emulate
     for name, a, b, c in zip(("y", "x", *named), (y, *ours), loop(), exact, strict=True):
         assert a.dtype == c.dtype
         # Rounding to FP8 makes a jump of what differs in the last bit of bf16, and pre-norm passes it on.

@@ -45,16 +45,16 @@ class Execution:
 
     def apply(self, model: nn.Module) -> None:
         """Puts the blocks on the kernels, or compiles them; an eager model stays as it is."""
-        narrower = fused.Narrower(self.precision == "fp8", self.bf16_stream)
-        if narrower.fp8:
+        low_precision = fused.LowPrecision(self.precision == "fp8", self.bf16_stream)
+        if low_precision.fp8:
             fused.check_fp8_compiler(next(model.parameters()).device)
         for block in physical_blocks(model):
             if self.blocks == "kernels":
-                fused.install(block, narrower)
+                fused.install(block, low_precision)
             elif self.blocks == "compiled":
                 block.compile()
         if self.chained:
-            fused.install_rounds(model, narrower)
+            fused.install_rounds(model, low_precision)
 
     def describe(self) -> str:
         """One line for a person."""
@@ -95,15 +95,17 @@ def choose_execution(
     chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
     # Without an optimizer nothing is trained: a run that was trained in FP8 is evaluated in bf16, anywhere.
     trains = optimizer is not None
-    narrower = fused.Narrower(trains and config.precision == "fp8", trains and config.stream == "bf16")
-    if narrower.fp8:
+    low_precision = fused.LowPrecision(
+        trains and config.precision == "fp8", trains and config.stream == "bf16"
+    )
+    if low_precision.fp8:
         require_fp8(world.device)
         _require_chain("precision=fp8", model, blocks, why_blocks, sharded)
         for block in physical_blocks(model):
             if reason := fused.against_fp8(block, tokens):
                 raise ValueError(f"device.precision=fp8: {reason}")
         precision = "fp8"
-    if narrower.bf16_stream:
+    if low_precision.bf16_stream:
         _require_chain("stream=bf16", model, blocks, why_blocks, sharded)
     obstacles = {
         "device.graph is off": not config.graph,
@@ -117,7 +119,7 @@ def choose_execution(
     lag = int(graph and optimizer is not None and supports_conditional_step(optimizer))
     because = (*why_blocks, *why_graph[:1])
     return Execution(
-        blocks, chained, precision, graph, lag, graph and draws_rounds, because, narrower.bf16_stream
+        blocks, chained, precision, graph, lag, graph and draws_rounds, because, low_precision.bf16_stream
     )
 
 

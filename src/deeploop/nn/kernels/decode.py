@@ -65,7 +65,7 @@ class Pending(NamedTuple):
 
 
 @triton.jit
-def _product(
+def _decode_product(
     A, M, L, X, FX, G, G2, Y, W, BIAS, OUT, alpha, epsilon, eps, N,
     B: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
     HEAD: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, OUTER: tl.constexpr, GAIN: tl.constexpr,
@@ -128,13 +128,13 @@ def _product(
 
 @triton.jit
 def _halves(P, at, live, D: tl.constexpr):
-    """The two halves of heads or of a gain, which rotation turns into each other."""
+    """The two halves of heads or of a gain, which rotary mixes."""
     return tl.load(P + at, mask=live, other=0.0), tl.load(P + at + D // 2, mask=live, other=0.0)
 
 
 @triton.jit
-def _turned(P, at, gu, gv, cos, sin, live, eps, D: tl.constexpr, NORM: tl.constexpr):
-    """The halves of a head's query or key, turned and normalised; rounded where modules in bf16 round."""
+def _apply_rotary(P, at, gu, gv, cos, sin, live, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """The halves of a head's query or key, rotated and normalised; rounded where modules in bf16 round."""
     dtype = P.dtype.element_ty
     a, b = _halves(P, at, live, D)
     a = a.to(tl.float32)
@@ -187,7 +187,7 @@ def _attention(
         gdc_wait()
     at = row * (H + 2 * (H // GROUP)) * D + i
     own = at + (H + head % H // GROUP) * D
-    qu, qv = _turned(P, at + head % H * D, gqu, gqv, cos, sin, live, eps, D, NORM)
+    qu, qv = _apply_rotary(P, at + head % H * D, gqu, gqv, cos, sin, live, eps, D, NORM)
     qu = qu.to(tl.float32) * scale
     qv = qv.to(tl.float32) * scale
     top = -1e30  # no score is as low, and unlike -inf it can be subtracted from itself
@@ -195,7 +195,7 @@ def _attention(
     yu = tl.zeros((HALF,), tl.float32)
     yv = tl.zeros((HALF,), tl.float32)
     if split == 0:
-        nku, nkv = _turned(P, own, gku, gkv, cos, sin, live, eps, D, NORM)
+        nku, nkv = _apply_rotary(P, own, gku, gkv, cos, sin, live, eps, D, NORM)
         nvu, nvv = _halves(P, own + H // GROUP * D, live, D)
         new = position * D + i
         writes = live & (head % GROUP == 0)  # one of the heads that share them
@@ -368,7 +368,7 @@ def _launch_product(
     defaults = {"SPLITS": 1, "HEAD": 1} | dict.fromkeys(
         ("NORM", "ADD", "OUTER", "GAIN", "NEXT", "SWIGLU"), False
     )
-    _product[(triton.cdiv(n, rows),)](
+    _decode_product[(triton.cdiv(n, rows),)](
         *(*given, weight, bias, out, *scales, n),
         **defaults | flags,
         **_overlap(out),

@@ -234,10 +234,10 @@ class _Between(torch.autograd.Function):
         entering: list[Tensor | None] = [None] * ENTERING
         dh = dy = scale = None
         if entered is not None:
-            saved, h, turned = saved[:-6], saved[-6], saved[-5:]
+            saved, h, for_rotary = saved[:-6], saved[-6], saved[-5:]
             qkv: Product = entered.qkv
             heads, eps = entered.heads
-            d, *gains = rotary_backward(turned, dq, dk, dv, heads, eps, E5M2, qkv.gradient_scale)
+            d, *gains = rotary_backward(for_rotary, dq, dk, dv, heads, eps, E5M2, qkv.gradient_scale)
             d = d.flatten(0, -2)
             dh = qkv.input_gradient(d)
             entering[1:] = [*qkv.weight_gradient(transposed(d), transposed(h)).chunk(3), *gains]
