@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop.nn.kernels.norms import prenorm
-from deeploop.nn.kernels.stack import Packed, Sublayers, join
+from deeploop.nn.kernels.products import product_groups
+from deeploop.nn.kernels.stack import Packed, Sublayers, enter, join, norm_eps
 from deeploop.nn.kernels.swiglu import swiglu
 from deeploop.nn.layers import RMSNorm, Rotary
 from deeploop.nn.residual import ScaledResidual
@@ -266,13 +266,10 @@ def run(
 
 def biases_of(pair: Sublayers, dtype: torch.dtype) -> Biases:
     """The biases of a block, packed as its matrices are."""
-    a: Any = pair[0].branch
-    m: Any = pair[1].branch
-    groups = ((a.q, a.k, a.v), (a.o,), (m.gate, m.up), (m.down,))
     return Biases(
         *(
-            None if group[0].bias is None else torch.cat([linear.bias for linear in group]).to(dtype)
-            for group in groups
+            None if group[0].bias is None else torch.cat([layer.bias for layer in group]).to(dtype)
+            for group in product_groups(pair)
         )
     )
 
@@ -295,7 +292,9 @@ def _normed_product(
 ) -> tuple[Tensor, Tensor]:
     """The stream with what was pending, and the product of its norm; of gate and up their SwiGLU."""
     if len(x) > FEW:
-        x, h = _normed(x, pending, inner, weight.dtype)
+        x, h = (
+            enter(inner, x, weight.dtype) if pending is None else join(pending.sublayer, x, pending.f, inner)
+        )
         sides = F.linear(h, weight, bias)
         return x, swiglu(sides) if is_swiglu else sides
     outer = None if pending is None else pending.sublayer.outer
@@ -305,7 +304,7 @@ def _normed_product(
     rows = len(weight) // 2 if is_swiglu else len(weight)
     out = torch.empty(len(x), rows, dtype=weight.dtype, device=x.device)
     alpha, epsilon = (1.0, 1.0) if pending is None else (pending.sublayer.alpha, pending.sublayer.epsilon)
-    eps = next((norm.eps for norm in (outer, inner) if isinstance(norm, RMSNorm)), 0.0)
+    eps = norm_eps(outer, inner)
     f = None if pending is None else pending.f
     _launch_product(
         (None, None, None, x, f, gain, gain2, y),
@@ -319,17 +318,6 @@ def _normed_product(
         SWIGLU=is_swiglu,
     )
     return y, out
-
-
-def _normed(
-    x: Tensor, pending: Pending | None, inner: nn.Module, narrow: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    if pending is not None:
-        return join(pending.sublayer, x, pending.f, inner)
-    if isinstance(inner, RMSNorm):
-        assert inner.weight is not None
-        return prenorm(x, inner.weight, inner.eps, narrow)
-    return x, x.to(narrow)
 
 
 def _product_of(

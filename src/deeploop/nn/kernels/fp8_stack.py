@@ -28,8 +28,9 @@ from deeploop.nn.fp8 import (
 )
 from deeploop.nn.kernels.casts import cast_into, transposed
 from deeploop.nn.kernels.norms import norms_backward, norms_forward
+from deeploop.nn.kernels.products import product_groups
 from deeploop.nn.kernels.rotary import rotary_backward, rotary_forward
-from deeploop.nn.kernels.stack import Inject, Sublayers
+from deeploop.nn.kernels.stack import Inject, Sublayers, norm_eps
 from deeploop.nn.kernels.swiglu import swiglu, swiglu_backward_fp8
 from deeploop.nn.layers import RMSNorm, Rotary
 from deeploop.nn.recompute import maybe_checkpoint
@@ -125,15 +126,13 @@ def prepare(blocks: Sequence[Sublayers], scales: Scales, gradients: GradientScal
     weight, given = spaced(scales.weight), spaced(scales.input)
     weight_inverse, given_inverse = weight.reciprocal(), given.reciprocal()
     prepared = []
-    for k, (first, second) in enumerate(blocks):
-        a: Any = first.branch
-        m: Any = second.branch
+    for k, pair in enumerate(blocks):
         products = []
-        for j, layers in enumerate(((a.q, a.k, a.v), (a.o,), (m.gate, m.up), (m.down,))):
+        for j, layers in enumerate(product_groups(pair)):
             rows, columns = _cast_matrices([layer.weight for layer in layers], weight[k, j, 0])
             tables = weight_inverse, given, given_inverse, gradients.scale, gradients.inverse
             products.append(Product(rows, columns, *(table[k, j, 0] for table in tables)))
-        prepared.append(Prepared(first, second, *products))
+        prepared.append(Prepared(*pair, *products))
     return prepared
 
 
@@ -178,9 +177,8 @@ def _between(
 def _equation(sublayer: ScaledResidual | None, following: Any) -> dict[str, Any]:
     """How the stream goes on: whether by an outer norm, and α, ε and the norms' eps."""
     outer = None if sublayer is None else sublayer.outer
-    eps = next((norm.eps for norm in (outer, following) if isinstance(norm, RMSNorm)), 0.0)
     alpha, epsilon = (1.0, 1.0) if sublayer is None else (sublayer.alpha, sublayer.epsilon)
-    return {"outer": isinstance(outer, RMSNorm), "scales": (alpha, epsilon, eps)}
+    return {"outer": isinstance(outer, RMSNorm), "scales": (alpha, epsilon, norm_eps(outer, following))}
 
 
 class _Between(torch.autograd.Function):
