@@ -315,6 +315,16 @@ def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
     assert not fused.install_rounds(LoopedGPT(replace(config, heads=16)))  # heads of 2
 
 
+@pytest.mark.parametrize("changes", [{}, {"heads": 4}, {"mixer": "mlp"}, {"flat": True}, {"p": 0.5}], ids=str)
+def test_a_reasoners_config_says_whether_its_blocks_are_known(monkeypatch, changes):
+    for has_triton in (True, False):
+        monkeypatch.setattr(fused, "HAS_TRITON", has_triton)
+        config = HRMConfig(**{"width": 32, "heads": 2, "hidden": 48} | changes)
+        block = ReasonerBlock(config, "L", 9)
+        assert fused.fits_block(block) == fused.fits_reasoner(config.mixer, config.head_size)
+    assert fused.SMALLEST_HEAD == 16  # so that heads of 8 and 16 lie on both sides
+
+
 def test_a_reasoners_stacks_are_installed_and_left_to_the_modules_on_a_cpu(monkeypatch):
     monkeypatch.setattr(fused, "HAS_TRITON", True)
     shape = PuzzleShape(vocabulary=6, length=9, puzzle_ids=1)

@@ -53,6 +53,11 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
     )
 
 
+def fits_reasoner(mixer: str, head_size: int) -> bool:
+    """What `fits` will say of a reasoner's blocks, by their config: memory is planned before they exist."""
+    return HAS_TRITON and mixer == "attention" and head_size >= SMALLEST_HEAD
+
+
 def fits_decoding(block: nn.Module) -> bool:
     """Whether the kernels of decoding know a block: grouped-query attention, biases and any QK-norm too."""
     pair = sublayers(block)

@@ -89,7 +89,8 @@ def choose_execution(
     where they are known.
     """
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
-    blocks, why_blocks = _choose_blocks(config, world, model)
+    known = all(map(fused.fits_block, physical_blocks(model)))
+    blocks, why_blocks = _choose_blocks(config, world.device, known)
     sharded = world.is_sharded(config)
     # Sharded blocks are gathered when they are called, so each must be called by itself.
     chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
@@ -151,26 +152,25 @@ def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:
     return uses_bf16(config, device) and config.compile != "off"
 
 
-def runs_kernels(config: DeviceConfig, device: torch.device) -> bool:
-    """Whether blocks that the Triton kernels know run on them."""
-    on_gpu = device.type == "cuda" and uses_bf16(config, device)
-    return on_gpu and config.compile == "auto" and fused.HAS_TRITON
+def runs_kernels(config: DeviceConfig, device: torch.device, known: bool) -> bool:
+    """Whether `choose_execution` will put blocks on the Triton kernels, which know them or do not."""
+    return _choose_blocks(config, device, known)[0] == "kernels"
 
 
-def _choose_blocks(config: DeviceConfig, world: World, model: nn.Module) -> tuple[Blocks, list[str]]:
-    on_gpu = world.device.type == "cuda"
+def _choose_blocks(config: DeviceConfig, device: torch.device, known: bool) -> tuple[Blocks, list[str]]:
+    on_gpu = device.type == "cuda"
     if config.compile == "off" or (config.compile == "auto" and not on_gpu):
         return "eager", ["device.compile is off"] if on_gpu else []
-    why = list(_against_kernels(config, world, model))
+    why = list(_against_kernels(config, device, known))
     return ("compiled", why[:1]) if why else ("kernels", [])
 
 
-def _against_kernels(config: DeviceConfig, world: World, model: nn.Module) -> Iterator[str]:
+def _against_kernels(config: DeviceConfig, device: torch.device, known: bool) -> Iterator[str]:
     if config.compile == "on":
         yield "device.compile is on"
-    if not uses_bf16(config, world.device):
+    if not uses_bf16(config, device):
         yield "the Triton kernels need bf16"
     if not fused.HAS_TRITON:
         yield "Triton is not installed"
-    if not all(map(fused.fits_block, physical_blocks(model))):
+    if not known:
         yield "the Triton kernels do not know these blocks"
