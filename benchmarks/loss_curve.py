@@ -99,9 +99,9 @@ def reference_losses(model: nn.Module, run: ActiveRun, batches: list[tuple[Tenso
     return losses
 
 
-def narrower(config: TrainConfig, world: World, **device: Any) -> tuple[list[float], list[float]]:
+def low_precision(config: TrainConfig, world: World, **device: Any) -> tuple[list[float], list[float]]:
     """Our losses with these fields of the device's config, and as they are without."""
-    changed = replace(config, out=config.out / "narrower", device=replace(config.device, **device))
+    changed = replace(config, out=config.out / "low-precision", device=replace(config.device, **device))
     return our_losses(open_run(changed, world)), our_losses(open_run(config, world))
 
 
@@ -134,7 +134,7 @@ def main() -> None:
         with open_world(base.device) as world:
             for seed in options.seeds:
                 config = replace(base, seed=seed, out=Path(folder) / str(seed))
-                curves.append(narrower(config, world, **device) if against_bf16 else both(config, world))
+                curves.append(low_precision(config, world, **device) if against_bf16 else both(config, world))
     if options.json:
         options.json.write_text(json.dumps({"ours, reference by seed": curves}) + "\n", encoding="utf-8")
     rows = []
@@ -154,7 +154,7 @@ def main() -> None:
                 f"{spread:.4f}",
             )
         )
-    names = ("narrower", "bf16") if against_bf16 else ("ours", "reference")
+    names = ("low precision", "bf16") if against_bf16 else ("ours", "reference")
     print(text_table(("steps", *names, "largest gap at a seed", "spread over seeds"), rows))
 
 

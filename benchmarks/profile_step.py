@@ -30,7 +30,7 @@ STEPS = 5
 REFERENCE = Path(__file__).with_name("reference_gpt.py")
 KINDS = (  # the first that matches; names are those of CUDA kernels
     ("attention", r"flash|sdpa|fmha|cudnn|_attend"),
-    ("products with what follows", r"^_product"),
+    ("products with what follows", r"^_product_epilogue"),
     ("matrix products", r"nvjet|gemm|cutlass|splitK"),
     ("norms and residuals", r"_norm_(for|back)ward|rms_norm"),
     ("rotary and QK-norm", r"_rotary_"),

@@ -172,7 +172,8 @@ def without_gradient(batch: int, length: int) -> dict[str, Case]:
     q, k, v, o = (_normal(WIDTH, WIDTH) * WIDTH**-0.5 for _ in range(4))
     gate, up = (_normal(HIDDEN, WIDTH) * WIDTH**-0.5 for _ in range(2))
     down = _normal(WIDTH, HIDDEN) * HIDDEN**-0.5
-    qkv, turned = torch.cat((q, k, v)), torch.cat((epilogues.paired(q, HEAD), epilogues.paired(k, HEAD), v))
+    qkv = torch.cat((q, k, v))
+    paired_qkv = torch.cat((epilogues.paired(q, HEAD), epilogues.paired(k, HEAD), v))
     sides, both = torch.cat((gate, up)), epilogues.interleaved(gate, up)
     packed, hidden, mixed = _normal(n, 3 * WIDTH), _normal(n, HIDDEN), _normal(n, WIDTH)
 
@@ -203,7 +204,7 @@ def without_gradient(batch: int, length: int) -> dict[str, Case]:
             2 * n * WIDTH * 2 * HIDDEN,
         ),
         "rotate": Case(
-            partial(epilogues.rotate, state, turned, angles, HEAD, eps),
+            partial(epilogues.rotate, state, paired_qkv, angles, HEAD, eps),
             lambda: rotary.rotary_qkv((rows @ qkv.T).view(batch, length, -1), *angles, HEADS, None, 0.0),
             by_hand,
             2 * n * WIDTH * 3 * WIDTH,

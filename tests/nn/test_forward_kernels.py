@@ -34,8 +34,8 @@ def kernels():
     from deeploop.nn.kernels import attention, epilogues
 
     # Two columns of tiles in every product, rows that do not fill the last tile, more tiles than programs.
-    cut = epilogues.Tiles(rows=64 if DEVICE == "cuda" else 16, columns=32, depth=32, stages=2, warps=4)
-    return SimpleNamespace(**vars(epilogues), attend=attention.attend, Keys=attention.Tiles, cut=cut)
+    cut = epilogues.ProductTiles(rows=64 if DEVICE == "cuda" else 16, columns=32, depth=32, stages=2, warps=4)
+    return SimpleNamespace(**vars(epilogues), attend=attention.attend, Keys=attention.AttentionTiles, cut=cut)
 
 
 def normal(*shape, seed=0):

@@ -331,7 +331,8 @@ PARTS = {"prelude": 1, "coda": 1, "injection": "gated"}
     [
         ({}, {"recompute": "round"}, 0.25),
         ({"block": "flat"}, {}, 0.55),
-        ({"block": "prenorm"}, {}, 0.62),
+        ({"block": "prenorm", "blocks": 1, "rounds": 1}, {}, 0.5),
+        ({"block": "prenorm"}, {}, None),
         (PARTS, {}, 0.3),
         ({}, {"documents": True}, 0.3),
         ({}, {"bf16_stream": True}, 0.58),
@@ -342,7 +343,8 @@ def test_the_chain_is_the_loop_with_fp8_products(
     model, options, bound, monkeypatch, multiplied, right_rounding
 ):
     """`bound`: of the matrices' gradients, how far kernels and emulation are apart on average, relative to
-    what FP8 changes. Gradients that are not in FP8 are 0.6 to 0.7 from it.
+    what FP8 changes. Gradients that are not in FP8 are 0.66 to 0.74 from it. Pre-norm passes differences on
+    from visit to visit: after four they are 0.56, too near to be told apart, after one 0.34.
     """
     from deeploop.nn.kernels import fp8_stack
 
@@ -360,10 +362,10 @@ def test_the_chain_is_the_loop_with_fp8_products(
         monkeypatch.setattr(
             fp8_stack, "document_attention", lambda q, k, v, _: attend(q, k, v, attn_mask=mask)
         )
-    narrower = fused.Narrower(fp8=True, bf16_stream="bf16_stream" in options)
+    low_precision = fused.LowPrecision(fp8=True, bf16_stream="bf16_stream" in options)
     for block in (*gpt.prelude, *gpt.coda):
-        assert fused.install(block, narrower)
-    assert fused.install_rounds(gpt, narrower)
+        assert fused.install(block, low_precision)
+    assert fused.install_rounds(gpt, low_precision)
     x, weights = inputs()
     parts = (gpt.prelude, gpt.blocks, gpt.coda, gpt.injection)
     named = {n: p for part in parts if part is not None for n, p in part.named_parameters(str(id(part)))}
@@ -386,7 +388,7 @@ def test_the_chain_is_the_loop_with_fp8_products(
     exact = loop()
     for told in kept:
         emulate(*told)
-    apart, stream = [], 0.02 if narrower.bf16_stream else 1e-6  # which the modules do not emulate
+    apart, stream = [], 0.02 if low_precision.bf16_stream else 1e-6  # which the modules do not emulate
     for name, a, b, c in zip(("y", "x", *named), (y, *ours), loop(), exact, strict=True):
         assert a.dtype == c.dtype
         # Rounding to FP8 makes a jump of what differs in the last bit of bf16, and pre-norm passes it on.
@@ -394,4 +396,4 @@ def test_the_chain_is_the_loop_with_fp8_products(
         assert (a - c).norm() < 0.25 * c.norm(), name
         if "weight" in name and a.ndim == 2:
             apart.append(((a - b).norm() / (b - c).norm()).item())
-    assert fmean(apart) < bound
+    assert bound is None or fmean(apart) < bound

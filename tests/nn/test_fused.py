@@ -209,7 +209,7 @@ def test_a_reasoner_on_the_kernels_is_the_reasoner(monkeypatch, q_only):
 def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatch):
     monkeypatch.setattr(fused, "HAS_TRITON", True)
     monkeypatch.setattr(fused, "_applies", lambda x, *extras: True)
-    monkeypatch.setattr(fused, "_run", lambda *given, **options: "with a backward pass")
+    monkeypatch.setattr(fused, "_run_kernels", lambda *given, **options: "with a backward pass")
     capability, fits, narrow = [9, 0], [True], [torch.bfloat16]
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: narrow[0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: tuple(capability))
@@ -315,6 +315,16 @@ def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
     assert not fused.install_rounds(LoopedGPT(replace(config, heads=16)))  # heads of 2
 
 
+@pytest.mark.parametrize("changes", [{}, {"heads": 4}, {"mixer": "mlp"}, {"flat": True}, {"p": 0.5}], ids=str)
+def test_a_reasoners_config_says_whether_its_blocks_are_known(monkeypatch, changes):
+    for has_triton in (True, False):
+        monkeypatch.setattr(fused, "HAS_TRITON", has_triton)
+        config = HRMConfig(**{"width": 32, "heads": 2, "hidden": 48} | changes)
+        block = ReasonerBlock(config, "L", 9)
+        assert fused.fits_block(block) == fused.fits_reasoner(config.mixer, config.head_size)
+    assert fused.SMALLEST_HEAD == 16  # so that heads of 8 and 16 lie on both sides
+
+
 def test_a_reasoners_stacks_are_installed_and_left_to_the_modules_on_a_cpu(monkeypatch):
     monkeypatch.setattr(fused, "HAS_TRITON", True)
     shape = PuzzleShape(vocabulary=6, length=9, puzzle_ids=1)
@@ -342,12 +352,12 @@ def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):
     assert fused._applies(x)
 
 
-def test_only_training_steps_are_narrower(monkeypatch):
+def test_only_training_steps_are_in_low_precision(monkeypatch):
     monkeypatch.setattr(fused, "HAS_TRITON", True)
     monkeypatch.setattr(fused, "_applies", lambda x, *extras: True)
-    monkeypatch.setattr(fused, "_run", lambda how, *args, **options: how)
+    monkeypatch.setattr(fused, "_run_kernels", lambda how, *args, **options: how)
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
-    model, fp8 = LoopedGPT(config), fused.Narrower(fp8=True)
+    model, fp8 = LoopedGPT(config), fused.LowPrecision(fp8=True)
     fused.install_rounds(model, fp8)
     fused.install(model.blocks[0], fp8)
     for training, how in ((True, fp8), (False, fused.BF16)):
@@ -360,7 +370,9 @@ def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
     """In a block and in a loop; what has a mask of its own or a cache is left to the modules."""
     monkeypatch.setattr(fused, "HAS_TRITON", True)
     monkeypatch.setattr(fused, "_applies", lambda x, *extras: all(extra is None for extra in extras))
-    monkeypatch.setattr(fused, "_run", lambda how, blocks, x, rotary, **options: (list(blocks), options))
+    monkeypatch.setattr(
+        fused, "_run_kernels", lambda how, blocks, x, rotary, **options: (list(blocks), options)
+    )
     block, x, rotary = gpt(), torch.randn(2, 9, 32), rotary_table(9, 16)
     plain = block(x, rotary)
     assert fused.install(block)

@@ -24,8 +24,8 @@ def rotate_by_complex(x):
     T, D = x.shape[-2:]
     frequency = torch.tensor([10000 ** (-2 * i / D) for i in range(D // 2)], dtype=torch.float64)
     angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency
-    turned = torch.complex(x[..., : D // 2], x[..., D // 2 :]) * torch.polar(torch.ones_like(angle), angle)
-    return torch.cat((turned.real, turned.imag), dim=-1)
+    rotated = torch.complex(x[..., : D // 2], x[..., D // 2 :]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat((rotated.real, rotated.imag), dim=-1)
 
 
 def random_attention(width=16, heads=2):

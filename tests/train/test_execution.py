@@ -93,9 +93,9 @@ def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
     model = LoopedGPT(GPTConfig(**SHAPE))
     chosen.apply(model)
     assert checked == [torch.device("cpu")]
-    (narrower,) = {block.forward.__func__.args[0] for block in (*model.blocks,)}
-    assert narrower == fused.Narrower(fp8=True, bf16_stream=True)
-    assert model.run_rounds.__func__.args[0] == narrower
+    (low_precision,) = {block.forward.__func__.args[0] for block in (*model.blocks,)}
+    assert low_precision == fused.LowPrecision(fp8=True, bf16_stream=True)
+    assert model.run_rounds.__func__.args[0] == low_precision
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from deeploop.nn.kernels.products import product_groups
 from deeploop.nn.residual import ScaledResidual
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -82,11 +83,9 @@ class Scales(NamedTuple):
 def block_scales(blocks: Sequence[tuple[ScaledResidual, ScaledResidual]]) -> Scales:
     """The scales of blocks of attention and SwiGLU, each behind an RMSNorm with a gain."""
     tensors: list[Tensor] = []
-    for first, second in blocks:
-        a: Any = first.branch
-        m: Any = second.branch
-        tensors += [layer.weight for layer in (a.q, a.k, a.v, a.o, m.gate, m.up, m.down)]
-        tensors += [first.inner.weight, second.inner.weight]  # type: ignore[list-item]
+    for pair in blocks:
+        tensors += [layer.weight for group in product_groups(pair) for layer in group]
+        tensors += [sublayer.inner.weight for sublayer in pair]  # type: ignore[misc]
     norms = torch.stack(torch._foreach_norm(tensors)).view(len(blocks), -1).float().unbind(1)
     # Divided one by one: a CUDA graph can't record numbers on their way from the host.
     rms = [norm / math.sqrt(tensor.numel()) for norm, tensor in zip(norms, tensors, strict=False)]

@@ -53,6 +53,11 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
     )
 
 
+def fits_reasoner(mixer: str, head_size: int) -> bool:
+    """What `fits` will say of a reasoner's blocks, by their config: memory is planned before they exist."""
+    return HAS_TRITON and mixer == "attention" and head_size >= SMALLEST_HEAD
+
+
 def fits_decoding(block: nn.Module) -> bool:
     """Whether the kernels of decoding know a block: grouped-query attention, biases and any QK-norm too."""
     pair = sublayers(block)
@@ -98,8 +103,8 @@ def _stacks(model: nn.Module) -> Iterable[nn.Module]:
 
 
 @dataclass(frozen=True)
-class Narrower:
-    """What training steps compute narrower than bf16 autocast does; evaluations are in bf16 always."""
+class LowPrecision:
+    """What training steps have in lower precision than bf16 autocast; evaluations are in bf16 always."""
 
     fp8: bool = False
     """The blocks' products in FP8."""
@@ -107,7 +112,7 @@ class Narrower:
     """The residual stream in bf16 in place of fp32."""
 
 
-BF16 = Narrower()
+BF16 = LowPrecision()
 
 
 def against_fp8(block: nn.Module, tokens: int) -> str:
@@ -129,22 +134,22 @@ def check_fp8_compiler(device: torch.device) -> None:
     check_compiler(device)
 
 
-def install(block: nn.Module, narrower: Narrower = BF16) -> bool:
+def install(block: nn.Module, low_precision: LowPrecision = BF16) -> bool:
     """Lets the block run on the kernels wherever a call is one for them; whether it can."""
     if fits_block(block):
         # Bound, so that a copy of the block runs on its own weights.
-        block.forward = MethodType(partial(_forward, narrower), block)
+        block.forward = MethodType(partial(_forward, low_precision), block)
     return fits_block(block)
 
 
-def install_rounds(model: nn.Module, narrower: Narrower = BF16) -> bool:
+def install_rounds(model: nn.Module, low_precision: LowPrecision = BF16) -> bool:
     """The same for a model's loop, whose rounds then are one chain; whether it can."""
     if not fits_rounds(model):
         return False
     stacks = list(_stacks(model))
     for stack in stacks:
         stack.forward = MethodType(_run_stack, stack)  # no FP8 without inner norms; bf16 states as they are
-    name, run = ("summed", _summed) if stacks else ("run_rounds", partial(_run_rounds, narrower))
+    name, run = ("summed", _summed) if stacks else ("run_rounds", partial(_run_rounds, low_precision))
     setattr(model, name, MethodType(run, model))
     return True
 
@@ -154,17 +159,17 @@ def sublayers(block: nn.Module) -> list[ScaledResidual]:
     return [child for child in block.children() if isinstance(child, ScaledResidual)]
 
 
-def _forward(narrower: Narrower, block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
+def _forward(low_precision: LowPrecision, block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
     # What follows are a mask, a cache and its slot: in training documents at most.
     mask, *others = rest or (None,)
     dense, documents = _split_mask(mask)
     if _applies(x, dense, *others):
-        return _run(_in_training(narrower, block), [block], x, rotary, documents=documents)
+        return _run_kernels(_in_training(low_precision, block), [block], x, rotary, documents=documents)
     return type(block).forward(block, x, rotary, *rest)
 
 
 def _run_rounds(
-    narrower: Narrower,
+    low_precision: LowPrecision,
     model: Any,
     x: Tensor,
     rotary: Rotary,
@@ -182,8 +187,8 @@ def _run_rounds(
         recompute = model.recompute == "round"
         ends = indices is None or indices.stop == model.rounds
         options = {"rounds": rounds, "recompute": recompute, "ends": ends, "inject": inject}
-        narrower = _in_training(narrower, model)
-        return _run(narrower, model.blocks, x, rotary, documents=documents, **options)
+        low_precision = _in_training(low_precision, model)
+        return _run_kernels(low_precision, model.blocks, x, rotary, documents=documents, **options)
     return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
 
 
@@ -193,17 +198,17 @@ def _run_stack(
     # Blocks that are recomputed one by one are called one by one.
     if not _applies(x) or (recomputed and torch.is_grad_enabled()):
         return type(stack).forward(stack, x, rotary, recomputed, positions)
-    if _lacks_gradient(x):
+    if _uses_forward_kernels(x):
         from deeploop.nn.kernels import forward
 
         pairs: Any = [tuple(sublayers(block)) for block in stack.blocks]
         if all(map(forward.fits, pairs)):
             return forward.run(pairs, x, rotary, torch.bfloat16, positions).to(x.dtype)
-    return _run(BF16, stack.blocks, x, rotary, positions=positions)
+    return _run_kernels(BF16, stack.blocks, x, rotary, positions=positions)
 
 
 def _summed(model: Any, *states: Tensor) -> Any:
-    if not (_applies(states[0]) and _lacks_gradient(states[0])):
+    if not (_applies(states[0]) and _uses_forward_kernels(states[0])):
         return type(model).summed(model, *states)
     from deeploop.nn.kernels.epilogues import State, added
 
@@ -211,8 +216,8 @@ def _summed(model: Any, *states: Tensor) -> Any:
     return added(State(first.contiguous(), None), *others).view_as(states[0])
 
 
-def _lacks_gradient(x: Tensor) -> bool:
-    """Whether the kernels without a backward pass may take a call: bf16, on GPUs they are cut for."""
+def _uses_forward_kernels(x: Tensor) -> bool:
+    """Whether the kernels without a backward pass take a call: no gradient, bf16, a GPU they are cut for."""
     narrow = torch.get_autocast_dtype("cuda") == torch.bfloat16
     return narrow and not torch.is_grad_enabled() and torch.cuda.get_device_capability(x.device)[0] == HOPPER
 
@@ -222,18 +227,18 @@ def _inject(injection: nn.Module, entered: Tensor, x: Tensor) -> Tensor:
     return out.to(x.dtype)  # a bf16 stream stays one, though what enters is fp32
 
 
-def _in_training(narrower: Narrower, module: nn.Module) -> Narrower:
-    return narrower if module.training else BF16
+def _in_training(low_precision: LowPrecision, module: nn.Module) -> LowPrecision:
+    return low_precision if module.training else BF16
 
 
-def _run(
-    narrower: Narrower, blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any
+def _run_kernels(
+    low_precision: LowPrecision, blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any
 ) -> Tensor:
     from deeploop.nn.kernels import fp8_stack, stack  # here there is Triton to import
 
     pairs: Any = [tuple(sublayers(block)) for block in blocks]
-    stream = x.to(torch.bfloat16) if narrower.bf16_stream else x
-    if narrower.fp8:
+    stream = x.to(torch.bfloat16) if low_precision.bf16_stream else x
+    if low_precision.fp8:
         return fp8_stack.run(pairs, stream, rotary, **options).to(x.dtype)
     return stack.run(pairs, stream, rotary, torch.get_autocast_dtype("cuda"), **options).to(x.dtype)
 

@@ -45,16 +45,16 @@ class Execution:
 
     def apply(self, model: nn.Module) -> None:
         """Puts the blocks on the kernels, or compiles them; an eager model stays as it is."""
-        narrower = fused.Narrower(self.precision == "fp8", self.bf16_stream)
-        if narrower.fp8:
+        low_precision = fused.LowPrecision(self.precision == "fp8", self.bf16_stream)
+        if low_precision.fp8:
             fused.check_fp8_compiler(next(model.parameters()).device)
         for block in physical_blocks(model):
             if self.blocks == "kernels":
-                fused.install(block, narrower)
+                fused.install(block, low_precision)
             elif self.blocks == "compiled":
                 block.compile()
         if self.chained:
-            fused.install_rounds(model, narrower)
+            fused.install_rounds(model, low_precision)
 
     def describe(self) -> str:
         """One line for a person."""
@@ -89,21 +89,24 @@ def choose_execution(
     where they are known.
     """
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
-    blocks, why_blocks = _choose_blocks(config, world, model)
+    known = all(map(fused.fits_block, physical_blocks(model)))
+    blocks, why_blocks = _choose_blocks(config, world.device, known)
     sharded = world.is_sharded(config)
     # Sharded blocks are gathered when they are called, so each must be called by itself.
     chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
     # Without an optimizer nothing is trained: a run that was trained in FP8 is evaluated in bf16, anywhere.
     trains = optimizer is not None
-    narrower = fused.Narrower(trains and config.precision == "fp8", trains and config.stream == "bf16")
-    if narrower.fp8:
+    low_precision = fused.LowPrecision(
+        trains and config.precision == "fp8", trains and config.stream == "bf16"
+    )
+    if low_precision.fp8:
         require_fp8(world.device)
         _require_chain("precision=fp8", model, blocks, why_blocks, sharded)
         for block in physical_blocks(model):
             if reason := fused.against_fp8(block, tokens):
                 raise ValueError(f"device.precision=fp8: {reason}")
         precision = "fp8"
-    if narrower.bf16_stream:
+    if low_precision.bf16_stream:
         _require_chain("stream=bf16", model, blocks, why_blocks, sharded)
     obstacles = {
         "device.graph is off": not config.graph,
@@ -117,7 +120,7 @@ def choose_execution(
     lag = int(graph and optimizer is not None and supports_conditional_step(optimizer))
     because = (*why_blocks, *why_graph[:1])
     return Execution(
-        blocks, chained, precision, graph, lag, graph and draws_rounds, because, narrower.bf16_stream
+        blocks, chained, precision, graph, lag, graph and draws_rounds, because, low_precision.bf16_stream
     )
 
 
@@ -152,26 +155,25 @@ def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:
     return uses_bf16(config, device) and config.compile != "off"
 
 
-def runs_kernels(config: DeviceConfig, device: torch.device) -> bool:
-    """Whether blocks that the Triton kernels know run on them."""
-    on_gpu = device.type == "cuda" and uses_bf16(config, device)
-    return on_gpu and config.compile == "auto" and fused.HAS_TRITON
+def runs_kernels(config: DeviceConfig, device: torch.device, known: bool) -> bool:
+    """Whether `choose_execution` will put blocks on the Triton kernels, which know them or do not."""
+    return _choose_blocks(config, device, known)[0] == "kernels"
 
 
-def _choose_blocks(config: DeviceConfig, world: World, model: nn.Module) -> tuple[Blocks, list[str]]:
-    on_gpu = world.device.type == "cuda"
+def _choose_blocks(config: DeviceConfig, device: torch.device, known: bool) -> tuple[Blocks, list[str]]:
+    on_gpu = device.type == "cuda"
     if config.compile == "off" or (config.compile == "auto" and not on_gpu):
         return "eager", ["device.compile is off"] if on_gpu else []
-    why = list(_against_kernels(config, world, model))
+    why = list(_against_kernels(config, device, known))
     return ("compiled", why[:1]) if why else ("kernels", [])
 
 
-def _against_kernels(config: DeviceConfig, world: World, model: nn.Module) -> Iterator[str]:
+def _against_kernels(config: DeviceConfig, device: torch.device, known: bool) -> Iterator[str]:
     if config.compile == "on":
         yield "device.compile is on"
-    if not uses_bf16(config, world.device):
+    if not uses_bf16(config, device):
         yield "the Triton kernels need bf16"
     if not fused.HAS_TRITON:
         yield "Triton is not installed"
-    if not all(map(fused.fits_block, physical_blocks(model))):
+    if not known:
         yield "the Triton kernels do not know these blocks"

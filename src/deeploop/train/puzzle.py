@@ -69,13 +69,13 @@ class PuzzleTask:
         batch = config.optim.batch
         self.puzzles = open_puzzles(config.data.path)
         self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
-        known = config.model.mixer == "attention" and config.model.head_size >= fused.SMALLEST_HEAD
+        known = fused.fits_reasoner(config.model.mixer, config.model.head_size)
         needs = partial(
             segment_bytes,
             config.model,
             self.shape,
             shards=shards(config.device, world),
-            kernels=known and runs_kernels(config.device, world.device),
+            kernels=runs_kernels(config.device, world.device, known),
         )
         self.micro_batch, self.recompute = self.fit = fit(batch, config.device, world, needs)
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)

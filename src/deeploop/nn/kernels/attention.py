@@ -17,7 +17,7 @@ except ImportError as error:
     raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
 
 
-class Tiles(NamedTuple):
+class AttentionTiles(NamedTuple):
     """Queries and keys of a tile, tiles in flight, warps: the fastest of those tried on an H200."""
 
     queries: int = 64
@@ -26,21 +26,24 @@ class Tiles(NamedTuple):
     warps: int = 4
 
 
-DEFAULT = Tiles()
+DEFAULT = AttentionTiles()
 
 
 @triton.jit
-def _more(q, k, v, total, most, weight, seen, BN: tl.constexpr, MASK: tl.constexpr):
-    """Takes some keys into the running softmax; of a last tile only those that are `seen`."""
+def _online_softmax_step(q, k, v, acc, m, l, seen, BN: tl.constexpr, MASK: tl.constexpr):
+    """Takes a tile of keys into FlashAttention's acc, m, l; of a last tile only those that are `seen`.
+
+    m: the largest score so far, l: the sum of exp2(s - m), acc: the values weighted by it.
+    """
     s = tl.dot(q, k.T)
     if MASK:
         s = tl.where(tl.arange(0, BN)[None, :] < seen, s, -float("inf"))
-    above = tl.maximum(most, tl.max(s, 1))
-    p = tl.exp2(s - above[:, None])
-    shrink = tl.exp2(most - above)
-    weight = weight * shrink + tl.sum(p, 1)
-    total = tl.dot(p.to(v.dtype), v, total * shrink[:, None])
-    return total, above, weight
+    m_new = tl.maximum(m, tl.max(s, 1))
+    p = tl.exp2(s - m_new[:, None])
+    correction = tl.exp2(m - m_new)
+    l = l * correction + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * correction[:, None])
+    return acc, m_new, l
 
 
 @triton.jit
@@ -55,24 +58,24 @@ def _attend(
     start = (head // H) * T
     column = (head % H) * D
     q = Q.load([start + first, column])
-    total = tl.zeros((BM, D), tl.float32)
-    most = tl.full((BM,), -float("inf"), tl.float32)
-    weight = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    m = tl.full((BM,), -float("inf"), tl.float32)
+    l = tl.zeros((BM,), tl.float32)
     for at in range(0, FULL, BN):
         k = KV.load([start + at, H * D + column])
         v = KV.load([start + at, 2 * H * D + column])
-        total, most, weight = _more(q, k, v, total, most, weight, 0, BN, False)
+        acc, m, l = _online_softmax_step(q, k, v, acc, m, l, 0, BN, False)
     if LAST > 0:
         k = TAIL.load([start + FULL, H * D + column])
         v = TAIL.load([start + FULL, 2 * H * D + column])
-        total, most, weight = _more(q, k, v, total, most, weight, T - FULL, LAST, True)
-    total /= weight[:, None]
+        acc, m, l = _online_softmax_step(q, k, v, acc, m, l, T - FULL, LAST, True)
+    acc /= l[:, None]
     row = first + tl.arange(0, BM)
     to = O + (start + row).to(tl.int64)[:, None] * (H * D) + column + tl.arange(0, D)[None, :]
-    tl.store(to, total.to(O.dtype.element_ty), mask=(row < T)[:, None])  # what follows is another sequence's
+    tl.store(to, acc.to(O.dtype.element_ty), mask=(row < T)[:, None])  # what follows is another sequence's
 
 
-def attend(packed: Tensor, length: int, heads: int, cut: Tiles = DEFAULT) -> Tensor:
+def attend(packed: Tensor, length: int, heads: int, cut: AttentionTiles = DEFAULT) -> Tensor:
     """The heads' outputs (n, width) of packed q, k, v (n, 3·width), n a multiple of `length`."""
     n, width = packed.shape[0], packed.shape[1] // 3
     size = width // heads

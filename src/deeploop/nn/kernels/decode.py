@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop.nn.kernels.norms import prenorm
-from deeploop.nn.kernels.stack import Packed, Sublayers, join
+from deeploop.nn.kernels.products import product_groups
+from deeploop.nn.kernels.stack import Packed, Sublayers, enter, join, norm_eps
 from deeploop.nn.kernels.swiglu import swiglu
 from deeploop.nn.layers import RMSNorm, Rotary
 from deeploop.nn.residual import ScaledResidual
@@ -65,7 +65,7 @@ class Pending(NamedTuple):
 
 
 @triton.jit
-def _product(
+def _decode_product(
     A, M, L, X, FX, G, G2, Y, W, BIAS, OUT, alpha, epsilon, eps, N,
     B: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
     HEAD: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, OUTER: tl.constexpr, GAIN: tl.constexpr,
@@ -128,13 +128,13 @@ def _product(
 
 @triton.jit
 def _halves(P, at, live, D: tl.constexpr):
-    """The two halves of heads or of a gain, which rotation turns into each other."""
+    """The two halves of heads or of a gain, which rotary mixes."""
     return tl.load(P + at, mask=live, other=0.0), tl.load(P + at + D // 2, mask=live, other=0.0)
 
 
 @triton.jit
-def _turned(P, at, gu, gv, cos, sin, live, eps, D: tl.constexpr, NORM: tl.constexpr):
-    """The halves of a head's query or key, turned and normalised; rounded where modules in bf16 round."""
+def _apply_rotary(P, at, gu, gv, cos, sin, live, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """The halves of a head's query or key, rotated and normalised; rounded where modules in bf16 round."""
     dtype = P.dtype.element_ty
     a, b = _halves(P, at, live, D)
     a = a.to(tl.float32)
@@ -187,7 +187,7 @@ def _attention(
         gdc_wait()
     at = row * (H + 2 * (H // GROUP)) * D + i
     own = at + (H + head % H // GROUP) * D
-    qu, qv = _turned(P, at + head % H * D, gqu, gqv, cos, sin, live, eps, D, NORM)
+    qu, qv = _apply_rotary(P, at + head % H * D, gqu, gqv, cos, sin, live, eps, D, NORM)
     qu = qu.to(tl.float32) * scale
     qv = qv.to(tl.float32) * scale
     top = -1e30  # no score is as low, and unlike -inf it can be subtracted from itself
@@ -195,7 +195,7 @@ def _attention(
     yu = tl.zeros((HALF,), tl.float32)
     yv = tl.zeros((HALF,), tl.float32)
     if split == 0:
-        nku, nkv = _turned(P, own, gku, gkv, cos, sin, live, eps, D, NORM)
+        nku, nkv = _apply_rotary(P, own, gku, gkv, cos, sin, live, eps, D, NORM)
         nvu, nvv = _halves(P, own + H // GROUP * D, live, D)
         new = position * D + i
         writes = live & (head % GROUP == 0)  # one of the heads that share them
@@ -266,13 +266,10 @@ def run(
 
 def biases_of(pair: Sublayers, dtype: torch.dtype) -> Biases:
     """The biases of a block, packed as its matrices are."""
-    a: Any = pair[0].branch
-    m: Any = pair[1].branch
-    groups = ((a.q, a.k, a.v), (a.o,), (m.gate, m.up), (m.down,))
     return Biases(
         *(
-            None if group[0].bias is None else torch.cat([linear.bias for linear in group]).to(dtype)
-            for group in groups
+            None if group[0].bias is None else torch.cat([layer.bias for layer in group]).to(dtype)
+            for group in product_groups(pair)
         )
     )
 
@@ -295,7 +292,9 @@ def _normed_product(
 ) -> tuple[Tensor, Tensor]:
     """The stream with what was pending, and the product of its norm; of gate and up their SwiGLU."""
     if len(x) > FEW:
-        x, h = _normed(x, pending, inner, weight.dtype)
+        x, h = (
+            enter(inner, x, weight.dtype) if pending is None else join(pending.sublayer, x, pending.f, inner)
+        )
         sides = F.linear(h, weight, bias)
         return x, swiglu(sides) if is_swiglu else sides
     outer = None if pending is None else pending.sublayer.outer
@@ -305,7 +304,7 @@ def _normed_product(
     rows = len(weight) // 2 if is_swiglu else len(weight)
     out = torch.empty(len(x), rows, dtype=weight.dtype, device=x.device)
     alpha, epsilon = (1.0, 1.0) if pending is None else (pending.sublayer.alpha, pending.sublayer.epsilon)
-    eps = next((norm.eps for norm in (outer, inner) if isinstance(norm, RMSNorm)), 0.0)
+    eps = norm_eps(outer, inner)
     f = None if pending is None else pending.f
     _launch_product(
         (None, None, None, x, f, gain, gain2, y),
@@ -319,17 +318,6 @@ def _normed_product(
         SWIGLU=is_swiglu,
     )
     return y, out
-
-
-def _normed(
-    x: Tensor, pending: Pending | None, inner: nn.Module, narrow: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    if pending is not None:
-        return join(pending.sublayer, x, pending.f, inner)
-    if isinstance(inner, RMSNorm):
-        assert inner.weight is not None
-        return prenorm(x, inner.weight, inner.eps, narrow)
-    return x, x.to(narrow)
 
 
 def _product_of(
@@ -368,7 +356,7 @@ def _launch_product(
     defaults = {"SPLITS": 1, "HEAD": 1} | dict.fromkeys(
         ("NORM", "ADD", "OUTER", "GAIN", "NEXT", "SWIGLU"), False
     )
-    _product[(triton.cdiv(n, rows),)](
+    _decode_product[(triton.cdiv(n, rows),)](
         *(*given, weight, bias, out, *scales, n),
         **defaults | flags,
         **_overlap(out),

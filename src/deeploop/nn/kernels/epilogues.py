@@ -1,7 +1,7 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
 """Products that do the pass over memory which follows them, for blocks of which nobody asks a gradient.
 
-rotate      q, k, v: queries and keys turned by position, queries scaled for an attention in powers of 2
+rotate      q, k, v: queries and keys rotated by position, queries scaled for an attention in powers of 2
 gate        silu(x @ gate.T)·(x @ up.T)
 join        α·x + y @ w.T, and what its norm is taken of: the sum of squares of each part of a row
 added       the sum of some states, in one pass
@@ -28,7 +28,7 @@ LOG2_E = 1.4426950408889634
 HEAD_SIZES = (32, 64)  # those that a test runs on a GPU
 
 
-class Tiles(NamedTuple):
+class ProductTiles(NamedTuple):
     """How a product is cut: rows, columns and depth of a tile, tiles in flight, warps."""
 
     rows: int = 128
@@ -40,7 +40,7 @@ class Tiles(NamedTuple):
 
 # The fastest of those tried on an H200. Stages are what fits 227 KiB of shared memory: a rotated tile is
 # stored whole, and a joined one is read as well.
-GATE, ROTATE, JOIN = Tiles(), Tiles(stages=3), Tiles(stages=3)
+GATE, ROTATE, JOIN = ProductTiles(), ProductTiles(stages=3), ProductTiles(stages=3)
 
 
 class State(NamedTuple):
@@ -60,7 +60,7 @@ def _scales(S, row, live, PARTS: tl.constexpr, WIDTH: tl.constexpr, eps):
 
 
 @triton.jit(do_not_specialize=["n", "tiles", "T"])  # one compilation for every number of boards
-def _product(
+def _product_epilogue(
     A, W, O, X, S, SO, COS, SIN, n, tiles, T, alpha, scale, eps, N: tl.constexpr, K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr, PARTS: tl.constexpr,
     WIDTH: tl.constexpr, KIND: tl.constexpr,
@@ -87,10 +87,10 @@ def _product(
         elif KIND == "rotate":  # the two numbers of a pair are neighbours
             a, b = tl.split(tl.reshape(total, (BM, BN // (2 * HALF), HALF, 2)))
             at = (row % T)[:, None] * HALF + tl.arange(0, HALF)[None, :]
-            turned = live[:, None] & (c * BN < 2 * WIDTH)  # not the values
+            rotated = live[:, None] & (c * BN < 2 * WIDTH)  # not the values
             factor = r * tl.where(c * BN < WIDTH, scale, 1.0)
-            cos = tl.load(COS + at, mask=turned, other=1.0) * factor[:, None]
-            sin = tl.load(SIN + at, mask=turned, other=0.0) * factor[:, None]
+            cos = tl.load(COS + at, mask=rotated, other=1.0) * factor[:, None]
+            sin = tl.load(SIN + at, mask=rotated, other=0.0) * factor[:, None]
             u = a * cos[:, None, :] - b * sin[:, None, :]
             v = b * cos[:, None, :] + a * sin[:, None, :]
             O.store([m, c * BN], tl.reshape(tl.join(u, v), (BM, BN)).to(O.dtype))
@@ -124,10 +124,10 @@ def _add(
     tl.store(O + at, y.to(O.dtype.element_ty), mask=live)
 
 
-def _run(
-    kind: str, a: Tensor, w: Tensor, out: Tensor, cut: Tiles, *, state: State, beside: Tensor | None = None,
-    squares: Tensor | None = None, rotary: Rotary | None = None, half: int = 1, alpha: float = 1.0,
-    scale: float = 1.0, eps: float = 0.0,
+def _launch_epilogue(
+    kind: str, a: Tensor, w: Tensor, out: Tensor, cut: ProductTiles, *, state: State,
+    beside: Tensor | None = None, squares: Tensor | None = None, rotary: Rotary | None = None,
+    half: int = 1, alpha: float = 1.0, scale: float = 1.0, eps: float = 0.0,
 ) -> None:  # fmt: skip
     n, depth = a.shape
     columns = min(cut.columns, len(w))
@@ -136,7 +136,7 @@ def _run(
     tiles = triton.cdiv(n, cut.rows) * (len(w) // columns)
     x = None if beside is None else _blocks(beside, cut.rows, wide)
     width = state.rows.shape[1]
-    _product[(min(tiles, _programs(a)),)](
+    _product_epilogue[(min(tiles, _programs(a)),)](
         _blocks(a, cut.rows, cut.depth), _blocks(w, columns, cut.depth), _blocks(out, cut.rows, wide), x,
         state.squares, squares, cos, sin, n, tiles, 1 if cos is None else len(cos), alpha, scale, eps,
         N=len(w), K=depth, BM=cut.rows, BN=columns, BK=cut.depth, HALF=half,
@@ -163,29 +163,31 @@ def fits_tiles(width: int, hidden: int, head_size: int) -> bool:
 
 
 def rotate(
-    state: State, w: Tensor, rotary: Rotary, head_size: int, eps: float, cut: Tiles = ROTATE
+    state: State, w: Tensor, rotary: Rotary, head_size: int, eps: float, cut: ProductTiles = ROTATE
 ) -> Tensor:
-    """q, k, v (n, 3·width) of N(state) by `paired` matrices: q and k turned, q by log₂e/√D larger."""
+    """q, k, v (n, 3·width) of N(state) by `paired` matrices: q and k rotated, q by log₂e/√D larger."""
     out = torch.empty(len(state.rows), len(w), dtype=w.dtype, device=w.device)
     scale = LOG2_E * head_size**-0.5
     given = {"state": state, "rotary": rotary, "half": head_size // 2, "scale": scale, "eps": eps}
-    _run("rotate", state.rows, w, out, cut, **given)
+    _launch_epilogue("rotate", state.rows, w, out, cut, **given)
     return out
 
 
-def gate(state: State, w: Tensor, eps: float, cut: Tiles = GATE) -> Tensor:
+def gate(state: State, w: Tensor, eps: float, cut: ProductTiles = GATE) -> Tensor:
     """silu(gate)·up (n, hidden) of N(state) by an `interleaved` matrix."""
     out = torch.empty(len(state.rows), len(w) // 2, dtype=w.dtype, device=w.device)
-    _run("gate", state.rows, w, out, cut, state=state, eps=eps)
+    _launch_epilogue("gate", state.rows, w, out, cut, state=state, eps=eps)
     return out
 
 
-def join(state: State, y: Tensor, w: Tensor, alpha: float, eps: float, cut: Tiles = JOIN) -> State:
+def join(state: State, y: Tensor, w: Tensor, alpha: float, eps: float, cut: ProductTiles = JOIN) -> State:
     """α·N(state) + y @ w.T, before its norm."""
     out = torch.empty_like(state.rows)
     parts = len(w) // min(cut.columns, len(w))
     squares = torch.empty(len(y), parts, dtype=torch.float32, device=y.device)
-    _run("join", y, w, out, cut, state=state, beside=state.rows, squares=squares, alpha=alpha, eps=eps)
+    _launch_epilogue(
+        "join", y, w, out, cut, state=state, beside=state.rows, squares=squares, alpha=alpha, eps=eps
+    )
     return State(out, squares)
 
 
@@ -204,7 +206,7 @@ def added(state: State, *others: Tensor, eps: float = 0.0) -> Tensor:
 
 
 def paired(w: Tensor, head_size: int) -> Tensor:
-    """A matrix of heads with the numbers that rotary turns together side by side.
+    """A matrix of heads with the numbers that rotary rotates together side by side.
 
     Queries and keys in this order have the same products.
     """

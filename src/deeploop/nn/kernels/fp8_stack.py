@@ -6,7 +6,8 @@ the next product reads, in FP8. The stream, the norms and attention are those of
 once for all its visits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -27,15 +28,56 @@ from deeploop.nn.fp8 import (
     spaced,
 )
 from deeploop.nn.kernels.casts import cast_into, transposed
-from deeploop.nn.kernels.norms import norms_backward, norms_forward
+from deeploop.nn.kernels.norms import SavedNorms, norms_backward, norms_forward
+from deeploop.nn.kernels.products import product_groups
 from deeploop.nn.kernels.rotary import rotary_backward, rotary_forward
-from deeploop.nn.kernels.stack import Inject, Sublayers
+from deeploop.nn.kernels.stack import Inject, Sublayers, norm_eps
 from deeploop.nn.kernels.swiglu import swiglu, swiglu_backward_fp8
 from deeploop.nn.layers import RMSNorm, Rotary
 from deeploop.nn.recompute import maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 
-LEAVING, ENTERING = 7, 6  # parameters of a block behind its attention and before it
+
+class Leaving(NamedTuple):
+    """The parameters from attention's output to the block's, or their gradients; gains if there are any."""
+
+    o: Tensor | None = None
+    gate: Tensor | None = None
+    up: Tensor | None = None
+    down: Tensor | None = None
+    attention_outer: Tensor | None = None
+    mlp_inner: Tensor | None = None
+    mlp_outer: Tensor | None = None
+
+
+class Entering(NamedTuple):
+    """The parameters from the stream to attention's input, or their gradients."""
+
+    attention_inner: Tensor | None = None
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    q_gain: Tensor | None = None
+    k_gain: Tensor | None = None
+
+
+class SavedLeaving(NamedTuple):
+    """What the backward pass reads between attention's output and the block's, but for the norms."""
+
+    y_columns: Tensor
+    h: Tensor
+    sides: Tensor
+
+
+class SavedEntering(NamedTuple):
+    """What it reads between the norm and attention's input."""
+
+    h: Tensor
+    packed: Tensor
+    cos: Tensor
+    sin: Tensor
+    q_gain: Tensor | None
+    k_gain: Tensor | None
 
 
 class Prepared(NamedTuple):
@@ -58,18 +100,16 @@ class Prepared(NamedTuple):
         a = self.attention
         return len(a.q.weight) // a.head_size, a.q_norm.eps
 
-    def leaving(self) -> list[Tensor | None]:
-        """The parameters from attention's output to the block's."""
+    def leaving(self) -> Leaving:
         m: Any = self.second.branch
-        gains = [self.first.outer, self.second.inner, self.second.outer]
-        matrices = [self.attention.o.weight, m.gate.weight, m.up.weight, m.down.weight]
-        return [*matrices, *(norm.weight if isinstance(norm, RMSNorm) else None for norm in gains)]
+        matrices = self.attention.o.weight, m.gate.weight, m.up.weight, m.down.weight
+        norms = self.first.outer, self.second.inner, self.second.outer
+        return Leaving(*matrices, *(norm.weight if isinstance(norm, RMSNorm) else None for norm in norms))
 
-    def entering(self) -> list[Tensor]:
-        """The parameters from the stream to attention's input."""
+    def entering(self) -> Entering:
         a = self.attention
         inner: Any = self.first.inner
-        return [layer.weight for layer in (inner, a.q, a.k, a.v, a.q_norm, a.k_norm)]
+        return Entering(*(layer.weight for layer in (inner, a.q, a.k, a.v, a.q_norm, a.k_norm)))
 
 
 def run(
@@ -125,15 +165,13 @@ def prepare(blocks: Sequence[Sublayers], scales: Scales, gradients: GradientScal
     weight, given = spaced(scales.weight), spaced(scales.input)
     weight_inverse, given_inverse = weight.reciprocal(), given.reciprocal()
     prepared = []
-    for k, (first, second) in enumerate(blocks):
-        a: Any = first.branch
-        m: Any = second.branch
+    for k, pair in enumerate(blocks):
         products = []
-        for j, layers in enumerate(((a.q, a.k, a.v), (a.o,), (m.gate, m.up), (m.down,))):
+        for j, layers in enumerate(product_groups(pair)):
             rows, columns = _cast_matrices([layer.weight for layer in layers], weight[k, j, 0])
             tables = weight_inverse, given, given_inverse, gradients.scale, gradients.inverse
             products.append(Product(rows, columns, *(table[k, j, 0] for table in tables)))
-        prepared.append(Prepared(first, second, *products))
+        prepared.append(Prepared(*pair, *products))
     return prepared
 
 
@@ -170,17 +208,21 @@ def _between(
     left: Prepared | None, entered: Prepared | None, x: Tensor, y: Tensor | None, cos: Tensor, sin: Tensor
 ) -> Any:
     """(x, q, k, v): the stream behind the block `left`, of whose attention y comes, and the next's inputs."""
-    leaving = [None] * LEAVING if left is None else left.leaving()
-    entering = [None] * ENTERING if entered is None else entered.entering()
+    leaving = Leaving() if left is None else left.leaving()
+    entering = Entering() if entered is None else entered.entering()
     return _Between.apply(left, entered, cos, sin, x, y, *leaving, *entering)
 
 
 def _equation(sublayer: ScaledResidual | None, following: Any) -> dict[str, Any]:
     """How the stream goes on: whether by an outer norm, and α, ε and the norms' eps."""
     outer = None if sublayer is None else sublayer.outer
-    eps = next((norm.eps for norm in (outer, following) if isinstance(norm, RMSNorm)), 0.0)
     alpha, epsilon = (1.0, 1.0) if sublayer is None else (sublayer.alpha, sublayer.epsilon)
-    return {"outer": isinstance(outer, RMSNorm), "scales": (alpha, epsilon, eps)}
+    return {"outer": isinstance(outer, RMSNorm), "scales": (alpha, epsilon, norm_eps(outer, following))}
+
+
+def _take(tensors: Iterator[Any], kind: Any) -> Any:
+    """The next of the tensors, as a NamedTuple of this kind: autograd passes and saves them side by side."""
+    return kind(*islice(tensors, len(kind._fields)))
 
 
 class _Between(torch.autograd.Function):
@@ -193,74 +235,110 @@ class _Between(torch.autograd.Function):
         ctx: Any, left: Prepared | None, entered: Prepared | None, cos: Tensor, sin: Tensor,
         x: Tensor, y: Tensor | None, *parameters: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        _, _, _, _, gain, after, outer_gain, next_gain, _, _, _, q_gain, k_gain = parameters
+        given = iter(parameters)
+        leaving: Leaving = _take(given, Leaving)
+        entering: Entering = _take(given, Entering)
         saved: list[Tensor | None] = []
         f = sublayer = inner = scale = None
-        ctx.left, ctx.entered = left, entered
+        qkv: tuple[Tensor | None, ...] = (None, None, None)
         if left is not None:
             assert y is not None
-            y_rows, y_columns = torch.empty_like(y, dtype=E4M3), y.new_empty(y.shape[::-1], dtype=E4M3)
-            cast_into(y, left.o.scale, y_rows, y_columns)
-            f = left.o.forward(y_rows).view_as(x)
+            x, f, read, middle_norms = _leave_block(left, leaving, x, y)
+            saved += [*read, *middle_norms]
             sublayer = left.second
-            ctx.middle = _equation(left.first, sublayer.inner)
-            x, h, norms = norms_forward(
-                x, f, gain, after, narrow=E4M3, scale=left.gate_up.scale, **ctx.middle
-            )
-            assert h is not None
-            h = h.flatten(0, -2)
-            sides = left.gate_up.forward(h)
-            f = left.down.forward(swiglu(sides, E4M3, left.down.scale)).view_as(x)
-            saved += [y_columns, h, sides, *norms]
         if entered is not None:
             inner, scale = entered.first.inner, entered.qkv.scale
-        ctx.end = _equation(sublayer, inner)
-        x, h, norms = norms_forward(x, f, outer_gain, next_gain, narrow=E4M3, scale=scale, **ctx.end)
+        end = _equation(sublayer, inner)
+        x, h, norms = norms_forward(
+            x, f, leaving.mlp_outer, entering.attention_inner, narrow=E4M3, scale=scale, **end
+        )
         saved += norms
-        if entered is None:
-            ctx.save_for_backward(*saved)
-            return x, None, None, None
-        assert h is not None
-        h = h.flatten(0, -2)
-        packed = entered.qkv.forward(h).view(*x.shape[:-1], -1)
-        ctx.save_for_backward(*saved, h, packed, cos, sin, q_gain, k_gain)
-        return x, *rotary_forward(packed, cos, sin, q_gain, k_gain, *entered.heads)
+        if entered is not None:
+            assert h is not None
+            qkv, to_read = _enter_attention(entered, entering, h, cos, sin)
+            saved += to_read
+        ctx.left, ctx.entered, ctx.end = left, entered, end
+        ctx.save_for_backward(*saved)
+        return x, *qkv
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dx: Tensor, dq: Any, dk: Any, dv: Any) -> tuple[Tensor | None, ...]:
-        left, entered, saved = ctx.left, ctx.entered, ctx.saved_tensors
-        leaving: list[Tensor | None] = [None] * LEAVING
-        entering: list[Tensor | None] = [None] * ENTERING
+        left, entered, saved = ctx.left, ctx.entered, iter(ctx.saved_tensors)
+        leaving, entering = Leaving(), Entering()
         dh = dy = scale = None
-        if entered is not None:
-            saved, h, turned = saved[:-6], saved[-6], saved[-5:]
-            qkv: Product = entered.qkv
-            heads, eps = entered.heads
-            d, *gains = rotary_backward(turned, dq, dk, dv, heads, eps, E5M2, qkv.gradient_scale)
-            d = d.flatten(0, -2)
-            dh = qkv.input_gradient(d)
-            entering[1:] = [*qkv.weight_gradient(transposed(d), transposed(h)).chunk(3), *gains]
         if left is not None:
+            read, middle_norms = _take(saved, SavedLeaving), _take(saved, SavedNorms)
             scale = left.down.gradient_scale
-        dx, df, leaving[6], entering[0] = norms_backward(
-            saved[-6:], dx, dh, narrow=E5M2, scale=scale, **ctx.end
-        )
+        norms = _take(saved, SavedNorms)
+        if entered is not None:
+            dh, entering = _enter_attention_backward(entered, _take(saved, SavedEntering), dq, dk, dv)
+        dx, df, douter, dinner = norms_backward(norms, dx, dh, narrow=E5M2, scale=scale, **ctx.end)
         if left is not None:
             assert df is not None
-            y_columns, h, sides, *norms = saved[:-6]
-            df = df.flatten(0, -2)
-            scales = left.gate_up.gradient_scale, left.down.scale
-            dhidden = left.down.input_gradient(df)
-            dsides, dsides_t, hidden_t = swiglu_backward_fp8(sides, dhidden, (E5M2, E4M3), scales)
-            leaving[3] = left.down.weight_gradient(transposed(df), hidden_t)
-            dh = left.gate_up.input_gradient(dsides)
-            leaving[1:3] = left.gate_up.weight_gradient(dsides_t, transposed(h)).chunk(2)
-            dx, df, leaving[4], leaving[5] = norms_backward(
-                norms, dx, dh, narrow=E5M2, scale=left.o.gradient_scale, **ctx.middle
-            )
-            assert df is not None
-            df = df.flatten(0, -2)
-            dy = left.o.input_gradient(df)
-            leaving[0] = left.o.weight_gradient(transposed(df), y_columns)
+            dx, dy, leaving = _leave_block_backward(left, read, middle_norms, dx, df)
+        leaving = leaving._replace(mlp_outer=douter)
+        entering = entering._replace(attention_inner=dinner)
         return None, None, None, None, dx, dy, *leaving, *entering
+
+
+def _leave_block(
+    block: Prepared, parameters: Leaving, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, SavedLeaving, SavedNorms]:
+    """The stream behind attention, of output y, and the MLP's output, which is still to be joined to it."""
+    y_rows, y_columns = torch.empty_like(y, dtype=E4M3), y.new_empty(y.shape[::-1], dtype=E4M3)
+    cast_into(y, block.o.scale, y_rows, y_columns)
+    f = block.o.forward(y_rows).view_as(x)
+    gains = parameters.attention_outer, parameters.mlp_inner
+    middle = _equation(block.first, block.second.inner)
+    x, h, norms = norms_forward(x, f, *gains, narrow=E4M3, scale=block.gate_up.scale, **middle)
+    assert h is not None
+    h = h.flatten(0, -2)
+    sides = block.gate_up.forward(h)
+    f = block.down.forward(swiglu(sides, E4M3, block.down.scale)).view_as(x)
+    return x, f, SavedLeaving(y_columns, h, sides), norms
+
+
+def _leave_block_backward(
+    block: Prepared, saved: SavedLeaving, norms: SavedNorms, dx: Tensor, df: Tensor
+) -> tuple[Tensor, Tensor, Leaving]:
+    """Gradients of x, y and the parameters, but for the last norm's gain; df is the MLP output's, in FP8."""
+    df = df.flatten(0, -2)
+    scales = block.gate_up.gradient_scale, block.down.scale
+    dhidden = block.down.input_gradient(df)
+    dsides, dsides_t, hidden_t = swiglu_backward_fp8(saved.sides, dhidden, (E5M2, E4M3), scales)
+    down = block.down.weight_gradient(transposed(df), hidden_t)
+    dh = block.gate_up.input_gradient(dsides)
+    gate, up = block.gate_up.weight_gradient(dsides_t, transposed(saved.h)).chunk(2)
+    middle = _equation(block.first, block.second.inner)
+    dx, dattention, outer, inner = norms_backward(
+        norms, dx, dh, narrow=E5M2, scale=block.o.gradient_scale, **middle
+    )
+    assert dattention is not None
+    dattention = dattention.flatten(0, -2)
+    dy = block.o.input_gradient(dattention)
+    o = block.o.weight_gradient(transposed(dattention), saved.y_columns)
+    return dx, dy, Leaving(o, gate, up, down, attention_outer=outer, mlp_inner=inner)
+
+
+def _enter_attention(
+    block: Prepared, parameters: Entering, h: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[tuple[Tensor, Tensor, Tensor], SavedEntering]:
+    """q, k, v of the normalised stream h (B, T, width)."""
+    rows = h.flatten(0, -2)
+    packed = block.qkv.forward(rows).view(*h.shape[:-1], -1)
+    of_rotary = packed, cos, sin, parameters.q_gain, parameters.k_gain
+    return rotary_forward(*of_rotary, *block.heads), SavedEntering(rows, *of_rotary)
+
+
+def _enter_attention_backward(
+    block: Prepared, saved: SavedEntering, dq: Tensor, dk: Tensor, dv: Tensor
+) -> tuple[Tensor, Entering]:
+    """Gradients of h and the parameters, but for the norm's gain."""
+    of_rotary: Any = saved[1:]
+    qkv = block.qkv
+    d, q_gain, k_gain = rotary_backward(of_rotary, dq, dk, dv, *block.heads, E5M2, qkv.gradient_scale)
+    d = d.flatten(0, -2)
+    dh = qkv.input_gradient(d)
+    q, k, v = qkv.weight_gradient(transposed(d), transposed(saved.h)).chunk(3)
+    return dh, Entering(q=q, k=k, v=v, q_gain=q_gain, k_gain=k_gain)

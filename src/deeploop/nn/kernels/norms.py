@@ -6,7 +6,7 @@ residual    y = N(α·x + ε·f)·g, and N(y)·g′ of the sublayer that follows
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,13 +105,21 @@ def _launch(width: int) -> dict[str, int]:
     return {"D": width, "BLOCK": block, "num_warps": min(8, max(1, block // 512))}
 
 
-Saved = tuple[Tensor | None, ...]  # what the backward pass reads: x, f, both gains, 1/RMS of both norms
+class SavedNorms(NamedTuple):
+    """What the backward pass reads: x, f, both gains, 1/RMS of both norms."""
+
+    x: Tensor
+    f: Tensor | None
+    gain: Tensor | None
+    after: Tensor | None
+    r: Tensor
+    r2: Tensor
 
 
 def norms_forward(
     x: Tensor, f: Tensor | None, gain: Tensor | None, after: Tensor | None, outer: bool,
     scales: tuple[float, float, float], narrow: torch.dtype, scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Saved]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, SavedNorms]:  # fmt: skip
     """y and h of (x, f, gain, next gain), and what the backward pass reads; h times `scale` if it is FP8."""
     width = x.shape[-1]
     n = x.numel() // width
@@ -124,7 +132,7 @@ def norms_forward(
         x, f, gain, after, y, h, r, r2, scale, *scales, LIMIT=limit(narrow),
         **_flags(f, gain, after, outer), **_launch(width),
     )  # fmt: skip
-    return y, h, (x, f, gain, after, r, r2)
+    return y, h, SavedNorms(x, f, gain, after, r, r2)
 
 
 def norms_backward(

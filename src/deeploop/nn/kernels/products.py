@@ -5,8 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from deeploop.nn.residual import ScaledResidual
+
+
+def product_groups(pair: tuple[ScaledResidual, ScaledResidual]) -> tuple[tuple[nn.Linear, ...], ...]:
+    """A block's four products, each with the layers that share its input: q k v, o, gate up, down."""
+    a: Any = pair[0].branch
+    m: Any = pair[1].branch
+    return (a.q, a.k, a.v), (a.o,), (m.gate, m.up), (m.down,)
 
 
 def weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
-"""Queries, keys and values of one packed product: q, k turned by position and normalised by head."""
+"""Queries, keys and values of one packed product: q, k rotated by position and normalised by head."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -200,7 +200,7 @@ class _Rotary(torch.autograd.Function):
 def rotary_qkv(
     packed: Tensor, cos: Tensor, sin: Tensor, heads: int, gains: tuple[Tensor, Tensor] | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v (B, H, T, D) of a packed product (B, T, 3·width); q, k turned, and normalised with `gains`.
+    """q, k, v (B, H, T, D) of a packed product (B, T, 3·width); q, k rotated, and normalised with `gains`.
 
     cos and sin are (T, D/2), or (B, 1, T, D/2) where sequences differ.
     """

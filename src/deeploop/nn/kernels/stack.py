@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from deeploop.nn.documents import Documents, document_attention
 from deeploop.nn.kernels.norms import prenorm, residual
-from deeploop.nn.kernels.products import pack, packed_linear
+from deeploop.nn.kernels.products import pack, packed_linear, product_groups
 from deeploop.nn.kernels.rotary import rotary_qkv
 from deeploop.nn.kernels.swiglu import swiglu_down
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
@@ -59,7 +59,7 @@ def run(
         packs = packs_of(blocks, narrow)
         h = None
         if inject is None:
-            x, h = _enter(blocks[0][0].inner, x, narrow)
+            x, h = enter(blocks[0][0].inner, x, narrow)
         for index in range(rounds):
             last = index == rounds - 1
             x, h = maybe_checkpoint(
@@ -85,7 +85,7 @@ def _round(
     With `inject` it is made here: the round before does not know what the first attention will read.
     """
     if inject is not None:
-        x, h = _enter(blocks[0][0].inner, inject(x), packs[0].qkv.dtype)
+        x, h = enter(blocks[0][0].inner, inject(x), packs[0].qkv.dtype)
         last = True
     assert h is not None
     following = [first.inner for first, _ in (*blocks[1:], blocks[0])]
@@ -101,17 +101,18 @@ def _round(
 
 def packs_of(blocks: Sequence[Sublayers], narrow: torch.dtype) -> list[Packed]:
     """The matrices of every block in `narrow`, those that share an input in one."""
-    groups: list[tuple[Tensor, ...]] = []
-    for first, second in blocks:
-        a: Any = first.branch
-        m: Any = second.branch
-        groups += [(a.q.weight, a.k.weight, a.v.weight), (a.o.weight,)]
-        groups += [(m.gate.weight, m.up.weight), (m.down.weight,)]
+    groups = [[layer.weight for layer in group] for pair in blocks for group in product_groups(pair)]
     packed = iter(pack(*groups, dtype=narrow))
     return [Packed(*four) for four in zip(packed, packed, packed, packed, strict=True)]
 
 
-def _enter(inner: nn.Module, x: Tensor, narrow: torch.dtype) -> tuple[Tensor, Tensor]:
+def norm_eps(*norms: nn.Module | None) -> float:
+    """The eps of the first RMSNorm among them, which all of a model's share; 0 if there is none."""
+    return next((norm.eps for norm in norms if isinstance(norm, RMSNorm)), 0.0)
+
+
+def enter(inner: nn.Module, x: Tensor, narrow: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The stream, and what the first sublayer reads of it in `narrow`: by its inner norm, if it has one."""
     if isinstance(inner, RMSNorm):
         assert inner.weight is not None
         return prenorm(x, inner.weight, inner.eps, narrow)
@@ -131,7 +132,7 @@ def join(
         outer=outer is not None,
         gain=None if outer is None else outer.weight,
         after=None if after is None else after.weight,
-        eps=next((norm.eps for norm in (outer, after) if norm is not None), 0.0),
+        eps=norm_eps(outer, after),
     )
     if following is None:  # nothing reads it
         return y, y

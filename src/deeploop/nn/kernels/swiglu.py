@@ -67,10 +67,10 @@ def _swiglu_backward_fp8(
     dg = scaled(dg, D_SCALE_AGAIN, D_LIMIT).to(DP.dtype.element_ty)
     du = scaled(du, D_SCALE_AGAIN, D_LIMIT).to(DP.dtype.element_ty)
     to = tl.trans(i).to(tl.int64) * n + tl.trans(row)
-    turned = tl.trans(live)
-    tl.store(DPT + to, tl.trans(dg), mask=turned)
-    tl.store(DPT + W.to(tl.int64) * n + to, tl.trans(du), mask=turned)
-    tl.store(AT + to, tl.trans(a), mask=turned)
+    live_transposed = tl.trans(live)
+    tl.store(DPT + to, tl.trans(dg), mask=live_transposed)
+    tl.store(DPT + W.to(tl.int64) * n + to, tl.trans(du), mask=live_transposed)
+    tl.store(AT + to, tl.trans(a), mask=live_transposed)
 
 
 def swiglu_backward_fp8(
