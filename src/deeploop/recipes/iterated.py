@@ -42,7 +42,8 @@ def automaton_stack() -> IterateTrainConfig:
 
 def hops() -> IterateTrainConfig:
     """A permutation of 8 nodes stands in the context; one block learns to follow it, a round per hop."""
-    return _like_automaton("hops", length=8, vocabulary=128, test_steps=(1, 2, 4, 8, 12, 24, 77))
+    found = _like_automaton("hops", length=8, vocabulary=128, test_steps=(1, 2, 4, 8, 12, 24, 77, 200))
+    return replace(_with_recall(found), optim=replace(found.optim, steps=4_000))
 
 
 def induction() -> IterateTrainConfig:
@@ -53,12 +54,19 @@ def induction() -> IterateTrainConfig:
 
 def addition() -> IterateTrainConfig:
     """Two numbers of 24 digits: one block learns to pass carries on by a place in each round."""
-    return _like_automaton("addition", length=24, vocabulary=128, test_steps=(1, 2, 4, 8, 16, 24))
+    return _with_recall(
+        _like_automaton("addition", length=24, vocabulary=128, test_steps=(1, 2, 4, 8, 16, 24, 77, 200))
+    )
 
 
 def reachability() -> IterateTrainConfig:
     """A graph of 8 nodes stands in the context: which of them are reached, a round for each step."""
     return _like_automaton("reachability", length=8, vocabulary=128, test_steps=(1, 2, 4, 6, 8))
+
+
+def _with_recall(config: IterateTrainConfig) -> IterateTrainConfig:
+    """The embedding enters every round: without it these tasks go no further than trained (docs/depth.md)."""
+    return replace(config, model=replace(config.model, injection="add"))
 
 
 def _like_automaton(

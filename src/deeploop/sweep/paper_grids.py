@@ -277,6 +277,7 @@ def _iterate(name: str, axes: dict[str, Axis], scale: Scale) -> Grid:
     tasks: Axis = {task: {"recipe": task} for task in ITERATED}
     settings = {"paper": {"optim.steps": 8_000}, "gpu": {}, "laptop": {"optim.steps": 1_000}}[scale]
     settings |= {"data.validate_every": 250, "checkpoint.every": 10_000, "checkpoint.keep": 1}
+    settings["model.injection"] = "none"  # rules by themselves, as in docs/results/iterate
     return Grid(name, "automaton", {"task": tasks, "rule": ITERATE_RULES, **axes}, settings, scale)
 
 
