@@ -125,6 +125,7 @@ def test_losses_at_other_rounds_have_a_table(tmp_path):
             assert depths_table(find_runs([other])) is None
     table = depths_table(find_runs([tmp_path, other]))
     assert table.header == ["run", "method", "seeds", "nats per", "measured by", "R=1", "R=3", "R=4"]
+    assert "`" not in table.note  # plain text: Markdown would show them escaped
     read = "validate: step-00000300, 64 sequences of corpus"
     base, fixed = "DeepLoop p=0.5 + rounds uniform", "DeepLoop p=0.5"
     assert table.rows == [

@@ -10,7 +10,7 @@ from deeploop.report.runs import Run
 from deeploop.report.tables import Table
 
 NOTE = (
-    "Training: the last validation, at each R of data.validation_rounds. validate: what `deeploop validate` "
+    "Training: the last validation, at each R of data.validation_rounds. validate: what deeploop validate "
     "wrote, by checkpoint and text. A row has the same weights at every R. "
     "Mean ± standard deviation where a cell was run with several seeds."
 )
