@@ -48,8 +48,11 @@ from deeploop.train.config import (
     to_dict,
 )
 from deeploop.train.exported import is_export
+from deeploop.train.iterate import IDENTITY
 
 FORMAT = 1
+KEPT = {"seed", "optim.kind", *(f"data.{name}" for name in IDENTITY)}
+"""Fields that a resumed run keeps, beside those of its model, rounds and gate."""
 SHIPPED = Path("shipped")
 """The name under which every command finds the small trained model that comes with the package."""
 
@@ -127,7 +130,7 @@ def check_folder(config: AnyTrainConfig) -> Path | None:
         )
     check_kind(config, config.out, "out")
     for name, old, new in changes_since(config):
-        if name.startswith(("model.", "rounds.", "gate.")) or name in ("seed", "optim.kind"):
+        if name.startswith(("model.", "rounds.", "gate.")) or name in KEPT:
             raise ValueError(
                 f"{name}={new}: the run in {config.out} was started with {name}={old}; "
                 "resume it with that, or choose another --out"
