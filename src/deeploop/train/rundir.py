@@ -35,6 +35,7 @@ from deeploop.train.checkpoint import (
     load_moments,
     load_weights,
     read_state,
+    step_of,
 )
 from deeploop.train.config import (
     KINDS,
@@ -130,6 +131,10 @@ def check_folder(config: AnyTrainConfig) -> Path | None:
         )
     check_kind(config, config.out, "out")
     for name, old, new in changes_since(config):
+        if name == "optim.steps" and new <= (step := step_of(checkpoint)) < old:  # it has not ended by itself
+            raise ValueError(
+                f"optim.steps={new}: the run in {config.out} is at step {step} already; give more than that"
+            )
         if name.startswith(("model.", "rounds.", "gate.")) or name in KEPT:
             raise ValueError(
                 f"{name}={new}: the run in {config.out} was started with {name}={old}; "
