@@ -34,7 +34,7 @@ from deeploop.train.checkpoint import (
     last_checkpoint,
     load_moments,
     load_weights,
-    read_state,
+    read_whole_state,
     step_of,
 )
 from deeploop.train.config import (
@@ -242,7 +242,7 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[Looped
 def load_last(model: nn.Module, run: str | Path) -> None:
     """Puts the weights of a run's last checkpoint, verified, into a model of that run's kind."""
     checkpoint = require_checkpoint(Path(run))
-    read_state(checkpoint, [WEIGHTS])
+    read_whole_state(checkpoint, [WEIGHTS])
     load_weights(model, checkpoint)
 
 
@@ -262,9 +262,11 @@ def load_iterate(
 
 
 def _load_gpt(run: Path, config: GPTConfig, device: str | torch.device) -> LoopedGPT:
-    check_size(require_checkpoint(run), parameter_count(config), config.context * config.head_size)
+    checkpoint = require_checkpoint(run)
+    read_whole_state(checkpoint, [WEIGHTS])
+    check_size(checkpoint, parameter_count(config), config.context * config.head_size)
     model = LoopedGPT(config)
-    load_last(model, run)
+    load_weights(model, checkpoint)
     return model.to(device).eval()
 
 
@@ -311,8 +313,8 @@ def load_reasoner(
     model_config = config.model
     blocks = sum(model_config.blocks_of.values()) * model_config.width**2
     embedded = (shape.puzzle_ids + shape.vocabulary) * model_config.width
+    read_whole_state(checkpoint, [WEIGHTS, OPTIMIZER] if config.optim.ema else [WEIGHTS])
     check_size(checkpoint, blocks + embedded, shape.length * model_config.head_size)
-    read_state(checkpoint, [WEIGHTS, OPTIMIZER] if config.optim.ema else [WEIGHTS])
     model = Reasoner(config.model, shape)
     load_weights(model, checkpoint)
     if config.optim.ema:
