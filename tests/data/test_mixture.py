@@ -198,6 +198,7 @@ def test_entries_are_folders_and_weights():
     [
         (["a=-0.1", "b=1"], r"data\.mix=a=-0\.1: the weight must be 0 or more"),
         (["a=inf"], "must be 0 or more, and finite"),
+        (["a=1e308", "b=1e308"], r"data\.mix=a=1e308 b=1e308: the weights' sum is infinite"),
         (["a=0", "b=0"], r"data\.mix=a=0 b=0: every weight is 0"),
         (["a=1", "b"], r"data\.mix=b: must be FOLDER=WEIGHT"),
         (["a=much"], "must be FOLDER=WEIGHT"),

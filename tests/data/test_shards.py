@@ -8,7 +8,8 @@ import pytest
 
 from deeploop.data import Corpus, TokenStream, get_tokenizer
 from deeploop.data.prepare import prepare
-from deeploop.data.shards import read_shard, write_shard
+from deeploop.data.shards import HEADER_BYTES, read_shard, write_shard
+from deeploop.data.token_loader import read_windows, validation_windows
 from deeploop.files import atomic_file
 
 TOKENS = [0, 1, 255, 256, 50256, 65535]
@@ -135,6 +136,21 @@ def test_verify_finds_a_flipped_bit(corpus, file):
     Corpus.open(corpus.folder)
     with pytest.raises(ValueError, match=f"{file}: damaged: sha256"):
         corpus.verify()
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_token_outside_the_vocabulary_is_refused_where_it_is_read(corpus, split):
+    file = f"{split}_000000.bin"
+    with (corpus.folder / file).open("r+b") as shard:
+        shard.seek(HEADER_BYTES + 2 * 40)  # token 40: an input of the second window of 40, and no target
+        shard.write(np.array([257], "<u2").tobytes())
+    stream = getattr(Corpus.open(corpus.folder), split)
+    assert len(stream.slice(0, 40)) == 40
+    message = rf"{file}: damaged shard: token 257 is outside the vocabulary of 257; remove the folder"
+    with pytest.raises(ValueError, match=message):
+        read_windows(stream, 40, np.array([40]))
+    with pytest.raises(ValueError, match=message):
+        validation_windows(stream, 40, 1000)
 
 
 def test_missing_and_truncated_parts_are_named(corpus):

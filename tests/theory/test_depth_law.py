@@ -6,10 +6,12 @@ from fractions import Fraction
 import pytest
 
 from deeploop.theory.depth_law import (
+    MOST_ROUNDS,
     WORD,
     effective_depth,
     mean_read_write,
     poisson_lognormal_law,
+    rounds_law,
     uniform_law,
 )
 
@@ -51,6 +53,17 @@ def test_a_narrow_spread_is_a_poisson_distribution():
     assert law.probabilities[:10] == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_deep_loop_has_the_asymptotic_chances():
+    mean, spread, R = 2_500, 0.5, 5_000
+    law = poisson_lognormal_law(mean, spread, MOST_ROUNDS)
+    n = R - 1
+    off = math.log(n / (mean - 1)) + spread**2 / 2
+    normal = math.exp(-((off / spread) ** 2) / 2) / (spread * math.sqrt(2 * math.pi))
+    # The log-normal density, and 1/(2n) for the width of the Poisson distribution (Bulmer 1974).
+    bulmer = normal / n * (1 + ((off / spread) ** 2 + off - 1) / (2 * n * spread**2))
+    assert law.probabilities[R - 1] == pytest.approx(bulmer, rel=1e-6)
+
+
 def test_what_lies_beyond_the_limit_is_counted_there():
     cut, whole = poisson_lognormal_law(4, 0.5, 6), poisson_lognormal_law(4, 0.5, 100)
     assert cut.most == 6
@@ -83,6 +96,10 @@ def test_truncated_gradients_lower_nstar_to_the_root_of_read_times_written():
         lambda: uniform_law(4, 3),
         lambda: poisson_lognormal_law(8, 0.5, 7),
         lambda: poisson_lognormal_law(4, 0.0, 7),
+        lambda: poisson_lognormal_law(4, 1e6, 7),
+        lambda: rounds_law("uniform", 10**7),
+        lambda: rounds_law("poisson-lognormal", 10**5),
+        lambda: rounds_law("poisson-lognormal", 4, limit=10**11),
         lambda: mean_read_write(uniform_law(1, 3), 0),
     ],
 )

@@ -130,7 +130,15 @@ def test_who_asks_for_damaged_weights_is_told_and_not_given_others(copied, file)
     content[-10] ^= 1
     path.write_bytes(content)
     if file in ("model.safetensors", "state.json"):
-        with pytest.raises(ValueError, match=re.escape(f"{path}: ")):
+        before = names(copied)[-2]
+        advice = f"; {before} is whole: `deeploop train --resume {copied}` puts this one aside"
+        with pytest.raises(ValueError, match=re.escape(f"{path}: ") + ".*" + re.escape(advice)):
+            deeploop.load(copied)
+        path.unlink()
+        (copied / "checkpoints" / before / "model.safetensors").unlink()
+        rest = names(copied)[:-2]
+        advice = f"; {rest[-1]} is whole" if rest else f"; no checkpoint of {copied} is whole"
+        with pytest.raises(ValueError, match=re.escape(f"{path}: ") + ".*" + re.escape(advice)):
             deeploop.load(copied)
     else:
         deeploop.load(copied)

@@ -67,6 +67,12 @@ def test_run_json_says_how_a_run_ended(tiny_config, at_step):
     config = tiny_config()
     assert train(config)["ended"] == "stopped"
     assert ended(config) == {"how": "stopped", "step": 3}
+    for fewer in (2, 3):
+        with pytest.raises(
+            ValueError, match=rf"optim.steps={fewer}: the run in .* is at step 3 already; give"
+        ):
+            train(tiny_config(resume=True, optim={"steps": fewer}))
+    assert ended(config) == {"how": "stopped", "step": 3}
     assert train(tiny_config(resume=True))["ended"] == "finished"
     assert ended(config) == {"how": "finished", "step": 6}
     train(tiny_config(resume=True))

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from deeploop.cli import main
 from deeploop.commands import diagnose, validate
 from deeploop.data.mixture import Mixture
 from deeploop.data.prepare import prepare
@@ -96,6 +97,17 @@ def test_a_mixture_of_one_is_the_run_on_that_corpus(mixed, corpora, make_config,
     mix = make_config(tmp_path / "mix", data={"mix": (f"{corpora / 'low'}=2",)})
     train(path), train(mix)
     assert all(torch.equal(a, b) for a, b in zip(weights(path).values(), weights(mix).values(), strict=True))
+
+
+def test_a_path_beside_a_mixture_is_refused(mixed, corpora, capsys):
+    config = mixed()
+    train(config)
+    resume = ["--resume", str(config.out), "--optim.steps", "9"]
+    for words in (["tiny", "--data.mix", *config.data.mix], resume):
+        assert main(["train", *words, "--data.path", "data/A", "--dry-run"]) == 2
+        error = capsys.readouterr().err
+        assert f"data.path=data/A: must be left out with data.mix={' '.join(config.data.mix)}" in error
+        assert error.count("\n") == 1
 
 
 def test_two_tokenizers_are_one_line(mixed, corpora, make_config, tmp_path):

@@ -188,6 +188,10 @@ def test_the_header_says_how_rounds_are_drawn(tiny_config):
     [
         ({"limit": 4}, "rounds.limit=4: must be 0 with rounds.sample=fixed"),
         (SAMPLED | {"limit": 2}, "rounds.limit=2: must be at least model.rounds=3, the mean of the draws"),
+        (
+            SAMPLED | {"limit": 10**11},
+            f"rounds.limit={10**11}: must be at most 10000; lower it, or model.rounds=3",
+        ),
         ({"sample": "uniform", "limit": 6}, "rounds.limit=6: must be at most 5 with rounds.sample=uniform"),
         (SAMPLED | {"spread": 0.0}, "rounds.spread=0.0: must be above 0"),
         ({"ramp_share": 0.0}, "rounds.ramp_share=0.0: must be above 0"),

@@ -36,7 +36,7 @@ from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
 from deeploop.theory import ScalingRule
-from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_state, step_of
+from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_whole_state, step_of
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import read_metrics
@@ -172,7 +172,7 @@ def weights_of(
     # Muon's step is not Adam's, and of a frozen loop no step was taken.
     if config.optim.kind == "muon" or config.gate.stage == "gate-only":
         return model, tokenizer, None, step
-    saved = read_state(checkpoint, [OPTIMIZER])
+    saved = read_whole_state(checkpoint, [OPTIMIZER])
     moments = load_moments(checkpoint, model)
     if not moments:  # weights that were published without their optimizer
         return model, tokenizer, None, step

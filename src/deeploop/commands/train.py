@@ -51,6 +51,7 @@ def main(arguments: list[str]) -> int:
     prog = f"deeploop train {source}"
     switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
     config = parse(type(base), rest, prog=prog, default=base, words=TRAIN_WORDS, description=HELP)
+    check_path(config, base)
     is_first_rank = int(os.environ.get("RANK", 0)) == 0
     told = []
     if source in RECIPES:  # the config of a file or a run names its own
@@ -88,6 +89,15 @@ def with_model_of_run(base: ChatTrainConfig, words: list[str]) -> ChatTrainConfi
     config = load_config(Path(run))
     rounds = replace(config.rounds, ramp="off")  # the model has had its rise to the mean
     return replace(base, model=config.model, rounds=rounds, gate=config.gate, init_from=Path(run))
+
+
+def check_path(config: Any, base: Any) -> None:
+    """Raises for a path that is given beside a mixture, which would not read it; the base's own is let be."""
+    if isinstance(config, TrainConfig) and config.data.mix and config.data.path != base.data.path:
+        raise ValueError(
+            f"data.path={config.data.path}: must be left out with data.mix={' '.join(config.data.mix)}; "
+            "to train on it too, name it there"
+        )
 
 
 def preview(config: AnyTrainConfig, source: str) -> int:

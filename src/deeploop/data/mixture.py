@@ -41,6 +41,8 @@ def parse_mix(entries: Sequence[str], field: str = "mix") -> list[tuple[Path, fl
     if entries and not any(weight for _, weight in parts):
         all_of_them = " ".join(entries)
         raise ValueError(f"data.{field}={all_of_them}: every weight is 0; give one corpus more than that")
+    if math.isinf(sum(weight for _, weight in parts)):
+        raise ValueError(f"data.{field}={' '.join(entries)}: the weights' sum is infinite; give smaller ones")
     if len({folder for folder, _ in parts}) < len(parts):
         raise ValueError(f"data.{field}={' '.join(entries)}: names a folder twice; give it one weight")
     return parts

@@ -120,10 +120,13 @@ def read_shard(
 
 
 class TokenStream:
-    """The tokens of consecutive shards as one sequence, of which nothing is held in memory."""
+    """The tokens of consecutive shards as one sequence, of which nothing is held in memory.
 
-    def __init__(self, shards: Sequence[Path]) -> None:
-        self._shards = tuple(shards)
+    A token outside the vocabulary is refused where it is read, whoever reads it and as input or target.
+    """
+
+    def __init__(self, shards: Sequence[Path], vocabulary: int = LARGEST) -> None:
+        self._shards, self._vocabulary = tuple(shards), vocabulary
         layouts = [shard_layout(path) for path in self._shards]
         # _ends[i] is the number of tokens in shards 0 … i.
         self._ends = np.cumsum([tokens for tokens, _ in layouts], dtype=np.int64)
@@ -141,7 +144,13 @@ class TokenStream:
         while start < stop:
             begin, end = int(self._ends[shard - 1]) if shard else 0, int(self._ends[shard])
             take = min(stop, end) - start
-            parts.append(read_shard(self._shards[shard], start - begin, take, self._dtypes[shard]))
+            part = read_shard(self._shards[shard], start - begin, take, self._dtypes[shard])
+            if (largest := int(part.max())) >= self._vocabulary:
+                raise ValueError(
+                    f"{self._shards[shard]}: damaged shard: token {largest} is outside the vocabulary of "
+                    f"{self._vocabulary}; remove the folder and prepare it again"
+                )
+            parts.append(part)
             start, shard = start + take, shard + 1
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint16)
 
@@ -301,4 +310,4 @@ def _open_split(folder: Path, facts: dict[str, Any], split: str) -> TokenStream:
             raise ValueError(
                 f"{folder / shard['file']}: holds {tokens} tokens, corpus.json lists {shard['tokens']}"
             )
-    return TokenStream([folder / shard["file"] for shard in shards])
+    return TokenStream([folder / shard["file"] for shard in shards], facts["vocabulary"])

@@ -15,7 +15,9 @@ from functools import lru_cache
 from deeploop.theory.scaling import Real
 
 WORD = 2**64
-NODES, REACH = 360, 9.0  # of the integral over the rate: steps, and standard deviations to either side
+MOST_ROUNDS = 10_000  # of a law that is drawn from: its chances are listed one by one
+MOST_SPREAD = 2.0
+NEGLIGIBLE = 1e-18  # of an integral, for the term after which it is left
 
 
 @dataclass(frozen=True)
@@ -65,41 +67,73 @@ def poisson_lognormal_law(mean: int, spread: float, limit: int) -> DepthLaw:
 
     The mean rate is r, so that R has the mean `mean`, but for what is cut to the limit.
     """
-    if not (1 <= mean <= limit and math.isfinite(spread) and spread > 0):
-        raise ValueError(f"mean={mean}, spread={spread}, limit={limit}: need 1 ≤ mean ≤ limit, spread > 0")
+    if not (1 <= mean <= limit and 0 < spread <= MOST_SPREAD):
+        raise ValueError(
+            f"mean={mean}, spread={spread}, limit={limit}: need 1 ≤ mean ≤ limit, "
+            f"0 < spread ≤ {MOST_SPREAD:g}"
+        )
     if mean == 1:
         return uniform_law(1, 1)
-    middle = math.log(mean - 1) - spread**2 / 2
-    # The trapezoid rule on a Gaussian is exact to rounding at this step.
-    nodes = [REACH * (2 * i / NODES - 1) for i in range(NODES + 1)]
-    weights = [math.exp(-z * z / 2) for z in nodes]
-    logs = [middle + spread * z for z in nodes]
-    chances = [
-        math.fsum(
-            w * math.exp(n * log - math.exp(log) - math.lgamma(n + 1))
-            for w, log in zip(weights, logs, strict=True)
-        )
-        / math.fsum(weights)
-        for n in range(limit - 1)
-    ]
+    middle, peak = math.log(mean - 1) - spread**2 / 2, 0.0
+    chances = []
+    for n in range(limit - 1):
+        chance, peak = _poisson_lognormal(n, middle, spread, peak)
+        chances.append(chance)
     return DepthLaw(1, (*chances, max(0.0, 1 - math.fsum(chances))))
 
 
+def _poisson_lognormal(n: int, middle: float, spread: float, peak: float) -> tuple[float, float]:
+    """The chance of n, and the z where its integrand peaks; `peak` is that of n − 1, which is near.
+
+    ∫ φ(z) Poisson(n; rate) dz, ln rate = middle + spread·z. The integrand has one peak, as narrow as
+    1/(spread·√n) where n is large, so the nodes go with it, to either side until nothing is added.
+    """
+    while True:  # Newton's method: to a tenth of the width is enough
+        rate = math.exp(middle + spread * peak)
+        slope, curvature = spread * (n - rate) - peak, 1 + spread**2 * rate
+        peak += slope / curvature
+        if slope * slope <= 0.01 * curvature:
+            break
+    # The trapezoid rule is exact to rounding at half of the width, where that does not jump over e^-rate.
+    step, log_factorial = min(0.5 / math.sqrt(curvature), 0.25 / spread), math.lgamma(n + 1)
+
+    def integrand(z: float) -> float:
+        log_rate = middle + spread * z
+        return math.exp(n * log_rate - math.exp(log_rate) - log_factorial - z * z / 2)
+
+    total = integrand(peak)
+    for side in (step, -step):
+        z = peak + side
+        while (term := integrand(z)) > NEGLIGIBLE * total:
+            total, z = total + term, z + side
+    return total * step / math.sqrt(2 * math.pi), peak
+
+
+def most_rounds(sample: str, mean: int, limit: int = 0) -> int:
+    """The largest R of the law of that name; a limit of 0 is 2·mean − 1 of uniform, and 4·mean else."""
+    if sample == "fixed":
+        return mean
+    if sample == "uniform":
+        return min(limit or 2 * mean - 1, 2 * mean - 1)
+    return limit or 4 * mean
+
+
 def rounds_law(sample: str, mean: int, *, limit: int = 0, spread: float = 0.5) -> DepthLaw:
-    """The law of that name around a mean; 0 is the largest limit of uniform, and 4 times the mean else."""
+    """The law of that name around a mean, up to `most_rounds`."""
     if mean < 1:
         raise ValueError(f"rounds={mean}: must be at least 1")
     if sample == "fixed":
         if limit:
             raise ValueError(f"limit={limit}: must be 0 with sample=fixed")
         return uniform_law(mean, mean)
-    limit = limit or (2 * mean - 1 if sample == "uniform" else 4 * mean)
-    if limit < mean:
+    most = most_rounds(sample, mean, limit)
+    if most < mean:
         raise ValueError(f"limit={limit}: must be at least rounds={mean}, the mean of the draws")
+    if most > MOST_ROUNDS:
+        raise ValueError(f"limit={most}: must be at most {MOST_ROUNDS}; lower it, or rounds={mean}")
     if sample == "poisson-lognormal":
-        return poisson_lognormal_law(mean, spread, limit)
-    least = max(1, 2 * mean - limit)
-    return uniform_law(least, 2 * mean - least)
+        return poisson_lognormal_law(mean, spread, most)
+    return uniform_law(2 * mean - most, most)
 
 
 def effective_depth(K: int, law: DepthLaw, backprop: int | None = None) -> float:

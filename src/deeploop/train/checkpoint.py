@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -163,6 +164,31 @@ def read_state(checkpoint: Path, files: Collection[str] | None = None) -> dict[s
     return state
 
 
+def read_whole_state(checkpoint: Path, files: Collection[str] | None = None) -> dict[str, Any]:
+    """`read_state` for who needs this very checkpoint: of a damaged one it also says what can be done."""
+    try:
+        return read_state(checkpoint, files)
+    except DamagedCheckpoint as error:
+        run = checkpoint.parent.parent
+        good, _, _ = find_whole(run)
+        advice = f"no checkpoint of {run} is whole"
+        if good is not None:
+            command = f"deeploop train --resume {shlex.quote(str(run))}"
+            advice = f"{good.name} is whole: `{command}` puts this one aside and goes on from there"
+        raise DamagedCheckpoint(f"{error}; {advice}") from None
+
+
+def find_whole(folder: Path) -> tuple[Path | None, dict[str, Any], dict[Path, str]]:
+    """The newest checkpoint whose files are whole, its state, and what is wrong with each newer one."""
+    damaged: dict[Path, str] = {}
+    for checkpoint in reversed(list_checkpoints(folder)):
+        try:
+            return checkpoint, read_state(checkpoint), damaged
+        except DamagedCheckpoint as error:
+            damaged[checkpoint] = str(error)
+    return None, {}, damaged
+
+
 def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[str, Any], list[str]]:
     """The newest checkpoint whose files are whole, its state, and what is wrong with newer ones.
 
@@ -170,18 +196,13 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
     """
     found: tuple[Path | None, dict[str, Any], list[str]] = (None, {}, [])
     if world.is_main:  # the others take its word, so that all go on from the same one
-        damaged: dict[Path, str] = {}
-        for checkpoint in reversed(list_checkpoints(folder)):
-            try:
-                found = checkpoint, read_state(checkpoint), [*damaged.values()]
-                break
-            except DamagedCheckpoint as error:
-                damaged[checkpoint] = str(error)
-        if damaged and found[0] is None:  # nothing is moved: the next start must not take the folder for new
+        whole, state, damaged = find_whole(folder)
+        if damaged and whole is None:  # nothing is moved: the next start must not take the folder for new
             raise ValueError(f"{next(iter(damaged.values()))}; no checkpoint of {folder} is whole")
         for checkpoint in damaged:
             own_folder(checkpoint.parent)
             checkpoint.rename(unused_path(checkpoint.with_name(f"damaged-{checkpoint.name}")))
+        found = whole, state, [*damaged.values()]
     return world.gather(found)[0]
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from deeploop.train.config import IterateTrainConfig
 
 DATA_KEY, STEPS_KEY = 1, 2  # with the seed
+IDENTITY = ("task", "rule", "length", "train_steps")  # fields that say which sequence of batches it is
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,8 @@ class IterateTask:
 
     def _identity(self) -> dict[str, Any]:
         """What the sequence of batches depends on, and a run that goes on must keep."""
-        data = self.config.data
-        names = ("task", "rule", "length", "train_steps")
-        return {name: getattr(data, name) for name in names} | {"sample": self.config.rounds.sample}
+        own = {name: getattr(self.config.data, name) for name in IDENTITY}
+        return own | {"sample": self.config.rounds.sample}
 
     def micro_batches(self) -> list[Batch]:
         """This rank's share of the next step, in pieces that fit the device; the model has its rounds."""

@@ -19,6 +19,7 @@ from deeploop.train.checkpoint import (
     load_tensors,
     load_weights,
     read_state,
+    read_whole_state,
 )
 from deeploop.train.checks import ShapeMismatch
 from deeploop.train.config import (
@@ -222,7 +223,7 @@ def _load_initial(config: AnyTrainConfig, source: Path, task: Task, model: nn.Mo
     check_kind(config, source, "init_from")
     if isinstance(task, LanguageTask):
         task.check_tokenizer(read_stamp(source).get("tokenizer"), source)
-    read_state(checkpoint)
+    read_whole_state(checkpoint)
     load_weights(model, checkpoint, may_lack=GATE)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deeploop.data.draws import keys, words
-from deeploop.theory.depth_law import DepthLaw, rounds_law, uniform_law
+from deeploop.theory.depth_law import MOST_ROUNDS, MOST_SPREAD, DepthLaw, most_rounds, rounds_law, uniform_law
 
 ROUNDS_KEY, NOISE_KEY, STATE_KEY = 3, 4, 5  # with the seed: not keys of the data's
 
@@ -34,8 +34,8 @@ class RoundsConfig:
     def __post_init__(self) -> None:
         if self.backprop < 0:
             raise ValueError(f"rounds.backprop={self.backprop}: must be 0 (all rounds) or more")
-        if not (math.isfinite(self.spread) and 0 < self.spread <= 2):
-            raise ValueError(f"rounds.spread={self.spread}: must be above 0, and at most 2")
+        if not 0 < self.spread <= MOST_SPREAD:
+            raise ValueError(f"rounds.spread={self.spread}: must be above 0, and at most {MOST_SPREAD:g}")
         if not 0 < self.ramp_share <= 1:
             raise ValueError(f"rounds.ramp_share={self.ramp_share}: must be above 0, and at most 1")
 
@@ -54,7 +54,11 @@ class RoundsConfig:
                 f"rounds.limit={self.limit}: must be at most {2 * mean - 1} with rounds.sample=uniform, "
                 f"whose mean is model.rounds={mean}"
             )
-        if self.backprop > (most := self.law(mean).most):
+        if (most := self.most(mean)) > MOST_ROUNDS and self.sample != "fixed":
+            raise ValueError(
+                f"rounds.limit={most}: must be at most {MOST_ROUNDS}; lower it, or model.rounds={mean}"
+            )
+        if self.backprop > most:
             raise ValueError(
                 f"rounds.backprop={self.backprop}: must be at most {most}, the most rounds of a step; "
                 "0 trains through all of them"
@@ -62,7 +66,11 @@ class RoundsConfig:
 
     def truncates(self, mean: int) -> bool:
         """Whether some draw has rounds outside of the graph."""
-        return 0 < self.backprop < self.law(mean).most
+        return 0 < self.backprop < self.most(mean)
+
+    def most(self, mean: int) -> int:
+        """Most rounds of a step."""
+        return most_rounds(self.sample, mean, self.limit)
 
     def law(self, mean: int) -> DepthLaw:
         """The distribution of a step's rounds, once the mean has risen to `mean`."""
@@ -70,7 +78,7 @@ class RoundsConfig:
 
     def law_at(self, step: int, *, mean: int, steps: int) -> DepthLaw:
         """The same of training step number `step` (from 0) of `steps`."""
-        limit = 0 if self.sample == "fixed" else self.law(mean).most
+        limit = 0 if self.sample == "fixed" else self.most(mean)
         now = self.mean_at(step, mean=mean, steps=steps)
         return rounds_law(self.sample, now, limit=limit, spread=self.spread)
 

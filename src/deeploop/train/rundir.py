@@ -34,7 +34,8 @@ from deeploop.train.checkpoint import (
     last_checkpoint,
     load_moments,
     load_weights,
-    read_state,
+    read_whole_state,
+    step_of,
 )
 from deeploop.train.config import (
     KINDS,
@@ -48,8 +49,11 @@ from deeploop.train.config import (
     to_dict,
 )
 from deeploop.train.exported import is_export
+from deeploop.train.iterate import IDENTITY
 
 FORMAT = 1
+KEPT = {"seed", "optim.kind", *(f"data.{name}" for name in IDENTITY)}
+"""Fields that a resumed run keeps, beside those of its model, rounds and gate."""
 SHIPPED = Path("shipped")
 """The name under which every command finds the small trained model that comes with the package."""
 
@@ -127,7 +131,11 @@ def check_folder(config: AnyTrainConfig) -> Path | None:
         )
     check_kind(config, config.out, "out")
     for name, old, new in changes_since(config):
-        if name.startswith(("model.", "rounds.", "gate.")) or name in ("seed", "optim.kind"):
+        if name == "optim.steps" and new <= (step := step_of(checkpoint)) < old:  # it has not ended by itself
+            raise ValueError(
+                f"optim.steps={new}: the run in {config.out} is at step {step} already; give more than that"
+            )
+        if name.startswith(("model.", "rounds.", "gate.")) or name in KEPT:
             raise ValueError(
                 f"{name}={new}: the run in {config.out} was started with {name}={old}; "
                 "resume it with that, or choose another --out"
@@ -234,7 +242,7 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[Looped
 def load_last(model: nn.Module, run: str | Path) -> None:
     """Puts the weights of a run's last checkpoint, verified, into a model of that run's kind."""
     checkpoint = require_checkpoint(Path(run))
-    read_state(checkpoint, [WEIGHTS])
+    read_whole_state(checkpoint, [WEIGHTS])
     load_weights(model, checkpoint)
 
 
@@ -254,9 +262,11 @@ def load_iterate(
 
 
 def _load_gpt(run: Path, config: GPTConfig, device: str | torch.device) -> LoopedGPT:
-    check_size(require_checkpoint(run), parameter_count(config), config.context * config.head_size)
+    checkpoint = require_checkpoint(run)
+    read_whole_state(checkpoint, [WEIGHTS])
+    check_size(checkpoint, parameter_count(config), config.context * config.head_size)
     model = LoopedGPT(config)
-    load_last(model, run)
+    load_weights(model, checkpoint)
     return model.to(device).eval()
 
 
@@ -303,8 +313,8 @@ def load_reasoner(
     model_config = config.model
     blocks = sum(model_config.blocks_of.values()) * model_config.width**2
     embedded = (shape.puzzle_ids + shape.vocabulary) * model_config.width
+    read_whole_state(checkpoint, [WEIGHTS, OPTIMIZER] if config.optim.ema else [WEIGHTS])
     check_size(checkpoint, blocks + embedded, shape.length * model_config.head_size)
-    read_state(checkpoint, [WEIGHTS, OPTIMIZER] if config.optim.ema else [WEIGHTS])
     model = Reasoner(config.model, shape)
     load_weights(model, checkpoint)
     if config.optim.ema:
