@@ -18,6 +18,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+SHIPPED = Path("shipped")
+"""The name under which every command finds the small trained model that comes with the package."""
 LOCK_SECONDS = 1.0
 LARGEST_JSON = 1 << 26
 """Bytes of a file that is parsed whole; the largest of ours are some megabytes."""
@@ -212,6 +214,16 @@ def unused_path(path: Path) -> Path:
     """The path, or the first of path-2, path-3, … under which nothing stands."""
     names = (path.with_name(f"{path.stem}-{n}{path.suffix}") if n > 1 else path for n in count(1))
     return next(name for name in names if not name.exists())
+
+
+def resolve(run: str | Path) -> Path:
+    """The run folder that is meant: `shipped`, where there is no such folder, is the one in the package."""
+    run = Path(run)
+    return Path(__file__).parent / "assets" / "tiny" if is_shipped(run) else run
+
+
+def is_shipped(run: Path) -> bool:
+    return run == SHIPPED and not run.exists()
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -20,9 +20,10 @@ from deeploop.data.pretrained_tokenizer import (
 )
 from deeploop.data.tokenizers import BPETokenizer, Tokenizer, byte_characters, get_tokenizer, utf8
 from deeploop.extras import require
-from deeploop.files import parse_json, read_text
+from deeploop.files import parse_json, read_object, read_text, resolve
 
 MERGES = "merges.txt"
+DESCRIPTIONS = ("run.json", "corpus.json", "chat.json")  # of folders, with the name of their tokenizer
 VERSION_LINE = "#version: 0.2"
 SMALLEST, LARGEST = 258, 2**16  # bytes, end-of-text and a merge; what uint16 holds
 LARGEST_FILE = 2**24
@@ -42,7 +43,7 @@ def find_tokenizer(asked: str) -> Tokenizer:
     """A tokenizer by its name, or by what holds it: a corpus, a run, a transformers folder, a GGUF file."""
     if asked in ("bytes", "gpt2"):
         return get_tokenizer(asked)
-    path = Path(asked)
+    path = resolve(asked)
     if path.is_file() and path.suffix == ".gguf":
         return read_gguf_tokenizer(GGUFFile(path))
     if not path.is_dir():
@@ -50,7 +51,17 @@ def find_tokenizer(asked: str) -> Tokenizer:
             f"tokenizer {asked!r}: must be bytes, gpt2, bpe:4096 to train one, or a folder or GGUF file "
             "that holds one"
         )
-    return read_pretrained(path) if (path / TOKENIZER).exists() else read_bpe(path)
+    for facts in [read_object(path / name) for name in DESCRIPTIONS if (path / name).exists()]:
+        if isinstance(name := facts.get("tokenizer"), str):
+            return load_tokenizer(name, path)
+    if (path / TOKENIZER).exists():
+        return read_pretrained(path)
+    if (path / MERGES).exists():
+        return read_bpe(path)
+    raise ValueError(
+        f"tokenizer {asked}: the folder holds none; name a corpus, a language model's run, or a folder with "
+        f"{TOKENIZER}"
+    )
 
 
 def load_tokenizer(name: str, folder: Path) -> Tokenizer:

@@ -23,7 +23,16 @@ from torch import nn
 import deeploop
 from deeploop.data.bpe import how_to_ask, load_tokenizer
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.files import read_json, read_object, unused_path, write_json, write_text
+from deeploop.files import (
+    SHIPPED,
+    is_shipped,
+    read_json,
+    read_object,
+    resolve,
+    unused_path,
+    write_json,
+    write_text,
+)
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
@@ -50,8 +59,6 @@ from deeploop.train.config import (
 from deeploop.train.exported import is_export
 
 FORMAT = 1
-SHIPPED = Path("shipped")
-"""The name under which every command finds the small trained model that comes with the package."""
 
 
 def create_run(config: AnyTrainConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
@@ -147,16 +154,6 @@ def changes_since(config: AnyTrainConfig) -> list[tuple[str, Any, Any]]:
     old = to_dict(load_any_config(config.out))
     ignored = {"resume", "out", "init_from"}
     return [change for change in differences(old, to_dict(config)) if change[0] not in ignored]
-
-
-def resolve(run: str | Path) -> Path:
-    """The run folder that is meant: `shipped`, where there is no such folder, is the one in the package."""
-    run = Path(run)
-    return Path(deeploop.__file__).parent / "assets" / "tiny" if is_shipped(run) else run
-
-
-def is_shipped(run: Path) -> bool:
-    return run == SHIPPED and not run.exists()
 
 
 def results_folder(run: Path) -> Path:
