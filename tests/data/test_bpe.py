@@ -137,7 +137,10 @@ def test_damage_is_named(text, tmp_path, damage):
         ("bpe:257", "bpe:257: the vocabulary must be 258 to 65536"),
         ("bpe:70000", "bpe:70000: the vocabulary must be 258 to 65536"),
         ("bpe:9000", r"bpe:9000: the text is too short; .* after bpe:\d+; ask for that or fewer"),
-        ("llama", "'llama': must be bytes, gpt2, bpe:4096 to train one, or a folder or GGUF file"),
+        (
+            "llama",
+            "'llama': must be bytes, gpt2, or a folder or GGUF file that holds one; `deeploop prepare text",
+        ),
         (
             ".",
             r"tokenizer \.: the folder holds none; name a corpus, a language model's run, or a folder with",

@@ -209,6 +209,7 @@ def test_mistakes_are_one_line(base, conversations, tmp_path, capsys):
         f"{start} {base} --init-from {base}": "not a whole chat folder",
         f"{start} {conversations} --init-from {base} --auto-lr": "--auto-lr: is for language models from",
         "bench --recipes chat": "recipes=chat: has no model of its own",
+        f"prepare chat {file} --tokenizer bpe:4096": "'bpe:4096': must be bytes, gpt2, or a folder or",
         f"chat {base}": "was not trained on conversations; fine-tune it: deeploop train chat --init-from",
         f"chat {tmp_path / 'none'}": "no such run folder",
     }

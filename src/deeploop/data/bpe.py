@@ -48,8 +48,8 @@ def find_tokenizer(asked: str) -> Tokenizer:
         return read_gguf_tokenizer(GGUFFile(path))
     if not path.is_dir():
         raise ValueError(
-            f"tokenizer {asked!r}: must be bytes, gpt2, bpe:4096 to train one, or a folder or GGUF file "
-            "that holds one"
+            f"tokenizer {asked!r}: must be bytes, gpt2, or a folder or GGUF file that holds one; "
+            "`deeploop prepare text FILE… --tokenizer bpe:4096 --out FOLDER` trains one into its folder"
         )
     for facts in [read_object(path / name) for name in DESCRIPTIONS if (path / name).exists()]:
         if isinstance(name := facts.get("tokenizer"), str):
