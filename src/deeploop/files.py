@@ -20,6 +20,13 @@ from typing import Any, BinaryIO, TextIO
 
 SHIPPED = Path("shipped")
 """The name under which every command finds the small trained model that comes with the package."""
+DESCRIPTIONS = {
+    "corpus.json": "a corpus",
+    "chat.json": "a chat folder",
+    "puzzles.json": "a set of puzzles",
+    "run.json": "a run folder",
+}
+"""What a folder of ours is, by the file that says so."""
 LOCK_SECONDS = 1.0
 LARGEST_JSON = 1 << 26
 """Bytes of a file that is parsed whole; the largest of ours are some megabytes."""
@@ -224,6 +231,13 @@ def resolve(run: str | Path) -> Path:
 
 def is_shipped(run: Path) -> bool:
     return run == SHIPPED and not run.exists()
+
+
+def refuse_other(folder: Path, description: str, advice: str) -> None:
+    """Raises where a folder is something of ours already, but not what has that description."""
+    for name, what in DESCRIPTIONS.items():
+        if name != description and (folder / name).is_file():
+            raise ValueError(f"{folder}: is {what}, not {DESCRIPTIONS[description]}; {advice}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

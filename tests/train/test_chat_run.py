@@ -206,7 +206,7 @@ def test_mistakes_are_one_line(base, conversations, tmp_path, capsys):
         f"{start} {tmp_path / 'gpt2'} --init-from {base}": "conversations with the --tokenizer of",
         f"{start} {tmp_path / 'longer'} --init-from {base}": "prepare them with --context 128",
         f"{start} {tmp_path / 'none'} --init-from {base}": "make it with `deeploop prepare chat",
-        f"{start} {base} --init-from {base}": "not a whole chat folder",
+        f"{start} {base} --init-from {base}": "is a run folder, not a chat folder",
         f"{start} {conversations} --init-from {base} --auto-lr": "--auto-lr: is for language models from",
         "bench --recipes chat": "recipes=chat: has no model of its own",
         f"prepare chat {file} --tokenizer bpe:4096": "'bpe:4096': must be bytes, gpt2, or a folder or",

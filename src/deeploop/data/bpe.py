@@ -20,10 +20,9 @@ from deeploop.data.pretrained_tokenizer import (
 )
 from deeploop.data.tokenizers import BPETokenizer, Tokenizer, byte_characters, get_tokenizer, utf8
 from deeploop.extras import require
-from deeploop.files import parse_json, read_object, read_text, resolve
+from deeploop.files import DESCRIPTIONS, parse_json, read_object, read_text, resolve
 
 MERGES = "merges.txt"
-DESCRIPTIONS = ("run.json", "corpus.json", "chat.json")  # of folders, with the name of their tokenizer
 VERSION_LINE = "#version: 0.2"
 SMALLEST, LARGEST = 258, 2**16  # bytes, end-of-text and a merge; what uint16 holds
 LARGEST_FILE = 2**24

@@ -36,7 +36,7 @@ from deeploop.data.corpora import json_lines
 from deeploop.data.pretrained_tokenizer import LARGEST
 from deeploop.data.shards import check_fields
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.files import atomic_file, exclusive_folder, read_object, write_text
+from deeploop.files import atomic_file, exclusive_folder, read_object, refuse_other, write_text
 
 CHAT_FORMAT = 1
 SPLITS = ("train", "validation")
@@ -293,8 +293,7 @@ def _write(
 
 def _prepared(out: Path, settings: dict[str, Any]) -> ChatSet | None:
     if not (out / "chat.json").exists():
-        if (out / "corpus.json").exists():
-            raise ValueError(f"{out}: holds a corpus; choose another folder with --out")
+        refuse_other(out, "chat.json", "choose another folder with --out")
         return None
     found = ChatSet.open(out)
     for name, value in settings.items():
@@ -309,6 +308,7 @@ def _prepared(out: Path, settings: dict[str, Any]) -> ChatSet | None:
 def _read_facts(folder: Path) -> dict[str, Any]:
     path = folder / "chat.json"
     if not path.is_file():
+        refuse_other(folder, "chat.json", "`deeploop prepare chat FILE.jsonl --out ANOTHER` makes one")
         what = "not a whole chat folder (no chat.json)" if folder.is_dir() else "no such folder"
         raise ValueError(f"{folder}: {what}; make it with `deeploop prepare chat FILE.jsonl --out {folder}`")
     try:

@@ -28,6 +28,7 @@ from deeploop.files import (
     is_shipped,
     read_json,
     read_object,
+    refuse_other,
     resolve,
     unused_path,
     write_json,
@@ -393,6 +394,5 @@ def _not_a_run(folder: Path, missing: str) -> ValueError:
         return ValueError(f"{folder}: a folder of runs; name one of them: {some}")
     if is_export(folder):
         return ValueError(f"{folder}: is an export, not a run folder; name the run that was exported")
-    if any((folder / name).exists() for name in ("corpus.json", "chat.json")):
-        return ValueError(f"{folder}: is a corpus, not a run folder; `deeploop data {folder}` shows it")
+    refuse_other(folder, "run.json", f"`deeploop data {folder}` shows it")
     return ValueError(f"{folder}: not a run folder (no {missing})")
