@@ -187,6 +187,10 @@ def test_nstar_of_truncated_and_sampled_rounds_is_printed_with_its_formula():
         (LOOP | {"backprop": 4}, "--backprop 4: must be at most 3, the most rounds of a step"),
         (LOOP | {"sample": "uniform", "limit": 2}, "limit=2: must be at least rounds=3, the mean"),
         (LOOP | {"limit": 5}, "limit=5: must be 0 with sample=fixed"),
+        (
+            LOOP | {"sample": "uniform", "spread": float("nan")},
+            "--spread nan: goes with --sample poisson-lognormal",
+        ),
         (HRM | {"backprop": 1}, "--backprop 1: goes with --blocks and --rounds"),
     ],
 )
