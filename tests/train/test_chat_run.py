@@ -190,7 +190,7 @@ def test_stop_and_resume_is_the_uninterrupted_run(make_chat):
     assert all(torch.equal(a, b) for a, b in zip(ours, other, strict=True))
 
 
-def test_mistakes_are_one_line(base, conversations, tmp_path, capsys):
+def test_mistakes_are_one_line(base, tuned, conversations, tmp_path, capsys):
     start = f"train chat --out {tmp_path / 'run'} --device.kind cpu --data.path"
     file = tmp_path / "few.jsonl"
     file.write_text('{"prompt": "a", "response": "b"}\n' * 3)
@@ -212,6 +212,7 @@ def test_mistakes_are_one_line(base, conversations, tmp_path, capsys):
         f"prepare chat {file} --tokenizer bpe:4096": "'bpe:4096': must be bytes, gpt2, or a folder or",
         f"chat {base}": "was not trained on conversations; fine-tune it: deeploop train chat --init-from",
         f"chat {tmp_path / 'none'}": "no such run folder",
+        f"chat {tuned} --device cpu --system {'x' * 200}": "leave no room for a question and an answer in",
     }
     for words, message in found.items():
         capsys.readouterr()
