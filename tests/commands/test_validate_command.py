@@ -224,7 +224,7 @@ def test_the_table_marks_the_trained_depth(home, capsys):
         (["validate", "{home}/run", "--data", "{home}/gpt2"], "prepare it with --tokenizer bytes"),
         (["validate", "{home}/run", "--data", "{home}/none"], "make it with `deeploop prepare text FILE…"),
         (["validate", "{home}/run", "--rounds", "0"], "model.rounds=0: must be at least 1"),
-        (["validate", "{home}/run", "--sequences", "0"], "must be at least 1"),
+        (["validate", "{home}/run", "--sequences", "0"], "sequences=0: must be at least 1"),
         (["generate", "{home}/nowhere"], "no such run folder"),
         (["validate", "{home}"], "a folder of runs; name one of them: empty, run"),
         (["generate", "{home}/empty"], "holds no checkpoint"),

@@ -41,6 +41,7 @@ from deeploop.files import atomic_file, exclusive_folder, read_object, refuse_ot
 CHAT_FORMAT = 1
 SPLITS = ("train", "validation")
 TYPES = {"tokens": ("<u2", "<u4"), "answers": ("|b1",), "bounds": ("<i8",)}
+HASHED = {"template": "another template", "text_sha256": "other text"}  # settings that are a hash
 COUNTS = ("conversations", "shortened", "left_out")
 FIELDS = {
     "source": str,
@@ -298,8 +299,9 @@ def _prepared(out: Path, settings: dict[str, Any]) -> ChatSet | None:
     found = ChatSet.open(out)
     for name, value in settings.items():
         if (before := found.facts["settings"].get(name)) != value:
+            other = HASHED.get(name, f"{name} {before!r:.40}, not {value!r:.40}")
             raise ValueError(
-                f"{out}: already holds conversations with {name} {before!r:.40}, not {value!r:.40}; "
+                f"{out}: already holds conversations with {other}; "
                 "remove it or choose another folder with --out"
             )
     return found

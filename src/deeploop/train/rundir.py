@@ -334,8 +334,8 @@ def require_checkpoint(run: Path) -> Path:
     run = resolve(run)
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
-        if not run.is_dir():
-            raise _not_a_run(run, "checkpoints")
+        if not (run / "run.json").exists():
+            raise _not_a_run(run, "run.json")
         raise ValueError(f"{run}: holds no checkpoint (none yet, or none was kept); train it with --resume")
     return checkpoint
 
