@@ -18,6 +18,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+SHIPPED = Path("shipped")
+"""The name under which every command finds the small trained model that comes with the package."""
+DESCRIPTIONS = {
+    "corpus.json": "a corpus",
+    "chat.json": "a chat folder",
+    "puzzles.json": "a set of puzzles",
+    "run.json": "a run folder",
+}
+"""What a folder of ours is, by the file that says so."""
 LOCK_SECONDS = 1.0
 LARGEST_JSON = 1 << 26
 """Bytes of a file that is parsed whole; the largest of ours are some megabytes."""
@@ -212,6 +221,23 @@ def unused_path(path: Path) -> Path:
     """The path, or the first of path-2, path-3, … under which nothing stands."""
     names = (path.with_name(f"{path.stem}-{n}{path.suffix}") if n > 1 else path for n in count(1))
     return next(name for name in names if not name.exists())
+
+
+def resolve(run: str | Path) -> Path:
+    """The run folder that is meant: `shipped`, where there is no such folder, is the one in the package."""
+    run = Path(run)
+    return Path(__file__).parent / "assets" / "tiny" if is_shipped(run) else run
+
+
+def is_shipped(run: Path) -> bool:
+    return run == SHIPPED and not run.exists()
+
+
+def refuse_other(folder: Path, description: str, advice: str) -> None:
+    """Raises where a folder is something of ours already, but not what has that description."""
+    for name, what in DESCRIPTIONS.items():
+        if name != description and (folder / name).is_file():
+            raise ValueError(f"{folder}: is {what}, not {DESCRIPTIONS[description]}; {advice}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

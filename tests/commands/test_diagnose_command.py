@@ -121,6 +121,7 @@ def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, undrawn, mo
         (["r3", "prenorm"], "model.block=prenorm, but"),
         (["r3", "--sublayers", "blocks.9.mlp"], "sublayer 'blocks.9.mlp': the model has blocks.0.attention"),
         (["r3", "--iterations", "0"], "iterations=0: must be 1 or more"),
+        (["r3", "--tolerance", "nan"], "tolerance=nan: must be 0 or more"),
         (["r3", "--data", "nowhere"], "nowhere"),
     ],
 )

@@ -95,8 +95,8 @@ def test_generating_commands(say, tmp_path, kind):
     ("more", "message"),
     [
         (["--size", "5"], "size 5: must be one of 4, 6, 9"),
-        (["--workers", "0"], "workers 0: must be at least 1"),
-        (["--seed", "-1"], "seed -1: must be at least 0"),
+        (["--workers", "0"], "error: workers=0: must be at least 1"),
+        (["--seed", "-1"], "error: seed=-1: must be at least 0"),
         (["--train", "0"], "train 0: must be at least 1"),
         (["--difficulty", "absurd"], "absurd"),
     ],

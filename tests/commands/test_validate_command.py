@@ -224,7 +224,7 @@ def test_the_table_marks_the_trained_depth(home, capsys):
         (["validate", "{home}/run", "--data", "{home}/gpt2"], "prepare it with --tokenizer bytes"),
         (["validate", "{home}/run", "--data", "{home}/none"], "make it with `deeploop prepare text FILE…"),
         (["validate", "{home}/run", "--rounds", "0"], "model.rounds=0: must be at least 1"),
-        (["validate", "{home}/run", "--sequences", "0"], "must be at least 1"),
+        (["validate", "{home}/run", "--sequences", "0"], "sequences=0: must be at least 1"),
         (["generate", "{home}/nowhere"], "no such run folder"),
         (["validate", "{home}"], "a folder of runs; name one of them: empty, run"),
         (["generate", "{home}/empty"], "holds no checkpoint"),
@@ -245,6 +245,14 @@ def test_the_table_marks_the_trained_depth(home, capsys):
         ),
         (["generate", "{home}/run", "--top-p", "2"], "top_p=2.0: must be above 0"),
         (["generate", "{home}/run", "--adaptive", "kl", "--threshold", "-1"], "threshold=-1.0"),
+        (
+            ["generate", "{home}/run", "--threshold", "0.3"],
+            "threshold=0.3: goes with --adaptive change, kl or",
+        ),
+        (
+            ["validate", "{home}/run", "--thresholds", "0.3", "1"],
+            "thresholds=0.3 1: goes with one of --adaptive",
+        ),
     ],
 )
 def test_mistakes_end_in_one_line(home, capsys, words, message):

@@ -99,6 +99,12 @@ def test_it_is_kept_in_the_corpus_and_serves_another(text, tmp_path):
     assert find_tokenizer(str(other.folder)).encode("the loop") == tokenizer.encode("the loop")
 
 
+def test_a_folder_that_keeps_no_tokenizer_names_one(text, tmp_path):
+    corpus = prepared(text, tmp_path / "a", tokenizer="bytes")
+    for asked in (corpus.folder, "shipped"):
+        assert prepared(text, tmp_path / "b", tokenizer=str(asked)).tokenizer_name == "bytes"
+
+
 def test_what_is_prepared_is_not_trained_again(text, tmp_path, monkeypatch):
     prepared(text, tmp_path / "a")
     monkeypatch.setattr(prepare, "train_bpe", lambda *_: pytest.fail("trained again"))
@@ -131,8 +137,14 @@ def test_damage_is_named(text, tmp_path, damage):
         ("bpe:257", "bpe:257: the vocabulary must be 258 to 65536"),
         ("bpe:70000", "bpe:70000: the vocabulary must be 258 to 65536"),
         ("bpe:9000", r"bpe:9000: the text is too short; .* after bpe:\d+; ask for that or fewer"),
-        ("llama", "'llama': must be bytes, gpt2, bpe:4096 to train one, or a folder or GGUF file"),
-        (".", "holds no trained tokenizer"),
+        (
+            "llama",
+            "'llama': must be bytes, gpt2, or a folder or GGUF file that holds one; `deeploop prepare text",
+        ),
+        (
+            ".",
+            r"tokenizer \.: the folder holds none; name a corpus, a language model's run, or a folder with",
+        ),
     ],
 )
 def test_bad_wishes_are_one_line(text, tmp_path, asked, said):

@@ -210,9 +210,16 @@ def test_the_folder_is_read_back_verified_and_left_as_it_is(file):
     assert (chat.folder / "chat.json").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="already holds conversations with context 200, not 100"):
         make(file, context=100)
+    (file.parent / "run.json").touch()
+    with pytest.raises(
+        ValueError, match="is a run folder, not a chat folder; choose another folder with --out"
+    ):
+        make(file, out=file.parent)
     file.write_text(file.read_text().replace("question", "Question"))
-    with pytest.raises(ValueError, match="already holds conversations with text_sha256"):
+    with pytest.raises(ValueError, match="already holds conversations with other text; remove it"):
         make(file)
+    with pytest.raises(ValueError, match="already holds conversations with another template; remove it"):
+        make(file, template="chatml")
 
 
 def test_the_same_text_packed_gives_the_same_tokens(file):

@@ -1,5 +1,6 @@
 """Sources: what is read from each kind of file, and what is said of files that cannot be read."""
 
+import codecs
 import gzip
 import json
 import lzma
@@ -32,15 +33,17 @@ PACKS = [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)]
 def test_jsonl_plain_and_packed(tmp_path, pack):
     suffix, compress = pack
     file = tmp_path / f"a.jsonl{suffix}"
-    file.write_bytes(compress(json_lines(DOCUMENTS) + b"\n"))
-    assert list(text_files([file])) == DOCUMENTS
+    for mark in (b"", codecs.BOM_UTF8):
+        file.write_bytes(compress(mark + json_lines(DOCUMENTS) + b"\n"))
+        assert list(text_files([file])) == DOCUMENTS
 
 
 @pytest.mark.parametrize("pack", PACKS)
 def test_txt_is_one_document_a_file(tmp_path, pack):
     suffix, compress = pack
     for i, text in enumerate(DOCUMENTS * 16):
-        (tmp_path / f"{i:02}.txt{suffix}").write_bytes(compress(text.encode()))
+        mark = codecs.BOM_UTF8 * (i % 2)
+        (tmp_path / f"{i:02}.txt{suffix}").write_bytes(compress(mark + text.encode()))
     assert list(text_files([tmp_path])) == DOCUMENTS * 16
 
 

@@ -15,7 +15,7 @@ import tyro
 from deeploop.commands.prepare import PrepareFinewebEdu, PrepareStdlib, PrepareText, run
 from deeploop.data import Corpus, get_tokenizer
 from deeploop.data.corpus_writer import CorpusWriter
-from deeploop.data.prepare import prepare
+from deeploop.data.prepare import prepare, tokenizer_for
 
 # Also evaluated in the process that gets killed.
 DOCUMENTS_EXPRESSION = "[f'document {i}: ' + 'many words ' * (i * 37 % 101) for i in range(600)]"
@@ -183,6 +183,17 @@ def test_killed_and_restarted_gives_the_same_bytes(tmp_path):
     prepared(killed, tokenizer=tokenizer)
     assert contents(killed) == contents(whole)
     assert 0 < tokenizer.encoded < 0.9 * len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("there", ["chat.json", "puzzles.json", "run.json"])
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, there):
+    (tmp_path / there).touch()
+    says = "is a .*, not a corpus; choose another folder with --out"
+    with pytest.raises(ValueError, match=says):
+        prepared(tmp_path)
+    with pytest.raises(ValueError, match=says):  # before minutes of training
+        tokenizer_for("bpe:300", DOCUMENTS, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [there]
 
 
 STREAMED = {"stream": True, "limit_tokens": 15000, "shard_tokens": 500, "validation_tokens": 1000}

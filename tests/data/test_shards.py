@@ -245,14 +245,18 @@ def test_damaged_counts_are_named(corpus):
 @pytest.mark.parametrize(
     ("name", "there", "says"),
     [
-        ("stdlib", False, "no such corpus; make it with `deeploop prepare stdlib --out"),
-        ("mine", False, "no such corpus; make it with `deeploop prepare text FILE… --out"),
-        ("mine", True, r"not a whole corpus \(no corpus.json\); make it with"),
+        ("stdlib", "", "no such corpus; make it with `deeploop prepare stdlib --out"),
+        ("mine", "", "no such corpus; make it with `deeploop prepare text FILE… --out"),
+        ("mine", ".", r"not a whole corpus \(no corpus.json\); make it with"),
+        ("mine", "chat.json", r"is a chat folder, not a corpus; `deeploop prepare text FILE… --out ANOTHER`"),
+        ("mine", "run.json", "is a run folder, not a corpus"),
+        ("mine", "puzzles.json", "is a set of puzzles, not a corpus"),
     ],
 )
 def test_a_corpus_that_is_not_there_says_how_it_is_made(tmp_path, name, there, says):
     if there:
         (tmp_path / name).mkdir()
+        (tmp_path / name / there).touch()
     with pytest.raises(ValueError, match=says):
         Corpus.open(tmp_path / name)
 

@@ -130,7 +130,15 @@ def test_temperature_zero_is_greedy():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}]
+    "bad",
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"seed": -1},
+        {"seed": 2**63},
+    ],
 )
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):

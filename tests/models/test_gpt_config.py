@@ -150,7 +150,7 @@ def test_width_mup_multiplier():
             {"block": "prenorm", "flat_gain": 2.0},
             "model.flat_gain=2.0: must be 1 with model.block=prenorm, model.alpha=paper",
         ),
-        ({"block": "flat", "flat_gain": 0.0}, "model.flat_gain=0.0: must be positive and finite"),
+        ({"block": "flat", "flat_gain": 1e-300}, "model.flat_gain=1e-300: must be 1e-9 to 1e9"),
         (
             {"block": "flat", "inner_norm": False},
             "model.inner_norm=False: must be True with model.block=flat",
@@ -162,7 +162,7 @@ def test_width_mup_multiplier():
         ({"factored_gain": 2.0}, "model.factored_gain=2.0: must be 1 with model.block=sandwich"),
         (
             {"block": "factored", "factored_gain": 0.0},
-            "model.factored_gain=0.0: must be positive and finite",
+            "model.factored_gain=0.0: must be 1e-9 to 1e9",
         ),
         ({"mup_base_width": -1}, "model.mup_base_width=-1: must be 0 (off) or a width"),
     ],

@@ -295,7 +295,7 @@ def test_initial_carry_is_the_two_vectors():
         (HRMConfig, {"depth": 12, "flat": True}, r"model\.depth=12: must be 0 with model\.flat"),
         (HRMConfig, {"high_p": 0.5, "flat": True}, r"model\.high_p=0\.5: must be left out with model\.flat"),
         (HRMConfig, {"flat_gain": 2.0}, r"model\.flat_gain=2\.0: must be 1 without model\.flat"),
-        (TRMConfig, {"flat_gain": 0.0, "flat": True}, r"model\.flat_gain=0\.0: must be positive and finite"),
+        (TRMConfig, {"flat_gain": 0.0, "flat": True}, r"model\.flat_gain=0\.0: must be 1e-9 to 1e9"),
     ],
 )
 def test_a_wrong_field_is_named(kind, change, message):

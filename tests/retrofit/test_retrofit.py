@@ -103,6 +103,7 @@ def test_layers_are_dropped(folder):
         (["--core", "2-3", "--rounds", "0"], "rounds=0: must be at least 1"),
         (["--core", "2-3", "--context", "9999"], "context=9999: must be 1 to "),
         (["--suggest", "--data", "nowhere"], "nowhere: no such corpus"),
+        (["--suggest", "--tokens", "0"], "tokens=0: must be at least 1"),
     ],
 )
 def test_a_mistake_is_one_line(folder, tmp_path, capsys, words, message):

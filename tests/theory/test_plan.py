@@ -191,6 +191,10 @@ def test_nstar_of_truncated_and_sampled_rounds_is_printed_with_its_formula():
             "limit=400000: must be at most 10000; lower it",
         ),
         (LOOP | {"limit": 5}, "limit=5: must be 0 with sample=fixed"),
+        (
+            LOOP | {"sample": "uniform", "spread": float("nan")},
+            "--spread nan: goes with --sample poisson-lognormal",
+        ),
         (HRM | {"backprop": 1}, "--backprop 1: goes with --blocks and --rounds"),
     ],
 )

@@ -190,7 +190,7 @@ def test_stop_and_resume_is_the_uninterrupted_run(make_chat):
     assert all(torch.equal(a, b) for a, b in zip(ours, other, strict=True))
 
 
-def test_mistakes_are_one_line(base, conversations, tmp_path, capsys):
+def test_mistakes_are_one_line(base, tuned, conversations, tmp_path, capsys):
     start = f"train chat --out {tmp_path / 'run'} --device.kind cpu --data.path"
     file = tmp_path / "few.jsonl"
     file.write_text('{"prompt": "a", "response": "b"}\n' * 3)
@@ -206,11 +206,13 @@ def test_mistakes_are_one_line(base, conversations, tmp_path, capsys):
         f"{start} {tmp_path / 'gpt2'} --init-from {base}": "conversations with the --tokenizer of",
         f"{start} {tmp_path / 'longer'} --init-from {base}": "prepare them with --context 128",
         f"{start} {tmp_path / 'none'} --init-from {base}": "make it with `deeploop prepare chat",
-        f"{start} {base} --init-from {base}": "not a whole chat folder",
+        f"{start} {base} --init-from {base}": "is a run folder, not a chat folder",
         f"{start} {conversations} --init-from {base} --auto-lr": "--auto-lr: is for language models from",
         "bench --recipes chat": "recipes=chat: has no model of its own",
+        f"prepare chat {file} --tokenizer bpe:4096": "'bpe:4096': must be bytes, gpt2, or a folder or",
         f"chat {base}": "was not trained on conversations; fine-tune it: deeploop train chat --init-from",
         f"chat {tmp_path / 'none'}": "no such run folder",
+        f"chat {tuned} --device cpu --system {'x' * 200}": "leave no room for a question and an answer in",
     }
     for words, message in found.items():
         capsys.readouterr()
@@ -253,7 +255,7 @@ def test_a_message_that_is_too_long_is_told_and_the_conversation_goes_on(tuned, 
 def test_a_full_context_forgets_the_first_turns(tuned, monkeypatch, capsys):
     said = chat(tuned, "say loop\nblock\nround\nnorm\nscale\n", monkeypatch, capsys)
     assert len(said.out.splitlines()) == 5
-    assert "turns are forgotten" in said.err
+    assert "the context was full: the first turn is forgotten" in said.err.splitlines()
 
 
 def test_a_terminal_is_shown_escapes_of_the_model_wherever_the_questions_come_from(

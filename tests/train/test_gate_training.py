@@ -85,7 +85,7 @@ def test_a_gate_asked_of_a_run_without_one_is_one_line(plain, capsys):
         assert "adaptive=gate: this model has no exit gate; train one with --model.exit-gate" in err
         assert (out, err.count("\n")) == ("", 1)
     assert main(["validate", str(plain.out), "--adaptive", "change", "kl", "--thresholds", "1"]) == 2
-    assert "thresholds=(1.0,): must be unset with several of --adaptive" in capsys.readouterr().err
+    assert "thresholds=1: goes with one of --adaptive change, kl or gate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,9 @@ def test_init_from_another_model_says_what_to_add(config, tiny_config, model, sa
 def test_init_from_no_run_is_refused(tiny_config, tmp_path):
     with pytest.raises(ValueError, match="nothing: no such run folder"):
         train(tiny_config(init_from=tmp_path / "nothing"))
+    (tmp_path / "corpus.json").touch()
+    with pytest.raises(ValueError, match=f"{tmp_path}: is a corpus, not a run folder; `deeploop data "):
+        train(tiny_config(init_from=tmp_path))
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):

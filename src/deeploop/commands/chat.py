@@ -84,7 +84,8 @@ def talk(conversation: "Conversation", questions: Iterator[str]) -> None:
                 continue
             print(flush=True)
             if turns := conversation.forgotten - before:
-                print(f"the context was full: the first {turns} turns are forgotten", file=sys.stderr)
+                gone = "first turn is" if turns == 1 else f"first {turns} turns are"
+                print(f"the context was full: the {gone} forgotten", file=sys.stderr)
 
 
 def lines_of_stdin(*, on_terminal: bool) -> Iterator[str]:

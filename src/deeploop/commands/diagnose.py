@@ -36,7 +36,7 @@ class DiagnoseArgs:
         if not self.runs:
             raise ValueError("runs: name at least one run folder")
         for name, least in (("sequences", 0), ("iterations", 1), ("tolerance", 0)):
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:  # nor nan
                 raise ValueError(f"{name}={getattr(self, name)}: must be {least} or more")
 
 

@@ -42,6 +42,8 @@ class GenerateArgs(Sampling):
         super().__post_init__()
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: must be at least 1")
+        if self.threshold is not None and self.adaptive == "off":
+            raise ValueError(f"threshold={self.threshold}: goes with --adaptive change, kl or gate")
 
 
 def exit_rule(args: GenerateArgs) -> "ExitRule":

@@ -57,6 +57,8 @@ def run(args: PlanArgs) -> str:
     modules = {name: getattr(args, name) for name in ("high_blocks", "low_blocks", "cycles", "low_cycles")}
     sizes = _whole_set(loop, modules)
     if sizes.keys() == loop.keys():
+        if args.spread != PlanArgs.spread and args.sample != "poisson-lognormal":
+            raise ValueError(f"--spread {args.spread}: goes with --sample poisson-lognormal")
         law = rounds_law(args.sample, sizes["rounds"], limit=args.limit, spread=args.spread)
         if args.backprop > law.most:
             raise ValueError(

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 from tyro.conf import Positional
 
-from deeploop.data.bpe import find_tokenizer, load_tokenizer
+from deeploop.data.bpe import find_tokenizer
 from deeploop.data.chat import ChatSet, prepare_chat
 from deeploop.data.chat_template import find_template
 from deeploop.data.tokenizers import Tokenizer
+from deeploop.files import resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +50,14 @@ def run(args: PrepareChat) -> str:
 
 def tokenizer_and_context(args: PrepareChat) -> tuple[Tokenizer, int]:
     """Those of the run, where one was named."""
-    from deeploop.train.rundir import load_config, resolve, tokenizer_name  # now: only this waits for torch
-
-    run = Path(args.tokenizer)
-    if not (resolve(run) / "run.json").exists():
-        found = find_tokenizer(args.tokenizer)
-        if args.context is None:
-            raise ValueError("context: must be given where --tokenizer names no run: --context 1024")
+    run, found = Path(args.tokenizer), find_tokenizer(args.tokenizer)
+    if args.context is not None:
         return found, args.context
-    config = load_config(run)
-    context = config.model.context if args.context is None else args.context
-    return load_tokenizer(tokenizer_name(run), resolve(run)), context
+    if not (resolve(run) / "run.json").exists():
+        raise ValueError("context: must be given where --tokenizer names no run: --context 1024")
+    from deeploop.train.rundir import load_config  # now: only this waits for torch
+
+    return found, load_config(run).model.context
 
 
 def describe(chat: ChatSet) -> str:

@@ -32,9 +32,9 @@ class PreparePuzzles(ABC):
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers {self.workers}: must be at least 1")
+            raise ValueError(f"workers={self.workers}: must be at least 1")
         if self.seed < 0:
-            raise ValueError(f"seed {self.seed}: must be at least 0")
+            raise ValueError(f"seed={self.seed}: must be at least 0")
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:

@@ -42,6 +42,10 @@ class RetrofitArgs:
     tokens: int = 2048
     """Tokens of the corpus' validation split that --suggest reads."""
 
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError(f"tokens={self.tokens}: must be at least 1")
+
 
 def run(args: RetrofitArgs) -> str:
     """Reads the source and does what is asked; returns what to print."""

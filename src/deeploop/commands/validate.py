@@ -34,6 +34,10 @@ class ValidateArgs:
     json: bool = False
     """Print the results as JSON."""
 
+    def __post_init__(self) -> None:
+        if self.sequences is not None and self.sequences < 1:
+            raise ValueError(f"sequences={self.sequences}: must be at least 1")
+
 
 def run(args: ValidateArgs) -> str:
     """Evaluates, writes the results into the run folder, and returns what to print."""

@@ -20,7 +20,7 @@ from deeploop.data.pretrained_tokenizer import (
 )
 from deeploop.data.tokenizers import BPETokenizer, Tokenizer, byte_characters, get_tokenizer, utf8
 from deeploop.extras import require
-from deeploop.files import parse_json, read_text
+from deeploop.files import DESCRIPTIONS, parse_json, read_object, read_text, resolve
 
 MERGES = "merges.txt"
 VERSION_LINE = "#version: 0.2"
@@ -42,15 +42,25 @@ def find_tokenizer(asked: str) -> Tokenizer:
     """A tokenizer by its name, or by what holds it: a corpus, a run, a transformers folder, a GGUF file."""
     if asked in ("bytes", "gpt2"):
         return get_tokenizer(asked)
-    path = Path(asked)
+    path = resolve(asked)
     if path.is_file() and path.suffix == ".gguf":
         return read_gguf_tokenizer(GGUFFile(path))
     if not path.is_dir():
         raise ValueError(
-            f"tokenizer {asked!r}: must be bytes, gpt2, bpe:4096 to train one, or a folder or GGUF file "
-            "that holds one"
+            f"tokenizer {asked!r}: must be bytes, gpt2, or a folder or GGUF file that holds one; "
+            "`deeploop prepare text FILE… --tokenizer bpe:4096 --out FOLDER` trains one into its folder"
         )
-    return read_pretrained(path) if (path / TOKENIZER).exists() else read_bpe(path)
+    for facts in [read_object(path / name) for name in DESCRIPTIONS if (path / name).exists()]:
+        if isinstance(name := facts.get("tokenizer"), str):
+            return load_tokenizer(name, path)
+    if (path / TOKENIZER).exists():
+        return read_pretrained(path)
+    if (path / MERGES).exists():
+        return read_bpe(path)
+    raise ValueError(
+        f"tokenizer {asked}: the folder holds none; name a corpus, a language model's run, or a folder with "
+        f"{TOKENIZER}"
+    )
 
 
 def load_tokenizer(name: str, folder: Path) -> Tokenizer:

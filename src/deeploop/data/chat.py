@@ -36,11 +36,12 @@ from deeploop.data.corpora import json_lines
 from deeploop.data.pretrained_tokenizer import LARGEST
 from deeploop.data.shards import check_fields
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.files import atomic_file, exclusive_folder, read_object, write_text
+from deeploop.files import atomic_file, exclusive_folder, read_object, refuse_other, write_text
 
 CHAT_FORMAT = 1
 SPLITS = ("train", "validation")
 TYPES = {"tokens": ("<u2", "<u4"), "answers": ("|b1",), "bounds": ("<i8",)}
+HASHED = {"template": "another template", "text_sha256": "other text"}  # settings that are a hash
 COUNTS = ("conversations", "shortened", "left_out")
 FIELDS = {
     "source": str,
@@ -293,14 +294,14 @@ def _write(
 
 def _prepared(out: Path, settings: dict[str, Any]) -> ChatSet | None:
     if not (out / "chat.json").exists():
-        if (out / "corpus.json").exists():
-            raise ValueError(f"{out}: holds a corpus; choose another folder with --out")
+        refuse_other(out, "chat.json", "choose another folder with --out")
         return None
     found = ChatSet.open(out)
     for name, value in settings.items():
         if (before := found.facts["settings"].get(name)) != value:
+            other = HASHED.get(name, f"{name} {before!r:.40}, not {value!r:.40}")
             raise ValueError(
-                f"{out}: already holds conversations with {name} {before!r:.40}, not {value!r:.40}; "
+                f"{out}: already holds conversations with {other}; "
                 "remove it or choose another folder with --out"
             )
     return found
@@ -309,6 +310,7 @@ def _prepared(out: Path, settings: dict[str, Any]) -> ChatSet | None:
 def _read_facts(folder: Path) -> dict[str, Any]:
     path = folder / "chat.json"
     if not path.is_file():
+        refuse_other(folder, "chat.json", "`deeploop prepare chat FILE.jsonl --out ANOTHER` makes one")
         what = "not a whole chat folder (no chat.json)" if folder.is_dir() else "no such folder"
         raise ValueError(f"{folder}: {what}; make it with `deeploop prepare chat FILE.jsonl --out {folder}`")
     try:

@@ -160,10 +160,10 @@ def _all_documents(files: Sequence[Path], field: str) -> Iterator[str]:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[TextIO]:
-    """The file's text, unpacked; what is wrong with its content is a ValueError that names it."""
+    """The file's text, unpacked, without a byte-order mark; what is wrong with it is a ValueError."""
     unpacked: Any = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)
     try:
-        with unpacked(file, "rt", encoding="utf-8") as lines:
+        with unpacked(file, "rt", encoding="utf-8-sig") as lines:
             yield lines
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise ValueError(f"{file}: unreadable as UTF-8 text: {error}") from None

@@ -25,7 +25,7 @@ from deeploop.data.corpus_writer import CorpusWriter, Settings
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import Tokenizer, utf8
 from deeploop.data.workers import ordered_map
-from deeploop.files import exclusive_folder, write_text
+from deeploop.files import exclusive_folder, refuse_other, write_text
 
 SHARD_TOKENS = 100_000_000
 BPE_BYTES = 1_000_000_000
@@ -52,8 +52,8 @@ def tokenizer_for(asked: str, documents: Iterable[str], out: Path, *, stream: bo
 
 
 def _begun_with(out: Path) -> Tokenizer | None:
-    if (out / "corpus.json").exists():
-        return Corpus.open(out).tokenizer()
+    if (found := _corpus_in(out)) is not None:
+        return found.tokenizer()
     return read_bpe(out) if all((out / name).exists() for name in ("progress.npz", MERGES)) else None
 
 
@@ -103,11 +103,17 @@ def prepare(
 
 
 def _prepared(out: Path, settings: Settings) -> Corpus | None:
-    if not (out / "corpus.json").exists():
-        return None
-    corpus = Corpus.open(out)
-    settings.check_same(corpus.facts["settings"], out)
-    return corpus
+    if (found := _corpus_in(out)) is not None:
+        settings.check_same(found.facts["settings"], out)
+    return found
+
+
+def _corpus_in(out: Path) -> Corpus | None:
+    """The corpus that is there already; a folder of anything else is refused."""
+    if (out / "corpus.json").exists():
+        return Corpus.open(out)
+    refuse_other(out, "corpus.json", "choose another folder with --out")
+    return None
 
 
 def _write(

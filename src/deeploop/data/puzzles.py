@@ -31,7 +31,7 @@ import numpy as np
 from deeploop.data.arrays import read_npy
 from deeploop.data.puzzle_kinds import KINDS, PuzzleKind
 from deeploop.data.shards import check_fields
-from deeploop.files import atomic_file, read_object
+from deeploop.files import atomic_file, read_object, refuse_other
 
 PUZZLE_FORMAT = 1
 SPLITS = ("train", "test")
@@ -229,6 +229,8 @@ def _of(arrays: Mapping[str, np.ndarray], split: str) -> dict[str, np.ndarray]:
 
 def _check_whole(folder: Path) -> None:
     if not (folder / "puzzles.json").is_file():
+        advice = f"`deeploop prepare {' | '.join(KINDS)} --out ANOTHER` makes one"
+        refuse_other(folder, "puzzles.json", advice)
         what = "not a whole set of puzzles (no puzzles.json)" if folder.is_dir() else "no such set of puzzles"
         raise ValueError(
             f"{folder}: {what}; make it with `deeploop prepare {' | '.join(KINDS)} --out {folder}`"

@@ -27,7 +27,7 @@ from deeploop.data.arrays import read_npz
 from deeploop.data.bpe import load_tokenizer
 from deeploop.data.pretrained_tokenizer import LARGEST
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.files import atomic_file, open_regular, read_object
+from deeploop.files import atomic_file, open_regular, read_object, refuse_other
 
 MAGIC = 20240520
 DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<u2"), 2: np.dtype("<u4")}  # by version
@@ -253,6 +253,7 @@ class Corpus:
 def _read_facts(folder: Path) -> dict[str, Any]:
     path = folder / "corpus.json"
     if not path.is_file():
+        refuse_other(folder, "corpus.json", "`deeploop prepare text FILE… --out ANOTHER` makes one")
         what = "not a whole corpus (no corpus.json)" if folder.is_dir() else "no such corpus"
         # A folder of another name than these two is meant for the user's own text.
         source = folder.name if folder.name in ("stdlib", "fineweb-edu") else "text FILE…"

@@ -48,6 +48,17 @@ class Conversation:
         self._sampling, self._max_tokens = sampling or Sampling(), max_tokens
         self._generator = torch.Generator().manual_seed(self._sampling.seed)
         self.reset()
+        if system:
+            self._check_system()
+
+    def _check_system(self) -> None:
+        """Raises where not even the shortest question fits behind the system message."""
+        messages = guarded([*self._system, _message("user", "?")], self._tokenizer)
+        if not self._fits(tokens := self._encoded(self._template.segments(messages, ask=True))):
+            raise ValueError(
+                f"system: its {len(tokens):,} tokens leave no room for a question and an answer in the "
+                f"model's context of {self._model.config.context:,}; shorten it"
+            )
 
     def reset(self) -> None:
         """Begins anew."""

@@ -24,3 +24,5 @@ class Sampling:
             raise ValueError(f"top_k={self.top_k}: must be 0 (off) or a number of tokens")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p}: must be above 0 and at most 1 (off)")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed}: must be 0 or more, and below 2^63")

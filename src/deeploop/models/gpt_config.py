@@ -15,6 +15,11 @@ Part = Literal["prelude", "coda"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
+def is_gain(gain: float) -> bool:
+    """Whether fp32 holds the gain of a rule, and any alpha or epsilon that it makes."""
+    return 1e-9 <= gain <= 1e9
+
+
 @dataclass(frozen=True)
 class GPTConfig:
     """Shape and parameterization of a looped GPT; the defaults are the paper's small model at R=3."""
@@ -113,7 +118,7 @@ class GPTConfig:
         )
         self._check_parts()
         gain, factored = self.factored_gain, self.block == "factored"
-        self._require("factored_gain", math.isfinite(gain) and gain > 0, "positive and finite")
+        self._require("factored_gain", is_gain(gain), "1e-9 to 1e9")
         self._require("factored_gain", gain == 1 or factored, f"1 with model.block={self.block}")
         self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
         exponent = self.epsilon_exponent
@@ -170,7 +175,7 @@ class GPTConfig:
         scaled = self.alpha == "paper" or self.beta == "on"
         self._require("p", scaled or self.p == GPTConfig.p, f"{GPTConfig.p} with model.alpha=flat, beta=off")
         gain, flat = self.flat_gain, "flat" in (self.block, self.alpha)
-        self._require("flat_gain", math.isfinite(gain) and gain > 0, "positive and finite")
+        self._require("flat_gain", is_gain(gain), "1e-9 to 1e9")
         what = f"1 with model.block={self.block}, model.alpha={self.alpha}"
         self._require("flat_gain", gain == 1 or flat, what)
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.models.gpt_config import is_gain
 from deeploop.nn.init import BRANCH, init_truncated_
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU, rotary_table
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
@@ -68,7 +69,7 @@ class ReasonerConfig:
         self._require("depth", self.depth >= 0, "0 (counted) or a number of blocks")
         self._require("p", math.isfinite(self.p) and self.p >= 0, "0 (no rule) or more, and finite")
         gain = self.flat_gain
-        self._require("flat_gain", math.isfinite(gain) and gain > 0, "positive and finite")
+        self._require("flat_gain", is_gain(gain), "1e-9 to 1e9")
         self._require("flat_gain", gain == 1 or self.flat, "1 without model.flat")
         for name in ("p", "depth"):
             self._require(

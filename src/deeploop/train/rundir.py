@@ -23,7 +23,17 @@ from torch import nn
 import deeploop
 from deeploop.data.bpe import how_to_ask, load_tokenizer
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.files import read_json, read_object, unused_path, write_json, write_text
+from deeploop.files import (
+    SHIPPED,
+    is_shipped,
+    read_json,
+    read_object,
+    refuse_other,
+    resolve,
+    unused_path,
+    write_json,
+    write_text,
+)
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
@@ -54,8 +64,6 @@ from deeploop.train.iterate import IDENTITY
 FORMAT = 1
 KEPT = {"seed", "optim.kind", *(f"data.{name}" for name in IDENTITY)}
 """Fields that a resumed run keeps, beside those of its model, rounds and gate."""
-SHIPPED = Path("shipped")
-"""The name under which every command finds the small trained model that comes with the package."""
 
 
 def create_run(config: AnyTrainConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
@@ -155,16 +163,6 @@ def changes_since(config: AnyTrainConfig) -> list[tuple[str, Any, Any]]:
     old = to_dict(load_any_config(config.out))
     ignored = {"resume", "out", "init_from"}
     return [change for change in differences(old, to_dict(config)) if change[0] not in ignored]
-
-
-def resolve(run: str | Path) -> Path:
-    """The run folder that is meant: `shipped`, where there is no such folder, is the one in the package."""
-    run = Path(run)
-    return Path(deeploop.__file__).parent / "assets" / "tiny" if is_shipped(run) else run
-
-
-def is_shipped(run: Path) -> bool:
-    return run == SHIPPED and not run.exists()
 
 
 def results_folder(run: Path) -> Path:
@@ -346,8 +344,8 @@ def require_checkpoint(run: Path) -> Path:
     run = resolve(run)
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
-        if not run.is_dir():
-            raise _not_a_run(run, "checkpoints")
+        if not (run / "run.json").exists():
+            raise _not_a_run(run, "run.json")
         raise ValueError(f"{run}: holds no checkpoint (none yet, or none was kept); train it with --resume")
     return checkpoint
 
@@ -406,6 +404,5 @@ def _not_a_run(folder: Path, missing: str) -> ValueError:
         return ValueError(f"{folder}: a folder of runs; name one of them: {some}")
     if is_export(folder):
         return ValueError(f"{folder}: is an export, not a run folder; name the run that was exported")
-    if any((folder / name).exists() for name in ("corpus.json", "chat.json")):
-        return ValueError(f"{folder}: is a corpus, not a run folder; `deeploop data {folder}` shows it")
+    refuse_other(folder, "run.json", f"`deeploop data {folder}` shows it")
     return ValueError(f"{folder}: not a run folder (no {missing})")
