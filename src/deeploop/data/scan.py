@@ -19,8 +19,6 @@ class Scan:
     """One uint64 for each document, in order."""
     longest: int
     """Tokens of the longest document, end-of-text not counted."""
-    largest: int
-    """The largest token."""
     is_whole: bool
     """Whether the stream was read to its end."""
 
@@ -40,14 +38,14 @@ def scan(stream: TokenStream, end_of_text: int, limit: int | None = None) -> Sca
     64 bits are enough to take equal hashes for equal documents: among 10^8 documents some two differ and
     share a hash with a chance of 0.03%.
     """
-    hashes, longest, largest, seen = [], 0, 0, 0
+    hashes, longest, seen = [], 0, 0
     for tokens in documents(stream, end_of_text):
         if limit is not None and seen >= limit:
             break
         hashes.append(hashlib.blake2b(tokens.tobytes(), digest_size=8).digest())
-        longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
+        longest = max(longest, len(tokens))
         seen += 1 + len(tokens)
-    return Scan(np.frombuffer(b"".join(hashes), dtype="<u8"), longest, largest, seen == len(stream))
+    return Scan(np.frombuffer(b"".join(hashes), dtype="<u8"), longest, seen == len(stream))
 
 
 def documents(stream: TokenStream, end_of_text: int) -> Iterator[np.ndarray]:

@@ -44,8 +44,7 @@ def hops() -> IterateTrainConfig:
     """A permutation of 8 nodes stands in the context; one block learns to follow it, a round per hop."""
     base = _like_automaton("hops", length=8, vocabulary=128, test_steps=(1, 2, 4, 8, 12, 24, 77, 200))
     # In 2,000 steps one seed of three learns it.
-    longer = replace(base, optim=replace(base.optim, steps=4_000), rounds=IterateRoundsConfig(noise=0.3))
-    return _with_injection(longer, "gated")
+    return _with_injection(replace(base, optim=replace(base.optim, steps=4_000)))
 
 
 def induction() -> IterateTrainConfig:
@@ -57,7 +56,7 @@ def induction() -> IterateTrainConfig:
 def addition() -> IterateTrainConfig:
     """Two numbers of 24 digits: one block learns to pass carries on by a place in each round."""
     base = _like_automaton("addition", length=24, vocabulary=128, test_steps=(1, 2, 4, 8, 16, 24, 77, 200))
-    return _with_injection(base, "add")
+    return _with_injection(base)
 
 
 def reachability() -> IterateTrainConfig:
@@ -65,9 +64,10 @@ def reachability() -> IterateTrainConfig:
     return _like_automaton("reachability", length=8, vocabulary=128, test_steps=(1, 2, 4, 6, 8))
 
 
-def _with_injection(config: IterateTrainConfig, injection: Literal["add", "gated"]) -> IterateTrainConfig:
+def _with_injection(config: IterateTrainConfig) -> IterateTrainConfig:
     """The input enters every round: without it these tasks go little further than trained (docs/depth.md)."""
-    return replace(config, model=replace(config.model, injection=injection))
+    model = replace(config.model, injection="gated")
+    return replace(config, model=model, rounds=IterateRoundsConfig(noise=0.3))
 
 
 def _like_automaton(
