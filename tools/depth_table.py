@@ -93,7 +93,7 @@ def task_tables(folder: Path) -> str:
 def recall_table(folder: Path) -> str:
     """Iterated tasks with and without an injection: who learns four steps, who goes on, the mean shares."""
     rows = []
-    for part in ("grid", "longer"):
+    for part in ("grid", "longer", "noise"):
         order = [*read_sweep(folder / part).cells]
         groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
         for run in sorted(find_runs([folder / part]), key=lambda run: order.index(run.folder.name)):
