@@ -7,10 +7,17 @@ from typing import Literal
 
 from deeploop.commands.parsing import run_command
 
-OF_TRAINING = (
-    *("micro_batch", "precision", "stream", "recompute", "round_hidden", "steps", "reference", "data"),
-)
-OF_DECODING = ("batch", "prompt_tokens", "new_tokens")
+OF_TRAINING = {
+    "micro_batch",
+    "precision",
+    "stream",
+    "recompute",
+    "round_hidden",
+    "steps",
+    "reference",
+    "data",
+}
+OF_DECODING = {"batch", "prompt_tokens", "new_tokens"}
 UNTIMED = 4  # tokens behind the prompt that warm decoding up
 
 

@@ -123,12 +123,12 @@ class AdaptiveDepth(nn.Module):
             if not latest.active.any():
                 break
         latest.repeat(done, count)
-        x = finish(x=x)
+        x = finish(x)
         cache.length += count
         self.tokens_seen += tokens.numel()
         return x
 
-    def _stopping(self, x: Tensor, finish: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    def _stopping(self, x: Tensor, finish: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """A function of the states after each round, in their order: which tokens (B, T) stop there."""
         if self.rule.criterion == "gate":
             left = torch.ones(x.shape[:2], device=x.device)
@@ -147,11 +147,11 @@ class AdaptiveDepth(nn.Module):
 
         return settled
 
-    def _compared(self, x: Tensor, finish: Callable[..., Tensor]) -> Tensor:
+    def _compared(self, x: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
         """What the rule compares from round to round: states, or log-probabilities (B, T, V)."""
         if self.rule.criterion == "change":
             return x
-        return self.model.logits(self.model.final_norm(finish(x=x))).log_softmax(-1)
+        return self.model.logits(self.model.final_norm(finish(x))).log_softmax(-1)
 
     def _distance(self, before: Tensor, after: Tensor) -> Tensor:
         if self.rule.criterion == "change":
