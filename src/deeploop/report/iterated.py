@@ -71,7 +71,7 @@ def accuracy_matrix(record: dict[str, Any]) -> Figure:
     axes.set_yticks(range(len(rounds)), [str(R) for R in rounds])
     axes.set_xlabel("steps asked for")
     axes.set_ylabel("rounds")
-    axes.set_title(f"{record['task']}: share of cells right (framed: trained)")
+    axes.set_title(f"{record['task']}: share of cells right\n(framed: trained)")  # fits three columns
     for column, h in enumerate(steps):
         if h <= record["trained_steps"] and (R := asked_rounds(record, h)) in rounds:
             corner = column - 0.5, rounds.index(R) - 0.5
