@@ -10,10 +10,12 @@
    documents by torch's kernel of variable length and by ours (`nn/kernels/document_attention.py`), with the
    larger of their errors in the output and in the gradients, against float64.
 3. Tokens per second of the real training step with `--data.mask-documents` and without, by turns in this
-   process, and their ratio. The text is Python's standard library, cut into documents of --document-bytes;
-   4,000 is about a page of the web. 0 leaves files whole.
+   process, and their ratio; with masks also by torch's kernel, where ours is taken. The text is Python's
+   standard library, cut into documents of --document-bytes; 4,000 is about a page of the web. 0 leaves files
+   whole.
 
-`--only tiles` times each of our kernels of attention with other tiles, to choose those in `CUTS`.
+`--only tiles` times each of our kernels of attention with other tiles, to choose those in `CUTS`; parts named
+beside it take the fastest.
 `--cudnn` takes cuDNN's kernel of variable length, which torch does not offer by itself.
 """
 
@@ -21,11 +23,13 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +50,7 @@ from deeploop.nn.documents import (
     document_spans,
 )
 from deeploop.nn.fused import HAS_TRITON
+from deeploop.nn.kernels import on_hopper
 from deeploop.recipes import get_recipe
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, arithmetic, open_world
@@ -244,7 +249,10 @@ def far(x: Tensor, y: Tensor) -> float:
 
 
 def time_tiles(config: TrainConfig, corpus: Corpus, world: World, steps: int) -> dict[str, float]:
-    """Milliseconds of our attention: forward with other tiles, backward with others of either kernel."""
+    """Milliseconds of our attention: forward with other tiles, backward with others of either kernel.
+
+    The fastest of each are taken from here on.
+    """
     from deeploop.nn.kernels import document_attention as ours
 
     bounds, q, k, v, d_out = attention_inputs(config, corpus, world)
@@ -254,27 +262,37 @@ def time_tiles(config: TrainConfig, corpus: Corpus, world: World, steps: int) ->
     out, lse = ours.attend_forward(q, k, v, spans, cut)
     record = {}
     for kernel, others in zip(cut._fields, OTHER_TILES[q.shape[3]], strict=True):
+        times = {}
         for tiles in others:
             own = cut._replace(**{kernel: ours.Tiles(*tiles)})
             forward = partial(ours.attend_forward, q, k, v, spans, own)
             backward = partial(ours.attend_backward, q, k, v, spans, out, lse, d_out, own)
             step = replayed(forward if kernel == "out" else backward, world.device)
-            record[f"{kernel} {tiles}"] = 1e3 * time_steps(step, world.device, steps).seconds
+            times[tiles] = 1e3 * time_steps(step, world.device, steps).seconds
+        record |= {f"{kernel} {tiles}": time for tiles, time in times.items()}
+        fastest = ours.Tiles(*min(times, key=times.__getitem__))
+        ours.CUTS[q.shape[3]] = ours.CUTS[q.shape[3]]._replace(**{kernel: fastest})
     return record
 
 
 def time_both(config: TrainConfig, world: World, args: argparse.Namespace) -> dict[str, float]:
-    """Tokens per second with masks and without, by turns."""
-    seconds: dict[bool, list[float]] = {False: [], True: []}
+    """Tokens per second without masks and with them, by our kernels and by torch's, by turns."""
+    ways: dict[str, AbstractContextManager[object]] = {"": nullcontext(), "_masked": nullcontext()}
+    if HAS_TRITON and on_hopper(torch.empty(0, device=world.device)):
+        from deeploop.nn.kernels import document_attention as ours
+
+        ways["_masked_torch"] = patch.dict(ours.CUTS, clear=True)
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
     tokens = 0
     for repeat in range(args.repeats):
-        for masked in (False, True):
-            data = replace(config.data, mask_documents=masked)
-            one = replace(config, data=data, out=config.out.with_name(f"run-{repeat}-{masked}"))
-            timing, tokens, _ = time_training(one, world, args.steps)
-            seconds[masked].append(timing.seconds)
-    plain, apart = (tokens / median(seconds[masked]) for masked in (False, True))
-    return {"tokens_per_s": plain, "tokens_per_s_masked": apart, "ratio": apart / plain}
+        for way, chosen in ways.items():
+            data = replace(config.data, mask_documents=way != "")
+            one = replace(config, data=data, out=config.out.with_name(f"run-{repeat}{way}"))
+            with chosen:
+                timing, tokens, _ = time_training(one, world, args.steps)
+            seconds[way].append(timing.seconds)
+    rates = {f"tokens_per_s{way}": tokens / median(times) for way, times in seconds.items()}
+    return rates | {"ratio": rates["tokens_per_s_masked"] / rates["tokens_per_s"]}
 
 
 def main() -> None:
@@ -305,10 +323,10 @@ def main() -> None:
                       "tokens_per_document": mean}  # fmt: skip
             if "packing" in args.only:
                 record |= compare(config, corpus, world)
-            if "attention" in args.only:
-                record |= time_attention(config, corpus, world, args.steps)
             if "tiles" in args.only:
                 record |= time_tiles(config, corpus, world, args.steps)
+            if "attention" in args.only:
+                record |= time_attention(config, corpus, world, args.steps)
             if "training" in args.only:
                 record |= time_both(config, world, args)
     for key, value in record.items():

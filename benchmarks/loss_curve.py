@@ -1,12 +1,13 @@
 """Whether the fast path trains as the reference does: the same weights and batches, 200 steps, over seeds.
 
     python benchmarks/loss_curve.py --data data/text --seeds 0 1 2
-    python benchmarks/loss_curve.py --data data/text --steps 1000 --batch 16 --precision fp8
+    python benchmarks/loss_curve.py --data data/text --steps 1000 --batch 16 --low fp8 bf16-stream
+    python benchmarks/loss_curve.py --read seed0.json seed1.json seed2.json      # of runs with --json
 
 Ours is the training step as a run takes it (on a GPU: bf16, Triton kernels); the reference is
 benchmarks/reference_gpt.py in bf16 autocast, started from our weights, with the same AdamW, schedule and
-batches. Their difference is set beside the spread over seeds of the reference itself. With --precision fp8
-or --stream bf16 our own bf16 with its fp32 stream is the reference.
+batches. Their difference is set beside the spread over seeds of the reference itself. With --low our own
+bf16 with its fp32 stream is the reference, and each of these precisions is compared with it.
 """
 
 import argparse
@@ -33,6 +34,9 @@ from deeploop.train.steps import StepQueue
 from deeploop.train.timing import compile_reference, fast_attention, reference_model
 
 REFERENCE = Path(__file__).with_name("reference_gpt.py")
+# What each of --low changes in the device's config.
+LOW: dict[str, dict[str, Any]] = {"fp8": {"precision": "fp8"}, "bf16-stream": {"stream": "bf16"}}
+Curves = dict[str, list[float]]  # losses of every step, the reference's first
 NORMS = ("attention.inner", "attention.outer", "mlp.inner", "mlp.outer")
 
 
@@ -99,13 +103,17 @@ def reference_losses(model: nn.Module, run: ActiveRun, batches: list[tuple[Tenso
     return losses
 
 
-def low_precision(config: TrainConfig, world: World, **device: Any) -> tuple[list[float], list[float]]:
-    """Our losses with these fields of the device's config, and as they are without."""
-    changed = replace(config, out=config.out / "low-precision", device=replace(config.device, **device))
-    return our_losses(open_run(changed, world)), our_losses(open_run(config, world))
+def low_precision(config: TrainConfig, world: World, names: list[str]) -> Curves:
+    """Our losses as they are, and in each of these precisions."""
+    changed = {
+        name: replace(config, out=config.out / name, device=replace(config.device, **LOW[name]))
+        for name in names
+    }
+    configs = {"bf16": config, **changed}
+    return {name: our_losses(open_run(one, world)) for name, one in configs.items()}
 
 
-def both(config: TrainConfig, world: World) -> tuple[list[float], list[float]]:
+def both(config: TrainConfig, world: World) -> Curves:
     run = open_run(config, world)
     model = reference_model(REFERENCE, config.model).to(world.device)
     own = run.model.state_dict()
@@ -113,49 +121,61 @@ def both(config: TrainConfig, world: World) -> tuple[list[float], list[float]]:
     started = run.task.state()
     batches = [run.task.micro_batches()[0] for _ in range(config.optim.steps)]
     run.task.load_state(started, {})
-    return our_losses(run), reference_losses(model, run, batches)
+    return {"reference": reference_losses(model, run, batches), "ours": our_losses(run)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--precision", choices=("auto", "fp8"), default="auto", help="as --device.precision")
-    parser.add_argument("--stream", choices=("fp32", "bf16"), default="fp32", help="as --device.stream")
+    parser.add_argument("--low", nargs="+", choices=LOW, default=[], help="precisions to set beside bf16")
     parser.add_argument("--json", type=Path, help="also write every loss to this file")
+    parser.add_argument("--read", type=Path, nargs="+", default=[], help="such files, to print their table")
     options = parser.parse_args()
+    if options.read:
+        by_seed = [curves for file in options.read for curves in json.loads(file.read_text(encoding="utf-8"))]
+    elif options.data is None:
+        parser.error("--data is missing, or --read")
+    else:
+        by_seed = run_seeds(options)
+    if options.json:
+        options.json.write_text(json.dumps(by_seed) + "\n", encoding="utf-8")
+    print(table(by_seed))
+
+
+def run_seeds(options: argparse.Namespace) -> list[Curves]:
     curves = []
-    device = {"precision": options.precision, "stream": options.stream}
-    against_bf16 = device != {"precision": "auto", "stream": "fp32"}
     with tempfile.TemporaryDirectory() as folder:
         base = small(options.data, 0, options.steps, options.batch, Path(folder))
         with open_world(base.device) as world:
             for seed in options.seeds:
                 config = replace(base, seed=seed, out=Path(folder) / str(seed))
-                curves.append(low_precision(config, world, **device) if against_bf16 else both(config, world))
-    if options.json:
-        options.json.write_text(json.dumps({"ours, reference by seed": curves}) + "\n", encoding="utf-8")
+                curves.append(
+                    low_precision(config, world, options.low) if options.low else both(config, world)
+                )
+    return curves
+
+
+def table(by_seed: list[Curves]) -> str:
+    """Means over tenths of the steps, their largest distance from the reference at a seed, its own spread."""
+    against, *others = by_seed[0]
+    steps = len(by_seed[0][against])
+    tenth = max(1, steps // 10)
     rows = []
-    tenth = max(1, options.steps // 10)
-    for end in range(tenth, options.steps + 1, tenth):
-        ours, theirs = (
-            [mean(curve[end - tenth : end]) for curve in side] for side in zip(*curves, strict=True)
-        )
-        gap = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-        spread = stdev(theirs) if len(theirs) > 1 else float("nan")
-        rows.append(
-            (
-                f"{end - tenth + 1}–{end}",
-                f"{mean(ours):.4f}",
-                f"{mean(theirs):.4f}",
-                f"{gap:.4f}",
-                f"{spread:.4f}",
-            )
-        )
-    names = ("low precision", "bf16") if against_bf16 else ("ours", "reference")
-    print(text_table(("steps", *names, "largest gap at a seed", "spread over seeds"), rows))
+    for end in range(tenth, steps + 1, tenth):
+        means = {
+            name: [mean(curves[name][end - tenth : end]) for curves in by_seed] for name in (against, *others)
+        }
+        row = [f"{end - tenth + 1}–{end}", f"{mean(means[against]):.4f}"]
+        row.append(f"{stdev(means[against]):.4f}" if len(by_seed) > 1 else "–")
+        for name in others:
+            gap = max((a - b for a, b in zip(means[name], means[against], strict=True)), key=abs)
+            row += [f"{mean(means[name]):.4f}", f"{gap:+.4f}"]
+        rows.append(row)
+    header = ["steps", against, "its spread over seeds"]
+    return text_table(header + [cell for name in others for cell in (name, "largest gap at a seed")], rows)
 
 
 if __name__ == "__main__":

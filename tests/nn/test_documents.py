@@ -11,12 +11,12 @@ from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule
 from deeploop.nn import documents
 from deeploop.nn.documents import (
-    Documents,
     causal_context,
     document_bounds,
     document_mask,
     document_positions,
     document_spans,
+    documents_of,
 )
 
 END = 0
@@ -76,7 +76,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(documents, "varlen_attn", reference)
     monkeypatch.setattr(documents, "CAUSAL", {"window_size": (-1, 0)})
     monkeypatch.setattr(
-        "deeploop.models.gpt.document_mask", lambda bounds, shape, *rest: Documents(bounds, shape[1])
+        "deeploop.models.gpt.document_mask", lambda bounds, shape, *rest: documents_of(bounds, shape)
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.nn import fp8, fused
-from deeploop.nn.documents import Documents, document_bounds, document_mask, document_positions
+from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
 from deeploop.nn.fp8 import E4M3, E5M2, GradientScales, Product, block_scales
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
@@ -319,7 +319,7 @@ def places(gpt, documents):
     bounds = document_bounds(starts).to(DEVICE)
     at = document_positions(bounds, starts.shape)
     mask = document_mask(bounds, starts.shape, 32, torch.float32)
-    return (gpt.cos[at][:, None], gpt.sin[at][:, None]), Documents(bounds, 16), mask
+    return (gpt.cos[at][:, None], gpt.sin[at][:, None]), documents_of(bounds, starts.shape), mask
 
 
 PARTS = {"prelude": 1, "coda": 1, "injection": "gated"}
@@ -359,9 +359,7 @@ def test_the_chain_is_the_loop_with_fp8_products(
     rotary, documents, mask = places(gpt, "documents" in options)
     if DEVICE == "cpu":  # which has no attention of variable length
         attend = torch.nn.functional.scaled_dot_product_attention
-        monkeypatch.setattr(
-            fp8_stack, "document_attention", lambda q, k, v, _: attend(q, k, v, attn_mask=mask)
-        )
+        monkeypatch.setattr(fp8_stack, "attend_inside", lambda q, k, v, _: attend(q, k, v, attn_mask=mask))
     low_precision = fused.LowPrecision(fp8=True, bf16_stream="bf16_stream" in options)
     for block in (*gpt.prelude, *gpt.coda):
         assert fused.install(block, low_precision)

@@ -15,13 +15,6 @@ varlen_attn: Any = None  # torch's, once it is needed: its import takes two seco
 CAUSAL: dict[str, Any] = {}
 
 
-class Documents(NamedTuple):
-    """In place of a mask: where documents begin and end, and how long one is at most."""
-
-    bounds: Tensor
-    longest: int
-
-
 class Spans(NamedTuple):
     """Of each token, the first token of its document and the one after the last, counted in its row (B, T).
 
@@ -30,6 +23,14 @@ class Spans(NamedTuple):
 
     first: Tensor
     end: Tensor
+
+
+class Documents(NamedTuple):
+    """In place of a mask: where documents begin and end, as either kernel reads it; their largest length."""
+
+    bounds: Tensor
+    longest: int
+    spans: Spans
 
 
 def document_bounds(starts: Tensor) -> Tensor:
@@ -55,6 +56,10 @@ def document_spans(bounds: Tensor, shape: torch.Size) -> Spans:
     document = _document(bounds, token)
     row = token - token % shape[1]
     return Spans(*((bounds[document + i] - row).view(shape) for i in (0, 1)))
+
+
+def documents_of(bounds: Tensor, shape: torch.Size) -> Documents:
+    return Documents(bounds, shape[1], document_spans(bounds, shape))
 
 
 def document_positions(bounds: Tensor, shape: torch.Size) -> Tensor:
@@ -83,7 +88,7 @@ def document_mask(
     half = dtype in (torch.bfloat16, torch.float16)
     if bounds.is_cuda and half and head_size % 8 == 0 and head_size <= 256:
         load_kernel()  # here, where nothing is compiled
-        return Documents(bounds, shape[1])
+        return documents_of(bounds, shape)
     token = torch.arange(shape.numel(), dtype=bounds.dtype, device=bounds.device)
     document = _document(bounds, token).view(shape)
     same = document[:, :, None] == document[:, None, :]
@@ -96,7 +101,7 @@ def document_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) ->
         k, v = (x.repeat_interleave(shared, dim=1) for x in (k, v))
     # Views where memory is in the order B, T, H, D, as heads of a product are.
     packed = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    bounds, longest = documents
+    bounds, longest, _ = documents
     if varlen_attn is None:
         load_kernel()
     y: Tensor = varlen_attn(*packed, bounds, bounds, longest, longest, **CAUSAL)

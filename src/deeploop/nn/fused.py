@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from deeploop.nn import fp8
 from deeploop.nn.documents import Documents
+from deeploop.nn.kernels import on_hopper
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SMALLEST_HEAD = 16
-HOPPER = 9  # compute capability
 _eager = False
 
 
@@ -219,7 +219,7 @@ def _summed(model: Any, *states: Tensor) -> Any:
 def _uses_forward_kernels(x: Tensor) -> bool:
     """Whether the kernels without a backward pass take a call: no gradient, bf16, a GPU they are cut for."""
     narrow = torch.get_autocast_dtype("cuda") == torch.bfloat16
-    return narrow and not torch.is_grad_enabled() and torch.cuda.get_device_capability(x.device)[0] == HOPPER
+    return narrow and not torch.is_grad_enabled() and on_hopper(x)
 
 
 def _inject(injection: nn.Module, entered: Tensor, x: Tensor) -> Tensor:

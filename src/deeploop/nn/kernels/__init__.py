@@ -5,3 +5,11 @@ A block's time outside its products is memory traffic. Written out, it takes fou
 written in the dtype they have. What they compute is said by the plain modules beside this folder, and the
 tests hold them to it.
 """
+
+import torch
+from torch import Tensor
+
+
+def on_hopper(x: Tensor) -> bool:
+    """Whether x lies on a GPU of the generation for which kernels with tiles of their own were cut."""
+    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9

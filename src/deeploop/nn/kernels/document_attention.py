@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from deeploop.nn.documents import Spans
+from deeploop.nn.documents import Documents, Spans, document_attention
+from deeploop.nn.kernels import on_hopper
 
 try:
     import triton
@@ -371,6 +372,13 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, spans: Spans, cut: Cut | N
     """
     out: Tensor = _DocumentAttention.apply(q, k, v, *spans, cut or _cut_for(q, k))
     return out
+
+
+def attend_inside(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+    """The same by whichever is there: these kernels on the GPUs they were cut for, torch's elsewhere."""
+    if q.shape[3] in CUTS and on_hopper(q):
+        return attend_documents(q, k, v, documents.spans)
+    return document_attention(q, k, v, documents)
 
 
 def _cut_for(q: Tensor, k: Tensor) -> Cut:

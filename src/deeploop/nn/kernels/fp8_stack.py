@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from deeploop.nn.documents import Documents, document_attention
+from deeploop.nn.documents import Documents
 from deeploop.nn.fp8 import (
     E4M3,
     E5M2,
@@ -28,6 +28,7 @@ from deeploop.nn.fp8 import (
     spaced,
 )
 from deeploop.nn.kernels.casts import cast_into, transposed
+from deeploop.nn.kernels.document_attention import attend_inside
 from deeploop.nn.kernels.norms import SavedNorms, norms_backward, norms_forward
 from deeploop.nn.kernels.products import product_groups
 from deeploop.nn.kernels.rotary import rotary_backward, rotary_forward
@@ -153,7 +154,7 @@ def _round(
         if documents is None:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            y = document_attention(q, k, v, documents)
+            y = attend_inside(q, k, v, documents)
         y = y.transpose(1, 2).reshape(-1, x.shape[-1])
         x, q, k, v = _between(block, following, x, y, cos, sin)
     return x

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop.nn.documents import Documents, document_attention
+from deeploop.nn.documents import Documents
+from deeploop.nn.kernels.document_attention import attend_inside
 from deeploop.nn.kernels.norms import prenorm, residual
 from deeploop.nn.kernels.products import pack, packed_linear, product_groups
 from deeploop.nn.kernels.rotary import rotary_qkv
@@ -157,7 +158,7 @@ def _attend(
     if documents is None:
         y = F.scaled_dot_product_attention(q[:, :, :positions], k, v, is_causal=causal)
     else:
-        y = document_attention(q, k, v, documents)
+        y = attend_inside(q, k, v, documents)
     return packed_linear(y.transpose(1, 2).reshape(-1, width), packed.o, attention.o.weight)
 
 
