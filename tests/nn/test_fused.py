@@ -162,12 +162,13 @@ def test_a_stack_is_its_blocks(positions, heads):
         with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE != "cpu"):
             rough = plain(x, rotary, 0, positions)  # weights with a mean make more of bf16's error
         allowed = 2 * (rough - exact).norm() + 1e-5 * exact.norm()
-        for found in (
-            stack.run(pairs, x, rotary, narrow, positions=positions),
-            forward.run(pairs, x, rotary, narrow, positions),
+        stream = 0.0 if DEVICE == "cpu" else 0.005 * exact.norm()  # without a gradient it is bf16 too
+        for found, more in (
+            (stack.run(pairs, x, rotary, narrow, positions=positions), 0.0),
+            (forward.run(pairs, x, rotary, narrow, positions), stream),
         ):
             assert found.shape == exact.shape
-            assert (found - exact).norm() < allowed
+            assert (found - exact).norm() < allowed + more
 
 
 test_a_stack_is_its_blocks.pytestmark += needs_triton
@@ -202,8 +203,7 @@ def test_a_reasoner_on_the_kernels_is_the_reasoner(monkeypatch, q_only):
                 assert a.shape == b.shape
                 assert a.dtype == b.dtype
                 assert (a.float() - b.float()).norm() <= 0.1 * b.float().norm()
-    hopper = torch.cuda.get_device_capability()[0] == fused.HOPPER
-    assert len(runs) == (6 + 4 if hopper else 0)
+    assert len(runs) == (6 + 4 if kernels.on_hopper(given[1]) else 0)
 
 
 def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatch):
@@ -229,10 +229,12 @@ def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatc
         assert stack(x, None) == "with a backward pass"
 
 
-def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch):
-    """By the kernel of variable length on a GPU, in bf16; elsewhere its equations stand in for it."""
-    config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
+@pytest.mark.parametrize("heads", [2, 1])
+def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch, heads):
+    """On a GPU, in bf16, by torch's kernel (heads of 16) and ours (of 32); else by their equations."""
+    config = GPTConfig(blocks=2, rounds=3, width=32, heads=heads, hidden=48, vocabulary=64, context=9)
     gpt = LoopedGPT(config).to(DEVICE)
+    torch.manual_seed(0)
     for parameter in gpt.blocks.parameters():
         nn.init.normal_(parameter, std=0.3) if parameter.ndim == 2 else nn.init.uniform_(parameter, 0.5, 1.5)
     from deeploop.nn.kernels import stack
@@ -246,8 +248,7 @@ def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch):
     if DEVICE == "cpu":
         masked = partial(F.scaled_dot_product_attention, attn_mask=mask)
         monkeypatch.setattr(stack, "attend_inside", lambda q, k, v, documents: masked(q, k, v))
-    # 0.06 was seen on an H200 for one of the gradients: three rounds in bf16 at weights that are not trained.
-    narrow, tolerance = (torch.float32, 1e-4) if DEVICE == "cpu" else (torch.bfloat16, 0.1)
+    narrow = torch.float32 if DEVICE == "cpu" else torch.bfloat16
     x = torch.randn(3, 9, 32, device=DEVICE, requires_grad=True)
     weights = torch.randn(3, 9, 32, device=DEVICE)
     inputs = [x, *gpt.blocks.parameters()]
@@ -256,11 +257,14 @@ def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch):
     ours = torch.autograd.grad((y * weights).sum(), inputs)
     expected = gpt.run_rounds(x, rotary, mask, None)
     exact = torch.autograd.grad((expected * weights).sum(), inputs)
-    for a, b in zip((y, *ours), (expected, *exact), strict=True):
-        assert (a - b).norm() < tolerance * b.norm()
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE != "cpu"):
+        rounded = gpt.run_rounds(x, rotary, mask, None)
+    rough = torch.autograd.grad((rounded * weights).sum(), inputs)
+    for a, b, c in zip((y, *ours), (expected, *exact), (rounded, *rough), strict=True):
+        assert (a - b).norm() < 3 * (c - b).norm() + 1e-4 * b.norm()
 
 
-test_a_chain_of_rounds_keeps_documents_apart.pytestmark = needs_triton
+test_a_chain_of_rounds_keeps_documents_apart.pytestmark += needs_triton
 
 
 def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):

@@ -11,7 +11,7 @@ from deeploop.commands.report import ReportArgs, run
 from deeploop.report import transfer_views as views
 from deeploop.report.groups import Histories
 from deeploop.report.runs import find_runs
-from deeploop.report.transfer import Cell, Curve, Parabola, find_studies
+from deeploop.report.transfer import Cell, Curve, Parabola, Transfer, find_studies
 from run_folders import FLOOR, write_run
 
 PEAKS = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
@@ -168,6 +168,21 @@ def test_a_loss_between_two_rates_is_between_their_losses():
         assert 4.90 <= curve.loss_at(peak) <= 4.92
     assert curve.loss_at(2e-3) == pytest.approx(4.88)
     assert curve.loss_at(1.6e-2) == pytest.approx(5.3)
+
+
+def test_two_rates_give_no_regret():
+    """The best of two is at an edge: how far R = 1's rate is from it is not known, and it is not lost."""
+    one, four = (
+        Curve(
+            tuple(
+                Cell(peak, {0: loss}) for peak, loss in zip(PEAKS[1 : 1 + n], (5.0, 4.9, 5.0), strict=False)
+            )
+        )
+        for n in (3, 2)
+    )
+    rule = Transfer("averaged", {1: one, 4: four}, {})
+    assert rule.curves[4].loss_at(rule.optima[1].peak) == pytest.approx(4.9)
+    assert rule.regret(4) is None
 
 
 def test_every_rate_lost(tmp_path):

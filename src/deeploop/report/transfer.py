@@ -259,11 +259,13 @@ class Transfer:
         return Slope(value, (value - spread, value + spread) if math.isfinite(spread) else None, "the fit")
 
     def regret(self, R: int) -> float | None:
-        """Infinite where R = 1's best rate is lost at R; None where either was not run."""
+        """Infinite where R = 1's best rate is lost at R; None where either is not known."""
         if 1 not in self.optima or R not in self.curves:
             return None
         loss, best = self.curves[R].loss_at(self.optima[1].peak), self.optima.get(R)
-        return None if loss is None else math.inf if best is None else loss - best.loss
+        if loss is None or math.isinf(loss):
+            return loss
+        return None if best is None else loss - best.loss
 
     @property
     def transfers(self) -> bool | None:
