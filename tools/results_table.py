@@ -36,8 +36,13 @@ ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results -->"
 
 
-def value(folder: Path, selector: dict[str, Any]) -> float:
+def value(folder: Path, selector: dict[str, Any] | float) -> float:
     """The number that a selector names."""
+    if isinstance(selector, int | float):
+        return selector
+    if "over" in selector:
+        first, second = (value(folder, one) for one in selector["over"])
+        return first / second
     if "minus" in selector:
         first, second = (value(folder, one) for one in selector["minus"])
         return first - second

@@ -44,8 +44,8 @@ class Cut(NamedTuple):
     dkv: Tiles
 
 
-# By head size. Those of 128 are the fastest on an H200 (benchmarks/documents.py --only tiles); the others, not
-# timed, are those of PyTorch's FlexAttention on an H100, or near them. No register is spilled.
+# By head size. Those of 128 are the fastest on an H200 (benchmarks/documents.py --only tiles). The others are
+# not timed: those of PyTorch's FlexAttention on an H100, or near them. No register is spilled.
 CUTS = {
     32: Cut(Tiles(64, 64, 3, 4), Tiles(64, 64, 3, 4), Tiles(64, 64, 3, 4)),
     64: Cut(Tiles(128, 64, 3, 8), Tiles(128, 64, 3, 8), Tiles(64, 128, 3, 8)),
