@@ -111,8 +111,7 @@ def test_parts_are_paired_over_shared_seeds_at_the_best_rate(tables, tmp_path):
             cell(2.5, 0, 2e-3, beta="on") | lost,
         ],
     )  # fmt: skip
-    first, second = tables.parts(tmp_path).split("\n\n")
-    losses = {key[:5]: (key[5:], last) for key, last in rows(first).items()}
+    losses = {key[:5]: (key[5:], last) for key, last in rows(tables.parts(tmp_path)).items()}
     assert losses["16", "yes", "R√K", "off", "no"] == (
         ("2.0100 (3)", "1.9500 (1)", "1.0000 (1 of 2 lost)", "2.00e-03 (edge)"),
         "–",
@@ -122,9 +121,10 @@ def test_parts_are_paired_over_shared_seeds_at_the_best_rate(tables, tmp_path):
         "+0.0900 (0.0652 to 0.1148; 3), few rates",
     )
     assert losses["16", "yes", "R√K", "on", "yes"] == (("lost", "–", "–", "lost"), "lost")
-    gain = rows(second)["outer gain: no in place of yes", "16", "bias yes, α R√K, β off"]
+    effects = rows(tables.part_effects(tmp_path))
+    gain = effects["outer gain: no in place of yes", "bias yes, α R√K, β off"]
     assert gain == "-0.0900 (-0.1148 to -0.0652; 3), few rates"
-    assert rows(second)["β: off in place of on", "16", "bias yes, α R√K, outer gain yes"] == "lost"
+    assert effects["β: off in place of on", "bias yes, α R√K, outer gain yes"] == "lost"
 
 
 def test_rules_are_compared_without_the_seed_that_picked_the_rates_too(tables, tmp_path):

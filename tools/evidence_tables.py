@@ -1,7 +1,7 @@
-"""Makes from docs/results (`make results`) those tables of docs/rules.md that compare cells seed by seed.
+"""Makes from docs/results (`make results`) the tables behind docs/rules.md that compare cells seed by seed.
 
-A region for each study; `--check` says whether they are in step. How to read them stands on that page.
-A search that only supplies rates has its table in the README of its results.
+A region for each study, in the README of its results or, for two, on that page, where it also stands how to
+read them; `--check` says whether they are in step.
 """
 
 import math
@@ -206,16 +206,20 @@ def part_key(run: Run) -> Key | None:
     return (rounds(run), not biased(run), *(block == "flat" or part for part in (alpha, beta, gain)))
 
 
-def parts(results: Path) -> str:
-    """Loss of every combination of parts, and the difference that each part makes."""
+def part_curves(results: Path) -> Curves:
     own = runs_of(results / "parts")
-    if not own:
-        return NOT_RUN
     cells = {(rounds(run), biased(run), peak(run)) for run in own}
     # Flat and DeepLoop are there too, with the same settings.
-    known = [run for run in runs_of(results / "transfer") if same_training(run, own[0])]
+    known = [run for run in runs_of(results / "transfer") if own and same_training(run, own[0])]
     known = [run for run in known if (rounds(run), biased(run), peak(run)) in cells]
-    curves = curves_of([*own, *known], part_key)
+    return curves_of([*own, *known], part_key)
+
+
+def parts(results: Path) -> str:
+    """Loss of every combination of parts."""
+    curves = part_curves(results)
+    if not curves:
+        return NOT_RUN
     peaks = peaks_of(curves)
     rows = []
     for key, curve in curves.items():
@@ -223,21 +227,26 @@ def parts(results: Path) -> str:
         flat = curves.get((*key[:2], True, True, True))
         rows.append([str(key[0]), *chosen, *loss_cells(curve, peaks), best_rate(curve), minus(curve, flat)])
     header = ["R", *(name for name, *_ in PARTS.values()), *peaks, "best rate", "minus flat"]
-    return f"{table(header, rows)}\n\n{part_effects(curves)}"
+    return table(header, rows)
 
 
-def part_effects(curves: Curves) -> str:
-    """Each part changed alone, all else held."""
-    rows = []
+def part_effects(results: Path) -> str:
+    """Each part changed alone, all else held, by R."""
+    curves = part_curves(results)
+    if not curves:
+        return NOT_RUN
+    depths = sorted({key[0] for key in curves})
+    found: dict[tuple[str, str], dict[int, str]] = {}
     for place, (name, papers, other) in PARTS.items():
         for key, curve in curves.items():
             changed = curves.get((*key[:place], True, *key[place + 1 :]))
             if key[place] or changed is None:
                 continue
             held = [f"{PARTS[at][0]} {PARTS[at][1 + key[at]]}" for at in PARTS if at != place]
-            what = f"{name}: {other} in place of {papers}"
-            rows.append([what, str(key[0]), ", ".join(held), minus(changed, curve)])
-    return table(["part", "R", "held", "difference"], rows)
+            row = f"{name}: {other} in place of {papers}", ", ".join(held)
+            found.setdefault(row, {})[key[0]] = minus(changed, curve)
+    rows = [[*row, *(by_depth.get(R, MISSING) for R in depths)] for row, by_depth in found.items()]
+    return table(["part", "held", *(f"R = {R}" for R in depths)], rows)
 
 
 # ── Muon ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -366,6 +375,12 @@ def tokens(results: Path) -> str:
     return "\n\n".join(final_tables(final)) if final else NOT_RUN
 
 
+def gains(results: Path) -> str:
+    """The gain over pre-norm alone."""
+    final = curves_of(runs_of(results / "tokens-per-parameter" / "grid"), rule_and_rounds)
+    return final_tables(final)[1] if final else NOT_RUN
+
+
 def tokens_search(results: Path) -> str:
     """Where the rates of these losses come from."""
     curves = curves_of(runs_of(results / "tokens-per-parameter" / "search"), rule_and_rounds)
@@ -426,25 +441,20 @@ def _gain_growth(curves: Curves, name: str, least: int, most: int) -> str:
 
 
 # ── The page ────────────────────────────────────────────────────────────────────────────────────────────
-REGIONS: dict[str, Callable[[Path], str]] = {
-    "pairs": pairs,
-    "shapes": shapes,
-    "parts": parts,
-    "muon": muon,
-    "muon-escape": muon_escape,
-    "muon-escape-laptop": muon_escape_laptop,
-    "step-effect": step_effect,
-    "tokens": tokens,
-}
-
-
 PAGES: dict[str, dict[str, Callable[[Path], str]]] = {
-    "rules.md": REGIONS,
-    "results/tokens-per-parameter/README.md": {"tokens-search": tokens_search},
+    "rules.md": {"pairs": pairs, "shapes": shapes, "part-effects": part_effects, "gains": gains},
+    "results/parts/README.md": {"parts": parts},
+    "results/muon/README.md": {"muon": muon},
+    "results/muon-escape/README.md": {
+        "muon-escape": muon_escape,
+        "muon-escape-laptop": muon_escape_laptop,
+    },
+    "results/step-effect/README.md": {"step-effect": step_effect},
+    "results/tokens-per-parameter/README.md": {"tokens-search": tokens_search, "tokens": tokens},
 }
 
 
-def make(text: str, results: Path, page: str = "rules.md") -> str:
+def make(text: str, results: Path, page: str) -> str:
     """A page with its tables as the files say."""
     for name, made in PAGES[page].items():
         begin, end = f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->"
