@@ -7,7 +7,7 @@ not repeated, what was cut off goes on from its last checkpoint.
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from deeploop.sweep.slurm import SlurmConfig
 from deeploop.sweep.tuning import tuned
 from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.progress import StopRequest
+from deeploop.train.text import corpus_of_other_vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,8 @@ def run(args: SweepArgs) -> int:
     """Does what the arguments ask for; 1 when a cell failed, 130 when cells are left to another time."""
     grid = get_grid(args.name, args.scale)
     cells = choose_cells(grid.cells(args.overrides()), args.only)
+    if not args.status:
+        cells = [with_vocabulary_of_corpus(cell) for cell in cells]
     if args.tuned is not None and not args.status:
         cells = tuned(cells, args.tuned, args.overrides())
     folder = SweepFolder(
@@ -148,6 +151,14 @@ def choose_cells(cells: list[Cell], only: Sequence[str]) -> list[Cell]:
             raise ValueError(f"only={word}: must be an axis and some of its labels: {axes}")
         cells = [cell for cell in cells if str(cell.axes[axis]) in wanted]
     return cells
+
+
+def with_vocabulary_of_corpus(cell: Cell) -> Cell:
+    """As `deeploop train` takes it for a recipe, unless the grid settles it."""
+    corpus = None if "model.vocabulary" in cell.settings else corpus_of_other_vocabulary(cell.config())
+    if corpus is None:
+        return cell
+    return replace(cell, settings={**cell.settings, "model.vocabulary": corpus.vocabulary})
 
 
 def _labels(cells: list[Cell], axis: str) -> list[str]:

@@ -7,8 +7,6 @@ from typing import Any
 
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import choose, parse, summary
-from deeploop.data.bpe import vocabulary_fits
-from deeploop.data.shards import Corpus
 from deeploop.recipes import RECIPES, get_recipe
 from deeploop.recipes.reasoners import require_puzzles
 from deeploop.report.recommend import recommend
@@ -20,6 +18,7 @@ from deeploop.train.loop import train
 from deeploop.train.opening import preview_run
 from deeploop.train.puzzle import PuzzleDataConfig
 from deeploop.train.rundir import config_to_resume, load_config
+from deeploop.train.text import corpus_of_other_vocabulary
 
 # What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
 TRAIN_WORDS = {
@@ -158,14 +157,9 @@ def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:
 
 def with_vocabulary_of_corpus(config: Any, words: list[str]) -> tuple[Any, list[str]]:
     """A recipe's config with the vocabulary of its corpus, unless the words settle it; and a line of it."""
-    if not isinstance(config, TrainConfig) or isinstance(config, ChatTrainConfig) or config.init_from:
-        return config, []
-    try:
-        corpus = Corpus.open(config.data.folders[0])
-    except (OSError, ValueError):  # told when the run is opened
-        return config, []
     given = any(word.startswith("--model.vocabulary") for word in words)
-    if given or vocabulary_fits(corpus.tokenizer_name, corpus.vocabulary, config.model.vocabulary):
+    corpus = None if given or isinstance(config, ChatTrainConfig) else corpus_of_other_vocabulary(config)
+    if corpus is None:
         return config, []
     line = f"vocabulary: {corpus.vocabulary:,}, as {corpus.folder} has it ({corpus.tokenizer_name})"
     return replace(config, model=replace(config.model, vocabulary=corpus.vocabulary)), [line]
