@@ -1,6 +1,7 @@
 """The command line: every mistake is one line that names field and value, and exit code 2."""
 
 import ast
+import io
 import os
 import pty
 import re
@@ -13,11 +14,13 @@ import tomllib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import deeploop
+from deeploop import cli
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
 from deeploop.commands.train import with_vocabulary_of_corpus
@@ -125,6 +128,39 @@ def test_a_word_that_cannot_be_parsed_is_named(refused, arguments, parts):
     message = refused(arguments.split())
     for part in parts:
         assert part in message
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("words", "rank", "stream", "told"),
+    [
+        (["train", "tiny"], "0", Terminal, True),
+        (["sweep"], "0", Terminal, True),
+        (["train", "tiny", "--quiet"], "0", Terminal, False),
+        (["train", "tiny"], "1", Terminal, False),
+        (["train", "tiny"], "0", io.StringIO, False),
+        (["runs"], "0", Terminal, False),  # has no torch to wait for
+    ],
+)
+def test_who_waits_for_torch_is_told_until_it_is_there(words, rank, stream, told, monkeypatch):
+    seen = []
+
+    def slow(name):
+        seen.append(sys.stderr.getvalue())
+        return SimpleNamespace(main=lambda rest: 0)
+
+    monkeypatch.setattr(sys, "stderr", stream())
+    monkeypatch.setattr(cli, "import_module", slow)
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setenv("RANK", rank)
+    assert main(words) == 0
+    assert seen == ["loading PyTorch …\r" if told else ""]
+    _, *last = sys.stderr.getvalue().split("\r")
+    assert last == ([" " * 17, ""] if told else [])  # nothing of it stays
 
 
 @pytest.mark.parametrize("where", ["terminal", "ascii", "utf-8"])

@@ -1,4 +1,8 @@
-"""Text of others on a terminal: what would move the cursor or change colours is shown, not obeyed."""
+"""What is written on a terminal: text of others without its control characters, and a line that passes."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -6,3 +10,16 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+@contextlib.contextmanager
+def passing_line(text: str) -> Iterator[None]:
+    """Shows the text on stderr until the body is done; nothing where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(text, end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(" " * len(text), end="\r", file=sys.stderr, flush=True)

@@ -70,6 +70,11 @@ def test_the_report_reads_as_a_page(runs, capsys, undrawn, monkeypatch):
     assert "of at most 3" in text
     assert "last step: ‖ΔF‖/‖F‖ = " in text
     assert "it asks for p from" in text
+    validation = read_metrics(runs / "r3", "validation")[-1]
+    *_, written, ending = text.strip().split("\n\n")
+    assert written.startswith("written: ")
+    assert f"the loss, {validation['loss']:.3f} at step 6, is " in ending
+    assert "The last step changed the output by " in ending
     monkeypatch.setattr(diagnose_run, "LINE_SECONDS", 3600)
     assert main(["diagnose", str(runs / "prenorm"), *ONE]) == 0
     text, told = capsys.readouterr()
@@ -111,6 +116,7 @@ def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, undrawn, mo
     assert "raw updates G" in text  # it carries no optimizer state
     assert LEGEND in text
     assert "Python's standard library" in text
+    assert text.strip().split("\n\n")[-1].startswith("Not collapsed: token states differ")
     assert (tmp_path / "runs" / "shipped" / "diagnose.png").is_file()
 
 

@@ -167,26 +167,45 @@ def test_narrow_terminals(tmp_path, width):
     lines = run(RunsArgs((tmp_path,)), width).splitlines()
     assert max(map(len, lines)) <= width
     assert "loss" in lines[0]
-    assert ("not shown: state" in "".join(lines[4:])) == (width < 120)
+    said = " ".join(lines[4:])
+    alike = "the same in all: seed 0, step 40/40, state finished, floor 3.000, verdict escaped"
+    assert (alike in said) == (width < 120)
+    assert ("not shown: " in said) == (width < 100)
+
+
+def test_what_is_the_same_in_all_is_said_only_of_several_runs(tmp_path):
+    write_run(tmp_path / "alone")
+    assert "the same in all" not in run(RunsArgs((tmp_path,)), 40)
+
+
+def test_losses_of_several_units_fit_too(tmp_path):
+    for step, vocabulary in ((40, 257), (36, 50257), (32, 4096)):
+        name = f"a-rather-long-name-of-a-run-folder-{step}"
+        write_run(tmp_path / name, model={"vocabulary": vocabulary}, step=step)
+    lines = run(RunsArgs((tmp_path,)), 80).splitlines()
+    assert " ".join(lines[0].split()) == "run nats/GPT-2 token nats/byte nats/token bits/byte"
+    assert max(map(len, lines)) <= 80
 
 
 def test_the_verdict_outlasts_settings_and_whole_names(tmp_path):
     for rounds in (1, 7):
-        write_run(tmp_path / f"a-rather-long-name-of-a-run-folder-{rounds}", rounds=rounds, peak_lr=rounds)
-    assert headings(tmp_path, 80, 64, 52, 40) == {
-        80: ["run", "rounds", "peak_lr", "step", "loss", "verdict"],
-        64: ["run", "rounds", "step", "loss", "verdict"],
-        52: ["run", "step", "loss", "verdict"],
+        name = f"a-rather-long-name-of-a-run-folder-{rounds}"
+        write_run(tmp_path / name, rounds=rounds, peak_lr=rounds, loss=rounds / 2, step=40 - 4 * (rounds > 1))
+    assert headings(tmp_path, 80, 64, 52, 40, 32) == {
+        80: ["run", "rounds", "peak_lr", "step", "state", "loss", "verdict"],
+        64: ["run", "step", "state", "loss", "verdict"],
+        52: ["run", "step", "state", "loss"],
         40: ["run", "step", "loss"],
+        32: ["run", "loss"],
     }
 
 
-def test_a_state_stays_unless_all_are_finished_and_the_rule_is_the_first_setting(tmp_path):
+def test_a_state_stays_unless_it_is_the_same_in_all_and_the_rule_is_the_first_setting(tmp_path):
     write_run(tmp_path / "a", rounds=1, width=32)
     write_run(tmp_path / "b", rounds=7, block="prenorm", model={"hidden": 96}, step=20)
-    found = headings(tmp_path, 200, 56)
+    found = headings(tmp_path, 200, 48)
     assert found[200][:5] == ["run", "block", "rounds", "hidden", "width"]
-    assert found[56] == ["run", "block", "rounds", "step", "state", "loss", "verdict"]
+    assert found[48] == ["run", "block", "rounds", "step", "state", "loss"]
 
 
 def headings(folder, *widths):
@@ -227,8 +246,9 @@ def test_each_kind_of_run_has_a_table_with_its_own_settings(tmp_path):
 def test_a_long_list_of_what_is_not_shown_is_cut(tmp_path):
     write_run(tmp_path / "a")
     write_run(
-        tmp_path / "b", model={name: 1 for name in ("width", "heads", "hidden", "context", "blocks")}, clip=2
-    )
+        tmp_path / "b", model={name: 1 for name in ("width", "heads", "hidden", "context", "blocks")}, clip=2,
+        seed=1, loss=9.0, step=20,
+    )  # fmt: skip
     *_, said = run(RunsArgs((tmp_path,)), 44).split("\nnot shown: ")
     assert re.match(r"(\S+, ){7}\w+ and \d more", " ".join(said.split()))
 

@@ -10,11 +10,12 @@ from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.nn import fused
-from deeploop.train import execution, opening
+from deeploop.train import CustomTask, CustomTrainConfig, execution, opening
 from deeploop.train.distributed import DeviceConfig, World
 from deeploop.train.execution import choose_execution
 from deeploop.train.loop import train
 from deeploop.train.optim import OptimConfig, make_optimizer
+from iterate_runs import make_iterate_config
 
 SHAPE = {"blocks": 2, "rounds": 3, "width": 64, "heads": 2, "hidden": 64, "vocabulary": 64, "context": 8}
 GPU = SimpleNamespace(type="cuda")
@@ -110,7 +111,7 @@ def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
         (
             {},
             {"tokens": 24},
-            "24 tokens at once must be a multiple of 16; change device.micro_batch or model.context",
+            "24 tokens at once must be a multiple of 16; change optim.batch, device.micro_batch or the",
         ),
     ],
 )
@@ -144,17 +145,60 @@ def test_a_bf16_stream_needs_the_kernels():
         choose(DeviceConfig(stream="bf16"), recompute="block")
 
 
-def test_a_run_says_how_many_tokens_it_computes_at_once(tiny_config, monkeypatch):
-    seen = {}
+def tokens_told(monkeypatch, config, **options):
+    """Tokens of a micro-batch that the choice of an execution is told, before the run has a folder."""
+    seen = []
 
-    def watch(*args, **options):
-        seen.update(options)
-        return choose_execution(*args, **options)
+    def watch(*args, tokens, **options):
+        seen.append(tokens)
+        raise ValueError("watched")
 
     monkeypatch.setattr(opening, "choose_execution", watch)
+    with pytest.raises(ValueError, match="watched"):
+        train(config, **options)
+    assert not config.out.exists()
+    return seen[0]
+
+
+def test_a_run_says_how_many_tokens_it_computes_at_once(tiny_config, monkeypatch):
     config = tiny_config(optim={"steps": 1, "batch": 6}, device={"micro_batch": 3})
-    train(config)
-    assert seen["tokens"] == 3 * config.model.context
+    assert tokens_told(monkeypatch, config) == 3 * config.model.context
+
+
+@pytest.mark.parametrize("limit", [0, 5])
+def test_so_does_an_iterated_run_by_its_own_sequences(tmp_path, monkeypatch, limit):
+    """A begin token and ten cells, whatever model.context is."""
+    config = make_iterate_config(tmp_path / "run", device={"micro_batch": limit})
+    assert tokens_told(monkeypatch, config) == (4 if limit else 8) * 11
+
+
+class Pairs(CustomTask):
+    """Inputs and targets of 7 tokens."""
+
+    def batch(self, step):
+        return torch.zeros(8, 7), torch.zeros(8, 7)
+
+
+class Images(CustomTask):
+    """Tensors that do not tell how many tokens the model makes of them."""
+
+    def batch(self, step):
+        return torch.zeros(8, 3, 16, 16), torch.zeros(8)
+
+
+@pytest.mark.parametrize(
+    ("task", "precision", "tokens"), [(Pairs, "fp8", 28), (Images, "fp8", 0), (Pairs, "bf16", 0)]
+)
+def test_so_does_a_task_of_ones_own_where_its_first_batch_tells(
+    tmp_path, monkeypatch, task, precision, tokens
+):
+    config = CustomTrainConfig(
+        out=tmp_path / "run",
+        model=GPTConfig(**SHAPE),
+        optim=OptimConfig(batch=8),
+        device=DeviceConfig(kind="cpu", precision=precision, micro_batch=4),
+    )
+    assert tokens_told(monkeypatch, config, task=task) == tokens
 
 
 def test_what_was_trained_in_fp8_is_evaluated_anywhere():

@@ -61,6 +61,21 @@ def test_blocks_are_not_recomputed_one_by_one_where_they_must_be_a_chain(gpu, de
     assert fit(48, DeviceConfig(**device), gpu(119), needs) == (3, "round")
 
 
+@pytest.mark.parametrize(
+    ("free", "device", "chosen"),
+    [
+        (4_800, {}, (48, "off")),
+        (2_400, {}, (16, "off")),  # 24 would fit the memory, but have 264 tokens
+        (1_599, {}, (48, "round")),
+        (1, {}, (16, "round")),
+        (4_800, {"micro_batch": 24}, (16, "off")),
+        (4_800, {"micro_batch": 12}, (12, "off")),  # none fits: refused with the execution
+    ],
+)
+def test_fp8_takes_splits_whose_tokens_are_a_multiple_of_16(gpu, free, device, chosen):
+    assert fit(48, DeviceConfig(precision="fp8", **device), gpu(free), needs, tokens=11) == chosen
+
+
 @pytest.mark.parametrize(("recompute", "size"), [("off", 6), ("round", 16), ("block", 48)])
 def test_a_recomputation_that_is_set_stays(gpu, recompute, size):
     assert fit(48, DeviceConfig(recompute=recompute), gpu(600), needs) == (size, recompute)

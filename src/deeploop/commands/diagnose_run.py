@@ -24,6 +24,7 @@ from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.diagnose.audit import Finding, audit_alpha, audit_beta, count_visits, problems
+from deeploop.diagnose.conclusion import conclude
 from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.exponent import GammaFit, as_series, describe, fit_gamma, gamma_points, verdict
 from deeploop.diagnose.perturbation import AdamState
@@ -39,7 +40,7 @@ from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_whole_state, step_of
 from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
-from deeploop.train.metrics import read_metrics
+from deeploop.train.metrics import is_number, read_metrics
 from deeploop.train.optim import learning_rate
 from deeploop.train.progress import LINE_SECONDS
 from deeploop.train.rundir import (
@@ -82,13 +83,21 @@ def run(args: DiagnoseArgs) -> str:
         plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
         said = diagnosis.text(record, config.model, path, has_alpha=alpha_rule(config.model) is not None)
         said += f"\n\n{UNDER_MUON}" if config.optim.kind == "muon" else ""
-        texts.append(f"{said}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
+        written = f"written: {folder / 'diagnose.json'}, diagnose.png"
+        texts.append("\n\n".join([said, written, conclude(record, last_validation(path, record["step"]))]))
     found: dict[str, Any] = {str(path): record for path, record in records.items()}
     if len({record["rounds"] for record in records.values()}) > 1:
         fits, text = gamma_report(records, configs)
         texts.append(text)
         found["gamma"] = {title: asdict(fit) for title, fit in fits.items()}
     return json.dumps(found, indent=1) if args.json else "\n\n".join(texts)
+
+
+def last_validation(run: Path, step: int) -> dict[str, Any] | None:
+    """The last line of metrics until that step with a loss and a floor; None where there is none."""
+    lines = read_metrics(resolve(run), "validation")
+    sound = (line for line in lines if is_number(line.get("loss")) and is_number(line.get("floor")))
+    return max((line for line in sound if line["step"] <= step), key=lambda line: line["step"], default=None)
 
 
 def check_family(configs: dict[Path, TrainConfig]) -> None:

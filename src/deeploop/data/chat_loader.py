@@ -83,6 +83,11 @@ class ChatLoader:
         self._lengths, self._scored = split.lengths, split.scored()
         self._open(epoch=0, position=0)
 
+    @property
+    def rows(self) -> int:
+        """Rows of this epoch."""
+        return len(self._firsts) - 1
+
     def step_batch(self) -> tuple[Tensor, ...]:
         """This rank's rows of the next step, and the number of answer tokens in those of all ranks."""
         rows = [self._next_row() for _ in range(self._batch)]
@@ -97,8 +102,8 @@ class ChatLoader:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continues from a state of a loader over the same conversations with the same seed and context."""
         self._open(*check_position(state, self._identity()))
-        if self._position >= (rows := len(self._firsts) - 1):
-            raise ValueError(f"loader state: position {self._position}: the epoch has {rows} rows")
+        if self._position >= self.rows:
+            raise ValueError(f"loader state: position {self._position}: the epoch has {self.rows} rows")
 
     def _identity(self) -> dict[str, int]:
         return {"seed": self._seed, "context": self._context, "conversations": len(self._split)}
@@ -112,7 +117,7 @@ class ChatLoader:
     def _next_row(self) -> np.ndarray:
         row = self._order[self._firsts[self._position] : self._firsts[self._position + 1]]
         self._position += 1
-        if self._position == len(self._firsts) - 1:
+        if self._position == self.rows:
             self._open(self._epoch + 1, 0)
         return row
 

@@ -34,7 +34,7 @@ def against_tokens(tokens: int) -> str:
     """Why so many tokens at once can't be multiplied in FP8; empty if they can."""
     if tokens % MULTIPLE == 0:
         return ""
-    advice = "change device.micro_batch or model.context"
+    advice = "change optim.batch, device.micro_batch or the sequences' length (model.context, data.length)"
     return f"{tokens} tokens at once must be a multiple of {MULTIPLE}; {advice}"
 
 

@@ -9,8 +9,10 @@ from deeploop.report.page import MISSING, text_table
 from deeploop.report.runs import Run, applies, differing
 from deeploop.terminal import printable
 
-# What a narrow terminal does without, the first first. Then long names are cut, then settings go, from the
-# last, and the verdict; a state goes last, or first if all are finished.
+# On a narrow terminal, what is the same in all runs is said once, below the table.
+SHARED = ("seed", "step", "state", "floor", "verdict")
+# What it does without, the first first. Then long names are cut, then settings go, from the last, and the
+# verdict, state and step.
 EXPENDABLE = ("started", "floor", "tokens/s", "GPU-h", "seed")
 # The settings that a person looks for first, in this order; others follow in that of the config.
 FOREMOST = (
@@ -68,26 +70,32 @@ def kind(run: Run) -> str:
 
 
 def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> str:
-    """All columns that fit; what was left out is named below."""
+    """All columns that fit; what is the same in all runs, or was left out, is named below."""
     settings = sorted(settings, key=lambda name: (*FOREMOST, name).index(name))
     columns = all_columns(runs, settings)
+    if width is None or total_width(columns) <= width:
+        return as_text(columns)
+    alike = [name for name in SHARED if name in columns and len(runs) > 1 and len({*columns[name]}) == 1]
+    said = [f"{name} {columns.pop(name)[0]}" for name in alike]
+    notes = [f"the same in all: {', '.join(said)}"] if said else []
     dropped: list[str] = []
     told_apart = [short(name, settings) for name in reversed(settings)]
-    finished = all(run.state == "finished" for run in runs)
-    for heading in (*(["state"] if finished else []), *EXPENDABLE, "run", *told_apart, "verdict", "state"):
-        if width is None or total_width(columns) <= width:
+    for heading in (*EXPENDABLE, "run", *told_apart, "verdict", "state", "step"):
+        if total_width(columns) <= width:
             break
         if heading == "run":
             columns["run"] = [clip(name, NARROW_NAME) for name in columns["run"]]
         elif columns.pop(heading, None) is not None:
             dropped.append(heading)
-    text = text_table([*columns], list(zip(*columns.values(), strict=True)))
     if dropped:
         rest = len(dropped) - MOST_NAMED
         more = f" and {rest} more" if rest > 0 else ""
-        told = f"not shown: {', '.join(dropped[:MOST_NAMED])}{more} (a wider terminal, or --json)"
-        text += "\n" + textwrap.fill(told, width or 0)
-    return text
+        notes.append(f"not shown: {', '.join(dropped[:MOST_NAMED])}{more} (a wider terminal, or --json)")
+    return "\n".join([as_text(columns), *(textwrap.fill(note, width) for note in notes)])
+
+
+def as_text(columns: dict[str, list[str]]) -> str:
+    return text_table([*columns], list(zip(*columns.values(), strict=True)))
 
 
 def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[str]]:

@@ -71,7 +71,7 @@ class ChatTask(LanguageTask):
         held = held_out_rows(chat.validation, context, chat.end_of_text, data.validation_rows)
         self.targets = held.targets[held.targets >= 0]
         self.validation = self.own_share(*held)
-        return ChatLoader(
+        loader = ChatLoader(
             chat.train,
             context=context,
             batch=config.optim.batch,
@@ -80,6 +80,13 @@ class ChatTask(LanguageTask):
             rank=world.rank,
             world=world.size,
         )
+        if (batch := config.optim.batch) > loader.rows:  # every step would repeat conversations
+            raise ValueError(
+                f"optim.batch={batch}: a step of {batch} rows is more than the {loader.rows} that the "
+                f"{len(chat.train):,} conversations of {data.path} fill; give --optim.batch {loader.rows} or "
+                "less, or prepare more conversations"
+            )
+        return loader
 
     def other_vocabulary(self) -> str:
         return f"prepare the conversations with the --tokenizer of {self.config.init_from}"

@@ -114,6 +114,11 @@ class CustomTask:
         mine = slice(self.world.rank * own, (self.world.rank + 1) * own)
         return [*zip(*(part[mine].split(self.fit.micro_batch) for part in parts), strict=True)]
 
+    def tokens_at_once(self) -> int:
+        """Tokens of a micro-batch by the batch of step 0; 0 unless its tensors all have one shape (B, T)."""
+        first, *others = (part.shape for part in self.batch(0))
+        return self.fit.micro_batch * first[1] if len(first) == 2 and {*others} <= {first} else 0
+
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """A micro-batch's share of the step's mean loss."""
         parts = [part.to(self.world.device, non_blocking=True) for part in batch]

@@ -94,7 +94,9 @@ class IterateTask:
         most = data.train_steps if config.rounds.sample == "steps" else config.model.rounds
         actual = replace(config.model, context=self.shown.tokens, rounds=most)
         needs = partial(training_bytes, actual, muon=config.optim.kind == "muon")
-        self.micro_batch, self.recompute = self.fit = fit(batch, config.device, world, needs)
+        self.micro_batch, self.recompute = self.fit = fit(
+            batch, config.device, world, needs, tokens=self.shown.tokens
+        )
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.share = batch // world.size
         self.mine = slice(world.rank * self.share, (world.rank + 1) * self.share)

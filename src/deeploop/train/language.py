@@ -50,7 +50,9 @@ class LanguageTask:
             shards=shards(config.device, world),
             muon=config.optim.kind == "muon",
         )
-        self.micro_batch, self.recompute = self.fit = fit(config.optim.batch, config.device, world, needs)
+        self.micro_batch, self.recompute = self.fit = fit(
+            config.optim.batch, config.device, world, needs, tokens=config.model.context
+        )
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.loader = PrefetchLoader(self.open_data(), pin=world.device.type == "cuda")
         # Of the very tokens that are scored: no constant prediction goes below their entropy.

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from deeploop.nn.fp8 import against_tokens
 from deeploop.nn.recompute import Recompute
 from deeploop.train.distributed import DeviceConfig, World
 from deeploop.train.execution import runs_fast_blocks
@@ -30,14 +31,19 @@ class Fit(NamedTuple):
     recompute: Recompute
 
 
-def fit(batch: int, config: DeviceConfig, world: World, needs: Needs) -> Fit:
+def fit(batch: int, config: DeviceConfig, world: World, needs: Needs, *, tokens: int = 0) -> Fit:
     """The config's micro-batch and recompute, or what fits; `needs` says the bytes that a choice takes.
+
+    `tokens`: of a sequence, if FP8 can be asked for.
 
     On a CPU: the whole share at once, nothing recomputed. On a GPU, the first in this order that fits: off,
     round, block, each at the micro-batch set or else at the largest even split of the share, of at least
-    four sequences except for the last of them. FP8 and a bf16 stream have no block.
+    four sequences except for the last of them. FP8 and a bf16 stream have no block, and FP8 takes only splits
+    whose tokens it can multiply; where there is none, `choose_execution` refuses the run.
     """
     sizes = even_splits(batch, config, world)
+    if config.precision == "fp8":
+        sizes = [size for size in sizes if not against_tokens(size * tokens)] or sizes
     free = free_memory(world)
     if free is None:
         return Fit(sizes[0], "off" if config.recompute == "auto" else config.recompute)
@@ -51,7 +57,7 @@ def fit(batch: int, config: DeviceConfig, world: World, needs: Needs) -> Fit:
             enough = size >= min(FEW, sizes[0]) or recompute == ways[-1]
             if enough and estimate(size, recompute) <= BUDGET * free:
                 return Fit(size, recompute)
-    return Fit(sizes[0] if config.micro_batch else 1, ways[-1])  # nothing else could be tried
+    return Fit(sizes[0 if config.micro_batch else -1], ways[-1])  # nothing else could be tried
 
 
 def needs_on(device: torch.device, config: DeviceConfig, needs: Needs) -> Needs:

@@ -31,7 +31,7 @@ from deeploop.train.config import (
     TrainConfig,
     to_dict,
 )
-from deeploop.train.custom import TaskFactory
+from deeploop.train.custom import CustomTask, TaskFactory
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
 from deeploop.train.exported import is_export, load_export, read_export
@@ -129,7 +129,6 @@ def _build(
     check_recompute(task, model)
     model = wrap(model, config.device, world)
     optimizer = task.make_optimizer(model)
-    tokens = task.micro_batch * task.config.model.context if isinstance(task, LanguageTask) else 0
     execution = choose_execution(
         config.device,
         world,
@@ -137,10 +136,22 @@ def _build(
         optimizer,
         recordable=task.can_be_recorded,
         draws_rounds=task.draws_rounds,
-        tokens=tokens,
+        tokens=tokens_at_once(task),
     )
     execution.apply(model)
     return task, model, optimizer, execution
+
+
+def tokens_at_once(task: Task) -> int:
+    """Tokens of every micro-batch, where they can be known before the first step; else 0."""
+    if isinstance(task, LanguageTask):
+        return task.micro_batch * task.config.model.context
+    if isinstance(task, IterateTask):
+        return task.micro_batch * task.shown.tokens
+    # Making a batch can be slow, and FP8 alone asks for its tokens.
+    if isinstance(task, CustomTask) and task.config.device.precision == "fp8":
+        return task.tokens_at_once()
+    return 0
 
 
 def check_recompute(task: Task, model: nn.Module) -> None:
