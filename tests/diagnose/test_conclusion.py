@@ -28,7 +28,7 @@ def concluded(similarity=0.13, loss=None, **more):
             2.1,
             f"Undecided: {ONE}, but the loss, 2.100 at step 400, is below the unigram floor of 3.300.",
         ),
-        (math.nan, 3.3, "Collapsed: token states are nearly one (similarity nan"),
+        (math.nan, 3.3, "Collapsed: token states are not finite, and the loss"),
         (0.13, None, "Token states differ (similarity 0.13, below 0.95); there is no validation"),
         (0.99, None, "Token states are nearly one (similarity 0.99, not below 0.95); there is no validation"),
     ],

@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from deeploop.nn.documents import document_bounds, document_mask, document_spans
+from deeploop.nn.documents import Documents, document_bounds, document_mask, document_spans
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
@@ -182,3 +182,16 @@ def test_a_graph_is_replayed_on_other_documents():
         graph.replay()
         for a, b in zip(captured, step(other), strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("size", "hopper", "ours"), [(128, True, True), (128, False, False), (64, True, False)]
+)
+def test_the_kernels_are_taken_where_they_are_known_to_be_faster(monkeypatch, size, hopper, ours):
+    from deeploop.nn.kernels import document_attention as kernels
+
+    monkeypatch.setattr(kernels, "on_hopper", lambda x: hopper)
+    monkeypatch.setattr(kernels, "attend_documents", lambda q, k, v, spans: spans)
+    monkeypatch.setattr(kernels, "document_attention", lambda q, k, v, documents: documents)
+    q, documents = torch.zeros(B, H, 4, size), Documents(torch.zeros(2), 4, "spans")
+    assert kernels.attend_inside(q, q, q, documents) is ("spans" if ours else documents)

@@ -206,6 +206,13 @@ def test_a_reasoner_on_the_kernels_is_the_reasoner(monkeypatch, q_only):
     assert len(runs) == (6 + 4 if kernels.on_hopper(given[1]) else 0)
 
 
+@pytest.mark.parametrize(("capability", "hopper"), [((9, 0), True), ((8, 9), False), ((10, 0), False)])
+def test_hopper_is_compute_capability_nine(monkeypatch, capability, hopper):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert kernels.on_hopper(SimpleNamespace(is_cuda=True, device="cuda:0")) is hopper
+    assert not kernels.on_hopper(torch.zeros(1))
+
+
 def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatch):
     monkeypatch.setattr(fused, "HAS_TRITON", True)
     monkeypatch.setattr(fused, "_applies", lambda x, *extras: True)
@@ -229,10 +236,11 @@ def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatc
         assert stack(x, None) == "with a backward pass"
 
 
-@pytest.mark.parametrize("heads", [2, 1])
-def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch, heads):
-    """On a GPU, in bf16, by torch's kernel (heads of 16) and ours (of 32); else by their equations."""
-    config = GPTConfig(blocks=2, rounds=3, width=32, heads=heads, hidden=48, vocabulary=64, context=9)
+@pytest.mark.parametrize("size", [16, 128])
+def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch, size):
+    """On a GPU, in bf16, by torch's kernel and, where heads have 128, by ours; else by their equations."""
+    width = 2 * size
+    config = GPTConfig(blocks=2, rounds=3, width=width, heads=2, hidden=48, vocabulary=64, context=9)
     gpt = LoopedGPT(config).to(DEVICE)
     torch.manual_seed(0)
     for parameter in gpt.blocks.parameters():
@@ -249,8 +257,8 @@ def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch, heads):
         masked = partial(F.scaled_dot_product_attention, attn_mask=mask)
         monkeypatch.setattr(stack, "attend_inside", lambda q, k, v, documents: masked(q, k, v))
     narrow = torch.float32 if DEVICE == "cpu" else torch.bfloat16
-    x = torch.randn(3, 9, 32, device=DEVICE, requires_grad=True)
-    weights = torch.randn(3, 9, 32, device=DEVICE)
+    x = torch.randn(3, 9, width, device=DEVICE, requires_grad=True)
+    weights = torch.randn(3, 9, width, device=DEVICE)
     inputs = [x, *gpt.blocks.parameters()]
     pairs = [sublayers(b) for b in gpt.blocks]
     y = stack.run(pairs, x, rotary, narrow, documents=documents_of(bounds, starts.shape), rounds=3)

@@ -573,12 +573,12 @@ def test_cells_take_the_vocabulary_of_their_corpus_unless_the_grid_settles_it(co
     """As `deeploop train` does; a grid of a recipe in other tokens would fail cell by cell."""
     own = {"data.path": str(corpus)}
     grid = Grid("own", "gpt2-small", along("seed", (0, 1)), own)
-    for cell in map(sweep.with_vocabulary_of_corpus, grid.cells()):
+    for cell in map(sweep.cell_with_vocabulary, grid.cells()):
         assert cell.config().model.vocabulary == 257
     settled, absent = {**own, "model.vocabulary": 300}, {"data.path": "absent"}
     for settings in (settled, absent):
         cell = Grid("own", "gpt2-small", along("seed", (0,)), settings).cells()[0]
-        assert sweep.with_vocabulary_of_corpus(cell) is cell
+        assert sweep.cell_with_vocabulary(cell) is cell
 
 
 def test_status_shows_what_was_started_whatever_is_asked_now(small, monkeypatch):

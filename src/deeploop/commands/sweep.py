@@ -96,7 +96,7 @@ def run(args: SweepArgs) -> int:
     grid = get_grid(args.name, args.scale)
     cells = choose_cells(grid.cells(args.overrides()), args.only)
     if not args.status:
-        cells = [with_vocabulary_of_corpus(cell) for cell in cells]
+        cells = [cell_with_vocabulary(cell) for cell in cells]
     if args.tuned is not None and not args.status:
         cells = tuned(cells, args.tuned, args.overrides())
     folder = SweepFolder(
@@ -153,8 +153,8 @@ def choose_cells(cells: list[Cell], only: Sequence[str]) -> list[Cell]:
     return cells
 
 
-def with_vocabulary_of_corpus(cell: Cell) -> Cell:
-    """As `deeploop train` takes it for a recipe, unless the grid settles it."""
+def cell_with_vocabulary(cell: Cell) -> Cell:
+    """With the vocabulary of its corpus, unless the grid settles it; as `deeploop train` does."""
     corpus = None if "model.vocabulary" in cell.settings else corpus_of_other_vocabulary(cell.config())
     if corpus is None:
         return cell

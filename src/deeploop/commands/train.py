@@ -158,7 +158,7 @@ def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:
 def with_vocabulary_of_corpus(config: Any, words: list[str]) -> tuple[Any, list[str]]:
     """A recipe's config with the vocabulary of its corpus, unless the words settle it; and a line of it."""
     given = any(word.startswith("--model.vocabulary") for word in words)
-    corpus = None if given or isinstance(config, ChatTrainConfig) else corpus_of_other_vocabulary(config)
+    corpus = None if given else corpus_of_other_vocabulary(config)
     if corpus is None:
         return config, []
     line = f"vocabulary: {corpus.vocabulary:,}, as {corpus.folder} has it ({corpus.tokenizer_name})"

@@ -1,5 +1,6 @@
 """What a diagnosis says of a run, in plain words, by thresholds that docs/alignment.md and the guard have."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,11 +29,12 @@ def conclude(record: Mapping[str, Any], validation: Mapping[str, Any] | None) ->
 def on_collapse(similarity: float, validation: Mapping[str, Any] | None) -> str:
     """The guard's rule, with the probe's similarity."""
     differ = similarity < SIMILARITY_LIMIT
-    states = (
-        f"token states differ (similarity {similarity:.2f}, below {SIMILARITY_LIMIT})"
-        if differ
-        else f"token states are nearly one (similarity {similarity:.2f}, not below {SIMILARITY_LIMIT})"
-    )
+    if math.isnan(similarity):
+        states = "token states are not finite"
+    elif differ:
+        states = f"token states differ (similarity {similarity:.2f}, below {SIMILARITY_LIMIT})"
+    else:
+        states = f"token states are nearly one (similarity {similarity:.2f}, not below {SIMILARITY_LIMIT})"
     if validation is None:
         return f"{states.capitalize()}; there is no validation to compare with the unigram floor."
     loss, floor = validation["loss"], validation["floor"]
