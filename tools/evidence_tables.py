@@ -13,7 +13,7 @@ from typing import Any
 
 from deeploop.report import escapes
 from deeploop.report import transfer_views as views
-from deeploop.report.groups import Histories, is_language, method
+from deeploop.report.groups import Histories, is_language, method, residual_rule
 from deeploop.report.page import MISSING, filled, markdown_table
 from deeploop.report.paired import by_seed, paired
 from deeploop.report.runs import Run, find_runs
@@ -249,6 +249,26 @@ def part_effects(results: Path) -> str:
     return table(["part", "held", *(f"R = {R}" for R in depths)], rows)
 
 
+# ── The bias ────────────────────────────────────────────────────────────────────────────────────────────
+def bias(results: Path) -> str:
+    """Last loss and similarity of token states, by seed; short runs, most of them still above the floor."""
+    runs = [run for part in ("short", "long") for run in runs_of(results / "bias" / part)]
+    if not runs:
+        return NOT_RUN
+    found: dict[tuple[int, str, bool], dict[float, dict[int, str]]] = {}
+    for run in runs:
+        steps, last = int(run.fields["optim.steps"]), run.validation
+        by_peak = found.setdefault((steps, residual_rule(run.fields), not biased(run)), {})
+        by_peak.setdefault(peak(run), {})[run.seed] = f"{last['loss']:.3f} ({last['similarity']:.2f})"
+    peaks = sorted({peak(run) for run in runs})
+    rows = []
+    for (steps, rule, without), by_peak in sorted(found.items()):
+        cells = (by_peak.get(one, {}) for one in peaks)
+        told = (", ".join(cell[seed] for seed in sorted(cell)) or MISSING for cell in cells)
+        rows.append([f"{steps:,}", rule, "no" if without else "yes", *told])
+    return table(["steps", "rule", "bias", *peaks], rows)
+
+
 # ── Muon ────────────────────────────────────────────────────────────────────────────────────────────────
 def muon(results: Path) -> str:
     """The rules under Muon, beside AdamW and beside flat."""
@@ -444,6 +464,7 @@ def _gain_growth(curves: Curves, name: str, least: int, most: int) -> str:
 PAGES: dict[str, dict[str, Callable[[Path], str]]] = {
     "rules.md": {"pairs": pairs, "shapes": shapes, "part-effects": part_effects, "gains": gains},
     "results/parts/README.md": {"parts": parts},
+    "results/bias/README.md": {"bias": bias},
     "results/muon/README.md": {"muon": muon},
     "results/muon-escape/README.md": {
         "muon-escape": muon_escape,
