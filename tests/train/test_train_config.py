@@ -93,11 +93,10 @@ def test_the_papers_recipe_sees_the_papers_tokens(name, steps, tokens):
 
 
 @pytest.mark.parametrize("name", ["gpt2-small", "gpt2-medium", "tiny"])
-def test_a_flat_recipe_is_the_faithful_one_with_the_flat_block(name):
+def test_a_flat_recipe_is_the_faithful_one_with_the_flat_block_and_the_bias(name):
     faithful, flat = get_recipe(name), get_recipe(f"{name}-flat")
-    assert flat == replace(
-        faithful, out=Path(f"runs/{name}-flat"), model=replace(faithful.model, block="flat")
-    )
+    model = replace(faithful.model, block="flat", unigram_bias=True)
+    assert flat == replace(faithful, out=Path(f"runs/{name}-flat"), model=model)
 
 
 @pytest.mark.parametrize("name", ["gpt2-small", "gpt2-medium", "tiny"])

@@ -2,15 +2,15 @@
 
 huginn-small, parcae-small and ouro-small have the loop, the injection, the first state, the draws, the
 truncation and the optimizer of the models they are named after, at the 12 blocks, width and data of GPT-2
-small. The residual rule is the flat one, not theirs, and batch, steps and rates are gpt2-small's: nothing
-is tuned.
+small. The residual rule is the flat one with the unigram bias, not theirs, and batch, steps and rates are
+gpt2-small's: nothing is tuned.
 """
 
 from dataclasses import replace
 from pathlib import Path
 
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.recipes.gpt import gpt2_small, tiny
+from deeploop.recipes.gpt import flat, gpt2_small, tiny
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import DeviceConfig
 from deeploop.train.rounds import RoundsConfig
@@ -22,7 +22,7 @@ def tiny_recurrent() -> TrainConfig:
     return replace(
         base,
         out=Path("runs/tiny-recurrent"),
-        model=replace(base.model, block="flat", rounds=4, prelude=1, coda=1, injection="add"),
+        model=replace(flat(base).model, rounds=4, prelude=1, coda=1, injection="add"),
         data=replace(base.data, validation_rounds=(1, 2, 4, 8, 16)),
         rounds=RoundsConfig(sample="poisson-lognormal", backprop=4),
     )
@@ -64,7 +64,7 @@ def _small(
     return replace(
         base,
         out=Path("runs") / name,
-        model=replace(model, block="flat"),
+        model=replace(model, block="flat", unigram_bias=True),
         data=replace(base.data, validation_rounds=validation_rounds),
         device=DeviceConfig(),
         rounds=rounds,
