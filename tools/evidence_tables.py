@@ -252,7 +252,7 @@ def part_effects(results: Path) -> str:
 # ── The bias ────────────────────────────────────────────────────────────────────────────────────────────
 def bias(results: Path) -> str:
     """Last loss and similarity of token states, by seed; short runs, most of them still above the floor."""
-    runs = [run for part in ("short", "long") for run in runs_of(results / "bias" / part)]
+    runs = [run for part in ("short", "long", "longer") for run in runs_of(results / "bias" / part)]
     if not runs:
         return NOT_RUN
     found: dict[tuple[int, str, bool], dict[float, dict[int, str]]] = {}
