@@ -160,6 +160,17 @@ def test_beside_a_lost_cell_the_nearer_rate_decides(tmp_path):
     assert curve.loss_at(1.5e-3) == pytest.approx(exact)
 
 
+def test_the_best_rate_is_that_of_the_seeds_around_it():
+    """Seed 0 alone has all rates and is lowest at 8e-3; of three seeds 4e-3 is, and its neighbours have them."""
+    by_three = {2e-3: (2.20, 2.20, 2.20), 4e-3: (2.14, 2.10, 2.10), 8e-3: (2.12, 2.15, 2.15)}
+    by_one = {1e-3: (2.40,), 1.6e-2: (2.18,)}
+    losses = {**by_three, **by_one}
+    curve = Curve(tuple(Cell(peak, dict(enumerate(losses[peak]))) for peak in sorted(losses)))
+    assert curve.best.peak == 4e-3
+    assert [cell.peak for cell in curve.around] == [2e-3, 4e-3, 8e-3]
+    assert 4e-3 < curve.optimum.peak < 8e-3
+
+
 def test_a_loss_between_two_rates_is_between_their_losses():
     """A cliff beyond them must not bend the curve below the best."""
     losses = (5.0, 4.88, 4.90, 4.92, 5.3)

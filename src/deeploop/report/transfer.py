@@ -85,6 +85,11 @@ class Cell:
         """Over these seeds, where it has some of them; else over all of its own."""
         return fmean([self.losses[s] for s in sorted(seeds & self.losses.keys())] or [*self.losses.values()])
 
+    def minus(self, other: "Cell") -> float:
+        """The difference of losses over the seeds that both have."""
+        shared = frozenset(self.losses) & other.losses.keys()
+        return self.mean(shared) - other.mean(shared)
+
     @staticmethod
     def of(peak: float, results: Sequence[Result]) -> "Cell":
         by_seed: dict[int, list[float]] = {}
@@ -127,12 +132,20 @@ class Curve:
 
     @cached_property
     def _best(self) -> int | None:
-        """By the seeds that all rates have: a rate that was run with more of them must not lose by that."""
-        whole = [index for index, cell in enumerate(self.cells) if not cell.lost]
-        shared = frozenset(self.cells[whole[0]].losses) if whole else frozenset()
-        for index in whole:
-            shared &= self.cells[index].losses.keys()
-        return min(whole, key=lambda index: self.cells[index].mean(shared), default=None)
+        """By the seeds that all rates have: a rate that was run with more of them must not lose by that.
+
+        Then by those that it shares with each neighbour, often more, until no neighbour is better.
+        """
+        whole = {index: cell for index, cell in enumerate(self.cells) if not cell.lost}
+        if not whole:
+            return None
+        shared = frozenset.intersection(*(frozenset(cell.losses) for cell in whole.values()))
+        best, passed = min(whole, key=lambda index: whole[index].mean(shared)), set[int]()
+        while best not in passed:
+            passed.add(best)
+            around = [index for index in (best, best - 1, best + 1) if index in whole]
+            best = min(around, key=lambda index: whole[index].minus(whole[best]))
+        return best
 
     @property
     def best(self) -> Cell | None:
