@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from deeploop.nn.fp8 import E4M3, in_e4m3
 from deeploop.nn.layers import apply_rotary, rotary_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -55,40 +56,99 @@ def assert_close(found, exact):
     assert (found - exact).abs().max() < TOLERANCE * exact.abs().max()
 
 
-def test_gate_is_swiglu_of_the_norm(kernels):
+def assert_cast(found, exact, scale):
+    """`found` is `exact` times `scale` in FP8: three bits of mantissa, rounded."""
+    assert found.dtype == E4M3
+    assert (found.double() / scale - exact).abs().max() < 0.07 * exact.abs().max()
+    rough = (found.double() / scale - exact).norm() / exact.norm()
+    assert 0.01 < rough < 0.04
+
+
+class Operands:
+    """States and matrices in FP8 or not, and what they stand for in float64."""
+
+    def __init__(self, kernels, fp8):
+        self.kernels, self.fp8 = kernels, fp8
+
+    def number(self, value):
+        return torch.tensor(value, device=DEVICE)
+
+    def state(self, rows):
+        state = state_of(self.kernels, rows)
+        return state._replace(fp8=in_e4m3(rows)) if self.fp8 else state
+
+    def normalised(self, rows):
+        """What a product reads of a state: FP8 rounds it before its norm."""
+        read = in_e4m3(rows).double() if self.fp8 else rows.double()
+        return read * (rows.double().square().mean(1, keepdim=True) + EPS).rsqrt()
+
+    def matrix(self, w, given=1.0):
+        """Of a product whose other operand was multiplied by `given`."""
+        if not self.fp8:
+            return self.kernels.Matrix(w), w.double()
+        rows = in_e4m3(16 * w)
+        return self.kernels.Matrix(
+            rows, self.number(given), self.number(1 / (16 * given))
+        ), rows.double() / 16
+
+    def given(self, y, scale):
+        if not self.fp8:
+            return y, y.double()
+        narrow = in_e4m3(scale * y)
+        return narrow, narrow.double() / scale
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "fp8"])
+def operands(kernels, request):
+    return Operands(kernels, request.param)
+
+
+def test_gate_is_swiglu_of_the_norm(kernels, operands, right_rounding):
     rows, gate, up = 3 * normal(B * T, WIDTH), *(normal(HIDDEN, WIDTH, seed=i) / 8 for i in (1, 2))
-    x = unit(rows)
-    exact = F.silu(x @ gate.double().T) * (x @ up.double().T)
-    both = kernels.interleaved(gate, up)
-    assert_close(kernels.gate(state_of(kernels, rows), both, EPS, kernels.cut), exact)
+    (_, wide_gate), (_, wide_up) = (operands.matrix(w) for w in (gate, up))
+    both, _ = operands.matrix(kernels.interleaved(gate, up))
+    x = operands.normalised(rows)
+    exact = F.silu(x @ wide_gate.T) * (x @ wide_up.T)
+    state = operands.state(rows)
+    assert_close(kernels.gate(state, both, EPS, kernels.cut), exact)
+    if operands.fp8:
+        found = kernels.gate(state, both, EPS, kernels.cut, scale=operands.number(8.0))
+        assert_cast(found, exact, 8)
+        return
     as_it_is = kernels.State(x.to(DTYPE), None)
     assert_close(kernels.gate(as_it_is, both, EPS, kernels.cut), exact)
 
 
-def test_join_is_the_residual_before_its_norm(kernels):
+def test_join_is_the_residual_before_its_norm(kernels, operands, right_rounding):
     rows, y, w = 3 * normal(B * T, WIDTH), normal(B * T, HIDDEN, seed=1), normal(WIDTH, HIDDEN, seed=2) / 8
-    found = kernels.join(state_of(kernels, rows), y, w, 1.7, EPS, kernels.cut)
-    exact = 1.7 * unit(rows) + y.double() @ w.double().T
+    matrix, wide_w = operands.matrix(w, 4.0)
+    y, wide_y = operands.given(y, 4.0)
+    found = kernels.join(operands.state(rows), y, matrix, 1.7, EPS, kernels.cut)
+    exact = 1.7 * unit(rows) + wide_y @ wide_w.T
     assert_close(found.rows, exact)
     assert found.squares.shape == (B * T, 2)
     assert_close(found.squares.sum(1), exact.square().sum(1))
+    if operands.fp8:
+        assert_cast(found.fp8, exact, 1)
 
 
 # Keys that fill the last tile of a sequence and that do not; a tile longer than the sequence.
 @pytest.mark.parametrize(("length", "keys"), [(37, 16), (37, 64), (32, 16)])
-def test_rotate_and_attend_are_attention_of_the_norm(kernels, length, keys):
+def test_rotate_and_attend_are_attention_of_the_norm(kernels, operands, length, keys, right_rounding):
     rows = 3 * normal(B * length, WIDTH)
     q, k, v = (normal(WIDTH, WIDTH, seed=i) / 8 for i in (1, 2, 3))
     cos, sin = (table.to(DEVICE) for table in rotary_table(length, D))
-    w = torch.cat((kernels.paired(q, D), kernels.paired(k, D), v))
-    packed = kernels.rotate(state_of(kernels, rows), w, (cos, sin), D, EPS, kernels.cut)
-    found = kernels.attend(packed, length, H, kernels.Keys(64 if DEVICE == "cuda" else 16, keys, 2, 4))
-    x = unit(rows)
-    heads = [(x @ m.double().T).view(B, length, H, D).transpose(1, 2) for m in (q, k, v)]
+    w, _ = operands.matrix(torch.cat((kernels.paired(q, D), kernels.paired(k, D), v)))
+    packed = kernels.rotate(operands.state(rows), w, (cos, sin), D, EPS, kernels.cut)
+    tiles = kernels.Keys(64 if DEVICE == "cuda" else 16, keys, 2, 4)
+    x = operands.normalised(rows)
+    heads = [(x @ operands.matrix(m)[1].T).view(B, length, H, D).transpose(1, 2) for m in (q, k, v)]
     heads[:2] = [apply_rotary(part, (cos.double(), sin.double())) for part in heads[:2]]
     exact = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(-1, WIDTH)
     assert_close(packed[:, 2 * WIDTH :], heads[2].transpose(1, 2).reshape(-1, WIDTH))
-    assert_close(found, exact)
+    assert_close(kernels.attend(packed, length, H, tiles), exact)
+    if operands.fp8:
+        assert_cast(kernels.attend(packed, length, H, tiles, scale=operands.number(8.0)), exact, 8)
 
 
 @pytest.mark.parametrize("others", [0, 1, 2])

@@ -10,9 +10,13 @@ import torch
 from torch import nn
 
 from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.models.hrm import HRMConfig
+from deeploop.models.reasoner import Stack
 from deeploop.nn import fp8, fused
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
 from deeploop.nn.fp8 import E4M3, E5M2, GradientScales, Product, block_scales
+from deeploop.nn.init import init_truncated_
+from deeploop.nn.layers import rotary_table
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,24 +29,6 @@ def needs_triton(test):
     missing = importlib.util.find_spec("triton") is None or not (INTERPRET or torch.cuda.is_available())
     reason = "needs Triton, and a CUDA device or TRITON_INTERPRET=1"
     return pytest.mark.gpu(pytest.mark.skipif(missing, reason=reason)(test))
-
-
-@pytest.fixture
-def right_rounding(monkeypatch):
-    """Triton's interpreter loses the carry of 127 → 128 when it casts to FP8: torch's cast in its place."""
-    if not INTERPRET:
-        return
-    from triton.runtime import interpreter
-
-    formats = {"fp8e4nv": E4M3, "fp8e5": E5M2}
-    theirs = interpreter._convert_float
-
-    def convert(value, source, target, rounding):
-        if source.name == "fp32" and target.name in formats:
-            return torch.from_numpy(value.copy()).to(formats[target.name]).view(torch.uint8).numpy()
-        return theirs(value, source, target, rounding)
-
-    monkeypatch.setattr(interpreter, "_convert_float", convert)
 
 
 def looped(**model):
@@ -395,3 +381,73 @@ def test_the_chain_is_the_loop_with_fp8_products(
         if "weight" in name and a.ndim == 2:
             apart.append(((a - b).norm() / (b - c).norm()).item())
     assert bound is None or fmean(apart) < bound
+
+
+def reasoner_stack(p, blocks, width=64, hidden=96):
+    """Blocks of HRM, x ← N(α·x + f(x)) without a gain, their rotary tables, and an input of two boards."""
+    config = HRMConfig(width=width, heads=width // 32, hidden=hidden, low_blocks=blocks, p=p)
+    stack = Stack(config, "L", 16).to(DEVICE)
+    generator = torch.Generator().manual_seed(0)
+    init_truncated_(list(stack.parameters()), std=width**-0.5, generator=generator)
+    pairs = [(block.mixer, block.mlp) for block in stack.blocks]
+    rotary = tuple(table.to(DEVICE) for table in rotary_table(16, 32))
+    return stack, pairs, rotary, torch.randn(2, 16, width, generator=generator).to(DEVICE)
+
+
+@needs_triton
+@pytest.mark.parametrize(("p", "blocks", "bound"), [(0.5, 1, 0.55), (0.0, 2, None)])
+def test_a_reasoners_chain_is_its_stack_with_fp8_products(
+    p, blocks, bound, monkeypatch, multiplied, right_rounding
+):
+    """Of calls with a gradient: post-normalised blocks, attention that sees all. `bound` is as above; with
+    α = 1 the last bits of bf16 move so many roundings that only the size of the error can be compared.
+    """
+    from deeploop.nn.kernels import fp8_stack
+
+    kept = []
+    make = fp8_stack.prepare
+    monkeypatch.setattr(fp8_stack, "prepare", lambda *args: kept.append(args) or make(*args))
+    stack, pairs, rotary, x = reasoner_stack(p, blocks)
+    x.requires_grad_()
+    named = dict(stack.named_parameters())
+    wanted, weights = [x, *named.values()], draw(2, 16, 64) / 1e6
+    y = fp8_stack.run(pairs, x, rotary)
+    ours = torch.autograd.grad((y * weights).sum(), wanted)
+    assert torch.equal(fp8_stack.run(pairs, x, rotary, positions=3), y[:, :3])
+    ((_, scales, gradients), _) = kept
+    expected = expected_products(scales, gradients, 2, 1)
+    assert multiplied == expected
+
+    def modules():
+        out = stack(x, rotary)
+        return out, *torch.autograd.grad((out * weights).sum(), wanted)
+
+    exact = modules()
+    emulate(*kept[0])
+    apart = []
+    for name, a, b, c in zip(("y", "x", *named), (y, *ours), modules(), exact, strict=True):
+        assert 0.7 * (b - c).norm() < (a - c).norm() < 1.3 * (b - c).norm(), name
+        apart.append(((a - b).norm() / (b - c).norm()).item())
+    assert bound is None or fmean(apart) < bound
+
+
+@needs_triton
+@pytest.mark.parametrize("positions", [None, 2])
+def test_calls_without_a_gradient_have_fp8_products(positions, right_rounding):
+    """What FP8 changes is as much as where it is emulated; states are rounded before their norm."""
+    from deeploop.nn.kernels import forward
+
+    stack, pairs, rotary, x = reasoner_stack(0.0, 2, width=256, hidden=128)
+    assert all(map(forward.fits, pairs))
+    x = x if DEVICE == "cpu" else x.bfloat16()
+    narrow = torch.float32 if DEVICE == "cpu" else torch.bfloat16  # the interpreter has no bf16 product
+    with torch.no_grad():
+        exact = stack(x.float(), rotary)[:, :positions]
+        found = forward.run(pairs, x, rotary, narrow, positions, fp8=True)
+        scales = block_scales(pairs)
+        emulate(pairs, scales, GradientScales(scales.gradient))
+        emulated = stack(x.float(), rotary)[:, :positions]
+    assert found.shape == exact.shape
+    changed = (emulated - exact).norm()
+    assert 0.01 * exact.norm() < changed
+    assert 0.5 * changed < (found - exact).norm() < 1.5 * changed

@@ -182,7 +182,7 @@ def test_a_reasoner_on_the_kernels_is_the_reasoner(monkeypatch, q_only):
 
     runs = []
     run = forward.run
-    monkeypatch.setattr(forward, "run", lambda *given: runs.append(given) or run(*given))
+    monkeypatch.setattr(forward, "run", lambda *given, **how: runs.append(given) or run(*given, **how))
     config, shape = HRMConfig(width=256, heads=4, hidden=128), PuzzleShape(6, 100, 1)
     model, plain = (Reasoner(config, shape, seed=1).cuda() for _ in range(2))
     with torch.no_grad():
@@ -221,13 +221,16 @@ def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatc
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: narrow[0])
     monkeypatch.setattr(fused, "on_hopper", lambda x: hopper[0])
     run = SimpleNamespace(to=lambda dtype: "without")
-    known = SimpleNamespace(fits=lambda pair: fits[0], run=lambda *given: run)
+    how = []
+    known = SimpleNamespace(fits=lambda pair: fits[0], run=lambda *given, fp8: how.append(fp8) or run)
     monkeypatch.setattr(kernels, "forward", known, raising=False)
     stack, x = Stack(HRMConfig(width=32, heads=2, hidden=48), "L", 9), torch.zeros(2, 9, 32)
-    stack.forward = partial(fused._run_stack, stack)
+    stack.forward = partial(fused._run_stack, fused.LowPrecision(fp8=True), stack)
     assert stack(x, None) == "with a backward pass"
     with torch.no_grad():
         assert stack(x, None) == "without"
+        assert stack.eval()(x, None) == "without"
+        assert how == [True, False]  # evaluations are in bf16
         narrow[0] = torch.float16
         assert stack(x, None) == "with a backward pass"
         narrow[0], fits[0] = torch.bfloat16, False

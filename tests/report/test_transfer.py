@@ -161,7 +161,7 @@ def test_beside_a_lost_cell_the_nearer_rate_decides(tmp_path):
 
 
 def test_the_best_rate_is_that_of_the_seeds_around_it():
-    """Seed 0 alone has all rates and is lowest at 8e-3; of three seeds 4e-3 is, and its neighbours have them."""
+    """Seed 0, which all rates have, is lowest at 8e-3, and the three of 4e-3 and its neighbours at 4e-3."""
     by_three = {2e-3: (2.20, 2.20, 2.20), 4e-3: (2.14, 2.10, 2.10), 8e-3: (2.12, 2.15, 2.15)}
     by_one = {1e-3: (2.40,), 1.6e-2: (2.18,)}
     losses = {**by_three, **by_one}

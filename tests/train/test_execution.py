@@ -127,13 +127,25 @@ def test_fp8_is_refused_on_an_older_gpu(monkeypatch):
         choose(DeviceConfig(precision="fp8"))
 
 
-@pytest.mark.parametrize("field", [{"precision": "fp8"}, {"stream": "bf16"}])
-def test_reasoners_have_neither(field, hopper):
+def test_reasoners_have_fp8_and_no_other_stream(hopper, monkeypatch):
+    monkeypatch.setattr(fused, "check_fp8_compiler", lambda device: None)
     config = HRMConfig(width=64, heads=2, hidden=64)
     model = Reasoner(config, PuzzleShape(vocabulary=4, length=8, puzzle_ids=1))
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(ValueError, match=r"device\.\w+=\w+: is not supported for a Reasoner; leave it out"):
-        choose_execution(DeviceConfig(**field), World(0, 1, GPU), model, optimizer)
+
+    def choose_for(tokens=16, **device):
+        return choose_execution(DeviceConfig(**device), World(0, 1, GPU), model, optimizer, tokens=tokens)
+
+    chosen = choose_for(precision="fp8")
+    assert chosen.precision == "fp8"
+    chosen.apply(model)
+    assert model.stacks["L"].forward.__func__.args == (fused.LowPrecision(fp8=True),)
+    with pytest.raises(ValueError, match="18 tokens at once must be a multiple of 16"):
+        choose_for(18, precision="fp8")
+    with pytest.raises(
+        ValueError, match=r"device\.stream=bf16: is not supported for a Reasoner; leave it out"
+    ):
+        choose_for(stream="bf16")
 
 
 def test_a_bf16_stream_needs_the_kernels():

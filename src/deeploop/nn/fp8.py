@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from deeploop.nn.kernels.products import product_groups
+from deeploop.nn.layers import RMSNorm
 from deeploop.nn.residual import ScaledResidual
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -36,6 +37,12 @@ def against_tokens(tokens: int) -> str:
         return ""
     advice = "change optim.batch, device.micro_batch or the sequences' length (model.context, data.length)"
     return f"{tokens} tokens at once must be a multiple of {MULTIPLE}; {advice}"
+
+
+def in_e4m3(x: Tensor) -> Tensor:
+    """x in FP8, as it is, within the format's bounds; NaN stays NaN."""
+    most = torch.finfo(E4M3).max
+    return x.clamp(-most, most).to(E4M3)
 
 
 class Product(NamedTuple):
@@ -81,15 +88,19 @@ class Scales(NamedTuple):
 
 @torch.no_grad()
 def block_scales(blocks: Sequence[tuple[ScaledResidual, ScaledResidual]]) -> Scales:
-    """The scales of blocks of attention and SwiGLU, each behind an RMSNorm with a gain."""
+    """The scales of blocks of attention and SwiGLU, each behind an RMSNorm: its own, with a gain, or the
+    norm at the end of the sublayer before, without one.
+    """
     tensors: list[Tensor] = []
     for pair in blocks:
         tensors += [layer.weight for group in product_groups(pair) for layer in group]
-        tensors += [sublayer.inner.weight for sublayer in pair]  # type: ignore[misc]
+        inner: list[Any] = [sublayer.inner for sublayer in pair if isinstance(sublayer.inner, RMSNorm)]
+        tensors += [norm.weight for norm in inner]
     norms = torch.stack(torch._foreach_norm(tensors)).view(len(blocks), -1).float().unbind(1)
     # Divided one by one: a CUDA graph can't record numbers on their way from the host.
     rms = [norm / math.sqrt(tensor.numel()) for norm, tensor in zip(norms, tensors, strict=False)]
-    q, k, v, o, gate, up, down, first_gain, second_gain = rms
+    q, k, v, o, gate, up, down, *gains = rms
+    first_gain, second_gain = gains or (torch.ones_like(q), torch.ones_like(q))
     root = math.sqrt(tensors[0].shape[1])
     value, hidden = root * first_gain * v, (root * second_gain) ** 2 * gate * up
     side = root * second_gain * torch.maximum(gate, up)

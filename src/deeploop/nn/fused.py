@@ -117,14 +117,24 @@ BF16 = LowPrecision()
 
 def against_fp8(block: nn.Module, tokens: int) -> str:
     """Why products of a block that the kernels know, with so many tokens, can't be FP8; empty if they can."""
-    first, second = sublayers(block)
-    if not (isinstance(first.inner, RMSNorm) and isinstance(second.inner, RMSNorm)):
+    pair = sublayers(block)
+    if not (all(map(_has_inner_norm, pair)) or all(map(_ends_in_plain_norm, pair))):
         return "needs a norm before each branch, whose scale follows from it; choose another model.block"
-    mlp: Any = second.branch
+    mlp: Any = pair[1].branch
     for name, size in zip(("hidden", "width"), mlp.gate.weight.shape, strict=True):
         if size % fp8.MULTIPLE:
             return f"model.{name}={size} must be a multiple of {fp8.MULTIPLE}"
     return fp8.against_tokens(tokens)
+
+
+def _has_inner_norm(sublayer: ScaledResidual) -> bool:
+    return isinstance(sublayer.inner, RMSNorm)
+
+
+def _ends_in_plain_norm(sublayer: ScaledResidual) -> bool:
+    """Whether it has no norm but an outer one without a gain: the next branch reads rows of size 1."""
+    outer = sublayer.outer
+    return isinstance(sublayer.inner, nn.Identity) and isinstance(outer, RMSNorm) and outer.weight is None
 
 
 def check_fp8_compiler(device: torch.device) -> None:
@@ -148,7 +158,7 @@ def install_rounds(model: nn.Module, low_precision: LowPrecision = BF16) -> bool
         return False
     stacks = list(_stacks(model))
     for stack in stacks:
-        stack.forward = MethodType(_run_stack, stack)  # no FP8 without inner norms; bf16 states as they are
+        stack.forward = MethodType(partial(_run_stack, low_precision), stack)
     name, run = ("summed", _summed) if stacks else ("run_rounds", partial(_run_rounds, low_precision))
     setattr(model, name, MethodType(run, model))
     return True
@@ -193,18 +203,25 @@ def _run_rounds(
 
 
 def _run_stack(
-    stack: Any, x: Tensor, rotary: Rotary, recomputed: int = 0, positions: int | None = None
+    low_precision: LowPrecision,
+    stack: Any,
+    x: Tensor,
+    rotary: Rotary,
+    recomputed: int = 0,
+    positions: int | None = None,
 ) -> Any:
     # Blocks that are recomputed one by one are called one by one.
     if not _applies(x) or (recomputed and torch.is_grad_enabled()):
         return type(stack).forward(stack, x, rotary, recomputed, positions)
+    low_precision = _in_training(low_precision, stack)
     if _uses_forward_kernels(x):
         from deeploop.nn.kernels import forward
 
         pairs: Any = [tuple(sublayers(block)) for block in stack.blocks]
         if all(map(forward.fits, pairs)):
-            return forward.run(pairs, x, rotary, torch.bfloat16, positions).to(x.dtype)
-    return _run_kernels(BF16, stack.blocks, x, rotary, positions=positions)
+            y = forward.run(pairs, x, rotary, torch.bfloat16, positions, fp8=low_precision.fp8)
+            return y.to(x.dtype)
+    return _run_kernels(low_precision, stack.blocks, x, rotary, positions=positions)
 
 
 def _summed(model: Any, *states: Tensor) -> Any:

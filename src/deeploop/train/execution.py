@@ -144,7 +144,8 @@ def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str],
         )
     if sharded:
         raise ValueError(f"device.{field}: is not supported with device.parallel=fsdp; use ddp")
-    if not (fused.fits_rounds(model) and hasattr(model, "run_rounds")):  # a reasoner's chains are its stacks
+    streams = hasattr(model, "run_rounds")  # a reasoner's chains are its stacks, of states that are bf16
+    if not fused.fits_rounds(model) or (field == "stream=bf16" and not streams):
         raise ValueError(f"device.{field}: is not supported for a {type(model).__name__}; leave it out")
     if getattr(model, "recompute", "off") == "block":
         raise ValueError(f"device.{field}: is not supported with device.recompute=block; use round")

@@ -148,6 +148,8 @@ def tokens_at_once(task: Task) -> int:
         return task.micro_batch * task.config.model.context
     if isinstance(task, IterateTask):
         return task.micro_batch * task.shown.tokens
+    if isinstance(task, PuzzleTask):
+        return task.micro_batch * task.positions
     # Making a batch can be slow, and FP8 alone asks for its tokens.
     if isinstance(task, CustomTask) and task.config.device.precision == "fp8":
         return task.tokens_at_once()

@@ -77,7 +77,10 @@ class PuzzleTask:
             shards=shards(config.device, world),
             kernels=runs_kernels(config.device, world.device, known),
         )
-        self.micro_batch, self.recompute = self.fit = fit(batch, config.device, world, needs)
+        self.positions = config.model.puzzle_positions + self.shape.length
+        self.micro_batch, self.recompute = self.fit = fit(
+            batch, config.device, world, needs, tokens=self.positions
+        )
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.loader = PuzzleLoader(self.puzzles, seed=config.seed)
         self.share = batch // world.size

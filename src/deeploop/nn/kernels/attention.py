@@ -9,6 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deeploop.nn.fp8 import E4M3
+from deeploop.nn.kernels.casts import limit, scaled
+
 try:
     import triton
     import triton.language as tl
@@ -48,8 +51,8 @@ def _online_softmax_step(q, k, v, acc, m, l, seen, BN: tl.constexpr, MASK: tl.co
 
 @triton.jit
 def _attend(
-    Q, KV, TAIL, O, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    LAST: tl.constexpr,
+    Q, KV, TAIL, O, SCALE, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, LAST: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (T + BM - 1) // BM
     FULL: tl.constexpr = T // BN * BN
@@ -69,24 +72,29 @@ def _attend(
         k = TAIL.load([start + FULL, H * D + column])
         v = TAIL.load([start + FULL, 2 * H * D + column])
         acc, m, l = _online_softmax_step(q, k, v, acc, m, l, T - FULL, LAST, True)
-    acc /= l[:, None]
+    acc = scaled(acc / l[:, None], SCALE, LIMIT)
     row = first + tl.arange(0, BM)
     to = O + (start + row).to(tl.int64)[:, None] * (H * D) + column + tl.arange(0, D)[None, :]
     tl.store(to, acc.to(O.dtype.element_ty), mask=(row < T)[:, None])  # what follows is another sequence's
 
 
-def attend(packed: Tensor, length: int, heads: int, cut: AttentionTiles = DEFAULT) -> Tensor:
-    """The heads' outputs (n, width) of packed q, k, v (n, 3·width), n a multiple of `length`."""
+def attend(
+    packed: Tensor, length: int, heads: int, cut: AttentionTiles = DEFAULT, *, scale: Tensor | None = None
+) -> Tensor:
+    """The heads' outputs (n, width) of packed q, k, v (n, 3·width), n a multiple of `length`.
+
+    They are FP8 if a scale is given.
+    """
     n, width = packed.shape[0], packed.shape[1] // 3
     size = width // heads
-    out = torch.empty(n, width, dtype=packed.dtype, device=packed.device)
+    out = torch.empty(n, width, dtype=packed.dtype if scale is None else E4M3, device=packed.device)
     last = max(16, triton.next_power_of_2(length % cut.keys)) if length % cut.keys else 0
     q, keys, tail = (
         TensorDescriptor.from_tensor(packed, [rows, size]) for rows in (cut.queries, cut.keys, last or 16)
     )
     programs = triton.cdiv(length, cut.queries) * (n // length) * heads
     _attend[(programs,)](
-        q, keys, tail, out, T=length, H=heads, D=size, BM=cut.queries, BN=cut.keys, LAST=last,
-        num_stages=cut.stages, num_warps=cut.warps,
+        q, keys, tail, out, scale, T=length, H=heads, D=size, BM=cut.queries, BN=cut.keys, LAST=last,
+        LIMIT=limit(out.dtype), num_stages=cut.stages, num_warps=cut.warps,
     )  # fmt: skip
     return out

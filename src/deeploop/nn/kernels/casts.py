@@ -23,10 +23,16 @@ TILE = {"TILE_N": 64, "TILE_W": 128, "num_warps": 8}
 
 
 @triton.jit
+def within(x, LIMIT: tl.constexpr):
+    """x held within ±LIMIT; NaN stays NaN."""
+    return tl.clamp(x, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def scaled(x, SCALE, LIMIT: tl.constexpr):
-    """x times its scale, within ±LIMIT; NaN stays NaN. Without a LIMIT, x as it is."""
+    """x times its scale, within ±LIMIT. Without a LIMIT, x as it is."""
     if LIMIT > 0:
-        x = tl.clamp(x * tl.load(SCALE), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        x = within(x * tl.load(SCALE), LIMIT)
     return x
 
 

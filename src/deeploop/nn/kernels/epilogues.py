@@ -6,8 +6,9 @@ gate        silu(x @ gate.T)·(x @ up.T)
 join        α·x + y @ w.T, and what its norm is taken of: the sum of squares of each part of a row
 added       the sum of some states, in one pass
 
-A state is a pair: rows before their norm, and the sums of squares. N(s) = s / RMS(s) has no gain here, so
-that it stands behind the product that reads it: N(s) @ w.T = (s @ w.T) / RMS(s).
+A state is rows before their norm and the sums of squares. N(s) = s / RMS(s) has no gain here, so that it
+stands behind the product that reads it: N(s) @ w.T = (s @ w.T) / RMS(s). With FP8 products the rows have a
+copy in FP8, as they are: their size is α or a few times that, far from both ends of e4m3.
 """
 
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deeploop.nn.fp8 import E4M3
+from deeploop.nn.kernels.casts import limit, scaled, within
 from deeploop.nn.layers import Rotary
 
 try:
@@ -41,6 +44,8 @@ class ProductTiles(NamedTuple):
 # The fastest of those tried on an H200. Stages are what fits 227 KiB of shared memory: a rotated tile is
 # stored whole, and a joined one is read as well.
 GATE, ROTATE, JOIN = ProductTiles(), ProductTiles(stages=3), ProductTiles(stages=3)
+GATE_FP8 = ROTATE_FP8 = ProductTiles(depth=128, stages=3)
+JOIN_FP8 = ProductTiles(depth=128, stages=2)
 
 
 class State(NamedTuple):
@@ -48,6 +53,26 @@ class State(NamedTuple):
 
     rows: Tensor
     squares: Tensor | None
+    fp8: Tensor | None = None
+
+    @property
+    def operand(self) -> Tensor:
+        """What a product reads."""
+        return self.rows if self.fp8 is None else self.fp8
+
+
+class Matrix(NamedTuple):
+    """A matrix as a product takes it; if it is FP8, with scales."""
+
+    rows: Tensor
+    scale: Tensor | None = None
+    """What the other operand is multiplied by before it is FP8; unset: nothing."""
+    inverse: Tensor | None = None
+    """One over both scales, which the product is multiplied by."""
+
+    @property
+    def in_fp8(self) -> bool:
+        return self.inverse is not None
 
 
 @triton.jit
@@ -61,11 +86,14 @@ def _scales(S, row, live, PARTS: tl.constexpr, WIDTH: tl.constexpr, eps):
 
 @triton.jit(do_not_specialize=["n", "tiles", "T"])  # one compilation for every number of boards
 def _product_epilogue(
-    A, W, O, X, S, SO, COS, SIN, n, tiles, T, alpha, scale, eps, N: tl.constexpr, K: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr, PARTS: tl.constexpr,
-    WIDTH: tl.constexpr, KIND: tl.constexpr,
+    A, W, O, X, COPY, S, SO, COS, SIN, INVERSE, SCALE, n, tiles, T, alpha, scale, eps, N: tl.constexpr,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, LIMIT: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     COLUMNS: tl.constexpr = N // BN
+    inverse = 1.0
+    if FP8:
+        inverse = tl.load(INVERSE)
     # One loop over tiles and depth: the next tile is loaded while this one is finished.
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
         # Columns first: the programs at work read the same rows, and the matrix lies in the L2 cache.
@@ -81,14 +109,15 @@ def _product_epilogue(
             r = _scales(S, row, live, PARTS, WIDTH, eps)
         if KIND == "gate":  # gate and up are neighbours
             g, u = tl.split(tl.reshape(total, (BM, BN // 2, 2)))
+            r *= inverse
             g *= r[:, None]
             y = g * tl.sigmoid(g) * (u * r[:, None])
-            O.store([m, c * (BN // 2)], y.to(O.dtype))
+            O.store([m, c * (BN // 2)], scaled(y, SCALE, LIMIT).to(O.dtype))
         elif KIND == "rotate":  # the two numbers of a pair are neighbours
             a, b = tl.split(tl.reshape(total, (BM, BN // (2 * HALF), HALF, 2)))
             at = (row % T)[:, None] * HALF + tl.arange(0, HALF)[None, :]
             rotated = live[:, None] & (c * BN < 2 * WIDTH)  # not the values
-            factor = r * tl.where(c * BN < WIDTH, scale, 1.0)
+            factor = r * inverse * tl.where(c * BN < WIDTH, scale, 1.0)
             cos = tl.load(COS + at, mask=rotated, other=1.0) * factor[:, None]
             sin = tl.load(SIN + at, mask=rotated, other=0.0) * factor[:, None]
             u = a * cos[:, None, :] - b * sin[:, None, :]
@@ -99,7 +128,10 @@ def _product_epilogue(
             squares = tl.zeros((BM,), tl.float32)
             for i in tl.static_range(2):
                 at = c * BN + i * (BN // 2)
-                y = (X.load([m, at]).to(tl.float32) * (alpha * r)[:, None] + halves[i]).to(O.dtype)
+                y = X.load([m, at]).to(tl.float32) * (alpha * r)[:, None] + halves[i] * inverse
+                if FP8:
+                    COPY.store([m, at], within(y, LIMIT).to(COPY.dtype))
+                y = y.to(O.dtype)
                 O.store([m, at], y)
                 squares += tl.sum(y.to(tl.float32) * y.to(tl.float32), 1)
             tl.store(SO + row * COLUMNS + c, squares, mask=live)
@@ -125,22 +157,26 @@ def _add(
 
 
 def _launch_epilogue(
-    kind: str, a: Tensor, w: Tensor, out: Tensor, cut: ProductTiles, *, state: State,
-    beside: Tensor | None = None, squares: Tensor | None = None, rotary: Rotary | None = None,
-    half: int = 1, alpha: float = 1.0, scale: float = 1.0, eps: float = 0.0,
+    kind: str, a: Tensor, matrix: Matrix, out: Tensor, cut: ProductTiles, *, state: State,
+    beside: Tensor | None = None, copy: Tensor | None = None, squares: Tensor | None = None,
+    rotary: Rotary | None = None, half: int = 1, alpha: float = 1.0, scale: float = 1.0, eps: float = 0.0,
+    out_scale: Tensor | None = None,
 ) -> None:  # fmt: skip
     n, depth = a.shape
+    w = matrix.rows
     columns = min(cut.columns, len(w))
     wide = columns if kind == "rotate" else columns // 2  # of what is stored at a time
     cos, sin = rotary or (None, None)
     tiles = triton.cdiv(n, cut.rows) * (len(w) // columns)
-    x = None if beside is None else _blocks(beside, cut.rows, wide)
+    x, x_fp8 = (None if rows is None else _blocks(rows, cut.rows, wide) for rows in (beside, copy))
     width = state.rows.shape[1]
     _product_epilogue[(min(tiles, _programs(a)),)](
         _blocks(a, cut.rows, cut.depth), _blocks(w, columns, cut.depth), _blocks(out, cut.rows, wide), x,
-        state.squares, squares, cos, sin, n, tiles, 1 if cos is None else len(cos), alpha, scale, eps,
+        x_fp8, state.squares, squares, cos, sin, matrix.inverse, out_scale, n, tiles,
+        1 if cos is None else len(cos), alpha, scale, eps,
         N=len(w), K=depth, BM=cut.rows, BN=columns, BK=cut.depth, HALF=half,
         PARTS=0 if state.squares is None else state.squares.shape[1], WIDTH=width, KIND=kind,
+        LIMIT=limit((out if copy is None else copy).dtype), FP8=matrix.in_fp8,
         num_stages=cut.stages, num_warps=cut.warps,
     )  # fmt: skip
 
@@ -163,32 +199,41 @@ def fits_tiles(width: int, hidden: int, head_size: int) -> bool:
 
 
 def rotate(
-    state: State, w: Tensor, rotary: Rotary, head_size: int, eps: float, cut: ProductTiles = ROTATE
+    state: State, w: Matrix, rotary: Rotary, head_size: int, eps: float, cut: ProductTiles | None = None
 ) -> Tensor:
     """q, k, v (n, 3·width) of N(state) by `paired` matrices: q and k rotated, q by log₂e/√D larger."""
-    out = torch.empty(len(state.rows), len(w), dtype=w.dtype, device=w.device)
+    out = torch.empty(len(state.rows), len(w.rows), dtype=state.rows.dtype, device=state.rows.device)
     scale = LOG2_E * head_size**-0.5
     given = {"state": state, "rotary": rotary, "half": head_size // 2, "scale": scale, "eps": eps}
-    _launch_epilogue("rotate", state.rows, w, out, cut, **given)
+    _launch_epilogue("rotate", state.operand, w, out, cut or (ROTATE_FP8 if w.in_fp8 else ROTATE), **given)
     return out
 
 
-def gate(state: State, w: Tensor, eps: float, cut: ProductTiles = GATE) -> Tensor:
-    """silu(gate)·up (n, hidden) of N(state) by an `interleaved` matrix."""
-    out = torch.empty(len(state.rows), len(w) // 2, dtype=w.dtype, device=w.device)
-    _launch_epilogue("gate", state.rows, w, out, cut, state=state, eps=eps)
+def gate(
+    state: State, w: Matrix, eps: float, cut: ProductTiles | None = None, *, scale: Tensor | None = None
+) -> Tensor:
+    """silu(gate)·up (n, hidden) of N(state) by an `interleaved` matrix; in FP8 if it is scaled."""
+    dtype = state.rows.dtype if scale is None else E4M3
+    out = torch.empty(len(state.rows), len(w.rows) // 2, dtype=dtype, device=state.rows.device)
+    cut = cut or (GATE_FP8 if w.in_fp8 else GATE)
+    _launch_epilogue("gate", state.operand, w, out, cut, state=state, eps=eps, out_scale=scale)
     return out
 
 
-def join(state: State, y: Tensor, w: Tensor, alpha: float, eps: float, cut: ProductTiles = JOIN) -> State:
+def join(
+    state: State, y: Tensor, w: Matrix, alpha: float, eps: float, cut: ProductTiles | None = None
+) -> State:
     """α·N(state) + y @ w.T, before its norm."""
+    cut = cut or (JOIN_FP8 if w.in_fp8 else JOIN)
     out = torch.empty_like(state.rows)
-    parts = len(w) // min(cut.columns, len(w))
+    copy = torch.empty_like(out, dtype=E4M3) if w.in_fp8 else None
+    parts = len(w.rows) // min(cut.columns, len(w.rows))
     squares = torch.empty(len(y), parts, dtype=torch.float32, device=y.device)
     _launch_epilogue(
-        "join", y, w, out, cut, state=state, beside=state.rows, squares=squares, alpha=alpha, eps=eps
-    )
-    return State(out, squares)
+        "join", y, w, out, cut, state=state, beside=state.rows, copy=copy, squares=squares, alpha=alpha,
+        eps=eps,
+    )  # fmt: skip
+    return State(out, squares, copy)
 
 
 def added(state: State, *others: Tensor, eps: float = 0.0) -> Tensor:

@@ -1,21 +1,42 @@
 """Blocks of which nobody asks a gradient, as four products and an attention each.
 
 For blocks x ← N(α·x + f(x)) whose norms have no gain, as the reasoners' are: everything between the products
-is done at their ends (`epilogues.py`), and nothing is written that only a backward pass would read.
+is done at their ends (`epilogues.py`), and nothing is written that only a backward pass would read. The
+products are bf16 or FP8; the stream and attention are bf16.
 """
 
 from collections.abc import Sequence
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.nn.fp8 import block_scales, in_e4m3, spaced
 from deeploop.nn.kernels.attention import attend
-from deeploop.nn.kernels.epilogues import State, added, fits_tiles, gate, interleaved, join, paired, rotate
-from deeploop.nn.kernels.stack import Packed, Sublayers, packs_of
+from deeploop.nn.kernels.epilogues import (
+    Matrix,
+    State,
+    added,
+    fits_tiles,
+    gate,
+    interleaved,
+    join,
+    paired,
+    rotate,
+)
+from deeploop.nn.kernels.stack import Sublayers, packs_of
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
+
+
+class Matrices(NamedTuple):
+    """A block's matrices."""
+
+    qkv: Matrix
+    o: Matrix
+    gate_up: Matrix
+    down: Matrix
 
 
 def fits(block: Sublayers) -> bool:
@@ -35,46 +56,77 @@ def fits(block: Sublayers) -> bool:
 
 @torch.no_grad()
 def run(
-    blocks: Sequence[Sublayers], x: Tensor, rotary: Rotary, narrow: torch.dtype, positions: int | None = None
+    blocks: Sequence[Sublayers],
+    x: Tensor,
+    rotary: Rotary,
+    narrow: torch.dtype,
+    positions: int | None = None,
+    *,
+    fp8: bool = False,
 ) -> Tensor:
     """All blocks on x (B, T, width), once, in `narrow`; of the last one the first `positions` alone."""
     B, width = len(x), x.shape[-1]
-    state = State(x.to(narrow).reshape(-1, width).contiguous(), None)
-    for block, packed in zip(blocks, packs_of(blocks, narrow), strict=True):
-        state = _block(block, packed, state, rotary, B, positions if block is blocks[-1] else None)
+    rows = x.to(narrow).reshape(-1, width).contiguous()
+    state = State(rows, None, in_e4m3(rows) if fp8 else None)
+    matrices = _matrices_fp8(blocks) if fp8 else _matrices(blocks, narrow)
+    for block, own in zip(blocks, matrices, strict=True):
+        state = _block(block, own, state, rotary, B, positions if block is blocks[-1] else None)
     last_norm: Any = blocks[-1][1].outer
     return added(state, eps=last_norm.eps).view(B, -1, width)
 
 
 def _block(
-    block: Sublayers, packed: Packed, state: State, rotary: Rotary, B: int, positions: int | None
+    block: Sublayers, matrices: Matrices, state: State, rotary: Rotary, B: int, positions: int | None
 ) -> State:
     first, second = block
     outer: Any = first.outer
     attention: Any = first.branch
-    packed = _reordered(packed, attention.head_size)
     T, width = len(state.rows) // B, state.rows.shape[1]
     heads, eps = width // attention.head_size, outer.eps
-    qkv = rotate(state, packed.qkv, rotary, attention.head_size, eps)
+    qkv = rotate(state, matrices.qkv, rotary, attention.head_size, eps)
+    scale = matrices.o.scale
     if positions is None:
-        y = attend(qkv, T, heads)
+        y = attend(qkv, T, heads, scale=scale)
     else:
         q, k, v = qkv.view(B, T, 3, heads, -1).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q[:, :, :positions], k, v, scale=log(2))  # q is log₂e times larger
         y = y.transpose(1, 2).reshape(-1, width)
+        y = y if scale is None else in_e4m3(y * scale)
         squares = None if state.squares is None else _first(state.squares, B, positions)
         state = State(_first(state.rows, B, positions), squares)
-    state = join(state, y, packed.o, first.alpha, eps)
-    hidden = gate(state, packed.gate_up, eps)
-    return join(state, hidden, packed.down, second.alpha, eps)
+    state = join(state, y, matrices.o, first.alpha, eps)
+    hidden = gate(state, matrices.gate_up, eps, scale=matrices.down.scale)
+    return join(state, hidden, matrices.down, second.alpha, eps)
 
 
 def _first(rows: Tensor, B: int, positions: int) -> Tensor:
     return rows.view(B, -1, rows.shape[-1])[:, :positions].flatten(0, 1).contiguous()
 
 
-def _reordered(packed: Packed, head_size: int) -> Packed:
-    """A block's matrices in the order in which these products take their rows."""
-    queries_keys, values = packed.qkv.tensor_split([2 * packed.qkv.shape[1]])
-    qkv = torch.cat((paired(queries_keys, head_size), values))
-    return packed._replace(qkv=qkv, gate_up=interleaved(*packed.gate_up.chunk(2)))
+def _matrices(blocks: Sequence[Sublayers], dtype: torch.dtype) -> list[Matrices]:
+    """Every block's matrices, with their rows in the order in which these products take them."""
+    found = []
+    for (first, _), packed in zip(blocks, packs_of(blocks, dtype), strict=True):
+        attention: Any = first.branch
+        queries_keys, values = packed.qkv.tensor_split([2 * packed.qkv.shape[1]])
+        qkv = torch.cat((paired(queries_keys, attention.head_size), values))
+        both = interleaved(*packed.gate_up.chunk(2))
+        found.append(Matrices(*map(Matrix, (qkv, packed.o, both, packed.down))))
+    return found
+
+
+def _matrices_fp8(blocks: Sequence[Sublayers]) -> list[Matrices]:
+    """The same in FP8. The products of a state read it as it is, the others what was scaled for them."""
+    scales = block_scales(blocks)
+    inverse = (scales.weight * scales.input).reciprocal()
+    inverse[:, ::2] = scales.weight[:, ::2].reciprocal()
+    weight, given, inverse = map(spaced, (scales.weight, scales.input, inverse))
+    return [
+        Matrices(
+            *(
+                Matrix(in_e4m3(m.rows * weight[k, j, 0]), given[k, j, 0] if j % 2 else None, inverse[k, j, 0])
+                for j, m in enumerate(matrices)
+            )
+        )
+        for k, matrices in enumerate(_matrices(blocks, torch.float32))
+    ]

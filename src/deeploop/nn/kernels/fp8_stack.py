@@ -34,7 +34,7 @@ from deeploop.nn.kernels.products import product_groups
 from deeploop.nn.kernels.rotary import rotary_backward, rotary_forward
 from deeploop.nn.kernels.stack import Inject, Sublayers, norm_eps
 from deeploop.nn.kernels.swiglu import swiglu, swiglu_backward_fp8
-from deeploop.nn.layers import RMSNorm, Rotary
+from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
 from deeploop.nn.recompute import maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 
@@ -97,9 +97,13 @@ class Prepared(NamedTuple):
 
     @property
     def heads(self) -> tuple[int, float]:
-        """How many heads, and the eps of their norm."""
+        """How many heads, and the eps of their norm where they have one."""
         a = self.attention
-        return len(a.q.weight) // a.head_size, a.q_norm.eps
+        return len(a.q.weight) // a.head_size, a.q_norm.eps if self.causal else 0.0
+
+    @property
+    def causal(self) -> bool:
+        return isinstance(self.attention, CausalSelfAttention)
 
     def leaving(self) -> Leaving:
         m: Any = self.second.branch
@@ -108,9 +112,10 @@ class Prepared(NamedTuple):
         return Leaving(*matrices, *(norm.weight if isinstance(norm, RMSNorm) else None for norm in norms))
 
     def entering(self) -> Entering:
-        a = self.attention
-        inner: Any = self.first.inner
-        return Entering(*(layer.weight for layer in (inner, a.q, a.k, a.v, a.q_norm, a.k_norm)))
+        a, inner = self.attention, self.first.inner
+        gain = inner.weight if isinstance(inner, RMSNorm) else None
+        heads = (a.q_norm.weight, a.k_norm.weight) if self.causal else (None, None)
+        return Entering(gain, a.q.weight, a.k.weight, a.v.weight, *heads)
 
 
 def run(
@@ -123,8 +128,9 @@ def run(
     recompute: bool = False,
     ends: bool = True,
     inject: Inject | None = None,
+    positions: int | None = None,
 ) -> Tensor:
-    """As `stack.run`, of causal blocks; what is no operand of a product in FP8 is bf16 in the branches."""
+    """As `stack.run`; what is no operand of a product in FP8 is bf16 in the branches."""
     if reason := against_tokens(x.numel() // x.shape[-1]):
         raise ValueError(f"device.precision=fp8: {reason}")
     with torch.autocast(x.device.type, enabled=False):
@@ -136,7 +142,7 @@ def run(
             x = maybe_checkpoint(
                 *(_round, prepared, x, rotary, documents, inject), recompute=recompute and not (last and ends)
             )
-        return gradients.measure(x)
+        return gradients.measure(x[:, :positions])
 
 
 def _round(
@@ -152,7 +158,7 @@ def _round(
     x, q, k, v = _between(None, blocks[0], x, None, cos, sin)
     for block, following in zip(blocks, (*blocks[1:], None), strict=True):
         if documents is None:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=block.causal)
         else:
             y = attend_inside(q, k, v, documents)
         y = y.transpose(1, 2).reshape(-1, x.shape[-1])

@@ -27,6 +27,7 @@ PROGRAMS = 2112  # rows of partial sums of the gains' gradients: 16 for each of 
 def _norm_forward(
     X, F, G, G2, Y, H, R, R2, SCALE, alpha, epsilon, eps, LIMIT: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, ADD: tl.constexpr, OUTER: tl.constexpr, GAIN: tl.constexpr, NEXT: tl.constexpr,
+    COPY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -45,8 +46,9 @@ def _norm_forward(
     if NEXT:
         r2 = tl.rsqrt(tl.sum(y * y, 0) / D + eps)
         tl.store(R2 + row, r2)
-        h = y * r2 * tl.load(G2 + i, mask=live, other=0.0).to(tl.float32)
-        tl.store(H + row * D + i, scaled(h, SCALE, LIMIT).to(H.dtype.element_ty), mask=live)
+        y = y * r2 * tl.load(G2 + i, mask=live, other=0.0).to(tl.float32)
+    if NEXT or COPY:
+        tl.store(H + row * D + i, scaled(y, SCALE, LIMIT).to(H.dtype.element_ty), mask=live)
 
 
 @triton.jit
@@ -120,16 +122,20 @@ def norms_forward(
     x: Tensor, f: Tensor | None, gain: Tensor | None, after: Tensor | None, outer: bool,
     scales: tuple[float, float, float], narrow: torch.dtype, scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, SavedNorms]:  # fmt: skip
-    """y and h of (x, f, gain, next gain), and what the backward pass reads; h times `scale` if it is FP8."""
+    """y and h of (x, f, gain, next gain), and what the backward pass reads; h times `scale` if it is FP8.
+
+    Without a next gain h is y itself: it is written only where `scale` asks for it in FP8.
+    """
     width = x.shape[-1]
     n = x.numel() // width
     x = x.contiguous()
     y = torch.empty_like(x) if f is not None else x
-    h = torch.empty_like(x, dtype=narrow) if after is not None else None
+    copy = after is None and scale is not None
+    h = torch.empty_like(x, dtype=narrow) if after is not None or copy else None
     r, r2 = (torch.empty(n, dtype=torch.float32, device=x.device) for _ in range(2))
     f = f if f is None else f.contiguous()
     _norm_forward[(n,)](
-        x, f, gain, after, y, h, r, r2, scale, *scales, LIMIT=limit(narrow),
+        x, f, gain, after, y, h, r, r2, scale, *scales, LIMIT=limit(narrow), COPY=copy,
         **_flags(f, gain, after, outer), **_launch(width),
     )  # fmt: skip
     return y, h, SavedNorms(x, f, gain, after, r, r2)
