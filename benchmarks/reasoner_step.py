@@ -1,13 +1,14 @@
 """Where the time of a reasoner's training step goes on one GPU, and what its parts could take.
 
-    python benchmarks/reasoner_step.py                    hrm-arc1 and trm-arc1 at batch 768, a minute
-    python benchmarks/reasoner_step.py --only steps       their steps alone
+    python benchmarks/reasoner_step.py                    hrm-arc1 and trm-arc1 at batch 768, two minutes
+    python benchmarks/reasoner_step.py --only steps       their steps alone, in bf16 and in FP8
 
 1. A training step of each recipe: milliseconds, peak memory, kernels by kind.
 2. Attention that sees every position, by backend and by length: what a length of 901 costs beside 896.
 3. The products of a block, and the passes over memory between them, each beside its bound.
-4. The kernels of calls without a gradient: products that do the pass after them, and attention without
-   padding, beside cuBLAS or cuDNN with the passes that they replace, and how far they are from float32.
+4. The kernels of calls without a gradient: products that do the pass after them, in bf16 and in FP8, and
+   attention without padding, beside cuBLAS or cuDNN with the passes that they replace, and how far they are
+   from float32.
 
 Boards are drawn at random in ARC's format: the work does not depend on what is on them.
 """
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ from profile_step import take_apart
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deeploop.data.puzzles import write_puzzles
+from deeploop.nn.fp8 import in_e4m3
 from deeploop.nn.kernels import attention, epilogues, norms, rotary, swiglu
 from deeploop.nn.layers import rotary_table
 from deeploop.recipes import get_recipe
@@ -66,9 +69,9 @@ def steps(recipe: str, config: AnyTrainConfig, options: argparse.Namespace) -> N
         micro_batch, recompute = run.task.fit
         estimate = run.task.step_bytes / 2**30
         print(
-            f"\n{recipe}: {timing.seconds * 1e3:.1f} ms a step of {config.optim.batch}, in micro-batches of "
-            f"{micro_batch}, recompute {recompute}; peak {peak:.1f} GiB (estimate {estimate:.1f}), "
-            f"first step {timing.first:.1f} s"
+            f"\n{recipe}, {run.execution.precision}: {timing.seconds * 1e3:.1f} ms per step of "
+            f"{config.optim.batch}, in micro-batches of {micro_batch}, recompute {recompute}; "
+            f"peak {peak:.1f} GiB (estimate {estimate:.1f}), first step {timing.first:.1f} s"
         )
         take_apart(recipe, queue.advance, options.longest, steps=1, warm_up=0)
         run.close()
@@ -154,12 +157,23 @@ def pass_rows(batch: int, length: int) -> Rows:
 
 
 class Case(NamedTuple):
-    """One thing to compute, two ways."""
+    """One thing to compute, three ways."""
 
-    ours: Callable[[], Any]
+    ours: Callable[..., Any]  # may take the product's tiles
+    fp8: Callable[..., Any]  # the same with a product in FP8
     apart: Callable[[], Any]  # the product by cuBLAS or cuDNN, and the pass after it
     exact: Callable[[int], torch.Tensor]  # some rows of it in float32
     flops: int
+
+
+SCALE = 8.0  # of the FP8 operands that have one
+
+
+def _matrix(w: torch.Tensor, given: float = 1.0) -> epilogues.Matrix:
+    """In FP8, for an operand that was multiplied by `given`."""
+    of_weights = 4.0 / w.float().square().mean().sqrt().item()
+    inverse = torch.tensor(1 / (of_weights * given), device="cuda")
+    return epilogues.Matrix(in_e4m3(of_weights * w), inverse=inverse)
 
 
 def without_gradient(batch: int, length: int) -> dict[str, Case]:
@@ -167,6 +181,7 @@ def without_gradient(batch: int, length: int) -> dict[str, Case]:
     n, eps = batch * length, 1e-5
     rows = _normal(n, WIDTH)
     state = epilogues.State(rows, rows.float().square().view(n, 2, -1).sum(-1))
+    state_fp8, scale = state._replace(fp8=in_e4m3(rows)), torch.tensor(SCALE, device="cuda")
     x3 = rows.view(batch, length, WIDTH)
     angles = tuple(table.cuda() for table in rotary_table(length, HEAD))
     q, k, v, o = (_normal(WIDTH, WIDTH) * WIDTH**-0.5 for _ in range(4))
@@ -198,31 +213,36 @@ def without_gradient(batch: int, length: int) -> dict[str, Case]:
 
     return {
         "gate": Case(
-            partial(epilogues.gate, state, both, eps),
+            partial(epilogues.gate, state, epilogues.Matrix(both), eps),
+            partial(epilogues.gate, state_fp8, _matrix(both), eps, scale=scale),
             lambda: swiglu.swiglu(rows @ sides.T),
             lambda count: F.silu(unit(count) @ gate.float().T) * (unit(count) @ up.float().T),
             2 * n * WIDTH * 2 * HIDDEN,
         ),
         "rotate": Case(
-            partial(epilogues.rotate, state, paired_qkv, angles, HEAD, eps),
+            partial(epilogues.rotate, state, epilogues.Matrix(paired_qkv), angles, HEAD, eps),
+            partial(epilogues.rotate, state_fp8, _matrix(paired_qkv), angles, HEAD, eps),
             lambda: rotary.rotary_qkv((rows @ qkv.T).view(batch, length, -1), *angles, HEADS, None, 0.0),
             by_hand,
             2 * n * WIDTH * 3 * WIDTH,
         ),
         "join after attention": Case(
-            partial(epilogues.join, state, mixed, o, 1.0, eps),
+            partial(epilogues.join, state, mixed, epilogues.Matrix(o), 1.0, eps),
+            partial(epilogues.join, state_fp8, in_e4m3(SCALE * mixed), _matrix(o, SCALE), 1.0, eps),
             lambda: norms.residual(x3, (mixed @ o.T).view_as(x3), eps=eps),
             lambda count: unit(count) + mixed[:count].float() @ o.float().T,
             2 * n * WIDTH * WIDTH,
         ),
         "join after SwiGLU": Case(
-            partial(epilogues.join, state, hidden, down, 1.0, eps),
+            partial(epilogues.join, state, hidden, epilogues.Matrix(down), 1.0, eps),
+            partial(epilogues.join, state_fp8, in_e4m3(SCALE * hidden), _matrix(down, SCALE), 1.0, eps),
             lambda: norms.residual(x3, (hidden @ down.T).view_as(x3), eps=eps),
             lambda count: unit(count) + hidden[:count].float() @ down.float().T,
             2 * n * WIDTH * HIDDEN,
         ),
         "attention": Case(
             partial(attention.attend, packed, length, HEADS),
+            partial(attention.attend, packed, length, HEADS, scale=scale),
             attend_by_cudnn,
             attended,
             4 * batch * length**2 * WIDTH,
@@ -233,12 +253,21 @@ def without_gradient(batch: int, length: int) -> dict[str, Case]:
 def without_gradient_rows(batch: int, length: int) -> Rows:
     few = 2 * length  # rows that are checked
     for name, case in without_gradient(batch, length).items():
-        apart, ours = milliseconds(case.apart), milliseconds(case.ours)
-        found, exact = case.ours(), case.exact(few)
-        found = found.rows if isinstance(found, epilogues.State) else found
-        error = (found[:few, -exact.shape[1] :].float() - exact).norm() / exact.norm()
-        rate = f"{case.flops / ours / 1e9:.0f}"
-        yield name, f"{apart:.3f}", f"{ours:.3f}", rate, f"{apart / ours:.2f}", f"{error:.1e}"
+        apart, exact = milliseconds(case.apart), case.exact(few)
+        yield name, "cuBLAS or cuDNN, bf16", f"{apart:.3f}", f"{case.flops / apart / 1e9:.0f}", "", ""
+        for precision, work in {"bf16": case.ours, "FP8": case.fp8}.items():
+            ms, found = milliseconds(work), work()
+            found = found.rows if isinstance(found, epilogues.State) else found
+            found = found[:few, -exact.shape[1] :].float() / (SCALE if found.element_size() == 1 else 1)
+            error = (found - exact).norm() / exact.norm()
+            yield (
+                "",
+                f"ours, {precision}",
+                f"{ms:.3f}",
+                f"{case.flops / ms / 1e9:.0f}",
+                f"{apart / ms:.2f}",
+                f"{error:.1e}",
+            )
 
 
 def _normal(*shape: int) -> torch.Tensor:
@@ -250,6 +279,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=768)
     parser.add_argument("--steps", type=int, default=2, help="of each recipe, after the first three")
     parser.add_argument("--longest", type=int, default=8, help="kernels to list")
+    parser.add_argument("--precision", nargs="+", choices=("bf16", "fp8"), default=("bf16", "fp8"))
     parts = ("steps", "attention", "products", "passes", "without-gradient")
     parser.add_argument("--only", nargs="*", choices=parts, default=parts)
     options = parser.parse_args()
@@ -261,13 +291,14 @@ def main() -> None:
     if "steps" in options.only:
         with tempfile.TemporaryDirectory() as folder:
             data = draw_boards(Path(folder) / "boards")
-            for recipe in LENGTHS:
+            for recipe, precision in product(LENGTHS, options.precision):
                 base = get_recipe(recipe)
                 config = replace(
                     base,
-                    out=Path(folder) / recipe,
+                    out=Path(folder) / f"{recipe}-{precision}",
                     data=replace(base.data, path=data),
                     optim=replace(base.optim, batch=batch),
+                    device=replace(base.device, precision=precision),
                 )
                 steps(recipe, config, options)
     if "attention" in options.only:
@@ -283,7 +314,7 @@ def main() -> None:
         print(text_table(("", "ms", "of its bytes"), list(pass_rows(batch, 901))), flush=True)
     if "without-gradient" in options.only:
         print(f"\nproducts with the pass after them, and attention, without a gradient; {batch} × 901 rows")
-        head = ("", "apart, ms", "ours, ms", "TFLOP/s", "times as fast", "error")
+        head = ("", "", "ms", "TFLOP/s", "times as fast", "error")
         print(text_table(head, list(without_gradient_rows(batch, 901))), flush=True)
 
 

@@ -32,13 +32,16 @@ HEAD_SIZES = (32, 64)  # those that a test runs on a GPU
 
 
 class ProductTiles(NamedTuple):
-    """How a product is cut: rows, columns and depth of a tile, tiles in flight, warps."""
+    """How a product is cut: rows, columns and depth of a tile, tiles in flight, warps; programs that share a
+    multiprocessor, of which one multiplies while another is at its end.
+    """
 
     rows: int = 128
     columns: int = 256
     depth: int = 64
     stages: int = 4
     warps: int = 8
+    programs: int = 1
 
 
 # The fastest of those tried on an H200. Stages are what fits 227 KiB of shared memory: a rotated tile is
@@ -170,7 +173,7 @@ def _launch_epilogue(
     tiles = triton.cdiv(n, cut.rows) * (len(w) // columns)
     x, x_fp8 = (None if rows is None else _blocks(rows, cut.rows, wide) for rows in (beside, copy))
     width = state.rows.shape[1]
-    _product_epilogue[(min(tiles, _programs(a)),)](
+    _product_epilogue[(min(tiles, cut.programs * _multiprocessors(a)),)](
         _blocks(a, cut.rows, cut.depth), _blocks(w, columns, cut.depth), _blocks(out, cut.rows, wide), x,
         x_fp8, state.squares, squares, cos, sin, matrix.inverse, out_scale, n, tiles,
         1 if cos is None else len(cos), alpha, scale, eps,
@@ -185,8 +188,7 @@ def _blocks(matrix: Tensor, rows: int, columns: int) -> Any:
     return TensorDescriptor.from_tensor(matrix, [rows, columns])
 
 
-def _programs(tensor: Tensor) -> int:
-    """One for each multiprocessor."""
+def _multiprocessors(tensor: Tensor) -> int:
     if not tensor.is_cuda:
         return 3  # the interpreter's
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
