@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from deeploop.nn.fp8 import E4M3
+from deeploop.nn.kernels.attention import HEAD_SIZES, LOG2_E
 from deeploop.nn.kernels.casts import limit, scaled, within
 from deeploop.nn.layers import Rotary
 
@@ -26,9 +27,6 @@ try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError as error:
     raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
-
-LOG2_E = 1.4426950408889634
-HEAD_SIZES = (32, 64)  # those that a test runs on a GPU
 
 
 class ProductTiles(NamedTuple):
@@ -47,8 +45,13 @@ class ProductTiles(NamedTuple):
 # The fastest of those tried on an H200. Stages are what fits 227 KiB of shared memory: a rotated tile is
 # stored whole, and a joined one is read as well.
 GATE, ROTATE, JOIN = ProductTiles(), ProductTiles(stages=3), ProductTiles(stages=3)
-GATE_FP8 = ROTATE_FP8 = ProductTiles(depth=128, stages=3)
-JOIN_FP8 = ProductTiles(depth=128, stages=2)
+# In FP8 products take half the time and their ends as long as before, so that two programs share a
+# multiprocessor where that fits; not where the sum is long (down).
+GATE_FP8 = ProductTiles(columns=128, depth=128, stages=3, warps=4, programs=2)
+ROTATE_FP8 = ProductTiles(stages=6)
+JOIN_FP8 = ProductTiles(columns=128, warps=4, programs=2)
+LONG_JOIN_FP8 = ProductTiles(depth=128, stages=3)
+LONG = 1024  # of a sum
 
 
 class State(NamedTuple):
@@ -143,7 +146,7 @@ def _product_epilogue(
 @triton.jit
 def _add(
     A, B, C, S, O, n, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
-    COUNT: tl.constexpr,
+    COUNT: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, BLOCK)[None, :]
@@ -156,6 +159,8 @@ def _add(
         y += tl.load(B + at, mask=live, other=0.0).to(tl.float32)
     if COUNT > 2:
         y += tl.load(C + at, mask=live, other=0.0).to(tl.float32)
+    if LIMIT > 0:
+        y = within(y, LIMIT)
     tl.store(O + at, y.to(O.dtype.element_ty), mask=live)
 
 
@@ -226,7 +231,9 @@ def join(
     state: State, y: Tensor, w: Matrix, alpha: float, eps: float, cut: ProductTiles | None = None
 ) -> State:
     """α·N(state) + y @ w.T, before its norm."""
-    cut = cut or (JOIN_FP8 if w.in_fp8 else JOIN)
+    if cut is None:
+        fp8 = LONG_JOIN_FP8 if y.shape[1] >= LONG else JOIN_FP8
+        cut = fp8 if w.in_fp8 else JOIN
     out = torch.empty_like(state.rows)
     copy = torch.empty_like(out, dtype=E4M3) if w.in_fp8 else None
     parts = len(w.rows) // min(cut.columns, len(w.rows))
@@ -238,16 +245,17 @@ def join(
     return State(out, squares, copy)
 
 
-def added(state: State, *others: Tensor, eps: float = 0.0) -> Tensor:
+def added(state: State, *others: Tensor, eps: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
     """N(state) + the others, of which there are two at most."""
     n, width = state.rows.shape
-    out = torch.empty_like(state.rows)
+    out = torch.empty_like(state.rows, dtype=dtype)
     given = [other.contiguous() for other in others] + [None] * (2 - len(others))
     block = triton.next_power_of_2(width)
     rows = max(1, 2048 // block)
     _add[(triton.cdiv(n, rows),)](
         state.rows, *given, state.squares, out, n, eps, WIDTH=width, BLOCK=block, ROWS=rows,
         PARTS=0 if state.squares is None else state.squares.shape[1], COUNT=1 + len(others),
+        LIMIT=limit(out.dtype),
     )  # fmt: skip
     return out
 

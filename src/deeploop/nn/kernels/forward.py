@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop.nn.fp8 import block_scales, in_e4m3, spaced
+from deeploop.nn.fp8 import E4M3, block_scales, in_e4m3, spaced
 from deeploop.nn.kernels.attention import attend
 from deeploop.nn.kernels.epilogues import (
     Matrix,
@@ -67,7 +67,9 @@ def run(
     """All blocks on x (B, T, width), once, in `narrow`; of the last one the first `positions` alone."""
     B, width = len(x), x.shape[-1]
     rows = x.to(narrow).reshape(-1, width).contiguous()
-    state = State(rows, None, in_e4m3(rows) if fp8 else None)
+    state = State(rows, None)
+    if fp8:
+        state = state._replace(fp8=added(state, dtype=E4M3))
     matrices = _matrices_fp8(blocks) if fp8 else _matrices(blocks, narrow)
     for block, own in zip(blocks, matrices, strict=True):
         state = _block(block, own, state, rotary, B, positions if block is blocks[-1] else None)

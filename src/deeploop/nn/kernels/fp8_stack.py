@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -28,11 +27,10 @@ from deeploop.nn.fp8 import (
     spaced,
 )
 from deeploop.nn.kernels.casts import cast_into, transposed
-from deeploop.nn.kernels.document_attention import attend_inside
 from deeploop.nn.kernels.norms import SavedNorms, norms_backward, norms_forward
 from deeploop.nn.kernels.products import product_groups
 from deeploop.nn.kernels.rotary import rotary_backward, rotary_forward
-from deeploop.nn.kernels.stack import Inject, Sublayers, norm_eps
+from deeploop.nn.kernels.stack import Inject, Sublayers, attend_heads, norm_eps
 from deeploop.nn.kernels.swiglu import swiglu, swiglu_backward_fp8
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
 from deeploop.nn.recompute import maybe_checkpoint
@@ -157,10 +155,7 @@ def _round(
     cos, sin = (table.flatten(0, -2) for table in rotary)
     x, q, k, v = _between(None, blocks[0], x, None, cos, sin)
     for block, following in zip(blocks, (*blocks[1:], None), strict=True):
-        if documents is None:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=block.causal)
-        else:
-            y = attend_inside(q, k, v, documents)
+        y = attend_heads(q, k, v, block.causal, documents)
         y = y.transpose(1, 2).reshape(-1, x.shape[-1])
         x, q, k, v = _between(block, following, x, y, cos, sin)
     return x

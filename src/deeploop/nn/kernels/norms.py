@@ -165,9 +165,12 @@ def norms_backward(
         LIMIT=limit(df.dtype) if df is not None else 0.0, ROWS=triton.cdiv(n, programs),
         AGAIN=after is None and dh is not None, **_flags(f, gain, after, outer), **_launch(width),
     )  # fmt: skip
-    sums = partial.sum(1)
-    dgain = sums[0].to(gain.dtype) if gain is not None else None
-    dafter = sums[1].to(after.dtype) if after is not None else None
+    gains = (gain, after)
+    if gain is None and after is None:
+        return dx, df, None, None
+    dgain, dafter = (
+        None if g is None else own.to(g.dtype) for g, own in zip(gains, partial.sum(1), strict=True)
+    )
     return dx, df, dgain, dafter
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deeploop.nn.documents import Documents
+from deeploop.nn.kernels.attention import attend_all
 from deeploop.nn.kernels.document_attention import attend_inside
 from deeploop.nn.kernels.norms import prenorm, residual
 from deeploop.nn.kernels.products import pack, packed_linear, product_groups
@@ -155,11 +156,17 @@ def _attend(
     gains = (attention.q_norm.weight, attention.k_norm.weight) if causal else None
     eps = attention.q_norm.eps if causal else 0.0
     q, k, v = rotary_qkv(qkv, *rotary, width // attention.head_size, gains, eps)
-    if documents is None:
-        y = F.scaled_dot_product_attention(q[:, :, :positions], k, v, is_causal=causal)
-    else:
-        y = attend_inside(q, k, v, documents)
+    y = attend_heads(q[:, :, :positions], k, v, causal, documents)
     return packed_linear(y.transpose(1, 2).reshape(-1, width), packed.o, attention.o.weight)
+
+
+def attend_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: Documents | None) -> Tensor:
+    """Attention to what stands before, within documents where there are some, or to all."""
+    if not causal:
+        return attend_all(q, k, v)
+    if documents is not None:
+        return attend_inside(q, k, v, documents)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def _feed(swiglu: Any, packed: Packed, h: Tensor) -> Tensor:
