@@ -200,7 +200,7 @@ def without_gradient(batch: int, length: int) -> dict[str, Case]:
 
     def heads(count: int) -> list[torch.Tensor]:
         parts = packed[:count].float().view(-1, length, 3, HEADS, HEAD).permute(2, 0, 3, 1, 4)
-        return [parts[0] * (1 / attention.LOG2_E), parts[1], parts[2]]  # queries come scaled by log₂e
+        return [parts[0] * (1 / epilogues.LOG2_E), parts[1], parts[2]]  # queries come scaled by log₂e
 
     def attended(count: int) -> torch.Tensor:
         y = F.scaled_dot_product_attention(*heads(count), scale=1.0)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from deeploop.nn.fp8 import E4M3
-from deeploop.nn.kernels.attention import HEAD_SIZES, LOG2_E
 from deeploop.nn.kernels.casts import limit, scaled, within
 from deeploop.nn.layers import Rotary
 
@@ -27,6 +26,10 @@ try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError as error:
     raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
+
+
+LOG2_E = 1.4426950408889634
+HEAD_SIZES = (32, 64)  # those that a test runs on a GPU
 
 
 class ProductTiles(NamedTuple):
@@ -45,13 +48,12 @@ class ProductTiles(NamedTuple):
 # The fastest of those tried on an H200. Stages are what fits 227 KiB of shared memory: a rotated tile is
 # stored whole, and a joined one is read as well.
 GATE, ROTATE, JOIN = ProductTiles(), ProductTiles(stages=3), ProductTiles(stages=3)
-# In FP8 products take half the time and their ends as long as before, so that two programs share a
-# multiprocessor where that fits; not where the sum is long (down).
+# In FP8 a product takes half the time and its end as long as before: two programs share a multiprocessor,
+# except where the end needs the room (rotate) or the sum is long (down).
 GATE_FP8 = ProductTiles(columns=128, depth=128, stages=3, warps=4, programs=2)
-ROTATE_FP8 = ProductTiles(stages=6)
 JOIN_FP8 = ProductTiles(columns=128, warps=4, programs=2)
-LONG_JOIN_FP8 = ProductTiles(depth=128, stages=3)
-LONG = 1024  # of a sum
+ROTATE_FP8 = LONG_JOIN_FP8 = ProductTiles(stages=6)
+LONG = 1024  # numbers of a sum
 
 
 class State(NamedTuple):

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deeploop.nn.documents import Documents
-from deeploop.nn.kernels.attention import attend_all
 from deeploop.nn.kernels.document_attention import attend_inside
 from deeploop.nn.kernels.norms import prenorm, residual
 from deeploop.nn.kernels.products import pack, packed_linear, product_groups
@@ -162,11 +161,9 @@ def _attend(
 
 def attend_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: Documents | None) -> Tensor:
     """Attention to what stands before, within documents where there are some, or to all."""
-    if not causal:
-        return attend_all(q, k, v)
     if documents is not None:
         return attend_inside(q, k, v, documents)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def _feed(swiglu: Any, packed: Packed, h: Tensor) -> Tensor:
