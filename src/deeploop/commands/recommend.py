@@ -61,6 +61,7 @@ def lines(found: Recommendation) -> list[tuple[str, str]]:
         ("rests on", f"{found.folder}: {', '.join(found.runs[:SHOWN_RUNS])}{more}"),
         ("runs with", found.conditions),
         *(("extrapolated" if not index else "", text) for index, text in enumerate(found.extrapolated)),
+        *(("other widths" if not index else "", text) for index, text in enumerate(found.other_widths)),
     ]
 
 
@@ -79,10 +80,20 @@ def flags(found: Recommendation) -> str:
 
 
 def compared(found: Recommendation) -> str:
-    header = ("rule", "best loss at this R", "at a peak rate of", "one rate for every R?")
-    rows = [(one.rule, f"{one.loss:.3f}", f"{one.peak_lr:g}", one.verdict) for one in found.compared]
+    header = ("rule", "best loss at this R", "at a peak rate of", "an octave off", "one rate for every R?")
+    rows = [
+        (
+            one.rule,
+            f"{one.loss:.3f}",
+            f"{one.peak_lr:g}",
+            "–" if one.octave is None else f"{one.octave:+.3f}",
+            one.verdict,
+        )
+        for one in found.compared
+    ]
     how = (
-        f"Of rules within {LEVEL} nats, the one whose rate moves least with R is taken; none beside a cliff."
+        f"Of rules within {LEVEL} nats that keep their rate over R, the most forgiving is taken: it loses\n"
+        "least where the rate is an octave off. None beside a cliff at this R."
     )
     return text_table(header, rows) + f"\n{found.chosen_in}\n{how}"
 

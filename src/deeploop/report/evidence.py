@@ -27,6 +27,8 @@ class Rate:
     interval: tuple[float, float] | None
     mark: str
     loss: float
+    octave: float | None
+    """What a rate twice or half as high costs; None where no parabola was fitted."""
     seeds: int
     runs: tuple[str, ...]
 
@@ -105,7 +107,8 @@ def _measured(rule: Transfer) -> Measured:
 
 def _rate(R: int, best: Optimum) -> Rate:
     interval = _short_pair(best.interval)
-    return Rate(R, _short(best.peak), interval, best.mark, _short(best.loss), best.seeds, best.runs)
+    octave = None if best.octave is None else _short(best.octave)
+    return Rate(R, _short(best.peak), interval, best.mark, _short(best.loss), octave, best.seeds, best.runs)
 
 
 def _short(value: float) -> float:

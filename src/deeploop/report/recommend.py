@@ -1,17 +1,18 @@
 """Which rule, at which learning rate, for K blocks and R rounds at a width: what our runs say. No torch.
 
-The rule has the lowest loss at R in the nearest study that compares rules; among those within 0.015 nats of
-it, which runs can't tell apart, one whose rate transfers comes first, and of these the one whose rate moves
-least with R. A rate beside a cliff is never recommended, nor a rule that
-stands beside one in a study about as near as the nearest (less than an octave farther). The peak rate
-is that rule's best one in the nearest study that has it, between two measured R by a straight line in
-logarithms. Nothing is scaled with K, width or tokens: what differs from the runs is listed, and too far from
-them there is no answer.
+The rule has the lowest loss at R in the nearest study that compares rules; among those within 0.02 nats of
+it, which a few seeds can't tell apart, one whose rate transfers comes first, and of these the most forgiving:
+the one that loses least where the rate is an octave off. A rate beside a cliff is never recommended, nor a
+rule that stands beside one in a study about as near as the nearest (less than an octave farther). The peak
+rate is that rule's best one in the nearest study that has it, between two measured R by a straight line in
+logarithms. Nothing is scaled with K, width or tokens: what differs from the runs is listed, with the rates of
+other widths, and too far from them there is no answer.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
@@ -21,7 +22,9 @@ from deeploop.theory.scaling import Scales, block_scales
 # the best rate falls with the length of training, and 16 is as far as a factor of two in it might hide.
 FARTHEST = {"blocks": 4, "width": 4, "tokens": 16}
 FARTHEST_ROUNDS = 4
-LEVEL = 0.015  # nats by which two seeds of one rule differ where they differ least (docs/rules.md)
+LEVEL = (
+    0.02  # nats that three seeds of one rule, R and rate span at most, in nine cells of ten (docs/rules.md)
+)
 BIAS = "model.unigram_bias"
 PARTS = ("p", "alpha", "beta", "flat_gain", "factored_gain")
 Point = tuple[float, float, tuple[Rate, ...]]  # peak rate and loss at some R, and the measured rates behind
@@ -34,6 +37,8 @@ class Beside:
     rule: str
     loss: float
     peak_lr: float
+    octave: float | None
+    """What a rate twice or half as high costs; None where that is not known."""
     verdict: str
 
 
@@ -57,6 +62,8 @@ class Recommendation:
     conditions: str
     extrapolated: tuple[str, ...]
     """In what the question differs from the runs."""
+    other_widths: tuple[str, ...]
+    """The rule's best rates at this R in studies of other widths."""
     chosen_in: str | None
     """The conditions under which the rule was the best; None if it was asked for."""
     compared: tuple[Beside, ...]
@@ -96,6 +103,7 @@ def recommend(
         tuple(run for rate in used for run in rate.runs),
         where.conditions,
         tuple(_differences(where, measured, rounds, asked, rule)),
+        tuple(_other_widths(near, where, rounds, rule)),
         chosen_in.conditions if chosen_in is not None else None,
         _compared(chosen_in or where, rounds),
     )
@@ -117,7 +125,7 @@ def _near(evidence: Sequence[Evidence], asked: Mapping[str, int], optimizer: str
         raise ValueError(
             f"{name}={asked[name]}: no evidence; the nearest runs ({ranked[0].folder}) have "
             f"{getattr(ranked[0], name):,}, and {FARTHEST[name]} times that, either way, is the farthest; "
-            f"{_sweep(ranked[0], name, asked[name])} and `deeploop report` would give it"
+            f"{_measurement(name, asked[name])}"
         )
     return near
 
@@ -130,16 +138,13 @@ def _too_far(one: Evidence, asked: Mapping[str, int]) -> list[str]:
     return [name for name, far in _octaves(one, asked).items() if far > math.log2(FARTHEST[name]) + 1e-9]
 
 
-def _sweep(nearest: Evidence, name: str, value: int) -> str:
-    """The command that would measure it."""
-    sets = f"model.{name}={value}"
-    if name == "width":
-        sets += " model.heads=… model.hidden=…"
+def _measurement(name: str, value: int) -> str:
+    """What would give the answer."""
     if name == "tokens":
-        steps = max(1, value // (nearest.batch * nearest.context))
-        warm = round(steps * nearest.warmup_steps / nearest.steps)
-        sets = f"optim.steps={steps} optim.warmup_steps={warm}"
-    return f"`deeploop sweep transfer --scale gpu --data DATA --set {sets}`"
+        return "a sweep of runs that long (docs/sweeps.md) would give it; else choose a rate of your own"
+    more = " model.heads=… model.hidden=…" if name == "width" else ""
+    sweep = f"`deeploop sweep transfer --scale gpu --data DATA --set model.{name}={value}{more}`"
+    return f"{sweep} and `deeploop report` would give it"
 
 
 def _carried(near: Sequence[Evidence]) -> list[Evidence]:
@@ -220,12 +225,12 @@ def _best_rule(
     one, rules = safe[0]
     lowest = min(_point(m, R)[1] for m in rules)
     level = [m for m in rules if _point(m, R)[1] <= lowest + LEVEL]
-    return one, min(level, key=lambda m: (not m.transfers, _moves(m), _point(m, R)[1])).settings
+    return one, min(level, key=lambda m: (not m.transfers, _octave_off(m, R), _point(m, R)[1])).settings
 
 
-def _moves(measured: Measured) -> float:
-    """How fast its best rate changes with R, either way; infinite where that is not known."""
-    return math.inf if measured.slope is None else abs(measured.slope)
+def _octave_off(measured: Measured, R: int) -> float:
+    """What it loses where the rate is an octave off; infinite where that is not known."""
+    return fmean(math.inf if rate.octave is None else rate.octave for rate in _point(measured, R)[2])
 
 
 def _rate_source(
@@ -288,7 +293,27 @@ def _differences(
         yield f"tokens: of {where.tokens / 1e6:.1f} M only; name yours with --tokens"
 
 
+def _other_widths(
+    near: Sequence[Evidence], where: Evidence, R: int, settings: Mapping[str, Any]
+) -> Iterable[str]:
+    for one in near:
+        for m in one.rules:
+            if one.width != where.width and _same_rule(m, settings) and _covers(m, R):
+                peak, _, used = _point(m, R)
+                mark = ", at the edge of the rates that were run" if used[0].mark == "edge" else ""
+                yield f"{peak:.2g} at width {one.width}, K = {one.blocks}{mark} ({one.folder})"
+
+
 def _compared(one: Evidence, R: int) -> tuple[Beside, ...]:
     rows = [(m, _point(m, R)) for m in one.rules if _covers(m, R)]
     rows.sort(key=lambda row: row[1][1])
-    return tuple(Beside(m.rule, loss, float(f"{peak:.2g}"), m.verdict) for m, (peak, loss, _) in rows)
+    return tuple(
+        Beside(
+            m.rule,
+            loss,
+            float(f"{peak:.2g}"),
+            cost if math.isfinite(cost := _octave_off(m, R)) else None,
+            m.verdict,
+        )
+        for m, (peak, loss, _) in rows
+    )

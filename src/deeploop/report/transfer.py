@@ -111,6 +111,8 @@ class Optimum:
     """edge: the best cell has the lowest or highest rate that was run; cliff: its neighbour was lost."""
     interval: Interval | None
     """None with one seed, and with a mark."""
+    octave: float | None
+    """What a rate twice or half as high costs, in nats by the parabola; None with a mark."""
     seeds: int
     runs: tuple[str, ...]
     """The runs that it rests on."""
@@ -193,12 +195,13 @@ class Curve:
         runs = tuple(name for cell in self.around for name in cell.runs)
         if self.parabola is None:
             cell = self.around[0]
-            return Optimum(cell.peak, cell.mean(), self.mark, None, len(cell.losses), runs)
+            return Optimum(cell.peak, cell.mean(), self.mark, None, None, len(cell.losses), runs)
         x, interval = self.parabola.lowest, None
         if len(self.seeds) > 1:
             spread = half_width([self.best_x(seed) for seed in self.seeds])
             interval = (2 ** (x - spread), 2 ** (x + spread))
-        return Optimum(2**x, self.parabola(x), "", interval, len(self.seeds), runs)
+        octave = self.parabola.curvature  # rates are in octaves
+        return Optimum(2**x, self.parabola(x), "", interval, octave, len(self.seeds), runs)
 
     def loss_at(self, peak: float) -> float | None:
         """Infinite where the nearest rate was lost; None outside of the rates that were run."""
