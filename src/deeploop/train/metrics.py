@@ -67,7 +67,7 @@ class MetricsWriter:
         self._wandb = _wandb(config.wandb, folder, settings) if config.wandb else None
 
     def write(self, kind: str, step: int, values: Record) -> None:
-        line = json.dumps({"kind": kind, "step": step, **_finite(values)}) + "\n"
+        line = json.dumps({"kind": kind, "step": step, **finite(values)}) + "\n"
         try:
             self._file.write(line)
             self._file.flush()
@@ -182,9 +182,22 @@ def rewind_metrics(folder: Path, step: int) -> None:
         file.write("".join(kept).encode())
 
 
-def _finite(values: Record) -> Record:
+def finite(values: Record) -> Record:
     """JSON has no NaN: a number that is none is written as null."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
+def as_read_back(values: Record) -> Record:
+    """The values as a JSON file gives them back; ValueError for one that its readers would refuse."""
+    found = {}
+    for name, value in finite(values).items():
+        try:
+            found[name] = parse_json(json.dumps(value))
+        except TypeError:  # a tensor, an array
+            raise ValueError(f"{name}={value!r:.40}: must be a plain value, such as a float") from None
+        if not is_sound({name: found[name]}):
+            raise ValueError(f"{name}={value!r:.40}: must be a {'string' if name in WORDS else 'number'}")
+    return found
 
 
 def _tensorboard(folder: Path) -> Any:
