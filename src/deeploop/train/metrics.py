@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -132,9 +131,23 @@ def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
             yield record
 
 
-def read_metrics_tail(folder: Path, lines: int = 500) -> list[Record]:
-    """The last records of a run, in order, for one who looks at it every second."""
-    return [*islice(filter(is_sound, stream_back(folder)), lines)][::-1]
+def last_lines(folder: Path, *, count: int = 1, sound: bool = True) -> tuple[list[Record], Record]:
+    """The last `count` lines of training metrics, newest first, and the last validation; {} without one.
+
+    With `sound` damaged lines are left out. Without it values are not looked at, for a reader who says so.
+    """
+    train: list[Record] = []
+    validation: Record = {}
+    for record in stream_back(folder):
+        if sound and not is_sound(record):
+            continue
+        if record["kind"] == "validation":
+            validation = validation or record
+        elif record["kind"] == "train" and len(train) < count:
+            train.append(record)
+        if validation and len(train) == count:
+            break
+    return train, validation
 
 
 def _opened(path: Path) -> BinaryIO | None:
