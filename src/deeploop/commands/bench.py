@@ -18,7 +18,8 @@ OF_TRAINING = {
     "data",
 }
 OF_DECODING = {"batch", "prompt_tokens", "new_tokens"}
-UNTIMED = 4  # tokens behind the prompt that warm decoding up
+UNTIMED = 4
+"""Tokens before the clock starts: the prompt's, one that compiles, one that records, one that is queued."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ class Source:
         return self.read()
 
     def sha256(self) -> str | None:
-        """Hash of all files, one behind the other with their lengths; None where none are known."""
+        """Hash of the hashes of all files, in their order; None where none are known."""
         if not self.files:
             return None
         digest = hashlib.sha256()

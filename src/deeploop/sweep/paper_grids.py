@@ -1,4 +1,4 @@
-"""The paper's sweeps as grids, at three scales; and three on questions that it leaves open.
+"""The paper's sweeps as grids, at three scales; and those on questions that it leaves open.
 
 `paper`   its settings, as far as they are known
 `gpu`     minutes on one GPU, on any corpus of GPT-2 tokens: K = 6, width 512, 64 × 512 tokens a step
