@@ -1,4 +1,4 @@
-"""One gradient a visit: the parts add up to autograd's whole, and nothing is left behind in the model."""
+"""One gradient per visit: the parts add up to autograd's whole, and nothing is left behind in the model."""
 
 import pytest
 import torch

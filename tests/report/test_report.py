@@ -207,9 +207,9 @@ def starts(tmp_path):
 
 
 GENTLE, STEEP, CURED = (
-    "R=3, 1.0e-04 a step",
-    "R=3, 2.0e-04 a step",
-    "R=3, 1.0e-04 a step + unigram bias",
+    "R=3, 1.0e-04 per step",
+    "R=3, 2.0e-04 per step",
+    "R=3, 1.0e-04 per step + unigram bias",
 )
 
 

@@ -1,4 +1,4 @@
-"""Metrics: one JSON object a line, numbers that JSON has, a past that can be taken back."""
+"""Metrics: one JSON object per line, numbers that JSON has, a past that can be taken back."""
 
 import json
 import math

@@ -84,7 +84,7 @@ def _stdlib_documents() -> Iterator[str]:
 
 
 def text_files(paths: Sequence[Path], field: str = "text") -> Source:
-    """The documents of files and folders (walked in sorted order): one a .txt file, .jsonl line or row.
+    """The documents of files and folders (walked in sorted order): one per .txt file, .jsonl line or row.
 
     `field` is what holds the text of a line or row.
     Of fewer than 64 files, each .txt is cut at line ends into pieces of some 64th of all the text, so that

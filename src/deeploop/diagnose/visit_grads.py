@@ -1,4 +1,4 @@
-"""One gradient a visit: every call of a shared sublayer gets its own alias of the shared parameters.
+"""One gradient per visit: every call of a shared sublayer gets its own alias of the shared parameters.
 
 Autograd adds the contributions of all visits up before anybody can look at them. Here visit r reads an
 alias of the parameters (the same memory, another leaf), so a single backward pass yields G_{r,j} for each

@@ -74,7 +74,7 @@ class AdaptiveDepth(nn.Module):
 
     @property
     def mean_rounds(self) -> float:
-        """Rounds a token took, over all calls so far."""
+        """Mean rounds per token, over all calls so far."""
         return self.rounds_used / max(1, self.tokens_seen)
 
     def new_cache(self, capacity: int | None = None) -> KeyValueCache:

@@ -186,7 +186,7 @@ def draw_curves(panels: dict[str, list[tuple[str, str, Run]]], histories: Histor
     ranked = sorted(named, key=lambda label: label == "unigram floor")
     fit = int(
         14 * figure.get_figwidth() / (6 + max(map(len, ranked)))
-    )  # letters of the legend's size an inch
+    )  # letters of the legend's size per inch
     figure.legend(
         [named[label] for label in ranked], ranked, loc="outside lower center", ncols=max(1, min(6, fit)),
         frameon=False, labelcolor=INK, fontsize=8,

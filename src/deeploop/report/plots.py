@@ -76,7 +76,7 @@ class Curve:
 
 
 def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: float) -> Figure:
-    """Training loss above, token similarity below, one column a panel, scales shared along a row."""
+    """Training loss above, token similarity below, one column per panel, scales shared along a row."""
     figure = Figure(figsize=(5.2 * len(panels), 5.6), layout="constrained")
     grid = figure.subplots(
         2, len(panels), sharex=True, sharey="row", squeeze=False, gridspec_kw={"height_ratios": [2, 1]}

@@ -57,7 +57,7 @@ class LogConfig:
 
 
 class MetricsWriter:
-    """Appends one JSON object a line to `metrics.jsonl`, flushed at once."""
+    """Appends one JSON object per line to `metrics.jsonl`, flushed at once."""
 
     def __init__(self, folder: Path, config: LogConfig, settings: Record) -> None:
         self._path = folder / "metrics.jsonl"

@@ -164,7 +164,7 @@ def make_optimizer(
     With a rate of their own they come last, in a group of their own.
 
     With a rate of their own, the matrices of the roles in `branch` come first, in one more. Each group
-    carries `lr_multiplier` and whether it is that one, so that the schedule stays one number a step.
+    carries `lr_multiplier` and whether it is that one, so that the schedule stays one number per step.
     """
     apart = branch if config.branch_lr != 1 else ()
     kinds = ("branch", "matrices", "embedding", "gains", "injection")

@@ -59,7 +59,7 @@ class Clock:
         self.steps += 1
 
     def read(self) -> float:
-        """Steps a second since the last reading."""
+        """Steps per second since the last reading."""
         rate = self.steps / self._since if self._since else 0.0
         self.steps, self._since = 0, 0.0
         return rate

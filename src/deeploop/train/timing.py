@@ -28,7 +28,7 @@ WARM_UP = 3
 class Timing:
     """One model, timed."""
 
-    seconds: float  # a step
+    seconds: float  # per step
     first: float  # the first step: compilation, and what is loaded once
     peak_memory: int | None  # bytes
 
