@@ -240,6 +240,16 @@ def refuse_other(folder: Path, description: str, advice: str) -> None:
             raise ValueError(f"{folder}: is {what}, not {DESCRIPTIONS[description]}; {advice}")
 
 
+@contextmanager
+def naming_field(field: str, folder: Path) -> Iterator[None]:
+    """Begins what is found wrong in a folder with the option that named it; the path is said once."""
+    try:
+        yield
+    except ValueError as error:
+        what = str(error).removeprefix(str(folder)).lstrip("/: ")
+        raise ValueError(f"{field}={folder}: {what}") from None
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The table in a TOML file; ValueError, with the file's name, for whatever is wrong with it."""
     text = read_text(path)

@@ -93,7 +93,7 @@ def test_ratios_of_one_visit_by_hand():
 def test_a_branch_that_writes_one_vector_is_all_common(net):
     class Constant(torch.nn.Module):
         def forward(self, x, *_):
-            return torch.ones_like(x)
+            return torch.ones_like(x), None  # a tuple, as attention in torch returns
 
     net.blocks[0].mlp.branch = Constant()
     found = {visits.name: visits for visits in branch_visits(net, lambda: net(TOKENS))}

@@ -1,4 +1,4 @@
-"""One gradient a visit in a hierarchy: calls outside the horizon are no visits, the others add up."""
+"""One gradient per visit in a hierarchy: calls outside the horizon are no visits, the others add up."""
 
 import pytest
 import torch

@@ -1,9 +1,10 @@
-"""One gradient a visit: the parts add up to autograd's whole, and nothing is left behind in the model."""
+"""One gradient per visit: the parts add up to autograd's whole, and nothing is left behind in the model."""
 
 import pytest
 import torch
 from torch import nn
 
+from deeploop.diagnose.examine import examine
 from deeploop.diagnose.visit_grads import Sublayer, flat, residual_sublayers, separate_visits, visit_gradients
 from deeploop.models import GPTConfig, LoopedGPT
 
@@ -66,7 +67,8 @@ def test_probing_in_groups_changes_nothing():
 
 
 def test_the_scaled_matrices_are_looked_at_and_nothing_else():
-    names = {name for sublayer in residual_sublayers(model()) for name in sublayer.parameters}
+    net = model(attention_bias="qkvo", mlp_bias=True)
+    names = {name for sublayer in residual_sublayers(net) for name in sublayer.parameters}
     assert names == {f"branch.{role}.weight" for role in ("v", "o", "gate", "up", "down")}
 
 
@@ -94,6 +96,18 @@ def test_the_model_is_left_as_it_was_even_by_an_error():
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)
     assert not any(module._forward_pre_hooks for module in net.modules())
+
+
+def test_an_examination_that_fails_leaves_the_model_as_it_was():
+    net = model()
+    net.backprop = 2
+
+    def fails(name):
+        raise RuntimeError(name)
+
+    with pytest.raises(RuntimeError, match="attention"):
+        examine(net, TOKENS, TARGETS, progress=fails)
+    assert (net.training, net.backprop) == (True, 2)
 
 
 def test_an_alias_is_the_parameters_own_memory():

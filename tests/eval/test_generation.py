@@ -16,7 +16,7 @@ from deeploop.eval.generation import (
     require_finite,
     stream_text,
 )
-from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.models import AdaptiveDepth, ExitRule, GPTConfig, LoopedGPT
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=257, context=40)
 PROMPT = [5, 100, 7, 250, 31]
@@ -59,6 +59,13 @@ def test_the_context_is_used_to_its_end_and_no_further(model):
     assert len(list(generate(model, 8 * PROMPT, max_tokens=100))) == 1
     with pytest.raises(ValueError, match="prompt of 45 tokens: must be 1 to 40"):
         next(generate(model, 9 * PROMPT, max_tokens=1))
+
+
+def test_no_token_may_be_asked_for_and_no_fewer(model):
+    for one in (model, AdaptiveDepth(model, ExitRule("change", 0.1))):
+        assert list(generate(one, [1], max_tokens=0)) == []
+        with pytest.raises(ValueError, match="max_tokens=-1: must be 0 or more"):
+            next(generate(one, [1], max_tokens=-1))
 
 
 def test_the_stop_token_ends_it(model):

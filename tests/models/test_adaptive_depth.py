@@ -158,6 +158,16 @@ def test_a_gate_stops_a_token_once_the_sum_of_its_exits_reaches_the_threshold(to
         model.set_rounds(6)
 
 
+@pytest.mark.parametrize("logit", [20.0, 200.0])  # what is left is below 6e-8, or 0 in fp32
+def test_a_gate_that_is_sure_does_not_stop_at_threshold_one(tokens, logit):
+    model = LoopedGPT(replace(CONFIG, exit_gate=True)).eval()
+    with torch.no_grad():
+        model.exit_gate.bias.fill_(logit)
+    adaptive = AdaptiveDepth(model, ExitRule("gate", 1.0))
+    adaptive(tokens)
+    assert adaptive.mean_rounds == 6
+
+
 def test_what_a_model_has_not_is_an_error_of_one_line():
     plain = LoopedGPT(CONFIG)
     with pytest.raises(

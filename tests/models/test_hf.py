@@ -1,4 +1,4 @@
-"""The transformers face: logits, caches, padding, search and files, against LoopedGPT itself."""
+"""The Hugging Face wrapper: logits, caches, padding, search and files, against LoopedGPT itself."""
 
 import os
 import shutil

@@ -94,7 +94,7 @@ def test_a_p_sweep_with_the_bias_is_not_mixed_with_one_without(tmp_path):
         write_run(tmp_path / f"stable{p}", p=p, model={"unigram_bias": True})
     (setup,) = setups(find_runs([tmp_path]))
     sweeps = p_sweeps(setup)
-    assert set(sweeps) == {"R=3, 1.0e-04 a step", "R=3, 1.0e-04 a step + unigram bias"}
+    assert set(sweeps) == {"R=3, 1.0e-04 per step", "R=3, 1.0e-04 per step + unigram bias"}
     assert {len(runs) for runs in sweeps.values()} == {3}
 
 

@@ -37,6 +37,18 @@ def test_numbers_with_remarks_stand_to_the_right_as_numbers_do() -> None:
     assert kinds == ["", "", ' class="words"']
 
 
+def test_a_rule_keeps_its_colour_whatever_is_added_to_it() -> None:
+    labels = ("pre-norm", "pre-norm 1/N", "pre-norm λ/(R√K)", "flat", "DeepNorm p=0.25", "DeepLoop p=0.5")
+    alone = {label: plots.colours([label])[label] for label in labels}
+    assert plots.colours(labels) == alone
+    assert len({*alone.values()}) == len(labels)
+    for suffix in (" + unigram bias", ", peak_lr 0.001", " λ=2", ", set-up A"):
+        assert [*plots.colours([label + suffix for label in labels]).values()] == [*alone.values()]
+    others = plots.colours(["post-norm", "sandwich p=0.3", "flat", "flat + wait", "flat + Muon"])
+    assert len({*others.values()}) == len(others)
+    assert [label for label, own in others.items() if own in alone.values()] == ["flat"]
+
+
 def test_running_mean_against_definition() -> None:
     values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]
     expected = [sum(values[max(0, i - 2) : i + 1]) / len(values[max(0, i - 2) : i + 1]) for i in range(6)]

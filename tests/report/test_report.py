@@ -207,9 +207,9 @@ def starts(tmp_path):
 
 
 GENTLE, STEEP, CURED = (
-    "R=3, 1.0e-04 a step",
-    "R=3, 2.0e-04 a step",
-    "R=3, 1.0e-04 a step + unigram bias",
+    "R=3, 1.0e-04 per step",
+    "R=3, 2.0e-04 per step",
+    "R=3, 1.0e-04 per step + unigram bias",
 )
 
 
@@ -280,6 +280,18 @@ def test_many_variants_share_their_methods_colour_and_name(tmp_path):
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["pre-norm", "DeepLoop p=0.5", "unigram floor"]
     assert len({line.get_color() for line in figure.axes[0].lines if len(line.get_xdata()) > 2}) == 2
+
+
+def test_twice_the_runs_are_sorted_into_rows_with_twice_the_work(tmp_path, monkeypatch):
+    """A sweep of 300 rates took minutes, each run being compared with all others for each run."""
+    for index in range(12):
+        write_run(tmp_path / f"run-{index}", seed=index // 2, peak_lr=1e-3 * (1 + index % 2))
+    runs, calls = find_runs((tmp_path,)), []
+    monkeypatch.setattr("deeploop.report.groups.json.dumps", lambda value: calls.append(value) or repr(value))
+    assert len(Setup("A", tuple(runs[:6])).rows) == 2
+    few = len(calls)
+    assert len(Setup("A", tuple(runs)).rows) == 2
+    assert len(calls) - few == 2 * few
 
 
 def test_accuracy_is_at_the_trained_rounds(made):

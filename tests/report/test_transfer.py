@@ -205,6 +205,18 @@ def test_every_rate_lost(tmp_path):
     views.transfer_figure(only_study(tmp_path))
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_study_without_a_trained_cell_has_tables_and_no_figure(tmp_path):
+    rounds = (1, 4, 16)
+    lost = {(R, p, 0) for R in rounds for p in PEAKS}
+    write_rule(tmp_path / "runs", "sandwich", lambda R: 4e-3, rounds=rounds, seeds=(0,), lost=lost)
+    run(ReportArgs((tmp_path / "runs",), tmp_path / "out"))
+    assert {path.name for path in (tmp_path / "out" / "tables").glob("transfer*.csv")} == {
+        "transfer-a.csv", "transfer-a-losses.csv",
+    }  # fmt: skip
+    assert not [*tmp_path.glob("out/figures/transfer*")]
+
+
 def test_a_diverged_run_is_lost_and_a_broken_one_is_absent(tmp_path):
     write_rule(tmp_path, "flat", lambda R: 4e-3, seeds=(0, 1))
     ends = {8e-3: "step 7: loss nan, gradient norm nan; first non-finite tensor: weight w", 4e-3: "disk full"}

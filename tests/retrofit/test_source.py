@@ -107,6 +107,12 @@ def test_what_is_not_known_is_one_line(folder, tmp_path, fields, message):
     assert "\n" not in str(caught.value)
 
 
+def test_without_architectures_the_model_type_is_read(folder, tmp_path):
+    assert (
+        open_source(changed(folder, tmp_path / "x", architectures=None)).config == open_source(folder).config
+    )
+
+
 def test_pickled_weights_are_refused(folder, tmp_path):
     out = changed(folder, tmp_path / "x")
     (out / "model.safetensors").rename(out / "pytorch_model.bin")

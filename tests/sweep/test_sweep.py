@@ -207,6 +207,19 @@ def test_what_a_cell_still_needs(small):
     assert folder.next_command(cell) is None  # weights that nobody wants are not made again
 
 
+def test_a_validation_long_ago_is_the_one_that_runs_lists(small):
+    folder, cell = small()
+    run = folder.run_folder(cell)
+    fake(run)
+    (run / "config.json").write_text("{}")
+    with (run / "metrics.jsonl").open("w") as file:
+        file.write('{"kind": "validation", "step": 0, "loss": 5.5}\n')
+        file.writelines(f'{{"kind": "train", "step": {step}, "loss": 4.0}}\n' for step in range(1, 1000))
+    progress = folder.progress(cell)
+    assert (progress.step, progress.validation) == (999, 5.5)
+    assert read_run(run).validation["loss"] == 5.5
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", GRIDS)
 def test_the_file_of_a_cell_reads_to_its_config(name, scale, tmp_path):

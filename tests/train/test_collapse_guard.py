@@ -32,14 +32,14 @@ def collapses(config):
 
 
 def test_a_violent_ramp_collapses_and_is_told_once(tiny_config, capsys):
-    """Nothing scripted: at 3/4 of 1e-3 a step this block is in one state by step 20 and stays there."""
+    """Nothing scripted: at 3/4 of 1e-3 per step this block is in one state by step 20 and stays there."""
     config = tiny_config(optim={"steps": 28})
     result = train(config)
     assert result["verdict"] == "collapsed"
     assert result["similarity"] > 0.95
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("COLLAPSED")]
     assert len(said) == len(collapses(config)) == 1
-    assert "rose by 7.5e-04 a step" in said[0]
+    assert "rose by 7.5e-04 per step" in said[0]
     tried = "--model.unigram-bias or --optim.warmup-steps 16 or --model.p 1, or a lower --optim.peak-lr"
     assert tried in said[0]
 

@@ -1,5 +1,6 @@
 """A task of one's own: examples/own_task.py in the training loop, and the rows of ranks and micro-batches."""
 
+import math
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,22 @@ def test_a_loss_that_is_not_finite_ends_in_a_report(tmp_path):
 
     with pytest.raises(FloatingPointError, match=r"step 3: loss inf, .* last good checkpoint: none was"):
         train(short(tmp_path / "run"), task=Broken, quiet=True)
+
+
+def test_a_metric_that_is_no_number_does_not_stand_against_a_resume(tmp_path):
+    class Measures(Sorting):
+        measured = math.nan
+
+        def evaluate(self, model):
+            return {**super().evaluate(model), "exact": self.measured}
+
+    run = tmp_path / "run"
+    assert train(short(run, 4), task=Measures, quiet=True)["exact"] is None
+    assert train(replace(short(run, 8), resume=True), task=Measures, quiet=True)["step"] == 8
+    for bad, told in (([0.5], r"exact=\[0\.5\]: must be a number"), (torch.ones(()), "exact=tensor.*plain")):
+        Measures.measured = bad
+        with pytest.raises(ValueError, match=rf"Measures\.evaluate: returned {told}.*: none was saved yet"):
+            train(short(tmp_path / "refused"), task=Measures, quiet=True)
 
 
 def test_a_plain_optimizer_follows_the_schedule(tmp_path):

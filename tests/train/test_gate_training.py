@@ -74,7 +74,7 @@ def test_a_gate_is_trained_on_a_run_that_had_none_and_the_rest_stays(plain, tiny
     assert "gate 0.9" in validate("gate", "--rounds", "1", "3")
     assert (config.out / "depth.png").is_file()
     assert main(["generate", str(config.out), "--max-tokens", "4", "--adaptive", "gate"]) == 0
-    assert "mean rounds a token" in capsys.readouterr().err
+    assert "mean rounds per token" in capsys.readouterr().err
 
 
 def test_a_gate_asked_of_a_run_without_one_is_one_line(plain, capsys):

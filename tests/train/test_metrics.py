@@ -1,4 +1,4 @@
-"""Metrics: one JSON object a line, numbers that JSON has, a past that can be taken back."""
+"""Metrics: one JSON object per line, numbers that JSON has, a past that can be taken back."""
 
 import json
 import math
@@ -15,8 +15,8 @@ from deeploop.train.metrics import (
     LONGEST_LINE,
     LogConfig,
     MetricsWriter,
+    last_lines,
     read_metrics,
-    read_metrics_tail,
     rewind_metrics,
     stream_back,
     stream_lines,
@@ -155,7 +155,7 @@ def test_an_extra_is_missed_before_there_is_a_folder(tiny_config, monkeypatch):
 def test_a_verdict_of_older_files_is_read_by_its_new_name(tmp_path):
     line = '{"kind": "validation", "step": 1, "loss": 2.0, "verdict": "between"}\n'
     (tmp_path / "metrics.jsonl").write_text(line)
-    found = *read_metrics(tmp_path), *read_metrics_tail(tmp_path), *stream_back(tmp_path)
+    found = *read_metrics(tmp_path), last_lines(tmp_path)[1], *stream_back(tmp_path)
     assert [record["verdict"] for record in found] == ["undecided"] * 3
 
 
@@ -180,7 +180,7 @@ LINE = b'{"kind": "train", "step": 1, "loss": 2.0}\n'
 def test_a_line_of_other_kinds_is_damage(tmp_path, bad):
     (tmp_path / "metrics.jsonl").write_bytes(LINE + bad + LINE)
     assert [record and record["step"] for record in stream_lines(tmp_path)] == [1, None, 1]
-    assert [record["step"] for record in read_metrics_tail(tmp_path)] == [1, 1]
+    assert [record["step"] for record in last_lines(tmp_path, count=3)[0]] == [1, 1]
 
 
 def test_a_line_without_an_end_takes_neither_time_nor_memory(tmp_path):
@@ -200,4 +200,5 @@ def test_a_line_without_an_end_takes_neither_time_nor_memory(tmp_path):
 
 def test_metrics_that_are_a_fifo_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
-    assert read_metrics(tmp_path) == read_metrics_tail(tmp_path) == []
+    assert read_metrics(tmp_path) == []
+    assert last_lines(tmp_path) == ([], {})

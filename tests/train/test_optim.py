@@ -1,6 +1,7 @@
 """The schedule at points computed by hand, and which parameter learns at what rate and decay."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,6 +107,16 @@ def test_the_branch_rate_is_for_the_matrices_drawn_at_beta(model, release, multi
                 assert group["lr"] == pytest.approx(1e-3 * expected.get(role, 1)), names[parameter]
     first = {names[parameter].split(".")[-2] for parameter in optimizer.param_groups[0]["params"]}
     assert first == at_beta  # the diagnosis takes its rate from there
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_biases_of_the_branch_are_with_the_gains(model, kind):
+    model = LoopedGPT(replace(model.config, attention_bias="qkvo", mlp_bias=True))
+    optimizer = make_optimizer(model, OptimConfig(kind=kind, branch_lr=0.1), fused=False)
+    biases = {parameter for name, parameter in model.named_parameters() if name.endswith("bias")}
+    for group in optimizer.param_groups:
+        if not biases.isdisjoint(group["params"]):
+            assert (group["weight_decay"], group["lr_multiplier"], group["branch"]) == (0.0, 1.0, False)
 
 
 def test_without_a_branch_rate_there_is_no_group_of_its_own(model):

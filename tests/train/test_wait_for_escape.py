@@ -19,7 +19,7 @@ def rates(folder):
 
 @pytest.fixture
 def merged(monkeypatch):
-    """Says that positions are merged at the given calls, counted from 1: one a step."""
+    """Says that positions are merged at the given calls, counted from 1: one per step."""
 
     def at(*calls):
         seen = iter(range(1, 100))

@@ -18,19 +18,20 @@ OF_TRAINING = {
     "data",
 }
 OF_DECODING = {"batch", "prompt_tokens", "new_tokens"}
-UNTIMED = 4  # tokens behind the prompt that warm decoding up
+UNTIMED = 4
+"""Tokens before the clock starts: the prompt's, one that compiles, one that records, one that is queued."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchArgs:
-    """Tokens a second, model FLOP/s, share of the matrix-product ceiling, compile time and peak memory."""
+    """Tokens per second, model FLOP/s, share of the matrix-product ceiling, compile time and peak memory."""
 
     recipes: tuple[str, ...] = ("gpt2-small",)
     """Recipes to time; a reasoner's needs --data."""
     rounds: tuple[int, ...] = (1, 3, 7)
     """Rounds R of each language model."""
     micro_batch: tuple[int, ...] = ()
-    """Sequences a step of a language model; unset: the recipe's micro-batch. A reasoner keeps its batch."""
+    """Sequences per step of a language model; unset: the recipe's micro-batch. A reasoner keeps its batch."""
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
     """As --device.precision; fp8 is timed beside bf16 in the same run."""
     stream: Literal["fp32", "bf16"] = "fp32"
@@ -42,7 +43,7 @@ class BenchArgs:
     steps: int = 10
     """Steps that are timed, after three that are not."""
     decode: bool = False
-    """Time decoding in place of training: tokens a second, share of the memory bandwidth, transformers."""
+    """Time decoding in place of training: tokens per second, share of the memory bandwidth, transformers."""
     batch: tuple[int, ...] = (1, 64)
     """Sequences that are decoded together, with --decode."""
     prompt_tokens: int = 128

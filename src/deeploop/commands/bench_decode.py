@@ -33,7 +33,6 @@ from deeploop.train.progress import device_name
 from deeploop.train.rundir import provenance
 from deeploop.train.timing import time_steps
 
-"""Tokens before the clock starts: the prompt's, one that compiles, one that records, one that is queued."""
 CACHES = {"dynamic": {}, "static": {"cache_implementation": "static", "disable_compile": True}}
 """transformers' caches: its default, and one of fixed size. Compiled, the second takes minutes per depth."""
 

@@ -68,7 +68,7 @@ def train_and_evaluate(config: DemoConfig) -> dict[str, Any]:
             "their answers are wrong",
             flush=True,
         )
-    print(demo.introduction(cells["flat"].data.train_steps, max(models.SHOWN)), flush=True)
+    print(demo.introduction(cells["flat"].data.train_steps, max(demo.TABLE)), flush=True)
     found: dict[str, dict[str, Any]] = {}
 
     def evaluate(*names: str) -> None:

@@ -46,7 +46,7 @@ def cell(out: Path, seed: int, method: str, rounds: int, steps: int = STEPS) -> 
         data=replace(
             base.data, path=out / "data", validation_sequences=128, validate_every=max(1, steps // 4)
         ),
-        # The rate rises by 1.2e-4 a step, picked among a few: docs/results/demo-collapse.
+        # The rate rises by 1.2e-4 per step, picked among a few: docs/results/demo-collapse.
         optim=replace(
             base.optim,
             steps=steps,

@@ -15,12 +15,11 @@ from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.residual import ResidualKind
 from deeploop.recipes import get_recipe
+from deeploop.report.demo import TABLE
 from deeploop.train.config import IterateTrainConfig
 from deeploop.train.rundir import load_iterate
 
-SHOWN = (1, 2, 3, 4, 9, 13, 24, 77, 127, 200)
-"""Steps of the table. Beyond four none is a power of two, where most cells are back at where they started."""
-DRAWN = tuple(sorted({*SHOWN, 5, 6, 7, 11, 18, 34, 47, 60, 100, 150}))
+DRAWN = tuple(sorted({*TABLE, 5, 6, 7, 11, 18, 34, 47, 60, 100, 150}))
 """Steps of the curves."""
 ROWS = 256  # held-out rows that are scored; the first of them is drawn
 
@@ -62,7 +61,7 @@ def cell(name: str, *, out: Path, seed: int, quick: bool) -> IterateTrainConfig:
             base.data,
             length=QUICK_LENGTH if quick else base.data.length,
             # What one sees while waiting: the longest that is trained, and the longest that is shown.
-            test_steps=(base.data.train_steps, *(() if quick else (max(SHOWN),))),
+            test_steps=(base.data.train_steps, *(() if quick else (max(TABLE),))),
             test_examples=QUICK_ROWS if quick else 64,
             validate_every=steps if quick else steps // 4,
         ),
@@ -85,7 +84,7 @@ def shared_record(config: IterateTrainConfig, *, quick: bool) -> dict[str, Any]:
     """What is the same for all models: the task, the truth of the row that is drawn, the baseline."""
     task, trained = config.examples.task, config.data.train_steps
     rows = held_out(task, QUICK_ROWS if quick else ROWS)
-    every = range(max(SHOWN) + 1)
+    every = range(max(TABLE) + 1)
     return {
         "rule": config.data.rule,
         "length": config.data.length,
@@ -102,7 +101,7 @@ def model_record(name: str, config: IterateTrainConfig, *, quick: bool) -> dict[
     model, _ = load_iterate(config.out)
     task = config.examples.task
     rows = held_out(task, QUICK_ROWS if quick else ROWS)
-    truth, every = solve(task, rows, DRAWN), range(1, max(SHOWN) + 1)
+    truth, every = solve(task, rows, DRAWN), range(1, max(TABLE) + 1)
     looped = not config.rounds.tells_steps
     found = answers(model, config, rows, every if looped else DRAWN)
     states = found if looped else answers(model, config, rows[:1], every)

@@ -12,7 +12,7 @@ from deeploop.files import write_json
 from deeploop.report.endings import log_file
 from deeploop.sweep.launch import note_exit, start
 from deeploop.train.config import IterateTrainConfig, to_dict
-from deeploop.train.metrics import read_metrics_tail
+from deeploop.train.metrics import last_lines
 from deeploop.train.progress import StopRequest
 from deeploop.train.rundir import changes_since, read_ending
 
@@ -141,14 +141,11 @@ class Progress:
 
 def standing(config: IterateTrainConfig) -> tuple[int, str]:
     """How far a run is, and its last accuracies with their step, or its loss before there are any."""
-    records = read_metrics_tail(config.out, lines=40)[::-1]
-    last, validation = (
-        next((record for record in records if record["kind"] == kind), None)
-        for kind in ("train", "validation")
-    )
-    if last is None:
+    train, validation = last_lines(config.out)
+    if not train:
         return 0, "starting"
-    if validation is None or not validation["step"]:
+    last = train[0]
+    if not validation.get("step"):
         return last["step"], f"loss {last['loss']:.3f}"
     shares = zip(validation["steps"], validation["cells_by_steps"], strict=True)
     text = ", ".join(f"{share:.0%} after {h} steps" for h, share in shares)

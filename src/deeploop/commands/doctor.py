@@ -80,7 +80,7 @@ def describe_gpu() -> str:
 
 
 def installed() -> Iterator[tuple[str, str]]:
-    """What there is: a name and its description a line."""
+    """What there is: a name and its description per line."""
     yield "deeploop", f"{deeploop.__version__} in {Path(deeploop.__file__).parent}"
     yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     import torch

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from deeploop.commands.eval import IteratedOptions
 from deeploop.commands.memory import memory_advice
@@ -22,7 +21,7 @@ from deeploop.eval.iterated import copying, finite, rollout, score_sums, scores
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
 from deeploop.train.config import IterateTrainConfig
-from deeploop.train.distributed import World, arithmetic, open_world, uses_bf16, wrap
+from deeploop.train.distributed import World, arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
 from deeploop.train.rundir import load_iterate, provenance, require_checkpoint
 
@@ -115,6 +114,7 @@ def evaluate(
     world: World,
 ) -> dict[str, Any]:
     """Every number of rounds on every number of steps, as plain values: rows are rounds."""
+    computed = partial(arithmetic, config.device, world.device)
     began = time.perf_counter()
     sums = score_sums(
         model,
@@ -123,12 +123,11 @@ def evaluate(
         [(R, h) for R in rounds for h in steps],
         batch=BATCH,
         device=world.device,
-        arithmetic=partial(arithmetic, config.device, world.device),
+        arithmetic=computed,
         recompute_alpha=recompute_alpha,
     )
     found = {cell: asdict(score) for cell, score in scores(sums).items()}
     copied = copying(examples.task, instances, steps, config.data.train_steps)
-    on_gpu = world.device.type == "cuda"
     return {
         "examples": len(instances),
         "steps": steps,
@@ -139,8 +138,7 @@ def evaluate(
         },
         "copying": {str(h): share for h, share in copied.items()},
         "seconds": round(time.perf_counter() - began, 3),
-        "precision": "bf16" if uses_bf16(config.device, world.device) else "fp32",
-        "device": torch.cuda.get_device_name(world.device) if on_gpu else "cpu",
+        **how_computed(world.device, computed),
     }
 
 

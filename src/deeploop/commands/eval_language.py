@@ -23,7 +23,7 @@ from deeploop.eval.scoring import default_batch_tokens, fitting, input_lengths, 
 from deeploop.eval.tasks import deviations, load_tasks
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
-from deeploop.train.distributed import arithmetic, open_world
+from deeploop.train.distributed import arithmetic, how_computed, open_world
 from deeploop.train.rundir import (
     load_config,
     load_model,
@@ -205,9 +205,6 @@ class Session:
 
     def stamp(self) -> dict[str, Any]:
         """What scored, and how."""
-        is_cuda = self.device.type == "cuda"
-        with self.arithmetic():
-            is_bf16 = torch.is_autocast_enabled(self.device.type)
         return {
             "checkpoint": self.checkpoint,
             "trained_rounds": self.model.config.rounds,
@@ -215,8 +212,7 @@ class Session:
             "recompute_alpha": self.recompute_alpha,
             "tokenizer": self.tokenizer,
             "context": self.model.config.context,
-            "precision": "bf16" if is_bf16 else "fp32",
-            "device": torch.cuda.get_device_name(self.device) if is_cuda else "cpu",
+            **how_computed(self.device, self.arithmetic),
             "batch_tokens": self.batch_tokens,
             "requests": self.requests,
             "cut_requests": self.cut,

@@ -26,7 +26,7 @@ from deeploop.report import scoreboard
 from deeploop.report.page import text_table
 from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.train.checkpoint import read_state
-from deeploop.train.distributed import arithmetic, open_world, wrap
+from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
 from deeploop.train.puzzle import open_puzzles
 from deeploop.train.rundir import (
@@ -134,15 +134,11 @@ def open_solver(
 def read_model(folder: Path, solver: Solver) -> dict[str, Any]:
     """What solved, and how."""
     config, stamp = load_any_config(folder), read_stamp(folder)
-    device = torch.device(solver.device)
-    with solver.arithmetic():
-        is_bf16 = torch.is_autocast_enabled(device.type)
     return {
         "model": stamp["task"],
         "averaged": bool(getattr(config.optim, "ema", 0)),
         "most_segments": solver.config.segments,
-        "precision": "bf16" if is_bf16 else "fp32",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        **how_computed(torch.device(solver.device), solver.arithmetic),
         "batch": solver.batch,
     }
 

@@ -99,19 +99,19 @@ def save_model(
     from deeploop.data.hf_tokenizer import to_transformers
     from deeploop.models.hf import DeepLoopForCausalLM
 
-    face = DeepLoopForCausalLM.from_gpt(model)
+    wrapper = DeepLoopForCausalLM.from_gpt(model)
     if tokenizer is None:
-        face.save_pretrained(folder)
+        wrapper.save_pretrained(folder)
         return
     theirs = to_transformers(tokenizer, context=model.config.context)
     # A pretrained tokenizer may name another end than the one that documents and answers were trained with.
     ends = [own for own in dict.fromkeys((theirs.eos_token_id, tokenizer.end_of_text)) if own is not None]
-    face.generation_config = GenerationConfig(
+    wrapper.generation_config = GenerationConfig(
         bos_token_id=theirs.bos_token_id,
         eos_token_id=ends if len(ends) > 1 else ends[0],
         pad_token_id=theirs.pad_token_id,
     )
-    face.save_pretrained(folder)
+    wrapper.save_pretrained(folder)
     if template is not None:
         theirs.chat_template = template
         # What the template calls bos_token and eos_token was end-of-text in training.

@@ -89,5 +89,5 @@ def main(arguments: list[str]) -> int:
         context = model.config.context
         print(f"stopped: the model's context of {context} tokens is full", file=sys.stderr)
     if adaptive is not None:
-        print(f"mean rounds a token: {adaptive.mean_rounds:.2f} of {model.rounds}", file=sys.stderr)
+        print(f"mean rounds per token: {adaptive.mean_rounds:.2f} of {model.rounds}", file=sys.stderr)
     return 0

@@ -1,8 +1,7 @@
-"""Text to tokens to batches: tokenizers, token shards, where text comes from, and the loader; and puzzles.
+"""What models are trained on: text, conversations, puzzles and iterated tasks, from their source to batches.
 
-`deeploop prepare` writes a corpus folder or a puzzle folder; `Corpus.open` and `PuzzleSet.open` read them;
-`token_loader.TokenLoader` and `puzzle_loader.PuzzleLoader` (the only modules here that need torch) turn
-them into batches.
+`deeploop prepare` writes a folder; `Corpus.open`, `ChatSet.open` and `PuzzleSet.open` read it. The modules
+that make batches need torch: `token_loader`, `mixture`, `chat_loader`, `puzzle_loader`, `iterate.examples`.
 """
 
 from deeploop.data.puzzles import PuzzleSet

@@ -160,7 +160,7 @@ def _pair_bytes(pair: Pair, move: int) -> bytes:
 
 
 def task_shifts(task: ArcTask, views: np.ndarray, seed: int) -> np.ndarray:
-    """Where the top left corners lie in training, uint8 (views, pairs, 2); one pair a view is at 0, 0."""
+    """Where the top left corners lie in training, uint8 (views, pairs, 2); one pair per view is at 0, 0."""
     count = len(task.shown)
     drawn = words(keys(seed, 1, *_name_seed(task))[0], np.arange(len(views)), 2 * count + 1)
     sides = np.array([np.maximum(i.shape, o.shape) for i, o in task.shown])

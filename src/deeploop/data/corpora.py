@@ -55,7 +55,7 @@ class Source:
         return self.read()
 
     def sha256(self) -> str | None:
-        """Hash of all files, one behind the other with their lengths; None where none are known."""
+        """Hash of the hashes of all files, in their order; None where none are known."""
         if not self.files:
             return None
         digest = hashlib.sha256()
@@ -84,7 +84,7 @@ def _stdlib_documents() -> Iterator[str]:
 
 
 def text_files(paths: Sequence[Path], field: str = "text") -> Source:
-    """The documents of files and folders (walked in sorted order): one a .txt file, .jsonl line or row.
+    """The documents of files and folders (walked in sorted order): one per .txt file, .jsonl line or row.
 
     `field` is what holds the text of a line or row.
     Of fewer than 64 files, each .txt is cut at line ends into pieces of some 64th of all the text, so that

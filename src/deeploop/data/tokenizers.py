@@ -65,7 +65,7 @@ def utf8(text: str) -> bytes:
 
 
 class ByteTokenizer:
-    """One token a byte, and 256 for end-of-text."""
+    """One token per byte, and 256 for end-of-text."""
 
     name = "bytes"
     merges: Sequence[tuple[str, str]] = ()
@@ -93,7 +93,7 @@ class ByteTokenizer:
 class BPETokenizer:
     """Byte-level byte-pair encoding as GPT-2's, in tiktoken's engine (which releases the GIL).
 
-    Ids: the 256 bytes in GPT-2's order, then one a merge, then end-of-text.
+    Ids: the 256 bytes in GPT-2's order, then one per merge, then end-of-text.
     """
 
     def __init__(self, name: str, merges: Sequence[tuple[str, str]]) -> None:

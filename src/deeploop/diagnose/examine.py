@@ -4,7 +4,8 @@ record = examine(model, tokens, targets, state=AdamState(…))
 record["kappa"], record["sublayers"]["blocks.0.mlp"]["update_cosines"], …
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,9 +71,6 @@ def examine(
     documents, where they are kept apart.
     """
     effort = effort or Effort()
-    was_training, backprop = model.training, model.backprop
-    model.eval()
-    model.backprop = None
 
     def output() -> Tensor:
         states: Tensor = model(tokens, documents=documents).states
@@ -85,36 +83,48 @@ def examine(
     precondition = None
     if state is not None:
         precondition = adam_updates(state.exp_avg_sq, step=state.step, beta2=state.betas[1], eps=state.eps)
-    raw, effective = [], []
-    for sublayer in pick_sublayers(model, sublayers):
-        progress(sublayer.name)
-        gradients = visit_gradients([sublayer], loss)[sublayer.name]
-        reading = sensitivity(sublayer, output, **asdict(effort))
-        raw.append(summarise(sublayer.name, gradients, reading))
-        if precondition is not None:
-            effective.append(summarise(sublayer.name, precondition(sublayer, gradients), reading))
-    alignments = effective or raw
-    with torch.no_grad(), probing():
-        similarity = token_similarity(output())
-    record: dict[str, Any] = {
-        "rounds": model.rounds,
-        "tokens": tokens.numel(),
-        "updates": "effective" if effective else "raw",
-        "kappa": kappa(alignments),
-        "kappa_raw": kappa(raw),
-        "kappas": kappas(alignments),
-        "similarity": similarity,
-        "sublayers": {one.name: one.as_dict() for one in alignments},
-        "raw": {one.name: {"update_norms": one.update_norms, "own_kappa": one.own_kappa} for one in raw},
-        "stream": {v.name: _without_name(asdict(v)) for v in branch_visits(model, output)},
-    }
-    if state is not None:
-        progress("step")
-        effect = step_effect(scaled_sublayers(model), output, state)
-        record["step_effect"] = asdict(effect) | bounds(model, alignments, state.lr, effect.output_norm)
-    model.train(was_training)
-    model.backprop = backprop
+    with _evaluated(model):
+        raw, effective = [], []
+        for sublayer in pick_sublayers(model, sublayers):
+            progress(sublayer.name)
+            gradients = visit_gradients([sublayer], loss)[sublayer.name]
+            reading = sensitivity(sublayer, output, **asdict(effort))
+            raw.append(summarise(sublayer.name, gradients, reading))
+            if precondition is not None:
+                effective.append(summarise(sublayer.name, precondition(sublayer, gradients), reading))
+        alignments = effective or raw
+        with torch.no_grad(), probing():
+            similarity = token_similarity(output())
+        record: dict[str, Any] = {
+            "rounds": model.rounds,
+            "tokens": tokens.numel(),
+            "updates": "effective" if effective else "raw",
+            "kappa": kappa(alignments),
+            "kappa_raw": kappa(raw),
+            "kappas": kappas(alignments),
+            "similarity": similarity,
+            "sublayers": {one.name: one.as_dict() for one in alignments},
+            "raw": {one.name: {"update_norms": one.update_norms, "own_kappa": one.own_kappa} for one in raw},
+            "stream": {v.name: _without_name(asdict(v)) for v in branch_visits(model, output)},
+        }
+        if state is not None:
+            progress("step")
+            effect = step_effect(scaled_sublayers(model), output, state)
+            record["step_effect"] = asdict(effect) | bounds(model, alignments, state.lr, effect.output_norm)
     return record
+
+
+@contextmanager
+def _evaluated(model: LoopedGPT) -> Iterator[None]:
+    """The model in eval mode, with gradients through all rounds; restored also after an error."""
+    was_training, backprop = model.training, model.backprop
+    model.eval()
+    model.backprop = None
+    try:
+        yield
+    finally:
+        model.train(was_training)
+        model.backprop = backprop
 
 
 def bounds(

@@ -44,8 +44,8 @@ def branch_visits(model: nn.Module, run: Callable[[], object]) -> list[BranchVis
 def _watch(module: ScaledResidual, record: BranchVisits) -> list[Any]:
     branch: list[Tensor] = []
 
-    def keep(_: nn.Module, __: Any, output: Tensor) -> None:
-        branch.append(output)
+    def keep(_: nn.Module, __: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+        branch.append(output[0] if isinstance(output, tuple) else output)  # as ScaledResidual reads it
 
     def compare(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         f, x = branch.pop().float().flatten(0, -2), arguments[0].float()

@@ -1,4 +1,4 @@
-"""One gradient a visit: every call of a shared sublayer gets its own alias of the shared parameters.
+"""One gradient per visit: every call of a shared sublayer gets its own alias of the shared parameters.
 
 Autograd adds the contributions of all visits up before anybody can look at them. Here visit r reads an
 alias of the parameters (the same memory, another leaf), so a single backward pass yields G_{r,j} for each
@@ -47,8 +47,12 @@ def residual_sublayers(model: nn.Module, branch: Collection[str] = BRANCH) -> li
     found = []
     for name, module in model.named_modules():
         if isinstance(module, ScaledResidual):
-            scaled = [key for key, _ in module.named_parameters() if key.split(".")[-2] in branch]
-            found.append(Sublayer(name, module, tuple(scaled)))
+            scaled = tuple(
+                key
+                for key, parameter in module.named_parameters()
+                if parameter.ndim > 1 and key.split(".")[-2] in branch  # a bias has the role of its matrix
+            )
+            found.append(Sublayer(name, module, scaled))
     if not found:
         raise ValueError("the model has no residual sublayers of deeploop.nn; name its blocks yourself")
     return found

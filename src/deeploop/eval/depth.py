@@ -20,7 +20,7 @@ class DepthScore:
     """How well a fixed set of targets is predicted."""
 
     loss: float
-    """Nats a token."""
+    """Nats per token."""
     bits_per_byte: float
     similarity: float
     """Mean cosine between token states: 1 is the collapse."""
@@ -130,7 +130,7 @@ def between_depths(losses: Mapping[int, float], rounds: float) -> float | None:
 
 
 def score_adaptive(model: LoopedGPT, windows: Windows, rule: ExitRule) -> tuple[float, DepthScore]:
-    """Mean rounds a token took, and the score, when tokens stop by the rule."""
+    """Mean rounds per token, and the score, when tokens stop by the rule."""
     adaptive = AdaptiveDepth(model, rule)
     score = windows.score(adaptive)
     return adaptive.mean_rounds, score

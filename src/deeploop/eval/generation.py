@@ -55,6 +55,12 @@ def uniform_draws(sampling: Sampling, count: int, batch: int) -> Tensor:
     return torch.stack([torch.rand(count, generator=generator) for generator in generators], dim=1)
 
 
+def require_count(max_tokens: int) -> None:
+    """Raises unless so many tokens can be asked for."""
+    if max_tokens < 0:
+        raise ValueError(f"max_tokens={max_tokens}: must be 0 or more")
+
+
 def require_finite(top: float) -> None:
     """Raises where the largest logit says that they are not finite."""
     if not math.isfinite(top):
@@ -80,6 +86,9 @@ def generate(
     stop: int | None = None,
 ) -> Iterator[int]:
     """Token after token behind the prompt, up to `max_tokens`, to a `stop` token or to a full context."""
+    require_count(max_tokens)
+    if max_tokens == 0:
+        return
     if isinstance(model, LoopedGPT):
         for (token,) in generate_batch(model, [prompt], max_tokens=max_tokens, sampling=sampling, stop=stop):
             assert token is not None
@@ -101,8 +110,7 @@ def generate_batch(
     Prompts may differ in length; each gives what it gives alone, but for the rounding of bf16 on a GPU.
     There tokens are read back one step behind the step that is queued, so that the device never waits.
     """
-    if max_tokens < 0:
-        raise ValueError(f"max_tokens={max_tokens}: must be 0 or more")
+    require_count(max_tokens)
     if not prompts or max_tokens == 0:
         return
     left = [min(max_tokens, room(model, prompt)) for prompt in prompts]

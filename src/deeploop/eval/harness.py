@@ -198,7 +198,7 @@ def too_long(task: Any) -> set[int]:
 def run_tasks(
     lm: HarnessLM, loaded: dict[str, Any], *, shots: int, limit: int | None
 ) -> list[dict[str, Any]]:
-    """One result a task, by the harness' own evaluation."""
+    """One result per task, by the harness' own evaluation."""
     lm.shots = shots
     with quiet():
         results = evaluate(lm, loaded, limit=limit, bootstrap_iters=BOOTSTRAPS)

@@ -64,9 +64,9 @@ class Requests:
     contexts: Ragged
     """Each context once."""
     continuations: Ragged
-    """One a request."""
+    """One per request."""
     columns: dict[str, np.ndarray]
-    """One value a request: which context, which task, shots, document, choice."""
+    """One value per request: which context, which task, shots, document, choice."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What the harness was asked for."""
 

@@ -1,6 +1,6 @@
 """The paper's eight tasks, from the harness' own configs; with local JSON lines in place of a download.
 
-DIR/<task>/<split>.jsonl holds one object a line, in the layout of the data set on the Hugging Face hub.
+DIR/<task>/<split>.jsonl holds one object per line, in the layout of the data set on the Hugging Face hub.
 Prompts, choices and scoring stay the stock ones: only the config's data set is replaced.
 """
 

@@ -46,7 +46,7 @@ def flops_per_token(
     *,
     context: float | None = None,
 ) -> int:
-    """Training FLOPs a token (forward and backward) at sequences of `context` tokens, the model's own.
+    """Training FLOPs per token (forward and backward) at sequences of `context` tokens, the model's own.
 
     6 for each matrix entry visited: K blocks × R rounds, prelude, coda, injection and the head, not the
     embedding lookup; and attention counted causally, as half of its 12·T·H·D a visited block. Norms and
@@ -91,13 +91,13 @@ def flops_per_segment(config: ReasonerConfig, shape: PuzzleShape, *, forward_aga
 
 
 def activation_bytes(config: GPTConfig) -> int:
-    """Bytes a token that one visit of a compiled sandwich block keeps for the backward pass, in bf16.
+    """Bytes per token that one visit of a compiled sandwich block keeps for the backward pass, in bf16.
 
     The stream is fp32, what the products touch is bf16, and the compiler computes norms and SiLU again:
         attention   the stream 4d; its norm 2d; q and k before their norm 4d; q, k, v and the output 8d;
                     the branch 2d                       = 20d, of which 12d go by the heads' sizes
         SwiGLU      the stream 4d; its norm 2d; gate, up and their product 6·hidden; the branch 2d
-    and one fp32 number a head or a token of each norm and of the attention. An upper bound on the kernels of
+    and one fp32 number per head or token of each norm and of the attention. An upper bound on the kernels of
     `nn/kernels`, which keep the same but for SwiGLU's product (4·hidden in place of 6). Compiled, pre-norm
     keeps less and post-norm some 6% more.
     """

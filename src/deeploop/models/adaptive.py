@@ -74,7 +74,7 @@ class AdaptiveDepth(nn.Module):
 
     @property
     def mean_rounds(self) -> float:
-        """Rounds a token took, over all calls so far."""
+        """Mean rounds per token, over all calls so far."""
         return self.rounds_used / max(1, self.tokens_seen)
 
     def new_cache(self, capacity: int | None = None) -> KeyValueCache:
@@ -132,10 +132,12 @@ class AdaptiveDepth(nn.Module):
         """A function of the states after each round, in their order: which tokens (B, T) stop there."""
         if self.rule.criterion == "gate":
             left = torch.ones(x.shape[:2], device=x.device)
+            least = torch.finfo(left.dtype).tiny
 
             def gate_stops(x: Tensor) -> Tensor:
-                left.mul_(torch.sigmoid(-self.model.exit_logits(x)))
-                return 1 - left >= self.rule.threshold
+                # A chance of 1 is never reached. In fp32 1 - left would be 1, and left 0, after some rounds.
+                left.mul_(torch.sigmoid(-self.model.exit_logits(x))).clamp_(min=least)
+                return left <= 1 - self.rule.threshold
 
             return gate_stops
         seen = self._compared(x, finish)

@@ -83,7 +83,7 @@ class GPTConfig:
     scale_gate: bool = True
     """Draw SwiGLU's gate at beta too, as its up and down matrices are."""
     shrink_outputs: bool | None = None
-    """Divide the initial output projections by sqrt(blocks); unset: where neither beta nor epsilon scales."""
+    """Divide the initial output projections by sqrt(blocks); unset: for prenorm and postnorm."""
     epsilon_exponent: float = 0.0
     """Exponent q of pre-norm's epsilon = R^-q, by which a trained stack is looped; 0: epsilon is 1."""
     input_norm: bool = True

@@ -22,7 +22,7 @@ Model = Callable[..., Segment]  # (carry, tokens, puzzle), and q_only where noth
 
 @dataclass(frozen=True)
 class HaltingConfig:
-    """Segments a puzzle, and how halting is learned; the defaults are HRM's."""
+    """Segments per puzzle, and how halting is learned; the defaults are HRM's."""
 
     segments: int = 16
     """Most segments of a puzzle; evaluation runs them all."""

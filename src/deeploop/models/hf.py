@@ -1,4 +1,4 @@
-"""The transformers face of LoopedGPT: config, cache, masks and files are theirs, the model is ours.
+"""The Hugging Face wrapper of LoopedGPT: config, cache, masks and files are theirs, the model is ours.
 
 import deeploop.models.hf  # teaches transformers the model type "deeploop"
 model = AutoModelForCausalLM.from_pretrained("exported", rounds=5)
@@ -80,7 +80,8 @@ class DeepLoopConfig(PreTrainedConfig):
 class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
     """A LoopedGPT that transformers can load, save, generate with and train.
 
-    Logits are over the real vocabulary. Embedding and head are one parameter, so there is nothing to tie.
+    Logits are over the real vocabulary. With `tied_head` the head reads the embedding itself, so transformers
+    has nothing to tie.
     """
 
     config_class = DeepLoopConfig
@@ -101,7 +102,7 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_gpt(cls, gpt: LoopedGPT) -> Self:
-        """A LoopedGPT in these clothes; the weights are shared, not copied."""
+        """Wraps a LoopedGPT; the weights are shared, not copied."""
         trained = asdict(gpt.config)
         now = {"rounds": gpt.rounds, "trained_rounds": gpt.config.rounds, "cache_rounds": gpt.cache_rounds}
         config = DeepLoopConfig(**trained | now)

@@ -19,7 +19,7 @@ from deeploop.train.optim import ReasonerOptimConfig
 from deeploop.train.puzzle import PuzzleDataConfig
 
 ARC_STEPS = (
-    518_000  # 100,000 epochs of 960 tasks (ConceptARC's 160 among them), 4.15 examples a view, batch 768
+    518_000  # 100,000 epochs of 960 tasks (ConceptARC's 160 among them), 4.15 examples per view, batch 768
 )
 ARC_OPTIM = ReasonerOptimConfig(steps=ARC_STEPS)
 # Sudoku and mazes: 1,000 puzzles with one example each. They have no ids to tell apart, and more decay.

@@ -9,10 +9,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from deeploop.report.escapes import wilson
-from deeploop.report.figures import colours, finish
+from deeploop.report.figures import finish
 from deeploop.report.groups import Histories, method
 from deeploop.report.page import MISSING
-from deeploop.report.plots import INK
+from deeploop.report.plots import INK, colours
 from deeploop.report.runs import DEFINING, Run, differing
 from deeploop.report.tables import Table
 

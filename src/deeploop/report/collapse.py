@@ -86,20 +86,21 @@ def _of_bias(ends: dict[str, str]) -> str:
 
 def draw(record: Record) -> plots.Figure:
     depths = sorted({run["rounds"] for run in record["runs"]})
+    own = plots.colours(dict.fromkeys(run["method"] for run in record["runs"]))
     panels = [
         (
             f"R = {rounds}" + (" (no block is revisited)" if rounds == 1 else " (looped)"),
-            [_curve(run) for run in record["runs"] if run["rounds"] == rounds],
+            [_curve(run, own[run["method"]]) for run in record["runs"] if run["rounds"] == rounds],
         )
         for rounds in depths
     ]
     return plots.loss_and_similarity(panels, floor(record))
 
 
-def _curve(run: Record) -> plots.Curve:
+def _curve(run: Record, colour: str) -> plots.Curve:
     return plots.Curve(
         run["method"],
-        plots.RULE_COLOURS[run["method"]],
+        colour,
         [(step, loss) for step, loss in run["train"]],
         [(line["step"], line["similarity"]) for line in run["validations"]],
     )

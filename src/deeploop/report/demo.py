@@ -10,6 +10,7 @@ from deeploop.report import collapse, demo_figures, page, plots
 from deeploop.report.beyond import RIGHT, goes_on
 
 TABLE = (1, 2, 3, 4, 9, 13, 24, 77, 127, 200)
+"""Steps of the table. Beyond four none is a power of two, where most cells are back at where they started."""
 FAR = TABLE[-2:]
 NAMES = {"pre-norm": "The pre-norm loop", "stack": "The stack without a loop"}
 

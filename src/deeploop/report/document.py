@@ -155,7 +155,8 @@ def transfer_section(runs: Sequence[Run], histories: Histories) -> Section:
             continue
         name = f"transfer-{study.letter.lower()}"
         parts.append(transfer_views.rules_table(study, name))
-        parts.append(Picture(name, transfer_views.transfer_figure(study), transfer_views.caption(study)))
+        if figure := transfer_views.transfer_figure(study):
+            parts.append(Picture(name, figure, transfer_views.caption(study)))
         parts.append(transfer_views.losses_table(study, f"{name}-losses"))
     return Section("Does the learning rate transfer over R?", parts)
 

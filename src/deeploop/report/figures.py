@@ -2,8 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import cycle
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -18,27 +17,18 @@ from deeploop.report import published
 from deeploop.report.escapes import Outcome, tally
 from deeploop.report.groups import Histories, Setup, cure, method
 from deeploop.report.ledger import kappas, speed
-from deeploop.report.plots import COLOURS, INK, RULE_COLOURS, quiet, running_mean
+from deeploop.report.plots import COLOURS, INK, RULE_COLOURS, colours, quiet, running_mean
 from deeploop.report.published import ROUNDS, TASKS
 from deeploop.report.runs import Run
 from deeploop.report.tables import accuracy, outcomes, scores
 
-PAPER_COLOURS = {"prenorm": RULE_COLOURS["pre-norm"], "sandwich": RULE_COLOURS["DeepLoop p=1/2"]}
-PAPER_LINES = {"pre-norm": PAPER_COLOURS["prenorm"], "DeepLoop p=0.5": PAPER_COLOURS["sandwich"]}
+PAPER_COLOURS = {"prenorm": RULE_COLOURS["pre-norm"], "sandwich": RULE_COLOURS["DeepLoop"]}
 RED = "#d62728"
 
 
 def plain(text: str) -> str:
     """A label as it is: matplotlib reads formulas between dollars, and hides what begins with _."""
     return "\u200b" * text.startswith("_") + text.replace("$", r"\$")
-
-
-def colours(labels: Iterable[str]) -> dict[str, str]:
-    """Label → colour; pre-norm and DeepLoop as the paper's lines, whatever stands beside them."""
-    names = [*labels]
-    own = {label: colour for label, colour in PAPER_LINES.items() if label in names}
-    rest = cycle(colour for colour in COLOURS if colour not in own.values())
-    return {label: own[label] if label in own else next(rest) for label in names}
 
 
 def legend_names(setup: Setup) -> dict[str, str]:
@@ -196,7 +186,7 @@ def draw_curves(panels: dict[str, list[tuple[str, str, Run]]], histories: Histor
     ranked = sorted(named, key=lambda label: label == "unigram floor")
     fit = int(
         14 * figure.get_figwidth() / (6 + max(map(len, ranked)))
-    )  # letters of the legend's size an inch
+    )  # letters of the legend's size per inch
     figure.legend(
         [named[label] for label in ranked], ranked, loc="outside lower center", ncols=max(1, min(6, fit)),
         frameon=False, labelcolor=INK, fontsize=8,
@@ -333,12 +323,13 @@ def cost_against_rounds(groups: Sequence[Setup]) -> Figure | None:
             lw=1,
             label=f"paper, {size}",
         )
-    for index, (label, line) in enumerate(lines.items()):
+    own = colours(lines)
+    for label, line in lines.items():
         axes.plot(
             [*line],
             [*line.values()],
             "o-",
-            color=COLOURS[index % len(COLOURS)],
+            color=own[label],
             ms=4,
             lw=1.6,
             label=plain(label),

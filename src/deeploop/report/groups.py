@@ -157,10 +157,12 @@ class Setup:
     def rows(self) -> dict[str, dict[int, TableCell]]:
         """Row label → rounds → cell."""
         rows: dict[str, dict[int, list[Run]]] = {}
-        for name in sorted(self.methods, key=METHOD_ORDER):
+        for name in sorted(self.methods, key=method_order):
             own = [run for run in self.runs if method(run) == name]
-            for run in own:
-                label = f"{name}, {variant(run, own)}" if _is_split(own) else name
+            variants = find_variants(own)
+            split = _is_split(own, variants)
+            for run, variant in zip(own, variants, strict=True):
+                label = f"{name}, {variant}" if split else name
                 rows.setdefault(label, {}).setdefault(run.fields["model.rounds"], []).append(run)
         return {
             label: {R: TableCell(tuple(runs)) for R, runs in sorted(cells.items())}
@@ -269,25 +271,28 @@ BLOCK_NAMES = {
 }
 
 
-def METHOD_ORDER(name: str) -> tuple[bool, bool, str]:
+def method_order(name: str) -> tuple[bool, bool, str]:
     return (not name.startswith("pre-norm"), name.startswith("DeepLoop"), name)
 
 
-def variant(run: Run, among: Sequence[Run]) -> str:
-    """The optimizer's settings in which a run differs from others of its method."""
+def find_variants(runs: Sequence[Run]) -> list[str]:
+    """Of each run of a method, the optimizer's settings in which it differs from the others."""
     # The kind is in the method's name.
-    names = [name for name in run.fields if name.startswith("optim.") and name != "optim.kind"]
-    told = [name for name in names if len({json.dumps(one.fields.get(name)) for one in among}) > 1]
-    parts = [f"{name.partition('.')[2]} {setting(run.fields[name])}" for name in told]
-    return ", ".join(parts) or "as the others"
+    names = {name for run in runs for name in run.fields if name.startswith("optim.")} - {"optim.kind"}
+    told = {name for name in names if len({json.dumps(run.fields.get(name)) for run in runs}) > 1}
+    return [
+        ", ".join(
+            f"{name.partition('.')[2]} {setting(run.fields[name])}" for name in run.fields if name in told
+        )
+        or "as the others"
+        for run in runs
+    ]
 
 
-def _is_split(runs: Sequence[Run]) -> bool:
+def _is_split(runs: Sequence[Run], variants: Sequence[str]) -> bool:
     """Whether some R has runs with different settings, so that one row could not hold them."""
-    return any(
-        len({variant(run, runs) for run in runs if run.fields["model.rounds"] == R}) > 1
-        for R in {run.fields["model.rounds"] for run in runs}
-    )
+    rounds = [run.fields["model.rounds"] for run in runs]
+    return len({*zip(rounds, variants, strict=True)}) > len({*rounds})
 
 
 def columns(setup: Setup) -> list[int]:

@@ -1,7 +1,8 @@
 """Pictures, and what all of them share. Nothing here imports torch."""
 
 import io
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
@@ -18,15 +19,44 @@ from deeploop.files import atomic_file
 
 # Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# One colour per rule in every figure.
+# One colour per rule in every figure; the labels of a rule begin with its name.
 RULE_COLOURS = {
     "pre-norm": COLOURS[0],
-    "DeepLoop p=1/2": COLOURS[1],
+    "DeepLoop": COLOURS[1],
     "flat": COLOURS[2],
-    "DeepNorm p=1/4": COLOURS[4],
-    "DeepNorm p=1/4, unigram bias": COLOURS[5],
+    "pre-norm λ/(R√K)": COLOURS[3],
+    "DeepNorm": COLOURS[4],
+    "pre-norm 1/N": COLOURS[5],
 }
+OTHER_COLOURS = ("#999933", "#9467BD", "#8C564B", "#AA3377")  # of rules that have none of their own
+SHADES = (0.0, -0.4, 0.45, -0.6, 0.7, -0.2)  # of a rule's colour: towards black below 0, towards white above
 INK = "#7f7f80"  # frame and text; replaced by the page's own text colour in inline SVG
+
+
+def rule_of(label: str) -> str:
+    """The rule that a label begins with, such as "pre-norm 1/N + unigram bias, peak_lr 0.001"."""
+    known = max((rule for rule in RULE_COLOURS if label.startswith(rule)), key=len, default="")
+    return known or label.partition(" + ")[0].partition(", ")[0]
+
+
+def colours(labels: Iterable[str]) -> dict[str, str]:
+    """Label → its rule's colour; where several labels share a rule, shades of it."""
+    others, found = cycle(OTHER_COLOURS), dict(RULE_COLOURS)
+    seen: Counter[str] = Counter()
+    named = {}
+    for label in labels:
+        rule = rule_of(label)
+        if rule not in found:
+            found[rule] = next(others)
+        named[label] = _shaded(found[rule], SHADES[seen[rule] % len(SHADES)])
+        seen[rule] += 1
+    return named
+
+
+def _shaded(colour: str, shade: float) -> str:
+    target = 1.0 if shade > 0 else 0.0
+    red, green, blue = (part + abs(shade) * (target - part) for part in to_rgb(colour))
+    return to_hex((red, green, blue)).upper()
 
 
 def round_colours(rounds: Sequence[int]) -> dict[int, str]:
@@ -46,7 +76,7 @@ class Curve:
 
 
 def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: float) -> Figure:
-    """Training loss above, token similarity below, one column a panel, scales shared along a row."""
+    """Training loss above, token similarity below, one column per panel, scales shared along a row."""
     figure = Figure(figsize=(5.2 * len(panels), 5.6), layout="constrained")
     grid = figure.subplots(
         2, len(panels), sharex=True, sharey="row", squeeze=False, gridspec_kw={"height_ratios": [2, 1]}

@@ -55,7 +55,7 @@ def _row(table: str, row: str, columns: list[str], numbers: str) -> dict[str, Va
     }
 
 
-# ── Table 1: final validation loss, nats a token ────────────────────────────────────────────────────────
+# ── Table 1: final validation loss, nats per token ────────────────────────────────────────────────────────
 _TABLE_1 = {
     ("small", "prenorm"): "2.8627* 2.8077 2.7910 2.7700",
     ("small", "sandwich"): "2.8631* 2.7917* 2.7679* 2.7514*",

@@ -16,7 +16,7 @@ from deeploop.files import read_object
 from deeploop.report.endings import ENDED, State, ending, run_state, stopped_at
 from deeploop.report.packed import opened, subfolders
 from deeploop.report.sweeps import read_sweep
-from deeploop.train.metrics import Record, is_sound, stream_back, stream_lines
+from deeploop.train.metrics import Record, is_sound, last_lines, stream_lines
 
 ITERATED = ("data.task", "data.rule", "data.length", "data.train_steps", "rounds.")
 DEFINING = (
@@ -241,7 +241,8 @@ def read_run(
             epochs = fields["data.max_epochs"]  # was one number, 0 for none
             fields["data.max_epochs"] = ([epochs] if epochs else []) if isinstance(epochs, int) else epochs
         fields["device.low_precision"] = low_precision(fields)
-        train, validation, rates = _last_lines(files)
+        lines, validation = last_lines(files, count=RATES, sound=False)
+        train = lines[0] if lines else {}
         _check_kinds(fields, CONFIG_KINDS)
         _check_kinds(stamp, STAMP_KINDS)
         if not (is_sound(train) and is_sound(validation)):
@@ -254,6 +255,7 @@ def read_run(
         since=max(train.get("step", 0), fields.get("optim.warmup_steps", 0)),
         stops=bool(fields.get("guard.stop")),
     )
+    rates = [line["tokens_per_s"] for line in lines if line.get("tokens_per_s") and is_sound(line)]
     rate = median(rates) if rates else None
     return Run(folder, folder.name, run_state(files, over), fields, stamp, train, validation, rate, **place)
 
@@ -271,24 +273,6 @@ def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     for name in values.keys() & kinds.keys():
         if not isinstance(values[name], kinds[name]):
             raise ValueError(f"{name}={values[name]!r}: must be a {kinds[name]}")
-
-
-def _last_lines(folder: Path) -> tuple[Record, Record, list[float]]:
-    train: Record = {}
-    validation: Record = {}
-    rates: list[float] = []
-    trained = 0
-    for record in stream_back(folder):
-        if record["kind"] == "validation":
-            validation = validation or record
-        elif record["kind"] == "train":
-            train = train or record
-            trained += 1
-            if record.get("tokens_per_s") and trained <= RATES and is_sound(record):
-                rates.append(record["tokens_per_s"])
-        if train and validation and trained >= RATES:
-            break
-    return train, validation, rates
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -45,7 +45,7 @@ def loss_table(setup: Setup, histories: Histories, name: str) -> Table:
     rows += [[HERE, f"Δ {label} − pre-norm", *texts] for label, texts in our_deltas(setup, histories, rounds)]
     title = f"Validation loss, nats per {setup.unit}: {setup.title}"
     note = (
-        "Mean ± standard deviation over the runs that trained, a seed each unless a cell says otherwise; "
+        "Mean ± standard deviation over the runs that trained, one seed each unless a cell says otherwise; "
         "runs that end at the unigram floor are counted apart. – : no run."
     )
     if setup.is_beside_paper:
@@ -200,7 +200,7 @@ def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
     if max(exponents.values(), default=0) < 3:
         return {}
     return {
-        f"R={R}, {rise:.1e} a step{cured}": found[cured, R, rise]
+        f"R={R}, {rise:.1e} per step{cured}": found[cured, R, rise]
         for cured, R, rise in sorted(found)
         if exponents[cured, R, rise] > 1
     }

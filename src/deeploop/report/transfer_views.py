@@ -115,14 +115,20 @@ def loss(cell: Cell | None) -> str:
 
 
 # ── Figure ──────────────────────────────────────────────────────────────────────────────────────────────
-def transfer_figure(study: Study) -> Figure:
-    """Loss against peak rate: a panel for each rule, a curve for each R, one scale for all."""
+def transfer_figure(study: Study) -> Figure | None:
+    """Loss against peak rate: a panel for each rule, a curve for each R, one scale for all.
+
+    None where every cell was lost.
+    """
+    scale = y_range(study)
+    if scale is None:
+        return None
+    low, high = scale
     wide = min(3, len(study.rules))
     tall = -(-len(study.rules) // wide)
     figure = Figure(figsize=(max(5.6, 3.4 * wide), 3.0 * tall + 0.6), layout="constrained")
     grid = figure.subplots(tall, wide, sharex=True, sharey=True, squeeze=False)
     colours = round_colours(study.rounds)
-    low, high = y_range(study)
     for axes, rule in zip(grid.flat, study.rules.values(), strict=False):
         for place, (R, curve) in enumerate(rule.curves.items()):
             draw_curve(axes, curve, colours[R])
@@ -153,7 +159,7 @@ def transfer_figure(study: Study) -> Figure:
     return finish(figure)
 
 
-def y_range(study: Study) -> Interval:
+def y_range(study: Study) -> Interval | None:
     """The scale that shows every curve around its best; what lies higher leaves through the top."""
     shown = [
         cell.mean(curve.seeds)
@@ -161,6 +167,8 @@ def y_range(study: Study) -> Interval:
         for curve in rule.curves.values()
         for cell in curve.around
     ]
+    if not shown:
+        return None
     low, high = min(shown), max(shown)
     margin = 0.06 * (high - low) or 0.01
     return low - margin, high + margin

@@ -53,9 +53,10 @@ def config_of_folder(found: Mapping[str, Any]) -> tuple[str, GPTConfig]:
     """Family and config that a transformers config.json describes."""
     names = found.get("architectures")
     name = names[0] if isinstance(names, list) and names else found.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
+    known = FAMILIES | {family: family for family in FAMILIES.values()}  # a model_type is the family's name
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"architecture {name!r:.60}: unknown; what can be read is {', '.join(FAMILIES)}")
-    family = FAMILIES[name]
+    family = known[name]
     if (act := found.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act={act!r:.40}: must be silu")
     heads = _whole(found, "num_attention_heads")

@@ -113,7 +113,7 @@ def _note(small: bool, utilization: float) -> str:
             "How long that is here, the sweep says while it runs."
         )
     return (
-        f"GPU-hours: FLOPs a token ({counted}) at {utilization:.0%} of one {GPU}'s "
+        f"GPU-hours: FLOPs per token ({counted}) at {utilization:.0%} of one {GPU}'s "
         f"{PEAK_FLOPS[GPU] / 1e12:.0f} TFLOP/s; training steps alone."
     )
 

@@ -25,7 +25,7 @@ from deeploop.report.sweeps import FORMAT, RecordedCell, SweepRecord, read_sweep
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.train.checkpoint import list_checkpoints
 from deeploop.train.config import TrainConfig, to_dict
-from deeploop.train.metrics import Record, read_metrics_tail
+from deeploop.train.metrics import Record, last_lines
 from deeploop.train.rundir import provenance
 
 HARMLESS = ("device.", "checkpoint.", "log.")  # may differ between two starts of one cell
@@ -187,11 +187,8 @@ class SweepFolder:
 
     def _last_lines(self, cell: Cell) -> tuple[Record, Record]:
         """The last line of training metrics, and the last validation."""
-        records = read_metrics_tail(self.files(cell))[::-1]
-        train, validation = (
-            next((r for r in records if r["kind"] == kind), {}) for kind in ("train", "validation")
-        )
-        return train, validation
+        train, validation = last_lines(self.files(cell))
+        return train[0] if train else {}, validation
 
     def _ending(self, cell: Cell, train: Record, validation: Record) -> Ending | None:
         config = self.configs[cell.name]

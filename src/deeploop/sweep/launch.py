@@ -1,4 +1,4 @@
-"""Cells as processes of this machine: one a cell, several at a time, on the devices at hand."""
+"""Cells as processes of this machine: one per cell, several at a time, on the devices at hand."""
 
 import math
 import os

@@ -1,7 +1,7 @@
-"""The paper's sweeps as grids, at three scales; and three on questions that it leaves open.
+"""The paper's sweeps as grids, at three scales; and those on questions that it leaves open.
 
 `paper`   its settings, as far as they are known
-`gpu`     minutes on one GPU, on any corpus of GPT-2 tokens: K = 6, width 512, 64 × 512 tokens a step
+`gpu`     minutes on one GPU, on any corpus of GPT-2 tokens: K = 6, width 512, 64 × 512 tokens per step
 `laptop`  minutes on two cores, on the bytes of Python's standard library
 """
 
@@ -37,7 +37,7 @@ TABLE1_SIZES: dict[str, dict[Any, dict[str, Any]]] = {
 }
 TABLE1_SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {},
-    # A thousandth of the paper's 49.152 B tokens; the rate rises by the lineage's 5e-7 a step.
+    # A thousandth of the paper's 49.152 B tokens; the rate rises by the lineage's 5e-7 per step.
     "gpu": {
         **GPU,
         "optim.steps": 1_500,
@@ -86,7 +86,7 @@ P_SWEEP: dict[str, tuple[str, dict[str, Any], dict[str, Axis]]] = {
         {"optim.steps": 2_700, "optim.floor_lr": 1e-3},
         {**along("model.p", PAPER_P), **along("seed", range(5))},
     ),
-    # 300 steps decide an escape. At 1.7e-6 a step (1e-3 over 600) p = ½ does and p = ¼ does not, at 5e-6
+    # 300 steps decide an escape. At 1.7e-6 per step (1e-3 over 600) p = ½ does and p = ¼ does not, at 5e-6
     # neither. The ramps are two of `escape`, and the peak stays, as there.
     "gpu": (
         "gpt2-small",
@@ -194,7 +194,7 @@ RULE_SETTINGS: dict[str, dict[str, Any]] = {
         "checkpoint.keep": 1,
     },
 }
-# Peak and warm-up: the same eight points for every rule, the rate rising by 1.2e-6 to 4e-5 a step.
+# Peak and warm-up: the same eight points for every rule, the rate rising by 1.2e-6 to 4e-5 per step.
 SEARCH = {
     f"{peak:g}+{warmup}": {"optim.peak_lr": peak, "optim.warmup_steps": warmup}
     for warmup, peaks in {400: (5e-4, 1e-3, 2e-3, 4e-3, 8e-3), 100: (1e-3, 2e-3, 4e-3)}.items()

@@ -54,7 +54,7 @@ def sum_exponent(p: Real, *, factors: int = 2) -> Fraction:
 
 
 def critical_ramp(N: int, rule: ScalingRule, width: int) -> float:
-    """The rise of the rate a step, from 0, beyond which a run does not come back from the collapse at once.
+    """The rise of the rate per step, from 0, beyond which a run does not come back from the collapse at once.
 
     Fitted, not derived: over exponents at N = 18 and width 512, within 300 steps. The dependence on N was
     checked to a factor of two at K = 4 on a CPU, that on the width is the model's. It is too low by 4 to 30

@@ -63,7 +63,7 @@ class Plan:
 
     settings: Mapping[str, int | str]  # the architecture as it was asked for
     schedule: Schedule
-    rules: Mapping[str, ScalingRule]  # one a module
+    rules: Mapping[str, ScalingRule]  # one per module
     horizons: Mapping[Horizon, Schedule] = field(default_factory=dict)  # a hierarchy's, at each horizon
     epsilons: Mapping[str, float] = field(default_factory=dict)  # a loop's, of the rules that scale pre-norm
     once: Mapping[str, int] = field(default_factory=dict)  # blocks of a loop's prelude and coda

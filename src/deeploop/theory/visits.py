@@ -130,7 +130,7 @@ def hierarchy(high_blocks: int, low_blocks: int, cycles: int, low_cycles: int, h
 
 
 def shared_hierarchy(blocks: int, cycles: int, low_cycles: int, horizon: Horizon) -> Schedule:
-    """One module, "shared", in both roles of `hierarchy`, so run C_L + 1 times a cycle (as in TRM)."""
+    """One module, "shared", in both roles of `hierarchy`, so run C_L + 1 times per cycle (as in TRM)."""
     _check(horizon, blocks=blocks, cycles=cycles, low_cycles=low_cycles)
     _check_size(cycles * (low_cycles + 1) * blocks)
     return Schedule(

@@ -10,6 +10,7 @@ from deeploop.data.chat import ChatSet
 from deeploop.data.chat_loader import ChatLoader, held_out_rows
 from deeploop.data.chat_template import TEMPLATE_FILE
 from deeploop.data.token_loader import Loader
+from deeploop.files import naming_field
 from deeploop.train.language import LanguageTask
 
 
@@ -102,10 +103,7 @@ class ChatTask(LanguageTask):
 
 def open_chat(path: Path) -> ChatSet:
     """The conversations of a folder, after their content was found to have its checksums."""
-    try:
+    with naming_field("data.path", path):
         chat = ChatSet.open(path)
         chat.verify()
-    except ValueError as error:
-        what = str(error).removeprefix(str(path)).lstrip("/: ")  # the path is named once
-        raise ValueError(f"data.path={path}: {what}") from None
     return chat

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,11 +104,7 @@ def save_checkpoint(
             files[TASK] = dict(tensors)
         for name, content in files.items():
             _save_tensors(part / name, content)
-        record = {"format": FORMAT, "step": step, **state}
-        checksums = {name: _sync_and_hash(part / name) for name in files}
-        record["sha256"] = {**checksums, "state.json": _digest(record)}
-        (part / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-        _sync_and_hash(part / "state.json")
+        _write_record(part, {"format": FORMAT, "step": step, **state}, files)
         sync_folder(part)
         part.rename(final)
         sync_folder(final.parent)
@@ -271,9 +267,10 @@ def save_weights(folder: Path, model: nn.Module, state: dict[str, Any]) -> Path:
     return final
 
 
-def _write_record(folder: Path, record: dict[str, Any]) -> None:
-    """state.json beside weights alone."""
-    record["sha256"] = {WEIGHTS: _sync_and_hash(folder / WEIGHTS), "state.json": _digest(record)}
+def _write_record(folder: Path, record: dict[str, Any], names: Iterable[str] = (WEIGHTS,)) -> None:
+    """state.json beside the files of those names, with their checksums and its own."""
+    checksums = {name: _sync_and_hash(folder / name) for name in names}
+    record["sha256"] = {**checksums, "state.json": _digest(record)}
     (folder / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     _sync_and_hash(folder / "state.json")
 

@@ -72,7 +72,7 @@ class LoopMonitor:
             changes.append(f"--model.p {min(1.0, 2 * config.model.p):g}")
         return (
             "COLLAPSED: after warm-up every position still carries the same state, and the loss is no better "
-            f"than the unigram floor. The rate rose by {ramp:.1e} a step, too fast for this block; "
+            f"than the unigram floor. The rate rose by {ramp:.1e} per step, too fast for this block; "
             f"try {' or '.join(changes)}, or a lower --optim.peak-lr."
         )
 

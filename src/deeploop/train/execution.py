@@ -113,9 +113,9 @@ def choose_execution(
         "fsdp: no CUDA graph": sharded,
         "batches differ in their work: no CUDA graph": not recordable,
     }
-    recorded = (chained or sharded) and blocks == "kernels" and optimizer is not None
-    why_graph = [text for text, holds in obstacles.items() if holds] if recorded else []
-    graph = chained and optimizer is not None and not why_graph
+    could_record = trains and blocks == "kernels" and (chained or sharded)
+    why_graph = [text for text, holds in obstacles.items() if holds] if could_record else []
+    graph = could_record and chained and not why_graph
     # Without a host that looks at the loss first, the device must leave a bad step out by itself.
     lag = int(graph and optimizer is not None and supports_conditional_step(optimizer))
     because = (*why_blocks, *why_graph[:1])

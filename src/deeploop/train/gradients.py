@@ -1,6 +1,6 @@
 """One piece of memory for all gradients of a model: micro-batches add to it, and ranks exchange it.
 
-A CUDA graph needs gradients that stay where they are. Ranks that hold the whole model need one all-reduce a
+A CUDA graph needs gradients that stay where they are. Ranks that hold the whole model need one all-reduce per
 step: a looped block's gradient is whole only after the backward pass of its first visit, which comes last,
 so there is next to nothing to exchange earlier.
 """

@@ -13,6 +13,7 @@ from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.config import AnyTrainConfig
 from deeploop.train.custom import TaskFactory
 from deeploop.train.distributed import World, is_sharded, open_world
+from deeploop.train.metrics import as_read_back
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest, peak_flops
 from deeploop.train.steps import StepQueue, StepResult, non_finite_report
@@ -154,10 +155,15 @@ def validate(run: ActiveRun) -> bool:
         from deeploop.train.sharding import reshard_after_eval  # now, as in `wrap`
 
         reshard_after_eval(run.model)
-    if not math.isfinite(result["loss"]):  # before anything is saved
+    # Before anything is saved: a checkpoint with other values could not be resumed.
+    try:
+        recorded = as_read_back(result)
+    except ValueError as error:
+        raise ValueError(f"{type(run.task).__name__}.evaluate: returned {error}") from None
+    if not math.isfinite(result["loss"]):
         batches = run.task.micro_batches()
         raise FloatingPointError(non_finite_report(run, run.step + 1, batches, result["loss"], math.nan))
-    run.last_validation = result
+    run.last_validation = recorded
     run.log("validation", result)
     run.display.say(f"step {run.step:>6}  {run.task.describe(result)}")
     warm = run.step - run.task.held >= run.config.optim.warmup_steps

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,7 +57,7 @@ class LogConfig:
 
 
 class MetricsWriter:
-    """Appends one JSON object a line to `metrics.jsonl`, flushed at once."""
+    """Appends one JSON object per line to `metrics.jsonl`, flushed at once."""
 
     def __init__(self, folder: Path, config: LogConfig, settings: Record) -> None:
         self._path = folder / "metrics.jsonl"
@@ -67,7 +66,7 @@ class MetricsWriter:
         self._wandb = _wandb(config.wandb, folder, settings) if config.wandb else None
 
     def write(self, kind: str, step: int, values: Record) -> None:
-        line = json.dumps({"kind": kind, "step": step, **_finite(values)}) + "\n"
+        line = json.dumps({"kind": kind, "step": step, **finite(values)}) + "\n"
         try:
             self._file.write(line)
             self._file.flush()
@@ -132,9 +131,23 @@ def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
             yield record
 
 
-def read_metrics_tail(folder: Path, lines: int = 500) -> list[Record]:
-    """The last records of a run, in order, for one who looks at it every second."""
-    return [*islice(filter(is_sound, stream_back(folder)), lines)][::-1]
+def last_lines(folder: Path, *, count: int = 1, sound: bool = True) -> tuple[list[Record], Record]:
+    """The last `count` lines of training metrics, newest first, and the last validation; {} without one.
+
+    With `sound` damaged lines are left out. Without it values are not looked at, for a reader who says so.
+    """
+    train: list[Record] = []
+    validation: Record = {}
+    for record in stream_back(folder):
+        if sound and not is_sound(record):
+            continue
+        if record["kind"] == "validation":
+            validation = validation or record
+        elif record["kind"] == "train" and len(train) < count:
+            train.append(record)
+        if validation and len(train) == count:
+            break
+    return train, validation
 
 
 def _opened(path: Path) -> BinaryIO | None:
@@ -182,9 +195,22 @@ def rewind_metrics(folder: Path, step: int) -> None:
         file.write("".join(kept).encode())
 
 
-def _finite(values: Record) -> Record:
+def finite(values: Record) -> Record:
     """JSON has no NaN: a number that is none is written as null."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
+def as_read_back(values: Record) -> Record:
+    """The values as a JSON file gives them back; ValueError for one that its readers would refuse."""
+    found = {}
+    for name, value in finite(values).items():
+        try:
+            found[name] = parse_json(json.dumps(value))
+        except TypeError:  # a tensor, an array
+            raise ValueError(f"{name}={value!r:.40}: must be a plain value, such as a float") from None
+        if not is_sound({name: found[name]}):
+            raise ValueError(f"{name}={value!r:.40}: must be a {'string' if name in WORDS else 'number'}")
+    return found
 
 
 def _tensorboard(folder: Path) -> Any:

@@ -164,7 +164,7 @@ def make_optimizer(
     With a rate of their own they come last, in a group of their own.
 
     With a rate of their own, the matrices of the roles in `branch` come first, in one more. Each group
-    carries `lr_multiplier` and whether it is that one, so that the schedule stays one number a step.
+    carries `lr_multiplier` and whether it is that one, so that the schedule stays one number per step.
     """
     apart = branch if config.branch_lr != 1 else ()
     kinds = ("branch", "matrices", "embedding", "gains", "injection")
@@ -175,7 +175,8 @@ def make_optimizer(
         role = name.split(".")[-2:][0]  # blocks.0.attention.branch.v.weight: role v
         kind = "gains" if undecayed else "embedding" if role in ("embedding", "head") else "matrices"
         kind = "injection" if injected and config.injection_lr != 1 else kind
-        groups["branch" if role in apart else kind].append(parameter)
+        # A bias has the role of its matrix, but β does not scale it, and Muon takes matrices alone.
+        groups["branch" if role in apart and not undecayed else kind].append(parameter)
     multiplier = dict.fromkeys(("branch", "matrices"), matrix_lr_multiplier)
     multiplier["injection"] = config.injection_lr
     built: dict[str, dict[str, Any]] = {

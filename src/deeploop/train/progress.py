@@ -12,9 +12,8 @@ from tqdm import tqdm
 LINE_SECONDS = 10
 # Dense bf16 peak of the datasheets, FLOP/s: what "utilization" below is a share of.
 PEAK_FLOPS = {
-    "H200": 989e12,
+    "H200": 989e12,  # a GH200 too
     "H100": 989e12,
-    "GH200": 989e12,
     "B200": 2250e12,
     "A100": 312e12,
     "L40S": 362e12,
@@ -60,7 +59,7 @@ class Clock:
         self.steps += 1
 
     def read(self) -> float:
-        """Steps a second since the last reading."""
+        """Steps per second since the last reading."""
         rate = self.steps / self._since if self._since else 0.0
         self.steps, self._since = 0, 0.0
         return rate

@@ -17,6 +17,7 @@ from deeploop.data.draws import keys, words
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.eval.reasoning import PuzzleScore, Solver, score, spread_rows
+from deeploop.files import naming_field
 from deeploop.models.accounting import flops_per_segment, segment_bytes
 from deeploop.models.halting import Slots, minimum_segments, supervise
 from deeploop.models.hrm import HRMConfig
@@ -241,10 +242,7 @@ class PuzzleTask:
 
 def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
     """The puzzles of a folder, after their content was found to have its hash; `field` named the folder."""
-    try:
+    with naming_field(field, path):
         puzzles = PuzzleSet.open(path)
         puzzles.verify()
-    except ValueError as error:
-        what = str(error).removeprefix(str(path)).lstrip("/: ")  # the path is named once
-        raise ValueError(f"{field}={path}: {what}") from None
     return puzzles

@@ -1,6 +1,6 @@
 """Forward and backward pass of a micro-batch as one CUDA graph: some thousand launches become one.
 
-At R rounds a step has a few dozen launches a visit, which at small widths take the host longer than the
+At R rounds a step has a few dozen launches per visit, which at small widths take the host longer than the
 device. A graph has fixed sizes and memory: one is recorded for every shape and number of rounds that comes,
 the second time it does; the first time compiles the kernels. At most `MOST_GRAPHS` are kept, in one pool of
 memory, as only one of them runs at a time.

@@ -3,9 +3,12 @@
 run.json        format version, deeploop, torch and git versions, the command, the task and what it reads,
                 how steps are executed, and how the run ended
 config.json     the full config
-merges.txt      the tokenizer, where it was trained on the corpus
-metrics.jsonl   one JSON object a line
+merges.txt      the tokenizer, where it was trained on the corpus; tokenizer.json of a pretrained one
+template.jinja  the chat template of a run on conversations
+metrics.jsonl   one JSON object per line; metrics.previous.jsonl of a start that left no checkpoint
 checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json; task.safetensors of a reasoner
+
+What commands add later is in docs/run-folder.md.
 """
 
 import platform

@@ -1,4 +1,4 @@
-"""FSDP2 around a looped model: each physical block is gathered once a step, and its gradients reduced once.
+"""FSDP2 around a looped model: each physical block is gathered once per step, and its gradients reduced once.
 
 By itself FSDP gathers a block for every visit's backward, and reduces what earlier micro-batches accumulated
 after the last visit's backward already, the rest after the first visit's.

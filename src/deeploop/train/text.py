@@ -11,6 +11,7 @@ from deeploop.data.bpe import vocabulary_fits
 from deeploop.data.mixture import Mixture, MixtureLoader, parse_mix
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import Loader, TokenLoader, validation_windows
+from deeploop.files import naming_field
 from deeploop.train.distributed import World
 
 if TYPE_CHECKING:
@@ -155,10 +156,7 @@ def mixture_windows(mixture: Mixture, context: int, count: int) -> dict[str, tup
 
 def open_corpus(path: Path, field: str = "path") -> Corpus:
     """The corpus of a folder, after sizes and counts were found to fit (all: `deeploop data --verify`)."""
-    try:
+    with naming_field(f"data.{field}", path):
         corpus = Corpus.open(path)
         corpus.verify_counts()
-        return corpus
-    except ValueError as error:
-        what = str(error).removeprefix(str(path)).lstrip("/: ")  # the path is named once
-        raise ValueError(f"data.{field}={path}: {what}") from None
+    return corpus

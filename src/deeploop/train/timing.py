@@ -12,11 +12,11 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.config import AnyTrainConfig, TrainConfig
-from deeploop.train.distributed import World
+from deeploop.train.distributed import ATTENTION, World
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
@@ -24,20 +24,11 @@ from deeploop.train.steps import StepQueue
 WARM_UP = 3
 
 
-# The fastest that PyTorch has for these shapes on a recent card, and what takes its place elsewhere.
-FAST_ATTENTION = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
-
-
 @dataclass(frozen=True)
 class Timing:
     """One model, timed."""
 
-    seconds: float  # a step
+    seconds: float  # per step
     first: float  # the first step: compilation, and what is loaded once
     peak_memory: int | None  # bytes
 
@@ -95,7 +86,7 @@ def reference_step(
 
 
 def fast_attention() -> AbstractContextManager[None]:
-    return sdpa_kernel(FAST_ATTENTION, set_priority=True)
+    return sdpa_kernel(ATTENTION, set_priority=True)
 
 
 def compile_reference(model: nn.Module) -> None:
