@@ -460,6 +460,24 @@ def _gain_growth(curves: Curves, name: str, least: int, most: int) -> str:
     return str(paired(*ends) or MISSING)
 
 
+# ── Reasoners in FP8 ────────────────────────────────────────────────────────────────────────────────────
+SCORES = {"exact": "exact accuracy", "cells": "cells that are right", "loss": "test loss"}
+
+
+def sudoku_fp8(results: Path) -> str:
+    """The last scores of both precisions, seed by seed, and FP8 minus bf16."""
+    rows = []
+    for model in ("hrm", "trm"):
+        scores: dict[str, dict[int, Mapping[str, Any]]] = {"bf16": {}, "fp8": {}}
+        for run in find_runs([results / "sudoku6-fp8" / model]):
+            *_, scores[run.fields["device.precision"]][run.seed] = read_metrics(run.files, "validation")
+        for name, title in SCORES.items():
+            bf16, fp8 = ({seed: line[name] for seed, line in own.items()} for own in scores.values())
+            seeds = [", ".join(f"{own[seed]:.3f}" for seed in sorted(own)) for own in (bf16, fp8)]
+            rows.append([model.upper(), title, *seeds, str(paired(fp8, bf16))])
+    return table(["", "", "bf16, by seed", "FP8, by seed", "FP8 minus bf16"], rows)
+
+
 # ── The page ────────────────────────────────────────────────────────────────────────────────────────────
 PAGES: dict[str, dict[str, Callable[[Path], str]]] = {
     "rules.md": {"pairs": pairs, "shapes": shapes, "part-effects": part_effects, "gains": gains},
@@ -471,6 +489,7 @@ PAGES: dict[str, dict[str, Callable[[Path], str]]] = {
         "muon-escape-laptop": muon_escape_laptop,
     },
     "results/step-effect/README.md": {"step-effect": step_effect},
+    "results/sudoku6-fp8/README.md": {"sudoku-fp8": sudoku_fp8},
     "results/tokens-per-parameter/README.md": {"tokens-search": tokens_search, "tokens": tokens},
 }
 
