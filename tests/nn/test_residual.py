@@ -202,3 +202,11 @@ def test_of_a_branch_that_returns_a_tuple_the_first_is_taken(x):
     pair.load_state_dict(plain.state_dict())
     assert torch.equal(pair(x, sign=1), plain(x))
     assert not torch.equal(pair(x, sign=-1), plain(x))
+
+
+@pytest.mark.parametrize("out", [1, 4])
+def test_a_branch_that_changes_the_shape_is_refused(x, out):
+    """A single number per position would be broadcast, silently."""
+    residual = ScaledResidual(nn.Linear(8, out), 8, kind="prenorm").double()
+    with pytest.raises(ValueError, match=r"branch: gave a tensor of .*, as its input"):
+        residual(x)

@@ -89,6 +89,10 @@ class ScaledResidual(nn.Module):
         skip = self.alpha * x
         f = self.branch(self.inner(x), *args, **kwargs)
         f = f[0] if isinstance(f, tuple) else f
+        if f.shape != x.shape:  # a sum would broadcast it
+            raise ValueError(
+                f"branch: gave a tensor of {tuple(f.shape)}; must be {tuple(x.shape)}, as its input"
+            )
         if self.scale is not None:
             scaled: Tensor = self.outer(skip + self.scale.to(f.dtype) * f)
             return scaled
