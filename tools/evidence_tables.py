@@ -472,9 +472,10 @@ def sudoku_fp8(results: Path) -> str:
         for run in find_runs([results / "sudoku6-fp8" / model]):
             *_, scores[run.fields["device.precision"]][run.seed] = read_metrics(run.files, "validation")
         for name, title in SCORES.items():
-            bf16, fp8 = ({seed: line[name] for seed, line in own.items()} for own in scores.values())
+            bf16, fp8 = ({seed: line[name] for seed, line in scores[p].items()} for p in ("bf16", "fp8"))
             seeds = [", ".join(f"{own[seed]:.3f}" for seed in sorted(own)) for own in (bf16, fp8)]
-            rows.append([model.upper(), title, *seeds, str(paired(fp8, bf16))])
+            apart = paired(fp8, bf16) if fp8 != bf16 else None
+            rows.append([model.upper(), title, *seeds, str(apart or MISSING)])
     return table(["", "", "bf16, by seed", "FP8, by seed", "FP8 minus bf16"], rows)
 
 

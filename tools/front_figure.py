@@ -43,7 +43,9 @@ def front_figure(results: Path) -> Figure:
         axes.tick_params(labelleft=False)
     grid[1].set_xlabel("peak learning rate")
     grid[1].legend(frameon=False, labelcolor=TEXT, fontsize=10, loc="upper center")
-    grid[2].annotate("× does not train", (0.98, LOST - 0.08), ha="right", color=TEXT, fontsize=10, **IN_AXES)
+    grid[2].annotate(
+        "× a seed does not train", (0.98, LOST - 0.08), ha="right", color=TEXT, fontsize=10, **IN_AXES
+    )
     draw_depth(grid[3], find_runs([results / "demo-seeds"]))
     for axes in grid:
         axes.tick_params(labelsize=10, colors=TEXT)

@@ -17,6 +17,7 @@ from deeploop.nn.documents import document_bounds, document_mask, document_posit
 from deeploop.nn.fp8 import E4M3, E5M2, GradientScales, Product, block_scales
 from deeploop.nn.init import init_truncated_
 from deeploop.nn.layers import rotary_table
+from deeploop.nn.recompute import maybe_checkpoint
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -413,10 +414,12 @@ def test_a_reasoners_chain_is_its_stack_with_fp8_products(
     wanted, weights = [x, *named.values()], draw(2, 16, 64) / 1e6
     y = fp8_stack.run(pairs, x, rotary)
     ours = torch.autograd.grad((y * weights).sum(), wanted)
+    (_, scales, gradients), *_ = kept
+    assert multiplied == expected_products(scales, gradients, 1, 1)
     assert torch.equal(fp8_stack.run(pairs, x, rotary, positions=3), y[:, :3])
-    ((_, scales, gradients), _) = kept
-    expected = expected_products(scales, gradients, 2, 1)
-    assert multiplied == expected
+    recomputed = maybe_checkpoint(fp8_stack.run, pairs, x, rotary, recompute=True)
+    for a, b in zip(ours, torch.autograd.grad((recomputed * weights).sum(), wanted), strict=True):
+        assert torch.equal(a, b)
 
     def modules():
         out = stack(x, rotary)
@@ -432,12 +435,12 @@ def test_a_reasoners_chain_is_its_stack_with_fp8_products(
 
 
 @needs_triton
-@pytest.mark.parametrize("positions", [None, 2])
-def test_calls_without_a_gradient_have_fp8_products(positions, right_rounding):
+@pytest.mark.parametrize(("positions", "p"), [(None, 0.0), (2, 0.0), (None, 0.5)])
+def test_calls_without_a_gradient_have_fp8_products(positions, p, right_rounding):
     """What FP8 changes is as much as where it is emulated; states are rounded before their norm."""
     from deeploop.nn.kernels import forward
 
-    stack, pairs, rotary, x = reasoner_stack(0.0, 2, width=256, hidden=128)
+    stack, pairs, rotary, x = reasoner_stack(p, 2, width=256, hidden=128)
     assert all(map(forward.fits, pairs))
     x = x if DEVICE == "cpu" else x.bfloat16()
     narrow = torch.float32 if DEVICE == "cpu" else torch.bfloat16  # the interpreter has no bf16 product
@@ -449,5 +452,5 @@ def test_calls_without_a_gradient_have_fp8_products(positions, right_rounding):
         emulated = stack(x.float(), rotary)[:, :positions]
     assert found.shape == exact.shape
     changed = (emulated - exact).norm()
-    assert 0.01 * exact.norm() < changed
+    assert 0.003 * exact.norm() < changed
     assert 0.5 * changed < (found - exact).norm() < 1.5 * changed

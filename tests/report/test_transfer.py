@@ -171,6 +171,14 @@ def test_the_best_rate_is_that_of_the_seeds_around_it():
     assert 4e-3 < curve.optimum.peak < 8e-3
 
 
+def test_neighbours_of_other_seeds_give_no_parabola():
+    """4e-3 is better than 8e-3 over three seeds; the one that 2e-3 has says the opposite."""
+    losses = {2e-3: (5.145,), 4e-3: (5.14, 5.02, 5.02), 8e-3: (5.13, 5.09, 5.09), 1.6e-2: (5.2,)}
+    curve = Curve(tuple(Cell(peak, dict(enumerate(own))) for peak, own in losses.items()))
+    assert (curve.best.peak, curve.mark) == (4e-3, "edge")
+    assert (curve.optimum.peak, curve.optimum.octave) == (4e-3, None)
+
+
 def test_a_loss_between_two_rates_is_between_their_losses():
     """A cliff beyond them must not bend the curve below the best."""
     losses = (5.0, 4.88, 4.90, 4.92, 5.3)

@@ -142,6 +142,9 @@ def test_reasoners_have_fp8_and_no_other_stream(hopper, monkeypatch):
     assert model.stacks["L"].forward.__func__.args == (fused.LowPrecision(fp8=True),)
     with pytest.raises(ValueError, match="18 tokens at once must be a multiple of 16"):
         choose_for(18, precision="fp8")
+    model.stacks["H"].blocks[0].mlp.set_scales(129.0, 1.0)
+    with pytest.raises(ValueError, match="needs α of at most 128, this model has 129"):
+        choose_for(precision="fp8")
     with pytest.raises(
         ValueError, match=r"device\.stream=bf16: is not supported for a Reasoner; leave it out"
     ):

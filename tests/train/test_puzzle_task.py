@@ -19,7 +19,7 @@ from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, load_te
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.opening import open_run
+from deeploop.train.opening import open_run, tokens_at_once
 from deeploop.train.progress import StopRequest
 from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.rundir import load_any_config, load_config, load_reasoner
@@ -69,6 +69,16 @@ def test_a_step_of_hrm_counts_the_extra_forward_pass_where_there_is_one(
     task = PuzzleTask(config, ALONE)
     own = flops_per_segment(config.model, task.shape, forward_again=forward_again)
     assert task.flops_per_step == config.optim.batch * own
+
+
+def test_fp8_knows_the_positions_at_once(make_puzzle_config, tmp_path):
+    """A board's cells and the positions before it, of every micro-batch."""
+    config = make_puzzle_config(tmp_path)
+    task = PuzzleTask(config, ALONE)
+    positions = task.shape.length + config.model.puzzle_positions
+    assert tokens_at_once(task) == task.micro_batch * positions
+    model = task.build()
+    assert positions == model.positions
 
 
 def test_only_rows_of_puzzles_at_work_move(make_puzzle_config, tmp_path):

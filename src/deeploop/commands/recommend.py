@@ -80,7 +80,13 @@ def flags(found: Recommendation) -> str:
 
 
 def compared(found: Recommendation) -> str:
-    header = ("rule", "best loss at this R", "at a peak rate of", "an octave off", "one rate for every R?")
+    header = (
+        "rule",
+        "best loss at this R",
+        "at a peak rate of",
+        "an octave off costs",
+        "one rate for every R?",
+    )
     rows = [
         (
             one.rule,

@@ -169,7 +169,8 @@ def segment_bytes(
 ) -> int:
     """`training_bytes` of a reasoner's step on `puzzles` at once: a round is a call of a module.
 
-    `kernels`: for blocks that run on them, whose states are bf16 throughout.
+    `kernels`: for blocks that run on them, whose states are bf16 throughout. In FP8 a visit keeps 3·width
+    bytes more per position, less than a tenth, which the budget of `train/memory.py` leaves room for.
     """
     positions = config.puzzle_positions + shape.length
     blocks, calls = max(config.blocks_of.values()), config.schedule.N_g

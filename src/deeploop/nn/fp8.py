@@ -2,9 +2,9 @@
 
 Weights and activations are e4m3, gradients e5m2, with one scale per tensor, a power of two. FP8 is floating
 point: 15 binary orders of magnitude in e4m3, 30 in e5m2. A scale must only put a tensor into that range, so
-its size can be estimated. Weights are measured once per forward pass, for all visits. An activation's size
-follows from them, because its input was normalised; a gradient's from them and from the gradient that enters
-the loop's backward pass, which is measured there.
+its size can be estimated. Weights are measured once for all visits of a loop, or of a reasoner's call. An
+activation's size follows from them, because its input was normalised; a gradient's from them and from the
+gradient that enters the loop's backward pass, which is measured there.
 
 Nothing is kept from step to step, so a resumed run repeats an uninterrupted one.
 """
@@ -35,7 +35,8 @@ def against_tokens(tokens: int) -> str:
     """Why so many tokens at once can't be multiplied in FP8; empty if they can."""
     if tokens % MULTIPLE == 0:
         return ""
-    advice = "change optim.batch, device.micro_batch or the sequences' length (model.context, data.length)"
+    fields = "model.context, data.length, model.puzzle_positions"
+    advice = f"change optim.batch, device.micro_batch or the sequences' length ({fields})"
     return f"{tokens} tokens at once must be a multiple of {MULTIPLE}; {advice}"
 
 

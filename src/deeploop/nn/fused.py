@@ -22,6 +22,7 @@ from deeploop.nn.residual import ScaledResidual
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SMALLEST_HEAD = 16
+MOST_ALPHA = 128  # in FP8 without inner norms: a state of size α is cast as it is, and e4m3 ends at 448
 _eager = False
 
 
@@ -120,6 +121,10 @@ def against_fp8(block: nn.Module, tokens: int) -> str:
     pair = sublayers(block)
     if not (all(map(_has_inner_norm, pair)) or all(map(_ends_in_plain_norm, pair))):
         return "needs a norm before each branch, whose scale follows from it; choose another model.block"
+    if all(map(_ends_in_plain_norm, pair)) and (alpha := max(s.alpha for s in pair)) > MOST_ALPHA:
+        return (
+            f"needs α of at most {MOST_ALPHA}, this model has {alpha:.4g}; change model.p or model.flat_gain"
+        )
     mlp: Any = pair[1].branch
     for name, size in zip(("hidden", "width"), mlp.gate.weight.shape, strict=True):
         if size % fp8.MULTIPLE:
@@ -132,7 +137,10 @@ def _has_inner_norm(sublayer: ScaledResidual) -> bool:
 
 
 def _ends_in_plain_norm(sublayer: ScaledResidual) -> bool:
-    """Whether it has no norm but an outer one without a gain: the next branch reads rows of size 1."""
+    """Whether it has no norm but an outer one without a gain: the next branch reads rows of size 1.
+
+    A call's first branch reads a sum of some such states and of the input, which is of their size.
+    """
     outer = sublayer.outer
     return isinstance(sublayer.inner, nn.Identity) and isinstance(outer, RMSNorm) and outer.weight is None
 

@@ -1,18 +1,17 @@
 """Which rule, at which learning rate, for K blocks and R rounds at a width: what our runs say. No torch.
 
-The rule has the lowest loss at R in the nearest study that compares rules; among those within 0.02 nats of
-it, which a few seeds can't tell apart, one whose rate transfers comes first, and of these the most forgiving:
-the one that loses least where the rate is an octave off. A rate beside a cliff is never recommended, nor a
-rule that stands beside one in a study about as near as the nearest (less than an octave farther). The peak
-rate is that rule's best one in the nearest study that has it, between two measured R by a straight line in
-logarithms. Nothing is scaled with K, width or tokens: what differs from the runs is listed, with the rates of
-other widths, and too far from them there is no answer.
+Of the rules within 0.02 nats of the lowest loss at R, in the nearest study that compares rules, one whose
+rate transfers comes first, and of these the most forgiving: the one that loses least where the rate is an
+octave off. A rate beside a cliff is never recommended, nor a rule that stands beside one in a study about as
+near as the nearest (less than an octave farther). The peak rate is that rule's best one in the nearest study
+that has it, between two measured R by a straight line in logarithms. Nothing is scaled with K, width or
+tokens: what differs from the runs is listed, with the rates of other widths, and too far from them there is
+no answer.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any
 
 from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
@@ -22,9 +21,7 @@ from deeploop.theory.scaling import Scales, block_scales
 # the best rate falls with the length of training, and 16 is as far as a factor of two in it might hide.
 FARTHEST = {"blocks": 4, "width": 4, "tokens": 16}
 FARTHEST_ROUNDS = 4
-LEVEL = (
-    0.02  # nats that three seeds of one rule, R and rate span at most, in nine cells of ten (docs/rules.md)
-)
+LEVEL = 0.02  # nats given up for a forgiving rate: what three seeds of a cell span, in nine cells of ten
 BIAS = "model.unigram_bias"
 PARTS = ("p", "alpha", "beta", "flat_gain", "factored_gain")
 Point = tuple[float, float, tuple[Rate, ...]]  # peak rate and loss at some R, and the measured rates behind
@@ -229,8 +226,13 @@ def _best_rule(
 
 
 def _octave_off(measured: Measured, R: int) -> float:
-    """What it loses where the rate is an octave off; infinite where that is not known."""
-    return fmean(math.inf if rate.octave is None else rate.octave for rate in _point(measured, R)[2])
+    """What it loses where the rate is an octave off, between two R by a straight line over ln R."""
+    used = _point(measured, R)[2]
+    costs = [math.inf if rate.octave is None else rate.octave for rate in used]
+    if len(used) == 1:
+        return costs[0]
+    share = math.log(R / used[0].rounds) / math.log(used[1].rounds / used[0].rounds)
+    return costs[0] * (1 - share) + costs[1] * share
 
 
 def _rate_source(

@@ -108,7 +108,9 @@ class Optimum:
     peak: float
     loss: float
     mark: Mark
-    """edge: the best cell has the lowest or highest rate that was run; cliff: its neighbour was lost."""
+    """edge: the best cell has the lowest or highest rate that was run, or that was run with enough seeds;
+    cliff: its neighbour was lost.
+    """
     interval: Interval | None
     """None with one seed, and with a mark."""
     octave: float | None
@@ -142,11 +144,11 @@ class Curve:
         if not whole:
             return None
         shared = frozenset.intersection(*(frozenset(cell.losses) for cell in whole.values()))
-        best, passed = min(whole, key=lambda index: whole[index].mean(shared)), set[int]()
-        while best not in passed:
-            passed.add(best)
+        best, better = -1, min(whole, key=lambda index: whole[index].mean(shared))
+        while best != better:
+            best = better
             around = [index for index in (best, best - 1, best + 1) if index in whole]
-            best = min(around, key=lambda index: whole[index].minus(whole[best]))
+            better = min(around, key=lambda index: whole[index].minus(whole[best]))
         return best
 
     @property
@@ -160,7 +162,9 @@ class Curve:
         around = self.cells[max(0, self._best - 1) : self._best + 2]
         if any(cell.lost for cell in around):
             return "cliff"
-        return "" if len(around) == 3 else "edge"
+        shared = frozenset.intersection(*(frozenset(cell.losses) for cell in around))
+        lowest = min(around, key=lambda cell: cell.mean(shared))
+        return "" if len(around) == 3 and lowest is self.cells[self._best] else "edge"
 
     @cached_property
     def around(self) -> tuple[Cell, ...]:

@@ -3,7 +3,7 @@
 
 What lies between two attentions is one function with its own backward pass, so that every kernel writes what
 the next product reads, in FP8. The stream, the norms and attention are those of `stack.py`. A matrix is cast
-once for all its visits.
+once for all rounds of a call.
 """
 
 from collections.abc import Iterator, Sequence
