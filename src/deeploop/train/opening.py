@@ -38,7 +38,7 @@ from deeploop.train.exported import is_export, load_export, read_export
 from deeploop.train.header import Facts, header, legend
 from deeploop.train.iterate import IterateTask
 from deeploop.train.language import LanguageTask
-from deeploop.train.metrics import MetricsWriter, rewind_metrics
+from deeploop.train.metrics import MetricsWriter, last_lines, rewind_metrics
 from deeploop.train.progress import Display, device_name
 from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.rundir import (
@@ -96,6 +96,10 @@ def open_run(
     run = ActiveRun(config, world, own, model, optimizer, execution, display, lock=lock)
     run.load_state(state)
     run.ended_before = world.gather(read_ending(config.out) if has_run else None)[0]
+    if run.last_evaluated_step < run.step and run.has_ended:  # after a stop left its last validation out
+        run.last_evaluated_step = run.step
+        last = last_lines(config.out)[1]
+        run.last_validation = {key: last[key] for key in last if key not in ("kind", "step")}
     for line in (*damaged, *_introduction(run, source)):
         display.say(line)
     if world.is_main:
@@ -292,7 +296,7 @@ def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:
         run.display.say(f"resuming with {name}={new} (was {old})")
     if going_on:
         record_execution(config.out, run.execution.to_json())
-    rewind_metrics(config.out, run.step)
+    rewind_metrics(config.out, run.step, run.last_evaluated_step)
     writer = MetricsWriter(config.out, config.log, to_dict(config))
     if changes:
         writer.write("resume", run.step, {"changes": changes})
