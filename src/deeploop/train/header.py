@@ -22,7 +22,7 @@ LEGEND = {
     "collapsed: neither; undecided: one of them",
 }
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
-UNITS = ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
+UNITS = ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Facts:
     step: int = 0
     """Steps that are done, and the seconds they took."""
     seconds: float = 0.0
+    validation_steps: float = 0.0
+    """What one validation costs, in steps; 0: not known."""
 
 
 def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
@@ -55,7 +57,12 @@ def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
         "data": _data(config, facts.examples),
         "optimizer": _optimizer(config),
         "cost": f"{steps * facts.flops_per_step:.2g} FLOPs; "
-        f"memory about {_bytes(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)",
+        f"memory about {bytes_text(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)"
+        + (
+            f"; a validation costs {facts.validation_steps:,.0f} steps"
+            if round(facts.validation_steps) > 1
+            else ""
+        ),
         "device": facts.device + (f" × {facts.ranks} ranks" if facts.ranks > 1 else ""),
     }
     if isinstance(config, TrainConfig) and (drawn := _rounds(config)):
@@ -168,6 +175,7 @@ def _optimizer(config: AnyTrainConfig) -> str:
     return f"{OPTIMIZERS[optim.kind] if isinstance(optim, OptimConfig) else 'AdamATan2'}, {rate}"
 
 
-def _bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
+    """1.5 GiB."""
     unit, size = next((pair for pair in UNITS if count >= pair[1]), UNITS[-1])
     return f"{count / size:.3g} {unit}"

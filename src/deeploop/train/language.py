@@ -260,6 +260,13 @@ class LanguageTask:
         )  # of a mixture each corpus too
         return len(self.validation[0]) * passes
 
+    @property
+    def validation_steps(self) -> float:
+        """The steps that cost as much as one validation, by FLOPs."""
+        per_round = flops_per_token(self.config.model) / self.config.model.rounds / 3  # the forward pass
+        targets = self.validation_work * self.world.size * self.config.model.context
+        return targets * per_round / self.flops_per_step
+
     def _loss_and_similarity(
         self, model: nn.Module, rounds: int, windows: Probe | None = None
     ) -> tuple[float, float]:
