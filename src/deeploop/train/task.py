@@ -57,10 +57,7 @@ class Task(Protocol):
     """Whether steps differ in their number of rounds."""
 
     on_batch: OnBatch
-    """`evaluate` calls it before each batch, equally often on every rank, with the share that is done.
-
-    The loop sets it, to show the progress; it raises EvaluationStopped where the run was asked to stop.
-    """
+    """Set by the loop; `evaluate` calls it before each batch, on all ranks alike, with the share done."""
 
     def build(self) -> nn.Module:
         """The model with freshly drawn weights."""
