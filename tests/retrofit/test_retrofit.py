@@ -134,6 +134,8 @@ def test_suggest_ranks_the_cores_and_dry_run_counts(folder, corpus, capsys):
     out = capsys.readouterr().out
     assert "prelude 0-1, core 2-3, coda 4-5" in out
     assert re.search(r"R = 3 +[1-9]\d*(\.\d+)? kFLOPs  \(1\.\d\d ×\)", out)
+    assert main(["retrofit", str(folder), "--core", "2-3", "--rounds", "99", "--dry-run"]) == 0
+    assert re.search(r"R = 99 +\d,\d{3} kFLOPs", capsys.readouterr().out)
 
 
 def test_inspect(folder, capsys):

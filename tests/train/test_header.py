@@ -59,6 +59,8 @@ def test_the_header_of_a_language_model():
         ({"block": "factored", "blocks": 4, "rounds": 5}, "factored: ε = 0.1"),
         ({"block": "averaged", "blocks": 4, "rounds": 5}, "averaged: ε = 0.05"),
         ({"beta": "off", "blocks": 2, "rounds": 4}, "sandwich: α = 4"),
+        ({"block": "flat", "blocks": 4, "rounds": 5, "prelude": 1}, "flat: α = 10; prelude (R = 1) α = 1"),
+        ({"block": "averaged", "blocks": 1, "rounds": 1}, "averaged: ε = 1"),
     ],
 )
 def test_the_rule_of_a_block(fields, rule):

@@ -63,12 +63,19 @@ def describe(source: Source, layers: Layers, model: GPTConfig) -> str:
         f"parameters:  {parameter_count(model):,} (source {parameter_count(own):,})",
         f"injection:   {model.injection}; ε = R^-{model.epsilon_exponent:g}",
         f"FLOPs per token, forward, at {model.context} tokens:",
-        f"  source     {source_flops / size:8.3g} {unit}",
+        f"  source     {_digits(source_flops / size):>8} {unit}",
     ]
     for rounds in sorted({1, 2, 4, 8, model.rounds}):
         forward = flops_per_token(model, rounds) / 3
-        lines.append(f"  R = {rounds:<6} {forward / size:8.3g} {unit}  ({forward / source_flops:.2f} ×)")
+        lines.append(
+            f"  R = {rounds:<6} {_digits(forward / size):>8} {unit}  ({forward / source_flops:.2f} ×)"
+        )
     return "\n".join(lines)
+
+
+def _digits(value: float) -> str:
+    """1,120, 112 or 1.12."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def write(args: RetrofitArgs, source: Source, layers: Layers, model: GPTConfig) -> str:

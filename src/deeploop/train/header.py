@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.models.reasoner import ReasonerConfig
+from deeploop.nn.residual import ALPHA, EPSILON
 from deeploop.train.config import (
     AnyTrainConfig,
     ChatTrainConfig,
@@ -104,14 +105,17 @@ def _loop(model: GPTConfig | ReasonerConfig) -> str:
 
 
 def _rule(model: GPTConfig | ReasonerConfig) -> str:
-    """The block and its scales, those that are not 1."""
+    """The block and its scales: its own, and those that are not 1."""
     if isinstance(model, GPTConfig):
         alpha, beta, epsilon = model.scales
         exponent = f", p = {model.p:g}" if model.rule else ""
+        own = "α" if model.block in ALPHA else "ε" if model.block in EPSILON else ""
         parts = [
-            f"{name} (R = 1) {_scales(*model.part(name).scales)}" for name in PARTS if getattr(model, name)
+            f"{name} (R = 1) {_scales(*model.part(name).scales, own=own)}"
+            for name in PARTS
+            if getattr(model, name)
         ]
-        return "; ".join([f"{model.block}{exponent}: {_scales(alpha, beta, epsilon)}", *parts])
+        return "; ".join([f"{model.block}{exponent}: {_scales(alpha, beta, epsilon, own=own)}", *parts])
     scales = {name: _scales(model.alpha(name), model.beta(name)) for name in model.blocks_of}
     if len(set(scales.values())) == 1:
         return next(iter(scales.values()))
@@ -133,9 +137,10 @@ def _rounds(config: TrainConfig) -> str:
     return "; ".join(parts)
 
 
-def _scales(alpha: float, beta: float, epsilon: float = 1.0) -> str:
+def _scales(alpha: float, beta: float, epsilon: float = 1.0, *, own: str = "") -> str:
     known = {"α": alpha, "β": beta, "ε": epsilon}
-    return ", ".join(f"{name} = {value:.4g}" for name, value in known.items() if value != 1) or "no scales"
+    shown = [f"{name} = {value:.4g}" for name, value in known.items() if value != 1 or name == own]
+    return ", ".join(shown) or "no scales"
 
 
 def _data(config: AnyTrainConfig, examples: int) -> str:
