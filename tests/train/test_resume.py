@@ -226,7 +226,7 @@ def test_a_validation_that_a_stop_left_out_is_made_up_for(make_config, tmp_path,
 @pytest.mark.parametrize("step", [0, 4, 6])
 @pytest.mark.parametrize("kind", ["language", "puzzle", "iterate"])
 def test_a_stop_abandons_a_validation_and_the_resume_repeats_it(
-    make_config, make_puzzle_config, tmp_path, monkeypatch, kind, step
+    make_config, make_puzzle_config, tmp_path, monkeypatch, capsys, kind, step
 ):
     """At the start, on the way and at the last step; the batch in which the stop comes is the last one."""
     small = {"optim": {"steps": 6}, "device": {"micro_batch": 2}}
@@ -255,8 +255,10 @@ def test_a_stop_abandons_a_validation_and_the_resume_repeats_it(
     assert step not in [line["step"] for line in read_metrics(out, "validation")]
     assert [path.name for path in list_checkpoints(out)][-1:] == ([f"step-{step:08d}"] if step else [])
     monkeypatch.setattr(loop, "before_batch", real)
-    for _ in range(2):  # the second time it has finished
+    for already in (False, True):
+        capsys.readouterr()
         result = train(make(out, resume=True))
+        assert ("already finished its 6 steps" in capsys.readouterr().out) == already
         assert result["ended"] == "finished"
         assert result["loss"] == read_metrics(whole, "validation")[-1]["loss"]
         assert repeatable(out) == repeatable(whole)
