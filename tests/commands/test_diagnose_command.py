@@ -10,7 +10,7 @@ from deeploop.commands import diagnose_run
 from deeploop.commands.diagnose_run import weights_of
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.alignment_plots import alignment_figure
-from deeploop.report.diagnosis import LEGEND
+from deeploop.report.diagnosis import LEGEND, one_depth_verdict
 from deeploop.train import language
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
@@ -71,15 +71,35 @@ def test_the_report_reads_as_a_page(runs, capsys, undrawn, monkeypatch):
     assert "last step: ‖ΔF‖/‖F‖ = " in text
     assert "it asks for p from" in text
     validation = read_metrics(runs / "r3", "validation")[-1]
-    *_, written, ending = text.strip().split("\n\n")
+    _, conclusion, *_, written = text.strip().split("\n\n")
     assert written.startswith("written: ")
-    assert f"the loss, {validation['loss']:.3f} at step 6, is " in ending
-    assert "The last step changed the output by " in ending
+    assert f"the loss, {validation['loss']:.3f} at step 6, is " in conclusion
+    assert "The last step changed the output by " in conclusion
     monkeypatch.setattr(diagnose_run, "LINE_SECONDS", 3600)
     assert main(["diagnose", str(runs / "prenorm"), *ONE]) == 0
     text, told = capsys.readouterr()
     assert "prenorm has no β/α" in text
     assert told.splitlines()[-1].endswith(": blocks.0.mlp (1/2)")  # the first line of a part does not wait
+
+
+@pytest.mark.parametrize(
+    ("kappas", "block", "words"),
+    [
+        ((0.5, 0.9), "", "Nothing grows with R, and p = ¼ is enough: own κ is at most 0.90"),
+        ((0.5, 0.9), "averaged", "Nothing grows with R: own κ is at most 0.90"),
+        (
+            (1.0, 2.0),
+            "",
+            "between R^0.00 and R^0.50: read as growth from κ_1, it asks for p from 0.25 to 0.38.",
+        ),
+        ((1.0, 2.0), "averaged", "own κ lies between R^0.00 and R^0.50. For a fit"),
+    ],
+)
+def test_the_verdict_of_one_depth(kappas, block, words):
+    record = {"rounds": 4, "sublayers": {str(kappa): {"own_kappa": kappa} for kappa in kappas}}
+    said = one_depth_verdict(record, block)
+    assert words in said
+    assert ("asks for p" in said) == (not block and max(kappas) > 1)
 
 
 def test_several_depths_give_gamma(runs, capsys):
@@ -116,7 +136,7 @@ def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, undrawn, mo
     assert "raw updates G" in text  # it carries no optimizer state
     assert LEGEND in text
     assert "Python's standard library" in text
-    assert text.strip().split("\n\n")[-1].startswith("Not collapsed: token states differ")
+    assert text.split("\n\n")[1].startswith("Not collapsed: token states differ")
     assert (tmp_path / "runs" / "shipped" / "diagnose.png").is_file()
 
 

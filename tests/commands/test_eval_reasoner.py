@@ -44,6 +44,26 @@ def train_run(out, kind, puzzles):
     return out
 
 
+def test_averaged_weights_that_are_near_the_start_are_said(trained, tmp_path, command):
+    """The run has three steps; 1/(1 - 0.5) is two of them, 1/(1 - 0.8) five."""
+    assert "near the start" not in command(trained / "trm")
+    young = shutil.copytree(trained / "trm", tmp_path / "young")
+    config = json.loads((young / "config.json").read_text())
+    config["optim"]["ema"] = 0.8
+    (young / "config.json").write_text(json.dumps(config))
+    said = command(young).splitlines()[1]
+    assert said == (
+        "the averaged weights are still near the start: they average over about 5 steps (optim.ema=0.8), "
+        "and the run has 3"
+    )
+
+
+def test_validate_names_the_command_that_scores_a_reasoner(trained, capsys):
+    run = trained / "trm"
+    assert main(["validate", str(run)]) == 2
+    assert capsys.readouterr().err.endswith(f"for language models; `deeploop eval {run}` scores it\n")
+
+
 def write_arc(folder, seed=0):
     """Two evaluation tasks, the second with two test inputs, in six views each."""
     draw = np.random.default_rng(seed)

@@ -86,6 +86,13 @@ def test_the_weights_are_hashed_once(config, tmp_path, hashed):
     assert hashed == ["model.safetensors"]
 
 
+def test_the_code_that_is_printed_says_what_both_lines_need_without_deeploop(config, tmp_path, capsys):
+    assert main(["export", str(config.out), str(tmp_path / "out")]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "from_pretrained(" in line]
+    assert len(lines) == 2
+    assert all(line.endswith("# without deeploop: add trust_remote_code=True") for line in lines)
+
+
 def test_the_same_validation_loss_in_training_validate_and_the_folder(config, folder, capsys):
     capsys.readouterr()
     assert main(["validate", str(config.out), "--json"]) == 0

@@ -59,7 +59,7 @@ def test_a_collapsed_run_is_told_where_to_read_on():
 
 def test_faults_of_the_loop_come_first():
     text = concluded(audit=["WRONG α of blocks.0.mlp"])
-    assert text.startswith("The audit found 1 fault: see WRONG above. Token states")
+    assert text.startswith("The audit found 1 fault: see WRONG below. Token states")
     assert concluded(audit=["WRONG a", "WRONG b"]).startswith("The audit found 2 faults")
 
 

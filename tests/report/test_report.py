@@ -18,6 +18,7 @@ from deeploop.report.groups import Histories, Setup, setups
 from deeploop.report.page import MISSING
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import Table, accuracy_cells, p_sweep_table, p_sweeps
+from deeploop.train.metrics import read_metrics
 from run_folders import FLOOR, write_run, write_sweep
 
 pytestmark = pytest.mark.usefixtures("undrawn")  # but for the module's own report, which is drawn before
@@ -278,8 +279,34 @@ def test_many_variants_share_their_methods_colour_and_name(tmp_path):
     (setup,) = setups(find_runs((tmp_path,)))
     figure = report_figures.loss_curves(setup, Histories())
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["pre-norm", "DeepLoop p=0.5", "unigram floor"]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        *("pre-norm", "DeepLoop p=0.5"),
+        *("validation", "unigram floor"),
+    ]
     assert len({line.get_color() for line in figure.axes[0].lines if len(line.get_xdata()) > 2}) == 2
+
+
+def test_curves_have_the_validations_as_points(tmp_path):
+    write_run(tmp_path / "run")
+    (setup,) = setups(find_runs((tmp_path,)))
+    (axes,) = report_figures.loss_curves(setup, Histories()).axes
+    (points,) = [line for line in axes.lines if line.get_linestyle() == "None"]
+    expected = [(line["step"], line["loss"]) for line in read_metrics(tmp_path / "run", "validation")]
+    assert [tuple(point) for point in points.get_xydata()] == expected
+    assert points.get_color() == axes.lines[0].get_color()
+
+
+def test_a_report_is_not_written_among_other_things(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "run")
+    other = tmp_path / "my_corpus"
+    other.mkdir()
+    (other / "book.txt").write_text("a book")
+    assert main(["report", str(tmp_path / "runs"), "--out", str(other)]) == 2
+    assert f"out={other}: holds other things than a report; name a new folder" in capsys.readouterr().err
+    assert [path.name for path in other.iterdir()] == ["book.txt"]
+    (other / "book.txt").unlink()
+    for _ in range(2):  # an empty folder, and then a report
+        assert main(["report", str(tmp_path / "runs"), "--out", str(other)]) == 0
 
 
 def test_twice_the_runs_are_sorted_into_rows_with_twice_the_work(tmp_path, monkeypatch):

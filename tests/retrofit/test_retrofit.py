@@ -134,6 +134,8 @@ def test_suggest_ranks_the_cores_and_dry_run_counts(folder, corpus, capsys):
     out = capsys.readouterr().out
     assert "prelude 0-1, core 2-3, coda 4-5" in out
     assert re.search(r"R = 3 +[1-9]\d*(\.\d+)? kFLOPs  \(1\.\d\d ×\)", out)
+    assert main(["retrofit", str(folder), "--core", "2-3", "--rounds", "99", "--dry-run"]) == 0
+    assert re.search(r"R = 99 +\d,\d{3} kFLOPs", capsys.readouterr().out)
 
 
 def test_inspect(folder, capsys):
@@ -240,9 +242,15 @@ def test_a_corpus_of_another_vocabulary_is_one_line(folder, tmp_path, capsys):
     other = tmp_path / "bytes"
     prepare([" ".join(WORDS)] * 99, get_tokenizer("bytes"), other, validation_tokens=99, source="words")
     run = tmp_path / "run"
-    assert main(["retrofit", str(folder), "--core", "2-3", "--out", str(run), "--data", str(other)]) == 0
-    assert f"--tokenizer {run} --out {other}\n" in capsys.readouterr().out
-    assert main(["train", "--config", str(run / "config.json"), "--optim.batch", "1"]) == 2
+    words = ["retrofit", str(folder), "--core", "2-3", "--out", str(run)]
+    assert main([*words, "--data", str(other)]) == 2
+    error = capsys.readouterr().err
+    assert f"data={other}: holds bytes tokens, the source reads " in error
+    assert error.endswith(f"--tokenizer {folder} --out FOLDER, and give --data FOLDER\n")
+    assert not run.exists()
+    assert main([*words, "--data", str(tmp_path / "none")]) == 0
+    assert f"--tokenizer {run} --out {tmp_path / 'none'}\n" in capsys.readouterr().out
+    assert main(["train", "--config", str(run / "config.json"), "--data.path", str(other)]) == 2
     assert "holds bytes tokens" in capsys.readouterr().err
 
 

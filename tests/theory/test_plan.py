@@ -60,6 +60,35 @@ def test_rule_and_exponent_are_chosen_by_flag():
     assert other["alpha"] == pytest.approx(72**0.3)
 
 
+@pytest.mark.parametrize(
+    ("rule", "alpha", "epsilon", "text"),
+    [
+        ("flat", 3 * 12**0.5, 1.0, "α = λ·R·√K = 10.3923 at λ = 1, no β"),
+        ("averaged", 1.0, 1 / 36, "ε = 1/N = 0.02777778, no β"),
+        ("factored", 1.0, 1 / (3 * 12**0.5), "ε = λ/(R√K) = 0.0962"),
+        ("prenorm", 1.0, 1.0, "no α, β or ε   at every visit: x ← x + f(Norm(x))"),
+        ("postnorm", 1.0, 1.0, "no α, β or ε   at every visit: x ← Norm(x + f(x))"),
+    ],
+)
+def test_rules_that_are_not_the_papers(rule, alpha, epsilon, text):
+    plan = planned(**LOOP, rule=rule)
+    for at in (plan, plan["modules"]["loop"]):
+        assert (at["rule"], at["p"], at["beta"]) == (rule, None, 1.0)
+        assert (at["alpha"], at["epsilon"]) == pytest.approx((alpha, epsilon))
+    assert plan["aligned_bound"] is None
+    assert plan["verdict"].startswith(f"under {rule}, ")
+    table = run(PlanArgs(**LOOP, rule=rule, prelude=1, sample="uniform"))
+    assert text in table
+    assert "(chosen)" not in table
+    assert "stays bounded" not in table
+    assert max(map(len, table.splitlines())) <= 100
+    assert planned(**LOOP, rule="sandwich") == planned(**LOOP)
+    with pytest.raises(ValueError, match=f"--p 0.3: goes with --rule deeploop or deepnorm; {rule} has no"):
+        run(PlanArgs(**LOOP, rule=rule, p=0.3))
+    with pytest.raises(ValueError, match=f"--rule {rule}: goes with --blocks and --rounds"):
+        run(PlanArgs(**HRM, rule=rule))
+
+
 def test_a_rule_for_each_module():
     plan = plan_hierarchy(**HRM, rules={"H": DEEPNORM, "L": DEEPLOOP}).to_json()
     assert plan["alpha"] is None
@@ -177,7 +206,7 @@ def test_nstar_of_truncated_and_sampled_rounds_is_printed_with_its_formula():
     assert planned(**LOOP)["training"] is planned(**LOOP, backprop=3)["training"] is None
     table = run(PlanArgs(blocks=2, rounds=16, backprop=4))
     assert "N* = K·√(R·R_g) = 2·√64 = 16, where N = K·R = 32" in table
-    assert "At N* it would be\n  5.65685, flat 11.3137 (--model.flat-gain 0.5)" in table
+    assert "At N* α would be\n  5.65685, flat 11.3137 (--model.flat-gain 0.5)" in table
     assert f"α = {planned(blocks=2, rounds=16)['alpha']:.7g}" in table  # kept
 
 

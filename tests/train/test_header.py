@@ -8,8 +8,10 @@ import torch
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.recipes import get_recipe
+from deeploop.train import opening
 from deeploop.train.distributed import World
 from deeploop.train.header import Facts, header, legend
+from deeploop.train.language import LanguageTask
 from deeploop.train.opening import preview_run
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -57,6 +59,8 @@ def test_the_header_of_a_language_model():
         ({"block": "factored", "blocks": 4, "rounds": 5}, "factored: ε = 0.1"),
         ({"block": "averaged", "blocks": 4, "rounds": 5}, "averaged: ε = 0.05"),
         ({"beta": "off", "blocks": 2, "rounds": 4}, "sandwich: α = 4"),
+        ({"block": "flat", "blocks": 4, "rounds": 5, "prelude": 1}, "flat: α = 10; prelude (R = 1) α = 1"),
+        ({"block": "averaged", "blocks": 1, "rounds": 1}, "averaged: ε = 1"),
     ],
 )
 def test_the_rule_of_a_block(fields, rule):
@@ -98,6 +102,40 @@ def test_time_and_ranks_where_they_are_known():
     assert found["device"] == "2 CPU threads × 4 ranks"
     assert found["cost"].endswith("memory about 1.5 GiB per rank (estimate)")
     assert "time" not in lines(config, replace(FACTS, step=300, seconds=2000.0))
+
+
+def test_a_plan_that_makes_little_sense_is_warned_of(tiny_config, monkeypatch):
+    def warnings(**changes):
+        return [line for line in preview_run(tiny_config(**changes), ALONE, "tiny") if "warning" in line]
+
+    assert warnings() == []
+    steps = 10 * 23_510 // (8 * 32)  # the corpus has 23,510 tokens
+    assert warnings(optim={"steps": steps}) == []
+    (line,) = warnings(optim={"steps": 40 * steps})
+    assert line == f"warning: the corpus is repeated 400 times; 10 times are --optim.steps {steps}"
+
+    # 15 of 8 sequences, forward only, in 3 + 96 rounds in place of 3.
+    rounds = 15 / 8 / 3 * (3 + 96) / 3
+    for every, count in ((int(rounds), 1), (int(rounds) + 1, 0)):
+        found = warnings(data={"validation_rounds": (96,), "validate_every": every})
+        assert len(found) == count
+    (line,) = warnings(data={"validation_rounds": (96,), "validate_every": 2})
+    assert line.startswith("warning: a validation costs 21 steps, and there is one every 2; set ")
+
+    needed = LanguageTask(tiny_config(), ALONE).step_bytes
+    monkeypatch.setattr(opening, "memory_of", lambda device: (needed, "this machine"))
+    assert warnings() == []
+    monkeypatch.setattr(opening, "memory_of", lambda device: (needed - 1, "this machine"))
+    (line,) = warnings()
+    assert "this machine has " in line
+    assert "--device.micro-batch (now 8)" in line
+
+
+def test_the_cost_of_a_validation_where_it_is_more_than_a_step():
+    cost = lines(get_recipe("tiny"))["cost"]
+    for steps, text in ((1.4, ""), (1234.0, "; a validation costs 1,234 steps")):
+        found = lines(get_recipe("tiny"), replace(FACTS, validation_steps=steps))["cost"]
+        assert found == cost + text
 
 
 def test_the_facts_of_a_run(tiny_config, make_puzzle_config, tmp_path):

@@ -83,6 +83,36 @@ def test_a_long_run_has_at_most_a_hundred_lines(clock, capsys):
     assert lines[-1].endswith("  0:00 left")
 
 
+def test_a_long_validation_has_lines_too(clock, capsys):
+    display = Display(total=700, done=20, shown=True, title="run")
+    for share in [done / 100 for done in range(100)] + [1.0]:
+        display.validating(share)
+        clock[0] += 0.5
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "step 20/700  validation 20%  0:40 left"
+    assert [line.split()[3] for line in lines] == ["20%", "40%", "60%", "80%"]
+    for share in (0.0, 0.5, 1.0):  # ten seconds after the last line, but a short one
+        clock[0] += 1
+        display.validating(share)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_has_a_validation_in_its_bar(clock, capsys, monkeypatch):
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    display = Display(total=3, done=0, shown=True, title="run")
+    display.step(5.0, 1e-3, 1_000.0)
+    for share in (0.0, 0.25, 1.0):
+        display.validating(share)
+        clock[0] += 60
+    display.close()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    bar = captured.err.split("\r")
+    assert any("validation 25%, 3:00 left" in text for text in bar)
+    assert "tok/s" in bar[-1]  # as before
+
+
 def test_a_terminal_has_the_bar_alone(clock, capsys, monkeypatch):
     for stream in (sys.stdout, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)

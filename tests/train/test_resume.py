@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -20,6 +21,7 @@ from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, read_st
 from deeploop.train.metrics import read_metrics
 from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from iterate_runs import make_iterate_config
 
 LENGTH = ["--optim.steps", 60, "--checkpoint.every", 10, "--data.validate-every", 20]
 PATIENCE = 300  # seconds, for a machine with other work; a few are enough
@@ -219,6 +221,74 @@ def test_a_validation_that_a_stop_left_out_is_made_up_for(make_config, tmp_path,
     monkeypatch.setattr(StepQueue, "submit", real)
     train(make_config(tmp_path / "run", resume=True))
     assert repeatable(tmp_path / "run") == repeatable(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("step", [0, 4, 6])
+@pytest.mark.parametrize("kind", ["language", "puzzle", "iterate"])
+def test_a_stop_abandons_a_validation_and_the_resume_repeats_it(
+    make_config, make_puzzle_config, tmp_path, monkeypatch, capsys, kind, step
+):
+    """At the start, on the way and at the last step; the batch in which the stop comes is the last one."""
+    small = {"optim": {"steps": 6}, "device": {"micro_batch": 2}}
+    make = {
+        "language": partial(make_config, data={"validation_rounds": (1,)}),
+        "puzzle": make_puzzle_config,
+        "iterate": partial(make_iterate_config, data={"validate_every": 4}),
+    }[kind]
+    make = partial(make, **small)
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    train = loop.train
+    train(make(whole))
+    real, shares = loop.before_batch, []
+
+    def ask(run, stop, share):
+        if run.step == step:
+            shares.append(share)
+            stop.requested = len(shares) > 1
+        real(run, stop, share)
+
+    monkeypatch.setattr(loop, "before_batch", ask)
+    result = train(make(out))
+    assert (result["ended"], result["step"]) == ("stopped", step)
+    assert len(shares) == 2
+    assert 0 == shares[0] < shares[1] < 1
+    assert step not in [line["step"] for line in read_metrics(out, "validation")]
+    assert [path.name for path in list_checkpoints(out)][-1:] == ([f"step-{step:08d}"] if step else [])
+    monkeypatch.setattr(loop, "before_batch", real)
+    for already in (False, True):
+        capsys.readouterr()
+        result = train(make(out, resume=True))
+        assert ("already finished its 6 steps" in capsys.readouterr().out) == already
+        assert result["ended"] == "finished"
+        assert result["loss"] == read_metrics(whole, "validation")[-1]["loss"]
+        assert repeatable(out) == repeatable(whole)
+        assert tensors(out) == tensors(whole)
+
+
+def test_a_validation_repeated_twice_is_one_line(tiny_config, monkeypatch):
+    """A run that a stop ended in a validation is resumed, and killed before it saves."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(queue):
+        raise Killed
+
+    def ask(run, stop, share):
+        stop.requested = run.step == 4
+        before_batch(run, stop, share)
+
+    before_batch, submit = loop.before_batch, StepQueue.submit
+    monkeypatch.setattr(loop, "before_batch", ask)
+    config = tiny_config()
+    assert loop.train(config)["ended"] == "stopped"
+    monkeypatch.setattr(loop, "before_batch", before_batch)
+    monkeypatch.setattr(StepQueue, "submit", killed)
+    with pytest.raises(Killed):
+        loop.train(tiny_config(resume=True))
+    monkeypatch.setattr(StepQueue, "submit", submit)
+    loop.train(tiny_config(resume=True))
+    assert [line["step"] for line in read_metrics(config.out, "validation")] == [0, 4, 6]
 
 
 def test_a_run_is_resumed_by_its_own_config(train_arguments, tmp_path, capsys):

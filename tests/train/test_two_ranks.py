@@ -78,6 +78,7 @@ def runs(make_config, make_puzzle_config, tmp_path_factory):
                 make_config(folder / f"gradients-{parallel}", device=device, **UNCLIPPED),
             ),
             ("train", make_config(folder / parallel, device=device, diagnose=DIAGNOSE, **OPTIONS)),
+            ("stop_one", make_config(folder / f"stopped-{parallel}", device=device, **OPTIONS)),
             ("train", make_config(resumed, resume=True, device=device, **OPTIONS)),
             ("poison", make_config(folder / f"poison-{parallel}", device=device)),
         ]:
@@ -181,6 +182,10 @@ def iterate_jobs(folder):
         make_iterate_config(resumed, **settings, device=device, resume=True),
     ):
         yield {"do": "train", "kind": "iterate", "config": to_dict(config)}
+    # 9 rows and micro-batches of 4: the first rank has two batches, the second has one.
+    data = {**settings["data"], "test_examples": 9}
+    uneven = make_iterate_config(folder / "iterate-uneven", data=data, device={"micro_batch": 4})
+    yield {"do": "train", "kind": "iterate", "config": to_dict(uneven)}
 
 
 def losses(folder, kind):
@@ -194,6 +199,19 @@ def assert_same_tensors(file, other, tolerance):
         assert expected.abs().max() > 0, name
         error = (ours[name] - expected).abs().max() / expected.abs().max()
         assert error < tolerance, f"{name}: {error}"
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_all_ranks_leave_a_validation_that_one_was_asked_to_stop(runs, parallel):
+    stopped, whole = runs.folder / f"stopped-{parallel}", runs.folder / parallel
+    assert losses(stopped, "validation") == losses(whole, "validation")
+    assert losses(stopped, "train") == losses(whole, "train")
+    one, two = (list_checkpoints(folder)[-1] for folder in (stopped, whole))
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+
+
+def test_ranks_with_unlike_numbers_of_batches_validate(runs):
+    assert set(losses(runs.folder / "iterate-uneven", "validation")) == {0, 3, 6, 8}
 
 
 WAYS = [

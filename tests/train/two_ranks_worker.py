@@ -5,6 +5,7 @@ An error ends its job, not the list: it is written into the run folder, one file
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -77,7 +78,32 @@ def traffic(config):
             (config.out / "traffic.json").write_text(json.dumps(counted.calls))
 
 
-JOBS = {"gradients": gradients, "poison": poison, "traffic": traffic, "train": loop.train}
+def stop_one(config):
+    """Asks the second rank alone to stop, in the second batch of the validation of step 4, and resumes."""
+    real, shares = loop.before_batch, []
+
+    def ask(run, stop, share):
+        shares.append(share)
+        stop.requested = run.step == 4 and share > 0 and run.world.rank == 1
+        real(run, stop, share)
+
+    loop.before_batch = ask
+    try:
+        result = loop.train(config)
+    finally:
+        loop.before_batch = real
+    assert (result["ended"], result["step"]) == ("stopped", 4)
+    assert 0 < shares[-1] < 0.5
+    loop.train(replace(config, resume=True))
+
+
+JOBS = {
+    "gradients": gradients,
+    "poison": poison,
+    "stop_one": stop_one,
+    "traffic": traffic,
+    "train": loop.train,
+}
 
 
 def main():

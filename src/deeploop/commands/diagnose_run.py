@@ -81,10 +81,15 @@ def run(args: DiagnoseArgs) -> str:
         folder = results_folder(path)
         write_json(folder / "diagnose.json", record)
         plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
-        said = diagnosis.text(record, config.model, path, has_alpha=alpha_rule(config.model) is not None)
+        said = diagnosis.text(
+            record,
+            config.model,
+            path,
+            conclude(record, last_validation(path, record["step"])),
+            has_alpha=alpha_rule(config.model) is not None,
+        )
         said += f"\n\n{UNDER_MUON}" if config.optim.kind == "muon" else ""
-        written = f"written: {folder / 'diagnose.json'}, diagnose.png"
-        texts.append("\n\n".join([said, written, conclude(record, last_validation(path, record["step"]))]))
+        texts.append(f"{said}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
     found: dict[str, Any] = {str(path): record for path, record in records.items()}
     if len({record["rounds"] for record in records.values()}) > 1:
         fits, text = gamma_report(records, configs)

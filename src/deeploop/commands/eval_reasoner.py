@@ -25,7 +25,7 @@ from deeploop.models.reasoner import PuzzleShape
 from deeploop.report import scoreboard
 from deeploop.report.page import text_table
 from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES
-from deeploop.train.checkpoint import read_state
+from deeploop.train.checkpoint import read_state, step_of
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
 from deeploop.train.puzzle import open_puzzles
@@ -185,7 +185,7 @@ def report(folder: Path, record: dict[str, Any]) -> str:
     examples = f"{record['examples']:,} examples of {record['data']}"
     what = f"{record['tasks']:,} tasks, {examples}" if record["kind"] == "arc" else examples
     parts = [
-        f"{folder} at {record['checkpoint']}{weights}: {what}",
+        f"{folder} at {record['checkpoint']}{weights}: {what}{young_average(folder, record)}",
         accuracy(record),
     ]
     if record["kind"] == "arc":
@@ -199,6 +199,17 @@ def report(folder: Path, record: dict[str, Any]) -> str:
         lines = [f"  {text}" for text in record["deviations"]]
         parts.append("\n".join(["deviates from the paper's evaluation:", *lines]))
     return "\n\n".join(parts)
+
+
+def young_average(folder: Path, record: dict[str, Any]) -> str:
+    """A line where the averaged weights reach back beyond the start of the run."""
+    ema, step = getattr(load_any_config(folder).optim, "ema", 0.0), step_of(Path(record["checkpoint"]))
+    if not ema or 1 / (1 - ema) <= step:
+        return ""
+    return (
+        "\nthe averaged weights are still near the start: they average over about "
+        f"{1 / (1 - ema):,.0f} steps (optim.ema={ema:g}), and the run has {step:,}"
+    )
 
 
 def accuracy(record: dict[str, Any]) -> str:

@@ -33,4 +33,5 @@ def run(args: ExportArgs) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    return run_command(ExportArgs, run, arguments, prog="deeploop export")
+    words = {"rounds": "rounds=… in from_pretrained, one export serves all"}
+    return run_command(ExportArgs, run, arguments, prog="deeploop export", words=words)

@@ -32,6 +32,7 @@ from deeploop.train.rundir import (
 )
 from deeploop.train.text import open_mixture
 
+WITHOUT = "  # without deeploop: add trust_remote_code=True"
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
 CARD_MARK = "A looped language model: K stored blocks applied for R rounds"  # in every model card of ours
 
@@ -56,10 +57,10 @@ def run(args: ExportArgs) -> str:
     size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
     return (
         f"written: {args.folder} ({size / 1e6:.1f} MB){kept}{longer}\n\n"
-        "  import deeploop.models.hf  # without deeploop: trust_remote_code=True in from_pretrained\n"
+        "  import deeploop.models.hf\n"
         f"  from transformers import AutoModelForCausalLM{', AutoTokenizer' * (tokenizer is not None)}\n\n"
-        f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}")'
-        + (f'\n  tokenizer = AutoTokenizer.from_pretrained("{args.folder}")' if tokenizer else "")
+        f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}"){WITHOUT}'
+        + (f'\n  tokenizer = AutoTokenizer.from_pretrained("{args.folder}"){WITHOUT}' if tokenizer else "")
     )
 
 
@@ -254,7 +255,7 @@ A looped language model: K stored blocks applied for R rounds. Exported by deepl
 {table}
 
 ```python
-import deeploop.models.hf  # without deeploop: trust_remote_code=True in from_pretrained
+import deeploop.models.hf  # without deeploop: trust_remote_code=True in every from_pretrained
 {use}
 ```
 Keys and values differ from round to round. An engine that keeps one slot per stored layer writes wrong text

@@ -112,6 +112,12 @@ def _one_line(page: str, words: Mapping[str, str]) -> str:
     message = re.sub(r"no type matching .* Got errors: .*- <class '(int|float)'>: ", "", message)
     message = _about_value(message)
     hint = next((s for s in sections if "Perhaps you meant" in s), "")
+    stray = next((s.split() for s in sections[1:] if s.strip().startswith("Unrecognized options:")), None)
+    if message.startswith("Missing from") and stray:  # is one of them a missing option, misspelled?
+        missing = re.findall(r"(?m)^ *(--[\w.-]+)", sections[0])
+        if close := difflib.get_close_matches(stray[2], missing, n=1):
+            return f"Unrecognized options: {', '.join(stray[2:])}; perhaps you meant {close[0]}"
+        return f"{message}; unrecognized: {' '.join(stray[2:])}"
     unknown = re.match(r"Unrecognized options: (--(?:[\w-]+\.)*([\w-]+))", message)
     meant = words.get(unknown[2].replace("_", "-")) if unknown else None
     guesses = re.findall(r"--[\w.-]+", hint)
@@ -139,7 +145,14 @@ def _about_value(message: str) -> str:
     )
 
 
-def run_command(kind: type[T], run: Callable[[T], str], arguments: list[str], *, prog: str) -> int:
+def run_command(
+    kind: type[T],
+    run: Callable[[T], str],
+    arguments: list[str],
+    *,
+    prog: str,
+    words: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """Parses the arguments, runs the command, prints what it returns."""
-    print(run(parse(kind, arguments, prog=prog)))
+    print(run(parse(kind, arguments, prog=prog, words=words)))
     return 0

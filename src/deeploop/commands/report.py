@@ -30,10 +30,11 @@ class ReportArgs:
 def run(args: ReportArgs) -> str:
     """Writes the report; returns where it is."""
     # Now: these wait for Matplotlib, --help does not.
-    from deeploop.report.document import count_of, count_states, damage, make_sections, write
+    from deeploop.report.document import check_out, count_of, count_states, damage, make_sections, write
     from deeploop.report.groups import Histories
     from deeploop.report.runs import find_runs
 
+    check_out(args.out)
     runs = find_runs(args.runs)
     histories = Histories()
     sections = make_sections(runs, histories)

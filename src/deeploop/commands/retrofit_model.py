@@ -1,7 +1,5 @@
 """A pretrained model as a looped one, in a run folder that training goes on from: `deeploop retrofit`."""
 
-from pathlib import Path
-
 import torch
 from tqdm import tqdm
 
@@ -65,17 +63,25 @@ def describe(source: Source, layers: Layers, model: GPTConfig) -> str:
         f"parameters:  {parameter_count(model):,} (source {parameter_count(own):,})",
         f"injection:   {model.injection}; ε = R^-{model.epsilon_exponent:g}",
         f"FLOPs per token, forward, at {model.context} tokens:",
-        f"  source     {source_flops / size:8.3g} {unit}",
+        f"  source     {_digits(source_flops / size):>8} {unit}",
     ]
     for rounds in sorted({1, 2, 4, 8, model.rounds}):
         forward = flops_per_token(model, rounds) / 3
-        lines.append(f"  R = {rounds:<6} {forward / size:8.3g} {unit}  ({forward / source_flops:.2f} ×)")
+        lines.append(
+            f"  R = {rounds:<6} {_digits(forward / size):>8} {unit}  ({forward / source_flops:.2f} ×)"
+        )
     return "\n".join(lines)
+
+
+def _digits(value: float) -> str:
+    """1,120, 112 or 1.12."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def write(args: RetrofitArgs, source: Source, layers: Layers, model: GPTConfig) -> str:
     """The run folder; returns how to go on."""
     tokenizer = source_tokenizer(source)
+    has_corpus = holds_corpus(args, tokenizer.name)
     config = healing_config(model, args.out, args.data)
     with exclusive_folder(args.out, "out"):
         if any(file.name != ".lock" for file in args.out.iterdir()):
@@ -84,28 +90,35 @@ def write(args: RetrofitArgs, source: Source, layers: Layers, model: GPTConfig) 
     prepare = f"  deeploop prepare text FILE… --tokenizer {args.out} --out {args.data}\n"
     return (
         f"written: {args.out}\n\n"
-        f"{'' if fits(args.data, tokenizer.name) else prepare}"
+        f"{'' if has_corpus else prepare}"
         f"  deeploop train --config {args.out / 'config.json'}      # heals it, into {config.out}\n"
         f"  deeploop validate {args.out} --data {args.data} --rounds 1 2 4 8"
     )
 
 
-def fits(data: Path, tokenizer_name: str) -> bool:
-    """Whether there is a corpus of the source's tokens already."""
+def holds_corpus(args: RetrofitArgs, tokenizer_name: str) -> bool:
+    """Whether there is a corpus already; raises for one of another tokenizer."""
     try:
-        return Corpus.open(data).tokenizer_name == tokenizer_name
+        corpus = Corpus.open(args.data)
     except ValueError:  # none yet
         return False
+    require_tokens(args, corpus, tokenizer_name)
+    return True
+
+
+def require_tokens(args: RetrofitArgs, corpus: Corpus, tokenizer_name: str) -> None:
+    """Raises for a corpus of another tokenizer than the source's."""
+    if corpus.tokenizer_name != tokenizer_name:
+        raise ValueError(
+            f"data={args.data}: holds {corpus.tokenizer_name} tokens, the source reads {tokenizer_name}; "
+            f"prepare the text with --tokenizer {args.source} --out FOLDER, and give --data FOLDER"
+        )
 
 
 def suggest(args: RetrofitArgs, source: Source, context: int) -> str:
     """The table of cores, best first."""
     tokenizer, corpus = source_tokenizer(source), Corpus.open(args.data)
-    if corpus.tokenizer_name != tokenizer.name:
-        raise ValueError(
-            f"data={args.data}: holds {corpus.tokenizer_name} tokens, the source reads {tokenizer.name}; "
-            f"prepare the text with --tokenizer {args.source}"
-        )
+    require_tokens(args, corpus, tokenizer.name)
     length = min(context, args.tokens)
     windows = validation_windows(corpus.validation, length, max(1, args.tokens // length))
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -53,7 +53,7 @@ THRESHOLDS = {"change": (0.4, 0.3, 0.2, 0.1), "kl": (0.1, 0.01, 0.001), "gate": 
 
 def run(args: ValidateArgs) -> str:
     """Evaluates, writes the results into the run folder, and returns what to print."""
-    config = load_config(args.run)
+    config = load_config(args.run, f"; `deeploop eval {args.run}` scores it")
     if args.thresholds and len(args.adaptive) != 1:
         asked = " ".join(f"{threshold:g}" for threshold in args.thresholds)
         raise ValueError(f"thresholds={asked}: goes with one of --adaptive change, kl or gate")

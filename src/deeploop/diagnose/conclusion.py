@@ -20,7 +20,7 @@ def conclude(record: Mapping[str, Any], validation: Mapping[str, Any] | None) ->
     """Two or three sentences; `validation` is the last one before the record's step, if there is any."""
     found = [on_collapse(record["similarity"], validation)]
     if wrong := len(record["audit"]):
-        found.insert(0, f"The audit found {wrong} fault{'s' * (wrong > 1)}: see WRONG above.")
+        found.insert(0, f"The audit found {wrong} fault{'s' * (wrong > 1)}: see WRONG below.")
     if effect := record.get("step_effect"):
         found.append(on_step(effect, record["step"]))
     return " ".join(found)

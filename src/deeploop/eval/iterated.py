@@ -62,10 +62,12 @@ def score_sums(
     device: torch.device | str = "cpu",
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     recompute_alpha: bool | None = None,
+    before_batch: Callable[[int, float], None] = lambda row, share: None,
 ) -> dict[Cell, Tensor]:
     """Loss, right cells, counted cells, right answers and answers, summed, for each (rounds, steps).
 
-    Where the steps are no part of the input, all cells come from one pass of the most rounds.
+    Where the steps are no part of the input, all cells come from one pass of the most rounds. `before_batch`
+    is called with the row that a batch starts at, and the share of all passes that is done.
     """
     wanted = sorted(set(cells))
     sums = {cell: torch.zeros(FIGURES, dtype=torch.float64, device=device) for cell in wanted}
@@ -75,8 +77,9 @@ def score_sums(
         passes = [[cell for cell in wanted if cell[1] == steps] for steps in sorted(truth)]
     was_training = model.training
     model.eval()
-    for own in passes:
+    for number, own in enumerate(passes):
         for start in range(0, len(instances), batch):
+            before_batch(start, (number + start / len(instances)) / len(passes))
             rows = slice(start, start + batch)
             inputs = examples.inputs(instances[rows], own[0][1]).to(device)
             targets = {h: examples.targets(truth[h][rows]).to(device) for _, h in own}

@@ -84,11 +84,24 @@ def spread_rows(split: PuzzleSplit, count: int, rank: int = 0, ranks: int = 1) -
     return inputs, labels, ids
 
 
-def score(solver: Solver, rows: Rows, *, progress: bool = False) -> PuzzleScore:
-    """Solves the puzzles, a batch at a time; the model is left in eval mode."""
+def score(
+    solver: Solver,
+    rows: Rows,
+    *,
+    progress: bool = False,
+    before_batch: Callable[[float], None] = lambda share: None,
+) -> PuzzleScore:
+    """Solves the puzzles, a batch at a time; the model is left in eval mode.
+
+    `before_batch` is called with the share of the puzzles that is done.
+    """
     solver.model.eval()
     batches = [slice(first, first + solver.batch) for first in range(0, len(rows[0]), solver.batch)]
     quiet = None if progress else True  # None: where nobody watches
     bar = tqdm(batches, desc="puzzles", unit=" batches", dynamic_ncols=True, disable=quiet)
     inputs, labels, ids = rows
-    return added([solver((inputs[piece], labels[piece], ids[piece]))[1] for piece in bar])
+    found = []
+    for piece in bar:
+        before_batch(piece.start / len(ids))
+        found.append(solver((inputs[piece], labels[piece], ids[piece]))[1])
+    return added(found)

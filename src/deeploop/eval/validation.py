@@ -30,17 +30,20 @@ def validate(
     device: torch.device | str = "cpu",
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     starts: Tensor | None = None,
+    before_batch: Callable[[int], None] = lambda row: None,
 ) -> ValidationSum:
     """Summed cross-entropy of `model` in eval mode, and the token similarity of the first batch.
 
     Rows without a target fill up a rank's share, and count for neither.
     With `starts`, bool like the inputs, documents begin there and do not see each other.
+    `before_batch` is called with the row that a batch starts at.
     """
     was_training = model.training
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
     similarity = float("nan")
     for start in range(0, len(inputs), batch):
+        before_batch(start)
         x = inputs[start : start + batch].to(device)
         y = targets[start : start + batch].to(device)
         own = (

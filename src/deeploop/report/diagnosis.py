@@ -32,8 +32,8 @@ class Architecture(Protocol):
     def scales(self) -> tuple[float, float, float]: ...
 
 
-def text(record: dict[str, Any], model: Architecture, path: Path, *, has_alpha: bool) -> str:
-    """One run for a terminal; where it `has_alpha`, the audit has looked at each."""
+def text(record: dict[str, Any], model: Architecture, path: Path, conclusion: str, *, has_alpha: bool) -> str:
+    """One run for a terminal, its conclusion first; where it `has_alpha`, the audit has looked at each."""
     R = record["rounds"]
     rule = f"p = {model.p:g}" if model.rule else model.block
     for name, value in zip("αβε", model.scales, strict=True):
@@ -58,6 +58,7 @@ def text(record: dict[str, Any], model: Architecture, path: Path, *, has_alpha: 
     parts = [
         f"{path} at step {record['step']}: {model.blocks} blocks × {R} rounds, {rule}; "
         f"{record['updates']} updates G; probe of {record['tokens']:,} tokens of {record['probe']}",
+        conclusion,
         "\n".join(record["audit"]) or audited,
         text_table(header, rows),
         LEGEND,
@@ -83,14 +84,25 @@ def one_depth_verdict(record: dict[str, Any], block: str) -> str:
     R, own = record["rounds"], [one["own_kappa"] for one in record["sublayers"].values()]
     if R == 1:
         return "One round: nothing is revisited, and ¼ is enough."
+    where = f" ({block} has no β/α: its alignment, not its bound.)" if block else ""
+    if max(own) <= 1:
+        enough = "" if block else ", and p = ¼ is enough"
+        return (
+            f"Nothing grows with R{enough}: own κ is at most {max(own):.2f}, unrelated visits have 1. "
+            f"For a fit, give runs at several R.{where}"
+        )
     low, high = (
         min(1.0, max(0.0, math.log(k) / math.log(R))) if k > 0 else 0.0 for k in (min(own), max(own))
     )
-    words = (
-        f"Sublayer by sublayer, own κ lies between R^{low:.2f} and R^{high:.2f}: read as growth from κ_1, "
-        f"it asks for p from {(1 + low) / 4:.2f} to {(1 + high) / 4:.2f}. For a fit, give runs at several R."
+    asks = (
+        ""
+        if block
+        else f": read as growth from κ_1, it asks for p from {(1 + low) / 4:.2f} to {(1 + high) / 4:.2f}"
     )
-    return words + f" ({block} has no β/α: its alignment, not its bound.)" if block else words
+    return (
+        f"Sublayer by sublayer, own κ lies between R^{low:.2f} and R^{high:.2f}{asks}. "
+        f"For a fit, give runs at several R.{where}"
+    )
 
 
 def _most(own: dict[str, Any], what: str) -> float:

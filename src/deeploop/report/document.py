@@ -26,6 +26,7 @@ from deeploop.report.tables import Table
 from deeploop.report.transfer import find_studies
 
 # What begins a formula, also in full width; a signed number is none.
+OWN = {"report.html", "report.md", "tables", "figures"}
 FORMULA = re.compile(r"[=@\t\r\n＝＠＋－]|[+-](?![\d.,]+(e[+-]?\d+)?[%*]?$)")
 
 
@@ -207,7 +208,13 @@ def curve_pictures(groups: Sequence[Setup], histories: Histories) -> list[Part]:
         sweeps = tables.p_sweeps(setup)
         is_all = sum(map(len, sweeps.values())) == len(setup.runs)
         draw = partial(figures.exponent_curves, sweeps) if is_all else partial(figures.loss_curves, setup)
-        parts.append(Picture(name, draw(histories), f"Training loss, means of 5 lines: {setup.title}."))
+        parts.append(
+            Picture(
+                name,
+                draw(histories),
+                f"Training loss (lines, means of 5) and validation loss (points): {setup.title}.",
+            )
+        )
     return parts
 
 
@@ -220,6 +227,13 @@ def kappa_section(runs: Sequence[Run], histories: Histories) -> Section:
 
 
 # ── How it is written ───────────────────────────────────────────────────────────────────────────────────
+def check_out(out: Path) -> None:
+    """Raises for a folder that holds something, and no report."""
+    held = {one.name for one in out.iterdir()} if out.is_dir() else set()
+    if not held <= OWN and "report.html" not in held:
+        raise ValueError(f"out={out}: holds other things than a report; name a new folder")
+
+
 def write(out: Path, title: str, sections: Sequence[Section]) -> None:
     old = [*out.glob("tables/*.csv"), *out.glob("figures/*.png")] if (out / "report.html").exists() else []
     for path in old:  # a table of an earlier report must not pass for one of this

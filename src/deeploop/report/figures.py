@@ -131,7 +131,7 @@ def mark_above(axes: Axes, above: Sequence[tuple[int, float, str]], kept: Sequen
 
 
 def loss_curves(setup: Setup, histories: Histories) -> Figure:
-    """Training loss, a panel for each R, a line for each run, the unigram floor dashed."""
+    """Training loss, a panel for each R, a line for each run; validations as points, unigram floor dashed."""
     called = legend_names(setup)
     own = colours(dict.fromkeys(called.values()))
     panels = {
@@ -173,6 +173,10 @@ def draw_curves(panels: dict[str, list[tuple[str, str, Run]]], histories: Histor
             losses = running_mean([loss for _, loss in curve], 5)
             (line,) = axes.plot([step for step, _ in curve], losses, color=colour, lw=1.1, alpha=0.85)
             named.setdefault(label, line)
+            points = [(one["step"], one["loss"]) for one in histories[run].validations if one.get("loss")]
+            if points:
+                axes.plot(*zip(*points, strict=True), ".", color=colour, ms=5, alpha=0.85)
+                named["validation"] = Line2D([], [], marker=".", ls="", color=INK)
         floors = [run.validation["floor"] for *_, run in lines if run.validation.get("floor")]
         if floors:
             named["unigram floor"] = axes.axhline(floors[0], color=INK, ls="--", lw=1)
@@ -182,8 +186,8 @@ def draw_curves(panels: dict[str, list[tuple[str, str, Run]]], histories: Histor
     for axes in list(grid):
         axes.set_visible(False)
     unit = next((run.unit for lines in panels.values() for *_, run in lines), "token")
-    figure.axes[0].set_ylabel(f"training loss (nats per {unit})")
-    ranked = sorted(named, key=lambda label: label == "unigram floor")
+    figure.axes[0].set_ylabel(f"loss (nats per {unit})")
+    ranked = sorted(named, key=("validation", "unigram floor").count)
     fit = int(
         14 * figure.get_figwidth() / (6 + max(map(len, ranked)))
     )  # letters of the legend's size per inch

@@ -36,16 +36,28 @@ WIDTH = 100
 UNTIED, ALIGNED = exponent_threshold(0), exponent_threshold(1)
 THRESHOLDS = f"  γ = 0, decorrelated visits: p ≥ {UNTIED}      γ = 1, aligned visits: p ≥ {ALIGNED}"
 ModuleRules = Mapping[str, ScalingRule]
+PRENORM = "x ← x + ε·f(Norm(x))"
+# Of the rules that are not the paper's: what to set, the update, and what the scale does as R grows.
+BLOCKS = {
+    "flat": ("α = λ·R·√K", "x ← Norm(α·x + f(Norm(x)·g))", "all visits together add as much at every R"),
+    "factored": ("ε = λ/(R√K)", PRENORM, "all visits of a block together add as much at every R"),
+    "averaged": ("ε = 1/N", PRENORM, "the stream gets the mean of what the N visits add"),
+    "prenorm": ("", "x ← x + f(Norm(x))", "no scale follows R"),
+    "postnorm": ("", "x ← Norm(x + f(x))", "no scale follows R"),
+}
+LOSSES = "Bounds do not rank rules by their loss; docs/rules.md has the losses."
 
 
 def render(plan: Plan) -> str:
     """The whole table."""
     parts = _hierarchy_parts(plan) if plan.horizons else _loop_parts(plan)
-    return "\n\n".join([*parts, textwrap.fill(f"Verdict: {verdict(plan)}", WIDTH)])
+    return "\n\n".join([*parts, textwrap.fill(f"Verdict: {verdict(plan)} {LOSSES}", WIDTH)])
 
 
 def verdict(plan: Plan) -> str:
     """Whether the rule keeps the aligned bound finite as visits are added, in one sentence."""
+    if plan.block:
+        return f"under {plan.block}, {BLOCKS[plan.block][2]}. The paper's bounds are for its own block."
     R = "R_g" if plan.horizons else "R"
     name = _names(plan.rules)
     exponents = {m: exact(rule.p) for m, rule in plan.rules.items()}
@@ -80,8 +92,10 @@ def _loop_parts(plan: Plan) -> list[str]:
     return [
         f"A loop of K = {K} blocks, visited for R = {R} rounds\n"
         f"  depth N = KR = {s.N} blocks, visits M = 2N = {s.M}, stored sublayers J = 2K = {s.J}",
-        _to_set(plan, "x ← Norm(α·x + f(Norm(x)))"),
-        _comparison(plan, "N", "R", lambda p: _theta(R=2 - 4 * p, K=1 - 4 * p)) + "\n"
+        _block_to_set(plan) if plan.block else _to_set(plan, "x ← Norm(α·x + f(Norm(x)))"),
+        "The paper's rules, for comparison\n" * bool(plan.block)
+        + _comparison(plan, "N", "R", lambda p: _theta(R=2 - 4 * p, K=1 - 4 * p))
+        + "\n"
         "  untied bound M(β/α)²; aligned bound M·R(β/α)², growing in R with K fixed",
         "Exponents: where κ_R grows as R^γ, the bound M·κ_R(β/α)² stays finite if p ≥ (1+γ)/4\n" + THRESHOLDS,
         "Other rules for a loop: pre-norm with a scaled branch, x ← x + ε·f(Norm(x)), no β\n"
@@ -105,13 +119,14 @@ def _training_parts(plan: Plan) -> list[str]:
     kept = f", gradient through the last {training.backprop}" if training.truncates else ""
     alpha = rule.alpha(1) * star ** float(rule.p)
     gain = "" if plan.once else f" (--model.flat-gain {star / N:.4g})"  # which is for all parts
+    above, named = ("The scale", f"{rule.name} ") if plan.block else ("α", "")
     written = _number(float(mean), mean if isinstance(mean, Fraction) else None)
     return [
         f"Rounds of a training step: {drawn}{kept}\n"
         f"  N* = {training.formula} = {K}·√{written} = {star:.6g}, where N = K·R = {N}\n"
         "  The aligned bound, read in R rounds and written in R_g, is 2K·R·R_g(β/α)² = 2(N*)²/K·(β/α)²\n"
-        "  α above is that of the mean R, and stays. At N* it would be\n"
-        f"  {alpha:.6g}, flat {star / K**0.5:.6g}{gain}. N* is our reading of the bound, untested"
+        f"  {above} above is that of the mean R, and stays. At N* α would be\n"
+        f"  {named}{alpha:.6g}, flat {star / K**0.5:.6g}{gain}. N* is our reading of the bound, untested"
     ]
 
 
@@ -168,6 +183,16 @@ def _to_set(plan: Plan, update: str) -> str:
     )
 
 
+def _block_to_set(plan: Plan) -> str:
+    """The same for a rule that is not the paper's."""
+    formula, update, _ = BLOCKS[plan.block]
+    alpha, _, epsilon = plan.scales
+    value = alpha if formula.startswith("α") else epsilon
+    unit = " at λ = 1" if "λ" in formula else ""
+    scale = f"{formula} = {value:.7g}{unit}, no β" if formula else "no α, β or ε"
+    return f"Set, for {plan.block} (--model.block {plan.block})\n  {scale}   at every visit: {update}"
+
+
 def _horizon_table(plan: Plan) -> str:
     """Visit counts, alpha and beta at the three horizons side by side."""
 
@@ -214,7 +239,7 @@ def _comparison(plan: Plan, N: str, R: str, aligned_growth: Callable[[Fraction],
 
     def name(rules: ModuleRules) -> str:
         return ("by module" if _mixed(rules) else _names(rules)) + (
-            " (chosen)" if rules == plan.rules else ""
+            " (chosen)" if rules == plan.rules and not plan.block else ""
         )
 
     ratio = {DEEPNORM: f"1/(2√{N})", DEEPLOOP: f"1/(4{N})"}

@@ -54,6 +54,12 @@ class ActiveRun:
     def is_last_step(self) -> bool:
         return self.step == self.config.optim.steps
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run had ended at this step by itself or by the guard when it was opened."""
+        ended = self.ended_before or {}
+        return ended.get("how") in ("finished", "collapsed") and ended["step"] == self.step
+
     def is_due(self, every: int) -> bool:
         """Whether what is done every so many steps (0: never), and at the last one, is due now."""
         return every > 0 and (self.is_last_step or self.step % every == 0)

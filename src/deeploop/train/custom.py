@@ -23,7 +23,7 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.train.distributed import World
 from deeploop.train.memory import Fit, even_splits
 from deeploop.train.optim import make_gpt_optimizer
-from deeploop.train.task import Monitor, Task
+from deeploop.train.task import Monitor, OnBatch, Task, ignore_batch
 
 if TYPE_CHECKING:
     from deeploop.train.config import CustomTrainConfig
@@ -64,6 +64,7 @@ class CustomTask:
         self.examples = config.optim.steps * config.optim.batch
         self.skips_non_finite = config.optim.non_finite == "skip"
         self.step = 0
+        self.on_batch: OnBatch = ignore_batch
 
     # ── Yours ───────────────────────────────────────────────────────────────────────────────────────────
     def batch(self, step: int) -> tuple[Tensor, ...]:
@@ -78,7 +79,11 @@ class CustomTask:
         raise NotImplementedError(f"{type(self).__name__}.batch_loss: must return the mean loss of a batch")
 
     def evaluate(self, model: nn.Module) -> dict[str, Any]:
-        """Numbers on held-out data, `loss` among them; the same on every rank."""
+        """Numbers on held-out data, `loss` among them; the same on every rank.
+
+        If it takes long, call `self.on_batch(share)` before each batch, equally often on every rank, with the
+        share that is done: the loop shows it, and can stop there.
+        """
         raise NotImplementedError(f"{type(self).__name__}.evaluate: must return a dict with a loss")
 
     def build(self) -> nn.Module:

@@ -79,6 +79,10 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is set on some rank."""
+        return flag if self.size == 1 else bool(self.sum(torch.tensor(float(flag), device=self.device)))
+
     def gather_rows(self, rows: Tensor) -> Tensor:
         """The rows of all ranks, which have equally many, one rank after the other."""
         if self.size == 1:

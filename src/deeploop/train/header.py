@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.models.reasoner import ReasonerConfig
+from deeploop.nn.residual import ALPHA, EPSILON
 from deeploop.train.config import (
     AnyTrainConfig,
     ChatTrainConfig,
@@ -22,7 +23,7 @@ LEGEND = {
     "collapsed: neither; undecided: one of them",
 }
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
-UNITS = ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
+UNITS = ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Facts:
     step: int = 0
     """Steps that are done, and the seconds they took."""
     seconds: float = 0.0
+    validation_steps: float = 0.0
+    """What one validation costs, in steps; 0: not known."""
 
 
 def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
@@ -55,7 +58,12 @@ def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
         "data": _data(config, facts.examples),
         "optimizer": _optimizer(config),
         "cost": f"{steps * facts.flops_per_step:.2g} FLOPs; "
-        f"memory about {_bytes(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)",
+        f"memory about {bytes_text(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)"
+        + (
+            f"; a validation costs {facts.validation_steps:,.0f} steps"
+            if round(facts.validation_steps) > 1
+            else ""
+        ),
         "device": facts.device + (f" × {facts.ranks} ranks" if facts.ranks > 1 else ""),
     }
     if isinstance(config, TrainConfig) and (drawn := _rounds(config)):
@@ -97,14 +105,17 @@ def _loop(model: GPTConfig | ReasonerConfig) -> str:
 
 
 def _rule(model: GPTConfig | ReasonerConfig) -> str:
-    """The block and its scales, those that are not 1."""
+    """The block and its scales: its own, and those that are not 1."""
     if isinstance(model, GPTConfig):
         alpha, beta, epsilon = model.scales
         exponent = f", p = {model.p:g}" if model.rule else ""
+        own = "α" if model.block in ALPHA else "ε" if model.block in EPSILON else ""
         parts = [
-            f"{name} (R = 1) {_scales(*model.part(name).scales)}" for name in PARTS if getattr(model, name)
+            f"{name} (R = 1) {_scales(*model.part(name).scales, own=own)}"
+            for name in PARTS
+            if getattr(model, name)
         ]
-        return "; ".join([f"{model.block}{exponent}: {_scales(alpha, beta, epsilon)}", *parts])
+        return "; ".join([f"{model.block}{exponent}: {_scales(alpha, beta, epsilon, own=own)}", *parts])
     scales = {name: _scales(model.alpha(name), model.beta(name)) for name in model.blocks_of}
     if len(set(scales.values())) == 1:
         return next(iter(scales.values()))
@@ -126,9 +137,10 @@ def _rounds(config: TrainConfig) -> str:
     return "; ".join(parts)
 
 
-def _scales(alpha: float, beta: float, epsilon: float = 1.0) -> str:
+def _scales(alpha: float, beta: float, epsilon: float = 1.0, *, own: str = "") -> str:
     known = {"α": alpha, "β": beta, "ε": epsilon}
-    return ", ".join(f"{name} = {value:.4g}" for name, value in known.items() if value != 1) or "no scales"
+    shown = [f"{name} = {value:.4g}" for name, value in known.items() if value != 1 or name == own]
+    return ", ".join(shown) or "no scales"
 
 
 def _data(config: AnyTrainConfig, examples: int) -> str:
@@ -168,6 +180,7 @@ def _optimizer(config: AnyTrainConfig) -> str:
     return f"{OPTIMIZERS[optim.kind] if isinstance(optim, OptimConfig) else 'AdamATan2'}, {rate}"
 
 
-def _bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
+    """1.5 GiB."""
     unit, size = next((pair for pair in UNITS if count >= pair[1]), UNITS[-1])
     return f"{count / size:.3g} {unit}"

@@ -24,7 +24,7 @@ from deeploop.train.distributed import World, arithmetic
 from deeploop.train.memory import fit, needs_on
 from deeploop.train.optim import make_gpt_optimizer
 from deeploop.train.rounds import NoiseSampler, RoundsSampler, draw_upto
-from deeploop.train.task import Monitor
+from deeploop.train.task import Monitor, OnBatch, ignore_batch
 
 if TYPE_CHECKING:
     from deeploop.train.config import IterateTrainConfig
@@ -100,7 +100,9 @@ class IterateTask:
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.share = batch // world.size
         self.mine = slice(world.rank * self.share, (world.rank + 1) * self.share)
-        self.test = held_out(self.task, data.test_examples)[world.rank :: world.size]
+        whole = held_out(self.task, data.test_examples)
+        self.test = whole[world.rank :: world.size]
+        self._rows_of_all = len(whole) // world.size  # some ranks have one more
         self.examples = config.optim.steps * batch
         self.targets_per_step = batch * self.shown.tokens
         self.flops_per_step = self.targets_per_step * training_flops_per_token(config)
@@ -108,6 +110,7 @@ class IterateTask:
         self.draws_rounds = config.rounds.sample != "fixed"
         self.held = 0
         self.step = 0
+        self.on_batch: OnBatch = ignore_batch
         self._key, self._steps_key = (keys(config.seed, number)[0] for number in (DATA_KEY, STEPS_KEY))
         self._rounds = RoundsSampler(config.seed)
         self._noise = NoiseSampler(config.rounds, seed=config.seed, device=world.device)
@@ -192,9 +195,15 @@ class IterateTask:
             batch=self.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
+            before_batch=self._before_batch,
         )
         total = world.sum(torch.stack([sums[cell] for cell in cells]))
         return summary(dict(zip(cells, total, strict=True)), config.data.train_steps)
+
+    def _before_batch(self, row: int, share: float) -> None:
+        """Tells the loop of the batches that every rank has."""
+        if row < self._rows_of_all:
+            self.on_batch(share)
 
     def describe(self, result: dict[str, Any]) -> str:
         """An evaluation in one line."""

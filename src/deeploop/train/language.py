@@ -25,7 +25,7 @@ from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import make_gpt_optimizer
 from deeploop.train.rounds import FirstStateSampler, RoundsSampler
-from deeploop.train.task import Monitor
+from deeploop.train.task import Monitor, OnBatch, ignore_batch
 from deeploop.train.text import make_loader, mixture_windows, open_mixture
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class LanguageTask:
         self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
         self.draws_rounds = (config.rounds.sample, config.rounds.ramp) != ("fixed", "off")
         self.held = 0
+        self.on_batch: OnBatch = ignore_batch
+        self._validated = 0  # rows × rounds, in the validation under way
         self.step = 0  # whose batch comes next
         self._similarity = 0.0
         self._parts: list[str] = []  # of a micro-batch, in order
@@ -235,6 +237,7 @@ class LanguageTask:
 
         At the mean rounds, and the loss alone at those of `data.validation_rounds`.
         """
+        self._validated = 0
         depths = sorted(set(self.config.data.validation_rounds))
         others = [self._loss_and_similarity(model, rounds)[0] for rounds in depths]
         loss, similarity = self._loss_and_similarity(model, self.config.model.rounds)
@@ -247,6 +250,22 @@ class LanguageTask:
             **(by_rounds if depths else {}),
             **(self._by_corpus(model) if self.config.data.mix else {}),
         }
+
+    @property
+    def validation_work(self) -> int:
+        """Of one validation on this rank, rows × rounds."""
+        data, mean = self.config.data, self.config.model.rounds
+        passes = sum(set(data.validation_rounds)) + mean * (
+            2 if data.mix else 1
+        )  # of a mixture each corpus too
+        return len(self.validation[0]) * passes
+
+    @property
+    def validation_steps(self) -> float:
+        """The steps that cost as much as one validation, by FLOPs."""
+        per_round = flops_per_token(self.config.model) / self.config.model.rounds / 3  # the forward pass
+        targets = self.validation_work * self.world.size * self.config.model.context
+        return targets * per_round / self.flops_per_step
 
     def _loss_and_similarity(
         self, model: nn.Module, rounds: int, windows: Probe | None = None
@@ -263,7 +282,9 @@ class LanguageTask:
             batch=self.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
+            before_batch=lambda row: self.on_batch((self._validated + row * rounds) / self.validation_work),
         )
+        self._validated += len(inputs) * rounds
         # A rank that has rows of filler alone has no similarity to add.
         own = [result.similarity, 1] if result.targets else [0, 0]
         sums = torch.tensor([result.loss, result.targets, *own], dtype=torch.float64)

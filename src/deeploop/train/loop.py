@@ -6,7 +6,8 @@ what is built, what the loss is and how it is evaluated; everything else is the 
 
 import math
 import shlex
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from deeploop.train.active import ActiveRun
 from deeploop.train.checkpoint import last_checkpoint
@@ -17,6 +18,7 @@ from deeploop.train.metrics import as_read_back
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest, peak_flops
 from deeploop.train.steps import StepQueue, StepResult, non_finite_report
+from deeploop.train.task import EvaluationStopped
 
 
 def train(
@@ -63,9 +65,14 @@ def run_steps(run: ActiveRun, stop: StopRequest) -> str:
     if (ended := already_ended(run)) is not None:
         return ended
     run.record_ending(None)  # until it ends again
+    run.task.on_batch = partial(before_batch, run, stop)
     # A run that was told to stop left what was due at its last step.
-    if (run.last_evaluated_step < run.step or run.step == 0) and run_due_evaluations(run):
-        return run.record_ending("collapsed")
+    if run.last_evaluated_step < run.step or run.step == 0:
+        match run_due_evaluations(run):
+            case "stopped":
+                return save_and_stop(run)
+            case "collapsed":
+                return run.record_ending("collapsed")
     queue = StepQueue(run, stop)
     while run.step < config.optim.steps:
         run.clock.start()
@@ -78,24 +85,34 @@ def run_steps(run: ActiveRun, stop: StopRequest) -> str:
 
         stopping = any(result.stop_requested for result in results)
         # Who asks to stop does not want to wait for a validation: the resumed run does it first.
-        collapsed = run_due_evaluations(run) if run.is_last_step or not stopping else False
-        if collapsed:
+        ended = run_due_evaluations(run) if run.is_last_step or not stopping else "stopped"
+        if ended == "stopped":
+            return save_and_stop(run)
+        if ended == "collapsed":
             run.record_ending("collapsed")  # before the save: who is killed in between collapses again
-        if stopping or collapsed or run.is_due(config.checkpoint.every):
-            saved = run.save()
-        if collapsed:
+        if stopping or ended == "collapsed" or run.is_due(config.checkpoint.every):
+            run.save()
+        if ended == "collapsed":
             return "collapsed"
-        if stopping and not run.is_last_step:
-            command = f"deeploop train --resume {shlex.quote(str(config.out))}"
-            run.display.say(f"stopped at step {run.step}; saved {saved}; continue with: {command}")
-            return run.record_ending("stopped")
     return run.record_ending("finished")
+
+
+def save_and_stop(run: ActiveRun) -> str:
+    """Ends a run that was asked to stop; what was due at its step is left to the resumed run."""
+    if run.step == 0:  # a start from the beginning is the same
+        run.display.say("stopped in the first validation, before any training; the same command starts again")
+        return run.record_ending("stopped")
+    saved = run.save()
+    command = f"deeploop train --resume {shlex.quote(str(run.config.out))}"
+    run.display.say(f"stopped at step {run.step}; saved {saved}; continue with: {command}")
+    return run.record_ending("stopped")
 
 
 def already_ended(run: ActiveRun) -> str | None:
     """How a run ended that has no step left, or that the guard ended; None where it goes on."""
     config, monitor = run.config, run.task.monitor
-    if run.step >= config.optim.steps:
+    left_out = run.is_last_step and run.last_evaluated_step < run.step  # its last validation
+    if run.step >= config.optim.steps and not left_out:
         more = f", more than the {config.optim.steps} asked for" if run.step > config.optim.steps else ""
         run.display.say(
             f"{config.out} already finished its {run.step} steps{more}; train on with a larger --optim.steps"
@@ -117,14 +134,24 @@ def _anything_due(run: ActiveRun) -> bool:
     return any(map(run.is_due, [*every, monitor.diagnose_every] if monitor else every))
 
 
-def run_due_evaluations(run: ActiveRun) -> bool:
-    """The validation and the diagnosis that are due at this step; whether the guard ends the run."""
-    run.last_evaluated_step = run.step
+def run_due_evaluations(run: ActiveRun) -> Literal["stopped", "collapsed"] | None:
+    """The validation and the diagnosis that are due at this step; how they end the run, if they do."""
     monitor = run.task.monitor
-    collapsed = run.is_due(run.config.data.validate_every) and validate(run)
+    try:
+        collapsed = run.is_due(run.config.data.validate_every) and validate(run)
+    except EvaluationStopped:
+        return "stopped"
+    run.last_evaluated_step = run.step
     if monitor is not None and run.is_due(monitor.diagnose_every):
         diagnose(run)
-    return collapsed and monitor is not None and monitor.stops_when_collapsed
+    return "collapsed" if collapsed and monitor is not None and monitor.stops_when_collapsed else None
+
+
+def before_batch(run: ActiveRun, stop: StopRequest, share: float) -> None:
+    """Shows how much of a validation is done; abandons it if some rank was asked to stop."""
+    run.display.validating(share)
+    if run.world.any(stop.requested):
+        raise EvaluationStopped
 
 
 def report_step(run: ActiveRun, result: StepResult) -> None:
@@ -150,11 +177,15 @@ def report_step(run: ActiveRun, result: StepResult) -> None:
 
 def validate(run: ActiveRun) -> bool:
     """Evaluates, logs and prints; whether the model is collapsed although warm-up is over."""
-    result = run.task.evaluate(run.model)
-    if is_sharded(run.model):
-        from deeploop.train.sharding import reshard_after_eval  # now, as in `wrap`
+    run.display.validating(0.0)
+    try:
+        result = run.task.evaluate(run.model)
+    finally:
+        if is_sharded(run.model):
+            from deeploop.train.sharding import reshard_after_eval  # now, as in `wrap`
 
-        reshard_after_eval(run.model)
+            reshard_after_eval(run.model)
+        run.display.validating(1.0)
     # Before anything is saved: a checkpoint with other values could not be resumed.
     try:
         recorded = as_read_back(result)

@@ -4,6 +4,7 @@ The choice is made once, from an estimate of a step's memory (`models/accounting
 fullest rank. Another micro-batch changes results by rounding: fix both where a run must repeat bit for bit.
 """
 
+import os
 from collections.abc import Callable
 from functools import partial
 from math import isqrt
@@ -88,6 +89,14 @@ def free_memory(world: World) -> int | None:
     free, _ = torch.cuda.mem_get_info(world.device)
     reserve = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
     return min(world.gather(free + reserve))
+
+
+def memory_of(device: torch.device) -> tuple[int, str]:
+    """Bytes of memory that a step can have on a device, and whose they are; a CPU's ranks share them."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory, "the GPU"
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks, "this machine"
 
 
 def shards(config: DeviceConfig, world: World) -> int:

@@ -31,6 +31,7 @@ NUMBERS = frozenset(
     )
 )
 WORDS = frozenset(("verdict", "advice", "updates"))
+EVALUATIONS = ("validation", "collapse", "diagnose")  # kinds of lines
 
 
 @dataclass(frozen=True)
@@ -188,9 +189,11 @@ def is_sound(record: Mapping[str, Any]) -> bool:
     return True
 
 
-def rewind_metrics(folder: Path, step: int) -> None:
-    """Drops what was logged after `step`: a resumed run writes those lines again."""
-    kept = [json.dumps(record) + "\n" for record in read_metrics(folder) if record["step"] <= step]
+def rewind_metrics(folder: Path, step: int, evaluated: int | None = None) -> None:
+    """Drops lines after `step`, and evaluations after `evaluated`: a resumed run writes them again."""
+    last = dict.fromkeys(EVALUATIONS, step if evaluated is None else evaluated)
+    records = (one for one in read_metrics(folder) if one["step"] <= last.get(one["kind"], step))
+    kept = [json.dumps(record) + "\n" for record in records]
     with atomic_file(folder / "metrics.jsonl") as file:
         file.write("".join(kept).encode())
 

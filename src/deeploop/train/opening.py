@@ -35,10 +35,11 @@ from deeploop.train.custom import CustomTask, TaskFactory
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
 from deeploop.train.exported import is_export, load_export, read_export
-from deeploop.train.header import Facts, header, legend
+from deeploop.train.header import Facts, bytes_text, header, legend
 from deeploop.train.iterate import IterateTask
 from deeploop.train.language import LanguageTask
-from deeploop.train.metrics import MetricsWriter, rewind_metrics
+from deeploop.train.memory import memory_of
+from deeploop.train.metrics import MetricsWriter, last_lines, rewind_metrics
 from deeploop.train.progress import Display, device_name
 from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.rundir import (
@@ -61,6 +62,7 @@ SHAPING = (
     *("qk_norm", "attention_bias", "mlp_bias", "hidden", "vocabulary", "block", "outer_gain", "inner_norm"),
     *("input_norm", "final_norm", "tied_head", "unigram_bias"),
 )
+MANY_EPOCHS = 10
 # What to do about a run that ends inside its warm-up.
 SHORTER_WARMUP = "; raise --optim.steps or lower --optim.warmup-steps"
 MAY_COLLAPSE = (
@@ -96,6 +98,10 @@ def open_run(
     run = ActiveRun(config, world, own, model, optimizer, execution, display, lock=lock)
     run.load_state(state)
     run.ended_before = world.gather(read_ending(config.out) if has_run else None)[0]
+    if run.last_evaluated_step < run.step and run.has_ended:  # after a stop left its last validation out
+        run.last_evaluated_step = run.step
+        last = last_lines(config.out)[1]
+        run.last_validation = {key: last[key] for key in last if key not in ("kind", "step")}
     for line in (*damaged, *_introduction(run, source)):
         display.say(line)
     if world.is_main:
@@ -261,6 +267,7 @@ def _introduction(run: ActiveRun, source: str | None) -> list[str]:
         ranks=run.world.size,
         step=run.step,
         seconds=run.clock.total,
+        validation_steps=task.validation_steps if isinstance(task, LanguageTask) else 0.0,
     )
     return [*header(run.config, facts), *_notes(run), *legend(run.config)]
 
@@ -277,7 +284,34 @@ def _notes(run: ActiveRun) -> list[str]:
             f"ends at step {config.optim.steps}, inside its warm-up of {config.optim.warmup_steps}: "
             f"the learning rate only rises{MAY_COLLAPSE if can_collapse else SHORTER_WARMUP}"
         )
+    if run.step < config.optim.steps:
+        notes += [f"warning: {text}" for text in _warnings(run)]
     return notes
+
+
+def _warnings(run: ActiveRun) -> list[str]:
+    """What makes little sense about the plan, and the option that changes it."""
+    config, task, found = run.config, run.task, []
+    if isinstance(task, LanguageTask):
+        epochs = config.optim.steps * task.targets_per_step / task.examples
+        if epochs > MANY_EPOCHS:
+            fewer = max(1, MANY_EPOCHS * task.examples // task.targets_per_step)
+            found.append(
+                f"the corpus is repeated {epochs:,.0f} times; {MANY_EPOCHS} times are --optim.steps {fewer}"
+            )
+        every = config.data.validate_every
+        if task.validation_steps > every:
+            found.append(
+                f"a validation costs {task.validation_steps:,.0f} steps, and there is one every {every}; "
+                "set a larger --data.validate-every or fewer --data.validation-rounds"
+            )
+    memory, whose = memory_of(run.world.device)
+    if task.step_bytes > memory:
+        found.append(
+            f"a step needs about {bytes_text(task.step_bytes)}, {whose} has {bytes_text(memory)}; "
+            f"set a smaller --device.micro-batch (now {task.fit.micro_batch}), or --device.recompute block"
+        )
+    return found
 
 
 def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:
@@ -294,7 +328,7 @@ def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:
         run.display.say(f"resuming with {name}={new} (was {old})")
     if going_on:
         record_execution(config.out, run.execution.to_json())
-    rewind_metrics(config.out, run.step)
+    rewind_metrics(config.out, run.step, run.last_evaluated_step)
     writer = MetricsWriter(config.out, config.log, to_dict(config))
     if changes:
         writer.write("resume", run.step, {"changes": changes})

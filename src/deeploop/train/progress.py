@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 LINE_SECONDS = 10
+SHORT_SECONDS = 3  # a validation that takes less is not shown
 # Dense bf16 peak of the datasheets, FLOP/s: what "utilization" below is a share of.
 PEAK_FLOPS = {
     "H200": 989e12,  # a GH200 too
@@ -86,6 +87,7 @@ class Display:
         self._total, self._first, self._step = total, done, done
         self._began = time.monotonic()
         self._last_line = self._began, done
+        self._validation_began, self._postfix = self._began, ""
 
     def step(self, loss: float, rate: float, tokens_per_s: float | None) -> None:
         """After each step; the speed is known where one is logged."""
@@ -93,9 +95,27 @@ class Display:
         self._step += 1
         if tokens_per_s is not None:
             known = f"loss {loss:.3f}", f"lr {rate:.1e}", f"{_thousands(tokens_per_s)} tok/s"
-            self._bar.set_postfix_str(", ".join(known), refresh=False)
+            self._postfix = ", ".join(known)
+            self._bar.set_postfix_str(self._postfix, refresh=False)
             if self._prints_steps and self._is_line_due():
                 self.say("  ".join([f"step {self._step}/{self._total}", *known, f"{self._time_left()} left"]))
+
+    def validating(self, share: float) -> None:
+        """Before each batch of a validation, from 0, and with 1 at its end."""
+        now = time.monotonic()
+        if share == 0:
+            self._validation_began = now
+        elapsed = now - self._validation_began
+        if share == 0 or elapsed < SHORT_SECONDS:
+            return
+        if share == 1:
+            self._bar.set_postfix_str(self._postfix)
+            return
+        known = f"validation {share:.0%}", f"{hours_minutes_seconds(elapsed * (1 / share - 1))} left"
+        self._bar.set_postfix_str(", ".join(known))
+        if self._prints_steps and now - self._last_line[0] >= LINE_SECONDS:
+            self._last_line = now, self._last_line[1]
+            self.say("  ".join([f"step {self._step}/{self._total}", *known]))
 
     def _is_line_due(self) -> bool:
         """Keeps lines LINE_SECONDS and a hundredth of the run apart."""
@@ -123,7 +143,7 @@ class Display:
 
 
 class StopRequest:
-    """Turns the first SIGTERM, SIGHUP or Ctrl-C into a request that the loop reads between two steps.
+    """Turns the first SIGTERM, SIGHUP or Ctrl-C into a request that the loop reads between two batches.
 
     A second Ctrl-C acts as usual: whoever presses it twice does not want to wait. A second SIGTERM does
     not: schedulers and `torchrun` both pass theirs on, and the save must outlive that.

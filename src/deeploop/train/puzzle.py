@@ -30,7 +30,7 @@ from deeploop.train.execution import runs_kernels
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
 from deeploop.train.puzzle_rows import sign_sgd_
-from deeploop.train.task import Monitor
+from deeploop.train.task import Monitor, OnBatch, ignore_batch
 
 if TYPE_CHECKING:
     from deeploop.train.config import ReasonerTrainConfig
@@ -93,6 +93,7 @@ class PuzzleTask:
         self.flops_per_step = batch * flops_per_segment(config.model, self.shape, forward_again=again)
         self.segment = 0
         self.held = 0
+        self.on_batch: OnBatch = ignore_batch
         self._explore = keys(config.seed, 0, 2)[0]  # not a key of the loader's
         self._done: list[Slots] = []
         self._touched: list[tuple[Tensor, Tensor]] = []
@@ -228,7 +229,7 @@ class PuzzleTask:
                 world.device,
                 partial(arithmetic, config.device, world.device),
             )
-            found = score(solver, self.test)
+            found = score(solver, self.test, before_batch=self.on_batch)
         sums = world.sum(torch.tensor(found, dtype=torch.float64, device=world.device))
         return PuzzleScore(*sums.tolist()).means()
 

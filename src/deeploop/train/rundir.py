@@ -208,11 +208,11 @@ def config_to_resume(run: Path) -> AnyTrainConfig:
     return replace(config, out=run, resume=True)
 
 
-def load_config(run: Path) -> TrainConfig:
-    """The config of a language model's run."""
+def load_config(run: Path, instead: str = "") -> TrainConfig:
+    """The config of a language model's run; of another one, the error says what to do `instead`."""
     config = load_any_config(run)
     if not isinstance(config, TrainConfig):
-        raise ValueError(f"{run}: a run of {kind_of(config)}; this is for language models")
+        raise ValueError(f"{run}: a run of {kind_of(config)}; this is for language models{instead}")
     return config
 
 

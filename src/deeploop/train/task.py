@@ -1,11 +1,22 @@
 """What the training loop asks of a task; `language.py`, `puzzle.py` and `iterate.py` answer."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from deeploop.train.memory import Fit
+
+OnBatch = Callable[[float], None]
+
+
+class EvaluationStopped(Exception):
+    """An evaluation was abandoned, because the run was asked to stop."""
+
+
+def ignore_batch(share: float) -> None:
+    """For an evaluation that nobody watches."""
 
 
 class Monitor(Protocol):
@@ -44,6 +55,9 @@ class Task(Protocol):
     """Whether `loss` is the same work for batches alike in rounds, and nothing in it waits for the device."""
     draws_rounds: bool
     """Whether steps differ in their number of rounds."""
+
+    on_batch: OnBatch
+    """Set by the loop; `evaluate` calls it before each batch, on all ranks alike, with the share done."""
 
     def build(self) -> nn.Module:
         """The model with freshly drawn weights."""
