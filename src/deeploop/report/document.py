@@ -25,8 +25,8 @@ from deeploop.report.runs import Run
 from deeploop.report.tables import Table
 from deeploop.report.transfer import find_studies
 
-# What begins a formula, also in full width; a signed number is none.
 OWN = {"report.html", "report.md", "tables", "figures"}
+# What begins a formula, also in full width; a signed number is none.
 FORMULA = re.compile(r"[=@\t\r\n＝＠＋－]|[+-](?![\d.,]+(e[+-]?\d+)?[%*]?$)")
 
 

@@ -70,9 +70,7 @@ class Plan:
     epsilons: Mapping[str, float] = field(default_factory=dict)  # a loop's, of the rules that scale pre-norm
     once: Mapping[str, int] = field(default_factory=dict)  # blocks of a loop's prelude and coda
     training: Training | None = None  # of a loop whose rounds are drawn, or not all in the graph
-    block: str = (
-        ""  # the chosen rule of a loop, where it is none of the paper's; `rules` are then for comparison
-    )
+    block: str = ""  # the chosen rule of a loop, where it is none of the paper's: `rules` are for comparison
 
     @property
     def scales(self) -> Scales:

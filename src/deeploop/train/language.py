@@ -255,10 +255,8 @@ class LanguageTask:
     def validation_work(self) -> int:
         """Of one validation on this rank, rows × rounds."""
         data, mean = self.config.data, self.config.model.rounds
-        passes = sum(set(data.validation_rounds)) + mean * (
-            2 if data.mix else 1
-        )  # of a mixture each corpus too
-        return len(self.validation[0]) * passes
+        mixed = 2 if data.mix else 1  # of a mixture each corpus too
+        return len(self.validation[0]) * (sum(set(data.validation_rounds)) + mean * mixed)
 
     @property
     def validation_steps(self) -> float:
