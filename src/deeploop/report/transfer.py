@@ -108,9 +108,7 @@ class Optimum:
     peak: float
     loss: float
     mark: Mark
-    """edge: the best cell has the lowest or highest rate that was run, or that was run with enough seeds;
-    cliff: its neighbour was lost.
-    """
+    """edge: the best cell has the lowest or highest rate run, or run with its seeds; cliff: beside a lost one."""
     interval: Interval | None
     """None with one seed, and with a mark."""
     octave: float | None
