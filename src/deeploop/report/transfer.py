@@ -108,7 +108,7 @@ class Optimum:
     peak: float
     loss: float
     mark: Mark
-    """edge: the best cell has the lowest or highest rate run, or run with its seeds; cliff: beside a lost one."""
+    """edge: no rate was run beyond the best, or none with its seeds; cliff: its neighbour was lost."""
     interval: Interval | None
     """None with one seed, and with a mark."""
     octave: float | None
