@@ -84,7 +84,7 @@ def compared(found: Recommendation) -> str:
         "rule",
         "best loss at this R",
         "at a peak rate of",
-        "an octave off costs",
+        "½× or 2× that costs",
         "one rate for every R?",
     )
     rows = [
@@ -99,7 +99,7 @@ def compared(found: Recommendation) -> str:
     ]
     how = (
         f"Of rules within {LEVEL} nats that keep their rate over R, the most forgiving is taken: it loses\n"
-        "least where the rate is an octave off. None beside a cliff at this R."
+        "least at half or twice its rate. None beside a cliff at this R."
     )
     return text_table(header, rows) + f"\n{found.chosen_in}\n{how}"
 

@@ -1,8 +1,8 @@
 """Which rule, at which learning rate, for K blocks and R rounds at a width: what our runs say. No torch.
 
 Of the rules within 0.02 nats of the lowest loss at R, in the nearest study that compares rules, one whose
-rate transfers comes first, and of these the most forgiving: the one that loses least where the rate is an
-octave off. A rate beside a cliff is never recommended, nor a rule that stands beside one in a study about as
+rate transfers comes first, and of these the most forgiving: the one that loses least at half or twice
+its rate. A rate beside a cliff is never recommended, nor a rule that stands beside one in a study about as
 near as the nearest (less than an octave farther). The peak rate is that rule's best one in the nearest study
 that has it, between two measured R by a straight line in logarithms. Nothing is scaled with K, width or
 tokens: what differs from the runs is listed, with the rates of other widths, and too far from them there is
@@ -12,7 +12,7 @@ no answer.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
 from deeploop.theory.scaling import Scales, block_scales
@@ -24,7 +24,17 @@ FARTHEST_ROUNDS = 4
 LEVEL = 0.02  # nats given up for a forgiving rate: what three seeds of a cell span, in nine cells of ten
 BIAS = "model.unigram_bias"
 PARTS = ("p", "alpha", "beta", "flat_gain", "factored_gain")
-Point = tuple[float, float, tuple[Rate, ...]]  # peak rate and loss at some R, and the measured rates behind
+
+
+class Point(NamedTuple):
+    """What a rule has at some R."""
+
+    peak: float
+    loss: float
+    octave: float
+    """What half or twice the rate costs; infinite where that is not known."""
+    used: tuple[Rate, ...]
+    """The measured rates behind."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class Beside:
     loss: float
     peak_lr: float
     octave: float | None
-    """What a rate twice or half as high costs; None where that is not known."""
+    """What half or twice the rate costs; None where that is not known."""
     verdict: str
 
 
@@ -85,7 +95,7 @@ def recommend(
     near = _carried(_near(read_evidence() if evidence is None else evidence, asked, optimizer))
     chosen_in, rule = (None, settings) if settings is not None else _best_rule(near, rounds, asked)
     where, measured = _rate_source(near, rounds, asked, rule)
-    peak, _, used = _point(measured, rounds)
+    peak, _, _, used = _point(measured, rounds)
     exact = used[0].interval if len(used) == 1 and used[0].rounds == rounds else None
     own = {name.removeprefix("model."): value for name, value in measured.settings.items()}
     return Recommendation(
@@ -167,22 +177,30 @@ def _within(measured: Measured, R: int, reach: int) -> bool:
 
 
 def _point(measured: Measured, R: int) -> Point:
-    """The rate and the loss at R, by straight lines over ln R; beyond the measured R as at the nearest."""
+    """Rate, loss and cost at R, by straight lines over ln R; beyond the measured R as at the nearest."""
     below = [rate for rate in measured.rates if rate.rounds <= R]
     above = [rate for rate in measured.rates if rate.rounds >= R]
     if not below or not above:
-        end = (above or below)[0 if above else -1]
-        return end.peak, end.loss, (end,)
+        return _measured_point((above or below)[0 if above else -1])
     left, right = below[-1], above[0]
     if left == right:
-        return left.peak, left.loss, (left,)
+        return _measured_point(left)
     share = math.log(R / left.rounds) / math.log(right.rounds / left.rounds)
-    peak = left.peak ** (1 - share) * right.peak**share
-    return peak, left.loss * (1 - share) + right.loss * share, (left, right)
+    one, other = _measured_point(left), _measured_point(right)
+    return Point(
+        one.peak ** (1 - share) * other.peak**share,
+        one.loss * (1 - share) + other.loss * share,
+        one.octave * (1 - share) + other.octave * share,
+        (left, right),
+    )
+
+
+def _measured_point(rate: Rate) -> Point:
+    return Point(rate.peak, rate.loss, math.inf if rate.octave is None else rate.octave, (rate,))
 
 
 def _is_safe(measured: Measured, R: int) -> bool:
-    return all(rate.mark != "cliff" for rate in _point(measured, R)[2])
+    return all(rate.mark != "cliff" for rate in _point(measured, R).used)
 
 
 def _same_rule(measured: Measured, settings: Mapping[str, Any]) -> bool:
@@ -220,19 +238,9 @@ def _best_rule(
             "where twice its best rate fails to train; `deeploop sweep transfer` at your shape may find one"
         )
     one, rules = safe[0]
-    lowest = min(_point(m, R)[1] for m in rules)
-    level = [m for m in rules if _point(m, R)[1] <= lowest + LEVEL]
-    return one, min(level, key=lambda m: (not m.transfers, _octave_off(m, R), _point(m, R)[1])).settings
-
-
-def _octave_off(measured: Measured, R: int) -> float:
-    """What it loses where the rate is an octave off, between two R by a straight line over ln R."""
-    used = _point(measured, R)[2]
-    costs = [math.inf if rate.octave is None else rate.octave for rate in used]
-    if len(used) == 1:
-        return costs[0]
-    share = math.log(R / used[0].rounds) / math.log(used[1].rounds / used[0].rounds)
-    return costs[0] * (1 - share) + costs[1] * share
+    lowest = min(_point(m, R).loss for m in rules)
+    level = [m for m in rules if _point(m, R).loss <= lowest + LEVEL]
+    return one, min(level, key=lambda m: (not m.transfers, _point(m, R).octave, _point(m, R).loss)).settings
 
 
 def _rate_source(
@@ -280,13 +288,13 @@ def _differences(
     for name, value in asked.items():
         if value != getattr(where, name):
             yield f"{name} {value:,}: the runs have {getattr(where, name):,}; their rate is taken as it is"
-    used = [rate.rounds for rate in _point(measured, R)[2]]
+    used = [rate.rounds for rate in _point(measured, R).used]
     if R not in used:
         between = (
             f"between the measured {used[0]} and {used[-1]}" if len(used) > 1 else f"as at R = {used[0]}"
         )
         yield f"rounds {R}: {between}"
-    if edges := [str(rate.rounds) for rate in _point(measured, R)[2] if rate.mark == "edge"]:
+    if edges := [str(rate.rounds) for rate in _point(measured, R).used if rate.mark == "edge"]:
         yield f"the best rate at R = {', '.join(edges)} is at the edge of the rates that were run"
     bias = measured.settings.get(BIAS, False)
     if settings.get(BIAS, False) != bias:
@@ -301,21 +309,20 @@ def _other_widths(
     for one in near:
         for m in one.rules:
             if one.width != where.width and _same_rule(m, settings) and _covers(m, R):
-                peak, _, used = _point(m, R)
-                mark = ", at the edge of the rates that were run" if used[0].mark == "edge" else ""
-                yield f"{peak:.2g} at width {one.width}, K = {one.blocks}{mark} ({one.folder})"
+                at = _point(m, R)
+                mark = ", at the edge of the rates that were run" if at.used[0].mark == "edge" else ""
+                yield f"{at.peak:.2g} at width {one.width}, K = {one.blocks}{mark} ({one.folder})"
 
 
 def _compared(one: Evidence, R: int) -> tuple[Beside, ...]:
-    rows = [(m, _point(m, R)) for m in one.rules if _covers(m, R)]
-    rows.sort(key=lambda row: row[1][1])
+    points = [(m, _point(m, R)) for m in one.rules if _covers(m, R)]
     return tuple(
         Beside(
             m.rule,
-            loss,
-            float(f"{peak:.2g}"),
-            cost if math.isfinite(cost := _octave_off(m, R)) else None,
+            at.loss,
+            float(f"{at.peak:.2g}"),
+            at.octave if math.isfinite(at.octave) else None,
             m.verdict,
         )
-        for m, (peak, loss, _) in rows
+        for m, at in sorted(points, key=lambda row: row[1].loss)
     )

@@ -54,8 +54,8 @@ def rules_table(study: Study, name: str) -> Table:
     ]
     note = (
         "η*: best peak rate, by a parabola in log rate through the best cell and its neighbours, [95%] over "
-        "seeds. edge: the best cell is at an edge of the grid; cliff: its neighbour collapsed or diverged; "
-        "both are the rate of that cell. slope: d ln η*/d ln R by least squares over all R, 95% by "
+        "seeds. edge: no rate was run beyond the best, or none with its seeds; cliff: a seed beside it was "
+        "lost; both are the rate of that cell. slope: d ln η*/d ln R by least squares over all R, 95% by "
         "Student's t over the slopes of single seeds, else (the fit) over what least squares leave. regret: "
         "loss at R with R = 1's η*, minus the best loss at R, in nats per token. best loss: the parabola's "
         "lowest value, over the seeds that its three cells share, so it may lie below every run; at an edge "
@@ -191,7 +191,7 @@ def draw_legend(figure: Figure, study: Study, colours: dict[int, str]) -> None:
     for style, label, face in (
         ("D", "best rate η*", INK),
         ("D", "η* at an edge or a cliff", "none"),
-        ("x", "collapsed or diverged", INK),
+        ("x", "a seed collapsed or diverged", INK),
     ):
         handles += axes.plot([], [], style, mec=INK, mfc=face, ms=5, label=label)
     handles += axes.plot([], [], ":", color=INK, lw=1, label="η* of R = 1")

@@ -34,7 +34,7 @@ HEAD_SIZES = (32, 64)  # those that a test runs on a GPU
 
 class ProductTiles(NamedTuple):
     """How a product is cut: rows, columns and depth of a tile, tiles in flight, warps; programs that share a
-    multiprocessor, of which one multiplies while another is at its end.
+    multiprocessor, of which one multiplies while another is in its epilogue.
     """
 
     rows: int = 128
@@ -48,8 +48,8 @@ class ProductTiles(NamedTuple):
 # The fastest of those tried on an H200. Stages are what fits 227 KiB of shared memory: a rotated tile is
 # stored whole, and a joined one is read as well.
 GATE, ROTATE, JOIN = ProductTiles(), ProductTiles(stages=3), ProductTiles(stages=3)
-# In FP8 a product takes half the time and its end as long as before: two programs share a multiprocessor,
-# except where the end needs the room (rotate) or the sum is long (down).
+# In FP8 a product takes half the time and its epilogue as long as before: two programs share a
+# multiprocessor, except where the epilogue needs the room (rotate) or the sum is long (down).
 GATE_FP8 = ProductTiles(columns=128, depth=128, stages=3, warps=4, programs=2)
 JOIN_FP8 = ProductTiles(columns=128, warps=4, programs=2)
 ROTATE_FP8 = LONG_JOIN_FP8 = ProductTiles(stages=6)

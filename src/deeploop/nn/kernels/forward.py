@@ -1,7 +1,7 @@
 """Blocks of which nobody asks a gradient, as four products and an attention each.
 
 For blocks x ← N(α·x + f(x)) whose norms have no gain, as the reasoners' are: everything between the products
-is done at their ends (`epilogues.py`), and nothing is written that only a backward pass would read. The
+is done in their epilogues (`epilogues.py`), and nothing is written that only a backward pass would read. The
 products are bf16 or FP8; the stream and attention are bf16.
 """
 
