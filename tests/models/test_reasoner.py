@@ -190,7 +190,7 @@ def test_trm_over_the_sequence_mixes_and_normalises_along_it():
 def test_puzzle_positions_hold_the_vector_then_zeros():
     model = Reasoner(TRMConfig(**SMALL, puzzle_positions=4), SHAPE)
     tokens, puzzle = batch()
-    x = model._input(tokens, puzzle)
+    x = model._input(tokens, puzzle, puzzle.dtype)
     assert x.shape == (3, 13, 16)
     assert torch.equal(x[:, 0], 4 * puzzle)
     assert x[:, 1:4].abs().max() == 0

@@ -152,9 +152,24 @@ def test_rotate_and_attend_are_attention_of_the_norm(kernels, operands, length, 
 
 
 @pytest.mark.parametrize("others", [0, 1, 2])
-def test_added_is_the_norm_and_what_is_beside_it(kernels, others):
+def test_added_is_the_norm_and_what_is_beside_it(kernels, others, right_rounding):
     rows, *beside = 3 * normal(B * T, WIDTH), *(normal(B * T, WIDTH, seed=i + 1) for i in range(others))
     exact = sum((part.double() for part in beside), unit(rows))
-    assert_close(kernels.added(state_of(kernels, rows), *beside, eps=EPS), exact)
+    found = kernels.added(state_of(kernels, rows), *beside, eps=EPS)
+    assert_close(found.rows, exact)
+    assert found.squares is found.fp8 is None
     exact = sum((part.double() for part in beside), rows.double())
-    assert_close(kernels.added(kernels.State(rows, None), *beside), exact)
+    found = kernels.added(kernels.State(rows, None), *beside, fp8=True)
+    assert_close(found.rows, exact)
+    assert_cast(found.fp8, exact, 1)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_summed_is_a_sum_with_its_gradient(kernels, count):
+    states = [normal(B, T, WIDTH, seed=i).requires_grad_() for i in range(count)]
+    found = kernels.summed(*states)
+    assert_close(found, sum(state.double() for state in states))
+    weights = normal(B, T, WIDTH, seed=9)
+    gradients = torch.autograd.grad(found, states, weights)
+    assert len(gradients) == count
+    assert all(torch.equal(gradient, weights) for gradient in gradients)

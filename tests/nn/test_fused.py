@@ -18,6 +18,7 @@ from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner, ReasonerBlock, Stack
 from deeploop.nn import fused, kernels
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
+from deeploop.nn.kernels.products import once_per_segment, segment
 from deeploop.nn.layers import RMSNorm, SwiGLU, rotary_table
 from deeploop.nn.residual import ScaledResidual
 
@@ -217,6 +218,7 @@ def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatc
     monkeypatch.setattr(fused, "HAS_TRITON", True)
     monkeypatch.setattr(fused, "_applies", lambda x, *extras: True)
     monkeypatch.setattr(fused, "_run_kernels", lambda *given, **options: "with a backward pass")
+    monkeypatch.setattr(fused, "_summed", sum)
     hopper, fits, narrow = [True], [True], [torch.bfloat16]
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: narrow[0])
     monkeypatch.setattr(fused, "on_hopper", lambda x: hopper[0])
@@ -226,17 +228,17 @@ def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatc
     monkeypatch.setattr(kernels, "forward", known, raising=False)
     stack, x = Stack(HRMConfig(width=32, heads=2, hidden=48), "L", 9), torch.zeros(2, 9, 32)
     stack.forward = partial(fused._run_stack, fused.LowPrecision(fp8=True), stack)
-    assert stack(x, None) == "with a backward pass"
+    assert stack([x], None) == "with a backward pass"
     with torch.no_grad():
-        assert stack(x, None) == "without"
-        assert stack.eval()(x, None) == "without"
+        assert stack([x], None) == "without"
+        assert stack.eval()([x], None) == "without"
         assert how == [True, False]  # evaluations are in bf16
         narrow[0] = torch.float16
-        assert stack(x, None) == "with a backward pass"
+        assert stack([x], None) == "with a backward pass"
         narrow[0], fits[0] = torch.bfloat16, False
-        assert stack(x, None) == "with a backward pass"
+        assert stack([x], None) == "with a backward pass"
         fits[0], hopper[0] = True, False
-        assert stack(x, None) == "with a backward pass"
+        assert stack([x], None) == "with a backward pass"
 
 
 @pytest.mark.parametrize("size", [16, 128])
@@ -345,7 +347,7 @@ def test_a_reasoners_stacks_are_installed_and_left_to_the_modules_on_a_cpu(monke
     shape = PuzzleShape(vocabulary=6, length=9, puzzle_ids=1)
     model, plain = (Reasoner(HRMConfig(width=32, heads=2, hidden=48), shape) for _ in range(2))
     assert fused.install_rounds(model)
-    assert all("forward" in vars(stack) for stack in model.stacks.values())
+    assert all("forward" in vars(own) for own in (model, *model.stacks.values()))
     given = model.initial(2), torch.randint(6, (2, 9)), torch.zeros(2, 32)
     for q_only in (False, True):
         ours, theirs = (m(*given, q_only=q_only) for m in (model, plain))
@@ -353,6 +355,47 @@ def test_a_reasoners_stacks_are_installed_and_left_to_the_modules_on_a_cpu(monke
         assert torch.equal(ours.logits, theirs.logits)
     across = Reasoner(HRMConfig(width=32, heads=2, hidden=48, mixer="mlp"), shape)
     assert not fused.install_rounds(across)
+
+
+def test_what_is_made_of_weights_is_made_once_in_a_segment():
+    made = []
+
+    @once_per_segment
+    def make(blocks, dtype=torch.float32):
+        made.append([block.weight.to(dtype) for block in blocks])
+        return made[-1]
+
+    blocks = nn.Linear(2, 2), nn.Linear(2, 2)
+    with segment():
+        first = make(list(blocks))
+        assert make(list(blocks)) is make(list(blocks)) is first
+        others = (
+            make(list(blocks[:1])),
+            make(list(blocks), torch.float64),
+            make(list(blocks), dtype=torch.half),
+        )
+        assert all(other is not first for other in others)
+        with segment():
+            assert make(list(blocks)) is not first
+        assert make(list(blocks)) is first
+    with segment():  # after an optimizer's step, say
+        assert make(list(blocks)) is not first
+    assert make(list(blocks)) is not make(list(blocks))
+    assert len(made) == 8
+
+
+def test_a_reasoners_forward_pass_is_a_segment(monkeypatch):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    model = Reasoner(HRMConfig(width=32, heads=2, hidden=48), PuzzleShape(6, 9, 1))
+    assert fused.install_rounds(model)
+    make = once_per_segment(lambda blocks: object())
+    seen = []
+    for stack in model.stacks.values():
+        stack.register_forward_pre_hook(lambda own, _: seen.append(make(list(own.blocks))))
+    for _ in range(2):
+        model(model.initial(2), torch.randint(6, (2, 9)), torch.zeros(2, 32))
+    assert len(seen) == 2 * 6  # two cycles of two calls of L and one of H
+    assert len(set(seen)) == 2 * 2  # segments, modules
 
 
 def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):

@@ -9,6 +9,7 @@ segment = model(model.initial(len(tokens)), tokens, model.puzzle_rows(ids))
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
@@ -182,11 +183,14 @@ class Stack(nn.Module):
             ReasonerBlock(config, module, positions) for _ in range(config.blocks_of[module])
         )
 
-    def forward(self, x: Tensor, rotary: Rotary, recomputed: int = 0, positions: int | None = None) -> Tensor:
-        """All blocks once; the activations of the first `recomputed` are not kept.
+    def forward(
+        self, states: Sequence[Tensor], rotary: Rotary, recomputed: int = 0, positions: int | None = None
+    ) -> Tensor:
+        """All blocks once, on the sum of the states; the activations of the first `recomputed` are not kept.
 
         `positions`: the first so many are returned; the kernels compute no more of the last block.
         """
+        x = reduce(add, states)
         for k, block in enumerate(self.blocks):
             x = maybe_checkpoint(block, x, rotary, recompute=k < recomputed)
         return x[:, :positions]
@@ -259,11 +263,11 @@ class Reasoner(nn.Module):
         `q_only`: nobody reads more than q. There are logits of no position, and a z_H of the first.
         """
         config = self.config
-        x = self._input(tokens, puzzle)
-        z_H, z_L = carry
-        if torch.is_autocast_enabled(x.device.type):  # the states too are narrow, as published
-            narrow = torch.get_autocast_dtype(x.device.type)
-            x, z_H, z_L = (state.to(narrow) for state in (x, z_H, z_L))
+        device, dtype = puzzle.device.type, puzzle.dtype
+        if torch.is_autocast_enabled(device):  # the states too are narrow, as published
+            dtype = torch.get_autocast_dtype(device)
+        x = self._input(tokens, puzzle, dtype)
+        z_H, z_L = (state.to(dtype) for state in carry)
         grad = torch.is_grad_enabled()
         *_, last = calls = list(recurrence(config.cycles, config.low_cycles, config.horizon))
         for call in calls:
@@ -271,27 +275,26 @@ class Reasoner(nn.Module):
             run = partial(self._call, config.module_of(call.role), last=call is last, positions=positions)
             with torch.set_grad_enabled(grad and call.has_grad):
                 if call.role == "L":
-                    z_L = run(self.summed(z_L, z_H, x))
+                    z_L = run((z_L, z_H, x))
                 else:
-                    z_H = run(self.summed(z_H, z_L))
-        logits = self.head(z_H[:, config.puzzle_positions :])
+                    z_H = run((z_H, z_L))
+        logits = self.head(z_H)[
+            :, config.puzzle_positions :
+        ]  # a slice of z_H would have a gradient to fill up
         q = self.halting(z_H[:, 0])
         q = q.to(torch.promote_types(q.dtype, torch.float32))
         return Segment(Carry(z_H.detach(), z_L.detach()), logits, q)
 
-    def summed(self, *states: Tensor) -> Tensor:
-        """What enters a call."""
-        return reduce(add, states)
-
-    def _call(self, module: str, x: Tensor, *, last: bool, positions: int | None) -> Tensor:
+    def _call(self, module: str, states: Sequence[Tensor], *, last: bool, positions: int | None) -> Tensor:
         """One call of a module. A "round" of `recompute` is a call here; the last visit is always kept."""
         blocks = self.config.blocks_of[module] - last if self.recompute == "block" else 0
         rotary = self.cos, self.sin
         again = self.recompute == "round" and not last
-        return maybe_checkpoint(self.stacks[module], x, rotary, blocks, positions, recompute=again)
+        return maybe_checkpoint(self.stacks[module], states, rotary, blocks, positions, recompute=again)
 
-    def _input(self, tokens: Tensor, puzzle: Tensor) -> Tensor:
+    def _input(self, tokens: Tensor, puzzle: Tensor, dtype: torch.dtype) -> Tensor:
         """x (B, T, width): the puzzle's vector, zeros up to its positions, the tokens; of unit size."""
+        size = math.sqrt(self.config.width)
         zeros = puzzle.new_zeros(len(puzzle), self.config.puzzle_positions - 1, self.config.width)
-        parts = (puzzle.unsqueeze(1), zeros, self.embedding(tokens))
-        return torch.cat(parts, dim=1) * math.sqrt(self.config.width)
+        board = F.embedding(tokens, size * self.embedding.weight)  # the table is smaller than a board
+        return torch.cat([part.to(dtype) for part in (size * puzzle.unsqueeze(1), zeros, board)], dim=1)

@@ -4,7 +4,7 @@ Everything else runs the modules as they are written, which is also what the ker
 """
 
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from deeploop.nn import fp8
 from deeploop.nn.documents import Documents
-from deeploop.nn.kernels import on_hopper
+from deeploop.nn.kernels import on_hopper, products
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
 
@@ -167,7 +167,7 @@ def install_rounds(model: nn.Module, low_precision: LowPrecision = BF16) -> bool
     stacks = list(_stacks(model))
     for stack in stacks:
         stack.forward = MethodType(partial(_run_stack, low_precision), stack)
-    name, run = ("summed", _summed) if stacks else ("run_rounds", partial(_run_rounds, low_precision))
+    name, run = ("forward", _run_segment) if stacks else ("run_rounds", partial(_run_rounds, low_precision))
     setattr(model, name, MethodType(run, model))
     return True
 
@@ -210,35 +210,37 @@ def _run_rounds(
     return type(model).run_rounds(model, x, rotary, mask, cache, noise, entered, indices)
 
 
+def _run_segment(model: Any, *args: Any, **options: Any) -> Any:
+    """A reasoner's calls, which share the matrices that were cast for the first of them."""
+    with products.segment():
+        return type(model).forward(model, *args, **options)
+
+
 def _run_stack(
     low_precision: LowPrecision,
     stack: Any,
-    x: Tensor,
+    states: Sequence[Tensor],
     rotary: Rotary,
     recomputed: int = 0,
     positions: int | None = None,
 ) -> Any:
     # Blocks that are recomputed one by one are called one by one.
-    if not _applies(x) or (recomputed and torch.is_grad_enabled()):
-        return type(stack).forward(stack, x, rotary, recomputed, positions)
+    if not _applies(states[0]) or (recomputed and torch.is_grad_enabled()):
+        return type(stack).forward(stack, states, rotary, recomputed, positions)
+    from deeploop.nn.kernels import forward  # here there is Triton to import
+
     low_precision = _in_training(low_precision, stack)
-    if _uses_forward_kernels(x):
-        from deeploop.nn.kernels import forward
-
-        pairs: Any = [tuple(sublayers(block)) for block in stack.blocks]
-        if all(map(forward.fits, pairs)):
-            y = forward.run(pairs, x, rotary, torch.bfloat16, positions, fp8=low_precision.fp8)
-            return y.to(x.dtype)
-    return _run_kernels(low_precision, stack.blocks, x, rotary, positions=positions)
+    pairs: Any = [tuple(sublayers(block)) for block in stack.blocks]
+    if _uses_forward_kernels(states[0]) and all(map(forward.fits, pairs)):
+        y = forward.run(pairs, states, rotary, torch.bfloat16, positions, fp8=low_precision.fp8)
+        return y.to(states[0].dtype)
+    return _run_kernels(low_precision, stack.blocks, _summed(states), rotary, positions=positions)
 
 
-def _summed(model: Any, *states: Tensor) -> Any:
-    if not (_applies(states[0]) and _uses_forward_kernels(states[0])):
-        return type(model).summed(model, *states)
-    from deeploop.nn.kernels.epilogues import State, added
+def _summed(states: Sequence[Tensor]) -> Tensor:
+    from deeploop.nn.kernels.epilogues import summed
 
-    first, *others = (state.flatten(0, -2) for state in states)
-    return added(State(first.contiguous(), None), *others).view_as(states[0])
+    return summed(*states)
 
 
 def _uses_forward_kernels(x: Tensor) -> bool:

@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
 
-TILE = {"TILE_N": 64, "TILE_W": 128, "num_warps": 8}
+TILE = {"TILE_N": 128, "TILE_W": 128, "num_warps": 8}  # the fastest of those tried on an H200
 
 
 @triton.jit

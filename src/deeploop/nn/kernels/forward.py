@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop.nn.fp8 import E4M3, block_scales, in_e4m3, spaced
+from deeploop.nn.fp8 import block_scales, in_e4m3, spaced
 from deeploop.nn.kernels.attention import attend
 from deeploop.nn.kernels.epilogues import (
     Matrix,
@@ -26,6 +26,7 @@ from deeploop.nn.kernels.epilogues import (
     paired,
     rotate,
 )
+from deeploop.nn.kernels.products import once_per_segment
 from deeploop.nn.kernels.stack import Sublayers, packs_of
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
 
@@ -57,24 +58,25 @@ def fits(block: Sublayers) -> bool:
 @torch.no_grad()
 def run(
     blocks: Sequence[Sublayers],
-    x: Tensor,
+    states: Sequence[Tensor],
     rotary: Rotary,
     narrow: torch.dtype,
     positions: int | None = None,
     *,
     fp8: bool = False,
 ) -> Tensor:
-    """All blocks on x (B, T, width), once, in `narrow`; of the last one the first `positions` alone."""
-    B, width = len(x), x.shape[-1]
-    rows = x.to(narrow).reshape(-1, width).contiguous()
-    state = State(rows, None)
-    if fp8:
-        state = state._replace(fp8=added(state, dtype=E4M3))
+    """All blocks on the sum of some states (B, T, width), once, in `narrow`.
+
+    Of the last block the first `positions` alone.
+    """
+    B, _, width = states[0].shape
+    first, *others = (state.to(narrow).reshape(-1, width).contiguous() for state in states)
+    state = added(State(first, None), *others, fp8=fp8)
     matrices = _matrices_fp8(blocks) if fp8 else _matrices(blocks, narrow)
     for block, own in zip(blocks, matrices, strict=True):
         state = _block(block, own, state, rotary, B, positions if block is blocks[-1] else None)
     last_norm: Any = blocks[-1][1].outer
-    return added(state, eps=last_norm.eps).view(B, -1, width)
+    return added(state, eps=last_norm.eps).rows.view(B, -1, width)
 
 
 def _block(
@@ -105,6 +107,7 @@ def _first(rows: Tensor, B: int, positions: int) -> Tensor:
     return rows.view(B, -1, rows.shape[-1])[:, :positions].flatten(0, 1).contiguous()
 
 
+@once_per_segment
 def _matrices(blocks: Sequence[Sublayers], dtype: torch.dtype) -> list[Matrices]:
     """Every block's matrices, with their rows in the order in which these products take them."""
     found = []
@@ -117,6 +120,7 @@ def _matrices(blocks: Sequence[Sublayers], dtype: torch.dtype) -> list[Matrices]
     return found
 
 
+@once_per_segment
 def _matrices_fp8(blocks: Sequence[Sublayers]) -> list[Matrices]:
     """The same in FP8. The products of a state read it as it is, the others what was scaled for them."""
     scales = block_scales(blocks)

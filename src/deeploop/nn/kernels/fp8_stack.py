@@ -3,7 +3,7 @@
 
 What lies between two attentions is one function with its own backward pass, so that every kernel writes what
 the next product reads, in FP8. The stream, the norms and attention are those of `stack.py`. A matrix is cast
-once for all rounds of a call.
+once for all rounds of a call, or all calls of a reasoner's segment.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from deeploop.nn.fp8 import (
 )
 from deeploop.nn.kernels.casts import cast_into, transposed
 from deeploop.nn.kernels.norms import SavedNorms, norms_backward, norms_forward
-from deeploop.nn.kernels.products import product_groups
+from deeploop.nn.kernels.products import once_per_segment, product_groups
 from deeploop.nn.kernels.rotary import rotary_backward, rotary_forward
 from deeploop.nn.kernels.stack import Inject, Sublayers, attend_heads, norm_eps
 from deeploop.nn.kernels.swiglu import swiglu, swiglu_backward_fp8
@@ -161,20 +161,44 @@ def _round(
     return x
 
 
-@torch.no_grad()
 def prepare(blocks: Sequence[Sublayers], scales: Scales, gradients: GradientScales) -> list[Prepared]:
     """Every matrix in FP8, with the scales of what it is multiplied with."""
+    tables = gradients.scale, gradients.inverse
+    return [
+        Prepared(
+            *pair,
+            *(own.product(*(table[k, j, 0] for table in tables)) for j, own in enumerate(operands)),
+        )
+        for k, (pair, operands) in enumerate(zip(blocks, _operands(blocks, scales), strict=True))
+    ]
+
+
+class Operand(NamedTuple):
+    """A product but for the scales of its gradient, which are a pass's own."""
+
+    rows: Tensor
+    columns: Tensor
+    weight_inverse: Tensor
+    scale: Tensor
+    inverse: Tensor
+
+    def product(self, gradient_scale: Tensor, gradient_inverse: Tensor) -> Product:
+        return Product(*self, gradient_scale, gradient_inverse)
+
+
+@once_per_segment
+@torch.no_grad()
+def _operands(blocks: Sequence[Sublayers], scales: Scales) -> list[list[Operand]]:
+    """Every block's four."""
     weight, given = spaced(scales.weight), spaced(scales.input)
-    weight_inverse, given_inverse = weight.reciprocal(), given.reciprocal()
-    prepared = []
+    tables = weight.reciprocal(), given, given.reciprocal()
+    found: list[list[Operand]] = []
     for k, pair in enumerate(blocks):
-        products = []
+        found.append([])
         for j, layers in enumerate(product_groups(pair)):
-            rows, columns = _cast_matrices([layer.weight for layer in layers], weight[k, j, 0])
-            tables = weight_inverse, given, given_inverse, gradients.scale, gradients.inverse
-            products.append(Product(rows, columns, *(table[k, j, 0] for table in tables)))
-        prepared.append(Prepared(*pair, *products))
-    return prepared
+            copies = _cast_matrices([layer.weight for layer in layers], weight[k, j, 0])
+            found[-1].append(Operand(*copies, *(table[k, j, 0] for table in tables)))
+    return found
 
 
 def _cast_matrices(matrices: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:

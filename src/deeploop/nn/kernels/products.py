@@ -1,14 +1,48 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
-"""Products of one input with several matrices at once."""
+"""Products of one input with several matrices at once, and matrices that are cast once for several calls."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from deeploop.nn.residual import ScaledResidual
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_shared: dict[Any, Any] | None = None  # what `once_per_segment` functions gave, inside a segment
+
+
+@contextmanager
+def segment() -> Iterator[None]:
+    """Inside, no weight changes: what is made of weights alone is made once, for all calls of the blocks."""
+    global _shared
+    before, _shared = _shared, {}
+    try:
+        yield
+    finally:
+        _shared = before
+
+
+def once_per_segment(make: Callable[P, T]) -> Callable[P, T]:
+    """Inside a `segment`, the same arguments give the same result again, which nobody may change."""
+
+    @wraps(make)
+    def made(*args: P.args, **options: P.kwargs) -> T:
+        if _shared is None:
+            return make(*args, **options)
+        given = *args, *options.items()
+        key = made, *(tuple(part) if isinstance(part, list) else part for part in given)
+        if key not in _shared:
+            _shared[key] = make(*args, **options)
+        found: T = _shared[key]
+        return found
+
+    return made
 
 
 def product_groups(pair: tuple[ScaledResidual, ScaledResidual]) -> tuple[tuple[nn.Linear, ...], ...]:

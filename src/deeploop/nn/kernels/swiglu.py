@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from deeploop.nn.kernels.casts import TILE, limit, scaled
+from deeploop.nn.kernels.casts import limit, scaled
 from deeploop.nn.kernels.products import weight_gradient
 
 try:
@@ -15,6 +15,13 @@ try:
     import triton.language as tl
 except ImportError as error:
     raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
+
+
+TILE = {
+    "TILE_N": 32,
+    "TILE_W": 128,
+    "num_warps": 4,
+}  # of the backward pass in FP8: the fastest of those tried
 
 
 @triton.jit
