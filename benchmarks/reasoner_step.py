@@ -149,7 +149,7 @@ def pass_rows(batch: int, length: int) -> Rows:
         "x ← N(x + f)": (lambda: norms.residual(x, f, eps=1e-5), 6 * WIDTH),
         "silu(gate)·up": (lambda: swiglu.swiglu(sides), 6 * HIDDEN),
         "rotary of q and k": (lambda: rotary.rotary_qkv(packed, cos, sin, HEADS, None, 0.0), 8 * WIDTH),
-        "z_L + z_H + x": (lambda: x + f + x, 10 * WIDTH),
+        "z_H + x": (lambda: x + f, 6 * WIDTH),
     }
     for name, (work, per_row) in works.items():
         bound = rows * per_row / BYTES_PER_SECOND * 1e3

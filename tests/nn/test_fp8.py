@@ -423,7 +423,7 @@ def test_a_reasoners_chain_is_its_stack_with_fp8_products(
         assert torch.equal(a, b)
 
     def modules():
-        out = stack([x], rotary)
+        out = stack(x, torch.zeros_like(x), rotary)
         return out, *torch.autograd.grad((out * weights).sum(), wanted)
 
     exact = modules()
@@ -446,14 +446,14 @@ def test_calls_without_a_gradient_have_fp8_products(positions, p, right_rounding
     x = x if DEVICE == "cpu" else x.bfloat16()
     narrow = torch.float32 if DEVICE == "cpu" else torch.bfloat16  # the interpreter has no bf16 product
     with torch.no_grad():
-        exact = stack([x.float()], rotary)[:, :positions]
+        exact = stack(x.float() / 2, x.float() / 2, rotary)[:, :positions]
         with segment():
             found, again = (
-                forward.run(pairs, [x / 2, x / 2], rotary, narrow, positions, fp8=True) for _ in "12"
+                forward.run(pairs, x / 2, x / 2, rotary, narrow, positions, fp8=True) for _ in "12"
             )
         scales = block_scales(pairs)
         emulate(pairs, scales, GradientScales(scales.gradient))
-        emulated = stack([x.float()], rotary)[:, :positions]
+        emulated = stack(x.float() / 2, x.float() / 2, rotary)[:, :positions]
     assert found.shape == exact.shape
     assert torch.equal(found, again)
     changed = (emulated - exact).norm()

@@ -218,7 +218,6 @@ def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatc
     monkeypatch.setattr(fused, "HAS_TRITON", True)
     monkeypatch.setattr(fused, "_applies", lambda x, *extras: True)
     monkeypatch.setattr(fused, "_run_kernels", lambda *given, **options: "with a backward pass")
-    monkeypatch.setattr(fused, "_summed", sum)
     hopper, fits, narrow = [True], [True], [torch.bfloat16]
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: narrow[0])
     monkeypatch.setattr(fused, "on_hopper", lambda x: hopper[0])
@@ -228,17 +227,17 @@ def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatc
     monkeypatch.setattr(kernels, "forward", known, raising=False)
     stack, x = Stack(HRMConfig(width=32, heads=2, hidden=48), "L", 9), torch.zeros(2, 9, 32)
     stack.forward = partial(fused._run_stack, fused.LowPrecision(fp8=True), stack)
-    assert stack([x], None) == "with a backward pass"
+    assert stack(x, x, None) == "with a backward pass"
     with torch.no_grad():
-        assert stack([x], None) == "without"
-        assert stack.eval()([x], None) == "without"
+        assert stack(x, x, None) == "without"
+        assert stack.eval()(x, x, None) == "without"
         assert how == [True, False]  # evaluations are in bf16
         narrow[0] = torch.float16
-        assert stack([x], None) == "with a backward pass"
+        assert stack(x, x, None) == "with a backward pass"
         narrow[0], fits[0] = torch.bfloat16, False
-        assert stack([x], None) == "with a backward pass"
+        assert stack(x, x, None) == "with a backward pass"
         fits[0], hopper[0] = True, False
-        assert stack([x], None) == "with a backward pass"
+        assert stack(x, x, None) == "with a backward pass"
 
 
 @pytest.mark.parametrize("size", [16, 128])

@@ -9,10 +9,8 @@ segment = model(model.initial(len(tokens)), tokens, model.puzzle_rows(ids))
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -184,13 +182,13 @@ class Stack(nn.Module):
         )
 
     def forward(
-        self, states: Sequence[Tensor], rotary: Rotary, recomputed: int = 0, positions: int | None = None
+        self, z: Tensor, other: Tensor, rotary: Rotary, recomputed: int = 0, positions: int | None = None
     ) -> Tensor:
-        """All blocks once, on the sum of the states; the activations of the first `recomputed` are not kept.
+        """All blocks once, on z + other; the activations of the first `recomputed` are not kept.
 
         `positions`: the first so many are returned; the kernels compute no more of the last block.
         """
-        x = reduce(add, states)
+        x = z + other
         for k, block in enumerate(self.blocks):
             x = maybe_checkpoint(block, x, rotary, recompute=k < recomputed)
         return x[:, :positions]
@@ -268,6 +266,7 @@ class Reasoner(nn.Module):
             dtype = torch.get_autocast_dtype(device)
         x = self._input(tokens, puzzle, dtype)
         z_H, z_L = (state.to(dtype) for state in carry)
+        entering = z_H + x  # into every L of a cycle
         grad = torch.is_grad_enabled()
         *_, last = calls = list(recurrence(config.cycles, config.low_cycles, config.horizon))
         for call in calls:
@@ -275,22 +274,22 @@ class Reasoner(nn.Module):
             run = partial(self._call, config.module_of(call.role), last=call is last, positions=positions)
             with torch.set_grad_enabled(grad and call.has_grad):
                 if call.role == "L":
-                    z_L = run((z_L, z_H, x))
+                    z_L = run(z_L, entering)
                 else:
-                    z_H = run((z_H, z_L))
-        logits = self.head(z_H)[
-            :, config.puzzle_positions :
-        ]  # a slice of z_H would have a gradient to fill up
+                    z_H = run(z_H, z_L)
+            if call.role == "H" and call is not last:
+                entering = z_H + x
+        logits = self.head(z_H)[:, config.puzzle_positions :]  # a slice of z_H would have a gradient to pad
         q = self.halting(z_H[:, 0])
         q = q.to(torch.promote_types(q.dtype, torch.float32))
         return Segment(Carry(z_H.detach(), z_L.detach()), logits, q)
 
-    def _call(self, module: str, states: Sequence[Tensor], *, last: bool, positions: int | None) -> Tensor:
+    def _call(self, module: str, z: Tensor, other: Tensor, *, last: bool, positions: int | None) -> Tensor:
         """One call of a module. A "round" of `recompute` is a call here; the last visit is always kept."""
         blocks = self.config.blocks_of[module] - last if self.recompute == "block" else 0
         rotary = self.cos, self.sin
         again = self.recompute == "round" and not last
-        return maybe_checkpoint(self.stacks[module], states, rotary, blocks, positions, recompute=again)
+        return maybe_checkpoint(self.stacks[module], z, other, rotary, blocks, positions, recompute=again)
 
     def _input(self, tokens: Tensor, puzzle: Tensor, dtype: torch.dtype) -> Tensor:
         """x (B, T, width): the puzzle's vector, zeros up to its positions, the tokens; of unit size."""

@@ -4,7 +4,7 @@ Everything else runs the modules as they are written, which is also what the ker
 """
 
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -219,28 +219,23 @@ def _run_segment(model: Any, *args: Any, **options: Any) -> Any:
 def _run_stack(
     low_precision: LowPrecision,
     stack: Any,
-    states: Sequence[Tensor],
+    z: Tensor,
+    other: Tensor,
     rotary: Rotary,
     recomputed: int = 0,
     positions: int | None = None,
 ) -> Any:
     # Blocks that are recomputed one by one are called one by one.
-    if not _applies(states[0]) or (recomputed and torch.is_grad_enabled()):
-        return type(stack).forward(stack, states, rotary, recomputed, positions)
+    if not _applies(z) or (recomputed and torch.is_grad_enabled()):
+        return type(stack).forward(stack, z, other, rotary, recomputed, positions)
     from deeploop.nn.kernels import forward  # here there is Triton to import
 
     low_precision = _in_training(low_precision, stack)
     pairs: Any = [tuple(sublayers(block)) for block in stack.blocks]
-    if _uses_forward_kernels(states[0]) and all(map(forward.fits, pairs)):
-        y = forward.run(pairs, states, rotary, torch.bfloat16, positions, fp8=low_precision.fp8)
-        return y.to(states[0].dtype)
-    return _run_kernels(low_precision, stack.blocks, _summed(states), rotary, positions=positions)
-
-
-def _summed(states: Sequence[Tensor]) -> Tensor:
-    from deeploop.nn.kernels.epilogues import summed
-
-    return summed(*states)
+    if _uses_forward_kernels(z) and all(map(forward.fits, pairs)):
+        y = forward.run(pairs, z, other, rotary, torch.bfloat16, positions, fp8=low_precision.fp8)
+        return y.to(z.dtype)
+    return _run_kernels(low_precision, stack.blocks, z + other, rotary, positions=positions)
 
 
 def _uses_forward_kernels(x: Tensor) -> bool:

@@ -4,7 +4,7 @@
 rotate      q, k, v: queries and keys rotated by position, queries scaled for an attention in powers of 2
 gate        silu(x @ gate.T)·(x @ up.T)
 join        α·x + y @ w.T, and what its norm is taken of: the sum of squares of each part of a row
-added       the sum of some states, in one pass; `summed` is for calls with a gradient too
+added       N(x) + y, in one pass with its copy in FP8
 
 A state is rows before their norm and the sums of squares. N(s) = s / RMS(s) has no gain here, so that it
 stands behind the product that reads it: N(s) @ w.T = (s @ w.T) / RMS(s). With FP8 products the rows have a
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from deeploop.nn.fp8 import E4M3
 from deeploop.nn.kernels.casts import limit, scaled, within
@@ -148,8 +147,8 @@ def _product_epilogue(
 
 @triton.jit
 def _add(
-    A, B, C, S, O, COPY, n, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    PARTS: tl.constexpr, COUNT: tl.constexpr, LIMIT: tl.constexpr,
+    A, B, S, O, COPY, n, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    PARTS: tl.constexpr, ADD: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, BLOCK)[None, :]
@@ -158,10 +157,8 @@ def _add(
     y = tl.load(A + at, mask=live, other=0.0).to(tl.float32)
     if PARTS > 0:
         y *= _scales(S, row, row < n, PARTS, WIDTH, eps)[:, None]
-    if COUNT > 1:
+    if ADD:
         y += tl.load(B + at, mask=live, other=0.0).to(tl.float32)
-    if COUNT > 2:
-        y += tl.load(C + at, mask=live, other=0.0).to(tl.float32)
     y = y.to(O.dtype.element_ty)
     tl.store(O + at, y, mask=live)
     if LIMIT > 0:
@@ -249,40 +246,19 @@ def join(
     return State(out, squares, copy)
 
 
-def added(state: State, *others: Tensor, eps: float = 0.0, fp8: bool = False) -> State:
-    """N(state) + the others, of which there are two at most; with a copy in FP8 if one is asked for."""
+def added(state: State, other: Tensor | None = None, *, eps: float = 0.0, fp8: bool = False) -> State:
+    """N(state) + other; with a copy in FP8 if one is asked for."""
     n, width = state.rows.shape
     out = torch.empty_like(state.rows)
     copy = torch.empty_like(out, dtype=E4M3) if fp8 else None
-    given = [other.contiguous() for other in others] + [None] * (2 - len(others))
     block = triton.next_power_of_2(width)
     rows = max(1, 2048 // block)
     _add[(triton.cdiv(n, rows),)](
-        state.rows, *given, state.squares, out, copy, n, eps, WIDTH=width, BLOCK=block, ROWS=rows,
-        PARTS=0 if state.squares is None else state.squares.shape[1], COUNT=1 + len(others),
+        state.rows, other, state.squares, out, copy, n, eps, WIDTH=width, BLOCK=block, ROWS=rows,
+        PARTS=0 if state.squares is None else state.squares.shape[1], ADD=other is not None,
         LIMIT=limit(E4M3) if fp8 else 0.0,
     )  # fmt: skip
     return State(out, None, copy)
-
-
-class _Sum(torch.autograd.Function):
-    """States → their sum."""
-
-    @staticmethod
-    def forward(ctx: Any, *states: Tensor) -> Tensor:
-        ctx.count = len(states)
-        first, *others = (state.flatten(0, -2).contiguous() for state in states)
-        return added(State(first, None), *others).rows.view_as(states[0])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, ...]:
-        return (dx,) * ctx.count
-
-
-def summed(*states: Tensor) -> Tensor:
-    """The sum of up to three states (B, T, width)."""
-    return _Sum.apply(*states)
 
 
 def paired(w: Tensor, head_size: int) -> Tensor:

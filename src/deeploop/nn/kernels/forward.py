@@ -58,20 +58,18 @@ def fits(block: Sublayers) -> bool:
 @torch.no_grad()
 def run(
     blocks: Sequence[Sublayers],
-    states: Sequence[Tensor],
+    z: Tensor,
+    other: Tensor,
     rotary: Rotary,
     narrow: torch.dtype,
     positions: int | None = None,
     *,
     fp8: bool = False,
 ) -> Tensor:
-    """All blocks on the sum of some states (B, T, width), once, in `narrow`.
-
-    Of the last block the first `positions` alone.
-    """
-    B, _, width = states[0].shape
-    first, *others = (state.to(narrow).reshape(-1, width).contiguous() for state in states)
-    state = added(State(first, None), *others, fp8=fp8)
+    """All blocks on z + other (B, T, width), once, in `narrow`; the last on its first `positions` alone."""
+    B, _, width = z.shape
+    z, other = (part.to(narrow).reshape(-1, width).contiguous() for part in (z, other))
+    state = added(State(z, None), other, fp8=fp8)
     matrices = _matrices_fp8(blocks) if fp8 else _matrices(blocks, narrow)
     for block, own in zip(blocks, matrices, strict=True):
         state = _block(block, own, state, rotary, B, positions if block is blocks[-1] else None)
