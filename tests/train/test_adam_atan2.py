@@ -1,6 +1,7 @@
 """AdamATan2 against its formula written out, and the running average beside it."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ import torch
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.optim import (
     ReasonerOptimConfig,
+    clipped_step,
     learning_rate,
     make_reasoner_optimizer,
     set_learning_rate,
+    supports_conditional_step,
 )
 
 
@@ -65,6 +68,57 @@ def test_without_an_average_nothing_is_swapped():
     before = float(p)
     with averaged(optimizer):
         assert float(p) == before
+
+
+def clipped(clip, gradients, *, conditional):
+    """Parameter and state after steps which, if conditional, are taken only where the gradient is finite."""
+    p = torch.nn.Parameter(torch.linspace(-1, 1, 5))
+    optimizer = AdamATan2([p], lr=0.1, weight_decay=0.3, ema=0.9)
+    for gradient in gradients:
+        p.grad = gradient.clone()
+        norm = gradient.norm()
+        clipped_step(optimizer, norm, clip, only_if=norm.isfinite() if conditional else None)
+        if conditional:  # who looks for what broke finds the gradient as it was
+            torch.testing.assert_close(p.grad, gradient, rtol=0, atol=0, equal_nan=True)
+    return {"p": p.detach(), **{name: value for name, value in optimizer.state[p].items() if name != "step"}}
+
+
+@pytest.fixture
+def gradients():
+    return list(torch.randn(4, 5, generator=torch.Generator().manual_seed(1)))
+
+
+def test_a_step_that_a_tensor_allows_is_the_step(gradients):
+    allowed, plain = (clipped(0.0, gradients, conditional=conditional) for conditional in (True, False))
+    assert allowed.keys() == plain.keys() == {"p", "exp_avg", "exp_avg_sq", "average"}
+    assert all(torch.equal(allowed[name], plain[name]) for name in plain)
+
+
+def test_it_is_clipped_as_the_plain_one(gradients):
+    allowed, plain, unclipped = (
+        clipped(clip, gradients, conditional=conditional)
+        for clip, conditional in ((1.0, True), (1.0, False), (0.0, False))
+    )
+    for name in plain:
+        torch.testing.assert_close(allowed[name], plain[name], rtol=1e-5, atol=1e-7)
+    assert not torch.allclose(plain["exp_avg"], unclipped["exp_avg"], rtol=1e-2)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_a_step_that_a_tensor_forbids_leaves_no_trace(gradients, bad, clip):
+    spoiled = gradients[0].clone()
+    spoiled[2] = bad
+    before = clipped(clip, gradients, conditional=True)
+    after = clipped(clip, [*gradients, spoiled, torch.full((5,), bad)], conditional=True)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_it_is_for_a_gpu(monkeypatch):
+    optimizer = AdamATan2([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    assert not supports_conditional_step(optimizer)
+    monkeypatch.setitem(optimizer.param_groups[0], "params", [SimpleNamespace(is_cuda=True)])
+    assert supports_conditional_step(optimizer)
 
 
 def test_the_rate_is_constant_after_warm_up_and_everything_decays():

@@ -11,8 +11,11 @@ import torch
 
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.config import to_dict
+from deeploop.train.distributed import open_world
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
+from deeploop.train.opening import open_run
+from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
 
 pytestmark = [
@@ -130,6 +133,67 @@ def test_an_fp8_run_is_resumed_bit_for_bit(config):
     assert train(config("cut", steps=60, precision="fp8", resume=True))["ended"] == "finished"
     assert json.loads((cut.out / "run.json").read_text())["execution"]["precision"] == "fp8"
     assert weights(cut) == weights(whole)
+
+
+@pytest.fixture
+def reasoner(make_puzzle_config, tmp_path):
+    """`reasoner("name", "trm", steps=20)`: a run of the kernels, two micro-batches in each step."""
+
+    def make(name, kind, steps=20, resume=False):
+        return make_puzzle_config(
+            tmp_path / name,
+            kind,
+            model={"width": 128, "heads": 2, "hidden": 256},
+            optim={"steps": steps},
+            data={"validate_every": 10},
+            checkpoint={"every": 100},
+            log={"every": 5},
+            device={"kind": "cuda", "deterministic": True, "micro_batch": 4},
+            resume=resume,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["hrm", "trm"])
+def test_a_reasoner_is_read_late_and_resumed_bit_for_bit(reasoner, kind, monkeypatch):
+    whole, cut = reasoner("whole", kind), reasoner("cut", kind)
+    train(whole)
+    assert json.loads((whole.out / "run.json").read_text())["execution"]["lag"] == 1
+    real = StepQueue.submit
+
+    def submit(queue):
+        queue._stop.requested = queue._run.step == 11
+        real(queue)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StepQueue, "submit", submit)
+        assert train(cut)["step"] == 13  # asked in step 12, known when step 13 is under way
+    assert train(reasoner("cut", kind, resume=True))["ended"] == "finished"
+    assert lines(cut) == lines(whole)
+    one, two = last_checkpoint(whole.out), last_checkpoint(cut.out)
+    for name in ("model", "optimizer", "task"):
+        assert (one / f"{name}.safetensors").read_bytes() == (two / f"{name}.safetensors").read_bytes(), name
+
+
+@pytest.mark.parametrize("kind", ["hrm", "trm"])
+def test_queueing_a_step_of_a_reasoner_waits_for_events_alone(reasoner, kind):
+    """Also after it was resumed: what is read from a file must not come back from the device."""
+    train(reasoner("run", kind, steps=4))
+    config = reasoner("run", kind, steps=20, resume=True)
+    with open_world(config.device) as world:
+        run = open_run(config, world)
+        queue = StepQueue(run, StopRequest())
+        for _ in range(4):  # compiles what must be compiled
+            queue.advance()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(6):  # puzzles halt after three at most
+                queue.advance()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert [result.step for result in queue.settle(everything=True)] == [14]
+        run.close()
 
 
 def test_two_ranks_that_share_a_gpu_have_the_losses_of_one(config, tmp_path):

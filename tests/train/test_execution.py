@@ -14,11 +14,17 @@ from deeploop.train import CustomTask, CustomTrainConfig, execution, opening
 from deeploop.train.distributed import DeviceConfig, World
 from deeploop.train.execution import choose_execution
 from deeploop.train.loop import train
-from deeploop.train.optim import OptimConfig, make_optimizer
+from deeploop.train.optim import (
+    OptimConfig,
+    ReasonerOptimConfig,
+    make_optimizer,
+    make_reasoner_optimizer,
+)
 from iterate_runs import make_iterate_config
 
 SHAPE = {"blocks": 2, "rounds": 3, "width": 64, "heads": 2, "hidden": 64, "vocabulary": 64, "context": 8}
 GPU = SimpleNamespace(type="cuda")
+LATE = "Triton kernels, bf16, loss read back 1 step behind"
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +157,29 @@ def test_reasoners_have_fp8_and_no_other_stream(hopper, monkeypatch):
         choose_for(stream="bf16")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, f"{LATE} (batches differ in their work: no CUDA graph)"),
+        ({"graph": False}, f"{LATE} (device.graph is off)"),
+        ({"compile": "on"}, "compiled blocks, bf16 (device.compile is on)"),
+        ({"compile": "off"}, "eager modules, bf16 (device.compile is off)"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_reasoner_is_read_late_without_a_graph(monkeypatch, options, said, ranks):
+    model = Reasoner(HRMConfig(width=64, heads=2, hidden=64), PuzzleShape(4, 8, 1))
+    optimizer = make_reasoner_optimizer(model, ReasonerOptimConfig())
+
+    def choose_for(able=True, **told):
+        monkeypatch.setattr(execution, "supports_conditional_step", lambda optimizer: able)
+        return choose_execution(DeviceConfig(**options), World(0, ranks, GPU), model, optimizer, **told)
+
+    assert choose_for(queueable=True).describe() == said
+    assert choose_for(queueable=True).lag == ("behind" in said)
+    assert choose_for(queueable=False).lag == choose_for(able=False, queueable=True).lag == 0
+
+
 def test_a_bf16_stream_needs_the_kernels():
     with pytest.raises(ValueError, match=r"device\.stream=bf16: needs the Triton kernels.*there is no GPU"):
         choose(DeviceConfig(stream="bf16"), device=torch.device("cpu"))
@@ -160,12 +189,12 @@ def test_a_bf16_stream_needs_the_kernels():
         choose(DeviceConfig(stream="bf16"), recompute="block")
 
 
-def tokens_told(monkeypatch, config, **options):
-    """Tokens of a micro-batch that the choice of an execution is told, before the run has a folder."""
+def told(monkeypatch, config, **options):
+    """What the choice of an execution is told, before the run has a folder."""
     seen = []
 
-    def watch(*args, tokens, **options):
-        seen.append(tokens)
+    def watch(*args, **options):
+        seen.append(options)
         raise ValueError("watched")
 
     monkeypatch.setattr(opening, "choose_execution", watch)
@@ -173,6 +202,17 @@ def tokens_told(monkeypatch, config, **options):
         train(config, **options)
     assert not config.out.exists()
     return seen[0]
+
+
+def tokens_told(monkeypatch, config, **options):
+    return told(monkeypatch, config, **options)["tokens"]
+
+
+def test_only_a_reasoner_says_that_it_can_be_queued_without_a_graph(
+    tiny_config, make_puzzle_config, tmp_path, monkeypatch
+):
+    assert told(monkeypatch, make_puzzle_config(tmp_path / "puzzles"))["queueable"]
+    assert not told(monkeypatch, tiny_config())["queueable"]
 
 
 def test_a_run_says_how_many_tokens_it_computes_at_once(tiny_config, monkeypatch):

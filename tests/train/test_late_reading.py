@@ -95,8 +95,8 @@ def test_what_is_not_finite_is_repeated_at_its_own_rounds(tiny_config, late, poi
     )
     with pytest.raises(FloatingPointError, match="step 3: loss inf"):
         loop.train(tiny_config(model={"rounds": 5}, rounds={"sample": "uniform"}, optim=STEPS, **RARELY))
-    *_, third, fourth, repeated = seen
-    assert repeated == third != fourth
+    *_, third, fourth, for_gradients, for_outputs = seen
+    assert for_gradients == for_outputs == third != fourth
 
 
 def test_asked_to_stop_it_settles_what_is_under_way_and_resumes_to_the_same_end(tiny_config, late, tmp_path):

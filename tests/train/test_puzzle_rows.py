@@ -35,6 +35,56 @@ def test_ranks_make_one_step_together(monkeypatch):
     assert torch.equal(one, two)
 
 
+def by_row(table, ids, gradient, lr, weight_decay):
+    """The same row by row, which a GPU would have to wait for: it must know how many there are."""
+    rows, place = ids.unique(return_inverse=True)
+    owns = (place == torch.arange(len(rows)).unsqueeze(1)).double()
+    sign = (owns @ gradient.double()).sign().to(table.dtype)
+    table[rows] = table[rows] * (1 - lr * weight_decay) - lr * sign
+
+
+@pytest.mark.parametrize("rows", [1, 5, 60])
+@pytest.mark.parametrize("only_if", [None, torch.tensor(True)])
+def test_slots_of_one_row_write_what_the_row_would(rows, only_if):
+    """Bit for bit: the order of a sum could differ, but then its sign only if it is zero but for rounding."""
+    generator = torch.Generator().manual_seed(rows)
+    ids = torch.randint(0, rows, (96,), generator=generator)
+    gradient = torch.randn(96, 33, generator=generator)
+    table = torch.randn(rows, 33, generator=generator)
+    expected = table.clone()
+    by_row(expected, ids, gradient, 0.1, 0.5)
+    sign_sgd_(table, ids, gradient, lr=0.1, weight_decay=0.5, world=ALONE, only_if=only_if)
+    assert torch.equal(table, expected)
+
+
+class RoundsLater(TorchDispatchMode):
+    """A product that rounds every row but the first up, as one may that computes rows in several ways."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        return (
+            found + 1e-30 * torch.arange(len(found)).unsqueeze(1) if function.name() == "aten::mm" else found
+        )
+
+
+def test_slots_of_one_row_agree_on_its_sign_however_a_product_rounds():
+    table, gradient = torch.ones(1, 2), torch.tensor([[0.5, -3.0], [-0.5, 3.0], [0.0, 0.0]])
+    with RoundsLater():
+        sign_sgd_(table, torch.zeros(3, dtype=torch.long), gradient, lr=0.1, weight_decay=0.0, world=ALONE)
+    assert torch.equal(table, torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("bad", [1.0, float("nan"), float("inf")])
+def test_a_step_that_is_not_taken_leaves_the_rows(bad):
+    table = torch.arange(12.0).view(4, 3)
+    before = table.clone()
+    gradient = torch.ones(3, 3)
+    gradient[1, 2] = bad
+    told = {"lr": 0.5, "weight_decay": 0.1, "world": ALONE, "only_if": torch.tensor(False)}
+    sign_sgd_(table, torch.tensor([3, 1, 3]), gradient, **told)
+    assert torch.equal(table, before)
+
+
 class Touches(TorchDispatchMode):
     """Operations that are given the memory of a table."""
 

@@ -61,6 +61,15 @@ def test_a_slot_keeps_its_puzzle_until_it_halts_and_the_stream_moves_on_all_the_
     assert batch < seen < 8 * batch  # refilled more than once, and not every time
 
 
+def test_asked_for_again_without_a_step_the_same_puzzles_go_on(make_puzzle_config, tmp_path):
+    run = open_run(make_puzzle_config(tmp_path, halting={"segments": 1}), ALONE)
+    StepQueue(run, StopRequest()).take()
+    assert run.task.slots.halted.all()
+    [(first, _)], [(second, _)] = run.task.micro_batches(), run.task.micro_batches()
+    for name, own in first.tensors().items():
+        assert torch.equal(getattr(second, name), own), name
+
+
 @pytest.mark.parametrize(("segments", "forward_again"), [(1, False), (2, True)])
 def test_a_step_of_hrm_counts_the_extra_forward_pass_where_there_is_one(
     make_puzzle_config, tmp_path, segments, forward_again

@@ -56,6 +56,8 @@ RECURRENT = {
     }
 }
 RECURRENT_CASES = [("add", "ddp"), ("linear", "ddp"), ("linear", "fsdp"), ("gated", "fsdp"), ("gate", "fsdp")]
+# Steps that nobody looks at, so that there is something to read late.
+RARELY = {"log": {"every": 5}, "data": {"validate_every": 5}, "checkpoint": {"every": 10}}
 RECURRENT_TOLERANCE = 1e-4  # measured: 1.8e-5 after six steps of Adam
 
 
@@ -167,6 +169,10 @@ def puzzle_jobs(make_puzzle_config, folder):
                 make_puzzle_config(resumed, kind, data=data, resume=True, device=device),
             ):
                 yield {"do": "train", "kind": kind, "config": to_dict(config)}
+        for do in ("train", "late"):
+            device = {"parallel": "ddp", "micro_batch": 2}
+            config = make_puzzle_config(folder / f"{kind}-rarely-{do}", kind, device=device, **RARELY)
+            yield {"do": do, "kind": kind, "config": to_dict(config)}
 
 
 def iterate_jobs(folder):
@@ -343,6 +349,17 @@ def test_a_reasoner_on_two_ranks_equals_one(runs, kind, way):
     for name in ("high", "low"):
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=WEIGHT_TOLERANCE)
     assert read_state(ends[0])["loader"] == read_state(ends[1])["loader"]
+
+
+@pytest.mark.parametrize("kind", REASONERS)
+def test_reasoners_on_two_ranks_that_are_read_late_are_the_same(runs, kind):
+    ends = [list_checkpoints(runs.folder / f"{kind}-rarely-{do}")[-1] for do in ("train", "late")]
+    for name in ("model", "optimizer", "task"):
+        one, two = ((end / f"{name}.safetensors").read_bytes() for end in ends)
+        assert one == two, name
+    assert read_state(ends[0])["loader"] == read_state(ends[1])["loader"]
+    behind = json.loads((runs.folder / f"{kind}-rarely-late" / "run.json").read_text())["execution"]
+    assert behind["lag"] == 1
 
 
 @pytest.mark.parametrize(("injection", "parallel"), RECURRENT_CASES)

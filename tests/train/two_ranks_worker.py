@@ -13,9 +13,10 @@ from known_peak import set_peak
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deeploop.train import loop
+from deeploop.train import loop, opening, steps
 from deeploop.train.config import KINDS, from_dict
 from deeploop.train.distributed import DeviceConfig, open_world
+from deeploop.train.execution import Execution
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
@@ -97,8 +98,20 @@ def stop_one(config):
     loop.train(replace(config, resume=True))
 
 
+def late(config):
+    """A run whose steps are taken by the device, and read back a step behind, as on GPUs."""
+    behind = Execution("eager", chained=False, precision="fp32", graph=False, lag=1)
+    real = opening.choose_execution, steps.supports_conditional_step
+    opening.choose_execution, steps.supports_conditional_step = lambda *_, **__: behind, lambda _: True
+    try:
+        loop.train(config)
+    finally:
+        opening.choose_execution, steps.supports_conditional_step = real
+
+
 JOBS = {
     "gradients": gradients,
+    "late": late,
     "poison": poison,
     "stop_one": stop_one,
     "traffic": traffic,

@@ -63,9 +63,11 @@ class Slots:
         none = torch.zeros(count, dtype=torch.long, device=device)
         return cls(board, board, none, *carry, none, torch.ones(count, dtype=torch.bool, device=device))
 
-    def refilled(self, inputs: Tensor, labels: Tensor, ids: Tensor, carry: Carry) -> "Slots":
-        """New puzzles, with a fresh carry, in the rows that halted, in their order; the others go on."""
-        rows = self.halted.nonzero().squeeze(1)
+    def refilled(self, rows: Tensor, inputs: Tensor, labels: Tensor, ids: Tensor, carry: Carry) -> "Slots":
+        """New puzzles, with a fresh carry, in `rows`: all that halted, in their order; the others go on.
+
+        `rows` could be read from `halted`, but not without waiting for the device.
+        """
 
         def put(was: Tensor, now: Tensor) -> Tensor:
             return was.index_copy(0, rows, now.to(was.dtype))  # states that were computed in bf16 stay so

@@ -3,6 +3,8 @@
     p ← p·(1 − lr·wd) − lr / (1 − β1^t) · atan2(m, √(v / (1 − β2^t)))
 
 The first bias correction stands outside atan2. There is no ε: the scale of the loss does not matter.
+
+A device can leave a step out by itself, told as torch's fused AdamW is: by `found_inf` and `grad_scale`.
 """
 
 import math
@@ -20,6 +22,11 @@ class AdamATan2(torch.optim.Optimizer):
     The average is a part of the optimizer's state, so it is saved, sharded and resumed as the moments are.
     """
 
+    found_inf: Tensor | None = None
+    """Other than 0: parameters, moments and average keep their values, whatever the gradients are."""
+    grad_scale: Tensor | None = None
+    """What the gradients are divided by."""
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -34,26 +41,37 @@ class AdamATan2(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None, "no loss is evaluated again"
+        stays = None if self.found_inf is None else self.found_inf != 0
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self._update(p, p.grad, group)
+                    self._update(p, p.grad, group, stays)
 
-    def _update(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, p: Tensor, grad: Tensor, group: dict[str, Any], stays: Tensor | None) -> None:
         state, lr, (beta1, beta2) = self.state[p], group["lr"], group["betas"]
         if not state:
             state["step"] = torch.zeros(())  # on the CPU, as AdamW's: it is read at every step
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
             if group["ema"]:
                 state["average"] = p.clone()
+        # Counted on the host, so a step that the device leaves out counts too: it ends a reasoner's run.
         state["step"] += 1
-        t, m, v = int(state["step"]), state["exp_avg"], state["exp_avg_sq"]
+        t = int(state["step"])
+        if self.grad_scale is not None:
+            grad = grad / self.grad_scale
+        values = [p, state["exp_avg"], state["exp_avg_sq"], *([state["average"]] if group["ema"] else [])]
+        # Beside the old values: what a NaN has touched can't be undone.
+        moved = values if stays is None else [value.clone() for value in values]
+        p, m, v, *average = moved
         m.lerp_(grad, 1 - beta1)
         v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         root = v.sqrt().div_(math.sqrt(1 - beta2**t))
         p.mul_(1 - lr * group["weight_decay"]).sub_(torch.atan2(m, root), alpha=lr / (1 - beta1**t))
-        if group["ema"]:
-            state["average"].lerp_(p, 1 - group["ema"])
+        if average:
+            average[0].lerp_(p, 1 - group["ema"])
+        if stays is not None:
+            for old, new in zip(values, moved, strict=True):
+                torch.where(stays, old, new, out=old)
 
 
 @contextmanager

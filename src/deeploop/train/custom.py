@@ -51,6 +51,7 @@ class CustomTask:
 
     monitor: Monitor | None = None
     can_be_recorded = False
+    can_be_queued = False
     draws_rounds = False
     held = 0
     step_bytes = 0
@@ -135,6 +136,9 @@ class CustomTask:
 
     def redraw(self, drawn: dict[str, int]) -> None:
         """Nothing was drawn."""
+
+    def update(self, step: int, only_if: Tensor | None) -> None:
+        """Nothing is trained but what the optimizer holds."""
 
     def after_step(self, step: int) -> None:
         """Nothing is carried from step to step."""

@@ -79,14 +79,16 @@ def choose_execution(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     recordable: bool = False,
+    queueable: bool = False,
     draws_rounds: bool = False,
     tokens: int = 0,
 ) -> Execution:
     """The fastest way that config, device, model and optimizer allow.
 
     `recordable`: batches of one shape and one number of rounds are the same work, and nothing in it waits
-    for the device. `draws_rounds`: steps differ in their number of rounds. `tokens`: of every micro-batch,
-    where they are known.
+    for the device. `queueable`: without a graph too, the next step can be queued before the loss is known.
+    `draws_rounds`: steps differ in their number of rounds. `tokens`: of every micro-batch, where they are
+    known.
     """
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
     known = all(map(fused.fits_block, physical_blocks(model)))
@@ -116,8 +118,10 @@ def choose_execution(
     could_record = trains and blocks == "kernels" and (chained or sharded)
     why_graph = [text for text, holds in obstacles.items() if holds] if could_record else []
     graph = could_record and chained and not why_graph
-    # Without a host that looks at the loss first, the device must leave a bad step out by itself.
-    lag = int(graph and optimizer is not None and supports_conditional_step(optimizer))
+    ahead = graph or (queueable and blocks == "kernels")
+    # Without a host that looks at the loss first, the device must leave a bad step out by itself. Under ddp
+    # all ranks do, or none: they share the loss and the gradient.
+    lag = int(ahead and optimizer is not None and supports_conditional_step(optimizer))
     because = (*why_blocks, *why_graph[:1])
     return Execution(
         blocks, chained, precision, graph, lag, graph and draws_rounds, because, low_precision.bf16_stream

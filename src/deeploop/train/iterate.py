@@ -83,6 +83,7 @@ class IterateTask:
 
     monitor: Monitor | None = None
     can_be_recorded = True  # one graph for each number of rounds, which stays as it is within a step
+    can_be_queued = False
     model: LoopedGPT
 
     def __init__(self, config: "IterateTrainConfig", world: World) -> None:
@@ -178,6 +179,9 @@ class IterateTask:
         output = model(inputs, targets, noise=noise[0].transpose(0, 1) if noise else None)
         loss: Tensor = output.loss * share
         return loss
+
+    def update(self, step: int, only_if: Tensor | None) -> None:
+        """Nothing is trained but what the optimizer holds."""
 
     def after_step(self, step: int) -> None:
         """Nothing is carried from step to step."""

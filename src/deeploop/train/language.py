@@ -39,6 +39,7 @@ class LanguageTask:
     """A looped GPT on a corpus of tokens."""
 
     name = "language"
+    can_be_queued = False
     model: LoopedGPT | None = None
 
     def __init__(self, config: "TrainConfig", world: World) -> None:
@@ -225,6 +226,9 @@ class LanguageTask:
         if self.config.optim.wait_for_escape:
             self._similarity = token_similarity(output.states)
         return output.loss / scored
+
+    def update(self, step: int, only_if: Tensor | None) -> None:
+        """Nothing is trained but what the optimizer holds."""
 
     def after_step(self, step: int) -> None:
         """Counts the steps of warm-up whose positions were merged, by the ranks' last micro-batches."""

@@ -141,6 +141,7 @@ def _build(
         model,
         optimizer,
         recordable=task.can_be_recorded,
+        queueable=task.can_be_queued,
         draws_rounds=task.draws_rounds,
         tokens=tokens_at_once(task),
     )

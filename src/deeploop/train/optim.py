@@ -213,12 +213,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, branch_mult
 def supports_conditional_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a device can leave out the optimizer's step by itself, where a tensor says so.
 
-    AdamW's fused kernel can; sharded parameters can't have it.
+    AdamW's fused kernel can, and AdamATan2 on a GPU: a CPU has no queue, and nothing to gain. Sharded
+    parameters can't have it.
     """
     from torch.distributed.tensor import DTensor  # now: commands that train nothing do without it
 
     group = optimizer.param_groups[0]
-    return bool(group.get("fused")) and not isinstance(group["params"][0], DTensor)
+    first = group["params"][0]
+    able = group.get("fused") or (isinstance(optimizer, AdamATan2) and first.is_cuda)
+    return bool(able) and not isinstance(first, DTensor)
 
 
 def clipped_step(

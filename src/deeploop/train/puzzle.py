@@ -31,6 +31,7 @@ from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
 from deeploop.train.puzzle_rows import sign_sgd_
 from deeploop.train.task import Monitor, OnBatch, ignore_batch
+from deeploop.train.transfer import OnHost, copy_to_device, copy_to_host
 
 if TYPE_CHECKING:
     from deeploop.train.config import ReasonerTrainConfig
@@ -61,6 +62,7 @@ class PuzzleTask:
     monitor: Monitor | None = None
     draws_rounds = False
     can_be_recorded = False  # which puzzles go on depends on what the model says
+    can_be_queued = True  # it says so in the forward pass, long before the loss is read back
     skips_non_finite = False  # what is not finite may already be in the carried states
     model: Reasoner
     optimizer: AdamATan2
@@ -95,7 +97,8 @@ class PuzzleTask:
         self.held = 0
         self.on_batch: OnBatch = ignore_batch
         self._explore = keys(config.seed, 0, 2)[0]  # not a key of the loader's
-        self._done: list[Slots] = []
+        self._halted: list[OnHost] = []  # of the slots, on their way to the host; none: read the slots
+        self._done: list[tuple[Slots, OnHost]] = []
         self._touched: list[tuple[Tensor, Tensor]] = []
 
     def build(self) -> Reasoner:
@@ -146,6 +149,7 @@ class PuzzleTask:
         self.slots = Slots(
             **{name: whole[mine].to(self.world.device, types[name]) for name, whole in tensors.items()}
         )
+        self._halted = []
         self.segment = state.get("segment", 0)
         self.loader.load_state(state.get("loader", {}))
 
@@ -172,12 +176,14 @@ class PuzzleTask:
 
     def micro_batches(self) -> list[Batch]:
         """This rank's slots, those that halted refilled, in pieces that fit the device."""
-        waiting = self.first + self.slots.halted.cpu().numpy().nonzero()[0]
-        rows = self.loader.next_batch(self.config.optim.batch, waiting)
-        inputs, labels, ids = (tensor.to(self.world.device) for tensor in rows)
-        self.slots = self.slots.refilled(inputs, labels, ids, self.model.initial(len(waiting)))
+        # Nothing else here waits: the device may still be at the backward pass of the step before.
+        halted = torch.cat([flags.read() for flags in self._halted] or [self.slots.halted.cpu()])
+        waiting = halted.nonzero().squeeze(1)
+        new = self.loader.next_batch(self.config.optim.batch, self.first + waiting.numpy())
+        rows, inputs, labels, ids = (copy_to_device(one, self.world.device) for one in (waiting, *new))
+        self.slots = self.slots.refilled(rows, inputs, labels, ids, self.model.initial(len(waiting)))
         pieces = zip(self.slots.split(self.micro_batch), self._minimum().split(self.micro_batch), strict=True)
-        self._done, self._touched = [], []
+        self._halted, self._done, self._touched = [], [], []
         return list(pieces)
 
     def _minimum(self) -> Tensor:
@@ -185,7 +191,7 @@ class PuzzleTask:
         slots = np.arange(self.first, self.first + self.share)
         draws = words(self._explore, self.segment * self.config.optim.batch + slots, 2)
         explore, draw = torch.from_numpy((draws >> np.uint64(11)).astype(np.float64) / 2**53).unbind(1)
-        return minimum_segments(explore, draw, self.config.halting).to(self.world.device)
+        return copy_to_device(minimum_segments(explore, draw, self.config.halting), self.world.device)
 
     def drawn(self) -> dict[str, int]:
         """Nothing is drawn for a step as a whole."""
@@ -199,12 +205,12 @@ class PuzzleTask:
         slots, minimum = batch
         puzzle = self.model.puzzle_rows(slots.ids).requires_grad_()
         loss, after = supervise(model, slots, puzzle, minimum, self.config.halting)
-        self._done.append(after)
+        self._done.append((after, copy_to_host(after.halted)))
         self._touched.append((slots.ids, puzzle))
         return loss / self.config.optim.batch
 
-    def after_step(self, step: int) -> None:
-        """Trains the touched rows of the puzzle table; the slots move on."""
+    def update(self, step: int, only_if: Tensor | None) -> None:
+        """Trains the touched rows of the puzzle table; the slots move on, to wherever a bad step led them."""
         optim = self.config.optim
         ids, gradients = zip(*((ids, puzzle.grad) for ids, puzzle in self._touched), strict=True)
         sign_sgd_(
@@ -214,9 +220,14 @@ class PuzzleTask:
             lr=learning_rate(step, replace(optim, peak_lr=optim.puzzle_lr)),
             weight_decay=optim.puzzle_weight_decay,
             world=self.world,
+            only_if=only_if,
         )
-        self.slots = Slots.joined(self._done)
+        done, halted = zip(*self._done, strict=True)
+        self.slots, self._halted = Slots.joined(done), [*halted]
         self.segment += 1
+
+    def after_step(self, step: int) -> None:
+        """Nothing depends on the loss."""
 
     def evaluate(self, model: nn.Module) -> dict[str, Any]:
         """Loss, share of puzzles and of cells that are right, segments until the model wants to halt."""

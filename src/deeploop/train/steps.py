@@ -2,7 +2,8 @@
 
 A step is queued whole where the device can leave out an update whose loss or gradient is not finite. Then
 the loss is read back one step behind, and the device does not wait for the host between two steps. Elsewhere
-the host reads the loss first and takes the optimizer's step itself.
+the host reads the loss first and takes the optimizer's step itself. The task's own part of the update follows
+the optimizer's, wherever that is.
 """
 
 import math
@@ -22,6 +23,7 @@ from deeploop.train.non_finite import first_non_finite
 from deeploop.train.optim import clipped_step, learning_rate, supports_conditional_step
 from deeploop.train.progress import StopRequest
 from deeploop.train.replay import GraphReplay
+from deeploop.train.transfer import OnHost, copy_to_host
 
 MOST_SKIPPED = 20  # steps in a row: what is broken by then does not mend itself
 
@@ -48,18 +50,15 @@ class _Queued:
     lr: float
     batches: list[Any]
     drawn: dict[str, int]
-    values: Tensor
-    """Mean loss, how many ranks were asked to stop, gradient norm: on the host, once they arrive."""
+    values: OnHost
+    """Mean loss, how many ranks were asked to stop, gradient norm."""
     norm: Tensor
     updated: bool
     """The device takes the optimizer's step, if the values are finite."""
-    arrived: torch.cuda.Event | None
 
     def read(self) -> tuple[float, float, float]:
         """Waits for this step, and for none that was queued after it."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        loss, stopping, norm = self.values.tolist()
+        loss, stopping, norm = self.values.read().tolist()
         return loss, stopping, norm
 
 
@@ -72,6 +71,7 @@ class StepQueue:
         self._shards = run.world.is_sharded(run.config.device)
         self._replicates = run.world.size > 1 and not self._shards
         self._checked = False
+        self._all_finite: Tensor | None = None
         self._replay: GraphReplay | None = None
         self._memory: GradientMemory | None = None
         if run.execution.graph or self._replicates:
@@ -101,13 +101,15 @@ class StepQueue:
         # One exchange between the ranks per step: the loss, and who was asked to stop.
         shared = run.world.sum(torch.stack([loss, torch.full_like(loss, float(self._stop.requested))]))
         values = torch.cat([shared, norm[None]])
-        on_host, arrived = _copy_to_host(values)
+        on_host = copy_to_host(values)
         updated = supports_conditional_step(run.optimizer)
         if updated:
-            clipped_step(run.optimizer, norm, run.config.optim.clip, only_if=values.isfinite().all())
+            only_if = self._may_update(values)
+            clipped_step(run.optimizer, norm, run.config.optim.clip, only_if=only_if)
+            run.task.update(run.step, only_if)
         run.step += 1
         run.tokens += run.task.targets_per_step
-        self._queue.append(_Queued(run.step, lr, batches, drawn, on_host, norm, updated, arrived))
+        self._queue.append(_Queued(run.step, lr, batches, drawn, on_host, norm, updated))
 
     def settle(self, *, everything: bool = False) -> list[StepResult]:
         """Reads back the steps that are due, in order: all but the last `lag`, or all.
@@ -120,6 +122,18 @@ class StepQueue:
             results.append(self._finish(self._queue.popleft()))
             lag = 0 if results[-1].stop_requested else lag
         return results
+
+    def _may_update(self, values: Tensor) -> Tensor:
+        """Whether the step of these values is to be taken, for the device alone to know.
+
+        Where a bad step ends the run, it is repeated for the report with the weights that it had. So none
+        that is queued behind it is taken either.
+        """
+        finite = values.isfinite().all()
+        if self._run.task.skips_non_finite:
+            return finite
+        self._all_finite = finite if self._all_finite is None else finite & self._all_finite
+        return self._all_finite
 
     def _set_rate(self) -> float:
         run = self._run
@@ -134,6 +148,8 @@ class StepQueue:
         total = torch.zeros((), device=run.world.device)
         if self._memory is not None:
             self._memory.begin_step()
+        elif self._queue:  # they are still those of a step that is not read back yet
+            run.optimizer.zero_grad(set_to_none=True)
         with self._checked_once():
             for index, batch in enumerate(batches):
                 begin_micro_batch(run.model, last=index == len(batches) - 1)
@@ -166,12 +182,15 @@ class StepQueue:
             run.skipped_in_a_row = 0
             if not queued.updated:
                 clipped_step(run.optimizer, queued.norm, run.config.optim.clip)
+                run.task.update(queued.step - 1, None)
             run.optimizer.zero_grad(set_to_none=True)  # a graph attaches its own anew
             run.task.after_step(queued.step - 1)
         elif run.task.skips_non_finite and run.skipped_in_a_row < MOST_SKIPPED:
             self._skip(queued, loss, norm)
         else:
-            run.task.redraw(queued.drawn)  # the step after it may be under way, with draws of its own
+            if self._queue:  # the step after it is under way, with draws and gradients of its own
+                run.task.redraw(queued.drawn)
+                self._gradients(queued.batches)
             raise FloatingPointError(non_finite_report(run, queued.step, queued.batches, loss, norm))
         return StepResult(queued.step, loss, norm, queued.lr, queued.drawn, stopping > 0)
 
@@ -185,17 +204,6 @@ class StepQueue:
         run.display.say(
             f"step {queued.step}: loss {loss}, gradient norm {norm}: skipped ({run.skipped} so far)"
         )
-
-
-def _copy_to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """A copy that is under way, and the event that it has arrived."""
-    if values.device.type != "cuda":
-        return values, None
-    on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    on_host.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
-    return on_host, arrived
 
 
 def non_finite_report(run: ActiveRun, step: int, batches: list[Any], loss: float, norm: float) -> str:

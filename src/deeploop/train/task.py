@@ -53,6 +53,8 @@ class Task(Protocol):
 
     can_be_recorded: bool
     """Whether `loss` is the same work for batches alike in rounds, and nothing in it waits for the device."""
+    can_be_queued: bool
+    """Whether the next step can be queued before the loss of this one is known, without a CUDA graph too."""
     draws_rounds: bool
     """Whether steps differ in their number of rounds."""
 
@@ -92,8 +94,14 @@ class Task(Protocol):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """A micro-batch's share of the step's mean loss."""
 
+    def update(self, step: int, only_if: Tensor | None) -> None:
+        """The task's own part of the optimizer's step number `step` (from 0), queued right behind it.
+
+        With `only_if`, nobody has looked at the loss yet: what is trained may change only where that is true.
+        """
+
     def after_step(self, step: int) -> None:
-        """What follows the optimizer's step number `step` (from 0)."""
+        """What follows the optimizer's step number `step` (from 0), once its loss is known to be finite."""
 
     def evaluate(self, model: nn.Module) -> dict[str, Any]:
         """Numbers on held-out data, `loss` among them; the same on every rank."""
