@@ -4,6 +4,7 @@ They run on a GPU; where Triton is installed without one, set TRITON_INTERPRET=1
 """
 
 import importlib.util
+import math
 import os
 from types import SimpleNamespace
 
@@ -147,8 +148,55 @@ def test_rotate_and_attend_are_attention_of_the_norm(kernels, operands, length, 
     exact = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(-1, WIDTH)
     assert_close(packed[:, 2 * WIDTH :], heads[2].transpose(1, 2).reshape(-1, WIDTH))
     assert_close(kernels.attend(packed, length, H, tiles), exact)
+    lse = torch.full((B, H, length), float("nan"), device=DEVICE)
+    kernels.attend(packed, length, H, tiles, lse=lse)
+    assert_close(lse, (heads[0] @ heads[1].mT / D**0.5).logsumexp(-1))
     if operands.fp8:
         assert_cast(kernels.attend(packed, length, H, tiles, scale=operands.number(8.0)), exact, 8)
+
+
+def test_the_gradient_of_rotated_heads_goes_back_to_their_product(kernels, right_rounding):
+    """Along rows and transposed, of q and k in the order of `rotate`, which multiplies q by a factor."""
+    from deeploop.nn.kernels.rotary import paired_backward
+
+    cos, sin = (table.to(DEVICE) for table in rotary_table(T, D))
+    given = [normal(B, H, T, D, seed=i) for i in range(3)]
+    factor, scale = kernels.query_factor(D), 4.0
+    rows, columns = paired_backward(
+        *given, cos, sin, factor, torch.float8_e5m2, torch.tensor(scale, device=DEVICE)
+    )
+    product = torch.zeros(B, T, 3, H, D, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    q, k, v = product.permute(2, 0, 3, 1, 4)
+    pairs = torch.arange(D, device=DEVICE).view(2, -1).T.flatten()  # which number of a head stands where
+    rotary = cos.double(), sin.double()
+    outs = factor * apply_rotary(q, rotary)[..., pairs], apply_rotary(k, rotary)[..., pairs], v
+    (exact,) = torch.autograd.grad(outs, product, [part.double() for part in given])
+    exact = torch.cat((exact[:, :, :2][..., pairs], exact[:, :, 2:]), 2).view(B * T, -1)
+    assert torch.equal(rows.view(torch.uint8).T, columns.view(torch.uint8))
+    assert 0.01 < (rows.double() / scale - exact).norm() / exact.norm() < 0.08
+
+
+def test_paired_matrices_can_be_taken_back(kernels):
+    w = normal(WIDTH, 8)
+    assert not torch.equal(kernels.paired(w, D), w)
+    assert torch.equal(kernels.unpaired(kernels.paired(w, D), D), w)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="cuDNN's")
+def test_attention_with_a_gradient_is_torchs():
+    from deeploop.nn.kernels.attention import attend_with_gradient
+
+    packed = normal(2, 901, 3, 4, 64)
+    packed[:, :, 0] *= 0.3
+    ours, theirs = (packed.to(dtype).requires_grad_() for dtype in (DTYPE, torch.float64))
+    y = attend_with_gradient(*ours.permute(2, 0, 3, 1, 4).unbind())
+    exact = F.scaled_dot_product_attention(*theirs.permute(2, 0, 3, 1, 4), scale=math.log(2))
+    assert_close(y, exact)
+    weights = normal(2, 901, 4, 64, seed=1).transpose(1, 2)
+    (found,) = torch.autograd.grad(y, ours, weights)
+    (wanted,) = torch.autograd.grad(exact, theirs, weights.double())
+    for part in range(3):
+        assert (found - wanted)[:, :, part].norm() < 0.01 * wanted[:, :, part].norm()
 
 
 @pytest.mark.parametrize("beside", [False, True])

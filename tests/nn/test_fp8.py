@@ -1,6 +1,7 @@
 """FP8 products: scales that fit what they scale, and the chain of kernels against its equations."""
 
 import importlib.util
+import math
 import os
 from collections import Counter
 from statistics import fmean
@@ -360,7 +361,7 @@ def test_the_chain_is_the_loop_with_fp8_products(
     ours = torch.autograd.grad((y * weights).sum(), wanted)
     assert len(kept) == 1 + len(gpt.prelude) + len(gpt.coda)  # matrices are cast once, for all rounds
     expected = Counter()
-    for pairs, scales, gradients in kept:
+    for pairs, scales, gradients, _ in kept:
         visits = gpt.rounds if len(pairs) == len(gpt.blocks) else 1
         again = visits - 1 if gpt.recompute == "round" else 0
         expected += expected_products(scales, gradients, visits + again, visits)
@@ -373,7 +374,7 @@ def test_the_chain_is_the_loop_with_fp8_products(
 
     exact = loop()
     for told in kept:
-        emulate(*told)
+        emulate(*told[:3])
     apart, allowed = [], 0.02 if low_precision.bf16_stream else 1e-6  # which the modules do not emulate
     for name, a, b, c in zip(("y", "x", *named), (y, *ours), loop(), exact, strict=True):
         assert a.dtype == c.dtype
@@ -396,38 +397,58 @@ def reasoner_stack(p, blocks, width=64, hidden=96):
     return stack, pairs, rotary, torch.randn(2, 16, width, generator=generator).to(DEVICE)
 
 
+def by_hand(dy, q, k, v, y, lse):
+    """Attention's gradients from its log-sum-exp, of queries that are log₂e times too large."""
+    weights = (math.log(2) * q @ k.mT - lse).exp()
+    dscores = math.log(2) * weights * (dy @ v.mT - (dy * y).sum(-1, keepdim=True))
+    return dscores @ k, dscores.mT @ q, weights.mT @ dy
+
+
 @needs_triton
-@pytest.mark.parametrize(("p", "blocks", "bound"), [(0.5, 1, 0.55), (0.0, 2, None)])
+@pytest.mark.parametrize(
+    ("p", "blocks", "rotates", "bound"),
+    [(0.5, 1, False, 0.55), (0.0, 2, False, None), (0.5, 1, True, 0.55), (0.0, 2, True, None)],
+)
 def test_a_reasoners_chain_is_its_stack_with_fp8_products(
-    p, blocks, bound, monkeypatch, multiplied, right_rounding
+    p, blocks, rotates, bound, monkeypatch, multiplied, right_rounding
 ):
     """Of calls with a gradient: post-normalised blocks, attention that sees all. `bound` is as above; with
     α = 1 the last bits of bf16 move so many roundings that only the size of the error can be compared.
     """
-    from deeploop.nn.kernels import fp8_stack
+    from deeploop.nn.kernels import attention, fp8_stack
 
     kept = []
     make = fp8_stack.prepare
     monkeypatch.setattr(fp8_stack, "prepare", lambda *args: kept.append(args) or make(*args))
-    stack, pairs, rotary, x = reasoner_stack(p, blocks)
+    monkeypatch.setattr(fp8_stack, "_rotates", lambda *given: rotates)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(attention, "attend_backward", by_hand)
+    width = 256 if rotates else 64
+    stack, pairs, rotary, x = reasoner_stack(p, blocks, width, 128 if rotates else 96)
+    x = x.bfloat16() if rotates and DEVICE == "cuda" else x  # the interpreter has no bf16 product
     x.requires_grad_()
     named = dict(stack.named_parameters())
-    wanted, weights = [x, *named.values()], draw(2, 16, 64) / 1e6
+    wanted, weights = [x, *named.values()], draw(2, 16, width) / 1e6
     y = fp8_stack.run(pairs, x, rotary)
     ours = torch.autograd.grad((y * weights).sum(), wanted)
-    (_, scales, gradients), *_ = kept
-    assert multiplied == expected_products(scales, gradients, 1, 1)
+    (_, scales, gradients, told), *_ = kept
+    assert told == rotates
+    expected = expected_products(scales, gradients, 1, 1)
+    for k in range(blocks if rotates else 0):  # q, k, v are a product with its epilogue
+        inverse = scales.input[k, 0].reciprocal().item(), scales.weight[k, 0].reciprocal().item()
+        expected[E4M3, E4M3, *inverse, torch.bfloat16, True] -= 1
+    assert multiplied == expected
     assert torch.equal(fp8_stack.run(pairs, x, rotary, positions=3), y[:, :3])
     recomputed = maybe_checkpoint(fp8_stack.run, pairs, x, rotary, recompute=True)
     for a, b in zip(ours, torch.autograd.grad((recomputed * weights).sum(), wanted), strict=True):
         assert torch.equal(a, b)
 
     def modules():
-        out = stack(x, torch.zeros_like(x), rotary)
+        out = stack(x.float(), torch.zeros_like(x), rotary)
         return out, *torch.autograd.grad((out * weights).sum(), wanted)
 
     exact = modules()
-    emulate(*kept[0])
+    emulate(*kept[0][:3])
     apart = []
     for name, a, b, c in zip(("y", "x", *named), (y, *ours), modules(), exact, strict=True):
         assert 0.7 * (b - c).norm() < (a - c).norm() < 1.3 * (b - c).norm(), name

@@ -1,13 +1,16 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
-"""Attention in which every position sees all, forward alone, of the q, k, v that `epilogues.rotate` gives.
+"""Attention in which every position sees all, of the q, k, v that `epilogues.rotate` gives.
 
-A length such as 901 costs what it has: 14 tiles of 64 keys and one of 16.
+A length such as 901 costs what it has: 14 tiles of 64 keys and one of 16. The backward pass is cuDNN's, which
+takes the log-sum-exp of any forward pass.
 """
 
-from typing import NamedTuple
+from math import log
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from deeploop.nn.fp8 import E4M3
 from deeploop.nn.kernels.casts import limit, scaled
@@ -51,8 +54,8 @@ def _online_softmax_step(q, k, v, acc, m, l, seen, BN: tl.constexpr, MASK: tl.co
 
 @triton.jit
 def _attend(
-    Q, KV, TAIL, O, SCALE, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, LAST: tl.constexpr, LIMIT: tl.constexpr,
+    Q, KV, TAIL, O, LSE, SCALE, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, LAST: tl.constexpr, LIMIT: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (T + BM - 1) // BM
     FULL: tl.constexpr = T // BN * BN
@@ -74,16 +77,19 @@ def _attend(
         acc, m, l = _online_softmax_step(q, k, v, acc, m, l, T - FULL, LAST, True)
     acc = scaled(acc / l[:, None], SCALE, LIMIT)
     row = first + tl.arange(0, BM)
+    if KEEP:  # of natural logarithms; the scores are in powers of 2
+        tl.store(LSE + head * T + row, (m + tl.log2(l)) * 0.6931471805599453, mask=row < T)
     to = O + (start + row).to(tl.int64)[:, None] * (H * D) + column + tl.arange(0, D)[None, :]
     tl.store(to, acc.to(O.dtype.element_ty), mask=(row < T)[:, None])  # what follows is another sequence's
 
 
 def attend(
-    packed: Tensor, length: int, heads: int, cut: AttentionTiles = DEFAULT, *, scale: Tensor | None = None
-) -> Tensor:
+    packed: Tensor, length: int, heads: int, cut: AttentionTiles = DEFAULT, *, scale: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The heads' outputs (n, width) of packed q, k, v (n, 3·width), n a multiple of `length`.
 
-    They are FP8 if a scale is given.
+    They are FP8 if a scale is given. `lse` (B, heads, length) is filled with the log-sum-exp of the scores.
     """
     n, width = packed.shape[0], packed.shape[1] // 3
     size = width // heads
@@ -94,7 +100,40 @@ def attend(
     )
     programs = triton.cdiv(length, cut.queries) * (n // length) * heads
     _attend[(programs,)](
-        q, keys, tail, out, scale, T=length, H=heads, D=size, BM=cut.queries, BN=cut.keys, LAST=last,
-        LIMIT=limit(out.dtype), num_stages=cut.stages, num_warps=cut.warps,
+        q, keys, tail, out, lse, scale, T=length, H=heads, D=size, BM=cut.queries, BN=cut.keys, LAST=last,
+        LIMIT=limit(out.dtype), KEEP=lse is not None, num_stages=cut.stages, num_warps=cut.warps,
     )  # fmt: skip
     return out
+
+
+class _Attend(torch.autograd.Function):
+    """q, k, v → y, all (B, H, T, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, T, D = q.shape
+        packed = q.as_strided((B * T, 3 * H * D), (3 * H * D, 1))
+        lse = torch.empty(B, H, T, 1, dtype=torch.float32, device=q.device)
+        y = attend(packed, T, H, lse=lse).view(B, T, H, D).transpose(1, 2)
+        ctx.save_for_backward(q, k, v, y, lse)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+        return attend_backward(dy, *ctx.saved_tensors)
+
+
+def attend_with_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """y (B, H, T, D) of q, k, v side by side in one tensor (B, T, 3, H, D), as `rotate` writes them."""
+    return _Attend.apply(q, k, v)
+
+
+def attend_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor) -> Any:
+    """Gradients of q, k, v, by cuDNN."""
+    T = q.shape[2]
+    none = torch.empty(0, dtype=torch.long, device=q.device)  # nothing is dropped at random
+    where = none, none, None, None, None, T, T, 0.0, False
+    return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        dy, q, k, v, y, lse, *where, scale=log(2)
+    )

@@ -211,10 +211,17 @@ def rotate(
 ) -> Tensor:
     """q, k, v (n, 3·width) of N(state) by `paired` matrices: q and k rotated, q by log₂e/√D larger."""
     out = torch.empty(len(state.rows), len(w.rows), dtype=state.rows.dtype, device=state.rows.device)
-    scale = LOG2_E * head_size**-0.5
-    given = {"state": state, "rotary": rotary, "half": head_size // 2, "scale": scale, "eps": eps}
-    _launch_epilogue("rotate", state.operand, w, out, cut or (ROTATE_FP8 if w.in_fp8 else ROTATE), **given)
+    cut = cut or (ROTATE_FP8 if w.in_fp8 else ROTATE)
+    _launch_epilogue(
+        "rotate", state.operand, w, out, cut, state=state, rotary=rotary, half=head_size // 2,
+        scale=query_factor(head_size), eps=eps,
+    )  # fmt: skip
     return out
+
+
+def query_factor(head_size: int) -> float:
+    """By what `rotate` multiplies queries, for an attention in powers of 2."""
+    return LOG2_E * head_size**-0.5
 
 
 def gate(
@@ -267,6 +274,11 @@ def paired(w: Tensor, head_size: int) -> Tensor:
     Queries and keys in this order have the same products.
     """
     return w.view(-1, 2, head_size // 2, w.shape[1]).transpose(1, 2).reshape(w.shape)
+
+
+def unpaired(w: Tensor, head_size: int) -> Tensor:
+    """The matrix that `paired` took."""
+    return w.view(-1, head_size // 2, 2, w.shape[1]).transpose(1, 2).reshape(w.shape)
 
 
 def interleaved(gate: Tensor, up: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 """Blocks whose products are FP8, for any number of rounds: `stack.py` with other products.
 
 What lies between two attentions is one function with its own backward pass, so that every kernel writes what
-the next product reads, in FP8. The stream, the norms and attention are those of `stack.py`. A matrix is cast
-once for all rounds of a call, or all calls of a reasoner's segment.
+the next product reads, in FP8. The stream, the norms and attention are those of `stack.py`; but blocks that
+`forward.py` knows have its product of q, k, v, which rotates them, and its attention. A matrix is cast once
+for all rounds of a call, or all calls of a reasoner's segment.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,10 +27,14 @@ from deeploop.nn.fp8 import (
     block_scales,
     spaced,
 )
+from deeploop.nn.kernels import on_hopper
+from deeploop.nn.kernels.attention import attend_with_gradient
 from deeploop.nn.kernels.casts import cast_into, transposed
+from deeploop.nn.kernels.epilogues import Matrix, State, paired, query_factor, rotate, unpaired
+from deeploop.nn.kernels.forward import fits
 from deeploop.nn.kernels.norms import SavedNorms, norms_backward, norms_forward
 from deeploop.nn.kernels.products import once_per_segment, product_groups
-from deeploop.nn.kernels.rotary import rotary_backward, rotary_forward
+from deeploop.nn.kernels.rotary import paired_backward, rotary_backward, rotary_forward
 from deeploop.nn.kernels.stack import Inject, Sublayers, attend_heads, norm_eps
 from deeploop.nn.kernels.swiglu import swiglu, swiglu_backward_fp8
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
@@ -72,7 +77,7 @@ class SavedEntering(NamedTuple):
     """What it reads between the norm and attention's input."""
 
     h: Tensor
-    packed: Tensor
+    packed: Tensor | None
     cos: Tensor
     sin: Tensor
     q_gain: Tensor | None
@@ -88,6 +93,8 @@ class Prepared(NamedTuple):
     o: Product
     gate_up: Product
     down: Product
+    rotated: Matrix | None
+    """The matrix of q, k, v for `rotate`; `qkv` then has its rows in the same order."""
 
     @property
     def attention(self) -> Any:
@@ -98,6 +105,10 @@ class Prepared(NamedTuple):
         """How many heads, and the eps of their norm where they have one."""
         a = self.attention
         return len(a.q.weight) // a.head_size, a.q_norm.eps if self.causal else 0.0
+
+    @property
+    def head_size(self) -> int:
+        return int(self.attention.head_size)
 
     @property
     def causal(self) -> bool:
@@ -134,7 +145,7 @@ def run(
     with torch.autocast(x.device.type, enabled=False):
         scales = block_scales(blocks)
         gradients = GradientScales(scales.gradient)
-        prepared = prepare(blocks, scales, gradients)
+        prepared = prepare(blocks, scales, gradients, _rotates(blocks, x))
         for index in range(rounds):
             last = index == rounds - 1
             x = maybe_checkpoint(
@@ -155,48 +166,63 @@ def _round(
     cos, sin = (table.flatten(0, -2) for table in rotary)
     x, q, k, v = _between(None, blocks[0], x, None, cos, sin)
     for block, following in zip(blocks, (*blocks[1:], None), strict=True):
-        y = attend_heads(q, k, v, block.causal, documents)
+        rotated = block.rotated is not None
+        y = attend_with_gradient(q, k, v) if rotated else attend_heads(q, k, v, block.causal, documents)
         y = y.transpose(1, 2).reshape(-1, x.shape[-1])
         x, q, k, v = _between(block, following, x, y, cos, sin)
     return x
 
 
-def prepare(blocks: Sequence[Sublayers], scales: Scales, gradients: GradientScales) -> list[Prepared]:
+def _rotates(blocks: Sequence[Sublayers], x: Tensor) -> bool:
+    """Whether `rotate` and `attend` take these blocks' calls: a reasoner's, on a GPU they are cut for."""
+    return on_hopper(x) and x.dtype == torch.bfloat16 and all(map(fits, blocks))
+
+
+def prepare(
+    blocks: Sequence[Sublayers], scales: Scales, gradients: GradientScales, rotates: bool
+) -> list[Prepared]:
     """Every matrix in FP8, with the scales of what it is multiplied with."""
-    tables = gradients.scale, gradients.inverse
-    return [
-        Prepared(
-            *pair,
-            *(own.product(*(table[k, j, 0] for table in tables)) for j, own in enumerate(operands)),
+    prepared = []
+    for k, (pair, operands) in enumerate(zip(blocks, _operands(blocks, scales, rotates), strict=True)):
+        qkv, o, gate_up, down = (
+            own.product(gradients.scale[k, j, 0], gradients.inverse[k, j, 0])
+            for j, own in enumerate(operands)
         )
-        for k, (pair, operands) in enumerate(zip(blocks, _operands(blocks, scales), strict=True))
-    ]
+        rotated = Matrix(operands[0].rows, inverse=operands[0].both) if rotates else None
+        prepared.append(Prepared(*pair, qkv, o, gate_up, down, rotated))
+    return prepared
 
 
 class Operand(NamedTuple):
-    """A product but for the scales of its gradient, which are a pass's own."""
+    """A product but for the scales of its gradient, which are a pass's own; and one over both its scales."""
 
     rows: Tensor
     columns: Tensor
     weight_inverse: Tensor
     scale: Tensor
     inverse: Tensor
+    both: Tensor
 
     def product(self, gradient_scale: Tensor, gradient_inverse: Tensor) -> Product:
-        return Product(*self, gradient_scale, gradient_inverse)
+        return Product(*self[:-1], gradient_scale, gradient_inverse)
 
 
 @once_per_segment
 @torch.no_grad()
-def _operands(blocks: Sequence[Sublayers], scales: Scales) -> list[list[Operand]]:
+def _operands(blocks: Sequence[Sublayers], scales: Scales, rotates: bool) -> list[list[Operand]]:
     """Every block's four."""
     weight, given = spaced(scales.weight), spaced(scales.input)
-    tables = weight.reciprocal(), given, given.reciprocal()
+    inverses = weight.reciprocal(), given.reciprocal()
+    tables = inverses[0], given, inverses[1], inverses[0] * inverses[1]
     found: list[list[Operand]] = []
     for k, pair in enumerate(blocks):
         found.append([])
         for j, layers in enumerate(product_groups(pair)):
-            copies = _cast_matrices([layer.weight for layer in layers], weight[k, j, 0])
+            matrices = [layer.weight for layer in layers]
+            if rotates and j == 0:  # values are not rotated
+                size: Any = pair[0].branch.head_size
+                matrices[:2] = (paired(matrix, size) for matrix in matrices[:2])
+            copies = _cast_matrices(matrices, weight[k, j, 0])
             found[-1].append(Operand(*copies, *(table[k, j, 0] for table in tables)))
     return found
 
@@ -281,7 +307,7 @@ class _Between(torch.autograd.Function):
         saved += norms
         if entered is not None:
             assert h is not None
-            qkv, to_read = _enter_attention(entered, entering, h, cos, sin)
+            qkv, to_read = _enter_attention(entered, entering, x, h, cos, sin)
             saved += to_read
         ctx.left, ctx.entered, ctx.end = left, entered, end
         ctx.save_for_backward(*saved)
@@ -348,11 +374,17 @@ def _leave_block_backward(
 
 
 def _enter_attention(
-    block: Prepared, parameters: Entering, h: Tensor, cos: Tensor, sin: Tensor
-) -> tuple[tuple[Tensor, Tensor, Tensor], SavedEntering]:
+    block: Prepared, parameters: Entering, x: Tensor, h: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[tuple[Tensor, ...], SavedEntering]:
     """q, k, v of the normalised stream h (B, T, width)."""
+    B, T, width = h.shape
     rows = h.flatten(0, -2)
-    packed = block.qkv.forward(rows).view(*h.shape[:-1], -1)
+    if block.rotated is not None:
+        state = State(x.view(-1, width), None, rows)
+        packed = rotate(state, block.rotated, (cos, sin), block.head_size, eps=0.0)
+        qkv = packed.view(B, T, 3, -1, block.head_size).permute(2, 0, 3, 1, 4).unbind()
+        return qkv, SavedEntering(rows, None, cos, sin, None, None)
+    packed = block.qkv.forward(rows).view(B, T, -1)
     of_rotary = packed, cos, sin, parameters.q_gain, parameters.k_gain
     return rotary_forward(*of_rotary, *block.heads), SavedEntering(rows, *of_rotary)
 
@@ -362,9 +394,16 @@ def _enter_attention_backward(
 ) -> tuple[Tensor, Entering]:
     """Gradients of h and the parameters, but for the norm's gain."""
     of_rotary: Any = saved[1:]
-    qkv = block.qkv
-    d, q_gain, k_gain = rotary_backward(of_rotary, dq, dk, dv, *block.heads, E5M2, qkv.gradient_scale)
-    d = d.flatten(0, -2)
+    qkv, q_gain, k_gain = block.qkv, None, None
+    if block.rotated is not None:
+        given = saved.cos, saved.sin, query_factor(block.head_size)
+        d, d_t = paired_backward(dq, dk, dv, *given, E5M2, qkv.gradient_scale)
+    else:
+        d, q_gain, k_gain = rotary_backward(of_rotary, dq, dk, dv, *block.heads, E5M2, qkv.gradient_scale)
+        d = d.flatten(0, -2)
+        d_t = transposed(d)
     dh = qkv.input_gradient(d)
-    q, k, v = qkv.weight_gradient(transposed(d), transposed(saved.h)).chunk(3)
+    q, k, v = qkv.weight_gradient(d_t, transposed(saved.h)).chunk(3)
+    if block.rotated is not None:
+        q, k = (unpaired(gradient, block.head_size) for gradient in (q, k))
     return dh, Entering(q=q, k=k, v=v, q_gain=q_gain, k_gain=k_gain)

@@ -17,6 +17,7 @@ except ImportError as error:
     raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
 
 PROGRAMS = 660  # rows of partial sums of the gains' gradients: 5 for each of an H200's multiprocessors
+PAIRED = {"TILE_N": 32, "TILE_W": 128, "num_warps": 4}  # as of SwiGLU's backward pass in FP8
 TILE = 1024  # numbers of a backward program's tile: 8 a thread, one load of 16 bytes
 
 
@@ -170,6 +171,56 @@ def rotary_backward(
         return out, None, None
     dq_gain, dk_gain = partial.sum(0).to(q_gain.dtype)
     return out, dq_gain, dk_gain
+
+
+@triton.jit
+def _paired_backward(
+    DQ, DK, DV, COS, SIN, DP, DPT, SCALE, SCALE_AGAIN, n, angles, factor, W: tl.constexpr, D: tl.constexpr,
+    LIMIT: tl.constexpr, TILE_N: tl.constexpr, TILE_W: tl.constexpr,
+):  # fmt: skip
+    """Cast twice for a reason that `casts` gives."""
+    PAIRS: tl.constexpr = TILE_W // 2
+    row = tl.program_id(1).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)[:, None]
+    column = tl.program_id(0) * TILE_W
+    live = row < n
+    at = row * W + column % W + tl.arange(0, TILE_W)[None, :]
+    if column < W:
+        x = tl.load(DQ + at, mask=live, other=0.0).to(tl.float32) * factor
+    elif column < 2 * W:
+        x = tl.load(DK + at, mask=live, other=0.0).to(tl.float32)
+    else:
+        x = tl.load(DV + at, mask=live, other=0.0).to(tl.float32)
+    pair = ((column % W) // 2 + tl.arange(0, PAIRS)[None, :]) % (D // 2)
+    angle = (row % angles) * (D // 2) + pair
+    rotated = live & (column < 2 * W)  # not the values
+    cos = tl.load(COS + angle, mask=rotated, other=1.0)
+    sin = tl.load(SIN + angle, mask=rotated, other=0.0)
+    u, v = tl.split(tl.reshape(x, (TILE_N, PAIRS, 2)))
+    x = tl.reshape(tl.join(u * cos + v * sin, v * cos - u * sin), (TILE_N, TILE_W))
+    i = column + tl.arange(0, TILE_W)[None, :]
+    tl.store(DP + row * 3 * W + i, scaled(x, SCALE, LIMIT).to(DP.dtype.element_ty), mask=live)
+    x = scaled(x, SCALE_AGAIN, LIMIT).to(DP.dtype.element_ty)
+    tl.store(DPT + tl.trans(i).to(tl.int64) * n + tl.trans(row), tl.trans(x), mask=tl.trans(live))
+
+
+def paired_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, factor: float, narrow: torch.dtype,
+    scale: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of the product of `epilogues.rotate`, in FP8, along rows (n, 3·width) and transposed.
+
+    dq, dk, dv are (B, H, T, D) in its order of numbers; the product's queries were multiplied by `factor`.
+    """
+    B, H, T, D = dq.shape
+    n, width = B * T, H * D
+    dq, dk, dv = (d.transpose(1, 2).reshape(n, width) for d in (dq, dk, dv))
+    rows, columns = (torch.empty(s, dtype=narrow, device=dq.device) for s in ((n, 3 * width), (3 * width, n)))
+    tile_n, tile_w = PAIRED["TILE_N"], min(PAIRED["TILE_W"], width)
+    _paired_backward[(3 * width // tile_w, triton.cdiv(n, tile_n))](
+        dq, dk, dv, cos, sin, rows, columns, scale, scale, n, len(cos), factor, W=width, D=D,
+        LIMIT=limit(narrow), **PAIRED | {"TILE_W": tile_w},
+    )  # fmt: skip
+    return rows, columns
 
 
 def _sizes(packed: Tensor, heads: int, q_gain: Tensor | None) -> dict[str, int]:
