@@ -248,7 +248,9 @@ def check_compiler(device: torch.device) -> None:
     copies = [_cast_matrices([x], one) for x in (matrix, matrix.bfloat16())]
     sides, dhidden = matrix.bfloat16(), matrix[:, :128].bfloat16()
     dsides, dsides_columns, _ = swiglu_backward_fp8(sides, dhidden, (E5M2, E4M3), (one, one))
-    for a, b in (*copies, (dsides, dsides_columns)):
+    heads, angles = sides.view(1, 64, 4, 64).transpose(1, 2), matrix.view(-1, 32)[:64]
+    dqkv = paired_backward(heads, heads, heads, angles, angles, 1.0, E5M2, one)
+    for a, b in (*copies, (dsides, dsides_columns), dqkv):
         if not torch.equal(a.view(torch.uint8).T, b.view(torch.uint8)):
             raise ValueError(
                 f"device.precision=fp8: Triton {triton.__version__} miscompiles casts to FP8 for this GPU; "

@@ -17,7 +17,7 @@ except ImportError as error:
     raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
 
 PROGRAMS = 660  # rows of partial sums of the gains' gradients: 5 for each of an H200's multiprocessors
-PAIRED = {"TILE_N": 32, "TILE_W": 128, "num_warps": 4}  # as of SwiGLU's backward pass in FP8
+PAIRED = {"TILE_N": 64, "num_warps": 4}  # rows of a head, in the backward pass of `rotate`
 TILE = 1024  # numbers of a backward program's tile: 8 a thread, one load of 16 bytes
 
 
@@ -175,32 +175,39 @@ def rotary_backward(
 
 @triton.jit
 def _paired_backward(
-    DQ, DK, DV, COS, SIN, DP, DPT, SCALE, SCALE_AGAIN, n, angles, factor, W: tl.constexpr, D: tl.constexpr,
-    LIMIT: tl.constexpr, TILE_N: tl.constexpr, TILE_W: tl.constexpr,
+    DQ, DK, DV, COS, SIN, DP, DPT, SCALE, SCALE_AGAIN, n, angles, factor, H: tl.constexpr,
+    HALF: tl.constexpr, LIMIT: tl.constexpr, TILE_N: tl.constexpr,
 ):  # fmt: skip
-    """Cast twice for a reason that `casts` gives."""
-    PAIRS: tl.constexpr = TILE_W // 2
+    """Some rows of one head. Two numbers of bf16 are read as one of 32 bits, and two of FP8 written as one of
+    16: a thread then has both of a pair. Cast twice for a reason that `casts` gives.
+    """
+    place = tl.program_id(0)  # among the heads of q, k and v
     row = tl.program_id(1).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)[:, None]
-    column = tl.program_id(0) * TILE_W
+    i = tl.arange(0, HALF)[None, :]
     live = row < n
-    at = row * W + column % W + tl.arange(0, TILE_W)[None, :]
-    if column < W:
-        x = tl.load(DQ + at, mask=live, other=0.0).to(tl.float32) * factor
-    elif column < 2 * W:
-        x = tl.load(DK + at, mask=live, other=0.0).to(tl.float32)
+    at = row * (H * HALF) + (place % H) * HALF + i
+    if place < H:
+        x = tl.load(DQ + at, mask=live, other=0)
+    elif place < 2 * H:
+        x = tl.load(DK + at, mask=live, other=0)
     else:
-        x = tl.load(DV + at, mask=live, other=0.0).to(tl.float32)
-    pair = ((column % W) // 2 + tl.arange(0, PAIRS)[None, :]) % (D // 2)
-    angle = (row % angles) * (D // 2) + pair
-    rotated = live & (column < 2 * W)  # not the values
-    cos = tl.load(COS + angle, mask=rotated, other=1.0)
-    sin = tl.load(SIN + angle, mask=rotated, other=0.0)
-    u, v = tl.split(tl.reshape(x, (TILE_N, PAIRS, 2)))
-    x = tl.reshape(tl.join(u * cos + v * sin, v * cos - u * sin), (TILE_N, TILE_W))
-    i = column + tl.arange(0, TILE_W)[None, :]
-    tl.store(DP + row * 3 * W + i, scaled(x, SCALE, LIMIT).to(DP.dtype.element_ty), mask=live)
-    x = scaled(x, SCALE_AGAIN, LIMIT).to(DP.dtype.element_ty)
-    tl.store(DPT + tl.trans(i).to(tl.int64) * n + tl.trans(row), tl.trans(x), mask=tl.trans(live))
+        x = tl.load(DV + at, mask=live, other=0)
+    rotated = live & (place < 2 * H)  # not the values
+    angle = (row % angles) * HALF + i
+    size = tl.where(place < H, factor, 1.0)
+    cos = tl.load(COS + angle, mask=rotated, other=1.0) * size
+    sin = tl.load(SIN + angle, mask=rotated, other=0.0) * size
+    du = (x << 16).to(tl.float32, bitcast=True)
+    dv = (x & -65536).to(tl.float32, bitcast=True)
+    first, second = du * cos + dv * sin, dv * cos - du * sin
+    FP8: tl.constexpr = DPT.dtype.element_ty
+    low = scaled(first, SCALE, LIMIT).to(FP8).to(tl.uint8, bitcast=True).to(tl.int16)
+    high = scaled(second, SCALE, LIMIT).to(FP8).to(tl.uint8, bitcast=True).to(tl.int16)
+    tl.store(DP + row * (3 * H * HALF) + place * HALF + i, low | (high << 8), mask=live)
+    to = DPT + (place * 2 * HALF + 2 * tl.trans(i)).to(tl.int64) * n + tl.trans(row)
+    live = tl.trans(live)
+    tl.store(to, tl.trans(scaled(first, SCALE_AGAIN, LIMIT).to(FP8)), mask=live)
+    tl.store(to + n, tl.trans(scaled(second, SCALE_AGAIN, LIMIT).to(FP8)), mask=live)
 
 
 def paired_backward(
@@ -213,12 +220,11 @@ def paired_backward(
     """
     B, H, T, D = dq.shape
     n, width = B * T, H * D
-    dq, dk, dv = (d.transpose(1, 2).reshape(n, width) for d in (dq, dk, dv))
+    pairs = [d.transpose(1, 2).reshape(n, width).bfloat16().view(torch.int32) for d in (dq, dk, dv)]
     rows, columns = (torch.empty(s, dtype=narrow, device=dq.device) for s in ((n, 3 * width), (3 * width, n)))
-    tile_n, tile_w = PAIRED["TILE_N"], min(PAIRED["TILE_W"], width)
-    _paired_backward[(3 * width // tile_w, triton.cdiv(n, tile_n))](
-        dq, dk, dv, cos, sin, rows, columns, scale, scale, n, len(cos), factor, W=width, D=D,
-        LIMIT=limit(narrow), **PAIRED | {"TILE_W": tile_w},
+    _paired_backward[(3 * H, triton.cdiv(n, PAIRED["TILE_N"]))](
+        *pairs, cos, sin, rows.view(torch.int16), columns, scale, scale, n, len(cos), factor, H=H,
+        HALF=D // 2, LIMIT=limit(narrow), **PAIRED,
     )  # fmt: skip
     return rows, columns
 
