@@ -156,15 +156,13 @@ def test_rotate_and_attend_are_attention_of_the_norm(kernels, operands, length, 
 
 
 def test_the_gradient_of_rotated_heads_goes_back_to_their_product(kernels, right_rounding):
-    """Along rows and transposed, of q and k in the order of `rotate`, which multiplies q by a factor."""
+    """Of q and k in the order of `rotate`, which multiplies q by a factor."""
     from deeploop.nn.kernels.rotary import paired_backward
 
     cos, sin = (table.to(DEVICE) for table in rotary_table(T, D))
     given = [normal(B, H, T, D, seed=i) for i in range(3)]
     factor, scale = kernels.query_factor(D), 4.0
-    rows, columns = paired_backward(
-        *given, cos, sin, factor, torch.float8_e5m2, torch.tensor(scale, device=DEVICE)
-    )
+    rows = paired_backward(*given, cos, sin, factor, torch.float8_e5m2, torch.tensor(scale, device=DEVICE))
     product = torch.zeros(B, T, 3, H, D, dtype=torch.float64, device=DEVICE, requires_grad=True)
     q, k, v = product.permute(2, 0, 3, 1, 4)
     pairs = torch.arange(D, device=DEVICE).view(2, -1).T.flatten()  # which number of a head stands where
@@ -172,7 +170,6 @@ def test_the_gradient_of_rotated_heads_goes_back_to_their_product(kernels, right
     outs = factor * apply_rotary(q, rotary)[..., pairs], apply_rotary(k, rotary)[..., pairs], v
     (exact,) = torch.autograd.grad(outs, product, [part.double() for part in given])
     exact = torch.cat((exact[:, :, :2][..., pairs], exact[:, :, 2:]), 2).view(B * T, -1)
-    assert torch.equal(rows.view(torch.uint8).T, columns.view(torch.uint8))
     assert 0.01 < (rows.double() / scale - exact).norm() / exact.norm() < 0.08
 
 

@@ -17,7 +17,6 @@ except ImportError as error:
     raise ImportError("the kernels need Triton, which comes with PyTorch for CUDA") from error
 
 PROGRAMS = 660  # rows of partial sums of the gains' gradients: 5 for each of an H200's multiprocessors
-PAIRED = {"TILE_N": 64, "num_warps": 4}  # rows of a head, in the backward pass of `rotate`
 TILE = 1024  # numbers of a backward program's tile: 8 a thread, one load of 16 bytes
 
 
@@ -175,58 +174,52 @@ def rotary_backward(
 
 @triton.jit
 def _paired_backward(
-    DQ, DK, DV, COS, SIN, DP, DPT, SCALE, SCALE_AGAIN, n, angles, factor, H: tl.constexpr,
-    HALF: tl.constexpr, LIMIT: tl.constexpr, TILE_N: tl.constexpr,
+    DQ, DK, DV, COS, SIN, DP, SCALE, n, angles, factor, H: tl.constexpr, HALF: tl.constexpr,
+    LIMIT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one head. Two numbers of bf16 are read as one of 32 bits, and two of FP8 written as one of
-    16: a thread then has both of a pair. Cast twice for a reason that `casts` gives.
-    """
-    place = tl.program_id(0)  # among the heads of q, k and v
-    row = tl.program_id(1).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)[:, None]
+    """Some heads of q, k or v. A pair of bf16 is read as one number of 32 bits: one thread has both."""
+    part = tl.program_id(1)
+    head = tl.program_id(0) * TILE + tl.arange(0, TILE)[:, None]
+    row = (head // H).to(tl.int64)
     i = tl.arange(0, HALF)[None, :]
     live = row < n
-    at = row * (H * HALF) + (place % H) * HALF + i
-    if place < H:
+    at = head.to(tl.int64) * HALF + i
+    if part == 0:
         x = tl.load(DQ + at, mask=live, other=0)
-    elif place < 2 * H:
+    elif part == 1:
         x = tl.load(DK + at, mask=live, other=0)
     else:
         x = tl.load(DV + at, mask=live, other=0)
-    rotated = live & (place < 2 * H)  # not the values
-    angle = (row % angles) * HALF + i
-    size = tl.where(place < H, factor, 1.0)
+    rotated = live & (part < 2)  # not the values
+    angle = (head // H % angles) * HALF + i
+    size = tl.where(part == 0, factor, 1.0)
     cos = tl.load(COS + angle, mask=rotated, other=1.0) * size
     sin = tl.load(SIN + angle, mask=rotated, other=0.0) * size
     du = (x << 16).to(tl.float32, bitcast=True)
     dv = (x & -65536).to(tl.float32, bitcast=True)
-    first, second = du * cos + dv * sin, dv * cos - du * sin
-    FP8: tl.constexpr = DPT.dtype.element_ty
-    low = scaled(first, SCALE, LIMIT).to(FP8).to(tl.uint8, bitcast=True).to(tl.int16)
-    high = scaled(second, SCALE, LIMIT).to(FP8).to(tl.uint8, bitcast=True).to(tl.int16)
-    tl.store(DP + row * (3 * H * HALF) + place * HALF + i, low | (high << 8), mask=live)
-    to = DPT + (place * 2 * HALF + 2 * tl.trans(i)).to(tl.int64) * n + tl.trans(row)
-    live = tl.trans(live)
-    tl.store(to, tl.trans(scaled(first, SCALE_AGAIN, LIMIT).to(FP8)), mask=live)
-    tl.store(to + n, tl.trans(scaled(second, SCALE_AGAIN, LIMIT).to(FP8)), mask=live)
+    y = tl.reshape(tl.join(du * cos + dv * sin, dv * cos - du * sin), (TILE, 2 * HALF))
+    to = DP + (row * 3 * H + part * H + head % H) * (2 * HALF) + tl.arange(0, 2 * HALF)[None, :]
+    tl.store(to, scaled(y, SCALE, LIMIT).to(DP.dtype.element_ty), mask=live)
 
 
 def paired_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, factor: float, narrow: torch.dtype,
     scale: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of the product of `epilogues.rotate`, in FP8, along rows (n, 3·width) and transposed.
+) -> Tensor:  # fmt: skip
+    """The gradient (n, 3·width) of the product of `epilogues.rotate`, in FP8.
 
     dq, dk, dv are (B, H, T, D) in its order of numbers; the product's queries were multiplied by `factor`.
     """
     B, H, T, D = dq.shape
     n, width = B * T, H * D
     pairs = [d.transpose(1, 2).reshape(n, width).bfloat16().view(torch.int32) for d in (dq, dk, dv)]
-    rows, columns = (torch.empty(s, dtype=narrow, device=dq.device) for s in ((n, 3 * width), (3 * width, n)))
-    _paired_backward[(3 * H, triton.cdiv(n, PAIRED["TILE_N"]))](
-        *pairs, cos, sin, rows.view(torch.int16), columns, scale, scale, n, len(cos), factor, H=H,
-        HALF=D // 2, LIMIT=limit(narrow), **PAIRED,
+    out = torch.empty(n, 3 * width, dtype=narrow, device=dq.device)
+    tile = TILE // (D // 2)
+    _paired_backward[(triton.cdiv(n * H, tile), 3)](
+        *pairs, cos, sin, out, scale, n, len(cos), factor, H=H, HALF=D // 2, LIMIT=limit(narrow), TILE=tile,
+        num_warps=8,  # 4 pairs a thread: one load of 16 bytes, and nothing changes threads
     )  # fmt: skip
-    return rows, columns
+    return out
 
 
 def _sizes(packed: Tensor, heads: int, q_gain: Tensor | None) -> dict[str, int]:
