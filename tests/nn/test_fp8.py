@@ -429,8 +429,11 @@ def test_a_reasoners_chain_is_its_stack_with_fp8_products(
     x.requires_grad_()
     named = dict(stack.named_parameters())
     wanted, weights = [x, *named.values()], draw(2, 16, width) / 1e6
-    y = fp8_stack.run(pairs, x, rotary)
+    other = draw(2, 16, width).to(x.dtype).requires_grad_()
+    wanted.insert(1, other)
+    y = fp8_stack.run(pairs, x, rotary, other)
     ours = torch.autograd.grad((y * weights).sum(), wanted)
+    assert torch.equal(ours[0], ours[1])
     (_, scales, gradients, told), *_ = kept
     assert told == rotates
     expected = expected_products(scales, gradients, 1, 1)
@@ -438,19 +441,20 @@ def test_a_reasoners_chain_is_its_stack_with_fp8_products(
         inverse = scales.input[k, 0].reciprocal().item(), scales.weight[k, 0].reciprocal().item()
         expected[E4M3, E4M3, *inverse, torch.bfloat16, True] -= 1
     assert multiplied == expected
-    assert torch.equal(fp8_stack.run(pairs, x, rotary, positions=3), y[:, :3])
-    recomputed = maybe_checkpoint(fp8_stack.run, pairs, x, rotary, recompute=True)
+    assert torch.equal(fp8_stack.run(pairs, x, rotary, other, positions=3), y[:, :3])
+    assert torch.equal(fp8_stack.run(pairs, x + other, rotary), y)
+    recomputed = maybe_checkpoint(fp8_stack.run, pairs, x, rotary, other, recompute=True)
     for a, b in zip(ours, torch.autograd.grad((recomputed * weights).sum(), wanted), strict=True):
         assert torch.equal(a, b)
 
     def modules():
-        out = stack(x.float(), torch.zeros_like(x), rotary)
+        out = stack(x.float(), other, rotary)
         return out, *torch.autograd.grad((out * weights).sum(), wanted)
 
     exact = modules()
     emulate(*kept[0][:3])
     apart = []
-    for name, a, b, c in zip(("y", "x", *named), (y, *ours), modules(), exact, strict=True):
+    for name, a, b, c in zip(("y", "x", "other", *named), (y, *ours), modules(), exact, strict=True):
         assert 0.7 * (b - c).norm() < (a - c).norm() < 1.3 * (b - c).norm(), name
         apart.append(((a - b).norm() / (b - c).norm()).item())
     assert bound is None or fmean(apart) < bound

@@ -61,23 +61,28 @@ class Slots:
         device = carry.high.device
         board = torch.zeros(count, length, dtype=torch.long, device=device)
         none = torch.zeros(count, dtype=torch.long, device=device)
-        return cls(board, board, none, *carry, none, torch.ones(count, dtype=torch.bool, device=device))
+        high, low = (state.clone() for state in carry)  # memory of their own: they are refilled in place
+        waits = torch.ones(count, dtype=torch.bool, device=device)
+        return cls(board, board, none, high, low, none, waits)
 
     def refilled(self, rows: Tensor, inputs: Tensor, labels: Tensor, ids: Tensor, carry: Carry) -> "Slots":
         """New puzzles, with a fresh carry, in `rows`: all that halted, in their order; the others go on.
 
-        `rows` could be read from `halted`, but not without waiting for the device.
+        `rows` could be read from `halted`, but not without waiting for the device. The states are changed in
+        place: a copy of both would be a gigabyte and more.
         """
 
         def put(was: Tensor, now: Tensor) -> Tensor:
-            return was.index_copy(0, rows, now.to(was.dtype))  # states that were computed in bf16 stay so
+            return was.index_copy(0, rows, now)
 
+        for was, now in ((self.high, carry.high), (self.low, carry.low)):
+            was.index_copy_(0, rows, now.to(was.dtype))  # states that were computed in bf16 stay so
         return Slots(
             inputs=put(self.inputs, inputs),
             labels=put(self.labels, labels),
             ids=put(self.ids, ids),
-            high=put(self.high, carry.high),
-            low=put(self.low, carry.low),
+            high=self.high,
+            low=self.low,
             steps=self.steps.masked_fill(self.halted, 0),
             halted=torch.zeros_like(self.halted),
         )
@@ -92,7 +97,7 @@ class Slots:
 
     @staticmethod
     def joined(pieces: Sequence["Slots"]) -> "Slots":
-        if len(pieces) == 1:  # a copy of both states would be a gigabyte and more
+        if len(pieces) == 1:  # nothing to copy
             return pieces[0]
         columns = zip(*(piece.tensors().values() for piece in pieces), strict=True)
         return Slots(*(torch.cat(column) for column in columns))

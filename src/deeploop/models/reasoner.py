@@ -279,7 +279,8 @@ class Reasoner(nn.Module):
                     z_H = run(z_H, z_L)
             if call.role == "H" and call is not last:
                 entering = z_H + x
-        logits = self.head(z_H)[:, config.puzzle_positions :]  # a slice of z_H would have a gradient to pad
+        # Of all positions: a slice of z_H would have a gradient to pad. A copy, for FSDP2 warns of views.
+        logits = self.head(z_H)[:, config.puzzle_positions :].clone()
         q = self.halting(z_H[:, 0])
         q = q.to(torch.promote_types(q.dtype, torch.float32))
         return Segment(Carry(z_H.detach(), z_L.detach()), logits, q)

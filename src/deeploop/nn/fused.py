@@ -235,7 +235,7 @@ def _run_stack(
     if _uses_forward_kernels(z) and all(map(forward.fits, pairs)):
         y = forward.run(pairs, z, other, rotary, torch.bfloat16, positions, fp8=low_precision.fp8)
         return y.to(z.dtype)
-    return _run_kernels(low_precision, stack.blocks, z + other, rotary, positions=positions)
+    return _run_kernels(low_precision, stack.blocks, z, rotary, other, positions=positions)
 
 
 def _uses_forward_kernels(x: Tensor) -> bool:
@@ -254,14 +254,21 @@ def _in_training(low_precision: LowPrecision, module: nn.Module) -> LowPrecision
 
 
 def _run_kernels(
-    low_precision: LowPrecision, blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, **options: Any
+    low_precision: LowPrecision,
+    blocks: Iterable[nn.Module],
+    x: Tensor,
+    rotary: Rotary,
+    other: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
+    """The blocks on x + other."""
     from deeploop.nn.kernels import fp8_stack, stack  # here there is Triton to import
 
     pairs: Any = [tuple(sublayers(block)) for block in blocks]
     stream = x.to(torch.bfloat16) if low_precision.bf16_stream else x
     if low_precision.fp8:
-        return fp8_stack.run(pairs, stream, rotary, **options).to(x.dtype)
+        return fp8_stack.run(pairs, stream, rotary, other, **options).to(x.dtype)
+    stream = stream if other is None else stream + other
     return stack.run(pairs, stream, rotary, torch.get_autocast_dtype("cuda"), **options).to(x.dtype)
 
 

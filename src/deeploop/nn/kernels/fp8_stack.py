@@ -131,6 +131,7 @@ def run(
     blocks: Sequence[Sublayers],
     x: Tensor,
     rotary: Rotary,
+    other: Tensor | None = None,
     *,
     documents: Documents | None = None,
     rounds: int = 1,
@@ -139,7 +140,7 @@ def run(
     inject: Inject | None = None,
     positions: int | None = None,
 ) -> Tensor:
-    """As `stack.run`; what is no operand of a product in FP8 is bf16 in the branches."""
+    """As `stack.run`, on x + other; what is no operand of a product in FP8 is bf16 in the branches."""
     if reason := against_tokens(x.numel() // x.shape[-1]):
         raise ValueError(f"device.precision=fp8: {reason}")
     with torch.autocast(x.device.type, enabled=False):
@@ -149,14 +150,17 @@ def run(
         for index in range(rounds):
             last = index == rounds - 1
             x = maybe_checkpoint(
-                *(_round, prepared, x, rotary, documents, inject), recompute=recompute and not (last and ends)
+                *(_round, prepared, x, other, rotary, documents, inject),
+                recompute=recompute and not (last and ends),
             )
+            other = None
         return gradients.measure(x[:, :positions])
 
 
 def _round(
     blocks: Sequence[Prepared],
     x: Tensor,
+    other: Tensor | None,
     rotary: Rotary,
     documents: Documents | None,
     inject: Inject | None,
@@ -164,7 +168,7 @@ def _round(
     """Every block once: into its attention, through it, and on to the attention of the next."""
     x = x if inject is None else inject(x)
     cos, sin = (table.flatten(0, -2) for table in rotary)
-    x, q, k, v = _between(None, blocks[0], x, None, cos, sin)
+    x, q, k, v = _between(None, blocks[0], x, other, cos, sin)
     for block, following in zip(blocks, (*blocks[1:], None), strict=True):
         rotated = block.rotated is not None
         y = attend_with_gradient(q, k, v) if rotated else attend_heads(q, k, v, block.causal, documents)
@@ -259,7 +263,10 @@ def check_compiler(device: torch.device) -> None:
 def _between(
     left: Prepared | None, entered: Prepared | None, x: Tensor, y: Tensor | None, cos: Tensor, sin: Tensor
 ) -> Any:
-    """(x, q, k, v): the stream behind the block `left`, of whose attention y comes, and the next's inputs."""
+    """(x, q, k, v): the stream behind the block `left`, of whose attention y comes, and the next's inputs.
+
+    Without such a block y, if there is one, is added to x.
+    """
     leaving = Leaving() if left is None else left.leaving()
     entering = Entering() if entered is None else entered.entering()
     return _Between.apply(left, entered, cos, sin, x, y, *leaving, *entering)
@@ -298,18 +305,20 @@ class _Between(torch.autograd.Function):
             x, f, read, middle_norms = _leave_block(left, leaving, x, y)
             saved += [*read, *middle_norms]
             sublayer = left.second
+        else:
+            f = y
         if entered is not None:
             inner, scale = entered.first.inner, entered.qkv.scale
         end = _equation(sublayer, inner)
         x, h, norms = norms_forward(
             x, f, leaving.mlp_outer, entering.attention_inner, narrow=E4M3, scale=scale, **end
         )
-        saved += norms
+        saved += norms if left is not None else norms._replace(x=x, f=None)  # of a sum nothing is read again
         if entered is not None:
             assert h is not None
             qkv, to_read = _enter_attention(entered, entering, x, h, cos, sin)
             saved += to_read
-        ctx.left, ctx.entered, ctx.end = left, entered, end
+        ctx.left, ctx.entered, ctx.end, ctx.adds = left, entered, end, left is None and y is not None
         ctx.save_for_backward(*saved)
         return x, *qkv
 
@@ -329,6 +338,8 @@ class _Between(torch.autograd.Function):
         if left is not None:
             assert df is not None
             dx, dy, leaving = _leave_block_backward(left, read, middle_norms, dx, df)
+        elif ctx.adds:
+            dy = dx
         leaving = leaving._replace(mlp_outer=douter)
         entering = entering._replace(attention_inner=dinner)
         return None, None, None, None, dx, dy, *leaving, *entering
