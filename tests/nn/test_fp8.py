@@ -425,11 +425,13 @@ def test_a_reasoners_chain_is_its_stack_with_fp8_products(
         monkeypatch.setattr(attention, "attend_backward", by_hand)
     width = 256 if rotates else 64
     stack, pairs, rotary, x = reasoner_stack(p, blocks, width, 128 if rotates else 96)
-    x = x.bfloat16() if rotates and DEVICE == "cuda" else x  # the interpreter has no bf16 product
-    x.requires_grad_()
+    other = draw(2, 16, width) / 2**0.5
+    if rotates and DEVICE == "cuda":  # cuDNN's attention needs bf16, of which the interpreter has no product
+        x, other, bound = x.bfloat16(), other.bfloat16(), None  # modules do not emulate a stream in bf16
+    x = (x / 2**0.5).requires_grad_()
+    other.requires_grad_()
     named = dict(stack.named_parameters())
     wanted, weights = [x, *named.values()], draw(2, 16, width) / 1e6
-    other = draw(2, 16, width).to(x.dtype).requires_grad_()
     wanted.insert(1, other)
     y = fp8_stack.run(pairs, x, rotary, other)
     ours = torch.autograd.grad((y * weights).sum(), wanted)
