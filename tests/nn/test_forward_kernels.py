@@ -179,6 +179,16 @@ def test_paired_matrices_can_be_taken_back(kernels):
     assert torch.equal(kernels.unpaired(kernels.paired(w, D), D), w)
 
 
+def test_a_backward_pass_that_has_changed_is_left_alone(monkeypatch):
+    from deeploop.nn.kernels import attention
+
+    assert attention.has_backward()
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert not attention.has_backward()
+    monkeypatch.setattr(attention, "BACKWARD", [*attention.BACKWARD, "another"])
+    assert not attention.has_backward()
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="cuDNN's")
 def test_attention_with_a_gradient_is_torchs():
     from deeploop.nn.kernels.attention import attend_with_gradient

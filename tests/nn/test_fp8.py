@@ -17,7 +17,7 @@ from deeploop.nn import fp8, fused
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
 from deeploop.nn.fp8 import E4M3, E5M2, GradientScales, Product, block_scales
 from deeploop.nn.init import init_truncated_
-from deeploop.nn.kernels.products import segment
+from deeploop.nn.kernels.products import cast_cache
 from deeploop.nn.layers import rotary_table
 from deeploop.nn.recompute import maybe_checkpoint
 
@@ -473,7 +473,7 @@ def test_calls_without_a_gradient_have_fp8_products(positions, p, right_rounding
     narrow = torch.float32 if DEVICE == "cpu" else torch.bfloat16  # the interpreter has no bf16 product
     with torch.no_grad():
         exact = stack(x.float() / 2, x.float() / 2, rotary)[:, :positions]
-        with segment():
+        with cast_cache():
             found, again = (
                 forward.run(pairs, x / 2, x / 2, rotary, narrow, positions, fp8=True) for _ in "12"
             )

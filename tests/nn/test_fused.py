@@ -18,7 +18,7 @@ from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner, ReasonerBlock, Stack
 from deeploop.nn import fused, kernels
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
-from deeploop.nn.kernels.products import once_per_segment, segment
+from deeploop.nn.kernels.products import cached_cast, cast_cache
 from deeploop.nn.layers import RMSNorm, SwiGLU, rotary_table
 from deeploop.nn.residual import ScaledResidual
 
@@ -356,16 +356,16 @@ def test_a_reasoners_stacks_are_installed_and_left_to_the_modules_on_a_cpu(monke
     assert not fused.install_rounds(across)
 
 
-def test_what_is_made_of_weights_is_made_once_in_a_segment():
+def test_weights_are_cast_once_inside_a_cache():
     made = []
 
-    @once_per_segment
+    @cached_cast
     def make(blocks, dtype=torch.float32):
         made.append([block.weight.to(dtype) for block in blocks])
         return made[-1]
 
     blocks = nn.Linear(2, 2), nn.Linear(2, 2)
-    with segment():
+    with cast_cache():
         first = make(list(blocks))
         assert make(list(blocks)) is make(list(blocks)) is first
         others = (
@@ -374,20 +374,20 @@ def test_what_is_made_of_weights_is_made_once_in_a_segment():
             make(list(blocks), dtype=torch.half),
         )
         assert all(other is not first for other in others)
-        with segment():
-            assert make(list(blocks)) is not first
+        with cast_cache():
+            assert make(list(blocks)) is first
         assert make(list(blocks)) is first
-    with segment():  # after an optimizer's step, say
+    with cast_cache():  # after an optimizer's step, say
         assert make(list(blocks)) is not first
     assert make(list(blocks)) is not make(list(blocks))
-    assert len(made) == 8
+    assert len(made) == 7
 
 
-def test_a_reasoners_forward_pass_is_a_segment(monkeypatch):
+def test_a_reasoners_calls_share_a_cache(monkeypatch):
     monkeypatch.setattr(fused, "HAS_TRITON", True)
     model = Reasoner(HRMConfig(width=32, heads=2, hidden=48), PuzzleShape(6, 9, 1))
     assert fused.install_rounds(model)
-    make = once_per_segment(lambda blocks: object())
+    make = cached_cast(lambda blocks: object())
     seen = []
     for stack in model.stacks.values():
         stack.register_forward_pre_hook(lambda own, _: seen.append(make(list(own.blocks))))

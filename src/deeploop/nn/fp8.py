@@ -2,7 +2,7 @@
 
 Weights and activations are e4m3, gradients e5m2, with one scale per tensor, a power of two. FP8 is floating
 point: 15 binary orders of magnitude in e4m3, 30 in e5m2. A scale must only put a tensor into that range, so
-its size can be estimated. Weights are measured once for all visits of a loop, or of a reasoner's segment. An
+its size can be estimated. Weights are measured once for all visits of a loop, or of a reasoner's step. An
 activation's size follows from them, because its input was normalised; a gradient's from them and from the
 gradient that enters the loop's backward pass, which is measured there.
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from deeploop.nn.kernels.products import once_per_segment, product_groups
+from deeploop.nn.kernels.products import cached_cast, product_groups
 from deeploop.nn.layers import RMSNorm
 from deeploop.nn.residual import ScaledResidual
 
@@ -87,7 +87,7 @@ class Scales(NamedTuple):
     """Of the gradients of the products' outputs, if that of the loop's output has the peak `PEAK`."""
 
 
-@once_per_segment
+@cached_cast
 @torch.no_grad()
 def block_scales(blocks: Sequence[tuple[ScaledResidual, ScaledResidual]]) -> Scales:
     """The scales of blocks of attention and SwiGLU, each behind an RMSNorm: its own, with a gain, or the

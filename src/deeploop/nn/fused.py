@@ -212,7 +212,7 @@ def _run_rounds(
 
 def _run_segment(model: Any, *args: Any, **options: Any) -> Any:
     """A reasoner's calls, which share the matrices that were cast for the first of them."""
-    with products.segment():
+    with products.cast_cache():
         return type(model).forward(model, *args, **options)
 
 

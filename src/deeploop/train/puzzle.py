@@ -23,6 +23,7 @@ from deeploop.models.halting import Slots, minimum_segments, supervise
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.nn import fused
+from deeploop.nn.kernels.products import cast_cache
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.checks import REAL
 from deeploop.train.distributed import World, arithmetic, uses_bf16
@@ -204,7 +205,8 @@ class PuzzleTask:
         """The segment's loss summed over the micro-batch, as a share of the whole step's puzzles."""
         slots, minimum = batch
         puzzle = self.model.puzzle_rows(slots.ids).requires_grad_()
-        loss, after = supervise(model, slots, puzzle, minimum, self.config.halting)
+        with cast_cache():  # HRM looks one segment ahead, with the same weights
+            loss, after = supervise(model, slots, puzzle, minimum, self.config.halting)
         self._done.append((after, copy_to_host(after.halted)))
         self._touched.append((slots.ids, puzzle))
         return loss / self.config.optim.batch

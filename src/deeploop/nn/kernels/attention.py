@@ -33,6 +33,10 @@ class AttentionTiles(NamedTuple):
 
 
 DEFAULT = AttentionTiles()
+BACKWARD = (
+    "grad_out query key value out logsumexp philox_seed philox_offset attn_bias cum_seq_q cum_seq_k max_q max_k "
+    "dropout_p is_causal scale"
+).split()
 
 
 @triton.jit
@@ -127,6 +131,13 @@ class _Attend(torch.autograd.Function):
 def attend_with_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """y (B, H, T, D) of q, k, v side by side in one tensor (B, T, 3, H, D), as `rotate` writes them."""
     return _Attend.apply(q, k, v)
+
+
+def has_backward() -> bool:
+    """Whether there is cuDNN's backward pass as it was in torch 2.11 to 2.13: its operator is not a public one."""
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+    names = [argument.name for argument in operator._schema.arguments]
+    return names == BACKWARD and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def attend_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor) -> Any:

@@ -26,7 +26,7 @@ from deeploop.nn.kernels.epilogues import (
     paired,
     rotate,
 )
-from deeploop.nn.kernels.products import once_per_segment
+from deeploop.nn.kernels.products import cached_cast
 from deeploop.nn.kernels.stack import Sublayers, packs_of
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
 
@@ -105,7 +105,7 @@ def _first(rows: Tensor, B: int, positions: int) -> Tensor:
     return rows.view(B, -1, rows.shape[-1])[:, :positions].flatten(0, 1).contiguous()
 
 
-@once_per_segment
+@cached_cast
 def _matrices(blocks: Sequence[Sublayers], dtype: torch.dtype) -> list[Matrices]:
     """Every block's matrices, with their rows in the order in which these products take them."""
     found = []
@@ -118,7 +118,7 @@ def _matrices(blocks: Sequence[Sublayers], dtype: torch.dtype) -> list[Matrices]
     return found
 
 
-@once_per_segment
+@cached_cast
 def _matrices_fp8(blocks: Sequence[Sublayers]) -> list[Matrices]:
     """The same in FP8. The products of a state read it as it is, the others what was scaled for them."""
     scales = block_scales(blocks)

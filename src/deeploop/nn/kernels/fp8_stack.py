@@ -4,7 +4,7 @@
 What lies between two attentions is one function with its own backward pass, so that every kernel writes what
 the next product reads, in FP8. The stream, the norms and attention are those of `stack.py`; but blocks that
 `forward.py` knows have its product of q, k, v, which rotates them, and its attention. A matrix is cast once
-for all rounds of a call, or all calls of a reasoner's segment.
+for all rounds of a call, or all calls of a reasoner's step (`cast_cache`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,12 +28,12 @@ from deeploop.nn.fp8 import (
     spaced,
 )
 from deeploop.nn.kernels import on_hopper
-from deeploop.nn.kernels.attention import attend_with_gradient
+from deeploop.nn.kernels.attention import attend_with_gradient, has_backward
 from deeploop.nn.kernels.casts import cast_into, transposed
 from deeploop.nn.kernels.epilogues import Matrix, State, paired, query_factor, rotate, unpaired
 from deeploop.nn.kernels.forward import fits
 from deeploop.nn.kernels.norms import SavedNorms, norms_backward, norms_forward
-from deeploop.nn.kernels.products import once_per_segment, product_groups
+from deeploop.nn.kernels.products import cached_cast, product_groups
 from deeploop.nn.kernels.rotary import paired_backward, rotary_backward, rotary_forward
 from deeploop.nn.kernels.stack import Inject, Sublayers, attend_heads, norm_eps
 from deeploop.nn.kernels.swiglu import swiglu, swiglu_backward_fp8
@@ -179,7 +179,7 @@ def _round(
 
 def _rotates(blocks: Sequence[Sublayers], x: Tensor) -> bool:
     """Whether `rotate` and `attend` take these blocks' calls: a reasoner's, on a GPU they are cut for."""
-    return on_hopper(x) and x.dtype == torch.bfloat16 and all(map(fits, blocks))
+    return on_hopper(x) and x.dtype == torch.bfloat16 and all(map(fits, blocks)) and has_backward()
 
 
 def prepare(
@@ -211,7 +211,7 @@ class Operand(NamedTuple):
         return Product(*self[:-1], gradient_scale, gradient_inverse)
 
 
-@once_per_segment
+@cached_cast
 @torch.no_grad()
 def _operands(blocks: Sequence[Sublayers], scales: Scales, rotates: bool) -> list[list[Operand]]:
     """Every block's four."""

@@ -14,35 +14,36 @@ from deeploop.nn.residual import ScaledResidual
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_shared: dict[Any, Any] | None = None  # what `once_per_segment` functions gave, inside a segment
+_cache: dict[Any, Any] | None = None
 
 
 @contextmanager
-def segment() -> Iterator[None]:
-    """Inside, no weight changes: what is made of weights alone is made once, for all calls of the blocks."""
-    global _shared
-    before, _shared = _shared, {}
+def cast_cache() -> Iterator[None]:
+    """Inside, weights are cast once for all calls, as under autocast: none of them may change."""
+    global _cache
+    before = _cache
+    _cache = {} if before is None else before
     try:
         yield
     finally:
-        _shared = before
+        _cache = before
 
 
-def once_per_segment(make: Callable[P, T]) -> Callable[P, T]:
-    """Inside a `segment`, the same arguments give the same result again, which nobody may change."""
+def cached_cast(make: Callable[P, T]) -> Callable[P, T]:
+    """For what is made of weights alone: inside a `cast_cache` once of the same arguments."""
 
     @wraps(make)
-    def made(*args: P.args, **options: P.kwargs) -> T:
-        if _shared is None:
+    def cached(*args: P.args, **options: P.kwargs) -> T:
+        if _cache is None:
             return make(*args, **options)
         given = *args, *options.items()
-        key = made, *(tuple(part) if isinstance(part, list) else part for part in given)
-        if key not in _shared:
-            _shared[key] = make(*args, **options)
-        found: T = _shared[key]
+        key = cached, *(tuple(part) if isinstance(part, list) else part for part in given)
+        if key not in _cache:
+            _cache[key] = make(*args, **options)
+        found: T = _cache[key]
         return found
 
-    return made
+    return cached
 
 
 def product_groups(pair: tuple[ScaledResidual, ScaledResidual]) -> tuple[tuple[nn.Linear, ...], ...]:

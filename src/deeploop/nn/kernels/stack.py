@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from deeploop.nn.documents import Documents
 from deeploop.nn.kernels.document_attention import attend_inside
 from deeploop.nn.kernels.norms import prenorm, residual
-from deeploop.nn.kernels.products import once_per_segment, pack, packed_linear, product_groups
+from deeploop.nn.kernels.products import cached_cast, pack, packed_linear, product_groups
 from deeploop.nn.kernels.rotary import rotary_qkv
 from deeploop.nn.kernels.swiglu import swiglu_down
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
@@ -100,7 +100,7 @@ def _round(
     return x, h
 
 
-@once_per_segment
+@cached_cast
 def packs_of(blocks: Sequence[Sublayers], narrow: torch.dtype) -> list[Packed]:
     """The matrices of every block in `narrow`, those that share an input in one."""
     groups = [[layer.weight for layer in group] for pair in blocks for group in product_groups(pair)]
