@@ -33,10 +33,10 @@ class AttentionTiles(NamedTuple):
 
 
 DEFAULT = AttentionTiles()
-BACKWARD = (
-    "grad_out query key value out logsumexp philox_seed philox_offset attn_bias cum_seq_q cum_seq_k max_q max_k "
-    "dropout_p is_causal scale"
-).split()
+BACKWARD = (  # arguments of its operator, in torch 2.11 to 2.13
+    "grad_out query key value out logsumexp philox_seed philox_offset attn_bias cum_seq_q cum_seq_k max_q "
+    "max_k dropout_p is_causal scale"
+)
 
 
 @triton.jit
@@ -134,9 +134,9 @@ def attend_with_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def has_backward() -> bool:
-    """Whether there is cuDNN's backward pass as it was in torch 2.11 to 2.13: its operator is not a public one."""
+    """Whether cuDNN's backward pass is to be had, by an operator that is not public and may change."""
     operator = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
-    names = [argument.name for argument in operator._schema.arguments]
+    names = " ".join(argument.name for argument in operator._schema.arguments)
     return names == BACKWARD and torch.backends.cuda.cudnn_sdp_enabled()
 
 
