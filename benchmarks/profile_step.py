@@ -33,7 +33,7 @@ KINDS = (  # the first that matches; names are those of CUDA kernels
     ("products with what follows", r"^_product_epilogue"),
     ("matrix products", r"nvjet|gemm|cutlass|splitK"),
     ("norms and residuals", r"_norm_(for|back)ward|rms_norm"),
-    ("rotary and QK-norm", r"_rotary_"),
+    ("rotary and QK-norm", r"_rotary_|_paired_"),
     ("SwiGLU", r"_swiglu_|silu"),
     ("FP8 casts", r"^_cast"),
     ("softmax and loss", r"_cross_entropy|softmax|SoftMax|nll"),
