@@ -155,17 +155,23 @@ def test_rotate_and_attend_are_attention_of_the_norm(kernels, operands, length, 
         assert_cast(kernels.attend(packed, length, H, tiles, scale=operands.number(8.0)), exact, 8)
 
 
-def test_the_gradient_of_rotated_heads_goes_back_to_their_product(kernels, right_rounding):
-    """Of q and k in the order of `rotate`, which multiplies q by a factor."""
+@pytest.mark.parametrize("size", [32, 64])
+def test_the_gradient_of_rotated_heads_goes_back_to_their_product(kernels, size, right_rounding):
+    """Of q and k in the order of `rotate`, which multiplies q by a factor; of gradients of any layout."""
     from deeploop.nn.kernels.rotary import paired_backward
 
-    cos, sin = (table.to(DEVICE) for table in rotary_table(T, D))
-    given = [normal(B, H, T, D, seed=i) for i in range(3)]
-    factor, scale = kernels.query_factor(D), 4.0
-    rows = paired_backward(*given, cos, sin, factor, torch.float8_e5m2, torch.tensor(scale, device=DEVICE))
-    product = torch.zeros(B, T, 3, H, D, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    cos, sin = (table.to(DEVICE) for table in rotary_table(T, size))
+    together = normal(B, T, 3, H, size)
+    given = list(together.permute(2, 0, 3, 1, 4))
+    factor, scale = kernels.query_factor(size), 4.0
+    more = cos, sin, factor, torch.float8_e5m2, torch.tensor(scale, device=DEVICE)
+    rows = paired_backward(*given, *more)
+    for layout in (torch.clone, lambda d: d.transpose(1, 2).contiguous().transpose(1, 2)):
+        again = paired_backward(*map(layout, given), *more)
+        assert torch.equal(again.view(torch.uint8), rows.view(torch.uint8))
+    product = torch.zeros(B, T, 3, H, size, dtype=torch.float64, device=DEVICE, requires_grad=True)
     q, k, v = product.permute(2, 0, 3, 1, 4)
-    pairs = torch.arange(D, device=DEVICE).view(2, -1).T.flatten()  # which number of a head stands where
+    pairs = torch.arange(size, device=DEVICE).view(2, -1).T.flatten()  # which number of a head stands where
     rotary = cos.double(), sin.double()
     outs = factor * apply_rotary(q, rotary)[..., pairs], apply_rotary(k, rotary)[..., pairs], v
     (exact,) = torch.autograd.grad(outs, product, [part.double() for part in given])
@@ -184,6 +190,9 @@ def test_a_backward_pass_that_has_changed_is_left_alone(monkeypatch):
 
     assert attention.has_backward()
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert not attention.has_backward()
+    with monkeypatch.context() as deterministic:
+        deterministic.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
         assert not attention.has_backward()
     monkeypatch.setattr(attention, "BACKWARD", f"{attention.BACKWARD} another")
     assert not attention.has_backward()

@@ -93,6 +93,7 @@ def test_what_differs_is_said():
     found = ask(12, 64, 768, 4 * TRANSFER.tokens)
     assert found.rule == "flat"
     assert found.scales.alpha == flat_alpha(12, 64)
+    assert ask(4, 16, 768).interval is ask(12, 16, 384).interval is None  # of seeds of another shape
     assert found.extrapolated == (
         "blocks 12: the runs have 4; their rate is taken as it is",
         "width 768: the runs have 384; their rate is taken as it is",
@@ -118,6 +119,11 @@ def test_the_nearest_runs_that_have_the_rule_give_the_rate():
     compares = functools.partial(recommend, evidence=[TRANSFER, replace(wide, rules=(*wide.rules, other))])
     assert compares(4, 3, 768).peak_lr == 2e-3
     assert "rounds 3: as at R = 4" in compares(4, 3, 768).extrapolated
+    for R in (1, 64):  # as far as it is carried there
+        rates = [compares(4, R, width, settings=block("flat")).peak_lr for width in (768, 384)]
+        assert rates == [2e-3, 4e-3]
+    with pytest.raises(ValueError, match="rounds=65: no evidence"):
+        compares(4, 65, 768)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +166,9 @@ def test_a_cliff_at_a_nearby_shape_is_a_warning():
     at = functools.partial(recommend, evidence=[TRANSFER, wide])
     assert at(4, 4, 768).rule == "1/N"  # the rule that trains there, though flat is ahead elsewhere
     assert at(4, 4, 512).rule != "flat"  # 768 is an octave from 384, and less than that from 512
-    assert at(4, 3, 768).rule != "flat"  # a warning at R = 4 reaches to 3
+    for R in (3, 64):  # a warning at R = 4 reaches as far as the rule would be carried
+        with pytest.raises(ValueError, match="flat: its best rate is beside a cliff"):
+            at(4, R, 768, settings=block("flat"))
     assert at(4, 4, 384).rule == at(4, 4, 300).rule == "flat" == ask(4, 4, 768).rule
     with pytest.raises(ValueError, match="flat: its best rate is beside a cliff at K = 4, width 768"):
         at(4, 4, 768, settings=block("flat"))

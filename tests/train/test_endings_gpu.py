@@ -156,7 +156,7 @@ def reasoner(make_puzzle_config, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["hrm", "trm"])
-def test_a_reasoner_is_read_late_and_resumed_bit_for_bit(reasoner, kind, monkeypatch):
+def test_a_reasoner_is_read_back_behind_and_resumed_bit_for_bit(reasoner, kind, monkeypatch):
     whole, cut = reasoner("whole", kind), reasoner("cut", kind)
     train(whole)
     assert json.loads((whole.out / "run.json").read_text())["execution"]["lag"] == 1

@@ -167,7 +167,7 @@ def test_reasoners_have_fp8_and_no_other_stream(hopper, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_reasoner_is_read_late_without_a_graph(monkeypatch, options, said, ranks):
+def test_a_reasoner_is_read_back_behind_without_a_graph(monkeypatch, options, said, ranks):
     model = Reasoner(HRMConfig(width=64, heads=2, hidden=64), PuzzleShape(4, 8, 1))
     optimizer = make_reasoner_optimizer(model, ReasonerOptimConfig())
 

@@ -177,7 +177,9 @@ def test_hrm_on_arc_fits_one_h200_at_once(gpu):
     """Half of its batch was measured at 52.3 GiB on the kernels."""
     shape = PuzzleShape(12, 900, 1)
     assert segment_bytes(HRMConfig(), shape, 384, kernels=True) == pytest.approx(52.3 * 2**30, rel=0.05)
-    needs = partial(segment_bytes, HRMConfig(), shape, kernels=True)
+    needs = partial(segment_bytes, HRMConfig(), shape, share=768, kernels=True)
+    more = needs(384) - segment_bytes(HRMConfig(), shape, 384, kernels=True)
+    assert more == 384 * 901 * 512 * 2 * 6  # the other half's carry: two states, three times
     assert fit(768, DeviceConfig(), gpu(0.8 * 139 * 2**30), needs) == (768, "off")
 
 

@@ -15,6 +15,7 @@ from deeploop.eval.reasoning import Solver, score, spread_rows
 from deeploop.models.accounting import flops_per_segment
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.nn.kernels.products import cached_cast
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, load_tensors
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
@@ -78,6 +79,19 @@ def test_a_step_of_hrm_counts_the_extra_forward_pass_where_there_is_one(
     task = PuzzleTask(config, ALONE)
     own = flops_per_segment(config.model, task.shape, forward_again=forward_again)
     assert task.flops_per_step == config.optim.batch * own
+
+
+@pytest.mark.parametrize(("kind", "calls", "modules"), [("hrm", 12, 2), ("trm", 6, 1)])
+def test_weights_are_cast_once_for_a_micro_batch(make_puzzle_config, tmp_path, kind, calls, modules):
+    """HRM's second forward pass, for its Q target, included."""
+    run = open_run(make_puzzle_config(tmp_path, kind), ALONE)
+    make, seen = cached_cast(lambda stack: object()), []
+    for stack in run.model.stacks.values():
+        stack.register_forward_pre_hook(lambda own, _: seen.append(make(own)))
+    queue = StepQueue(run, StopRequest())
+    for _ in range(2):
+        queue.advance()
+    assert (len(seen), len(set(seen))) == (2 * calls, 2 * modules)
 
 
 def test_fp8_knows_the_positions_at_once(make_puzzle_config, tmp_path):

@@ -352,7 +352,7 @@ def test_a_reasoner_on_two_ranks_equals_one(runs, kind, way):
 
 
 @pytest.mark.parametrize("kind", REASONERS)
-def test_reasoners_on_two_ranks_that_are_read_late_are_the_same(runs, kind):
+def test_reasoners_on_two_ranks_that_are_read_back_behind_are_the_same(runs, kind):
     ends = [list_checkpoints(runs.folder / f"{kind}-rarely-{do}")[-1] for do in ("train", "late")]
     for name in ("model", "optimizer", "task"):
         one, two = ((end / f"{name}.safetensors").read_bytes() for end in ends)

@@ -164,13 +164,15 @@ def segment_bytes(
     puzzles: int,
     recompute: Recompute = "off",
     *,
+    share: int = 0,
     shards: int = 1,
     kernels: bool = False,
 ) -> int:
     """`training_bytes` of a reasoner's step on `puzzles` at once: a round is a call of a module.
 
-    `kernels`: for blocks that run on them, whose states are bf16 throughout. In FP8 a visit keeps 3·width
-    bytes more per position, less than a tenth, which the budget of `train/memory.py` leaves room for.
+    `share`: puzzles of a step on this rank, if there are more. `kernels`: for blocks that run on them, whose
+    states are bf16 throughout. On Hopper FP8 keeps as much as bf16. Elsewhere a visit keeps 3·width bytes
+    more per position, less than a tenth, which the budget of `train/memory.py` leaves room for.
     """
     positions = config.puzzle_positions + shape.length
     blocks, calls = max(config.blocks_of.values()), config.schedule.N_g
@@ -181,7 +183,9 @@ def segment_bytes(
     parameters = sum(config.blocks_of.values()) * block
     whole = 16 * parameters // shards + (8 * parameters if shards > 1 else 0)
     table = 4 * shape.puzzle_ids * config.width
-    # The carry before and after, the input in fp32 while it is made, and what enters a call.
-    states = (2 if kernels else 4) * (calls + 6) * tokens * config.width
+    # What enters a call, and the input in fp32 while it is made; of all puzzles the carry before and after,
+    # and that of the step which is not read back yet.
+    carried = 6 * max(share, puzzles) * positions
+    states = (2 if kernels else 4) * ((calls + 2) * tokens + carried) * config.width
     visit = tokens * reasoner_activation_bytes(config, positions, kernels=kernels) + 2 * block
     return whole + table + held * visit + states

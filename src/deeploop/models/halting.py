@@ -65,11 +65,11 @@ class Slots:
         waits = torch.ones(count, dtype=torch.bool, device=device)
         return cls(board, board, none, high, low, none, waits)
 
-    def refilled(self, rows: Tensor, inputs: Tensor, labels: Tensor, ids: Tensor, carry: Carry) -> "Slots":
+    def refill_(self, rows: Tensor, inputs: Tensor, labels: Tensor, ids: Tensor, carry: Carry) -> "Slots":
         """New puzzles, with a fresh carry, in `rows`: all that halted, in their order; the others go on.
 
         `rows` could be read from `halted`, but not without waiting for the device. The states are changed in
-        place: a copy of both would be a gigabyte and more.
+        place, so no backward pass may still need them: a copy of both would be a gigabyte and more.
         """
 
         def put(was: Tensor, now: Tensor) -> Tensor:

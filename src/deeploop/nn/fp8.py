@@ -2,7 +2,7 @@
 
 Weights and activations are e4m3, gradients e5m2, with one scale per tensor, a power of two. FP8 is floating
 point: 15 binary orders of magnitude in e4m3, 30 in e5m2. A scale must only put a tensor into that range, so
-its size can be estimated. Weights are measured once for all visits of a loop, or of a reasoner's step. An
+its size can be estimated. Weights are measured once for all visits of a loop, or of a reasoner's modules. An
 activation's size follows from them, because its input was normalised; a gradient's from them and from the
 gradient that enters the loop's backward pass, which is measured there.
 

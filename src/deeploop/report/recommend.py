@@ -59,7 +59,7 @@ class Recommendation:
     scales: Scales
     peak_lr: float
     interval: tuple[float, float] | None
-    """95% over seeds; None between measured R."""
+    """95% over seeds; None between measured R, and for a shape that was not run."""
     warmup: float
     """As a share of the steps."""
     transfers: bool | None
@@ -96,7 +96,8 @@ def recommend(
     chosen_in, rule = (None, settings) if settings is not None else _best_rule(near, rounds, asked)
     where, measured = _rate_source(near, rounds, asked, rule)
     peak, _, _, used = _point(measured, rounds)
-    exact = used[0].interval if len(used) == 1 and used[0].rounds == rounds else None
+    same_shape = (blocks, width) == (where.blocks, where.width)
+    exact = used[0].interval if same_shape and len(used) == 1 and used[0].rounds == rounds else None
     own = {name.removeprefix("model."): value for name, value in measured.settings.items()}
     return Recommendation(
         measured.rule,
@@ -155,12 +156,16 @@ def _measurement(name: str, value: int) -> str:
 
 
 def _carried(near: Sequence[Evidence]) -> list[Evidence]:
-    """The studies; in those that compare rules, one that transfers in another study is taken to do so too."""
+    """The studies; in those that compare rules, one that transfers in another study is taken to do so too,
+    and as far.
+    """
     transferring = [m for one in near for m in one.rules if m.transfers]
 
     def told(m: Measured) -> Measured:
         same = [other for other in transferring if m.transfers is None and _same_rule(m, other.settings)]
-        return replace(m, transfers=True, slope=same[0].slope) if same else m
+        if not same:
+            return m
+        return replace(m, transfers=True, slope=same[0].slope, carried=_measured_rounds(same[0]))
 
     return [replace(one, rules=tuple(map(told, one.rules))) if len(one.rules) > 1 else one for one in near]
 
@@ -172,8 +177,12 @@ def _covers(measured: Measured, R: int) -> bool:
 
 
 def _within(measured: Measured, R: int, reach: int) -> bool:
-    low, high = measured.rates[0].rounds, measured.rates[-1].rounds
-    return low / reach <= R <= high * reach
+    spans = _measured_rounds(measured), measured.carried or _measured_rounds(measured)
+    return min(low for low, _ in spans) / reach <= R <= max(high for _, high in spans) * reach
+
+
+def _measured_rounds(measured: Measured) -> tuple[int, int]:
+    return measured.rates[0].rounds, measured.rates[-1].rounds
 
 
 def _point(measured: Measured, R: int) -> Point:

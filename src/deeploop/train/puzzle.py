@@ -71,6 +71,7 @@ class PuzzleTask:
     def __init__(self, config: "ReasonerTrainConfig", world: World) -> None:
         self.config, self.world = config, world
         batch = config.optim.batch
+        self.share = batch // world.size
         self.puzzles = open_puzzles(config.data.path)
         self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
         known = fused.fits_reasoner(config.model.mixer, config.model.head_size)
@@ -78,6 +79,7 @@ class PuzzleTask:
             segment_bytes,
             config.model,
             self.shape,
+            share=self.share,
             shards=shards(config.device, world),
             kernels=runs_kernels(config.device, world.device, known),
         )
@@ -87,7 +89,6 @@ class PuzzleTask:
         )
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.loader = PuzzleLoader(self.puzzles, seed=config.seed)
-        self.share = batch // world.size
         self.first = world.rank * self.share  # this rank's slots are those from here on
         self.test = spread_rows(self.puzzles.test, config.data.test_examples, world.rank, world.size)
         self.examples = len(self.puzzles.train)
@@ -182,7 +183,7 @@ class PuzzleTask:
         waiting = halted.nonzero().squeeze(1)
         new = self.loader.next_batch(self.config.optim.batch, self.first + waiting.numpy())
         rows, inputs, labels, ids = (copy_to_device(one, self.world.device) for one in (waiting, *new))
-        self.slots = self.slots.refilled(rows, inputs, labels, ids, self.model.initial(len(waiting)))
+        self.slots = self.slots.refill_(rows, inputs, labels, ids, self.model.initial(len(waiting)))
         pieces = zip(self.slots.split(self.micro_batch), self._minimum().split(self.micro_batch), strict=True)
         self._halted, self._done, self._touched = [], [], []
         return list(pieces)

@@ -183,7 +183,7 @@ class StepQueue:
             if not queued.updated:
                 clipped_step(run.optimizer, queued.norm, run.config.optim.clip)
                 run.task.update(queued.step - 1, None)
-            run.optimizer.zero_grad(set_to_none=True)  # a graph attaches its own anew
+            self._clear_gradients()
             run.task.after_step(queued.step - 1)
         elif run.task.skips_non_finite and run.skipped_in_a_row < MOST_SKIPPED:
             self._skip(queued, loss, norm)
@@ -194,10 +194,15 @@ class StepQueue:
             raise FloatingPointError(non_finite_report(run, queued.step, queued.batches, loss, norm))
         return StepResult(queued.step, loss, norm, queued.lr, queued.drawn, stopping > 0)
 
+    def _clear_gradients(self) -> None:
+        """A graph attaches its own anew. Those of a step that is still queued stay: its report reads them."""
+        if not self._queue:
+            self._run.optimizer.zero_grad(set_to_none=True)
+
     def _skip(self, queued: _Queued, loss: float, norm: float) -> None:
         """Leaves weights and moments as they are; the batch is spent."""
         run = self._run
-        run.optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         run.skipped += 1
         run.skipped_in_a_row += 1
         run.log("skipped", {"loss": loss, "grad_norm": norm, "so_far": run.skipped}, queued.step)

@@ -134,10 +134,11 @@ def attend_with_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def has_backward() -> bool:
-    """Whether cuDNN's backward pass is to be had, by an operator that is not public and may change."""
+    """Whether cuDNN's backward pass may be called: its operator is not public, and not deterministic."""
     operator = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
     names = " ".join(argument.name for argument in operator._schema.arguments)
-    return names == BACKWARD and torch.backends.cuda.cudnn_sdp_enabled()
+    allowed = torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
+    return names == BACKWARD and allowed
 
 
 def attend_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor) -> Any:

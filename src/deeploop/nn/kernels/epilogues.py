@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, no-any-return"
-"""Products that do the pass over memory which follows them, for blocks of which nobody asks a gradient.
+"""Products that do the pass over memory which follows them. `rotate` alone serves calls with a gradient too.
 
 rotate      q, k, v: queries and keys rotated by position, queries scaled for an attention in powers of 2
 gate        silu(x @ gate.T)·(x @ up.T)
@@ -62,6 +62,7 @@ class State(NamedTuple):
     rows: Tensor
     squares: Tensor | None
     fp8: Tensor | None = None
+    """A copy of the rows."""
 
     @property
     def operand(self) -> Tensor:

@@ -4,7 +4,7 @@
 What lies between two attentions is one function with its own backward pass, so that every kernel writes what
 the next product reads, in FP8. The stream, the norms and attention are those of `stack.py`; but blocks that
 `forward.py` knows have its product of q, k, v, which rotates them, and its attention. A matrix is cast once
-for all rounds of a call, or all calls of a reasoner's step (`cast_cache`).
+for all rounds of a call, or all calls inside a `cast_cache`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -192,20 +192,21 @@ def prepare(
             own.product(gradients.scale[k, j, 0], gradients.inverse[k, j, 0])
             for j, own in enumerate(operands)
         )
-        rotated = Matrix(operands[0].rows, inverse=operands[0].both) if rotates else None
+        rotated = Matrix(operands[0].rows, inverse=operands[0].both_inverse) if rotates else None
         prepared.append(Prepared(*pair, qkv, o, gate_up, down, rotated))
     return prepared
 
 
 class Operand(NamedTuple):
-    """A product but for the scales of its gradient, which are a pass's own; and one over both its scales."""
+    """A product but for the scales of its gradient, which are a pass's own."""
 
     rows: Tensor
     columns: Tensor
     weight_inverse: Tensor
     scale: Tensor
     inverse: Tensor
-    both: Tensor
+    both_inverse: Tensor
+    """One over both scales."""
 
     def product(self, gradient_scale: Tensor, gradient_inverse: Tensor) -> Product:
         return Product(*self[:-1], gradient_scale, gradient_inverse)

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,19 +15,18 @@ from deeploop.nn.residual import ScaledResidual
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_cache: dict[Any, Any] | None = None
+_cache: ContextVar[dict[Any, Any] | None] = ContextVar("cast_cache", default=None)  # a thread has its own
 
 
 @contextmanager
 def cast_cache() -> Iterator[None]:
     """Inside, weights are cast once for all calls, as under autocast: none of them may change."""
-    global _cache
-    before = _cache
-    _cache = {} if before is None else before
+    before = _cache.get()
+    token = _cache.set({} if before is None else before)
     try:
         yield
     finally:
-        _cache = before
+        _cache.reset(token)
 
 
 def cached_cast(make: Callable[P, T]) -> Callable[P, T]:
@@ -34,13 +34,14 @@ def cached_cast(make: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(make)
     def cached(*args: P.args, **options: P.kwargs) -> T:
-        if _cache is None:
+        cache = _cache.get()
+        if cache is None:
             return make(*args, **options)
         given = *args, *options.items()
         key = cached, *(tuple(part) if isinstance(part, list) else part for part in given)
-        if key not in _cache:
-            _cache[key] = make(*args, **options)
-        found: T = _cache[key]
+        if key not in cache:
+            cache[key] = make(*args, **options)
+        found: T = cache[key]
         return found
 
     return cached

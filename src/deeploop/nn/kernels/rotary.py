@@ -212,7 +212,8 @@ def paired_backward(
     """
     B, H, T, D = dq.shape
     n, width = B * T, H * D
-    pairs = [d.transpose(1, 2).reshape(n, width).bfloat16().view(torch.int32) for d in (dq, dk, dv)]
+    wide = (d.transpose(1, 2).reshape(n, width).bfloat16().contiguous() for d in (dq, dk, dv))
+    pairs = [d.view(torch.int32) for d in wide]
     out = torch.empty(n, 3 * width, dtype=narrow, device=dq.device)
     tile = TILE // (D // 2)
     _paired_backward[(triton.cdiv(n * H, tile), 3)](

@@ -57,7 +57,7 @@ def tensors(config):
     return {name: (last_checkpoint(config.out) / name).read_bytes() for name in files}
 
 
-def test_a_run_that_is_read_late_is_the_run(tiny_config, tmp_path, request):
+def test_a_run_that_is_read_back_behind_is_the_run(tiny_config, tmp_path, request):
     plain = tiny_config(optim=STEPS, data={"validate_every": 7}, out=tmp_path / "plain", **RARELY)
     loop.train(plain)
     seen = request.getfixturevalue("late")
@@ -127,7 +127,7 @@ def test_asked_to_stop_it_settles_what_is_under_way_and_resumes_to_the_same_end(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_steps_are_read_late_and_are_the_same(tiny_config, tmp_path, monkeypatch):
+def test_on_a_gpu_steps_are_read_back_behind_and_are_the_same(tiny_config, tmp_path, monkeypatch):
     seen = note_lag(monkeypatch)
     runs = {}
     for graph in (True, False):

@@ -5,7 +5,7 @@ On a CPU a device that takes the step by itself is played by the optimizer's own
 
 import pytest
 import torch
-from test_late_reading import lines, note_lag
+from test_loss_readback import lines, note_lag
 
 from deeploop.data.sudoku import build_sudoku
 from deeploop.train import opening, steps
@@ -30,8 +30,8 @@ RARELY = {
 }
 
 
-def run_late(monkeypatch):
-    """Lets runs be read back a step behind; returns how late each step was."""
+def run_behind(monkeypatch):
+    """Lets runs be read back a step behind; returns by how many steps each was."""
     behind = Execution("eager", chained=False, precision="fp32", graph=False, lag=1)
     monkeypatch.setattr(opening, "choose_execution", lambda *_, **__: behind)
     monkeypatch.setattr(steps, "supports_conditional_step", lambda optimizer: True)
@@ -40,7 +40,7 @@ def run_late(monkeypatch):
 
 @pytest.fixture
 def late(monkeypatch):
-    return run_late(monkeypatch)
+    return run_behind(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,7 @@ def end_of(folder):
 @pytest.mark.parametrize("clip", [0.0, 0.1])
 @pytest.mark.parametrize("puzzles", ["boards", "sudoku"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_reasoner_that_is_read_late_is_the_reasoner(
+def test_a_reasoner_that_is_read_back_behind_is_the_reasoner(
     make_puzzle_config, tmp_path, kind, puzzles, clip, request, monkeypatch
 ):
     changes = {**RARELY, "optim": {"steps": 14, "clip": clip}}
@@ -68,7 +68,7 @@ def test_a_reasoner_that_is_read_late_is_the_reasoner(
         monkeypatch.setattr(steps, "supports_conditional_step", lambda optimizer: True)
     plain = make_puzzle_config(tmp_path / "plain", kind, **changes)
     train(plain)
-    seen = run_late(monkeypatch)
+    seen = run_behind(monkeypatch)
     behind = make_puzzle_config(tmp_path / "late", kind, **changes)
     train(behind)
     assert lines(behind) == lines(plain)
@@ -176,3 +176,18 @@ def test_a_bad_step_and_the_one_behind_it_leave_everything_as_it_was(
         queue.advance()
     assert late == [1, 1, 1]
     assert_same(trained(run), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_step_that_is_the_last_one_queued_has_its_own_report(
+    make_puzzle_config, tmp_path, kind, late, third_step
+):
+    """As where a line or a validation is due at it: the step before it is read back just before."""
+    third_step(infinite_gradient)
+    run = open_run(make_puzzle_config(tmp_path, kind, **RARELY), ALONE)
+    queue = StepQueue(run, StopRequest())
+    for _ in range(2):
+        queue.advance()
+    queue.submit()
+    with pytest.raises(FloatingPointError, match=r"first non-finite tensor: gradient of head\.weight;"):
+        queue.settle(everything=True)
