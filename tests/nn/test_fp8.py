@@ -182,17 +182,17 @@ def test_a_cast_and_its_transposed_copy(shape, dtype, given, right_rounding):
 @needs_triton
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
 def test_a_compiler_that_spoils_a_copy_is_found(given, monkeypatch, right_rounding):
-    from deeploop.nn.kernels import fp8_stack
+    from deeploop.nn.kernels import fp8_matrices, fp8_stack
 
     fp8_stack.check_compiler(torch.device(DEVICE))
-    cast = fp8_stack.cast_into
+    cast = fp8_matrices.cast_into
 
     def spoil(x, scale, rows, columns):
         cast(x, scale, rows, columns)
         if x.dtype == given:
             columns[3, 5] = 7.0
 
-    monkeypatch.setattr(fp8_stack, "cast_into", spoil)
+    monkeypatch.setattr(fp8_matrices, "cast_into", spoil)
     with pytest.raises(ValueError, match=r"device\.precision=fp8: Triton .* miscompiles casts to FP8"):
         fp8_stack.check_compiler(torch.device(DEVICE))
 

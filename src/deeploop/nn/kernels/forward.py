@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop.nn.fp8 import block_scales, in_e4m3, spaced
+from deeploop.nn.fp8 import E4M3, block_scales, in_e4m3
 from deeploop.nn.kernels.attention import attend
 from deeploop.nn.kernels.epilogues import (
     Matrix,
@@ -26,6 +26,7 @@ from deeploop.nn.kernels.epilogues import (
     paired,
     rotate,
 )
+from deeploop.nn.kernels.fp8_matrices import fp8_operands
 from deeploop.nn.kernels.products import cached_cast
 from deeploop.nn.kernels.stack import Sublayers, packs_of
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
@@ -121,16 +122,15 @@ def _matrices(blocks: Sequence[Sublayers], dtype: torch.dtype) -> list[Matrices]
 @cached_cast
 def _matrices_fp8(blocks: Sequence[Sublayers]) -> list[Matrices]:
     """The same in FP8. The products of a state read it as it is, the others what was scaled for them."""
-    scales = block_scales(blocks)
-    inverse = (scales.weight * scales.input).reciprocal()
-    inverse[:, ::2] = scales.weight[:, ::2].reciprocal()
-    weight, given, inverse = map(spaced, (scales.weight, scales.input, inverse))
-    return [
-        Matrices(
-            *(
-                Matrix(in_e4m3(m.rows * weight[k, j, 0]), given[k, j, 0] if j % 2 else None, inverse[k, j, 0])
-                for j, m in enumerate(matrices)
+    found = []
+    for qkv, o, gate_up, down in fp8_operands(blocks, block_scales(blocks), in_pairs=True):
+        both = interleaved(*gate_up.rows.view(torch.uint8).chunk(2)).view(E4M3)
+        found.append(
+            Matrices(
+                Matrix(qkv.rows, inverse=qkv.weight_inverse),
+                Matrix(o.rows, o.scale, o.both_inverse),
+                Matrix(both, inverse=gate_up.weight_inverse),
+                Matrix(down.rows, down.scale, down.both_inverse),
             )
         )
-        for k, matrices in enumerate(_matrices(blocks, torch.float32))
-    ]
+    return found

@@ -25,15 +25,14 @@ from deeploop.nn.fp8 import (
     Scales,
     against_tokens,
     block_scales,
-    spaced,
 )
 from deeploop.nn.kernels import on_hopper
 from deeploop.nn.kernels.attention import attend_with_gradient, has_backward
 from deeploop.nn.kernels.casts import cast_into, transposed
-from deeploop.nn.kernels.epilogues import Matrix, State, paired, query_factor, rotate, unpaired
+from deeploop.nn.kernels.epilogues import Matrix, State, query_factor, rotate, unpaired
 from deeploop.nn.kernels.forward import fits
+from deeploop.nn.kernels.fp8_matrices import cast_matrices, fp8_operands
 from deeploop.nn.kernels.norms import SavedNorms, norms_backward, norms_forward
-from deeploop.nn.kernels.products import cached_cast, product_groups
 from deeploop.nn.kernels.rotary import paired_backward, rotary_backward, rotary_forward
 from deeploop.nn.kernels.stack import Inject, Sublayers, attend_heads, norm_eps
 from deeploop.nn.kernels.swiglu import swiglu, swiglu_backward_fp8
@@ -187,7 +186,8 @@ def prepare(
 ) -> list[Prepared]:
     """Every matrix in FP8, with the scales of what it is multiplied with."""
     prepared = []
-    for k, (pair, operands) in enumerate(zip(blocks, _operands(blocks, scales, rotates), strict=True)):
+    every = fp8_operands(blocks, scales, in_pairs=rotates)
+    for k, (pair, operands) in enumerate(zip(blocks, every, strict=True)):
         qkv, o, gate_up, down = (
             own.product(gradients.scale[k, j, 0], gradients.inverse[k, j, 0])
             for j, own in enumerate(operands)
@@ -197,60 +197,11 @@ def prepare(
     return prepared
 
 
-class Operand(NamedTuple):
-    """A product but for the scales of its gradient, which are a pass's own."""
-
-    rows: Tensor
-    columns: Tensor
-    weight_inverse: Tensor
-    scale: Tensor
-    inverse: Tensor
-    both_inverse: Tensor
-    """One over both scales."""
-
-    def product(self, gradient_scale: Tensor, gradient_inverse: Tensor) -> Product:
-        return Product(*self[:-1], gradient_scale, gradient_inverse)
-
-
-@cached_cast
-@torch.no_grad()
-def _operands(blocks: Sequence[Sublayers], scales: Scales, rotates: bool) -> list[list[Operand]]:
-    """Every block's four."""
-    weight, given = spaced(scales.weight), spaced(scales.input)
-    inverses = weight.reciprocal(), given.reciprocal()
-    tables = inverses[0], given, inverses[1], inverses[0] * inverses[1]
-    found: list[list[Operand]] = []
-    for k, pair in enumerate(blocks):
-        found.append([])
-        for j, layers in enumerate(product_groups(pair)):
-            matrices = [layer.weight for layer in layers]
-            if rotates and j == 0:  # values are not rotated
-                size: Any = pair[0].branch.head_size
-                matrices[:2] = (paired(matrix, size) for matrix in matrices[:2])
-            copies = _cast_matrices(matrices, weight[k, j, 0])
-            found[-1].append(Operand(*copies, *(table[k, j, 0] for table in tables)))
-    return found
-
-
-def _cast_matrices(matrices: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Matrices one below the other in FP8, along rows and transposed."""
-    shape = sum(map(len, matrices)), matrices[0].shape[1]
-    rows, columns = (
-        torch.empty(size, dtype=E4M3, device=matrices[0].device) for size in (shape, shape[::-1])
-    )
-    start = 0
-    for matrix in matrices:
-        end = start + len(matrix)
-        cast_into(matrix, scale, rows[start:end], columns[:, start:end])
-        start = end
-    return rows, columns
-
-
 def check_compiler(device: torch.device) -> None:
     """Raises where a compiler spoils a transposed copy, as `casts` tells of one that did."""
     matrix = torch.randn(64, 256, device=device)  # fp32, as weights are; attention's output is bf16
     one = torch.ones(4, device=device)[0]
-    copies = [_cast_matrices([x], one) for x in (matrix, matrix.bfloat16())]
+    copies = [cast_matrices([x], one) for x in (matrix, matrix.bfloat16())]
     sides, dhidden = matrix.bfloat16(), matrix[:, :128].bfloat16()
     dsides, dsides_columns, _ = swiglu_backward_fp8(sides, dhidden, (E5M2, E4M3), (one, one))
     for a, b in (*copies, (dsides, dsides_columns)):
