@@ -48,8 +48,6 @@ class Measured:
     """At R = 16; None where it was not measured, or where R = 1's best rate is lost there."""
     transfers: bool | None
     verdict: str
-    carried: tuple[int, int] | None = None
-    """R from which and to which it keeps its rate in a study of another shape, where this one can't say."""
 
 
 @dataclass(frozen=True)

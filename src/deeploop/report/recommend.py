@@ -26,6 +26,14 @@ BIAS = "model.unigram_bias"
 PARTS = ("p", "alpha", "beta", "flat_gain", "factored_gain")
 
 
+@dataclass(frozen=True)
+class Carried(Measured):
+    """A rule in a study that can't say whether it transfers, where one of another shape can."""
+
+    rounds: tuple[int, int] = (1, 1)
+    """R from which and to which that other one was measured."""
+
+
 class Point(NamedTuple):
     """What a rule has at some R."""
 
@@ -165,7 +173,8 @@ def _carried(near: Sequence[Evidence]) -> list[Evidence]:
         same = [other for other in transferring if m.transfers is None and _same_rule(m, other.settings)]
         if not same:
             return m
-        return replace(m, transfers=True, slope=same[0].slope, carried=_measured_rounds(same[0]))
+        known = {**vars(m), "transfers": True, "slope": same[0].slope}
+        return Carried(**known, rounds=_measured_rounds(same[0]))
 
     return [replace(one, rules=tuple(map(told, one.rules))) if len(one.rules) > 1 else one for one in near]
 
@@ -177,8 +186,10 @@ def _covers(measured: Measured, R: int) -> bool:
 
 
 def _within(measured: Measured, R: int, reach: int) -> bool:
-    spans = _measured_rounds(measured), measured.carried or _measured_rounds(measured)
-    return min(low for low, _ in spans) / reach <= R <= max(high for _, high in spans) * reach
+    low, high = _measured_rounds(measured)
+    if isinstance(measured, Carried):
+        low, high = min(low, measured.rounds[0]), max(high, measured.rounds[1])
+    return low / reach <= R <= high * reach
 
 
 def _measured_rounds(measured: Measured) -> tuple[int, int]:
