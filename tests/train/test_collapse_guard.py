@@ -95,9 +95,18 @@ def test_stop_spares_a_resumed_run_that_has_escaped_since(tiny_config, scripted)
     assert (result["ended"], result["step"]) == ("finished", 12)
 
 
-def test_prenorm_is_not_advised_to_change_p(tiny_config, scripted, capsys):
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ({"block": "prenorm"}, "try --model.unigram-bias or --optim.warmup-steps 16, or a lower"),
+        ({"p": 0.25}, "try --model.unigram-bias or --optim.warmup-steps 16 or --model.p 0.5, or a lower"),
+        (
+            {"block": "flat", "flat_gain": 2.0, "unigram_bias": True},
+            "try --model.flat-gain 8 or --optim.warmup-steps 16, or a lower",
+        ),
+    ],
+)
+def test_the_advice_is_of_the_rule(tiny_config, scripted, capsys, model, told):
     scripted(COLLAPSED)
-    train(tiny_config(model={"block": "prenorm"}))
-    advice = capsys.readouterr().out
-    assert "--optim.warmup-steps 16" in advice
-    assert "--model.p" not in advice
+    train(tiny_config(model=model))
+    assert told in capsys.readouterr().out
