@@ -131,7 +131,14 @@ def test_the_nearest_runs_that_have_the_rule_give_the_rate():
     [
         ((17, 4, 384), ["blocks=17: no evidence", "have 4", "--set model.blocks=17`"]),
         ((4, 4, 2000), ["width=2000: no evidence", "have 384", "--set model.width=2000 model.heads"]),
-        ((4, 65, 384), ["rounds=65: no evidence", "flat: R = 1, 4, 16", "model.rounds = [1, 65]"]),
+        (
+            (4, 65, 384),
+            [
+                "rounds=65: no evidence",
+                "flat at R = 1, 4, 16 (docs/results/transfer)",
+                "model.rounds = [1, 65]",
+            ],
+        ),
         (
             (4, 4, 384, 10**9),
             ["tokens=1000000000: no evidence", "a sweep of runs that long"],
@@ -172,6 +179,24 @@ def test_a_cliff_at_a_nearby_shape_is_a_warning():
     assert at(4, 4, 384).rule == at(4, 4, 300).rule == "flat" == ask(4, 4, 768).rule
     with pytest.raises(ValueError, match="flat: its best rate is beside a cliff at K = 4, width 768"):
         at(4, 4, 768, settings=block("flat"))
+    # A study that is too far for a rate still warns, and a rate from beside a cliff is not taken from afar.
+    deep = replace(
+        TRANSFER, folder="deep", blocks=12, width=256, rules=(replace(FLAT, rates=FLAT.rates[1:2]),)
+    )
+    with pytest.raises(ValueError, match="beside a cliff at K = 4, width 768"):
+        recommend(17, 4, 768, evidence=[deep, wide], settings=block("flat"))
+    marked = replace(FLAT, rates=(*FLAT.rates[:2], replace(FLAT.rates[2], mark="cliff")))
+    single = replace(
+        TRANSFER,
+        folder="single",
+        blocks=1,
+        width=256,
+        rules=(replace(FLAT, rates=FLAT.rates[1:2], transfers=None),),
+    )
+    few = [replace(TRANSFER, rules=(marked,)), single]
+    assert recommend(1, 4, 128, evidence=few, settings=block("flat")).folder == "single"
+    with pytest.raises(ValueError, match="beside a cliff at K = 4, width 384"):
+        recommend(1, 16, 128, evidence=few, settings=block("flat"))
 
 
 def test_without_runs_it_says_which_command_gives_them():

@@ -1,13 +1,18 @@
 """A non-finite loss stops the run and names step, first broken tensor and last good checkpoint."""
 
+import shutil
+from dataclasses import replace
+
 import pytest
 import torch
 
 from deeploop.cli import main
 from deeploop.train.checkpoint import last_checkpoint, read_state
+from deeploop.train.distributed import open_world
 from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
+from deeploop.train.opening import open_run
 from deeploop.train.steps import StepQueue
 
 WEIGHT = "blocks.1.mlp.branch.up"
@@ -93,3 +98,20 @@ def test_twenty_in_a_row_end_the_run(tiny_config, monkeypatch):
     monkeypatch.setattr(LanguageTask, "loss", lambda *args: real(*args) * float("inf"))
     with pytest.raises(FloatingPointError, match="step 21: loss inf"):
         train(tiny_config(optim={"non_finite": "skip", "steps": 30}))
+
+
+def test_a_checkpoint_that_is_not_finite_says_where_to_go_on_from(tiny_config):
+    """A step can make weights infinite whose own loss was finite."""
+    config = tiny_config(optim={"steps": 4}, checkpoint={"every": 2})
+    train(config)
+    with open_world(config.device) as world:
+        run = open_run(replace(config, resume=True), world)
+        run.model.get_parameter(f"{WEIGHT}.weight").data.fill_(float("inf"))
+        run.step = 6
+        bad = run.save()
+        run.close()
+    further = tiny_config(optim={"steps": 8}, resume=True)
+    with pytest.raises(ValueError, match=r"not finite.*move that folder away to go on from"):
+        train(further)
+    shutil.move(bad, config.out / "aside")
+    assert train(further)["ended"] == "finished"

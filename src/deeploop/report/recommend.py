@@ -100,9 +100,10 @@ def recommend(
     for name, value in {**asked, "rounds": rounds}.items():
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1")
-    near = _carried(_near(read_evidence() if evidence is None else evidence, asked, optimizer))
-    chosen_in, rule = (None, settings) if settings is not None else _best_rule(near, rounds, asked)
-    where, measured = _rate_source(near, rounds, asked, rule)
+    ranked = _carried(_ranked(read_evidence() if evidence is None else evidence, asked, optimizer))
+    near = _near(ranked, asked)
+    chosen_in, rule = (None, settings) if settings is not None else _best_rule(near, rounds, asked, ranked)
+    where, measured = _rate_source(near, rounds, asked, rule, ranked)
     peak, _, _, used = _point(measured, rounds)
     same_shape = (blocks, width) == (where.blocks, where.width)
     exact = used[0].interval if same_shape and len(used) == 1 and used[0].rounds == rounds else None
@@ -126,15 +127,19 @@ def recommend(
 
 
 # ── What is near enough ─────────────────────────────────────────────────────────────────────────────────
-def _near(evidence: Sequence[Evidence], asked: Mapping[str, int], optimizer: str) -> list[Evidence]:
-    """The studies within reach, the nearest first."""
+def _ranked(evidence: Sequence[Evidence], asked: Mapping[str, int], optimizer: str) -> list[Evidence]:
+    """The studies with this optimizer, the nearest first."""
     known = [one for one in evidence if one.optimizer == optimizer]
     if not known:
         raise ValueError(
             f"no evidence: this version rests on no runs with {optimizer}; "
             "`deeploop sweep transfer --scale gpu --data DATA` and `deeploop report` would give it"
         )
-    ranked = sorted(known, key=lambda one: sum(_octaves(one, asked).values()))
+    return sorted(known, key=lambda one: sum(_octaves(one, asked).values()))
+
+
+def _near(ranked: Sequence[Evidence], asked: Mapping[str, int]) -> list[Evidence]:
+    """Those within reach."""
     near = [one for one in ranked if not _too_far(one, asked)]
     if not near:
         name = _too_far(ranked[0], asked)[0]
@@ -163,11 +168,11 @@ def _measurement(name: str, value: int) -> str:
     return f"{sweep} and `deeploop report` would give it"
 
 
-def _carried(near: Sequence[Evidence]) -> list[Evidence]:
+def _carried(ranked: Sequence[Evidence]) -> list[Evidence]:
     """The studies; in those that compare rules, one that transfers in another study is taken to do so too,
     and as far.
     """
-    transferring = [m for one in near for m in one.rules if m.transfers]
+    transferring = [m for one in ranked for m in one.rules if m.transfers]
 
     def told(m: Measured) -> Measured:
         same = [other for other in transferring if m.transfers is None and _same_rule(m, other.settings)]
@@ -176,7 +181,7 @@ def _carried(near: Sequence[Evidence]) -> list[Evidence]:
         known = {**vars(m), "transfers": True, "slope": same[0].slope}
         return Carried(**known, rounds=_measured_rounds(same[0]))
 
-    return [replace(one, rules=tuple(map(told, one.rules))) if len(one.rules) > 1 else one for one in near]
+    return [replace(one, rules=tuple(map(told, one.rules))) if len(one.rules) > 1 else one for one in ranked]
 
 
 # ── The rule and its rate ───────────────────────────────────────────────────────────────────────────────
@@ -229,12 +234,15 @@ def _same_rule(measured: Measured, settings: Mapping[str, Any]) -> bool:
 
 
 def _beside_cliff(
-    near: Sequence[Evidence], R: int, asked: Mapping[str, int], settings: Mapping[str, Any]
+    ranked: Sequence[Evidence], R: int, asked: Mapping[str, int], settings: Mapping[str, Any]
 ) -> Evidence | None:
-    """A study about as near as the nearest one of this rule in which it stands beside a cliff at R."""
+    """A study about as near as the nearest one of this rule in which it stands beside a cliff at R.
+
+    However far both are: what is too far for a rate is not too far for a warning.
+    """
     found = [
         (sum(_octaves(one, asked).values()), one, _is_safe(m, R))
-        for one in near
+        for one in ranked
         for m in one.rules
         if _same_rule(m, settings) and _within(m, R, FARTHEST_ROUNDS)  # a warning reaches as far as any rate
     ]
@@ -242,16 +250,17 @@ def _beside_cliff(
 
 
 def _best_rule(
-    near: Sequence[Evidence], R: int, asked: Mapping[str, int]
+    near: Sequence[Evidence], R: int, asked: Mapping[str, int], ranked: Sequence[Evidence]
 ) -> tuple[Evidence, Mapping[str, Any]]:
     """The settings of the rule to take, by the nearest study that compares rules at R, else has one."""
     able = [(one, [m for m in one.rules if _covers(m, R)]) for one in near]
-    ranked = [(one, rules) for least in (2, 1) for one, rules in able if len(rules) >= least]
+    usable = [(one, rules) for least in (2, 1) for one, rules in able if len(rules) >= least]
     safe = [
-        (one, [m for m in rules if not _beside_cliff(near, R, asked, m.settings)]) for one, rules in ranked
+        (one, [m for m in rules if _is_safe(m, R) and not _beside_cliff(ranked, R, asked, m.settings)])
+        for one, rules in usable
     ]
-    if not ranked:
-        raise _no_rounds(near, R, [m for one in near for m in one.rules])
+    if not usable:
+        raise _no_rounds(R, [(one, m) for one in near for m in one.rules])
     if not (safe := [(one, rules) for one, rules in safe if rules]):
         raise ValueError(
             f"every rule that was run near this shape at rounds={R} is beside a cliff ({near[0].folder}), "
@@ -264,7 +273,11 @@ def _best_rule(
 
 
 def _rate_source(
-    near: Sequence[Evidence], R: int, asked: Mapping[str, int], settings: Mapping[str, Any]
+    near: Sequence[Evidence],
+    R: int,
+    asked: Mapping[str, int],
+    settings: Mapping[str, Any],
+    ranked: Sequence[Evidence],
 ) -> tuple[Evidence, Measured]:
     """The nearest study that has the rule at R."""
     found = [(one, m) for one in near for m in one.rules if _same_rule(m, settings)]
@@ -274,25 +287,31 @@ def _rate_source(
             f"model.block={settings.get('model.block')}: no evidence for this rule with its parts; the runs "
             f"near this shape have {', '.join(names)}; choose one of them, or a rate of your own"
         )
-    if (cliff := _beside_cliff(near, R, asked, settings)) is not None:
+    one, measured = next(((one, m) for one, m in found if _covers(m, R)), (None, None))
+    cliff = _beside_cliff(ranked, R, asked, settings)
+    if cliff is None and one is not None and measured is not None and not _is_safe(measured, R):
+        cliff = one
+    if cliff is not None:
         raise ValueError(
             f"{found[0][1].rule}: its best rate is beside a cliff at K = {cliff.blocks}, width "
             f"{cliff.width} ({cliff.folder}), where twice the rate fails to train; choose another rule, "
             "or a rate of your own"
         )
-    for one, measured in found:
-        if _covers(measured, R):
-            return one, measured
-    raise _no_rounds(near, R, [m for _, m in found])
+    if one is None or measured is None:
+        raise _no_rounds(R, found)
+    return one, measured
 
 
-def _no_rounds(near: Sequence[Evidence], R: int, tried: Sequence[Measured]) -> ValueError:
+def _no_rounds(R: int, tried: Sequence[tuple[Evidence, Measured]]) -> ValueError:
     runs = "; ".join(
-        dict.fromkeys(f"{m.rule}: R = {', '.join(str(rate.rounds) for rate in m.rates)}" for m in tried)
+        dict.fromkeys(
+            f"{m.rule} at R = {', '.join(str(rate.rounds) for rate in m.rates)} ({one.folder})"
+            for one, m in tried
+        )
     )
     return ValueError(
-        f"rounds={R}: no evidence; {near[0].folder} has {runs}, and only a rule that transfers is carried "
-        f"further, {FARTHEST_ROUNDS} times, and none beside a cliff; a grid with model.rounds = [1, {R}] "
+        f"rounds={R}: no evidence; there are {runs}, and only a rule that transfers is carried further, "
+        f"{FARTHEST_ROUNDS} times, and none beside a cliff; a grid with model.rounds = [1, {max(R, 4)}] "
         "(docs/sweeps.md) and `deeploop report` would give it"
     )
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from deeploop.files import NotRegularError, open_regular, own_folder, read_object, sync_folder, unused_path
-from deeploop.train.checks import ShapeMismatch, check_files, check_state, check_tensors
+from deeploop.train.checks import NotFinite, ShapeMismatch, check_files, check_state, check_tensors
 from deeploop.train.distributed import World, is_sharded
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        kind = ShapeMismatch if isinstance(error, ShapeMismatch) else ValueError
+        kind = type(error) if isinstance(error, ShapeMismatch | NotFinite) else ValueError
         raise kind(f"{path}: {error}") from None
 
 

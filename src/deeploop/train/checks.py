@@ -22,6 +22,10 @@ KINDS: dict[str, Any] = {
 }
 
 
+class NotFinite(ValueError):
+    """A tensor holds NaN or infinity: the run that saved it had diverged."""
+
+
 class ShapeMismatch(ValueError):
     """Weights of another model: a tensor is absent, or has another shape."""
 
@@ -62,4 +66,4 @@ def check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, .
         if found[name].dtype not in REAL:
             raise ValueError(f"{name} is of {found[name].dtype}: must be real numbers")
         if not found[name].isfinite().all():
-            raise ValueError(f"{name} holds numbers that are not finite (NaN or infinity)")
+            raise NotFinite(f"{name} holds numbers that are not finite (NaN or infinity)")

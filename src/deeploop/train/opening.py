@@ -21,7 +21,7 @@ from deeploop.train.checkpoint import (
     read_state,
     read_whole_state,
 )
-from deeploop.train.checks import ShapeMismatch
+from deeploop.train.checks import NotFinite, ShapeMismatch
 from deeploop.train.config import (
     AnyTrainConfig,
     ChatTrainConfig,
@@ -199,7 +199,11 @@ def _load(
     checkpoint, state, damaged = last_good_checkpoint(config.out, world)
     if checkpoint is not None:
         task.load_state(state, load_tensors(checkpoint))  # other data are named as such, before shapes differ
-        load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=world)
+        try:
+            load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=world)
+        except NotFinite as error:
+            advice = "the run had diverged; move that folder away to go on from the checkpoint before it"
+            raise ValueError(f"{error}; {advice}") from None
     start = checkpoint.name if checkpoint else "the start"
     return state, [f"{what}: put aside; going on from {start}" for what in damaged]
 

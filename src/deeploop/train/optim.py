@@ -13,6 +13,8 @@ from deeploop.nn.init import BRANCH
 from deeploop.train.adam_atan2 import AdamATan2
 from deeploop.train.muon import MuonAdamW
 
+MOST = 1e30  # far from the largest number of fp32, with which rates and decays are multiplied
+
 
 @dataclass(frozen=True)
 class BaseOptimConfig:
@@ -44,8 +46,8 @@ class BaseOptimConfig:
     def _not_negative(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"optim.{name}={value}: must be a finite number, 0 or more")
+            if not 0 <= value <= MOST:
+                raise ValueError(f"optim.{name}={value}: must be a number from 0 to {MOST:g}")
 
     @property
     def final_lr(self) -> float:
