@@ -249,24 +249,45 @@ def part_effects(results: Path) -> str:
     return table(["part", "held", *(f"R = {R}" for R in depths)], rows)
 
 
-# ── The bias ────────────────────────────────────────────────────────────────────────────────────────────
-def bias(results: Path) -> str:
-    """Last loss and similarity of token states, by seed; short runs, most of them still above the floor."""
-    runs = [run for part in ("short", "long", "longer") for run in runs_of(results / "bias" / part)]
+# ── The bias, and λ ─────────────────────────────────────────────────────────────────────────────────────
+def ends_by_peak(runs: Sequence[Run], head: Sequence[str], key: Callable[[Run], tuple[Any, ...]]) -> str:
+    """Last loss and similarity of token states, by seed; the last of a key are its words in the table."""
     if not runs:
         return NOT_RUN
-    found: dict[tuple[int, str, bool], dict[float, dict[int, str]]] = {}
+    found: dict[tuple[Any, ...], dict[float, dict[int, str]]] = {}
     for run in runs:
-        steps, last = int(run.fields["optim.steps"]), run.validation
-        by_peak = found.setdefault((steps, residual_rule(run.fields), not biased(run)), {})
+        last = run.validation
+        by_peak = found.setdefault(key(run), {})
         by_peak.setdefault(peak(run), {})[run.seed] = f"{last['loss']:.3f} ({last['similarity']:.2f})"
     peaks = sorted({peak(run) for run in runs})
     rows = []
-    for (steps, rule, without), by_peak in sorted(found.items()):
+    for own, by_peak in sorted(found.items()):
         cells = (by_peak.get(one, {}) for one in peaks)
         told = (", ".join(cell[seed] for seed in sorted(cell)) or MISSING for cell in cells)
-        rows.append([f"{steps:,}", rule, "no" if without else "yes", *told])
-    return table(["steps", "rule", "bias", *peaks], rows)
+        rows.append([*own[-len(head) :], *told])
+    return table([*head, *peaks], rows)
+
+
+def bias(results: Path) -> str:
+    """Short runs, most of them still above the floor."""
+
+    def key(run: Run) -> tuple[Any, ...]:
+        steps, rule, with_bias = int(run.fields["optim.steps"]), residual_rule(run.fields), biased(run)
+        return steps, rule, not with_bias, f"{steps:,}", rule, "yes" if with_bias else "no"
+
+    runs = [run for part in ("short", "long", "longer") for run in runs_of(results / "bias" / part)]
+    return ends_by_peak(runs, ["steps", "rule", "bias"], key)
+
+
+def flat_cures(results: Path) -> str:
+    """Flat by λ and warm-up, beside 1/N."""
+
+    def key(run: Run) -> tuple[Any, ...]:
+        flat, warmup = run.fields["model.block"] == "flat", int(run.fields["optim.warmup_steps"])
+        gain = float(run.fields.get("model.flat_gain") or 1)
+        return not flat, warmup, gain, residual_rule(run.fields), str(warmup)
+
+    return ends_by_peak(runs_of(results / "flat-cures"), ["rule", "warm-up"], key)
 
 
 # ── Muon ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -484,6 +505,7 @@ PAGES: dict[str, dict[str, Callable[[Path], str]]] = {
     "rules.md": {"pairs": pairs, "shapes": shapes, "part-effects": part_effects, "gains": gains},
     "results/parts/README.md": {"parts": parts},
     "results/bias/README.md": {"bias": bias},
+    "results/flat-cures/README.md": {"flat-cures": flat_cures},
     "results/muon/README.md": {"muon": muon},
     "results/muon-escape/README.md": {
         "muon-escape": muon_escape,
