@@ -287,19 +287,19 @@ def _rate_source(
             f"model.block={settings.get('model.block')}: no evidence for this rule with its parts; the runs "
             f"near this shape have {', '.join(names)}; choose one of them, or a rate of your own"
         )
-    one, measured = next(((one, m) for one, m in found if _covers(m, R)), (None, None))
+    covering = [(one, m) for one, m in found if _covers(m, R)]
     cliff = _beside_cliff(ranked, R, asked, settings)
-    if cliff is None and one is not None and measured is not None and not _is_safe(measured, R):
-        cliff = one
+    if cliff is None and covering and not _is_safe(covering[0][1], R):
+        cliff = covering[0][0]
     if cliff is not None:
         raise ValueError(
             f"{found[0][1].rule}: its best rate is beside a cliff at K = {cliff.blocks}, width "
             f"{cliff.width} ({cliff.folder}), where twice the rate fails to train; choose another rule, "
             "or a rate of your own"
         )
-    if one is None or measured is None:
+    if not covering:
         raise _no_rounds(R, found)
-    return one, measured
+    return covering[0]
 
 
 def _no_rounds(R: int, tried: Sequence[tuple[Evidence, Measured]]) -> ValueError:

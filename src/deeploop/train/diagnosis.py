@@ -67,7 +67,7 @@ class LoopMonitor:
         ramp = config.optim.peak_lr / max(1, config.optim.warmup_steps)
         changes = [f"--optim.warmup-steps {4 * max(1, config.optim.warmup_steps)}"]
         if config.model.block == "flat":
-            # The highest rate that trains goes with its root, whatever the warm-up (docs/results/flat-cures).
+            # The highest rate that trains goes with its root (docs/results/flat-cures).
             changes.insert(0, f"--model.flat-gain {4 * config.model.flat_gain:g}")
         if not config.model.unigram_bias:
             changes.insert(0, "--model.unigram-bias")
