@@ -91,10 +91,12 @@ def test_every_block_runs(place, monkeypatch, capsys):
     assert (place / "report" / "report.html").is_file()
     assert (place / "exported" / "config.json").is_file()
     assert "step     12  validation" in capsys.readouterr().out
-    # The loop of README's own model: x + branch(norm(x)) / N, layer by layer.
+    # The loop of README's own model: norm(α·x + branch(norm(x))) with α = √(2N), layer by layer.
     x, layer = names["x"], names["loop"][0]
     assert x.shape == (1, 16, 64)
-    assert torch.allclose(layer(x), x + layer.branch(F.rms_norm(x, (64,))) / 16, atol=1e-6)
+    branch = layer.branch(F.rms_norm(x, (64,), eps=1e-5))
+    assert torch.allclose(layer(x), F.rms_norm(32**0.5 * x + branch, (64,), eps=1e-5), atol=1e-6)
+    assert layer.branch.weight.std().item() == pytest.approx(0.5 / 8 / 128**0.5, rel=0.1)  # β = (8N)^-½
 
 
 def test_a_wrong_word_in_a_block_is_found(monkeypatch, place):

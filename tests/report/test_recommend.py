@@ -73,9 +73,11 @@ def test_the_best_rule_at_r_wins_but_for_a_cliff_and_for_one_that_transfers():
     ahead = replace(TRANSFER, rules=(replace(near, rates=(replace(near.rates[0], loss=4.848),)), FLAT))
     assert recommend(4, 4, 384, evidence=[ahead]).rule == "pre-norm"
     behind = tuple(replace(rate, loss=rate.loss + 0.019, octave=0.04) for rate in FLAT.rates)
-    forgiving = replace(FLAT, rule="forgiving", settings=block("averaged"), rates=behind)
+    forgiving = replace(FLAT, rule="forgiving", settings=block("prenorm"), rates=behind)
     both = replace(TRANSFER, rules=(FLAT, forgiving))
     assert recommend(4, 4, 384, evidence=[both]).rule == "forgiving"  # level, and an octave off costs less
+    averaged = replace(TRANSFER, rules=(FLAT, replace(forgiving, settings=block("averaged"))))
+    assert recommend(4, 4, 384, evidence=[averaged]).rule == "flat"  # averaged is behind in long training
     wider = replace(TRANSFER, folder="wide", width=768, rules=(replace(FLAT, rates=FLAT.rates[:1]),))
     (other,) = recommend(4, 1, 512, evidence=[TRANSFER, wider], settings=block("flat")).other_widths
     assert other == "0.004 at width 768, K = 4 (wide)"

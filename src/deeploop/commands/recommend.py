@@ -6,7 +6,7 @@ from typing import Any
 
 from deeploop.commands.parsing import run_command
 from deeploop.report.page import text_table
-from deeploop.report.recommend import LEVEL, Recommendation, recommend
+from deeploop.report.recommend import LONG_TRAINING, Recommendation, recommend
 
 SHOWN_RUNS = 3
 # Of GPTConfig, which waits for torch.
@@ -56,6 +56,7 @@ def lines(found: Recommendation) -> list[tuple[str, str]]:
     return [
         ("rule", f"{found.rule}: {flags(found)}"),
         *scales,
+        ("long runs", LONG_TRAINING),
         ("peak rate", f"{found.peak_lr:g}{interval}"),
         ("warm-up", f"{found.warmup:.0%} of the steps, as in the runs; no other was tried"),
         ("rests on", f"{found.folder}: {', '.join(found.runs[:SHOWN_RUNS])}{more}"),
@@ -97,11 +98,7 @@ def compared(found: Recommendation) -> str:
         )
         for one in found.compared
     ]
-    how = (
-        f"Of rules within {LEVEL} nats that keep their rate over R, the most forgiving is taken: it loses\n"
-        "least at half or twice its rate. None beside a cliff at this R."
-    )
-    return text_table(header, rows) + f"\n{found.chosen_in}\n{how}"
+    return text_table(header, rows) + f"\n{found.chosen_in}"
 
 
 def main(arguments: list[str]) -> int:

@@ -188,5 +188,8 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list
     peak, warm = found.peak_lr, round(found.warmup * optim.steps)
     rate = replace(optim, peak_lr=peak, warmup_steps=warm, floor_lr=min(optim.floor_lr, peak))
     beyond = "".join(f"\n  {text}" for text in found.extrapolated)
-    told = f"{AUTO_LR}: peak rate {peak:g}, {warm:,} steps of warm-up, by {found.folder}{beyond}"
+    told = (
+        f"{AUTO_LR}: peak rate {peak:g}, {warm:,} steps of warm-up, by {found.folder}{beyond}\n"
+        f"  measured in short runs: compare {peak / 2:g} and {peak * 2:g} before a long one"
+    )
     return replace(config, optim=rate), [told]
