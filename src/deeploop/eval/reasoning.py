@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from deeploop.data.puzzles import PuzzleSplit
+from deeploop.data.puzzles import PuzzleSet, PuzzleSplit
 from deeploop.models.halting import PAD, Answers, HaltingConfig, answers_right, puzzle_loss, solve
 from deeploop.models.reasoner import Reasoner
 
@@ -82,6 +82,16 @@ def spread_rows(split: PuzzleSplit, count: int, rank: int = 0, ranks: int = 1) -
     inputs, labels, ids = split.rows(mine.clip(0))
     labels[mine < 0] = PAD
     return inputs, labels, ids
+
+
+def spread_by_source(puzzles: PuzzleSet, count: int) -> dict[str, Rows]:
+    """At most `count` test examples, spread evenly, by the file that they come from."""
+    split = puzzles.test
+    assert split.sources is not None
+    numbers = spread(count, len(split))
+    source = split.sources[split.origin(numbers)[0]]
+    found = ((name, numbers[source == n]) for n, name in enumerate(puzzles.sources))
+    return {name: split.rows(own) for name, own in found if len(own)}
 
 
 def score(
