@@ -47,6 +47,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop prepare stdlib | text | fineweb-edu  text into token shards
   deeploop prepare chat FILE.jsonl              conversations to fine-tune on: deeploop train chat
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
+  deeploop prepare pairs FILE.jsonl             puzzles of your own: an input and an output per line
   deeploop data FOLDER [--verify]               what a prepared folder holds, and whether it is whole
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden;
                                                 --auto-lr takes the peak rate and warm-up of `recommend`

@@ -165,7 +165,7 @@ def solve_puzzles(
 
 def solve_boards(solver: Solver, puzzles: PuzzleSet, count: int) -> dict[str, Any]:
     """The scores of boards; those of each file too, where the puzzles come from files."""
-    if puzzles.test.sources is None:
+    if len(puzzles.sources) < 2 or puzzles.test.sources is None:
         return board_scores(score(solver, spread_rows(puzzles.test, count), progress=True))
     parts = spread_by_source(puzzles, count)
     found = {name: score(solver, rows, progress=True) for name, rows in parts.items()}

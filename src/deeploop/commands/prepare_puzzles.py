@@ -1,4 +1,4 @@
-"""Tasks and generators to a puzzle folder: `deeploop prepare arc | sudoku | maze`.
+"""Tasks, files and generators to a puzzle folder: `deeploop prepare arc | sudoku | maze | pairs`.
 
 A folder that already holds the same build is left as it is; one that holds anything else is refused.
 """
@@ -11,10 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from deeploop.data.arc import PARTS, ArcTask, arc_settings, arc_tasks, build_arc, concept_tasks
 from deeploop.data.maze import build_maze, maze_settings
+from deeploop.data.pairs import PairsFile, build_pairs
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.data.sudoku import build_sudoku, sudoku_settings
 from deeploop.data.sudoku_files import SudokuFiles, build_from_files, describe_files
@@ -175,6 +176,33 @@ class PrepareMaze(PreparePuzzles):
             seed=self.seed,
             workers=workers,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparePairs(PreparePuzzles):
+    """Puzzles of your own: a .jsonl file with an input and an output per line, grids or strings."""
+
+    file: Positional[Path]
+    """Lines of {"input": …, "output": …}; may be packed as .gz or .xz."""
+
+    out: Path = Path("data/pairs")
+
+    train: int | None = None
+    """Pairs to train on; all others if not given."""
+
+    test: int | None = None
+    """Pairs to hold out; a tenth, at most 1,000, if not given."""
+
+    @property
+    def pairs(self) -> PairsFile:
+        """The build."""
+        return PairsFile(self.file, self.train, self.test, self.seed)
+
+    def settings(self) -> dict[str, Any]:
+        return self.pairs.settings()
+
+    def build(self, workers: int) -> PuzzleSet:
+        return build_pairs(self.pairs, self.out)
 
 
 def run(args: PreparePuzzles) -> str:
