@@ -71,7 +71,7 @@ def build_pairs(asked: PairsFile, out: Path) -> PuzzleSet:
         kind="pairs",
         vocabulary=FIRST + len(symbols),
         splits={name: _arrays(inputs, labels, rows) for name, rows in draw(asked, len(pairs)).items()},
-        build={**settings, "shape": list(shape), "symbols": symbols},
+        build={**settings, "shape": list(shape), "output": list(outputs), "symbols": symbols},
     )
 
 
@@ -82,7 +82,7 @@ def read_pairs(file: Path) -> list[Pair]:
     for where, value in json_lines(file):
         if not isinstance(value, dict) or not {"input", "output"} <= set(value):
             raise ValueError(f'{where}: must be {{"input": …, "output": …}}')
-        pair = Pair(where, *(_rows(f"{where}: {name}", value[name]) for name in ("input", "output")))
+        pair = Pair(where, *(parse_rows(f"{where}: {name}", value[name]) for name in ("input", "output")))
         earlier = found.setdefault(repr(pair.input), pair)
         if earlier.output != pair.output:
             raise ValueError(f"{where}: the input of line {earlier.where.rpartition(':')[2]}, another output")
@@ -91,7 +91,7 @@ def read_pairs(file: Path) -> list[Pair]:
     return list(found.values())
 
 
-def _rows(where: str, value: Any) -> Grid:
+def parse_rows(where: str, value: Any) -> Grid:
     """A grid, a list or a string as rows of symbols."""
     if isinstance(value, str):
         rows: Any = [list(line) for line in value.splitlines()]

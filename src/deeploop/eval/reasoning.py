@@ -10,7 +10,15 @@ import torch
 from tqdm import tqdm
 
 from deeploop.data.puzzles import PuzzleSet, PuzzleSplit
-from deeploop.models.halting import PAD, Answers, HaltingConfig, answers_right, puzzle_loss, solve
+from deeploop.models.halting import (
+    PAD,
+    Answers,
+    HaltingConfig,
+    answers_right,
+    puzzle_loss,
+    solve,
+    wants_to_halt,
+)
 from deeploop.models.reasoner import Reasoner
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # inputs, labels (B, length) and ids (B,)
@@ -59,6 +67,30 @@ class Solver:
         right, solved = answers_right(found.tokens, labels)
         columns = (real, puzzle_loss(found.logits, labels), solved, right.sum(-1), scored, found.segments)
         return found, PuzzleScore(*torch.stack([(column * real).sum() for column in columns]).tolist())
+
+
+class Step(NamedTuple):
+    """The answer to one puzzle after a segment."""
+
+    tokens: np.ndarray  # (length,)
+    confidence: float  # σ(q_halt)
+    halts: bool  # whether the model would stop here
+
+
+@torch.no_grad()
+def trace(solver: Solver, inputs: np.ndarray, segments: int) -> list[Step]:
+    """The answer to one puzzle (length,), without a puzzle id, after each of so many segments."""
+    model = solver.model.eval()
+    tokens = torch.from_numpy(inputs[None]).to(solver.device, torch.long)
+    carry, puzzle = model.initial(1), model.puzzle_rows(tokens.new_zeros(1))
+    steps = []
+    with solver.arithmetic():
+        for _ in range(segments):
+            segment = model(carry, tokens, puzzle)
+            carry, halts = segment.carry, wants_to_halt(segment.q, solver.config)
+            found = segment.logits.argmax(-1)[0].cpu().numpy()
+            steps.append(Step(found, float(segment.q[0, 0].sigmoid()), bool(halts[0])))
+    return steps
 
 
 def added(scores: list[PuzzleScore]) -> PuzzleScore:
