@@ -70,6 +70,7 @@ def test_many_boards_at_once_as_one_by_one(size, tmp_path, monkeypatch):
         assert count == len(expected)
         if count == 1:
             assert (answer == expected[0]).all()
+        if count < 2:  # the whole search
             assert guesses == tried
     assert set(found.counts.tolist()) == {0, 1, 2}
 
@@ -79,6 +80,13 @@ def test_a_hard_puzzle_needs_the_same_guesses():
     found, (expected, guesses) = solve_batch(puzzle), solve(puzzle[0])
     assert text(found.answers[0]) == text(expected[0]) == SOLVED
     assert found.guesses[0] == guesses > 10
+
+
+def test_equal_clues_in_a_row_need_no_guess():
+    puzzle = np.zeros((1, 81), np.uint8)
+    puzzle[0, :2] = 5
+    found = solve_batch(puzzle)
+    assert (found.counts.tolist(), found.guesses.tolist()) == ([0], [0])
 
 
 def test_an_empty_board_has_several_answers():
