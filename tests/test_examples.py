@@ -1,9 +1,11 @@
 """The examples that have no test file of their own run as their reader would run them, and learn."""
 
+import json
 import re
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,6 +38,25 @@ def test_a_retrofit_heals(monkeypatch, capsys):
     assert before[0] < before[1] < before[2]  # looping costs, before training
     assert after[2] < before[2] - 0.2
     assert abs(after[2] - after[0]) < 0.1  # healed
+
+
+def test_a_task_of_reasoning_gym(monkeypatch, capsys, tmp_path):
+    """With a stand-in for the package; without it, one line says so."""
+    grids = {"puzzle": [[0, 1], [1, 0]], "solution": [[2, 1], [1, 2]]}
+    fake = SimpleNamespace(create_dataset=lambda name, size, seed: [{"metadata": grids}] * size)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", fake)
+    monkeypatch.chdir(tmp_path)
+    assert "2500 pairs" in run("reasoning_gym_pairs.py", monkeypatch, capsys)
+    lines = (tmp_path / "mini_sudoku.jsonl").read_text().splitlines()
+    assert json.loads(lines[0]) == {"input": [[0, 1], [1, 0]], "output": [[2, 1], [1, 2]]}
+    assert len(lines) == 2500
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(SystemExit) as left:
+        run("reasoning_gym_pairs.py", monkeypatch, capsys)
+    assert not left.value.code
+    assert capsys.readouterr().out == (
+        "skipped: reasoning_gym is not installed; run: pip install reasoning-gym\n"
+    )
 
 
 def test_every_example_is_listed_and_run_by_a_test():

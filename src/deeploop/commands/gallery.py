@@ -1,7 +1,7 @@
 """Pictures of votes on ARC tasks: input, expected answer and the best votes, as one self-contained page."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from deeploop.eval.voting import Vote
 from deeploop.files import atomic_file
 from deeploop.report import page
 from deeploop.report.published import ARC, VOTES
+from deeploop.terminal import printable
 
 VOTES_SHOWN = 3
 # ARC's colours 0 … 9, as its own pages show them.
@@ -192,14 +193,37 @@ def draw(grid: np.ndarray, title: str, cell: float, marked: np.ndarray | None = 
     """A grid of colours as SVG: one path a colour, made of runs along the rows."""
     height, width = grid.shape
     paths = [f'<path class="c{colour}" d="{runs(grid == colour)}"/>' for colour in np.unique(grid)]
-    lines = "".join(
-        [f"M0 {y}h{width}" for y in range(1, height)] + [f"M{x} 0v{height}" for x in range(1, width)]
-    )
-    paths.append(f'<path class="lines" d="{lines}"/>')
+    paths.append(lines_between(height, width))
     if marked is not None:
         dots = "".join(f"M{x}.35 {y}.35h.3v.3h-.3z" for y, x in np.argwhere(marked))
         paths.append(f'<path class="off" d="{dots}"/>')
-    label = html.escape(f"{title}, {size(grid)}")
+    return svg(paths, title, grid.shape, cell)
+
+
+def draw_symbols(symbols: np.ndarray, title: str, marks: Mapping[str, np.ndarray], cell: float = 32) -> str:
+    """A grid of texts as SVG, with the cells of each mask in the colour of its class."""
+    paths = [f'<path class="{name}" d="{runs(mask)}"/>' for name, mask in marks.items() if mask.any()]
+    paths.append(lines_between(*symbols.shape))
+    paths += [
+        f'<text x="{x}.5" y="{y}.5">{html.escape(printable(str(text)))}</text>'
+        for (y, x), text in np.ndenumerate(symbols)
+        if text
+    ]
+    return svg(paths, title, symbols.shape, cell)
+
+
+def lines_between(height: int, width: int) -> str:
+    """The lines between the cells."""
+    lines = "".join(
+        [f"M0 {y}h{width}" for y in range(1, height)] + [f"M{x} 0v{height}" for x in range(1, width)]
+    )
+    return f'<path class="lines" d="{lines}"/>'
+
+
+def svg(paths: Sequence[str], title: str, shape: tuple[int, ...], cell: float) -> str:
+    """Markup of our own making as a picture with a label; `cell` is in pixels."""
+    height, width = shape
+    label = html.escape(f"{title}, {height} × {width}")
     return (
         f'<svg role="img" aria-label="{label}" viewBox="0 0 {width} {height}" '
         f'width="{width * cell:.0f}" height="{height * cell:.0f}" shape-rendering="crispEdges">'

@@ -170,6 +170,7 @@ def main(arguments: list[str]) -> int:
         "arc": (prepare_puzzles.PrepareArc, prepare_puzzles.run),
         "sudoku": (prepare_puzzles.PrepareSudoku, prepare_puzzles.run),
         "maze": (prepare_puzzles.PrepareMaze, prepare_puzzles.run),
+        "pairs": (prepare_puzzles.PreparePairs, prepare_puzzles.run),
     }
     choice, rest = choose("source", arguments, {name: summary(kind) for name, (kind, _) in sources.items()})
     if choice is not None:

@@ -1,4 +1,4 @@
-"""Tasks and generators to a puzzle folder: `deeploop prepare arc | sudoku | maze`.
+"""Tasks, files and generators to a puzzle folder: `deeploop prepare arc | sudoku | maze | pairs`.
 
 A folder that already holds the same build is left as it is; one that holds anything else is refused.
 """
@@ -9,12 +9,16 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
 
 from deeploop.data.arc import PARTS, ArcTask, arc_settings, arc_tasks, build_arc, concept_tasks
 from deeploop.data.maze import build_maze, maze_settings
+from deeploop.data.pairs import PairsFile, build_pairs
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.data.sudoku import build_sudoku, sudoku_settings
+from deeploop.data.sudoku_files import SudokuFiles, build_from_files, describe_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,26 +86,54 @@ class PrepareArc(PreparePuzzles):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSudoku(PreparePuzzles):
-    """Generated Sudoku with one solution each: 4 × 4, 6 × 6 or 9 × 9."""
+    """Sudoku with one answer each, generated (4 × 4, 6 × 6 or 9 × 9) or from files."""
 
     out: Path = Path("data/sudoku")
+
+    files: Annotated[tuple[Path, ...], arg(name="from")] = ()
+    """Files of puzzles: 81 characters per line, or CSV with a column puzzle, quizzes or question."""
+
+    test_from: tuple[Path, ...] = ()
+    """With --from: more such files, of which no puzzle is trained on."""
+
+    skip_bad: bool = False
+    """With --from: leave out and count lines without a puzzle of one answer, instead of stopping there."""
 
     size: int = 9
     """Side of the board: 4, 6 (boxes of 2 × 3) or 9."""
 
     train: int = 1000
-    """Puzzles to train on."""
+    """Puzzles to train on; with --from, of each file."""
 
     test: int = 1000
-    """Puzzles to hold out: none is a symmetric image of a training puzzle."""
+    """Puzzles to hold out, none an image of a training puzzle; with --from, at most, of each file."""
 
     difficulty: Literal["any", "easy", "medium", "hard"] = "any"
     """Guesses that the solver needs beyond singles: easy 0, medium 1 to 9, hard 10 or more."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.files:
+            for name in ("test_from", "skip_bad"):
+                if getattr(self, name):
+                    raise ValueError(f"{name.replace('_', '-')}: only with --from FILE")
+
+    @property
+    def from_files(self) -> SudokuFiles:
+        """The build from files."""
+        return SudokuFiles(
+            self.files, self.test_from, self.size, self.train, self.test, self.difficulty, self.seed,
+            self.skip_bad,
+        )  # fmt: skip
+
     def settings(self) -> dict[str, Any]:
+        if self.files:
+            return self.from_files.settings()
         return sudoku_settings(self.size, self.train, self.test, self.difficulty, self.seed)
 
     def build(self, workers: int) -> PuzzleSet:
+        if self.files:
+            return build_from_files(self.from_files, self.out, workers)
         return build_sudoku(
             self.out,
             size=self.size,
@@ -146,6 +178,33 @@ class PrepareMaze(PreparePuzzles):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreparePairs(PreparePuzzles):
+    """Puzzles of your own: a .jsonl file with an input and an output per line, grids or strings."""
+
+    file: Positional[Path]
+    """Lines of {"input": …, "output": …}; may be packed as .gz or .xz."""
+
+    out: Path = Path("data/pairs")
+
+    train: int | None = None
+    """Pairs to train on; all others if not given."""
+
+    test: int | None = None
+    """Pairs to hold out; a tenth, at most 1,000, if not given."""
+
+    @property
+    def pairs(self) -> PairsFile:
+        """The build."""
+        return PairsFile(self.file, self.train, self.test, self.seed)
+
+    def settings(self) -> dict[str, Any]:
+        return self.pairs.settings()
+
+    def build(self, workers: int) -> PuzzleSet:
+        return build_pairs(self.pairs, self.out)
+
+
 def run(args: PreparePuzzles) -> str:
     """Does what a `deeploop prepare` command asks for; returns a summary to print."""
     found = _prepared(args.out, args.settings())
@@ -187,8 +246,9 @@ def _check_place(out: Path) -> None:
 def _summary(puzzles: PuzzleSet) -> str:
     train, test = (puzzles.facts["splits"][name] for name in ("train", "test"))
     ids = puzzles.puzzle_ids
-    return (
+    whole = (
         f"{puzzles.folder}: {puzzles.kind}, {train['groups']:,} groups and {train['examples']:,} examples "
         f"to train on, {test['groups']:,} and {test['examples']:,} to test; "
         f"{ids:,} puzzle id{'s' * (ids > 1)}; hash {puzzles.hash}"
     )
+    return "\n  ".join([whole, *describe_files(puzzles)])

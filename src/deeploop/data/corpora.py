@@ -159,11 +159,14 @@ def _all_documents(files: Sequence[Path], field: str) -> Iterator[str]:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[TextIO]:
-    """The file's text, unpacked, without a byte-order mark; what is wrong with it is a ValueError."""
+def open_text(file: Path, errors: str = "strict") -> Iterator[TextIO]:
+    """The file's text, unpacked, without a byte-order mark; what is wrong with it is a ValueError.
+
+    `errors` is what is done with bytes that are not UTF-8, as `open` takes it.
+    """
     unpacked: Any = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)
     try:
-        with unpacked(file, "rt", encoding="utf-8-sig") as lines:
+        with unpacked(file, "rt", encoding="utf-8-sig", errors=errors) as lines:
             yield lines
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise ValueError(f"{file}: unreadable as UTF-8 text: {error}") from None
@@ -173,13 +176,13 @@ def _length(file: Path) -> int:
     """Characters of a .txt file, read through once; of the others the bytes on disk are near enough."""
     if not file.name.endswith(TEXT_SUFFIXES):
         return file.stat().st_size
-    with _opened(file) as lines:
+    with open_text(file) as lines:
         return sum(map(len, iter(lambda: lines.read(2**20), "")))
 
 
 def _text(file: Path, piece: int | None) -> Iterator[str]:
     """The file whole, or cut at the first line end after each `piece` characters."""
-    with _opened(file) as lines:
+    with open_text(file) as lines:
         if piece is None:
             yield lines.read()
             return
@@ -189,7 +192,7 @@ def _text(file: Path, piece: int | None) -> Iterator[str]:
 
 def json_lines(file: Path) -> Iterator[tuple[str, Any]]:
     """The value of every line, and its place, `file:number`; the file may be packed."""
-    with _opened(file) as lines:
+    with open_text(file) as lines:
         for number, line in enumerate(lines, start=1):
             if line.isspace():
                 continue

@@ -34,4 +34,5 @@ KINDS = {
     "arc": PuzzleKind(arc_grids.VIEW_PARAMETERS, show=arc_grids.show, check=arc_grids.check_set),
     "sudoku": PuzzleKind(augment=shuffle_sudokus),
     "maze": PuzzleKind(augment=turn_boards),
+    "pairs": PuzzleKind(),
 }

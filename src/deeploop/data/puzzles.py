@@ -10,6 +10,7 @@ read, as the set's kind says (`puzzle_kinds.py`).
     train_groups.npy       int64 (groups, 3): number of pairs, number of puzzles, first puzzle id
     train_shifts.npy       uint8 (examples, 2): where a grid's top left corner lies; optional
     train_ratings.npy      int32 (groups,): how hard each group is; optional
+    train_sources.npy      int32 (groups,): which of the files in build.sources it comes from; optional
     test_….npy             the same for the test split
     puzzles.json           what they are, the build's arguments, checksums of the arrays, the content hash
 
@@ -36,8 +37,11 @@ from deeploop.files import atomic_file, read_object, refuse_other
 PUZZLE_FORMAT = 1
 SPLITS = ("train", "test")
 REQUIRED = ("inputs", "labels", "groups")
-OPTIONAL = ("shifts", "ratings")
-TYPES = {"inputs": "|u1", "labels": "|u1", "groups": "<i8", "shifts": "|u1", "ratings": "<i4", "views": "|u1"}
+OPTIONAL = ("shifts", "ratings", "sources")
+TYPES = {
+    "inputs": "|u1", "labels": "|u1", "groups": "<i8", "shifts": "|u1", "ratings": "<i4", "sources": "<i4",
+    "views": "|u1",
+}  # fmt: skip
 FIELDS = {
     "kind": str,
     "vocabulary": int,
@@ -61,6 +65,7 @@ class PuzzleSplit:
         self.inputs, self.labels = arrays["inputs"], arrays["labels"]
         self.groups = np.array(arrays["groups"])
         self.ratings, self._shifts = arrays.get("ratings"), arrays.get("shifts")
+        self.sources = arrays.get("sources")  # each group's place in PuzzleSet.sources
         self.names = names  # the groups' names; empty where they have none
         self.views = views
         pairs, puzzles, _ = self.groups.T
@@ -129,6 +134,11 @@ class PuzzleSet:
         train, test = (PuzzleSplit(kind, _of(arrays, name), views, facts["names"][name]) for name in SPLITS)
         named = {name: facts[name] for name in ("kind", "vocabulary", "length", "puzzle_ids", "hash")}
         return cls(folder=folder, views=views, train=train, test=test, facts=facts, **named)
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the files that the puzzles come from; empty where none are recorded."""
+        return list(self.facts["build"].get("sources", []))
 
     def verify(self) -> None:
         """Reads every array; raises unless its content has the hash of puzzles.json."""
@@ -306,7 +316,8 @@ def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> No
             "inputs": (sizes["pairs"], facts["length"]),
             "shifts": (sizes["examples"], 2),
         }
-        shapes |= {"labels": shapes["inputs"], "ratings": (sizes["groups"],), "groups": groups.shape}
+        shapes |= dict.fromkeys(("ratings", "sources"), (sizes["groups"],))
+        shapes |= {"labels": shapes["inputs"], "groups": groups.shape}
         for array in split:
             if split[array].shape != shapes[array]:
                 raise ValueError(f"{name}_{array}: shape {split[array].shape}, must be {shapes[array]}")
@@ -314,3 +325,13 @@ def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> No
             raise ValueError(f"{name}_groups: puzzle id {last}: must be below {facts['puzzle_ids']}")
         if facts["names"][name] and len(facts["names"][name]) != len(groups):
             raise ValueError(f"names.{name}: {len(facts['names'][name])} names of {len(groups)} groups")
+        _check_sources(name, split.get("sources"), facts["build"].get("sources", []))
+
+
+def _check_sources(split: str, sources: np.ndarray | None, names: Any) -> None:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("build.sources: must be a list of names")
+    if sources is not None and not (sources.min() >= 0 and sources.max() < len(names)):
+        raise ValueError(
+            f"{split}_sources: must be from 0 to below {len(names)}, the number of build.sources"
+        )

@@ -9,8 +9,16 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from deeploop.data.puzzles import PuzzleSplit
-from deeploop.models.halting import PAD, Answers, HaltingConfig, answers_right, puzzle_loss, solve
+from deeploop.data.puzzles import PuzzleSet, PuzzleSplit
+from deeploop.models.halting import (
+    PAD,
+    Answers,
+    HaltingConfig,
+    answers_right,
+    puzzle_loss,
+    solve,
+    wants_to_halt,
+)
 from deeploop.models.reasoner import Reasoner
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # inputs, labels (B, length) and ids (B,)
@@ -61,6 +69,30 @@ class Solver:
         return found, PuzzleScore(*torch.stack([(column * real).sum() for column in columns]).tolist())
 
 
+class Step(NamedTuple):
+    """The answer to one puzzle after a segment."""
+
+    tokens: np.ndarray  # (length,)
+    confidence: float  # σ(q_halt)
+    halts: bool  # whether the model would stop here
+
+
+@torch.no_grad()
+def trace(solver: Solver, inputs: np.ndarray, segments: int) -> list[Step]:
+    """The answer to one puzzle (length,), without a puzzle id, after each of so many segments."""
+    model = solver.model.eval()
+    tokens = torch.from_numpy(inputs[None]).to(solver.device, torch.long)
+    carry, puzzle = model.initial(1), model.puzzle_rows(tokens.new_zeros(1))
+    steps = []
+    with solver.arithmetic():
+        for _ in range(segments):
+            segment = model(carry, tokens, puzzle)
+            carry, halts = segment.carry, wants_to_halt(segment.q, solver.config)
+            found = segment.logits.argmax(-1)[0].cpu().numpy()
+            steps.append(Step(found, float(segment.q[0, 0].sigmoid()), bool(halts[0])))
+    return steps
+
+
 def added(scores: list[PuzzleScore]) -> PuzzleScore:
     """The sums over all of them."""
     return PuzzleScore(*map(sum, zip(*scores, strict=True)))
@@ -82,6 +114,16 @@ def spread_rows(split: PuzzleSplit, count: int, rank: int = 0, ranks: int = 1) -
     inputs, labels, ids = split.rows(mine.clip(0))
     labels[mine < 0] = PAD
     return inputs, labels, ids
+
+
+def spread_by_source(puzzles: PuzzleSet, count: int) -> dict[str, Rows]:
+    """At most `count` test examples, spread evenly, by the file that they come from."""
+    split = puzzles.test
+    assert split.sources is not None
+    numbers = spread(count, len(split))
+    source = split.sources[split.origin(numbers)[0]]
+    found = ((name, numbers[source == n]) for n, name in enumerate(puzzles.sources))
+    return {name: split.rows(own) for name, own in found if len(own)}
 
 
 def score(

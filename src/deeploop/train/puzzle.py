@@ -42,7 +42,7 @@ Batch = tuple[Slots, Tensor]  # slots, and the fewest segments before each may h
 
 @dataclass(frozen=True)
 class PuzzleDataConfig:
-    """The puzzles, as `deeploop prepare arc | sudoku | maze` writes them."""
+    """The puzzles, as `deeploop prepare arc | sudoku | maze | pairs` writes them."""
 
     path: Path = Path("data/arc1")
     """Folder of puzzles."""
