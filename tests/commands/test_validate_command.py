@@ -275,9 +275,10 @@ def test_generate_prints_the_same_text_for_the_same_seed(home, capsys):
     assert text("--max-tokens", "12").out == text("--max-tokens", "12").out
     greedy = text("--temperature", "0", "--max-tokens", "99")
     assert greedy.out.startswith("line 7")
-    assert greedy.err == "stopped: the model's context of 32 tokens is full\n"
+    read = f"written by {home / 'run'} at step-00000012\n"
+    assert greedy.err == f"{read}stopped: the model's context of 32 tokens is full\n"
     adaptive = text("--max-tokens", "5", "--adaptive", "change", "--threshold", "1e9", "--rounds", "4")
-    assert adaptive.err == "mean rounds per token: 1.00 of 4\n"
+    assert adaptive.err == f"{read}mean rounds per token: 1.00 of 4\n"
     every, few = (text("--temperature", "0", *words).out for words in ((), ("--cache-rounds", "1")))
     assert every == text("--temperature", "0", "--cache-rounds", "3").out
     assert few.startswith("line 7")

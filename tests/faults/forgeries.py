@@ -232,7 +232,8 @@ class Forgeries:
         with self._copy(self.run) as copy:
             self._forge_state(last_checkpoint(copy), draw)  # type: ignore[arg-type]
             self._resume(LanguageTask(self.config, self.world), copy)
-            model_card(copy, LanguageTask(self.config, self.world).build())
+            model = LanguageTask(self.config, self.world).build()
+            model_card(copy, model, last_checkpoint(copy))  # type: ignore[arg-type]
 
     def tensors(self, draw: random.Random) -> None:
         with self._copy(self.run) as copy:

@@ -210,3 +210,13 @@ def test_a_branch_that_changes_the_shape_is_refused(x, out):
     residual = ScaledResidual(nn.Linear(8, out), 8, kind="prenorm").double()
     with pytest.raises(ValueError, match=r"branch: gave a tensor of .*, as its input"):
         residual(x)
+
+
+def test_a_varying_epsilon_outlives_the_meta_device(x):
+    """Weights are loaded into a model that was made without memory; epsilon is in no checkpoint."""
+    whole = build(kind="prenorm", epsilon=0.25, varying=True)
+    with torch.device("meta"):
+        empty = ScaledResidual(SwiGLU(8, 12), 8, kind="prenorm", epsilon=0.25, varying=True).double()
+    empty.to_empty(device="cpu").load_state_dict(whole.state_dict())
+    assert empty.scale.item() == 0.25
+    assert torch.equal(empty(x), whole(x))

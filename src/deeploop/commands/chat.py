@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-import deeploop
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import parse
 from deeploop.data.chat_template import ChatTemplate, kept_template
@@ -105,19 +104,20 @@ def main(arguments: list[str]) -> int:
     # Now: these wait for torch, --help does not.
     from deeploop.eval.conversation import Conversation
     from deeploop.train.distributed import DeviceConfig, open_world
+    from deeploop.train.rundir import load, require_checkpoint
 
-    template = template_of(args.run)
+    template, checkpoint = template_of(args.run), require_checkpoint(args.run)
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with memory_advice("--device cpu"), suppress(KeyboardInterrupt):
         with open_world(DeviceConfig(kind=args.device)) as world:
-            model, tokenizer = deeploop.load(args.run, device=world.device)
+            model, tokenizer = load(args.run, device=world.device, checkpoint=checkpoint)
         if args.rounds is not None:
             model.set_rounds(args.rounds)
         conversation = Conversation(
             model, tokenizer, template, system=args.system, sampling=args, max_tokens=args.max_tokens
         )
         if on_terminal:
-            print(f"{args.run}: {HELP}", file=sys.stderr)
+            print(f"{args.run} at {checkpoint.name}: {HELP}", file=sys.stderr)
         talk(conversation, lines_of_stdin(on_terminal=on_terminal))
     if on_terminal:
         print(flush=True)

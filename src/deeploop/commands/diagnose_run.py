@@ -173,7 +173,8 @@ def weights_of(
     path: Path, config: TrainConfig, at: str, device: torch.device
 ) -> tuple[LoopedGPT, Tokenizer, AdamState | None, int]:
     """The model, and what its optimizer knew, at the last checkpoint or at the start."""
-    model, tokenizer = load(path, device=device)
+    checkpoint = require_checkpoint(path)
+    model, tokenizer = load(path, device=device, checkpoint=checkpoint)
     if at == "init" and config.init_from is not None:
         raise ValueError(f"{path}: began with the weights of {config.init_from}; diagnose that run instead")
     if at == "init":
@@ -181,7 +182,6 @@ def weights_of(
         if config.model.unigram_bias:
             fresh.set_unigram_bias(torch.from_numpy(open_mixture(config.data).counts()))
         return fresh.to(device).eval(), tokenizer, None, 0
-    checkpoint = require_checkpoint(path)
     step = step_of(checkpoint)
     # Muon's step is not Adam's, and of a frozen loop no step was taken.
     if config.optim.kind == "muon" or config.gate.stage == "gate-only":

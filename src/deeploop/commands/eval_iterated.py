@@ -50,7 +50,7 @@ def run(
     scoreboard.check(folder)
     if rounds and min(rounds) < 1:
         raise ValueError(f"rounds={min(rounds)}: must be at least 1")
-    model, config = load_iterate(folder)
+    model, config = load_iterate(folder, checkpoint=checkpoint)
     recompute_alpha = recompute_alpha or config.model.recompute_alpha
     config = replace(config, device=replace(config.device, kind=device))
     examples = change_task(config, options)

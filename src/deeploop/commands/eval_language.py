@@ -227,13 +227,14 @@ def open_session(args: "EvalArgs", folder: Path) -> Iterator[Session]:
     with open_world(device_config) as world:
         batch_tokens = args.batch_tokens or default_batch_tokens(world.device)
         with memory_advice(f"--batch-tokens {max(1, batch_tokens // 2)}"):
-            model = load_model(folder, device=world.device)
+            checkpoint = require_checkpoint(folder)
+            model = load_model(folder, device=world.device, checkpoint=checkpoint)
             rounds = sorted(set(args.rounds)) or [model.config.rounds]
             model.set_rounds(rounds[0])  # refuses a wrong number before any work
             yield Session(
                 model,
                 tokenizer_name(folder),
-                require_checkpoint(folder).name,
+                checkpoint.name,
                 rounds,
                 args.recompute_alpha or model.config.recompute_alpha,
                 batch_tokens,

@@ -56,13 +56,13 @@ def run(
     """Solves the puzzles, writes the result into the run folder, and returns what to print."""
     checkpoint = require_checkpoint(folder)
     scoreboard.check(folder)
-    puzzles = matching_puzzles(folder, data)
+    puzzles = matching_puzzles(folder, data, checkpoint)
     if puzzles.kind != "arc":
         for name in ("views", "gallery"):
             if getattr(options, name) is not None:
                 raise ValueError(f"--{name}: for ARC; {puzzles.folder} holds puzzles of kind {puzzles.kind}")
     asked = {"views": options.views, "limit": limit, "halt": options.halt}
-    with open_solver(folder, options, device) as solver:
+    with open_solver(folder, options, device, checkpoint) as solver:
         start = time.perf_counter()
         result, tasks = solve_puzzles(solver, puzzles, options, limit)
         seconds = time.perf_counter() - start
@@ -86,7 +86,7 @@ def run(
     return f"{report(folder, record)}\n\nwritten: {', '.join(map(str, files))}"
 
 
-def matching_puzzles(folder: Path, data: Path | None) -> PuzzleSet:
+def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> PuzzleSet:
     """The puzzles that the run was trained on, and no others."""
     path = load_reasoner_config(folder).data.path if data is None else data
     try:
@@ -95,7 +95,7 @@ def matching_puzzles(folder: Path, data: Path | None) -> PuzzleSet:
         if data is not None or path.exists():  # damaged, and not moved
             raise
         raise ValueError(f"{error}; if they moved, say where they are: --data FOLDER") from None
-    checkpoint, trained = require_checkpoint(folder), str(read_stamp(folder).get("puzzles"))
+    trained = str(read_stamp(folder).get("puzzles"))
     if (saved := str(read_state(checkpoint, ()).get("puzzles"))) != trained:
         raise ValueError(
             f"{checkpoint}: a checkpoint of other puzzles ({saved:.12}…) than the run's ({trained:.12}…)"
@@ -113,13 +113,13 @@ def matching_puzzles(folder: Path, data: Path | None) -> PuzzleSet:
 
 @contextmanager
 def open_solver(
-    folder: Path, options: ReasonerOptions, device: Literal["auto", "cpu", "cuda"]
+    folder: Path, options: ReasonerOptions, device: Literal["auto", "cpu", "cuda"], checkpoint: Path
 ) -> Iterator[Solver]:
     device_config = replace(load_any_config(folder).device, kind=device)
     with open_world(device_config) as world:
         batch = options.batch or (512 if world.device.type == "cuda" else 64)
         with memory_advice(f"--batch {max(1, batch // 2)}"):
-            model, config = load_reasoner(folder, device=world.device)
+            model, config = load_reasoner(folder, device=world.device, checkpoint=checkpoint)
             choose_execution(device_config, world, model).apply(wrap(model, device_config, world))
             yield Solver(
                 model,

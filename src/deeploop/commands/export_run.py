@@ -40,11 +40,12 @@ CARD_MARK = "A looped language model: K stored blocks applied for R rounds"  # i
 def run(args: ExportArgs) -> str:
     """Exports the last checkpoint; returns what to print."""
     require("transformers", "hf")
-    model, tokenizer = load_parts(args.run)
+    checkpoint = require_checkpoint(args.run)
+    model, tokenizer = load_parts(args.run, checkpoint)
     longer = check_context(args.run, model.config.context, args.context)
     model = model if args.context is None else with_context(model, args.context)
     model.set_cache_rounds(args.cache_rounds)
-    card = model_card(args.run, model)
+    card = model_card(args.run, model, checkpoint)
     if args.folder.exists() and not args.folder.is_dir():
         raise ValueError(f"folder={args.folder}: is a file; name a folder")
     with exclusive_folder(args.folder, "folder"):
@@ -56,7 +57,7 @@ def run(args: ExportArgs) -> str:
         kept = publish(part, args.folder)
     size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
     return (
-        f"written: {args.folder} ({size / 1e6:.1f} MB){kept}{longer}\n\n"
+        f"written: {args.folder} ({size / 1e6:.1f} MB) of {args.run} at {checkpoint.name}{kept}{longer}\n\n"
         "  import deeploop.models.hf\n"
         f"  from transformers import AutoModelForCausalLM{', AutoTokenizer' * (tokenizer is not None)}\n\n"
         f'  model = AutoModelForCausalLM.from_pretrained("{args.folder}"){WITHOUT}'
@@ -64,11 +65,11 @@ def run(args: ExportArgs) -> str:
     )
 
 
-def load_parts(run: Path) -> tuple[LoopedGPT, Tokenizer | None]:
+def load_parts(run: Path, checkpoint: Path) -> tuple[LoopedGPT, Tokenizer | None]:
     """Model and tokenizer; an iterated task has none, its tokens are numbers (docs/iterate.md)."""
     if isinstance(load_any_config(run), IterateTrainConfig):
-        return load_iterate(run)[0], None
-    return load(run)
+        return load_iterate(run, checkpoint=checkpoint)[0], None
+    return load(run, checkpoint=checkpoint)
 
 
 def check_context(run: Path, trained: int, asked: int | None) -> str:
@@ -156,9 +157,9 @@ def publish(part: Path, folder: Path) -> str:
     return kept
 
 
-def model_card(run: Path, model: LoopedGPT) -> str:
+def model_card(run: Path, model: LoopedGPT, checkpoint: Path) -> str:
     """README.md of the export: what it is, where it comes from, how it is loaded."""
-    train, checkpoint = load_any_config(run), require_checkpoint(run)
+    train = load_any_config(run)
     assert isinstance(train, TrainConfig | IterateTrainConfig)  # of a looped GPT, as loaded
     state, config = read_state(checkpoint, ()), model.config  # the weights were verified as they were loaded
     facts = {

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-import deeploop
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import parse
 from deeploop.eval.sampling import Sampling
@@ -62,13 +61,14 @@ def main(arguments: list[str]) -> int:
     from deeploop.eval.generation import stream_text
     from deeploop.models.adaptive import AdaptiveDepth
     from deeploop.train.distributed import DeviceConfig, open_world
-    from deeploop.train.rundir import is_shipped
+    from deeploop.train.rundir import is_shipped, load, require_checkpoint
 
     if is_shipped(args.run):
         print("the small model that comes with deeploop; name a run folder for another", file=sys.stderr)
+    checkpoint = require_checkpoint(args.run)
     with memory_advice("--device cpu, or a smaller --max-tokens"):
         with open_world(DeviceConfig(kind=args.device)) as world:
-            model, tokenizer = deeploop.load(args.run, device=world.device)
+            model, tokenizer = load(args.run, device=world.device, checkpoint=checkpoint)
         if args.rounds is not None:
             model.set_rounds(args.rounds)
         model.set_cache_rounds(args.cache_rounds)
@@ -85,6 +85,8 @@ def main(arguments: list[str]) -> int:
             sampling=args,
         )
     print(flush=True)
+    if not is_shipped(args.run):
+        print(f"written by {args.run} at {checkpoint.name}", file=sys.stderr)
     if ended == "context":
         context = model.config.context
         print(f"stopped: the model's context of {context} tokens is full", file=sys.stderr)

@@ -66,14 +66,15 @@ def run(args: ValidateArgs) -> str:
     scoreboard.check(folder, name)
     device_config = replace(config.device, kind=args.device)
     with memory_advice("--device cpu"), open_world(device_config) as world:
-        model, tokenizer = load(args.run, device=world.device)
+        checkpoint = require_checkpoint(args.run)
+        model, tokenizer = load(args.run, device=world.device, checkpoint=checkpoint)
         held = read_held_out(args, config, tokenizer)
         how: dict[str, Any] = {
             "device": world.device,
             "arithmetic": partial(arithmetic, device_config, world.device),
         }
         record = evaluate(model, replace(held.windows, **how), args) | {
-            "checkpoint": require_checkpoint(args.run).name,
+            "checkpoint": checkpoint.name,
             "data": held.data,
             "source": held.source,
             **({"by_corpus": by_corpus(model, held.parts, how, args)} if held.parts else {}),

@@ -85,6 +85,12 @@ class ScaledResidual(nn.Module):
         if self.scale is not None:
             self.scale.fill_(epsilon)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ScaledResidual":
+        super()._apply(fn, recurse)
+        if self.scale is not None:  # no checkpoint has it, and `to_empty` leaves it uninitialized
+            self.scale.fill_(self.epsilon)
+        return self
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         skip = self.alpha * x
         f = self.branch(self.inner(x), *args, **kwargs)

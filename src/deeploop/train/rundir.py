@@ -234,10 +234,17 @@ def read_stamp(run: Path) -> dict[str, Any]:
     return stamp
 
 
-def load(run: str | Path, *, device: str | torch.device = "cpu") -> tuple[LoopedGPT, Tokenizer]:
-    """Model (in eval mode, weights of the last checkpoint, verified) and tokenizer of a run folder."""
+def load(
+    run: str | Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None
+) -> tuple[LoopedGPT, Tokenizer]:
+    """Load the model (in eval mode, weights verified) and the tokenizer of a run folder.
+
+    The weights are those of `checkpoint`; unset: of the last one. Name it to say which weights were read: a
+    run that is still training saves new ones meanwhile.
+    """
     run = Path(run)
-    return load_model(run, device=device), load_tokenizer(tokenizer_name(run), resolve(run))
+    model = load_model(run, device=device, checkpoint=checkpoint)
+    return model, load_tokenizer(tokenizer_name(run), resolve(run))
 
 
 def load_last(model: nn.Module, run: str | Path) -> None:
@@ -247,23 +254,27 @@ def load_last(model: nn.Module, run: str | Path) -> None:
     load_weights(model, checkpoint)
 
 
-def load_model(run: Path, *, device: str | torch.device = "cpu") -> LoopedGPT:
+def load_model(
+    run: Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None
+) -> LoopedGPT:
     """The model alone: it needs nothing that a tokenizer does."""
-    return _load_gpt(run, load_config(run).model, device)
+    return _load_gpt(run, load_config(run).model, device, checkpoint)
 
 
 def load_iterate(
-    run: str | Path, *, device: str | torch.device = "cpu"
+    run: str | Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None
 ) -> tuple[LoopedGPT, IterateTrainConfig]:
-    """Model (in eval mode, weights of the last checkpoint, verified) and config of an iterated task's run."""
+    """Load the model and the config of an iterated task's run; `checkpoint` as in `load`."""
     config = load_any_config(Path(run))
     if not isinstance(config, IterateTrainConfig):
         raise ValueError(f"{run}: a run of another kind; this is for iterated tasks")
-    return _load_gpt(Path(run), config.model, device), config
+    return _load_gpt(Path(run), config.model, device, checkpoint), config
 
 
-def _load_gpt(run: Path, config: GPTConfig, device: str | torch.device) -> LoopedGPT:
-    checkpoint = require_checkpoint(run)
+def _load_gpt(
+    run: Path, config: GPTConfig, device: str | torch.device, checkpoint: Path | None
+) -> LoopedGPT:
+    checkpoint = checkpoint or require_checkpoint(run)
     read_whole_state(checkpoint, [WEIGHTS])
     check_size(checkpoint, parameter_count(config), config.context * config.head_size)
     model = LoopedGPT(config)
@@ -305,12 +316,12 @@ def check_tokenizer(data: Path, found: str, tokenizer: Tokenizer, run: Path) -> 
 
 
 def load_reasoner(
-    run: str | Path, *, device: str | torch.device = "cpu"
+    run: str | Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None
 ) -> tuple[Reasoner, ReasonerTrainConfig]:
-    """Reasoner (in eval mode, weights of the last checkpoint, averaged if they were) and config of a run."""
+    """Load a reasoner, with averaged weights if there are any, and its config; `checkpoint` as in `load`."""
     run = Path(run)
     config = load_reasoner_config(run)
-    checkpoint, shape = require_checkpoint(run), puzzle_shape(run)
+    checkpoint, shape = checkpoint or require_checkpoint(run), puzzle_shape(run)
     model_config = config.model
     blocks = sum(model_config.blocks_of.values()) * model_config.width**2
     embedded = (shape.puzzle_ids + shape.vocabulary) * model_config.width
