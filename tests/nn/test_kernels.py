@@ -3,7 +3,6 @@
 They run on a GPU; where Triton is installed without one, set TRITON_INTERPRET=1 to run them on the CPU.
 """
 
-import importlib.util
 import os
 from types import SimpleNamespace
 
@@ -15,13 +14,7 @@ from deeploop.nn.layers import apply_rotary, rotary_table
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None or not (INTERPRET or torch.cuda.is_available()),
-        reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
-    ),
-]
+pytestmark = pytest.mark.kernels
 EPS = 1e-5
 
 
