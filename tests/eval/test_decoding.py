@@ -89,6 +89,7 @@ def test_the_kernels_step_alike(fields, batch):
     assert_steps_are_one_pass(build(**fields), in_fp32, batch, 1e-4)
 
 
+@pytest.mark.sample
 @pytest.mark.kernels
 def test_keys_that_are_split_among_programs_count_alike(monkeypatch):
     from deeploop.nn.kernels import decode

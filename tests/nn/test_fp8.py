@@ -313,7 +313,7 @@ PARTS = {"prelude": 1, "coda": 1, "injection": "gated"}
     [
         ({}, {"recompute": "round"}, 0.25),
         ({"block": "flat"}, {}, 0.55),
-        ({"block": "prenorm", "blocks": 1, "rounds": 1}, {}, 0.5),
+        pytest.param({"block": "prenorm", "blocks": 1, "rounds": 1}, {}, 0.5, marks=pytest.mark.sample),
         ({"block": "prenorm"}, {}, None),
         (PARTS, {}, 0.3),
         ({}, {"documents": True}, 0.3),

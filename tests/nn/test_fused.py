@@ -64,8 +64,8 @@ def sublayers(block):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [pytest.param("sandwich", marks=pytest.mark.sample), *list(BLOCKS)[1:]])
 def test_a_fused_block_is_the_block(kind, narrow):
     torch.manual_seed(0)
     block = BLOCKS[kind]().to(DEVICE)
@@ -137,7 +137,9 @@ def test_a_stack_calls_its_blocks_on_the_sum_of_both_states(positions):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("positions", "heads"), [(None, 4), (2, 4), (None, 8)])
+@pytest.mark.parametrize(
+    ("positions", "heads"), [(None, 4), pytest.param(2, 4, marks=pytest.mark.sample), (None, 8)]
+)
 def test_a_stack_is_its_blocks(positions, heads):
     """With a gradient, and by the kernels without one; of the last block only what is read."""
     from deeploop.nn.kernels import forward, stack
