@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain
 from types import MethodType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 SMALLEST_HEAD = 16
 MOST_ALPHA = 128  # in FP8 without inner norms: a state of size α is cast as it is, and e4m3 ends at 448
 _eager = False
-_compares_next = False
+_uncompared = WeakSet[nn.Module]()
 COMPARED = 2  # sequences of a batch
 ROUNDING = 4  # times the error of bf16 autocast, which differs from the kernels' in its order of sums
 
@@ -225,17 +226,12 @@ def check_fp8_compiler(device: torch.device) -> None:
     check_compiler(device)
 
 
-def compare_first_call() -> None:
-    """Compare a block with its module in the next call of the kernels, on two sequences of that call."""
-    global _compares_next
-    _compares_next = True
-
-
 def _compare_once(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, other: Tensor | None) -> None:
-    global _compares_next
-    if _compares_next and not torch.cuda.is_current_stream_capturing():
-        _compares_next = False
-        check_block(next(iter(blocks)), x if other is None else x + other, rotary)
+    """Compare the first block with its modules in its first call after `install`."""
+    block = next(iter(blocks))
+    if block in _uncompared and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _uncompared.discard(block)
+        check_block(block, x if other is None else x + other, rotary)
 
 
 @torch.no_grad()
@@ -257,8 +253,8 @@ def check_block(block: nn.Module, x: Tensor, rotary: Rotary) -> None:
     error, rounding = ((y.to(exact.dtype) - exact).norm() / exact.norm() for y in (found, rounded))
     if error > ROUNDING * rounding + 1e-3:
         raise RuntimeError(
-            f"the Triton kernels compute another block than its modules: they differ by {error:.2g}, of which "
-            f"rounding to {narrow} explains {rounding:.2g}; use --device.compile on, which runs the modules"
+            f"the Triton kernels compute another block than its modules: they differ by {error:.2g}, of "
+            f"which rounding to {narrow} explains {rounding:.2g}; --device.compile on runs the modules"
         )
 
 
@@ -267,6 +263,7 @@ def install(block: nn.Module, low_precision: LowPrecision = BF16) -> bool:
     if fits_block(block):
         # Bound, so that a copy of the block runs on its own weights.
         block.forward = MethodType(partial(_forward, low_precision), block)
+        _uncompared.add(block)
     return fits_block(block)
 
 

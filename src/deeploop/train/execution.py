@@ -49,8 +49,6 @@ class Execution:
         low_precision = fused.LowPrecision(self.precision == "fp8", self.bf16_stream)
         if low_precision.fp8:
             fused.check_fp8_compiler(next(model.parameters()).device)
-        if self.blocks == "kernels":
-            fused.compare_first_call()
         for block in physical_blocks(model):
             if self.blocks == "kernels":
                 fused.install(block, low_precision)
