@@ -1,6 +1,7 @@
 # Everything starts from a bare clone: each target installs what it needs, once, into .venv.
 #   make demo    see a loop trained on 4 steps go on to 200, on two CPU cores, in six minutes
 #   make test    the whole test suite
+#   make test-gpu   what needs a CUDA device: any Python with torch, triton, pytest; no .venv, no network
 #   make check   formatting, lint, types and tests: what CI runs
 #   make docs    the documentation site, into build/site
 #   make release    sdist and wheel into dist/, and the wheel tried in an environment of its own
@@ -11,12 +12,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Two processes of one thread each, a test file to one of them, the slowest files first (tests/conftest.py).
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# The tests that run kernels: a few of each in Triton's interpreter, so that a changed signature fails on a CPU.
+KERNEL_TESTS = $$(grep -rlE 'mark\.(gpu|kernels)' tests --include='test_*.py')
+TEST_SAMPLE = TRITON_INTERPRET=1 $(TEST) -m sample $(KERNEL_TESTS)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 # An interrupted `-m venv` leaves a python without pip.
 VENV_WORKS := $(BIN)/python $(RECENT) && test -x $(BIN)/pip
 
-.PHONY: setup setup-dev demo test check docs release faults checkpoint results format clean
+.PHONY: setup setup-dev demo test test-gpu check docs release faults checkpoint results format clean
 
 setup: .venv/.core
 setup-dev: .venv/.dev
@@ -39,12 +43,22 @@ demo: .venv/.core
 
 test: .venv/.dev
 	@$(TEST)
+	@$(TEST_SAMPLE)
+
+# In parallel where pytest-xdist is installed. Prints the end of the log, in which failures are named.
+GPU_LOG := build/test-gpu.log
+test-gpu:
+	@mkdir -p build
+	@workers=$$($(PYTHON) -c 'import xdist' 2>/dev/null && echo '-n 8 --dist worksteal'); \
+	  PYTHONPATH=src OMP_NUM_THREADS=1 $(PYTHON) -m pytest $$workers -m gpu -rfE $(KERNEL_TESTS) >$(GPU_LOG) 2>&1; \
+	  status=$$?; tail -n 9 $(GPU_LOG); echo "the whole log: $(GPU_LOG)"; exit $$status
 
 check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(TEST)
+	$(TEST_SAMPLE)
 	$(BIN)/python tools/site_pages.py
 
 docs: .venv/.dev

@@ -1,5 +1,6 @@
 """What the tests share: a corpus of bytes, a run of a second, small files of the eight tasks, a browser."""
 
+import importlib.util
 import json
 import os
 import random
@@ -51,7 +52,18 @@ SLOWEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
+    has_gpu, has_triton = torch.cuda.is_available(), importlib.util.find_spec("triton") is not None
+    runs_kernels = has_triton and (has_gpu or os.environ.get("TRITON_INTERPRET") == "1")
+    for item in items:
+        if item.get_closest_marker("gpu") and not has_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("kernels"):
+            item.add_marker("gpu")
+            if not runs_kernels:
+                reason = "needs Triton, and a CUDA device or TRITON_INTERPRET=1"
+                item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=lambda item: item.path.stem not in SLOWEST)  # a stable sort: the rest stays in order
 
 

@@ -6,10 +6,7 @@ import torch
 from deeploop.diagnose.examine import examine
 from deeploop.models import GPTConfig, LoopedGPT
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def test_a_compiled_model_is_diagnosed_as_on_the_cpu():

@@ -78,23 +78,19 @@ def test_a_step_is_the_next_position_of_one_pass(fields):
     assert_steps_are_one_pass(build(**fields).double(), ModuleStep, 3, 1e-10)
 
 
-needs_triton = pytest.mark.skipif(
-    not (INTERPRETED or DEVICE == "cuda"), reason="needs Triton, and TRITON_INTERPRET=1"
-)
-
-
 def in_fp32(model, cache):
     return KernelStep(model, cache, torch.float32)
 
 
-@needs_triton
+@pytest.mark.kernels
 @pytest.mark.parametrize("batch", [3, 6])
 @pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
 def test_the_kernels_step_alike(fields, batch):
     assert_steps_are_one_pass(build(**fields), in_fp32, batch, 1e-4)
 
 
-@needs_triton
+@pytest.mark.sample
+@pytest.mark.kernels
 def test_keys_that_are_split_among_programs_count_alike(monkeypatch):
     from deeploop.nn.kernels import decode
 

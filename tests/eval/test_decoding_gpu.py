@@ -12,10 +12,7 @@ from deeploop.eval.generation import Sampling, choose, generate, generate_batch
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.nn.cache import PositionedCache
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 CONFIG = GPTConfig(blocks=2, rounds=3, width=256, heads=2, hidden=512, vocabulary=500, context=128)
 PROMPTS = [[5, 100, 7, 250, 31], [3], list(range(40)), [9] * 20, [1, 2], [8, 8, 9]]
 

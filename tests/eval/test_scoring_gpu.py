@@ -10,10 +10,7 @@ from deeploop.eval.requests import Request, Requests
 from deeploop.eval.scoring import score
 from deeploop.models import GPTConfig, LoopedGPT
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def test_log_likelihoods_agree_with_the_cpu():

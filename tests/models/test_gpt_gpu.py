@@ -6,10 +6,7 @@ import torch
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.nn import linear_cross_entropy
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=128, heads=2, hidden=256, vocabulary=1000, context=64)
 

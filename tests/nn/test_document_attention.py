@@ -3,23 +3,13 @@
 They run on a GPU; where Triton is installed without one, set TRITON_INTERPRET=1 to run them on the CPU.
 """
 
-import importlib.util
-import os
-
 import pytest
 import torch
 
 from deeploop.nn.documents import Documents, document_bounds, document_mask, document_spans
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None
-        or not (os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available()),
-        reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
-    ),
-]
+pytestmark = pytest.mark.kernels
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter has no bf16 product
 TOLERANCE = 2e-2 if DEVICE == "cuda" else 2e-5
 B, H = 2, 2
@@ -111,8 +101,8 @@ def test_is_the_masked_softmax(documents, length, tile):
     assert_exact(packed_heads(length, 32), DOCUMENTS[documents](length), cut)
 
 
-@pytest.mark.parametrize("size", [32, 64, 128])
 @pytest.mark.parametrize("length", [40, 150])
+@pytest.mark.parametrize("size", [pytest.param(32, marks=pytest.mark.sample), 64, 128])
 def test_is_the_masked_softmax_in_the_tiles_of_each_head_size(size, length):
     assert_exact(packed_heads(length, size), random_starts(length, 0.04), None)
 
@@ -159,7 +149,7 @@ def test_other_documents_and_other_rows_are_not_read():
     assert not torch.equal(changed[0, :, at:], expected[0, :, at:])
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA graph")
+@pytest.mark.gpu
 def test_a_graph_is_replayed_on_other_documents():
     from deeploop.nn.kernels.document_attention import attend_documents
 

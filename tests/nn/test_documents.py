@@ -172,7 +172,6 @@ def test_a_row_longer_than_the_context_is_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("rounds", [1, 3, 7])
 @torch.no_grad()
 def test_on_a_gpu_packed_is_unpacked_within_the_error_of_bf16(rounds):

@@ -3,9 +3,7 @@
 They run on a GPU; where Triton is installed without one, set TRITON_INTERPRET=1 to run them on the CPU.
 """
 
-import importlib.util
 import math
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -16,14 +14,7 @@ from deeploop.nn.fp8 import E4M3, in_e4m3
 from deeploop.nn.layers import apply_rotary, rotary_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None
-        or not (os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available()),
-        reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
-    ),
-]
+pytestmark = pytest.mark.kernels
 EPS = 1e-5
 B, T, H, D, HIDDEN = 2, 37, 2, 32, 64
 WIDTH = H * D
@@ -198,7 +189,7 @@ def test_a_backward_pass_that_has_changed_is_left_alone(monkeypatch):
     assert not attention.has_backward()
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="cuDNN's")
+@pytest.mark.gpu
 def test_attention_with_a_gradient_is_torchs():
     from deeploop.nn.kernels.attention import attend_with_gradient
 

@@ -1,8 +1,6 @@
 """A block on the kernels against the block as it is written: values and gradients, every residual kind."""
 
 import copy
-import importlib.util
-import os
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -23,14 +21,6 @@ from deeploop.nn.layers import RMSNorm, SwiGLU, rotary_table
 from deeploop.nn.residual import ScaledResidual
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-needs_triton = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None
-        or not (os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available()),
-        reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
-    ),
-]
 
 
 def gpt(**model):
@@ -73,8 +63,9 @@ def sublayers(block):
     return (block.mixer if isinstance(block, ReasonerBlock) else block.attention), block.mlp
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.kernels
 @pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [pytest.param("sandwich", marks=pytest.mark.sample), *list(BLOCKS)[1:]])
 def test_a_fused_block_is_the_block(kind, narrow):
     torch.manual_seed(0)
     block = BLOCKS[kind]().to(DEVICE)
@@ -96,9 +87,7 @@ def test_a_fused_block_is_the_block(kind, narrow):
         assert (a - b).norm() < tolerance * b.norm()
 
 
-test_a_fused_block_is_the_block.pytestmark += needs_triton
-
-
+@pytest.mark.kernels
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(
     "model",
@@ -137,10 +126,20 @@ def test_a_chain_of_rounds_is_the_loop(model, again):
         assert (a is None and b is None) or (a - b).norm() < 1e-4 * b.norm()
 
 
-test_a_chain_of_rounds_is_the_loop.pytestmark += needs_triton
+@pytest.mark.parametrize("positions", [None, 2])
+def test_a_stack_calls_its_blocks_on_the_sum_of_both_states(positions):
+    stack = Stack(HRMConfig(width=32, heads=2, hidden=48, low_blocks=2), "L", 9)
+    z, other, rotary = *torch.randn(2, 3, 9, 32), rotary_table(9, 16)
+    first, second = stack.blocks
+    expected = second(first(z + other, rotary), rotary)[:, :positions]
+    assert torch.equal(stack(z, other, rotary, 0, positions), expected)
+    torch.testing.assert_close(stack(z, other, rotary, 2, positions), expected)
 
 
-@pytest.mark.parametrize(("positions", "heads"), [(None, 4), (2, 4), (None, 8)])
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("positions", "heads"), [(None, 4), pytest.param(2, 4, marks=pytest.mark.sample), (None, 8)]
+)
 def test_a_stack_is_its_blocks(positions, heads):
     """With a gradient, and by the kernels without one; of the last block only what is read."""
     from deeploop.nn.kernels import forward, stack
@@ -152,31 +151,27 @@ def test_a_stack_is_its_blocks(positions, heads):
     assert all(map(forward.fits, pairs))
     narrow = torch.float32 if DEVICE == "cpu" else torch.bfloat16
     torch.manual_seed(0)
-    x = torch.randn(3, 9, 256, device=DEVICE)
+    x, other = torch.randn(2, 3, 9, 256, device=DEVICE)
     rotary = tuple(table.to(DEVICE) for table in rotary_table(9, 256 // heads))
     for shift in (0.0, 0.02):  # a second call sees weights that have changed
         with torch.no_grad():
             for parameter in plain.parameters():
                 nn.init.normal_(parameter, mean=shift, std=0.06)
-        exact = plain(x, rotary, 0, positions)
+        exact = plain(x, other, rotary, 0, positions)
         assert exact.shape == (3, positions or 9, 256)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE != "cpu"):
-            rough = plain(x, rotary, 0, positions)  # weights with a mean make more of bf16's error
+            rough = plain(x, other, rotary, 0, positions)  # weights with a mean make more of bf16's error
         allowed = 2 * (rough - exact).norm() + 1e-5 * exact.norm()
         stream = 0.0 if DEVICE == "cpu" else 0.005 * exact.norm()  # without a gradient it is bf16 too
         for found, more in (
-            (stack.run(pairs, x, rotary, narrow, positions=positions), 0.0),
-            (forward.run(pairs, x, rotary, narrow, positions), stream),
+            (stack.run(pairs, x + other, rotary, narrow, positions=positions), 0.0),
+            (forward.run(pairs, x, other, rotary, narrow, positions), stream),
         ):
             assert found.shape == exact.shape
             assert (found - exact).norm() < allowed + more
 
 
-test_a_stack_is_its_blocks.pytestmark += needs_triton
-
-
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("q_only", [False, True])
 def test_a_reasoner_on_the_kernels_is_the_reasoner(monkeypatch, q_only):
     from deeploop.nn.kernels import forward
@@ -240,6 +235,7 @@ def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatc
         assert stack(x, x, None) == "with a backward pass"
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("size", [16, 128])
 def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch, size):
     """On a GPU, in bf16, by torch's kernel and, where heads have 128, by ours; else by their equations."""
@@ -274,9 +270,6 @@ def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch, size):
     rough = torch.autograd.grad((rounded * weights).sum(), inputs)
     for a, b, c in zip((y, *ours), (expected, *exact), (rounded, *rough), strict=True):
         assert (a - b).norm() < 3 * (c - b).norm() + 1e-4 * b.norm()
-
-
-test_a_chain_of_rounds_keeps_documents_apart.pytestmark += needs_triton
 
 
 def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):

@@ -3,7 +3,6 @@
 They run on a GPU; where Triton is installed without one, set TRITON_INTERPRET=1 to run them on the CPU.
 """
 
-import importlib.util
 import os
 from types import SimpleNamespace
 
@@ -15,13 +14,7 @@ from deeploop.nn.layers import apply_rotary, rotary_table
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None or not (INTERPRET or torch.cuda.is_available()),
-        reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
-    ),
-]
+pytestmark = pytest.mark.kernels
 EPS = 1e-5
 
 
@@ -136,7 +129,7 @@ def test_packed_linear(kernels):
     assert_agree([y], [x, a, b], lambda x, a, b: [x @ torch.cat([a, b]).T], 1e-4)
 
 
-@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("biased", [pytest.param(True, marks=pytest.mark.sample), False])
 def test_cross_entropy(kernels, biased):
     logits, bias = draws((9, 5000), (5000,))
     bias = bias if biased else None

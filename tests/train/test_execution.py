@@ -71,7 +71,8 @@ def test_on_one_gpu_everything_is_on(block):
         ),
         (
             {"heads": 8},
-            "compiled blocks, bf16 (the Triton kernels do not know these blocks)",
+            "compiled blocks, bf16 "
+            "(blocks.0.attention.branch has heads of 8, the Triton kernels need 16 or more)",
         ),
         ({"config": DeviceConfig(graph=False)}, "Triton kernels, bf16 (device.graph is off)"),
         ({"ranks": 2}, "Triton kernels, bf16, CUDA graph, loss read back 1 step behind"),

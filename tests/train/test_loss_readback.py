@@ -1,7 +1,6 @@
 """The host a step ahead of what it knows: the same run, the same files, and nothing late where it counts."""
 
 import pytest
-import torch
 
 from deeploop.train import loop, opening, steps
 from deeploop.train.checkpoint import last_checkpoint
@@ -126,7 +125,6 @@ def test_asked_to_stop_it_settles_what_is_under_way_and_resumes_to_the_same_end(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_steps_are_read_back_behind_and_are_the_same(tiny_config, tmp_path, monkeypatch):
     seen = note_lag(monkeypatch)
     runs = {}

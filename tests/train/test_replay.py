@@ -19,7 +19,6 @@ from deeploop.train.replay import GraphReplay
 from deeploop.train.steps import StepQueue
 from iterate_runs import make_iterate_config
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = GPTConfig(blocks=2, rounds=3, width=128, heads=2, hidden=256, vocabulary=1000, context=64)
 ALONE = World(0, 1, device=torch.device("cpu"))
 
@@ -84,7 +83,6 @@ def test_the_least_used_graph_is_given_up_for_one_that_comes_twice_as_often(reco
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_graphs_train_as_called_kernels_do():
     rounds = (3, 3, 3, 2, 2, 3)
     expected, plain = steps(rounds, recorded=False, device="cuda")
@@ -202,7 +200,6 @@ def test_a_recurrent_run_is_recorded_once_for_each_number_of_rounds_that_comes_a
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("injection", ["none", "add", "linear", "gated"])
 def test_a_recurrent_run_trains_alike_with_graphs_and_without(injection, tiny_config):
     """Kernels in a chain, with the injection between rounds and the earlier rounds outside of the graph."""

@@ -26,11 +26,13 @@ from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rot
 from deeploop.nn.loss import linear_cross_entropy, token_losses
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
+from deeploop.nn.written import as_written
 
 Mask = Tensor | Documents | None
 Places = tuple[Rotary, Mask]  # where tokens stand, and the mask of what they see
 
 
+@as_written
 class Block(nn.Module):
     """Attention, then SwiGLU, each inside its residual equation."""
 
@@ -79,6 +81,7 @@ class GPTOutput(NamedTuple):
     loss: Tensor | None
 
 
+@as_written
 class LoopedGPT(nn.Module):
     """A causal language model whose blocks are applied `rounds` times.
 

@@ -22,6 +22,7 @@ from deeploop.nn.init import BRANCH, init_truncated_
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU, rotary_table
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
+from deeploop.nn.written import as_written
 from deeploop.theory.scaling import ScalingRule, flat_alpha
 from deeploop.theory.visits import HORIZONS, Horizon, Schedule, recurrence
 
@@ -145,6 +146,7 @@ def swiglu_hidden(width: int) -> int:
     return -(-round(4 * width * 2 / 3) // 256) * 256
 
 
+@as_written
 class ReasonerBlock(nn.Module):
     """The mixer of positions, then SwiGLU, each inside its residual equation."""
 
@@ -172,6 +174,7 @@ class ReasonerBlock(nn.Module):
         return x
 
 
+@as_written
 class Stack(nn.Module):
     """The blocks of one module."""
 

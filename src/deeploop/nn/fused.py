@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import MethodType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +21,15 @@ from deeploop.nn.documents import Documents
 from deeploop.nn.kernels import on_hopper, products
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
+from deeploop.nn.written import difference, is_written
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SMALLEST_HEAD = 16
 MOST_ALPHA = 128  # in FP8 without inner norms: a state of size α is cast as it is, and e4m3 ends at 448
 _eager = False
+_uncompared = WeakSet[nn.Module]()
+COMPARED = 2  # sequences of a batch
+ROUNDING = 4  # times the error of bf16 autocast, which differs from the kernels' in its order of sums
 
 
 @contextmanager
@@ -38,20 +44,15 @@ def eager_modules() -> Iterator[None]:
         _eager = before
 
 
+QK_NORMS = "q_norm", "k_norm"
+LOOP = "run_rounds", "run_round", "visit"  # of a looped GPT, which a chain of kernels computes
 # The kernels compute outer(α·x + ε·f(inner(x))). A kind of another form must not be named here.
 KNOWN_KINDS = frozenset({"prenorm", "postnorm", "sandwich", "factored", "averaged", "flat"})
 
 
 def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
     """Whether the kernels of training know these sublayers."""
-    attention: Any = first.branch
-    mlp: Any = second.branch
-    return (
-        _fits_form(first, second)
-        and attention.head_size >= SMALLEST_HEAD
-        and _is_plain(attention)
-        and mlp.down.bias is None
-    )
+    return HAS_TRITON and not any(_against_training({"attention": first, "mlp": second}))
 
 
 def fits_reasoner(mixer: str, head_size: int) -> bool:
@@ -61,41 +62,114 @@ def fits_reasoner(mixer: str, head_size: int) -> bool:
 
 def fits_decoding(block: nn.Module) -> bool:
     """Whether the kernels of decoding know a block: grouped-query attention, biases and any QK-norm too."""
-    pair = sublayers(block)
-    return len(pair) == 2 and _fits_form(*pair) and isinstance(pair[0].branch, CausalSelfAttention)
+    if not HAS_TRITON or any(_against_block(block)):
+        return False
+    return isinstance(sublayers(block)[0].branch, CausalSelfAttention)
 
 
-def _fits_form(first: ScaledResidual, second: ScaledResidual) -> bool:
-    """Attention, then SwiGLU, and RMSNorm throughout."""
-    norms = [norm for sublayer in (first, second) for norm in (sublayer.inner, sublayer.outer)]
-    return (
-        HAS_TRITON
-        and {first.kind, second.kind} <= KNOWN_KINDS
-        and isinstance(first.branch, SelfAttention)
-        and isinstance(second.branch, SwiGLU)
-        and all(isinstance(norm, RMSNorm | nn.Identity) for norm in norms)
-        and all(norm.weight is not None for norm in (first.inner, second.inner) if isinstance(norm, RMSNorm))
-    )
+def fits_block(block: nn.Module) -> bool:
+    """Whether the kernels know a block."""
+    return HAS_TRITON and not obstacle(block)
+
+
+def obstacle(block: nn.Module, place: str = "block") -> str:
+    """Say what of a block, whose name in its model is `place`, no kernel knows; empty if they know it all.
+
+    Needs no Triton: an edited layer is found on a CPU too.
+    """
+    against = chain(_against_block(block), _against_training(_named_sublayers(block)))
+    where, what = next(against, ("", ""))
+    return f"{'.'.join(filter(None, (place, where)))} {what}" if what else ""
+
+
+Against = Iterator[tuple[str, str]]  # where in a block, and what is there
+
+
+def _against_block(block: nn.Module) -> Against:
+    """Attention, then SwiGLU, and RMSNorm throughout, all of them as they are written."""
+    pair = _named_sublayers(block)
+    if len(pair) != 2:
+        yield "", f"is a {type(block).__name__}, which the Triton kernels do not know"
+        return
+    if not _is_sharded(block):  # FSDP has a class and hooks of its own, and calls every block by itself
+        yield from _against_class(block, "", (), own=_installed(block))
+    elif not is_written(block, "forward"):
+        yield "", "has another forward, which the Triton kernels do not know"
+    yield from _against_form(pair)
+
+
+def _against_class(
+    module: nn.Module, where: str, known: tuple[type, ...], own: Iterable[str] = ()
+) -> Against:
+    if what := difference(module, known, own=tuple(own)):
+        yield where, f"{what}, which the Triton kernels do not know"
+
+
+def _against_form(pair: dict[str, ScaledResidual]) -> Against:
+    branches = (SelfAttention, CausalSelfAttention), (SwiGLU,)
+    for (name, sublayer), known in zip(pair.items(), branches, strict=True):
+        yield from _against_class(sublayer, name, (ScaledResidual,))
+        if sublayer.kind not in KNOWN_KINDS:
+            yield name, f"has kind={sublayer.kind!r}, which the Triton kernels do not know"
+        yield from _against_class(sublayer.branch, f"{name}.branch", known)
+        for part, layer in sublayer.branch.named_children():
+            either = (RMSNorm, nn.Identity) if part in QK_NORMS else (nn.Linear,)
+            yield from _against_class(layer, f"{name}.branch.{part}", either)
+        for side in ("inner", "outer"):
+            yield from _against_class(getattr(sublayer, side), f"{name}.{side}", (RMSNorm, nn.Identity))
+        if isinstance(sublayer.inner, RMSNorm) and sublayer.inner.weight is None:
+            yield f"{name}.inner", "has no gain, which the Triton kernels need"
+
+
+def _against_training(pair: dict[str, ScaledResidual]) -> Against:
+    """That form; as many keys as queries, width / heads numbers each, no bias, where causal our QK-norm."""
+    against = list(_against_form(pair))
+    yield from against
+    if against:
+        return
+    (name, first), (second_name, second) = pair.items()
+    attention: Any = first.branch
+    mlp: Any = second.branch
+    if attention.head_size < SMALLEST_HEAD:
+        text = f"has heads of {attention.head_size}, the Triton kernels need {SMALLEST_HEAD} or more"
+        yield f"{name}.branch", text
+    if not _is_plain(attention):
+        yield (
+            f"{name}.branch",
+            "has grouped queries, a bias or another QK-norm, which the Triton kernels lack",
+        )
+    if mlp.down.bias is not None:
+        yield f"{second_name}.branch", "has a bias, which the Triton kernels lack"
 
 
 def _is_plain(attention: SelfAttention) -> bool:
-    """As many keys as queries, width / heads numbers each, no bias, and where causal our QK-norm."""
     square = attention.q.weight.shape == attention.k.weight.shape == attention.o.weight.shape
     normal = getattr(attention, "qk_norm", "after-rotary") == "after-rotary"
     return square and normal and attention.q.bias is None
 
 
-def fits_block(block: nn.Module) -> bool:
-    """Whether the kernels know a block: two sublayers that they fit."""
-    pair = sublayers(block)
-    return len(pair) == 2 and fits(*pair)
+def _is_sharded(block: nn.Module) -> bool:
+    return type(block).__bases__[0].__module__.startswith("torch.distributed")
 
 
 def fits_rounds(model: nn.Module) -> bool:
     """Whether the kernels know a model's loop: blocks they know, run by `run_rounds` or in stacks."""
     stacks = list(_stacks(model))
     blocks = [block for owner in stacks or [model] for block in getattr(owner, "blocks", ())]
-    return (hasattr(model, "run_rounds") or bool(stacks)) and all(map(fits_block, blocks))
+    loop = all(map(_is_plain_stack, stacks)) if stacks else all(is_written(model, name) for name in LOOP)
+    return loop and all(map(fits_block, blocks))
+
+
+def _is_plain_stack(stack: nn.Module) -> bool:
+    replaced = "forward" in vars(stack) and not _installed(stack)
+    return is_written(stack, "forward") and not replaced
+
+
+def _installed(module: nn.Module) -> tuple[str, ...]:
+    """The method of an instance that `install` replaced."""
+    forward = getattr(vars(module).get("forward"), "__func__", None)
+    ours = isinstance(forward, partial) and forward.func in (_forward, _run_stack)
+    return ("forward",) if ours else ()
 
 
 def _stacks(model: nn.Module) -> Iterable[nn.Module]:
@@ -152,11 +226,44 @@ def check_fp8_compiler(device: torch.device) -> None:
     check_compiler(device)
 
 
+def _compare_once(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, other: Tensor | None) -> None:
+    """Compare the first block with its modules in its first call after `install`."""
+    block = next(iter(blocks))
+    if block in _uncompared and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _uncompared.discard(block)
+        check_block(block, x if other is None else x + other, rotary)
+
+
+@torch.no_grad()
+def check_block(block: nn.Module, x: Tensor, rotary: Rotary) -> None:
+    """Raise where the kernels and the block's modules differ by more than rounding to bf16 explains."""
+    from deeploop.nn.kernels import stack  # here there is Triton to import
+
+    device, narrow = x.device.type, torch.get_autocast_dtype(x.device.type)
+    cos, sin = (table[:COMPARED] if table.ndim == 4 else table for table in rotary)
+    modules = partial(type(block).forward, block, rotary=(cos, sin))
+    x = x.detach()[:COMPARED]
+    with torch.autocast(device, enabled=False):
+        exact = modules(x=x.to(next(block.parameters()).dtype))
+    # Casts that were cached without a gradient would be found by calls with one.
+    with torch.autocast(device, narrow, cache_enabled=False):
+        rounded = modules(x=x)
+    pair: Any = tuple(sublayers(block))
+    found = stack.run([pair], x, (cos, sin), narrow)
+    error, rounding = ((y.to(exact.dtype) - exact).norm() / exact.norm() for y in (found, rounded))
+    if error > ROUNDING * rounding + 1e-3:
+        raise RuntimeError(
+            f"the Triton kernels compute another block than its modules: they differ by {error:.2g}, of "
+            f"which rounding to {narrow} explains {rounding:.2g}; --device.compile on runs the modules"
+        )
+
+
 def install(block: nn.Module, low_precision: LowPrecision = BF16) -> bool:
     """Lets the block run on the kernels wherever a call is one for them; whether it can."""
     if fits_block(block):
         # Bound, so that a copy of the block runs on its own weights.
         block.forward = MethodType(partial(_forward, low_precision), block)
+        _uncompared.add(block)
     return fits_block(block)
 
 
@@ -174,7 +281,11 @@ def install_rounds(model: nn.Module, low_precision: LowPrecision = BF16) -> bool
 
 def sublayers(block: nn.Module) -> list[ScaledResidual]:
     """A block's residuals, in their order."""
-    return [child for child in block.children() if isinstance(child, ScaledResidual)]
+    return [*_named_sublayers(block).values()]
+
+
+def _named_sublayers(block: nn.Module) -> dict[str, ScaledResidual]:
+    return {name: child for name, child in block.named_children() if isinstance(child, ScaledResidual)}
 
 
 def _forward(low_precision: LowPrecision, block: nn.Module, x: Tensor, rotary: Rotary, *rest: Any) -> Any:
@@ -233,6 +344,7 @@ def _run_stack(
     low_precision = _in_training(low_precision, stack)
     pairs: Any = [tuple(sublayers(block)) for block in stack.blocks]
     if _uses_forward_kernels(z) and all(map(forward.fits, pairs)):
+        _compare_once(stack.blocks, z, rotary, other)
         y = forward.run(pairs, z, other, rotary, torch.bfloat16, positions, fp8=low_precision.fp8)
         return y.to(z.dtype)
     return _run_kernels(low_precision, stack.blocks, z, rotary, other, positions=positions)
@@ -264,6 +376,7 @@ def _run_kernels(
     """The blocks on x + other."""
     from deeploop.nn.kernels import fp8_stack, stack  # here there is Triton to import
 
+    _compare_once(blocks, x, rotary, other)
     pairs: Any = [tuple(sublayers(block)) for block in blocks]
     stream = x.to(torch.bfloat16) if low_precision.bf16_stream else x
     if low_precision.fp8:

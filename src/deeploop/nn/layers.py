@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from deeploop.nn.cache import Cache
 from deeploop.nn.documents import Documents, document_attention
+from deeploop.nn.written import as_written
 
 QKNorm = Literal["after-rotary", "before-rotary", "none"]
 AttentionBias = Literal["none", "qkv", "qkvo"]
 Rotary = tuple[Tensor, Tensor]  # cos and sin, (T, D/2) each; or (B, 1, T, D/2) where sequences differ
 
 
+@as_written
 class RMSNorm(nn.Module):
     """x / RMS(x) · gain over the last dimension, computed in fp32 or wider, returned in x's dtype.
 
@@ -80,6 +82,7 @@ def apply_rotary(x: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
+@as_written
 class SelfAttention(nn.Module):
     """Multi-head attention in which every position sees all; queries and keys are rotated.
 
@@ -120,6 +123,7 @@ class SelfAttention(nn.Module):
         return out
 
 
+@as_written
 class CausalSelfAttention(SelfAttention):
     """Multi-head attention to what came before; queries and keys are rotated, then normalised by head.
 
@@ -178,6 +182,7 @@ class CausalSelfAttention(SelfAttention):
         return rotated
 
 
+@as_written
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) · up(x))."""
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.nn.layers import RMSNorm
+from deeploop.nn.written import as_written
 
 ResidualKind = Literal["prenorm", "postnorm", "sandwich", "factored", "averaged", "flat"]
 PRENORM = ("prenorm", "factored", "averaged")  # without an outer norm
@@ -27,6 +28,7 @@ ALPHA = ("sandwich", "flat")
 EPSILON = ("factored", "averaged")  # which need one
 
 
+@as_written
 class ScaledResidual(nn.Module):
     """A residual around any `branch` that maps (..., width) to (..., width).
 

@@ -22,6 +22,7 @@ Blocks = Literal["kernels", "compiled", "eager"]
 Precision = Literal["fp32", "bf16", "fp8"]
 NAMES = {"kernels": "Triton kernels", "compiled": "compiled blocks", "eager": "eager modules"}
 FP8_CAPABILITY = 8, 9
+UNKNOWN = "the Triton kernels do not know these blocks"
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,7 @@ def choose_execution(
     known.
     """
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
-    known = all(map(fused.fits_block, physical_blocks(model)))
-    blocks, why_blocks = _choose_blocks(config, world.device, known)
+    blocks, why_blocks = _choose_blocks(config, world.device, _first_obstacle(model))
     sharded = world.is_sharded(config)
     # Sharded blocks are gathered when they are called, so each must be called by itself.
     chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
@@ -162,23 +162,30 @@ def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:
 
 def runs_kernels(config: DeviceConfig, device: torch.device, known: bool) -> bool:
     """Whether `choose_execution` will put blocks on the Triton kernels, which know them or do not."""
-    return _choose_blocks(config, device, known)[0] == "kernels"
+    return _choose_blocks(config, device, "" if known else UNKNOWN)[0] == "kernels"
 
 
-def _choose_blocks(config: DeviceConfig, device: torch.device, known: bool) -> tuple[Blocks, list[str]]:
+def _first_obstacle(model: nn.Module) -> str:
+    """What of a model's blocks the kernels do not know, and where; empty if they know all."""
+    names = {module: name for name, module in model.named_modules()}
+    found = (fused.obstacle(block, names[block]) for block in physical_blocks(model))
+    return next(filter(None, found), "")
+
+
+def _choose_blocks(config: DeviceConfig, device: torch.device, obstacle: str) -> tuple[Blocks, list[str]]:
     on_gpu = device.type == "cuda"
     if config.compile == "off" or (config.compile == "auto" and not on_gpu):
         return "eager", ["device.compile is off"] if on_gpu else []
-    why = list(_against_kernels(config, device, known))
+    why = list(_against_kernels(config, device, obstacle))
     return ("compiled", why[:1]) if why else ("kernels", [])
 
 
-def _against_kernels(config: DeviceConfig, device: torch.device, known: bool) -> Iterator[str]:
+def _against_kernels(config: DeviceConfig, device: torch.device, obstacle: str) -> Iterator[str]:
     if config.compile == "on":
         yield "device.compile is on"
     if not uses_bf16(config, device):
         yield "the Triton kernels need bf16"
     if not fused.HAS_TRITON:
         yield "Triton is not installed"
-    if not known:
-        yield "the Triton kernels do not know these blocks"
+    if obstacle:
+        yield obstacle
