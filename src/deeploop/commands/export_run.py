@@ -34,6 +34,12 @@ from deeploop.train.text import open_mixture
 
 WITHOUT = "  # without deeploop: add trust_remote_code=True"
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
+# What `from_pretrained` loads, or runs, where it finds it: an earlier export's must not stay beside ours.
+LOADED = (
+    *("model*.safetensors", "model.safetensors.index.json", "generation_config.json", "deeploop_*.py"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.*", "additional_chat_templates"),
+)
 CARD_MARK = "A looped language model: K stored blocks applied for R rounds"  # in every model card of ours
 
 
@@ -149,11 +155,21 @@ def publish(part: Path, folder: Path) -> str:
         (part / "README.md").unlink()
         kept = f"; {card} is not of an export, and stays"
     (folder / "config.json").unlink(missing_ok=True)
+    _remove_loaded(folder)
     for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):
         file.chmod(0o644)  # safetensors leaves 0600
         os.replace(file, folder / file.name)
     part.rmdir()
     return kept
+
+
+def _remove_loaded(folder: Path) -> None:
+    """Removes what transformers would load of an earlier export; symbolic links are unlinked."""
+    for path in [path for pattern in LOADED for path in folder.glob(pattern)]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def model_card(run: Path, model: LoopedGPT) -> str:

@@ -77,12 +77,12 @@ class Source:
 
     def _check_tied(self, embedding: Tensor) -> None:
         """Raises for a head of its own beside tie_word_embeddings: transformers would use it."""
-        if self.config.tied_head and HEAD in self.tensors.shapes:
-            if not torch.equal(self._read(HEAD), embedding):
-                raise ValueError(
-                    f"{self.path}: {HEAD} is not the embedding, although tie_word_embeddings is true; "
-                    "set it to false to use this head, or remove the tensor"
-                )
+        has_own = self.config.tied_head and HEAD in self.tensors.shapes
+        if has_own and not torch.equal(self._read(HEAD), embedding):
+            raise ValueError(
+                f"{self.path}: {HEAD} is not the embedding, although tie_word_embeddings is true; "
+                "set it to false to use this head, or remove the tensor"
+            )
 
     def check(self) -> None:
         """Raises unless all tensors are there in their shapes, and no others."""
