@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -207,14 +209,14 @@ def test_nothing_that_transformers_loads_is_left_of_an_earlier_export(config, fo
 def test_half_an_export_is_not_taken_for_a_whole_one(config, folder, tmp_path, monkeypatch):
     target = tmp_path / "target"
 
-    move = export_run.os.replace
+    move = os.replace
 
     def full(source, destination):
-        if source.name == "model.safetensors":
+        if Path(source).name == "model.safetensors":
             raise OSError("disk full")
         move(source, destination)
 
-    monkeypatch.setattr(export_run.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     assert main(["export", str(config.out), str(target)]) == 2
     with pytest.raises(ValueError, match=r"config\.json"):
         AutoModelForCausalLM.from_pretrained(target)
