@@ -9,6 +9,7 @@ import fcntl
 import io
 import json
 import os
+import shutil
 import stat
 import time
 import tomllib
@@ -116,6 +117,25 @@ def own_folder(path: Path) -> Path:
         raise ValueError(f"{path}: is a link, and nothing is written through one; put a folder in its place")
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def new_folder(path: Path) -> Path:
+    """Make an empty folder in place of what a killed writer left; symbolic links are unlinked."""
+    if path.is_symlink():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    return path
+
+
+def publish(part: Path, folder: Path, last: str) -> None:
+    """Move what `part` holds into `folder` and remove `part`; the file `last`, which makes it whole, comes last."""
+    for path in sorted(part.iterdir(), key=lambda path: path.name == last):
+        if (old := folder / path.name).is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        os.replace(path, old)
+    sync_folder(folder)
+    part.rmdir()
 
 
 def _refused(path: Path, error: OSError) -> OSError:

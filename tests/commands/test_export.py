@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -185,17 +187,36 @@ def test_an_earlier_export_is_replaced_and_nothing_else_touched(config, folder, 
     assert (target / "notes.txt").read_text() == "mine"
 
 
+def test_nothing_that_transformers_loads_is_left_of_an_earlier_export(config, folder, tmp_path):
+    """A chat of a pretrained tokenizer, then bytes, then an iterated task: each as if it were alone."""
+    out, run = tmp_path / "out", make_iterate_config(tmp_path / "run", model={"block": "averaged"})
+    shutil.copytree(folder, out)
+    (out / "chat_template.jinja").write_text("of an earlier export")
+    (out / "additional_chat_templates").mkdir()
+    (out / "additional_chat_templates" / "tool.jinja").write_text("of an earlier export")
+    (out / "model-00001-of-00002.safetensors").write_text("of an earlier export")
+    (out / "LICENSE").write_text("of the weights")
+    assert main(["export", str(config.out), str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {path.name for path in folder.iterdir()} | {"LICENSE"}
+    assert AutoTokenizer.from_pretrained(out).chat_template is None
+    train(run, quiet=True)
+    assert main(["export", str(run.out), str(out)]) == 0
+    assert main(["export", str(run.out), str(tmp_path / "alone")]) == 0
+    alone = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert {path.name for path in out.iterdir()} == alone | {"LICENSE"}
+
+
 def test_half_an_export_is_not_taken_for_a_whole_one(config, folder, tmp_path, monkeypatch):
     target = tmp_path / "target"
 
-    move = export_run.os.replace
+    move = os.replace
 
     def full(source, destination):
-        if source.name == "model.safetensors":
+        if Path(source).name == "model.safetensors":
             raise OSError("disk full")
         move(source, destination)
 
-    monkeypatch.setattr(export_run.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     assert main(["export", str(config.out), str(target)]) == 2
     with pytest.raises(ValueError, match=r"config\.json"):
         AutoModelForCausalLM.from_pretrained(target)

@@ -29,6 +29,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pretrained
+import readings
 import torch
 from forgeries import Forgeries
 
@@ -358,6 +359,7 @@ class Targets:
             "GGUF file": self._damaged(
                 self.folder / "gguf", lambda copy: pretrained.use(copy / "model.gguf")
             ),
+            "config.json as transformers reads it": readings.case,
             "text": self._damaged(self.folder / "text", self.text),
             "packed runs": self._damaged(self.folder / "packed", lambda copy: self.unpacked(copy / PACKED)),
             "forged packed runs": self.forged_pack,

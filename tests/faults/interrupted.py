@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pretrained
 from together import finished_run
 from victims import CLOCKS, finish, start
 
@@ -17,6 +18,7 @@ import deeploop.commands.demo
 import deeploop.commands.eval_language
 import deeploop.commands.prepare_puzzles
 import deeploop.commands.report
+import deeploop.commands.retrofit_model
 import deeploop.eval.harness
 import deeploop.report.document  # noqa: F401  before the forks: each would import it again
 from deeploop.cli import main
@@ -34,6 +36,8 @@ class Victim:
     words: Callable[[Path, Path], list[str]]
     """Of the folder with what all share, and of the folder to write."""
     end: Callable[[Path], object]
+    refuses_again: Callable[[Path], bool] = lambda out: False
+    """Whether the folder is finished, so that the same command again would be refused."""
 
 
 def eval_words(shared: Path, out: Path) -> list[str]:
@@ -104,7 +108,22 @@ def arc_end(out: Path) -> object:
     return {path.name: path.read_bytes() for path in out.iterdir() if path.suffix == ".npy"}
 
 
+def retrofit_words(shared: Path, out: Path) -> list[str]:
+    if not (source := shared / "llama").exists():
+        pretrained.write_folder(source)
+    words = ["retrofit", str(source), "--core", "0-1", "--rounds", "2", "--context", "16"]
+    return [*words, "--data", str(shared / "none"), "--out", str(out)]
+
+
+def folder_end(out: Path) -> object:
+    """Names of all files, and the weights."""
+    names = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    return names, [path.read_bytes() for path in sorted(out.rglob("model.safetensors"))]
+
+
 VICTIMS = {
+    "export": Victim(lambda shared, out: ["export", str(finished_run(shared)), str(out)], folder_end),
+    "retrofit": Victim(retrofit_words, folder_end, lambda out: (out / "run.json").exists()),
     "eval": Victim(eval_words, eval_end),
     "report": Victim(
         lambda shared, out: ["report", str(finished_run(shared)), "--out", str(out)], report_end
@@ -184,7 +203,8 @@ def kill_midway(folder: Path, name: str, times: int) -> None:
         os.kill(pid, signal.SIGKILL)  # of one that has ended meanwhile, nothing happens
         os.waitpid(pid, 0)
         wait_for_workers(pid, name)
-        complete(words, log)
+        if not victim.refuses_again(out):
+            complete(words, log)
         if victim.end(out) != expected:
             raise AssertionError(f"{name}, {index}: another end than undisturbed")
         left = [path.name for path in out.rglob(".*.part")]

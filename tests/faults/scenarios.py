@@ -416,7 +416,9 @@ def together(folder: Path, times: int) -> Row:
 
 def interrupted(folder: Path, times: int) -> Row:
     """SIGKILL of commands other than training, at random moments; the same command again."""
-    names = [*VICTIMS] if times > 1 else ["eval", "report"]  # the others take long to start
+    names = (
+        [*VICTIMS] if times > 1 else ["eval", "report", "export", "retrofit"]
+    )  # the others take long to start
     for name in names:
         kill_midway(folder, name, times)
     return Row(

@@ -1,5 +1,7 @@
 """GGUF files: written here by the package gguf, from models that transformers made."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ def permuted(values, heads):
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def write_gguf(path, model, arch, *, quantized=None, **metadata):
+def write_gguf(path, model, arch, *, quantized=None, extra=None, **metadata):
     config, weights = model.config, model.state_dict()
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
@@ -31,6 +33,8 @@ def write_gguf(path, model, arch, *, quantized=None, **metadata):
     writer.add_rope_freq_base(10000.0)
     for name, value in metadata.items():
         getattr(writer, f"add_{name}")(value)
+    for name, value in (extra or {}).items():
+        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     modules = {theirs: own for theirs, own in OUTER_NAMES.values()}
     for layer in range(config.num_hidden_layers):
         modules |= {theirs.format(layer): own.format(layer) for theirs, own in LAYER_NAMES.values()}
@@ -68,6 +72,46 @@ def test_logits_are_those_of_transformers(family, arch, changes, tmp_path):
     with torch.no_grad():
         found = ours.logits(ours(TOKENS).states)
     torch.testing.assert_close(found, logits_of(theirs, TOKENS), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(name, tmp_path):
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    theirs = make_model("Llama", rope_parameters=rope)
+    path = write_gguf(tmp_path / "x.gguf", theirs, "llama", extra={f"llama.{name}": 4.0})
+    ours = load_source(open_source(path))
+    with torch.no_grad():
+        found = ours.logits(ours(TOKENS).states)
+    torch.testing.assert_close(found, logits_of(theirs, TOKENS), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"rope.dimension_count": 4}, "rope.dimension_count=4: must be 8, the width of a head"),
+        ({"attention.value_length": 4}, "attention.value_length=4: must be 8, the width of a head"),
+        ({"attention.causal": False}, "attention.causal=False: must be True"),
+        ({"attention.scale": 1.0}, "attention.scale=1.0: must be 0.353553"),
+        ({"attention.sliding_window": 16}, "attention.sliding_window=16: must be 0"),
+        ({"expert_count": 8}, "expert_count=8: must be 0"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: unknown, and could change"),
+        ({"rope.scale_linear": 2.0, "rope.scaling.factor": 4.0}, "rope.scale_linear=2.0 contradicts"),
+        ({"rope.scaling.type": "yarn"}, "rope.scaling.type='yarn': must be none or linear"),
+    ],
+)
+def test_metadata_that_change_the_model_are_refused(extra, message, tmp_path):
+    own = {f"llama.{name}": value for name, value in extra.items()}
+    path = write_gguf(tmp_path / "x.gguf", make_model("Llama"), "llama", extra=own)
+    with pytest.raises(ValueError, match=re.escape(f"x.gguf: llama.{message}")):
+        open_source(path)
+
+
+def test_metadata_that_change_nothing_are_taken(tmp_path):
+    own = {"rope.dimension_count": 8, "attention.causal": True, "vocab_size": 300, "expert_count": 0}
+    own |= {"rope.scaling.type": "none", "rope.scaling.factor": 4.0, "attention.scale": 8**-0.5}
+    theirs, extra = make_model("Llama"), {f"llama.{name}": value for name, value in own.items()}
+    plain = open_source(write_gguf(tmp_path / "a.gguf", theirs, "llama")).config
+    assert open_source(write_gguf(tmp_path / "b.gguf", theirs, "llama", extra=extra)).config == plain
 
 
 def test_quantized_tensors_are_dequantized(tmp_path):

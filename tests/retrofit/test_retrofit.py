@@ -1,6 +1,8 @@
 """The whole way: read, retrofit, heal, resume, export, load without the package; and mistakes in one line."""
 
 import io
+import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -236,6 +238,31 @@ def test_a_retrofit_is_fine_tuned_on_conversations(folder, corpus, tmp_path, cap
     assert main(["export", str(run), str(tmp_path / "exported")]) == 0
     words = f"train chat --init-from {tmp_path / 'exported'} --data.path {chat} --dry-run --device.kind cpu"
     assert main([*words.split(), "--optim.batch", "2"]) == 0
+
+
+def test_a_killed_retrofit_is_written_by_the_same_command(folder, tmp_path, monkeypatch):
+    """Stopped at every file that it moves into place; what is left is no run until all of it is there."""
+    move, words = os.replace, f"retrofit {folder} --core 2-3 --rounds 2 --data {tmp_path / 'none'}".split()
+    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    names = {path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*")}
+    for stop in range(20):
+        out, count = tmp_path / f"run-{stop}", itertools.count()
+
+        def stopped(source, destination, stop=stop, count=count):
+            if next(count) == stop:
+                raise KeyboardInterrupt
+            move(source, destination)
+
+        monkeypatch.setattr(os, "replace", stopped)
+        code = main([*words, "--out", str(out)])
+        monkeypatch.setattr(os, "replace", move)
+        if code == 0:
+            break
+        assert not (out / "run.json").exists()
+        assert main([*words, "--out", str(out)]) == 0
+        assert {path.relative_to(out) for path in out.rglob("*")} == names
+        load(out)
+    assert stop > 5
 
 
 def test_a_corpus_of_another_vocabulary_is_one_line(folder, tmp_path, capsys):

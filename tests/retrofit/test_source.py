@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from deeploop.models.accounting import block_matrix_count, flops_per_token, parameter_count
+from deeploop.retrofit.families import config_of_folder
 from deeploop.retrofit.source import load_source, open_source
 from llama_family import TOKENS, logits_of, make_model, save_model
 
@@ -99,6 +101,18 @@ def changed(folder, out, **fields):
         ({"hidden_act": "gelu"}, "hidden_act='gelu': must be silu"),
         ({"num_attention_heads": "4"}, "num_attention_heads='4': must be a whole number"),
         ({"num_key_value_heads": 3}, "kv_heads=3: must be 0 or a divisor"),
+        ({"model_type": "mistral"}, "contradict one another: LlamaForCausalLM, mistral"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_parameters=.* contradicts rope_scaling="),
+        ({"rope_theta": 5e5}, "rope_theta=10000.0 contradicts rope_theta=500000.0"),
+        ({"rope_parameters": {"rope_type": "default", "factor": 4.0}}, r"factor=4\.0: unknown"),
+        ({"original_max_position_embeddings": 16}, "original_max_position_embeddings=16: unknown"),
+        ({"is_causal": False}, "is_causal=False: must be True"),
+        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping=30\.0: unknown, and could change"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5: must be 1"),
+        ({"sliding_window": 16}, "sliding_window=16: unknown"),  # transformers' Llama has none
+        ({"layer_types": ["sliding_attention"] * 3}, "layer_types=.*: unknown"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config=.*: unknown"),
+        ({"mlp_bias": 1}, "mlp_bias=1: must be true or false"),
     ],
 )
 def test_what_is_not_known_is_one_line(folder, tmp_path, fields, message):
@@ -111,6 +125,42 @@ def test_without_architectures_the_model_type_is_read(folder, tmp_path):
     assert (
         open_source(changed(folder, tmp_path / "x", architectures=None)).config == open_source(folder).config
     )
+
+
+def test_keys_of_real_folders_that_change_nothing_are_taken(folder, tmp_path):
+    extra = {
+        "rope_interleaved": False,
+        "is_llama_config": True,
+        "pretraining_tp": 1,
+        "torch_dtype": "bfloat16",
+    }
+    extra |= {"transformers.js_config": {"dtype": "q4"}, "sliding_window": None, "rope_scaling": None}
+    assert open_source(changed(folder, tmp_path / "x", **extra)).config == open_source(folder).config
+
+
+def test_a_window_that_a_config_does_not_name_is_transformers_default():
+    found = json.loads(make_model("Mistral", max_position_embeddings=8192).config.to_json_string())
+    assert config_of_folder(found | {"sliding_window": None})[1].context == 8192
+    del found["sliding_window"]
+    assert config_of_folder(found)[1].context == 4096
+    qwen = json.loads(make_model("Qwen2", max_position_embeddings=8192).config.to_json_string())
+    assert config_of_folder(qwen)[1].context == 8192
+    del qwen["sliding_window"], qwen["layer_types"]
+    assert config_of_folder(qwen | {"use_sliding_window": True})[1].context == 4096
+    with pytest.raises(ValueError, match=r"layer_types=.*: must be full_attention"):
+        config_of_folder(qwen | {"layer_types": ["sliding_attention"] * 3})
+
+
+def test_a_head_of_its_own_beside_a_tied_config_is_refused(tmp_path):
+    """transformers 5 takes that head; before, it was left out here, and the logits were others."""
+    folder = save_model(make_model("Llama", tie_word_embeddings=True), tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    save_file(weights | {"lm_head.weight": embedding.clone()}, folder / "model.safetensors")
+    load_source(open_source(folder))
+    save_file(weights | {"lm_head.weight": embedding + 1}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lm_head\.weight is not the embedding, although tie_word_embed"):
+        load_source(open_source(folder))
 
 
 def test_pickled_weights_are_refused(folder, tmp_path):

@@ -1,6 +1,5 @@
 """A run as a folder for transformers, with weights, tokenizer, code and model card: `deeploop export`."""
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from deeploop.commands.export import ExportArgs
 from deeploop.data.chat_template import kept_template
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.extras import require
-from deeploop.files import exclusive_folder, read_json
+from deeploop.files import exclusive_folder, new_folder, publish, read_json
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
@@ -34,6 +33,12 @@ from deeploop.train.text import open_mixture
 
 WITHOUT = "  # without deeploop: add trust_remote_code=True"
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
+# What `from_pretrained` loads, or runs, where it finds it: an earlier export's must not stay beside ours.
+LOADED = (
+    *("model*.safetensors", "model.safetensors.index.json", "generation_config.json", "deeploop_*.py"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.*", "additional_chat_templates"),
+)
 CARD_MARK = "A looped language model: K stored blocks applied for R rounds"  # in every model card of ours
 
 
@@ -54,7 +59,7 @@ def run(args: ExportArgs) -> str:
         text = None if template is None else template.text
         save_model(model.to(getattr(torch, args.dtype)), tokenizer, part, text)
         (part / "README.md").write_text(card, encoding="utf-8")
-        kept = publish(part, args.folder)
+        kept = replace_export(part, args.folder)
     size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
     return (
         f"written: {args.folder} ({size / 1e6:.1f} MB) of {args.run} at {checkpoint.name}{kept}{longer}\n\n"
@@ -129,18 +134,14 @@ def open_part(folder: Path) -> Path:
     ) == "deeploop"
     if not ours and any(file.name != ".lock" for file in folder.iterdir()):
         raise ValueError(f"folder={folder}: is not empty and not an earlier export; name another folder")
-    if part.is_symlink():
-        part.unlink()
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    return part
+    return new_folder(part)
 
 
 def _is_our_card(card: Path) -> bool:
     return card.is_file() and CARD_MARK in card.read_text(encoding="utf-8", errors="replace")
 
 
-def publish(part: Path, folder: Path) -> str:
+def replace_export(part: Path, folder: Path) -> str:
     """Moves the files of a whole export into place, config.json last: without it nothing is loaded.
 
     A README.md that somebody else wrote stays; returns a word about that.
@@ -150,11 +151,20 @@ def publish(part: Path, folder: Path) -> str:
         (part / "README.md").unlink()
         kept = f"; {card} is not of an export, and stays"
     (folder / "config.json").unlink(missing_ok=True)
-    for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):
+    _remove_loaded(folder)
+    for file in part.iterdir():
         file.chmod(0o644)  # safetensors leaves 0600
-        os.replace(file, folder / file.name)
-    part.rmdir()
+    publish(part, folder, last="config.json")
     return kept
+
+
+def _remove_loaded(folder: Path) -> None:
+    """Removes what transformers would load of an earlier export; symbolic links are unlinked."""
+    for path in [path for pattern in LOADED for path in folder.glob(pattern)]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def model_card(run: Path, model: LoopedGPT, checkpoint: Path) -> str:

@@ -121,6 +121,11 @@ class GGUFFile:
         return value
 
     @property
+    def names(self) -> list[str]:
+        """The names of all metadata."""
+        return list(self._fields)
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor, in torch's order."""
         return {name: tuple(map(int, reversed(t.shape))) for name, t in self._tensors.items()}

@@ -1,13 +1,15 @@
-"""The Llama family: what a source's description says as a GPTConfig, and what its tensors are called.
+"""The Llama family: what its tensors are called, and its config.json as a GPTConfig.
 
 Llama (SmolLM, TinyLlama), Mistral, Qwen2 and Qwen3 are pre-norm stacks of grouped-query attention and SwiGLU.
 They differ in biases, QK-norm, the head, and rotary frequencies. All are a config of `LoopedGPT` with R = 1.
+
+A config is read as transformers reads it, or refused: every key must be one that is used here, one that
+changes no logits, or hold the only value that changes none. `tests/faults/readings.py` compares the readings.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from deeploop.data.gguf_file import GGUFFile
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.layers import AttentionBias
 
@@ -17,7 +19,47 @@ FAMILIES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-GGUF_FAMILIES = ("llama", "qwen2", "qwen3")  # Mistral's files say llama
+# Keys of config.json that are read in every family, and those of some.
+READ = {
+    *("architectures", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "model_type"),
+    *("max_position_embeddings", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
+    *("rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings", "vocab_size"),
+}
+READ_BY = {
+    "llama": {"attention_bias", "mlp_bias"},
+    "mistral": {"sliding_window"},
+    "qwen2": {"layer_types", "sliding_window", "use_sliding_window"},
+    "qwen3": {"attention_bias", "layer_types", "sliding_window", "use_sliding_window"},
+}
+# Keys that change no logits of a model in eval mode.
+HARMLESS = {
+    *("_name_or_path", "_attn_implementation_autoset", "attention_dropout", "bos_token_id", "dtype"),
+    *("chunk_size_feed_forward", "eos_token_id", "id2label", "initializer_range", "is_llama_config"),
+    *("label2id", "max_window_layers", "output_attentions", "output_hidden_states", "pad_token_id"),
+    *("pretraining_tp", "problem_type", "return_dict", "torch_dtype", "torchscript", "transformers_version"),
+    *("transformers.js_config", "unsloth_fixed", "unsloth_version", "use_cache"),
+}
+# Keys that could change them, and the value that does not. Null is as good as absent.
+NEUTRAL = {
+    "add_cross_attention": False,
+    "attention_bias": False,
+    "is_causal": True,
+    "is_encoder_decoder": False,
+    "mlp_bias": False,
+    "partial_rotary_factor": 1,
+    "rope_interleaved": False,
+    "use_mrope": False,
+    "use_sliding_window": False,
+}
+ROPE = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+# What transformers takes where a key is absent, and not null.
+WINDOW = 4096
+KEY_VALUE_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+HEAD_WIDTH = {"qwen3": 128}
 
 # Names in a block of ours, and in layer {} of a transformers folder and of a GGUF file.
 LAYER_NAMES = {
@@ -41,8 +83,8 @@ OUTER_NAMES = {
 }
 
 
-def _common(**fields: Any) -> GPTConfig:
-    """A stack of that shape as it is: every layer once, nothing of ours added to it."""
+def unlooped(**fields: Any) -> GPTConfig:
+    """Return the config of a pre-norm stack of that shape with every layer applied once."""
     try:
         return GPTConfig(rounds=1, block="prenorm", input_norm=False, **fields)
     except ValueError as error:
@@ -50,123 +92,121 @@ def _common(**fields: Any) -> GPTConfig:
 
 
 def config_of_folder(found: Mapping[str, Any]) -> tuple[str, GPTConfig]:
-    """Family and config that a transformers config.json describes."""
-    names = found.get("architectures")
-    name = names[0] if isinstance(names, list) and names else found.get("model_type")
-    known = FAMILIES | {family: family for family in FAMILIES.values()}  # a model_type is the family's name
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"architecture {name!r:.60}: unknown; what can be read is {', '.join(FAMILIES)}")
-    family = known[name]
+    """Read family and config from a transformers config.json."""
+    family = _family(found)
+    _check_keys(found, READ | READ_BY[family] | HARMLESS)
     if (act := found.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act={act!r:.40}: must be silu")
-    heads = _whole(found, "num_attention_heads")
-    config = _common(
-        blocks=_whole(found, "num_hidden_layers"),
-        width=_whole(found, "hidden_size"),
-        hidden=_whole(found, "intermediate_size"),
+    heads = whole(found, "num_attention_heads")
+    config = unlooped(
+        blocks=whole(found, "num_hidden_layers"),
+        width=whole(found, "hidden_size"),
+        hidden=whole(found, "intermediate_size"),
         heads=heads,
-        kv_heads=_whole(found, "num_key_value_heads", heads),
-        head_width=_whole(found, "head_dim", 0),
-        vocabulary=_whole(found, "vocab_size"),
+        kv_heads=_or_absent(found, "num_key_value_heads", KEY_VALUE_HEADS.get(family, heads), heads),
+        head_width=_or_absent(found, "head_dim", HEAD_WIDTH.get(family, 0), 0),
+        vocabulary=whole(found, "vocab_size"),
         context=_context(found, family),
-        norm_eps=_number(found, "rms_norm_eps"),
+        norm_eps=number(found, "rms_norm_eps"),
         qk_norm="before-rotary" if family == "qwen3" else "none",
         attention_bias=_bias(found, family),
-        mlp_bias=bool(found.get("mlp_bias", False)),
-        tied_head=bool(found.get("tie_word_embeddings", False)),
+        mlp_bias=_flag(found, "mlp_bias"),
+        tied_head=_flag(found, "tie_word_embeddings"),
         **_rotary(found),
     )
     return family, config
 
 
-def _whole(found: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _family(found: Mapping[str, Any]) -> str:
+    """The family that `architectures` and `model_type` agree on."""
+    listed = found.get("architectures") or []
+    names = [*(listed if isinstance(listed, list) else [listed]), found.get("model_type")]
+    names = [name for name in names if name is not None] or [None]
+    known = FAMILIES | {family: family for family in FAMILIES.values()}  # a model_type is the family's name
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise ValueError(f"architecture {name!r:.60}: unknown; what can be read is {', '.join(FAMILIES)}")
+    families = {known[name] for name in names}
+    if len(families) > 1:
+        raise ValueError(f"architectures and model_type contradict one another: {', '.join(names)}")
+    return families.pop()
+
+
+def _check_keys(found: Mapping[str, Any], known: set[str]) -> None:
+    for name, value in found.items():
+        if name in known or value is None:
+            continue
+        if name not in NEUTRAL:
+            raise ValueError(f"{name:.60}={value!r:.40}: unknown, and could change what is computed")
+        if value != NEUTRAL[name]:
+            raise ValueError(f"{name}={value!r:.40}: must be {NEUTRAL[name]}")
+
+
+def whole(found: Mapping[str, Any], name: str) -> int:
     value = found.get(name)
-    value = default if value is None else value
     if type(value) is not int or not 0 <= value < 2**31:
         raise ValueError(f"{name}={value!r:.40}: must be a whole number")
     return value
 
 
-def _number(found: Mapping[str, Any], name: str, default: float | None = None) -> float:
+def _or_absent(found: Mapping[str, Any], name: str, absent: int, null: int) -> int:
+    if name not in found:
+        return absent
+    return null if found[name] is None else whole(found, name)
+
+
+def number(found: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = found.get(name, default)
     if type(value) not in (int, float) or not -LARGEST < value < LARGEST:
         raise ValueError(f"{name}={value!r:.40}: must be a number")
     return float(value)
 
 
+def _flag(found: Mapping[str, Any], name: str) -> bool:
+    value = found.get(name)
+    if value is not None and type(value) is not bool:
+        raise ValueError(f"{name}={value!r:.40}: must be true or false")
+    return bool(value)
+
+
 def _bias(found: Mapping[str, Any], family: str) -> AttentionBias:
     if family == "qwen2":
         return "qkv"
-    return "qkvo" if found.get("attention_bias", False) else "none"
+    return "qkvo" if _flag(found, "attention_bias") else "none"
 
 
 def _context(found: Mapping[str, Any], family: str) -> int:
     """The longest sequence, or the sliding window where it is shorter: within it attention is full."""
-    context = _whole(found, "max_position_embeddings")
-    window = found.get("sliding_window")
-    used = family == "mistral" or found.get("use_sliding_window", False)
-    return min(context, _whole(found, "sliding_window")) if used and window is not None else context
+    context = whole(found, "max_position_embeddings")
+    slides = family == "mistral" or _flag(found, "use_sliding_window")
+    kinds = found.get("layer_types") or []
+    known = ("full_attention", "sliding_attention") if slides else ("full_attention",)
+    if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
+        raise ValueError(f"layer_types={kinds!r:.60}: must be {' or '.join(known)}")
+    window = _or_absent(found, "sliding_window", WINDOW, context)
+    return min(context, window) if slides else context
 
 
 def _rotary(found: Mapping[str, Any]) -> dict[str, Any]:
     """Base and scaling, as transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters) writes them."""
-    parameters = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    parameters = _agreed(found, "rope_parameters", found, "rope_scaling", {})
     if not isinstance(parameters, dict):
         raise ValueError(f"rope_parameters={parameters!r:.40}: must be an object")
-    base = _number(parameters, "rope_theta", _number(found, "rope_theta", 10000.0))
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    names = {
-        "default": (),
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    }
-    if not isinstance(kind, str) or kind not in names:
-        raise ValueError(f"rope_type={kind!r:.40}: must be one of {', '.join(names)}")
-    scaling = tuple(_number(parameters, name) for name in names[kind])
+    kind = _agreed(parameters, "rope_type", parameters, "type", "default")
+    if not isinstance(kind, str) or kind not in ROPE:
+        raise ValueError(f"rope_type={kind!r:.40}: must be one of {', '.join(ROPE)}")
+    _check_keys(parameters, {"rope_type", "type", "rope_theta", *ROPE[kind]})
+    _agreed(parameters, "rope_theta", found, "rope_theta")
+    base = number(parameters if "rope_theta" in parameters else found, "rope_theta", 10000.0)
+    scaling = tuple(number(parameters, name) for name in ROPE[kind])
     return {"rotary_base": base, "rotary_scaling": scaling}
 
 
-def config_of_gguf(file: GGUFFile) -> tuple[str, GPTConfig]:
-    """Family and config that the metadata of a GGUF file describe."""
-    family = file.get("general.architecture", str)
-    if family not in GGUF_FAMILIES:
-        raise ValueError(
-            f"architecture {family!r:.60}: unknown; what can be read is {', '.join(GGUF_FAMILIES)}"
-        )
-    shapes = file.shapes
-    if "rope_freqs.weight" in shapes:
-        raise ValueError("rope_freqs.weight: Llama 3's rope scaling is not read from GGUF; take its folder")
-    if file.get(f"{family}.expert_count", int, 0):
-        raise ValueError(f"{family}.expert_count: mixtures of experts are not read")
-
-    def whole(name: str, default: int | None = None) -> int:
-        name = f"{family}.{name}"
-        return _whole({name: file.get(name, int, default)}, name)
-
-    def number(name: str, default: float | None = None) -> float:
-        name = f"{family}.{name}"
-        return _number({name: file.get(name, (int, float), default)}, name)
-
-    heads = whole("attention.head_count")
-    scaling = file.get(f"{family}.rope.scaling.type", str, "none")
-    if scaling not in ("none", "linear"):
-        raise ValueError(f"{family}.rope.scaling.type={scaling!r:.40}: must be none or linear")
-    factor = (number("rope.scaling.factor", 1.0),)
-    biased = [f"blk.0.attn_{role}.bias" in shapes for role in ("q", "output")]
-    config = _common(
-        blocks=whole("block_count"),
-        width=whole("embedding_length"),
-        hidden=whole("feed_forward_length"),
-        heads=heads,
-        kv_heads=whole("attention.head_count_kv", heads),
-        head_width=whole("attention.key_length", 0),
-        vocabulary=shapes.get("token_embd.weight", (0,))[0],
-        context=whole("context_length"),
-        norm_eps=number("attention.layer_norm_rms_epsilon"),
-        qk_norm="before-rotary" if family == "qwen3" else "none",
-        attention_bias="qkvo" if biased[1] else "qkv" if biased[0] else "none",
-        tied_head="output.weight" not in shapes,
-        rotary_base=number("rope.freq_base", 10000.0),
-        rotary_scaling=factor if scaling == "linear" else (),
-    )
-    return family, config
+def _agreed(
+    one: Mapping[str, Any], name: str, other: Mapping[str, Any], second: str, default: Any = None
+) -> Any:
+    """The value that two places have for one thing; they must not contradict one another."""
+    found = [value for value in (one.get(name), other.get(second)) if value is not None]
+    if len(found) == 2 and found[0] != found[1]:
+        raise ValueError(f"{name}={found[0]!r:.60} contradicts {second}={found[1]!r:.60}")
+    return found[0] if found else default

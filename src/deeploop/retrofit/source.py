@@ -19,12 +19,14 @@ from deeploop.data.gguf_file import GGUFFile
 from deeploop.files import open_regular, read_object
 from deeploop.models.gpt import Block, LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.retrofit.families import LAYER_NAMES, OUTER_NAMES, config_of_folder, config_of_gguf
+from deeploop.retrofit.families import LAYER_NAMES, OUTER_NAMES, config_of_folder
+from deeploop.retrofit.gguf_config import config_of_gguf
 
 INDEX, WEIGHTS, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
 LONGEST = 8192  # a description may ask for a rotary table of any length
 PICKLED = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 FILE_NAME = re.compile(r"\w[\w.-]*\.safetensors")  # no separator
+HEAD = "lm_head.weight"
 UNUSED = re.compile(r".*rotary_emb\.inv_freq")  # a table that old folders keep
 
 
@@ -67,10 +69,20 @@ class Source:
     def outside(self) -> dict[str, Tensor]:
         """Embedding, final norm and head, by their names in LoopedGPT; vocabularies are padded with zeros."""
         found = {ours: self._read(theirs) for ours, theirs in self._outer_names()}
+        self._check_tied(found["embedding.weight"])
         missing = self.config.padded_vocabulary - self.config.vocabulary
         for name in found.keys() & {"embedding.weight", "head.weight"}:
             found[name] = torch.nn.functional.pad(found[name], (0, 0, 0, missing))
         return found
+
+    def _check_tied(self, embedding: Tensor) -> None:
+        """Raises for a head of its own beside tie_word_embeddings: transformers would use it."""
+        has_own = self.config.tied_head and HEAD in self.tensors.shapes
+        if has_own and not torch.equal(self._read(HEAD), embedding):
+            raise ValueError(
+                f"{self.path}: {HEAD} is not the embedding, although tie_word_embeddings is true; "
+                "set it to false to use this head, or remove the tensor"
+            )
 
     def check(self) -> None:
         """Raises unless all tensors are there in their shapes, and no others."""
@@ -84,7 +96,7 @@ class Source:
             theirs: (width,) if ours == "final_norm.weight" else table for ours, theirs in self._outer_names()
         }
         for name in sorted(wanted.keys() | found.keys()):
-            if name not in wanted and not UNUSED.fullmatch(name) and name != "lm_head.weight":
+            if name not in wanted and not UNUSED.fullmatch(name) and name != HEAD:
                 raise ValueError(
                     f"{self.path}: tensor {name!r:.80}: a {self.family} model has none of that name"
                 )

@@ -254,9 +254,7 @@ def load_last(model: nn.Module, run: str | Path) -> None:
     load_weights(model, checkpoint)
 
 
-def load_model(
-    run: Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None
-) -> LoopedGPT:
+def load_model(run: Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None) -> LoopedGPT:
     """The model alone: it needs nothing that a tokenizer does."""
     return _load_gpt(run, load_config(run).model, device, checkpoint)
 
@@ -271,9 +269,7 @@ def load_iterate(
     return _load_gpt(Path(run), config.model, device, checkpoint), config
 
 
-def _load_gpt(
-    run: Path, config: GPTConfig, device: str | torch.device, checkpoint: Path | None
-) -> LoopedGPT:
+def _load_gpt(run: Path, config: GPTConfig, device: str | torch.device, checkpoint: Path | None) -> LoopedGPT:
     checkpoint = checkpoint or require_checkpoint(run)
     read_whole_state(checkpoint, [WEIGHTS])
     check_size(checkpoint, parameter_count(config), config.context * config.head_size)
