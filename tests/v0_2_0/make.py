@@ -66,6 +66,7 @@ LANGUAGE = f"{SHAPE} {STEPS} {LOG} --optim.batch 8 --data.path corpus --data.val
 LANGUAGE += "--data.validate-every 40 --log.every 20 --model.blocks"
 REPEAT = "--optim.steps 3 --optim.warmup-steps 2 --optim.batch 4 --quiet"
 EXPORTED = ("flat", "parts", "deepnorm")  # beside the run `language`
+SHAPES = ((4, 16, 384), (2, 4, 128), (1, 64, 128))
 RULES = {  # each language run's own fields
     "language": "2 --model.unigram-bias --diagnose.every 80 --diagnose.tokens 16 --diagnose.iterations 2",
     "flat": "1 --model.unigram-bias --model.block flat --model.flat-gain 2",
@@ -213,6 +214,17 @@ def expected() -> dict:
     return found
 
 
+def recommended() -> dict:
+    """Ask `deeploop recommend` for a rule at a few shapes; its source is rules.json."""
+    found = {}
+    for shape in SHAPES:
+        blocks, rounds, width = shape
+        words = f"recommend --blocks {blocks} --rounds {rounds} --width {width} --json"
+        record = json.loads(run(words))
+        found[f"{blocks} {rounds} {width}"] = {key: record[key] for key in ("rule", "settings", "peak_lr")}
+    return {"recommended": found}
+
+
 def continued() -> dict:
     """Resume every run for two steps, and repeat the first three, in a copy; the validation losses after."""
     found: dict = {"resumed": {}, "repeated": {}}
@@ -225,6 +237,8 @@ def continued() -> dict:
         for name in (*RULES, *REASONERS, "iterate", "chat", "retrofit"):
             run(f"train --config {name}/config.json --out again/{name} {REPEAT}")
             found["repeated"][name] = last_loss(Path("again", name))
+        run("train --config config.toml --quiet")
+        found["repeated"]["config.toml"] = last_loss(Path("from-toml"))
     return found
 
 
@@ -278,7 +292,7 @@ if __name__ == "__main__":
         make_data()
         make_runs()
         make_sweeps()
-        found = expected() | continued()
+        found = expected() | continued() | recommended()
     Path("expected.json").write_text(as_text(found))
     remove_what_is_not_read()
     shutil.rmtree("modules", ignore_errors=True)
