@@ -1,0 +1,122 @@
+# From deeploop, Apache-2.0: deeploop/models/exit_gate.py, with its imports made flat.
+"""A trained exit gate: after every round it says how likely a token is to need no further one (Ouro's).
+
+λ_t = σ(gate(x_t)) is the chance to exit after round t, once a token has got there, and
+q(t) = λ_t · Π_{s<t} (1 − λ_s) that of exiting there; the last round takes what is left.
+
+joint       loss = Σ_t q(t)·L_t − β·H(q): the model and its gate together, β against a q that has one round
+gate-only   the model is frozen, and the gate learns whether the next round still lowers a token's loss
+
+At inference a token stops once the sum of its q reaches a threshold (`adaptive.py`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from .deeploop_models_gpt import LoopedGPT, Places
+
+GATE = "exit_gate."  # the names of the gate's parameters begin so
+Rounds = Iterator[tuple[Tensor, Tensor]]  # the stream after a round, and behind the coda
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """How the exit gate of `model.exit_gate` is trained."""
+
+    stage: Literal["joint", "gate-only"] = "joint"
+    """joint: with the model; gate-only: the model stays as it is, its gate learns when rounds still help."""
+    entropy: float = 0.1
+    """Weight β of the entropy of the exits in the joint loss."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.entropy) and self.entropy >= 0):
+            raise ValueError(f"gate.entropy={self.entropy}: must be 0 or more")
+
+
+class ExitGate(nn.Module):
+    """The logit of λ: a linear map of the normalised state. It starts at λ = 1/2 for every token."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(1))  # FSDP2 refuses a scalar
+        self.init_weights_()
+
+    @torch.no_grad()
+    def init_weights_(self) -> None:
+        """Set every parameter to its first value; nothing is drawn."""
+        self.weight.zero_()
+        self.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, T) of the states x (B, T, width), in fp32 or wider."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        # A product and a sum: under autocast a linear layer would give bf16.
+        return (F.rms_norm(wide, wide.shape[-1:]) * self.weight).sum(-1) + self.bias
+
+
+def log_exits(logits: list[Tensor]) -> list[Tensor]:
+    """log q(t) of every round from the gate's logits: Σ_t q(t) = 1, the last round takes what is left."""
+    found, left = [], torch.zeros_like(logits[0])
+    for z in logits[:-1]:
+        found.append(left + F.logsigmoid(z))
+        left = left + F.logsigmoid(-z)
+    # The last logit decides nothing; sharded ranks want every parameter in the graph, at one round too.
+    return [*found, left + 0 * logits[-1]]
+
+
+def exit_loss(
+    model: "LoopedGPT",
+    config: GateConfig,
+    tokens: Tensor,
+    targets: Tensor,
+    state: Tensor | None = None,
+    places: "Places | None" = None,
+) -> tuple[Tensor, Tensor]:
+    """States behind the coda of the last round, and the loss summed over the targets."""
+    rounds = _rounds(model, tokens, state, places)
+    if config.stage == "joint":
+        return _joint_loss(model, config.entropy, rounds, targets)
+    return _gate_loss(model, rounds, targets)
+
+
+def _joint_loss(model: "LoopedGPT", beta: float, rounds: Rounds, targets: Tensor) -> tuple[Tensor, Tensor]:
+    outputs = [(model.exit_logits(x), out) for x, out in rounds]
+    log_q = log_exits([z for z, _ in outputs])
+    kept = targets >= 0
+    loss = torch.zeros((), device=targets.device)
+    for (_, out), own in zip(outputs, log_q, strict=True):
+        q = own.exp()
+        loss = loss + model.head_loss(model.final_norm(out), targets, q)
+        loss = loss + beta * (q * own * kept).sum()  # − β·H(q)
+    return outputs[-1][1], loss
+
+
+def _gate_loss(model: "LoopedGPT", rounds: Rounds, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Binary cross-entropy of 1 − λ_t against whether round t + 1 lowers the loss, its mean over rounds."""
+    with torch.no_grad():
+        outputs = [*rounds]
+        losses = [model.token_losses(model.final_norm(out), targets) for _, out in outputs]
+    logits = [model.exit_logits(x) for x, _ in outputs]
+    kept = (targets >= 0).float()
+    total = 0 * logits[-1].sum()  # in the graph, as above
+    for z, now, after in zip(logits, losses, losses[1:], strict=False):
+        goes_on = (after < now).float()
+        total = total + F.binary_cross_entropy_with_logits(-z, goes_on, weight=kept, reduction="sum")
+    return outputs[-1][1], total / max(1, model.rounds - 1)
+
+
+def _rounds(model: "LoopedGPT", tokens: Tensor, state: Tensor | None, places: "Places | None") -> Rounds:
+    """The stream after every round, and behind the coda, through which a round's loss is read."""
+    rotary, mask = model.positions(tokens, None) if places is None else places
+    x, entered = model.enter_loop(tokens, rotary, mask, state=state)
+    for index in range(model.rounds):
+        x = model.run_rounds(x, rotary, mask, None, None, entered, range(index, index + 1))
+        yield x, model.run_once("coda", x, rotary, mask, None)

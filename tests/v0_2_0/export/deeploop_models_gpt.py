@@ -1,0 +1,435 @@
+# From deeploop, Apache-2.0: deeploop/models/gpt.py, with its imports made flat.
+"""LoopedGPT: K stored blocks applied for R rounds, between an embedding and a head, tied unless asked for.
+
+Blocks may stand before the loop (prelude) and after it (coda), visited once each; the prelude's output may
+enter every round again (`nn/injection.py`).
+
+config = GPTConfig(blocks=12, rounds=3)
+model = LoopedGPT(config, seed=1)
+loss = model(tokens, targets).loss / targets.numel()
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .deeploop_models_exit_gate import ExitGate, GateConfig, exit_loss
+from .deeploop_models_gpt_config import PARTS, GPTConfig, Part
+from .deeploop_nn_cache import Cache, KeyValueCache, causal_mask
+from .deeploop_nn_documents import Documents, document_mask, document_positions
+from .deeploop_nn_init import InitRule, init_weights_
+from .deeploop_nn_injection import make_injection
+from .deeploop_nn_layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
+from .deeploop_nn_loss import linear_cross_entropy, token_losses
+from .deeploop_nn_recompute import Recompute, maybe_checkpoint
+from .deeploop_nn_residual import ScaledResidual
+
+Mask = Tensor | Documents | None
+Places = tuple[Rotary, Mask]  # where tokens stand, and the mask of what they see
+
+
+class Block(nn.Module):
+    """Attention, then SwiGLU, each inside its residual equation."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        residual = partial(
+            ScaledResidual,
+            width=config.width,
+            kind=config.block,
+            alpha=config.scales.alpha,
+            epsilon=config.scales.epsilon,
+            inner_norm=config.inner_norm,
+            outer_gain=config.outer_gain,
+            norm=partial(RMSNorm, eps=config.norm_eps),
+            varying=config.epsilon_exponent != 0,
+        )
+        attention = CausalSelfAttention(
+            config.width,
+            config.heads,
+            kv_heads=config.grouped_heads,
+            head_size=config.head_size,
+            bias=config.attention_bias,
+            qk_norm=config.qk_norm,
+            eps=config.norm_eps,
+        )
+        self.attention = residual(attention)
+        self.mlp = residual(SwiGLU(config.width, config.hidden, bias=config.mlp_bias))
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        mask: Mask = None,
+        cache: Cache | None = None,
+        slot: int = 0,
+    ) -> Tensor:
+        x = self.attention(x, rotary, mask, cache, slot)
+        x = self.mlp(x)
+        return x
+
+
+class GPTOutput(NamedTuple):
+    """`states` (B, T, width) after the final norm; `loss` summed over the targets, if there were any."""
+
+    states: Tensor
+    loss: Tensor | None
+
+
+class LoopedGPT(nn.Module):
+    """A causal language model whose blocks are applied `rounds` times.
+
+    With `backprop` set, gradients go through the last so many rounds: the earlier ones keep no activations.
+    With `gate_training` set, the loss in train mode is that of the exit gate.
+
+    The constructor draws all weights from `seed`. A model built on the meta device has none: give it
+    memory with `to_empty` and call `init_weights` (the rotary table is set there as well).
+    """
+
+    cos: Tensor
+    sin: Tensor
+    first_noise: Tensor | None
+    output_bias: nn.Parameter | None
+    head: nn.Linear | None
+
+    def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.rounds = config.rounds
+        self.recompute: Recompute = "off"
+        self.backprop: int | None = None
+        self.cache_rounds: int | None = None
+        self.gate_training: GateConfig | None = None
+        self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
+        self.input_norm = RMSNorm(config.width, config.norm_eps) if config.input_norm else nn.Identity()
+        self.prelude = nn.ModuleList(Block(config.part("prelude")) for _ in range(config.prelude))
+        self.injection = make_injection(config.injection, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        self.coda = nn.ModuleList(Block(config.part("coda")) for _ in range(config.coda))
+        self.final_norm = RMSNorm(config.width, config.norm_eps) if config.final_norm else nn.Identity()
+        self.exit_gate = ExitGate(config.width) if config.exit_gate else None
+        head = None if config.tied_head else nn.Linear(config.width, config.padded_vocabulary, bias=False)
+        self.register_module("head", head)
+        bias = nn.Parameter(torch.empty(config.padded_vocabulary)) if config.unigram_bias else None
+        self.register_parameter("output_bias", bias)
+        for name in ("cos", "sin"):
+            # fp32 whatever the weights are: the angles of late positions need it.
+            table = torch.empty(config.context, config.head_size // 2, dtype=torch.float32)
+            self.register_buffer(name, table, persistent=False)
+        noise = torch.empty(config.context, config.width) if config.first_state == "noise" else None
+        self.register_buffer("first_noise", noise, persistent=False)
+        self.init_weights(seed)
+
+    def init_weights(self, seed: int) -> None:
+        """Set every parameter and buffer; the same seed gives the same model on every device."""
+        parts: dict[str, InitRule] = {
+            name: self.config.part(name).init_rule for name in PARTS if len(getattr(self, name))
+        }
+        init_weights_(self, self.config.init_rule, seed, parts)
+        self.init_tables()
+
+    @torch.no_grad()
+    def set_unigram_bias(self, counts: Tensor) -> None:
+        """Start the output bias at the log frequencies of `counts` (vocabulary,), one added to each.
+
+        The padding has the count 0 of a word that was never seen.
+        """
+        if self.output_bias is None:
+            raise ValueError("model.unigram_bias=False: must be True for a model with an output bias")
+        seen = F.pad(counts.double(), (0, self.config.padded_vocabulary - len(counts))) + 1
+        self.output_bias.copy_((seen / seen.sum()).log())
+
+    def init_tables(self) -> None:
+        """Set what no checkpoint holds: rotary table, scales that vary, the first state's noise."""
+        for module in self.modules():
+            if isinstance(module, ScaledResidual):
+                module.set_scales(module.alpha, module.epsilon)
+        config = self.config
+        cos, sin = rotary_table(config.context, config.head_size, config.rotary_base, config.rotary_scaling)
+        self.cos.copy_(cos)
+        self.sin.copy_(sin)
+        if self.first_noise is not None:
+            generator = torch.Generator(device="cpu").manual_seed(0)  # one for all models: by position alone
+            self.first_noise.copy_(torch.randn(self.first_noise.shape, generator=generator, device="cpu"))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        cache: Cache | None = None,
+        places: Places | None = None,
+        noise: Tensor | None = None,
+        state: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> GPTOutput:
+        """tokens and targets (B, T); targets below 0 are not counted.
+
+        With a `cache` the tokens continue what it holds, and are added to it. `places` is for a cache that
+        is not ours, and for padding: who gives it says where the tokens stand and what they see. `noise`
+        (rounds, B, T, width) is added to the stream after each round, times the stream's root mean square.
+        `state` (B, T, width) is the first state of a model whose `first_state` is noise: training draws it
+        anew for every step; without it there is one draw per position, so that a cache changes nothing.
+        `documents` are bounds (`nn/documents.py`): each document is then computed as if it stood alone.
+        """
+        if documents is not None:
+            at = document_positions(documents, tokens.shape)
+            places = self.document_places(at, documents)
+            state = self.first_noise[at] if state is None and self.first_noise is not None else state
+        if self.gate_training is not None and self.training and targets is not None:
+            x, loss = exit_loss(self, self.gate_training, tokens, targets, state, places)
+            return GPTOutput(self.final_norm(x), loss)
+        if isinstance(cache, KeyValueCache) and tokens.shape[1] > 1 and self.kept_rounds < self.rounds:
+            # Under a budget a token needs the last round of those before it: they are read one by one.
+            x = torch.cat([self.stream(token, cache) for token in tokens.split(1, dim=1)], dim=1)
+        else:
+            x = self.stream(tokens, cache, places, noise, state)
+        return self.read_out(x, targets)
+
+    def stream(
+        self,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        places: Places | None = None,
+        noise: Tensor | None = None,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        """The residual stream (B, T, width) behind the coda: a forward pass without its readout."""
+        own = cache if isinstance(cache, KeyValueCache) else None
+        rotary, mask = self.positions(tokens, own) if places is None else places
+        x, entered = self.enter_loop(tokens, rotary, mask, cache, state)
+        x = self.run_loop(x, rotary, mask, cache, noise, entered)
+        x = self.run_once("coda", x, rotary, mask, cache)
+        if own is not None:
+            own.length += tokens.shape[1]
+        return x
+
+    def enter_loop(
+        self,
+        tokens: Tensor,
+        rotary: Rotary,
+        mask: Mask,
+        cache: Cache | None = None,
+        state: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the first round starts from, and what enters every round: embedding, prelude, first state."""
+        embedded = self.input_norm(self.embedding(tokens))
+        e = self.run_once("prelude", embedded, rotary, mask, cache)
+        x = self.initial_state(e, cache.length if isinstance(cache, KeyValueCache) else 0, state)
+        return x, None if self.injection is None else self.injection.enter(e)
+
+    def run_once(self, part: Part, x: Tensor, rotary: Rotary, mask: Mask, cache: Cache | None) -> Tensor:
+        """The blocks of the prelude or the coda, one after the other."""
+        blocks = self.prelude if part == "prelude" else self.coda
+        first = 0 if part == "prelude" else self.visits - len(self.coda)
+        for index, block in enumerate(blocks, start=first):
+            x = self.visit(block, x, index, rotary, mask, cache)
+        return x
+
+    def initial_state(self, e: Tensor, start: int, state: Tensor | None = None) -> Tensor:
+        """What the first round starts from, where e (B, T, width) stands from position `start` on."""
+        if self.config.first_state == "embedding":
+            return e
+        if self.config.first_state == "zeros":
+            return torch.zeros_like(e)
+        assert self.first_noise is not None
+        table = self.first_noise[start : start + e.shape[1]] if state is None else state
+        return table.to(e.dtype).expand_as(e)
+
+    def run_loop(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        mask: Mask,
+        cache: Cache | None,
+        noise: Tensor | None,
+        entered: Tensor | None,
+    ) -> Tensor:
+        """All rounds; those before the last `backprop` stand outside of the graph."""
+        free = 0
+        if self.backprop is not None and torch.is_grad_enabled():
+            free = max(0, self.rounds - self.backprop)
+        if free:
+            with torch.no_grad():
+                x = self.run_rounds(x, rotary, mask, cache, noise, entered, range(free))
+            torch.clear_autocast_cache()  # where older torch keeps weights cast without a graph
+        return self.run_rounds(x, rotary, mask, cache, noise, entered, range(free, self.rounds))
+
+    def run_rounds(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        mask: Mask,
+        cache: Cache | None,
+        noise: Tensor | None = None,
+        entered: Tensor | None = None,
+        indices: range | None = None,
+    ) -> Tensor:
+        """The loop: all blocks, `rounds` times; or the rounds of those numbers alone."""
+        for index in range(self.rounds) if indices is None else indices:
+            # The last round's activations are needed at once: there is nothing to gain in it.
+            recompute = self.recompute == "round" and cache is None and index < self.rounds - 1
+            x = maybe_checkpoint(self.run_round, x, index, rotary, mask, cache, entered, recompute=recompute)
+            if noise is not None:
+                x = x + noise[index] * x.detach().square().mean(-1, keepdim=True).sqrt()
+        return x
+
+    def run_round(
+        self,
+        x: Tensor,
+        index: int,
+        rotary: Rotary,
+        mask: Mask,
+        cache: Cache | None,
+        entered: Tensor | None = None,
+    ) -> Tensor:
+        """Round number `index`: the injection, then every block once."""
+        if self.injection is not None:
+            x = self.injection(x, entered)
+        for number, block in enumerate(self.blocks, start=len(self.prelude) + index * len(self.blocks)):
+            x = self.visit(block, x, number, rotary, mask, cache)
+        return x
+
+    def visit(
+        self,
+        block: nn.Module,
+        x: Tensor,
+        index: int,
+        rotary: Rotary,
+        mask: Mask,
+        cache: Cache | None,
+    ) -> Tensor:
+        """Visit number `index` of a forward pass."""
+        if cache is not None:
+            return block(x, rotary, mask, cache, self.slot_of(index))
+        # Compiled blocks must not see a number that changes.
+        recompute = self.recompute == "block" and index < self.visits - 1
+        return maybe_checkpoint(block, x, rotary, mask, recompute=recompute)
+
+    @property
+    def visits(self) -> int:
+        """Block visits of a forward pass at the rounds set now: prelude, K·R, coda."""
+        return len(self.prelude) + self.rounds * len(self.blocks) + len(self.coda)
+
+    @property
+    def kept_rounds(self) -> int:
+        """Rounds whose keys and values a cache keeps: `cache_rounds`, at most all."""
+        return min(self.cache_rounds or self.rounds, self.rounds)
+
+    @property
+    def slots(self) -> int:
+        """Slots of a cache: one per visit, or under a budget one per kept round and block of the loop."""
+        return len(self.prelude) + self.kept_rounds * len(self.blocks) + len(self.coda)
+
+    def slot_of(self, visit: int) -> int:
+        """The slot of a cache that a visit has: round r of the loop shares those of round r mod budget."""
+        first, core, kept = len(self.prelude), self.rounds * len(self.blocks), self.kept_rounds
+        if visit < first:
+            return visit
+        if visit >= first + core:
+            return visit - self.visits + self.slots
+        return first + (visit - first) % (kept * len(self.blocks))
+
+    def set_cache_rounds(self, budget: int | None) -> None:
+        """Keep keys and values of so many rounds from now on, in new caches; None keeps all of them.
+
+        A token in round r attends to itself as it is in round r, and to each earlier token as it was in the
+        last of its rounds that is r modulo `budget`: 1 keeps the last round's, as many as there are rounds
+        keep all, and so does more. That round is known once the earlier token is finished, so tokens that
+        are given together are read one by one, and a text gives the same in whatever pieces it comes.
+        """
+        if budget is not None and budget < 1:
+            raise ValueError(f"cache_rounds={budget}: must be at least 1, or unset to keep all rounds")
+        self.cache_rounds = budget
+
+    def positions(self, tokens: Tensor, cache: KeyValueCache | None) -> Places:
+        """Rotary table and mask of tokens that stand behind those in the cache."""
+        start = 0 if cache is None else cache.length
+        end = start + tokens.shape[1]
+        if end > self.config.context:
+            raise ValueError(f"tokens of length {end}: must be at most model.context={self.config.context}")
+        if cache is not None:
+            cache.check(slots=self.slots, length=end)
+        rotary = (self.cos[start:end], self.sin[start:end])
+        return rotary, causal_mask(start, end - start, tokens.device)
+
+    def document_places(self, at: Tensor, documents: Tensor) -> Places:
+        """Rotary table and mask of tokens that stand at the positions `at` (B, T) of their documents."""
+        if at.shape[1] > self.config.context:
+            raise ValueError(
+                f"tokens of length {at.shape[1]}: must be at most model.context={self.config.context}"
+            )
+        weight = self.embedding.weight
+        fast = torch.is_autocast_enabled(weight.device.type)
+        dtype = torch.get_autocast_dtype(weight.device.type) if fast else weight.dtype
+        mask = document_mask(documents, at.shape, self.config.head_size, dtype)
+        return (self.cos[at][:, None], self.sin[at][:, None]), mask
+
+    def new_cache(self, capacity: int | None = None) -> KeyValueCache:
+        """An empty cache for the rounds set now; room for the whole context unless less is enough."""
+        capacity = self.config.context if capacity is None else capacity
+        return KeyValueCache(self.slots, capacity)
+
+    def read_out(self, x: Tensor, targets: Tensor | None = None) -> GPTOutput:
+        """The final norm, and the loss if there are targets."""
+        states = self.final_norm(x)
+        if targets is None:
+            return GPTOutput(states, None)
+        return GPTOutput(states, self.head_loss(states, targets))
+
+    def head_loss(self, states: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Cross-entropy summed over the targets, each times its own of `weights` (B, T)."""
+        weight, bias = self._loss_head()
+        return linear_cross_entropy(self._head_input(states), weight, targets, bias, weights=weights)
+
+    def token_losses(self, states: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of every target (B, T), without a graph."""
+        weight, bias = self._loss_head()
+        return token_losses(self._head_input(states), weight, targets, bias)
+
+    def exit_logits(self, x: Tensor) -> Tensor:
+        """Logits (B, T) of λ, the exit gate's, of the stream after a round."""
+        assert self.exit_gate is not None, "model.exit_gate is False"
+        logits: Tensor = self.exit_gate(x)
+        return logits
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits over the real vocabulary, in fp32 (of a model that is not sharded)."""
+        weight, bias = self._head(self.config.vocabulary)
+        logits = F.linear(self._head_input(states), weight)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits if bias is None else logits + bias  # after the cast: in bf16 it would lose its digits
+
+    def set_rounds(self, rounds: int, *, recompute_alpha: bool | None = None) -> None:
+        """Apply the blocks `rounds` times from now on: test-time depth. The weights stay.
+
+        alpha and epsilon are the trained ones or the new depth's, as asked here or else in the config.
+        Those of prelude and coda, which are visited once, stay.
+        """
+        changed = replace(self.config, rounds=rounds)  # also checks the value
+        self.rounds = rounds
+        recompute = self.config.recompute_alpha if recompute_alpha is None else recompute_alpha
+        scales = (changed if recompute else self.config).scales
+        for module in self.blocks.modules():
+            if isinstance(module, ScaledResidual):
+                module.set_scales(scales.alpha, scales.epsilon)
+
+    def _loss_head(self) -> tuple[Tensor, Tensor | None]:
+        # In training the padding takes part in the softmax, as in the paper's lineage.
+        padded = self.training or not self.config.mask_padding
+        return self._head(self.config.padded_vocabulary if padded else self.config.vocabulary)
+
+    def _head(self, words: int) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the first `words` logits."""
+        weight, bias = (self.head or self.embedding).weight, self.output_bias
+        if words == len(weight):
+            return weight, bias
+        return weight[:words], None if bias is None else bias[:words]
+
+    def _head_input(self, states: Tensor) -> Tensor:
+        # Scaling the states scales the logits, at width instead of vocabulary many products.
+        scale = self.config.matrix_lr_multiplier
+        return states if scale == 1 else states * scale

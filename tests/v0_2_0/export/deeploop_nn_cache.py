@@ -1,0 +1,117 @@
+# From deeploop, Apache-2.0: deeploop/nn/cache.py, with its imports made flat.
+"""The key-value cache of a looped model: one slot per visit, or fewer that rounds share.
+
+A block that is visited R times makes R different sets of keys and values, so K blocks × R rounds need
+K·R slots; visit number round·K + block has the slot of that number. Under a budget B of rounds it is slot
+(round mod B)·K + block, in which a later round overwrites an earlier one (`LoopedGPT.set_cache_rounds`).
+Blocks before and after the loop have a slot each, in front of these and behind them.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Cache(Protocol):
+    """All that attention asks of a cache (transformers' `Cache` answers to it as well)."""
+
+    def update(self, k: Tensor, v: Tensor, slot: int, /) -> tuple[Tensor, Tensor]:
+        """Takes the new positions' keys and values; returns those of all positions to attend to."""
+        ...
+
+
+class KeyValueCache:
+    """Finished keys and values of up to `capacity` positions, in memory that is taken once.
+
+    All visits of a forward pass write behind the same `length`; the model moves it on when they are done.
+    It is for inference: what is written in place can't be differentiated.
+    """
+
+    def __init__(self, slots: int, capacity: int) -> None:
+        for name, value in (("slots", slots), ("capacity", capacity)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+        self.slots, self.capacity, self.length = slots, capacity, 0
+        self._memory: list[tuple[Tensor, Tensor] | None] = [None] * slots
+
+    def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
+        """Writes k and v (B, H, T, D) behind the first `length` positions; returns them with those before."""
+        end = self.length + k.shape[2]
+        keys, values = self._slot(slot, k)
+        keys[:, :, self.length : end] = k
+        values[:, :, self.length : end] = v
+        return keys[:, :, :end], values[:, :, :end]
+
+    def check(self, *, slots: int, length: int) -> None:
+        """Raises unless the cache is one for `slots` visits and has room for `length` positions."""
+        if self.slots != slots:
+            raise ValueError(f"cache of {self.slots} slots: the model needs {slots} now; use a new cache")
+        if self.capacity < length:
+            raise ValueError(f"cache of capacity {self.capacity}: is too small for {length} positions")
+
+    def newest(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
+        """What a slot holds of the `count` positions behind the first `length`."""
+        keys, values = self.memory(slot)
+        new = slice(self.length, self.length + count)
+        return keys[:, :, new], values[:, :, new]
+
+    def memory(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a slot, (B, H, capacity, D)."""
+        memory = self._memory[slot]
+        assert memory is not None, f"slot {slot} was never written"
+        return memory
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that was taken so far, for all of the capacity."""
+        return sum(tensor.nbytes for memory in self._memory if memory is not None for tensor in memory)
+
+    def _slot(self, slot: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        # Batch, dtype and device are those of the first keys: under autocast nobody knows them earlier.
+        memory = self._memory[slot]
+        if memory is None:
+            shape = (*like.shape[:2], self.capacity, like.shape[3])
+            # Zeros: where a mask hides what was never written, it is still multiplied, by 0.
+            memory = self._memory[slot] = (like.new_zeros(shape), like.new_zeros(shape))
+        return memory
+
+
+class PositionedCache:
+    """A filled cache whose sequences each continue at a position of their own, a token at a time.
+
+    `positions` (B,) are in the device's memory and all that a step reads or writes has a fixed place and
+    size, so that it can be recorded as a CUDA graph. A mask must hide what lies behind a sequence's position.
+    """
+
+    def __init__(self, cache: KeyValueCache, positions: Tensor) -> None:
+        self.cache, self.positions = cache, positions
+        self._rows = torch.arange(len(positions), device=positions.device)
+
+    def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
+        """Writes k and v (B, H, 1, D) where the sequences stand; returns what the slot has up to `reach`."""
+        keys, values = self.cache.memory(slot)
+        keys[self._rows, :, self.positions] = k[:, :, 0]
+        values[self._rows, :, self.positions] = v[:, :, 0]
+        return keys[:, :, : self.reach], values[:, :, : self.reach]
+
+    @property
+    def reach(self) -> int:
+        """Positions that attention looks at: on a CPU those taken; on a GPU all, a graph needs one size."""
+        return self.cache.capacity if self.positions.is_cuda else int(self.positions.max()) + 1
+
+    def mask(self) -> Tensor:
+        """Which positions each sequence sees, (B, 1, 1, reach): those up to its own."""
+        every = torch.arange(self.reach, device=self.positions.device)
+        return (every <= self.positions[:, None])[:, None, None]
+
+
+def causal_mask(start: int, count: int, device: torch.device | str = "cpu") -> Tensor | None:
+    """Which of start + count positions each of the last `count` may attend to: (count, start + count).
+
+    None where no mask is needed: a single position sees everything, and from the start attention is
+    causal by itself.
+    """
+    if start == 0 or count == 1:
+        return None
+    return torch.ones(count, start + count, dtype=torch.bool, device=device).tril(start)

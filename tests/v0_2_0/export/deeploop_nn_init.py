@@ -1,0 +1,114 @@
+# From deeploop, Apache-2.0: deeploop/nn/init.py, with its imports made flat.
+"""Complete, repeatable weight initialisation, and the rule that says which matrices get β.
+
+β is an initialisation gain (Eq. deeploop-beta-usage): a matrix is drawn once, at β·std. All draws
+are made in fp32 on the CPU from one generator, so a seed gives the same model on every device and in
+every dtype, and two models that differ only in their scales share the same underlying numbers.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+EMBEDDING_STD = 0.02
+CUT = 2.0  # where a truncated normal ends, in its own standard deviations before the cut
+UNSCALED = ("q", "k")
+BRANCH = ("v", "o", "gate", "up", "down")  # DeepNorm's set: value, output, feed-forward
+OUTPUTS = ("o", "down")
+
+
+@torch.no_grad()
+def init_residual_branch_(
+    matrices: Iterable[Tensor], *, std: float, beta: float = 1.0, generator: torch.Generator | None = None
+) -> None:
+    """Draw every matrix from N(0, (beta·std)²), in place.
+
+    Give it the value, output and feed-forward matrices of a residual branch; of a fused q-k-v
+    projection the value rows alone, as a slice of the weight. Biases in the branch must start at 0 (or be
+    left out): torch's default draws them without β, and they would drown what β has made small.
+    """
+    for matrix in matrices:
+        if not isinstance(matrix, Tensor):
+            raise TypeError(f"matrices: must be tensors, not {type(matrix).__name__}; give its .weight")
+        if matrix.is_meta:  # nowhere to put a draw
+            continue
+        draw = torch.empty(matrix.shape, dtype=torch.float32, device="cpu")
+        matrix.copy_(draw.normal_(0.0, beta * std, generator=generator))
+
+
+@torch.no_grad()
+def init_truncated_(
+    tensors: Iterable[Tensor], *, std: float, beta: float = 1.0, generator: torch.Generator | None = None
+) -> None:
+    """Draw every tensor from a normal cut off at ±2σ, in place; its std after the cut is beta·std."""
+    # Var = 1 − 2·CUT·φ(CUT) / (Φ(CUT) − Φ(−CUT)) of a standard normal cut at ±CUT.
+    density = math.exp(-(CUT**2) / 2) / math.sqrt(2 * math.pi)
+    sigma = beta * std / math.sqrt(1 - 2 * CUT * density / math.erf(CUT / math.sqrt(2)))
+    for tensor in tensors:
+        if tensor.is_meta:
+            continue
+        draw = torch.empty(tensor.shape, dtype=torch.float32, device="cpu")
+        tensor.copy_(nn.init.trunc_normal_(draw, 0.0, sigma, -CUT * sigma, CUT * sigma, generator=generator))
+
+
+@dataclass(frozen=True)
+class InitRule:
+    """The standard deviation of every matrix of a model, by its role (its name in the layer)."""
+
+    width: int
+    beta: float = 1.0
+    output_divisor: float = 1.0  # √K where the output projections are shrunk
+    scale_gate: bool = True  # whether β reaches SwiGLU's gate
+
+    @property
+    def branch(self) -> tuple[str, ...]:
+        """The roles that are drawn at β."""
+        return BRANCH if self.scale_gate else tuple(role for role in BRANCH if role != "gate")
+
+    def std(self, role: str) -> float:
+        """0.5/√width for all matrices (down too), times β in the branch, over the divisor in outputs."""
+        if role in ("embedding", "head"):
+            return EMBEDDING_STD
+        if role not in UNSCALED + BRANCH:
+            raise ValueError(f"role={role!r}: must be one of embedding, head, {', '.join(UNSCALED + BRANCH)}")
+        std = 0.5 / math.sqrt(self.width)
+        if role in self.branch:
+            std *= self.beta
+        if role in OUTPUTS:
+            std /= self.output_divisor
+        return std
+
+
+@torch.no_grad()
+def init_weights_(
+    model: nn.Module, rule: InitRule, seed: int, parts: Mapping[str, InitRule] | None = None
+) -> None:
+    """Set every parameter of `model`: gains (vectors) to 1, biases to 0, matrices drawn as `rule` says.
+
+    `parts` are the rules of submodules that have another. A module with a method `init_weights_` sets its own
+    weights, such as an injection. A parameter for which no initial value is stated is an error, so nothing is
+    left as it was.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    settled: set[nn.Parameter] = set()
+    for module in model.modules():
+        own = getattr(module, "init_weights_", None)
+        if own is not None:
+            own()
+            settled.update(module.parameters())
+    for name, parameter in model.named_parameters():
+        *path, attribute = name.split(".")  # blocks.0.attention.branch.v.weight: role v
+        if parameter in settled:
+            continue
+        if attribute in ("output_bias", "bias"):
+            parameter.zero_()
+            continue
+        assert attribute == "weight", f"{name}: no initial value is stated for it"
+        if parameter.ndim == 1:
+            parameter.fill_(1.0)
+        else:
+            part = (parts or {}).get(path[0], rule)
+            init_residual_branch_([parameter], std=part.std(path[-1]), generator=generator)

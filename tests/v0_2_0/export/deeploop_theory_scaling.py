@@ -1,0 +1,171 @@
+# From deeploop, Apache-2.0: deeploop/theory/scaling.py, with its imports made flat.
+"""Residual scaling rules: alpha = (cN)^p on the skip path, beta = (dN)^-p on the initial branch weights.
+
+N is the effective depth in blocks. The paper keeps DeepNorm's constants (c, d) = (2, 8) and changes only
+the exponent: DEEPNORM p = 1/4, DEEPLOOP p = 1/2.
+
+Two of their rivals are pre-norm with a scaled branch, x + epsilon f(Norm(x)), and scale nothing else. The
+flat rule is a sandwich with one number too, Norm(alpha x + f(Norm(x) g)), whose outer norm has no gain.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+Real = float | Fraction  # an int is welcome wherever a float is
+
+
+@dataclass(frozen=True)
+class ScalingRule:
+    """The family of Eq. (beta-over-alpha): alpha(N) = (cN)^p, beta(N) = (dN)^-p."""
+
+    p: Real
+    c: Real = 2
+    d: Real = 8
+
+    def __post_init__(self) -> None:
+        for name in ("p", "c", "d"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}={value}: must be positive and finite")
+
+    @property
+    def name(self) -> str:
+        """The paper's name for the rule, or its exponent."""
+        return {DEEPNORM: "DeepNorm", DEEPLOOP: "DeepLoop"}.get(self, f"p = {float(self.p):g}")
+
+    def alpha(self, N: int) -> float:
+        """Residual scale: Norm(alpha * x + f(x))."""
+        return _power(self.c * _depth(N), self.p)
+
+    def beta(self, N: int) -> float:
+        """Initialization gain of the residual-branch matrices."""
+        return _power(self.d * _depth(N), -self.p)
+
+    def ratio(self, N: int) -> float:
+        """Update-to-residual ratio beta / alpha = (cd)^-p N^-2p."""
+        return _power(self.c * self.d * _depth(N) ** 2, -self.p)
+
+    def ratio_exact(self, N: int) -> Fraction | None:
+        """beta / alpha as a fraction, None where it is irrational."""
+        return _exact_power(self._inverse_base(N), exact(self.p))
+
+    def ratio_squared_exact(self, N: int) -> Fraction | None:
+        """(beta / alpha)^2, which the bounds use; rational at every N for DEEPNORM, whose ratio is not."""
+        return _exact_power(self._inverse_base(N), 2 * exact(self.p))
+
+    def _inverse_base(self, N: int) -> Fraction:
+        """x such that beta / alpha = x^p."""
+        return 1 / (exact(self.c) * exact(self.d) * exact(_depth(N)) ** 2)
+
+
+DEEPNORM = ScalingRule(Fraction(1, 4))
+DEEPLOOP = ScalingRule(Fraction(1, 2))
+PAPER_RULES = {"deepnorm": DEEPNORM, "deeploop": DEEPLOOP}
+
+
+def factored_epsilon(K: int, R: int, gain: float = 1.0) -> float:
+    """lambda / (R sqrt(K)), arXiv 2606.18524: 1/R for a block's own visits, 1/sqrt(K) across blocks."""
+    return gain / (_depth(R) * math.sqrt(_depth(K)))
+
+
+def averaged_epsilon(K: int, R: int) -> float:
+    """1 / N."""
+    return 1 / (_depth(K) * _depth(R))
+
+
+def round_epsilon(R: int, exponent: float) -> float:
+    """R^-q for a pre-norm stack that is given rounds: 1 at R = 1, where it is the stack that was trained."""
+    return float(_depth(R) ** -exponent)
+
+
+def flat_alpha(K: int, R: int, gain: float = 1.0) -> float:
+    """lambda R sqrt(K), the flat rule's residual scale: R for a block's own visits, sqrt(K) across blocks.
+
+    On a stream of unit size a visit adds f / alpha, so that all visits together add as much at every R. The
+    same holds for no gain on the outer norm: it multiplies the stream itself, once at every visit. After V
+    visits with branches of 0 the ratio of two channels is (g_i / g_j)^V, so
+    d log(x_i / x_j) / d log(g_i / g_j) = V, whatever alpha is. The gain of the inner norm multiplies a
+    branch's input, which alpha divides.
+    """
+    return gain * _depth(R) * math.sqrt(_depth(K))
+
+
+class Scales(NamedTuple):
+    """What a block's rule comes to at a depth; 1 where it has none."""
+
+    alpha: float  # on the skip, at every visit
+    beta: float  # in the initial branch matrices
+    epsilon: float  # on the branch, at every visit
+
+
+def block_scales(
+    block: str,
+    K: int,
+    R: int,
+    *,
+    p: float = 0.5,
+    alpha: str = "paper",
+    beta: str = "on",
+    flat_gain: float = 1.0,
+    factored_gain: float = 1.0,
+    epsilon_exponent: float = 0.0,
+) -> Scales:
+    """The three of a block kind and its parts, by the names that GPTConfig gives them."""
+    paper, N = ScalingRule(p), _depth(K) * _depth(R)
+    sandwich = block == "sandwich"
+    skip = branch = 1.0
+    if "flat" in (block, alpha):
+        skip = flat_alpha(K, R, flat_gain)
+    elif sandwich:
+        skip = paper.alpha(N)
+    elif block == "factored":
+        branch = factored_epsilon(K, R, factored_gain)
+    elif block == "averaged":
+        branch = averaged_epsilon(K, R)
+    elif block == "prenorm":
+        branch = round_epsilon(R, epsilon_exponent)
+    return Scales(skip, paper.beta(N) if sandwich and beta == "on" else 1.0, branch)
+
+
+def exact(x: Real) -> Fraction:
+    """x as a fraction; a float is read as the decimal it prints as, so 0.3 is 3/10."""
+    return Fraction(str(x)) if isinstance(x, float) else Fraction(x)
+
+
+def _depth(N: int) -> int:
+    if not 1 <= N < math.inf:
+        raise ValueError(f"N={N}: the depth in blocks must be at least 1")
+    return N
+
+
+def _power(base: Real, exponent: Real) -> float:
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        raise ValueError(f"p={float(exponent):g}: {float(base):g}^p is too large for a float") from None
+
+
+def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    """base^(a/b) for 0 < base and lowest terms a/b: rational only if base is itself a perfect b-th power."""
+    top, bottom = (_exact_root(part, exponent.denominator) for part in (base.numerator, base.denominator))
+    if top is None or bottom is None:
+        return None
+    if exponent.numerator * max(top, bottom).bit_length() > 2048:  # beyond any float it could stand beside
+        return None
+    return Fraction(top, bottom) ** exponent.numerator
+
+
+def _exact_root(n: int, degree: int) -> int | None:
+    """The positive integer whose degree-th power is n, by bisection; None if there is none."""
+    if degree >= n.bit_length():  # 2^degree > n, so only 1 is left
+        return 1 if n == 1 else None
+    low, high = 1, 1 << (n.bit_length() // degree + 1)
+    while low < high:
+        middle = (low + high) // 2
+        if middle**degree < n:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low**degree == n else None
