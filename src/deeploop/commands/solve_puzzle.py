@@ -20,6 +20,7 @@ from deeploop.eval.reasoning import Step, trace
 from deeploop.files import write_text
 from deeploop.report import page
 from deeploop.terminal import printable
+from deeploop.train.rundir import require_checkpoint
 
 RED, GREEN, RESET = "\x1b[31m", "\x1b[32m", "\x1b[0m"
 STYLE = """
@@ -57,11 +58,12 @@ class Board:
 
 def run(args: SolveArgs) -> str:
     """Solve the puzzle, write the page, return what to print."""
-    puzzles = matching_puzzles(args.run, args.data)
+    checkpoint = require_checkpoint(args.run)
+    puzzles = matching_puzzles(args.run, args.data, checkpoint)
     text = BoardText.of(puzzles)
     inputs = text.encode(args.puzzle)
     answer = right_answer(puzzles, inputs) if args.answer is None else text.encode(args.answer, "answer")
-    with open_solver(args.run, ReasonerOptions(), args.device) as solver:
+    with open_solver(args.run, ReasonerOptions(), args.device, checkpoint) as solver:
         steps = trace(solver, inputs, args.segments or solver.config.segments)
     boards = compare(text, inputs, answer, steps)
     path = write(args.out or args.run / "solve.html", args.run.name, text, inputs, boards)

@@ -88,7 +88,7 @@ class ScaledResidual(nn.Module):
             self.scale.fill_(epsilon)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ScaledResidual":
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.scale is not None:  # no checkpoint has it, and `to_empty` leaves it uninitialized
             self.scale.fill_(self.epsilon)
         return self
