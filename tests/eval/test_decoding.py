@@ -57,7 +57,7 @@ def texts_of(batch):
 
 
 @torch.inference_mode()
-def assert_steps_are_one_pass(model, make_step, batch, tolerance, start=3):
+def assert_steps_are_one_pass(model, make_step, batch, tolerance, start=3, steps=5):
     """Each sequence stands at a place of its own, the first at `start`; what lies behind it there is not what
     follows.
     """
@@ -66,7 +66,7 @@ def assert_steps_are_one_pass(model, make_step, batch, tolerance, start=3):
     rows, read = torch.arange(batch, device=DEVICE), [start + 5 * row % 13 for row in range(batch)]
     cache = filled(model, texts, read)
     step = make_step(model, cache)
-    for _ in range(5):
+    for _ in range(steps):
         logits = step(texts[rows, cache.positions])
         assert (logits - expected[rows, cache.positions]).abs().max() < tolerance * expected.abs().max()
         cache.positions.add_(1)
@@ -90,6 +90,11 @@ def test_the_kernels_step_alike(fields, batch):
 
 
 @pytest.mark.sample
+@pytest.mark.kernels
+def test_one_step_of_the_kernels_is_alike():
+    assert_steps_are_one_pass(build(blocks=1, rounds=1), in_fp32, 2, 1e-4, steps=1)
+
+
 @pytest.mark.kernels
 def test_keys_that_are_split_among_programs_count_alike(monkeypatch):
     from deeploop.nn.kernels import decode
