@@ -26,6 +26,7 @@ from deeploop.train.distributed import DeviceConfig
 from deeploop.train.loop import train
 from deeploop.train.optim import ReasonerOptimConfig
 from deeploop.train.puzzle import PuzzleDataConfig
+from deeploop.train.rundir import require_checkpoint
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "cycles": 1, "low_cycles": 1}
 
@@ -141,7 +142,7 @@ def test_puzzles_from_files_are_scored_file_by_file(trained, tmp_path, command):
         parts = [part[name] for part in record["sources"].values()]
         assert record[name] == pytest.approx(np.average(parts, weights=counts))
     assert sum(f"{100 * part['cells']:.2f}" in out for part in record["sources"].values()) == 2
-    with eval_reasoner.open_solver(run, ReasonerOptions(), "cpu") as solver:
+    with eval_reasoner.open_solver(run, ReasonerOptions(), "cpu", require_checkpoint(run)) as solver:
         rows = puzzles.test.rows(np.flatnonzero(puzzles.test.sources == 1))
         assert score(solver, rows).means()["loss"] == pytest.approx(record["sources"]["b"]["loss"])
 

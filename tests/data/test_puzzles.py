@@ -133,7 +133,7 @@ def damage(folder, what):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("gone", "no such set of puzzles; make it with `deeploop prepare arc | sudoku | maze --out "),
+        ("gone", "no such set of puzzles; make it with `deeploop prepare arc | sudoku | maze | pairs --out "),
         ("empty", "not a whole set of puzzles (no puzzles.json)"),
         ("array gone", "train_labels.npy: missing"),
         ("cut", "train_labels.npy: unreadable"),
