@@ -129,7 +129,7 @@ def new_folder(path: Path) -> Path:
 
 
 def publish(part: Path, folder: Path, last: str) -> None:
-    """Move what `part` holds into `folder` and remove `part`; the file `last`, which makes it whole, comes last."""
+    """Move what `part` holds into `folder`, the file `last` after the others, and remove `part`."""
     for path in sorted(part.iterdir(), key=lambda path: path.name == last):
         if (old := folder / path.name).is_dir() and not old.is_symlink():
             shutil.rmtree(old)
