@@ -359,6 +359,7 @@ class Targets:
             "GGUF file": self._damaged(
                 self.folder / "gguf", lambda copy: pretrained.use(copy / "model.gguf")
             ),
+            "tokenizer steps": pretrained.odd_steps,
             "config.json as transformers reads it": readings.case,
             "text": self._damaged(self.folder / "text", self.text),
             "packed runs": self._damaged(self.folder / "packed", lambda copy: self.unpacked(copy / PACKED)),

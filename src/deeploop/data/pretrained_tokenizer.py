@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from deeploop.data.gguf_file import GGUFFile
+from deeploop.data.tokenizer_steps import check_steps
 from deeploop.data.tokenizers import byte_characters, token_dtype, utf8
 from deeploop.extras import require
 from deeploop.files import parse_json, read_object, read_text
@@ -48,10 +49,8 @@ class PretrainedTokenizer:
     merges: Sequence[tuple[str, str]] = ()
 
     def __init__(self, text: str, settings: dict[str, str]) -> None:
-        from tokenizers import Tokenizer as Engine
-
         self.text, self.settings = text, settings
-        self._engine = Engine.from_str(text)
+        self._engine = make_engine(text)
         self._engine.no_truncation()
         self._engine.no_padding()
         self._engine.encode_special_tokens = True
@@ -120,6 +119,15 @@ class PretrainedTokenizer:
     def files(self) -> dict[str, str]:
         """What keeps it in a folder."""
         return {TOKENIZER: self.text, SETTINGS: json.dumps(self.settings, indent=1) + "\n"}
+
+
+def make_engine(text: str) -> Any:
+    """Make the engine of a tokenizer.json whose steps are known to be harmless."""
+    from tokenizers import Tokenizer as Engine
+
+    parsed = parse_json(text)
+    check_steps(parsed)
+    return Engine.from_str(json.dumps(parsed))  # what was checked: the text may hold a key twice
 
 
 def read_pretrained(folder: Path) -> PretrainedTokenizer:
