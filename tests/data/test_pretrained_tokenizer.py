@@ -91,7 +91,7 @@ CHARSMAP = base64.b64encode(bytes(4) + b"a" * 5000 + b"\0").decode()
     [
         (
             steps(*[DOUBLE] * 40),
-            r"normalizer and pre_tokenizer: could make a text 1\.1e\+12 times as long, not 512",
+            r"normalizer and pre_tokenizer: could make a text 3\.3e\+12 times as long, not 100",
         ),
         (
             steps({**DOUBLE, "content": "b" * 8000}),
@@ -131,6 +131,14 @@ def test_steps_that_grow_without_bound_or_are_random_are_refused(change, message
         find_tokenizer(str(tmp_path))
 
 
+def test_a_panic_of_the_engine_is_one_line(tokenizer):
+    """The package tokenizers fails so where an expression matches nothing at the end of a text."""
+    empty = {**DOUBLE, "pattern": {"Regex": ""}}
+    odd = PretrainedTokenizer(json.dumps(json.loads(tokenizer.text) | steps(empty)), tokenizer.settings)
+    with pytest.raises(ValueError, match=r"can't encode the text: index out of bounds"):
+        odd.encode("the loop")
+
+
 def test_a_key_that_is_there_twice_is_read_once(tokenizer):
     """Python takes the last; the engine must not take another one."""
     odd = json.dumps(steps(*[DOUBLE] * 40))[1:-1]
@@ -152,7 +160,7 @@ def test_text_that_it_has_no_word_for_is_one_line():
     engine = Tokenizer(models.WordLevel({"<s>": 0, "the": 1}, unk_token="<unk>"))
     found = PretrainedTokenizer(engine.to_str(), {"bos_token": "<s>"})
     assert found.encode("the") == [1]
-    with pytest.raises(ValueError, match=r"^tokenizer hf:2:\w+: can't encode the text \(.*\)$"):
+    with pytest.raises(ValueError, match=r"^tokenizer hf:2:\w+: can't encode the text: .*$"):
         found.encode("loop")
 
 
