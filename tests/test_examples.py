@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,6 +37,17 @@ def test_a_retrofit_heals(monkeypatch, capsys):
     assert before[0] < before[1] < before[2]  # looping costs, before training
     assert after[2] < before[2] - 0.2
     assert abs(after[2] - after[0]) < 0.1  # healed
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_an_example_without_its_extra_is_one_line(name):
+    """A package that is not installed is said to be, with the command that installs it."""
+    if "transformers" not in (EXAMPLES / name).read_text(encoding="utf-8"):
+        pytest.skip("needs no extra")
+    code = f"import runpy, sys; sys.modules['transformers'] = None; runpy.run_path({str(EXAMPLES / name)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr == 'needs transformers: pip install -c constraints.txt -e ".[hf]"\n'
 
 
 def test_every_example_is_listed_and_run_by_a_test():

@@ -159,8 +159,8 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, row, message):
         ("{{ messages.nothing.at.all }}", "fails"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails .*unsafe"),
         ("{% for i in range(99999999) %}x{% endfor %}", "fails"),
-        ("{{ 'a' * 30000000 }}", r"fails \(a power, or a product above 16,777,216\)"),
-        ("{{ [0] * (9 ** 9) }}", r"fails \(a power, or a product"),
+        ("{{ 'a' * 30000000 }}", r"fails \(\*: would make more than 16,777,216 char"),
+        ("{{ [0] * (9 ** 9) }}", r"fails \(\*\*: would make more than"),
         ("always the same", "leaves the answers out"),
         ("{{ messages|length }}", "does not only add text from message to message"),
     ],
@@ -205,10 +205,12 @@ def test_no_operation_of_a_template_makes_more_than_a_bound(text):
 def test_what_templates_of_models_use_is_computed():
     messages = [{"role": "user", "content": " a b "}, {"role": "assistant", "content": "c"}]
     text = (
-        "{{ messages|map(attribute='role')|join(', ')|upper }} {{ messages[0].content|trim|replace(' ', '_') }} "
+        "{{ messages|map(attribute='role')|join(', ')|upper }} "
+        "{{ messages[0].content|trim|replace(' ', '_') }} "
         "{{ messages|tojson(indent=2)|length > 9 }} {{ 7 % 2 }} {{ '%s-%03d' % ('a', 3) }} {{ [1] + [2] }} "
         "{{ messages|selectattr('role', 'equalto', 'user')|list|length }} {{ 'a,b'.split(',')|last }} "
-        "{{ none|default('y', true) }} {{ [1, 2, 3]|batch(2)|list }} {{ '{}!'.format(1) }} {{ 3.14159|round(2) }}"
+        "{{ none|default('y', true) }} {{ [1, 2, 3]|batch(2)|list }} "
+        "{{ '{}!'.format(1) }} {{ 3.14159|round(2) }}"
     )
     found = ChatTemplate(text, "t").render(messages, ask=False)
     assert found == "USER, ASSISTANT a_b True 1 a-003 [1, 2] 1 b y [[1, 2], [3]] 1! 3.14"
