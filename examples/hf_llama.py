@@ -8,11 +8,15 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from deeploop.nn import RMSNorm, ScaledResidual
 from deeploop.theory import averaged_epsilon, flat_alpha
+
+try:
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+except ImportError:
+    raise SystemExit('needs transformers: pip install -c constraints.txt -e ".[hf]"') from None
 
 BLOCKS, ROUNDS, WIDTH, LENGTH, DIGITS = 2, 6, 64, 16, 10
 

@@ -13,9 +13,13 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deeploop.retrofit import loop_pretrained
+
+try:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+except ImportError:
+    raise SystemExit('needs transformers: pip install -c constraints.txt -e ".[hf]"') from None
 
 HERE = Path(__file__).parent
 ROUNDS = (1, 2, 4)

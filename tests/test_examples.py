@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +58,17 @@ def test_a_task_of_reasoning_gym(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().out == (
         "skipped: reasoning_gym is not installed; run: pip install reasoning-gym\n"
     )
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_an_example_without_its_extra_is_one_line(name):
+    """A package that is not installed is said to be, with the command that installs it."""
+    if "transformers" not in (EXAMPLES / name).read_text(encoding="utf-8"):
+        pytest.skip("needs no extra")
+    code = f"import runpy, sys; sys.modules['transformers'] = None; runpy.run_path({str(EXAMPLES / name)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr == 'needs transformers: pip install -c constraints.txt -e ".[hf]"\n'
 
 
 def test_every_example_is_listed_and_run_by_a_test():

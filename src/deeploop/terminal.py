@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -10,6 +11,11 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def show(text: object, file: TextIO | None = None) -> None:
+    """Print text that may hold what an untrusted file says, without its control characters."""
+    print(printable(str(text), keep="\n\t"), file=file, flush=True)
 
 
 @contextlib.contextmanager

@@ -240,7 +240,8 @@ def test_what_is_not_the_runs_is_refused(trained, tmp_path, mistake):
 
     run = shutil.copytree(trained / "hrm", tmp_path / "swapped")
     shutil.rmtree(run / "checkpoints")
-    assert mistake(run) == f"{run}: holds no checkpoint (none yet, or none was kept); train it with --resume"
+    anew = f"start anew: deeploop train --config {run / 'config.json'} --out ANOTHER"  # --resume is refused
+    assert mistake(run) == f"{run}: holds no checkpoint (none yet, or none was kept); {anew}"
     shutil.copytree(trained / "trm" / "checkpoints", run / "checkpoints")
     assert "a checkpoint of other puzzles" in mistake(run)
 

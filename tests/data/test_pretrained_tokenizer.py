@@ -1,5 +1,6 @@
 """Tokenizers that came with a model: read, kept, given back; and shards of large vocabularies."""
 
+import base64
 import json
 
 import numpy as np
@@ -12,6 +13,7 @@ from deeploop.data.hf_tokenizer import to_transformers
 from deeploop.data.prepare import prepare
 from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
 from deeploop.data.shards import Corpus, read_shard, shard_layout, write_shard
+from deeploop.data.tokenizer_steps import check_steps
 from llama_family import save_tokenizer
 
 TEXT = "the loops, wörld\n</s> again 東"
@@ -76,11 +78,89 @@ def test_a_damaged_file_is_one_line(text, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def steps(*steps):
+    return {"normalizer": {"type": "Sequence", "normalizers": list(steps)}}
+
+
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+CHARSMAP = base64.b64encode(bytes(4) + b"a" * 5000 + b"\0").decode()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            steps(*[DOUBLE] * 40),
+            r"normalizer and pre_tokenizer: could make a text 3\.3e\+12 times as long, not 100",
+        ),
+        (
+            steps({**DOUBLE, "content": "b" * 8000}),
+            "normalizer and pre_tokenizer: could make a text 2.4e.04 times as long",
+        ),
+        (
+            steps({**DOUBLE, "pattern": {"Regex": ""}, "content": "b" * 600}),
+            "normalizer and pre_tokenizer: could make",
+        ),
+        (
+            steps(*[{"type": "Prepend", "prepend": "b" * 99}] * 3),
+            "normalizer and pre_tokenizer: could make a text",
+        ),
+        (steps(*[{"type": "ByteLevel"}] * 30), "normalizer and pre_tokenizer: could make a text"),
+        (steps(steps(*[DOUBLE] * 20)["normalizer"]), "normalizer and pre_tokenizer: could make a text"),
+        (
+            steps({"type": "Precompiled", "precompiled_charsmap": CHARSMAP}),
+            "normalizer and pre_tokenizer: could make a text",
+        ),
+        (steps({"type": "Unheard"}), "a step of type 'Unheard' is not known"),
+        (
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Metaspace"}] * 9}},
+            "pre_tokenizer:",
+        ),
+        ({"decoder": {**DOUBLE, "content": "b" * 8000}}, "decoder: could make a text"),
+        ({"model": {"type": "BPE", "dropout": 0.5}}, r"model\.dropout=0\.5: would make tokens random"),
+        (
+            {"model": {"type": "BPE", "end_of_word_suffix": "w" * 65}},
+            "model.end_of_word_suffix: must have at most 64",
+        ),
+    ],
+)
+def test_steps_that_grow_without_bound_or_are_random_are_refused(change, message, tokenizer, tmp_path):
+    text = json.dumps(json.loads(tokenizer.text) | change)
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        find_tokenizer(str(tmp_path))
+
+
+def test_a_panic_of_the_engine_is_one_line(tokenizer):
+    """The package tokenizers fails so where an expression matches nothing at the end of a text."""
+    empty = {**DOUBLE, "pattern": {"Regex": ""}}
+    odd = PretrainedTokenizer(json.dumps(json.loads(tokenizer.text) | steps(empty)), tokenizer.settings)
+    with pytest.raises(ValueError, match=r"can't encode the text: index out of bounds"):
+        odd.encode("the loop")
+
+
+def test_a_key_that_is_there_twice_is_read_once(tokenizer):
+    """Python takes the last; the engine must not take another one."""
+    odd = json.dumps(steps(*[DOUBLE] * 40))[1:-1]
+    twice = PretrainedTokenizer("{" + odd + "," + tokenizer.text.lstrip()[1:], tokenizer.settings)
+    assert twice.encode("aa") == tokenizer.encode("aa")
+
+
+def test_steps_of_known_models_are_taken(tokenizer):
+    """Llama 2, Qwen2, and XLM-RoBERTa, whose table has strings of up to 33 bytes."""
+    table = base64.b64encode(bytes(4) + b"a" * 33 + b"\0").decode()
+    llama = steps({"type": "Prepend", "prepend": "▁"}, {**DOUBLE, "pattern": {"String": " "}, "content": "▁"})
+    roberta = [{"type": "Precompiled", "precompiled_charsmap": table}]
+    roberta += [{**DOUBLE, "pattern": {"Regex": " {2,}"}, "content": " "}]
+    for change in (llama, {"normalizer": {"type": "NFC"}}, steps(*roberta)):
+        check_steps(json.loads(tokenizer.text) | change)
+
+
 def test_text_that_it_has_no_word_for_is_one_line():
     engine = Tokenizer(models.WordLevel({"<s>": 0, "the": 1}, unk_token="<unk>"))
     found = PretrainedTokenizer(engine.to_str(), {"bos_token": "<s>"})
     assert found.encode("the") == [1]
-    with pytest.raises(ValueError, match=r"^tokenizer hf:2:\w+: can't encode the text \(.*\)$"):
+    with pytest.raises(ValueError, match=r"^tokenizer hf:2:\w+: can't encode the text: .*$"):
         found.encode("loop")
 
 

@@ -18,6 +18,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import tracemalloc
 from collections import Counter
@@ -91,6 +92,7 @@ TIMES = 10  # what a case may allocate, over its largest file
 FLOOR = (
     8 << 20
 )  # bytes that it may in any case: 5 MiB of xz's window and our blocks, 3 MiB of a report's figures
+STACK = 1 << 20  # bytes of a loader's thread, which has 8 MiB by default: all that a case may take
 IMPORTS = 1 << 30  # bytes of a target's first case, which loads modules
 TRACED = (
     7  # every seventh case is measured, which makes it slow; a prime, so that all targets have their turn
@@ -359,6 +361,7 @@ class Targets:
             "GGUF file": self._damaged(
                 self.folder / "gguf", lambda copy: pretrained.use(copy / "model.gguf")
             ),
+            "tokenizer steps": pretrained.odd_steps,
             "config.json as transformers reads it": readings.case,
             "text": self._damaged(self.folder / "text", self.text),
             "packed runs": self._damaged(self.folder / "packed", lambda copy: self.unpacked(copy / PACKED)),
@@ -461,6 +464,7 @@ def fuzz(cases: int, seed: int = 0, only: str = "", seconds: float = 10.0) -> tu
     """Runs that many cases, spread over the targets; returns the counts and the findings."""
     counts: Counter[str] = Counter()
     findings: list[str] = []
+    stack = threading.stack_size(STACK)
     # A run keeps the words that started it: with always the same ones a case is the same in every process.
     same_words = patch.object(sys, "argv", ["deeploop"])
     with tempfile.TemporaryDirectory() as folder, same_words:
@@ -487,6 +491,7 @@ def fuzz(cases: int, seed: int = 0, only: str = "", seconds: float = 10.0) -> tu
             warm.add(name)
             if time.perf_counter() - began > seconds:
                 findings.append(f"{name}, case {seed}-{index}: took {time.perf_counter() - began:.0f} s")
+    threading.stack_size(stack)
     return counts, findings
 
 

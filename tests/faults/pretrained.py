@@ -1,6 +1,7 @@
 """A tiny pretrained model as others keep one: a transformers folder, and a GGUF file."""
 
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from safetensors.torch import save_file
 
 from deeploop.commands.inspect import describe
 from deeploop.data.bpe import find_tokenizer
-from deeploop.data.pretrained_tokenizer import SETTINGS, TOKENIZER, _engine_text
+from deeploop.data.pretrained_tokenizer import SETTINGS, TOKENIZER, PretrainedTokenizer, _engine_text
+from deeploop.data.tokenizer_steps import LARGEST_GROWTH
 from deeploop.data.tokenizers import byte_characters
 from deeploop.retrofit.families import LAYER_NAMES, OUTER_NAMES, config_of_folder
 from deeploop.retrofit.source import CONFIG, INDEX, block_shapes, load_source, open_source
@@ -126,3 +128,27 @@ def use(path: Path) -> None:
     tokenizer.decode(ids)
     for token in ids:
         tokenizer.token_bytes(token)
+
+
+STEPS: list[dict[str, object]] = [
+    {"type": "NFKC"},
+    {"type": "Lowercase"},
+    {"type": "ByteLevel"},
+    {"type": "Prepend", "prepend": "▁"},
+    {"type": "Prepend", "prepend": "a" * 900},
+    {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"},
+    {"type": "Replace", "pattern": {"String": "e"}, "content": "aeaeae" * 9},
+    {"type": "Replace", "pattern": {"Regex": "[th]"}, "content": "at"},
+    {"type": "Replace", "pattern": {"Regex": "."}, "content": "the" * 999},
+]
+
+
+def odd_steps(draw: random.Random) -> None:
+    """A tokenizer of any steps: refused, or what it makes of a line is at most so many times as long."""
+    text = json.loads(_engine_text(WORDS, MERGES, TYPES, "gpt-2"))
+    steps = [draw.choice(STEPS) for _ in range(draw.choice((1, 2, 3, 12, 40)))]
+    text["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    tokenizer = PretrainedTokenizer(json.dumps(text), {"bos_token": "<|endoftext|>"})
+    line = "the loop a" * draw.choice((1, 9))
+    if len(tokenizer.encode(line)) > LARGEST_GROWTH * len(line):
+        raise AssertionError(f"{steps}: a text of {len(line)} grew into {len(tokenizer.encode(line))} tokens")

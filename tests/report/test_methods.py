@@ -30,6 +30,7 @@ def test_every_rule_has_a_row(tmp_path):
             "branch_release_steps": 600,
         },
         "DeepLoop p=0.5 + Muon": {"kind": "muon"},
+        "DeepLoop p=0.5 + lion": {"kind": "lion"},  # no optimizer of ours: the next one has a row too
         "flat + add + rounds uniform + gradient through 2": {
             "block": "flat",
             "model": {"injection": "add"},

@@ -212,6 +212,7 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch):
     (tmp_path / "many").mkdir()
     with pytest.raises(ValueError, match="it holds more than 3 files"):
         unpack(pack, tmp_path / "many")
+    assert not list((tmp_path / "many").iterdir())  # it is refused before anything is written
     with pytest.raises(ValueError, match="would hold more than 3 files"):
         write_packed({f"run/{i}.json": pack for i in range(4)}, tmp_path / "out.tar.xz")
     pack.write_bytes(lzma.compress(b"x", preset=9))

@@ -1,11 +1,13 @@
 """Grids: the paper's sweeps cell by cell, and grids from files."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from deeploop.cli import main
 from deeploop.commands.sweep import choose_cells
 from deeploop.models.accounting import parameter_count
 from deeploop.recipes import RECIPES
@@ -202,6 +204,17 @@ def test_a_mistake_in_a_file_names_the_field(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_grid(path).cells()
+
+
+def test_a_grid_without_end_is_refused_at_once(tmp_path, capsys):
+    """808 bytes that would be 24,300,000 cells."""
+    paths = ("seed", "optim.steps", "optim.batch", "model.rounds", "model.blocks")
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps({"recipe": "tiny", "axes": {name: list(range(1, 31)) for name in paths}}))
+    began = time.perf_counter()
+    assert main(["sweep", str(path), "--dry-run", "--out", str(tmp_path / "out")]) == 2
+    assert time.perf_counter() - began < 5
+    assert "axes: 24,300,000 cells; must be at most 10,000" in capsys.readouterr().err
 
 
 def test_two_cells_of_one_name_are_refused():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from deeploop.report.runs import read_run
 from deeploop.train import loop, opening, steps
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.distributed import open_world
@@ -81,8 +82,9 @@ def test_what_is_not_finite_is_skipped_under_its_own_number(tiny_config, late, p
 def test_what_is_not_finite_ends_the_run_under_its_own_number(tiny_config, late, poison):
     poison(3, float("inf"))
     with pytest.raises(FloatingPointError, match="step 3: loss inf"):
-        loop.train(tiny_config(optim=STEPS, **RARELY))
+        loop.train(config := tiny_config(optim=STEPS, **RARELY))
     assert late[-1] == 1
+    assert read_run(config.out).state == "failed"
 
 
 def test_what_is_not_finite_is_repeated_at_its_own_rounds(tiny_config, late, poison, monkeypatch):

@@ -13,7 +13,7 @@ from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import parse
 from deeploop.data.chat_template import ChatTemplate, kept_template
 from deeploop.eval.sampling import Sampling
-from deeploop.terminal import printable
+from deeploop.terminal import printable, show
 
 if TYPE_CHECKING:
     from deeploop.eval.conversation import Conversation
@@ -79,7 +79,7 @@ def talk(conversation: "Conversation", questions: Iterator[str]) -> None:
             try:
                 conversation.ask(question, write=write)
             except ValueError as error:
-                print(error, file=sys.stderr)
+                show(error, file=sys.stderr)
                 continue
             print(flush=True)
             if turns := conversation.forgotten - before:

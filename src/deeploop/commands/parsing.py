@@ -9,6 +9,8 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from deeploop.terminal import show
+
 T = TypeVar("T")
 
 
@@ -154,5 +156,5 @@ def run_command(
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Parses the arguments, runs the command, prints what it returns."""
-    print(run(parse(kind, arguments, prog=prog, words=words)))
+    show(run(parse(kind, arguments, prog=prog, words=words)))
     return 0

@@ -24,6 +24,7 @@ from deeploop.data.corpora import (
 )
 from deeploop.data.prepare import SHARD_TOKENS, prepare, tokenizer_for
 from deeploop.data.shards import Corpus
+from deeploop.terminal import show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +180,7 @@ def main(arguments: list[str]) -> int:
         # Ended at once, as is the default, it would leave its worker processes waiting for ever.
         previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
-            print(build(args))
+            show(build(args))
         finally:
             signal.signal(signal.SIGTERM, previous)
     return 0

@@ -26,6 +26,7 @@ from deeploop.sweep.launch import Local, local_slots
 from deeploop.sweep.paper_grids import GRIDS, Scale
 from deeploop.sweep.slurm import SlurmConfig
 from deeploop.sweep.tuning import tuned
+from deeploop.terminal import show
 from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.progress import StopRequest
 from deeploop.train.text import corpus_of_other_vocabulary
@@ -108,7 +109,7 @@ def run(args: SweepArgs) -> int:
         tasks=args.tasks,
     )
     if args.status:
-        print(status(folder))
+        show(status(folder))
         return 0
     check_compare_at(folder)
     if args.dry_run:
@@ -116,7 +117,7 @@ def run(args: SweepArgs) -> int:
         try:
             check_data(folder)
         except ValueError as error:  # costs are counted without a corpus
-            print(error, file=sys.stderr)
+            show(error, file=sys.stderr)
         return 0
     record = folder.unchanged_record()
     if record and folder.is_done(record):  # before the lock: a published folder is left as it is
@@ -199,7 +200,7 @@ def show_done(folder: SweepFolder, record: SweepRecord, args: SweepArgs) -> int:
     if not args.keep_weights:
         for cell in folder.cells:
             folder.drop_weights(cell)
-    print(report(folder))
+    show(report(folder))
     print(
         f"all {len(folder.cells)} cells were finished already (last started on {record.day}); "
         "nothing was trained; to train them anew, choose another --out"
@@ -213,12 +214,12 @@ def run_here(folder: SweepFolder, args: SweepArgs) -> int:
     launcher = Local(folder, slots, args.keep_weights, shown.show, args.minutes)
     with StopRequest() as stop:
         launcher.run(stop)
-    print(report(folder) if not shown.live else closing(folder), flush=True)
+    show(report(folder) if not shown.live else closing(folder))
     if launcher.given_up:
         fit = len(slots) - len(launcher.given_up)
         print(f"GPU memory had room for {fit} of {len(slots)} cells at a time", file=sys.stderr)
     for name, error in launcher.failed.items():
-        print(f"failed: {name}: {error} ({folder.out / name}.log)", file=sys.stderr)
+        show(f"failed: {name}: {error} ({folder.out / name}.log)", file=sys.stderr)
     if stop.requested:
         print(f"stopped; go on with the same command: {_command()}", file=sys.stderr)
         return INTERRUPTED

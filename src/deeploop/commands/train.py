@@ -11,6 +11,7 @@ from deeploop.recipes import RECIPES, get_recipe
 from deeploop.recipes.reasoners import require_puzzles
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
+from deeploop.terminal import show
 from deeploop.train.config import AnyTrainConfig, ChatTrainConfig, TrainConfig, read_config, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.exported import is_export, read_export
@@ -104,7 +105,7 @@ def preview(config: AnyTrainConfig, source: str) -> int:
     with open_world(config.device) as world:
         lines = preview_run(config, world, source)
         if world.is_main:
-            print("\n".join(lines))
+            show("\n".join(lines))
     return 0
 
 

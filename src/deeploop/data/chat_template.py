@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
+from deeploop.data.template_sandbox import sandbox
 from deeploop.data.tokenizers import Tokenizer, token_dtype
 from deeploop.files import read_text
 
@@ -54,7 +55,7 @@ class ChatTemplate:
     def __init__(self, text: str, name: str) -> None:
         self.text, self.name = text, name
         try:
-            self._template = _environment().from_string(text)
+            self._template = sandbox(LARGEST_TEXT).from_string(text)
         except Exception as error:  # whatever a stranger's template brings up in Jinja
             raise ValueError(f"template {name}: not a Jinja template ({_one_line(error)})") from None
 
@@ -98,30 +99,6 @@ class ChatTemplate:
                 "can't be told from the rest; take one that does, such as default"
             )
         return text[len(done) :]
-
-
-def _environment() -> Any:
-    """Jinja's sandbox as transformers sets it up, without powers and large products."""
-    from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(("*", "**"))  # which are then not computed while compiling, either
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            """A product, of numbers or of text and a number, if its factors say that it is small."""
-            sizes = [len(own) if hasattr(own, "__len__") else abs(own) for own in (left, right)]
-            if operator == "**" or sizes[0] * sizes[1] > LARGEST_TEXT:
-                raise TemplateError(f"a power, or a product above {LARGEST_TEXT:,}")
-            return super().call_binop(context, operator, left, right)
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.globals["raise_exception"] = raise_exception
-    return environment
 
 
 def find_template(asked: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:

@@ -5,7 +5,7 @@ from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
+from deeploop.data.pretrained_tokenizer import PretrainedTokenizer, make_engine
 from deeploop.data.tokenizers import END_OF_TEXT, Tokenizer, byte_characters
 
 
@@ -42,7 +42,7 @@ def _given_back(tokenizer: PretrainedTokenizer, context: int) -> PreTrainedToken
     named = {name: word for name, word in settings.items() if name != "chat_template"}
     named.setdefault("pad_token", named.get("eos_token") or tokenizer.word(tokenizer.end_of_text))
     return PreTrainedTokenizerFast(
-        tokenizer_object=Engine.from_str(tokenizer.text),
+        tokenizer_object=make_engine(tokenizer.text),
         **named,
         chat_template=settings.get("chat_template"),
         padding_side="left",

@@ -8,13 +8,15 @@ both, so two tokenizers of one name are the same. The engine is the package `tok
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from deeploop.data.gguf_file import GGUFFile
+from deeploop.data.tokenizer_steps import check_steps
 from deeploop.data.tokenizers import byte_characters, token_dtype, utf8
 from deeploop.extras import require
 from deeploop.files import parse_json, read_object, read_text
@@ -48,10 +50,8 @@ class PretrainedTokenizer:
     merges: Sequence[tuple[str, str]] = ()
 
     def __init__(self, text: str, settings: dict[str, str]) -> None:
-        from tokenizers import Tokenizer as Engine
-
         self.text, self.settings = text, settings
-        self._engine = Engine.from_str(text)
+        self._engine = make_engine(text)
         self._engine.no_truncation()
         self._engine.no_padding()
         self._engine.encode_special_tokens = True
@@ -74,10 +74,8 @@ class PretrainedTokenizer:
     def encode(self, text: str) -> list[int]:
         if not text.isascii():
             text = utf8(text).decode()
-        try:
+        with _one_line(f"tokenizer {self.name}: can't encode the text"):
             ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # the engine raises that very class
-            raise ValueError(f"tokenizer {self.name}: can't encode the text ({error!s:.200})") from None
         return ids
 
     def encode_array(self, text: str) -> np.ndarray:
@@ -85,7 +83,9 @@ class PretrainedTokenizer:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of the ids; models have rows for words that no tokenizer makes, and those say nothing."""
-        text: str = self._engine.decode(np.asarray(ids, dtype=np.int64).tolist(), skip_special_tokens=False)
+        known = np.asarray(ids, dtype=np.int64).tolist()
+        with _one_line(f"tokenizer {self.name}: can't decode the tokens"):
+            text: str = self._engine.decode(known, skip_special_tokens=False)
         return text
 
     def token_bytes(self, token: int) -> bytes:
@@ -122,6 +122,26 @@ class PretrainedTokenizer:
         return {TOKENIZER: self.text, SETTINGS: json.dumps(self.settings, indent=1) + "\n"}
 
 
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn what the engine raises into a ValueError: Exception itself, and a panic, which is not even one."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{what}: {error!s:.200}") from None
+
+
+def make_engine(text: str) -> Any:
+    """Make the engine of a tokenizer.json whose steps are known to be harmless."""
+    from tokenizers import Tokenizer as Engine
+
+    parsed = parse_json(text)
+    check_steps(parsed)
+    return Engine.from_str(json.dumps(parsed))  # what was checked: the text may hold a key twice
+
+
 def read_pretrained(folder: Path) -> PretrainedTokenizer:
     """The tokenizer of a transformers folder, or one that was kept in a corpus or a run."""
     path = folder / TOKENIZER
@@ -136,10 +156,8 @@ def read_pretrained(folder: Path) -> PretrainedTokenizer:
 
 
 def _made(text: str, settings: dict[str, str], path: Path) -> PretrainedTokenizer:
-    try:
+    with _one_line(f"{path}: not a tokenizer that can be used"):
         return PretrainedTokenizer(text, settings)
-    except Exception as error:  # the engine raises that very class
-        raise ValueError(f"{path}: not a tokenizer that can be used: {error!s:.200}") from None
 
 
 def _settings(folder: Path) -> dict[str, str]:
@@ -175,10 +193,8 @@ def read_gguf_tokenizer(file: GGUFFile) -> PretrainedTokenizer:
             settings[name] = words[token]
     if template := file.get("tokenizer.chat_template", str, ""):
         settings["chat_template"] = template
-    try:
+    with _one_line(f"{file.path}: its tokenizer can't be used"):
         text = _engine_text(words, [tuple(merge.split(" ")) for merge in merges], types, cut)
-    except Exception as error:  # the engine raises that very class
-        raise ValueError(f"{file.path}: its tokenizer can't be used: {error!s:.200}") from None
     return _made(text, settings, file.path)
 
 

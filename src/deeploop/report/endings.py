@@ -34,11 +34,11 @@ def run_state(run: Path, over: Ending | None, *, left: bool = False) -> State:
         return "running"
     if over is not None and not left:
         return over
-    if has_failed(run):
+    stamp = read_json(run / "run.json")
+    if has_failed(run) or _ended(stamp, "failed") is not None:
         return "failed"
     if not (run / "run.json").is_file():
         return "absent"
-    stamp = read_json(run / "run.json")
     # The folder that `deeploop retrofit` wrote: no step is taken in it, but in the run that starts from it.
     if "retrofit" in stamp and not (run / "metrics.jsonl").exists():
         return "untrained"
@@ -47,8 +47,12 @@ def run_state(run: Path, over: Ending | None, *, left: bool = False) -> State:
 
 def stopped_at(stamp: Mapping[str, Any]) -> int | None:
     """The step at which a run was stopped by a signal, as its run.json says; None of any other run."""
+    return _ended(stamp, "stopped")
+
+
+def _ended(stamp: Mapping[str, Any], how: str) -> int | None:
     match stamp.get("ended"):
-        case {"how": "stopped", "step": int(step)}:
+        case {"how": own, "step": int(step)} if own == how:
             return step
     return None
 

@@ -230,14 +230,15 @@ def _lambda(fields: Mapping[str, Any]) -> str:
 
 
 def cure(run: Run) -> str:
-    """What was done against the unigram collapse, or with Muon; nothing in the paper's recipe."""
+    """What was done against the unigram collapse, and an optimizer other than the paper's AdamW."""
+    kind = run.fields.get("optim.kind", "adamw")
     rate, steps = run.fields.get("optim.branch_lr", 1), run.fields.get("optim.branch_release_steps", 0)
     release = f" to ×1 in {steps:,} steps" if steps else ""
     taken = {
         "unigram bias": run.fields.get("model.unigram_bias"),
         f"branch rate ×{rate:g}{release}": rate != 1,
         "wait": run.fields.get("optim.wait_for_escape"),
-        "Muon": run.fields.get("optim.kind") == "muon",
+        OPTIMIZER_NAMES.get(kind, str(kind)): kind != "adamw",
     }
     return "".join(f" + {name}" for name, used in taken.items() if used)
 
@@ -262,6 +263,7 @@ def recurrence(run: Run) -> str:
     return "".join(f" + {name}" for name, used in taken.items() if used)
 
 
+OPTIMIZER_NAMES = {"muon": "Muon"}
 BLOCK_NAMES = {
     "prenorm": "pre-norm",
     "postnorm": "post-norm",

@@ -89,21 +89,25 @@ def _decompress(pack: Path, plain: BinaryIO) -> None:
 
 
 def _extract(tar: tarfile.TarFile, folder: Path) -> None:
+    _check_members(tar)  # all of them before the first is written
+    for member in tar:
+        content = tar.extractfile(member)
+        assert content is not None  # of a plain file
+        path = folder / member.name
+        path.parent.mkdir(exist_ok=True)
+        with path.open("xb") as file:
+            shutil.copyfileobj(content, file)
+
+
+def _check_members(tar: tarfile.TarFile) -> None:
     for number, member in enumerate(tar, start=1):
         if number > MOST_FILES:
             raise ValueError(f"it holds more than {MOST_FILES:,} files")
         if not is_plain(member.name):
             raise ValueError(f"{member.name!r} is no name of a run's file")
         # Links lead elsewhere, and a sparse file has any size that it claims.
-        content = (
-            tar.extractfile(member) if member.type == tarfile.REGTYPE and not member.issparse() else None
-        )
-        if content is None:
+        if member.type != tarfile.REGTYPE or member.issparse():
             raise ValueError(f"{member.name!r} is no plain file")
-        path = folder / member.name
-        path.parent.mkdir(exist_ok=True)
-        with path.open("xb") as file:
-            shutil.copyfileobj(content, file)
 
 
 def is_plain(name: str) -> bool:

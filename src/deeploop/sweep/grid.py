@@ -7,7 +7,9 @@ settings. Later settings win: recipe, the grid's own, its axes in order, the com
 
 import difflib
 import itertools
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from deeploop.train.config import from_dict, leaf_hints, to_dict
 Settings = Mapping[str, Any]
 Axis = Mapping[Any, Settings]
 NOT_SETTABLE = ("out", "resume")  # the sweep's own business
+MOST_CELLS = 10_000  # each one's config is made before the first is run, which takes about a millisecond
 LABEL = re.compile(r"[\w.+-]+")
 
 
@@ -62,10 +65,12 @@ class Grid:
 
     def cells(self, overrides: Settings | None = None) -> list[Cell]:
         """Every cell, in the order of its axes; each one's config is made once, so that a mistake shows."""
+        if (count := math.prod(map(len, self.axes.values()))) > MOST_CELLS:
+            raise ValueError(f"axes: {count:,} cells; must be at most {MOST_CELLS:,}, so split the sweep")
         cells = [self._cell(labels, overrides or {}) for labels in self._corners()]
-        doubled = {a.name for a, b in itertools.combinations(cells, 2) if a.name == b.name}
-        if doubled:
-            raise ValueError(f"axes: two cells would be named {doubled.pop()}; change a label")
+        (name, times), *_ = Counter(cell.name for cell in cells).most_common(1) or [("", 0)]
+        if times > 1:
+            raise ValueError(f"axes: two cells would be named {name}; change a label")
         for cell in cells:
             cell.config()
         return cells

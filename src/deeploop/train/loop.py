@@ -50,6 +50,9 @@ def train_in(
     run = open_run(config, world, task=task, source=source, quiet=quiet)
     try:
         ended = run_steps(run, stop)
+    except FloatingPointError:
+        run.record_ending("failed")
+        raise
     except (ValueError, OSError) as error:  # a shard that is gone, a disk that is full
         saved = last_checkpoint(config.out) or "none was saved yet"
         kind = OSError if isinstance(error, OSError) else ValueError

@@ -9,6 +9,8 @@ from types import FrameType, TracebackType
 import torch
 from tqdm import tqdm
 
+from deeploop.terminal import printable
+
 LINE_SECONDS = 10
 SHORT_SECONDS = 3  # a validation that takes less is not shown
 # Dense bf16 peak of the datasheets, FLOP/s: what "utilization" below is a share of.
@@ -133,7 +135,7 @@ class Display:
         if not self._shown:
             return
         try:
-            tqdm.write(text)
+            tqdm.write(printable(text, keep="\n\t"))
             sys.stdout.flush()  # a log is read while it grows
         except BrokenPipeError:  # nobody reads any more (`| head`): the run is worth more than its lines
             self._shown = False

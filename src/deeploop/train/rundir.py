@@ -102,7 +102,7 @@ def record_execution(folder: Path, execution: dict[str, Any]) -> None:
 
 
 def read_ending(folder: Path) -> dict[str, Any] | None:
-    """The same, read: `how` (finished, collapsed, stopped) and `step`; None of a run that goes on."""
+    """The same, read: `how` (finished, collapsed, stopped, failed) and `step`; None of a run that goes on."""
     ended = read_json(folder / "run.json").get("ended")
     known = isinstance(ended, dict) and isinstance(ended.get("how"), str) and type(ended.get("step")) is int
     return ended if known else None
@@ -196,10 +196,7 @@ def config_to_resume(run: Path) -> AnyTrainConfig:
         )
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
-        raise ValueError(
-            f"{run}: holds no checkpoint to go on from; "
-            f"start anew: deeploop train --config {run / 'config.json'} --out ANOTHER"
-        )
+        raise ValueError(f"{run}: holds no checkpoint to go on from; {_start_anew(run)}")
     # Weights of step 0 alone, as `save_weights` writes them; a healing that is stopped at step 0 has moments.
     if checkpoint.name.endswith("-00000000") and not (checkpoint / OPTIMIZER).exists():
         raise ValueError(
@@ -356,8 +353,12 @@ def require_checkpoint(run: Path) -> Path:
     if checkpoint is None:
         if not (run / "run.json").exists():
             raise _not_a_run(run, "run.json")
-        raise ValueError(f"{run}: holds no checkpoint (none yet, or none was kept); train it with --resume")
+        raise ValueError(f"{run}: holds no checkpoint (none yet, or none was kept); {_start_anew(run)}")
     return checkpoint
+
+
+def _start_anew(run: Path) -> str:
+    return f"start anew: deeploop train --config {run / 'config.json'} --out ANOTHER"
 
 
 def provenance() -> dict[str, Any]:
