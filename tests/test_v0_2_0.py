@@ -3,13 +3,11 @@
 tests/v0_2_0/make.py made them with the code of 0.2.0; expected.json holds what that code computed.
 """
 
+import ast
 import importlib.util
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -186,44 +184,59 @@ def test_old_runs_are_exported(name, deep, tmp_path):
     torch.testing.assert_close(theirs, ours)
 
 
-LOAD = """
-import json, sys, torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-found = {}
-for folder in sys.argv[2:]:
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
-    with torch.no_grad():
-        logits = model(torch.tensor(json.loads(sys.argv[1]))).logits[..., :257].double()
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    prompt = tokenizer("the loop ", return_tensors="pt")
-    tokens = model.generate(**prompt, max_new_tokens=12, do_sample=False)[0, -12:]
-    found[folder] = [float(logits.square().sum()), logits[-1, -1, :8].tolist(), tokens.tolist()]
-assert "deeploop" not in sys.modules
-print(json.dumps(found))
-"""
+def imported(source):
+    """Yield the packages that a source file imports by their full names."""
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.partition(".")[0]
+
+
+@pytest.fixture
+def from_own_files(monkeypatch):
+    """Load a folder as transformers does where deeploop is not installed: by the code in the folder."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    monkeypatch.delitem(CONFIG_MAPPING._extra_content, "deeploop", raising=False)
+
+    def load(folder):
+        assert "deeploop" not in {name for path in Path(folder).glob("*.py") for name in imported(path)}
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+        assert type(model).__module__.startswith("transformers_modules.")
+        return model
+
+    return load
 
 
 @needs_transformers
-def test_old_exports_load_in_transformers_and_new_ones_agree(deep, tmp_path):
-    """Old exports from their own files, without deeploop; and the old run exported by the present code."""
-    for name, folder in EXPORTS.items():
-        for source in Path("export").glob("*.py") if name != "language" else ():
-            shutil.copy(source, folder)  # left out there, as they are the same
-    new = str(tmp_path / "new")
-    deep(f"export language {new}")
-    tokens, folders = json.dumps(EXPECTED["export"]["tokens"]), [*EXPORTS.values(), new]
-    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", LOAD, tokens, *folders], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    for folder in ("export", new):
-        squares, last, _ = found[folder]
-        assert squares == close(EXPECTED["export"]["sum_of_squares"])
-        assert last == close(EXPECTED["export"]["last"])
-    for name, folder in {**EXPORTS, "language": new}.items():
-        assert found[folder][2] == EXPECTED["tokens"][name]
+@pytest.mark.parametrize("name", EXPORTS)
+def test_transformers_loads_an_old_export(name, from_own_files, tmp_path):
+    from transformers import AutoTokenizer
+
+    folder = shutil.copytree(EXPORTS[name], tmp_path / f"old-{name}")
+    for source in Path("export").glob("*.py"):
+        shutil.copy(source, folder)  # left out of exports/, as they are the same
+    model = from_own_files(folder)
+    prompt = AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt")
+    said = model.generate(**prompt, max_new_tokens=12, do_sample=False)[0, -12:]
+    assert said.tolist() == EXPECTED["tokens"][name]
+    if name == "language":
+        check_logits(model)
+
+
+@needs_transformers
+def test_transformers_loads_a_new_export_of_an_old_run(deep, from_own_files, tmp_path):
+    deep(f"export language {tmp_path / 'new'}")
+    check_logits(from_own_files(tmp_path / "new"))
+
+
+def check_logits(model):
+    with torch.no_grad():
+        logits = model(torch.tensor(EXPECTED["export"]["tokens"])).logits[..., :257].double()
+    assert float(logits.square().sum()) == close(EXPECTED["export"]["sum_of_squares"])
+    assert logits[-1, -1, :8].tolist() == close(EXPECTED["export"]["last"])
 
 
 @needs_transformers
