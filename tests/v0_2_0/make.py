@@ -226,19 +226,19 @@ def recommended() -> dict:
 
 
 def continued() -> dict:
-    """Resume every run for two steps, and repeat the first three, in a copy; the validation losses after."""
-    found: dict = {"resumed": {}, "repeated": {}}
+    """Repeat the first three steps of every run, and resume it for two, in a copy; the losses after."""
+    found: dict = {"repeated": {}, "resumed": {}}
     names = [*RULES, *REASONERS, "iterate", "chat", "retrofit-healed", "sweep/sandwich-p0.25"]
     with tempfile.TemporaryDirectory() as folder, chdir(shutil.copytree(HERE, Path(folder, "copy"))):
-        for name in names:
-            steps = json.loads(Path(name, "run.json").read_text())["ended"]["step"]
-            run(f"train --resume {name} --optim.steps {steps + 2} --quiet")
-            found["resumed"][name] = last_loss(Path(name))
         for name in (*RULES, *REASONERS, "iterate", "chat", "retrofit"):
             run(f"train --config {name}/config.json --out again/{name} {REPEAT}")
             found["repeated"][name] = last_loss(Path("again", name))
         run("train --config config.toml --quiet")
         found["repeated"]["config.toml"] = last_loss(Path("from-toml"))
+        for name in names:
+            steps = json.loads(Path(name, "run.json").read_text())["ended"]["step"]
+            run(f"train --resume {name} --optim.steps {steps + 2} --quiet")
+            found["resumed"][name] = last_loss(Path(name))
     return found
 
 
