@@ -137,31 +137,34 @@ def exported(model: LoopedGPT) -> Any:
 
 
 def time_transformers(model: Any, prompts: Tensor, count: int, settings: dict[str, Any]) -> float:
-    """Seconds of a step of `generate`: the difference of two lengths, best of two.
+    """Seconds of a step of `generate` behind the first few, as `time_decoding` takes them: the best of two.
 
-    Each length is generated once before: attention kernels may be chosen anew for every number of keys.
+    The first call is not timed: attention kernels may be chosen anew for every number of keys.
     """
 
-    def seconds(tokens: int) -> float:
-        began = time.perf_counter()
+    def step() -> float:
+        times: list[float] = []
+
+        def stamp(ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+            times.append(time.perf_counter())
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
         out = model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
+            max_new_tokens=count,
+            min_new_tokens=count,
             do_sample=False,
             pad_token_id=0,
+            stopping_criteria=[stamp],
             **settings,
         )
         out.tolist()  # waits for the device
-        assert out.shape[1] == prompts.shape[1] + tokens
-        return time.perf_counter() - began
+        assert len(times) == count
+        return (time.perf_counter() - times[UNTIMED - 1]) / (count - UNTIMED)
 
-    def best(tokens: int) -> float:
-        seconds(tokens)
-        return min(seconds(tokens) for _ in range(2))
-
-    return (best(count) - best(UNTIMED)) / (count - UNTIMED)
+    step()
+    return min(step() for _ in range(2))
 
 
 def step_bytes(config: GPTConfig, batch: int, positions: int, size: int) -> int:
