@@ -323,4 +323,6 @@ def test_an_old_pack_is_read_and_unpacked(deep, undrawn, tmp_path):
 @pytest.mark.parametrize("shape", EXPECTED["recommended"])
 def test_recommend_reads_the_old_rules(shape):
     found = recommend(*map(int, shape.split()), evidence=read_evidence(Path("rules.json")))
-    assert found.peak_lr == EXPECTED["recommended"][shape]["peak_lr"]
+    rates = {row.rule: row.peak_lr for row in found.compared}
+    wanted = EXPECTED["recommended"][shape]  # another rule is advised since; the rates are those of the file
+    assert rates[wanted["rule"]] == wanted["peak_lr"]

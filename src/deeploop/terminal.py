@@ -1,9 +1,13 @@
 """What is written on a terminal: text of others without its control characters, and a line that passes."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from typing import TextIO
+
+RED, GREEN, RESET = "\x1b[31m", "\x1b[32m", "\x1b[0m"
+COLOURS = re.compile("(" + "|".join(map(re.escape, (RED, GREEN, RESET))) + ")")
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -14,8 +18,10 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def show(text: object, file: TextIO | None = None) -> None:
-    """Print text that may hold what an untrusted file says, without its control characters."""
-    print(printable(str(text), keep="\n\t"), file=file, flush=True)
+    """Print text that may hold what an untrusted file says, without its control characters but colours."""
+    parts = COLOURS.split(str(text))  # the odd ones are colours
+    parts[::2] = [printable(part, keep="\n\t") for part in parts[::2]]
+    print("".join(parts), file=file, flush=True)
 
 
 @contextlib.contextmanager

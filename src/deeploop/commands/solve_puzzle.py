@@ -19,10 +19,9 @@ from deeploop.data.sudoku_symmetry import BLANK
 from deeploop.eval.reasoning import Step, trace
 from deeploop.files import write_text
 from deeploop.report import page
-from deeploop.terminal import printable
+from deeploop.terminal import GREEN, RED, RESET, printable
 from deeploop.train.rundir import require_checkpoint
 
-RED, GREEN, RESET = "\x1b[31m", "\x1b[32m", "\x1b[0m"
 STYLE = """
 .steps input { position: absolute; opacity: 0; }
 .steps label { display: inline-block; padding: .1rem .6rem; border: 1px solid var(--line); cursor: pointer; }
