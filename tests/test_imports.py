@@ -22,6 +22,7 @@ ALLOWED = {
     "diagnose": {"models", "nn", "data", "theory"},
     "eval": {"models", "nn", "data", "theory", "diagnose"},
     "train": {"models", "nn", "data", "theory", "diagnose", "eval"},
+    "tasks": {"train"},
     "recipes": {"models", "nn", "data", "theory", "train"},
     "report": {"train", "eval", "diagnose", "theory"},
     "retrofit": {"models", "nn", "data", "theory", "eval", "train"},

@@ -44,6 +44,7 @@ _PACKAGES = (
     "report",
     "retrofit",
     "sweep",
+    "tasks",
     "theory",
     "train",
 )

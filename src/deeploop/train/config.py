@@ -11,7 +11,7 @@ import typing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from deeploop.data.iterate.examples import Examples
 from deeploop.files import read_json, read_table
@@ -44,6 +44,9 @@ class GuardConfig:
 @dataclass(frozen=True)
 class RunConfig:
     """What every run has, whatever it trains."""
+
+    task: ClassVar[str]
+    """A key of `deeploop.tasks.KINDS`, which run.json has too."""
 
     out: Path = Path("runs/latest")
     """Run folder: config, metrics and checkpoints."""
@@ -94,6 +97,7 @@ def check_optim(model: GPTConfig, optim: OptimConfig, device: DeviceConfig) -> N
 class TrainConfig(RunConfig):
     """One training run of a looped GPT."""
 
+    task: ClassVar[str] = "language"
     model: GPTConfig = field(default_factory=GPTConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -151,6 +155,7 @@ class TrainConfig(RunConfig):
 class ChatTrainConfig(TrainConfig):
     """One fine-tuning of a looped GPT on conversations."""
 
+    task: ClassVar[str] = "chat"
     data: ChatDataConfig = field(default_factory=ChatDataConfig)  # type: ignore[assignment]
 
 
@@ -158,6 +163,7 @@ class ChatTrainConfig(TrainConfig):
 class HRMTrainConfig(RunConfig):
     """One training run of an HRM."""
 
+    task: ClassVar[str] = "hrm"
     model: HRMConfig = field(default_factory=HRMConfig)
     data: PuzzleDataConfig = field(default_factory=PuzzleDataConfig)
     optim: ReasonerOptimConfig = field(default_factory=ReasonerOptimConfig)
@@ -168,6 +174,7 @@ class HRMTrainConfig(RunConfig):
 class TRMTrainConfig(RunConfig):
     """One training run of a TRM."""
 
+    task: ClassVar[str] = "trm"
     model: TRMConfig = field(default_factory=TRMConfig)
     data: PuzzleDataConfig = field(default_factory=PuzzleDataConfig)
     optim: ReasonerOptimConfig = field(default_factory=partial(ReasonerOptimConfig, ema=0.999))
@@ -178,6 +185,7 @@ class TRMTrainConfig(RunConfig):
 class IterateTrainConfig(RunConfig):
     """One training run of a looped GPT on an iterated task."""
 
+    task: ClassVar[str] = "iterate"
     model: GPTConfig = field(default_factory=partial(GPTConfig, vocabulary=64, context=256))
     data: IterateDataConfig = field(default_factory=IterateDataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -227,6 +235,7 @@ class IterateTrainConfig(RunConfig):
 class CustomTrainConfig(RunConfig):
     """One training run on a task of your own: `train(config, task=YourTask)`."""
 
+    task: ClassVar[str] = "custom"
     model: GPTConfig = field(default_factory=GPTConfig)
     data: CustomDataConfig = field(default_factory=CustomDataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -264,7 +273,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def from_dict(kind: type, data: dict[str, Any], where: str = "config") -> Any:
     """The config a JSON object describes; unknown fields are an error, absent ones take their default."""
-    hints = typing.get_type_hints(kind)
+    hints = _field_hints(kind)
     if not isinstance(data, dict):
         raise ValueError(f"{where}: must be a JSON object")
     unknown = sorted(set(data) - set(hints))
@@ -296,10 +305,15 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     raise ValueError(f"{where}={value!r}: not a value of the kind this field has")
 
 
+def _field_hints(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
 def leaf_hints(kind: type, prefix: str = "") -> dict[str, Any]:
     """Path → type of every field of a config."""
     found: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(kind).items():
+    for name, hint in _field_hints(kind).items():
         inner = isinstance(hint, type) and hasattr(hint, "__dataclass_fields__")
         found |= leaf_hints(hint, f"{prefix}{name}.") if inner else {prefix + name: hint}
     return found
