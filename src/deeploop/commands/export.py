@@ -17,6 +17,8 @@ class ExportArgs:
     """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
     folder: Positional[Path]
     """Folder to write: a new one, an empty one, or an earlier export, which is replaced."""
+    format: Literal["transformers", "nanbeige"] = "transformers"
+    """nanbeige: for mlx-lm and llama.cpp, of rules without an outer norm (docs/inference.md says which)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the stored weights."""
     context: int | None = None
@@ -27,7 +29,11 @@ class ExportArgs:
 
 def run(args: ExportArgs) -> str:
     """Exports the last checkpoint; returns what to print."""
-    from deeploop.commands import export_run  # now: it waits for torch, --help does not
+    if args.format == "nanbeige":
+        from deeploop.commands import export_nanbeige  # now: it waits for torch, --help does not
+
+        return export_nanbeige.run(args)
+    from deeploop.commands import export_run
 
     return export_run.run(args)
 

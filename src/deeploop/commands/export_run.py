@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,9 @@ from deeploop.train.rundir import (
     resolve,
 )
 from deeploop.train.text import open_mixture
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 WITHOUT = "  # without deeploop: add trust_remote_code=True"
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
@@ -101,37 +104,46 @@ def save_model(
     model: LoopedGPT, tokenizer: Tokenizer | None, folder: Path, template: str | None = None
 ) -> None:
     """Weights, config, generation defaults, code, tokenizer and its chat template."""
-    from transformers import GenerationConfig
-
-    from deeploop.data.hf_tokenizer import to_transformers
     from deeploop.models.hf import DeepLoopForCausalLM
 
     wrapper = DeepLoopForCausalLM.from_gpt(model)
     if tokenizer is None:
         wrapper.save_pretrained(folder)
         return
-    theirs = to_transformers(tokenizer, context=model.config.context)
+    wrapper.generation_config = save_tokenizer(tokenizer, folder, model.config.context, template)
+    wrapper.save_pretrained(folder)
+
+
+def save_tokenizer(
+    tokenizer: Tokenizer, folder: Path, context: int, template: str | None = None
+) -> "GenerationConfig":
+    """Write the tokenizer with its chat template; return the generation defaults that follow from it."""
+    from transformers import GenerationConfig
+
+    from deeploop.data.hf_tokenizer import to_transformers
+
+    theirs = to_transformers(tokenizer, context=context)
     # A pretrained tokenizer may name another end than the one that documents and answers were trained with.
     ends = [own for own in dict.fromkeys((theirs.eos_token_id, tokenizer.end_of_text)) if own is not None]
-    wrapper.generation_config = GenerationConfig(
+    defaults = GenerationConfig(
         bos_token_id=theirs.bos_token_id,
         eos_token_id=ends if len(ends) > 1 else ends[0],
         pad_token_id=theirs.pad_token_id,
     )
-    wrapper.save_pretrained(folder)
     if template is not None:
         theirs.chat_template = template
         # What the template calls bos_token and eos_token was end-of-text in training.
         theirs.bos_token = theirs.eos_token = theirs.convert_ids_to_tokens(tokenizer.end_of_text)
     theirs.save_pretrained(folder)
+    return defaults
 
 
 def open_part(folder: Path) -> Path:
     """An empty folder inside `folder`, which must hold nothing but an earlier export."""
     part = folder / PART
-    ours = (part.is_dir() and not part.is_symlink()) or read_json(folder / "config.json").get(
-        "model_type"
-    ) == "deeploop"
+    config = read_json(folder / "config.json")
+    known = config.get("model_type") == "deeploop" or "exported_by" in config
+    ours = known or (part.is_dir() and not part.is_symlink())
     if not ours and any(file.name != ".lock" for file in folder.iterdir()):
         raise ValueError(f"folder={folder}: is not empty and not an earlier export; name another folder")
     return new_folder(part)

@@ -1,0 +1,173 @@
+"""A run in Nanbeige's format, which mlx-lm and llama.cpp read: `deeploop export --format nanbeige`.
+
+Nanbeige is a pre-norm loop: K layers of x + attention(norm(x)) and x + mlp(norm(x)), applied `num_loops`
+times, then one norm. A pre-norm looped GPT is exactly that once its ε is multiplied into the output
+projections, and its input norm is applied to the embedding.
+"""
+
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import deeploop
+from deeploop.commands.export import ExportArgs
+from deeploop.commands.export_run import (
+    CARD_MARK,
+    check_context,
+    load_parts,
+    open_part,
+    replace_export,
+    save_tokenizer,
+)
+from deeploop.data.chat_template import kept_template
+from deeploop.extras import require
+from deeploop.files import exclusive_folder, write_json
+from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import GPTConfig
+from deeploop.nn.residual import PRENORM
+from deeploop.train.rundir import require_checkpoint, resolve
+
+FITTING: dict[str, Any] = {
+    **{"prelude": 0, "coda": 0, "injection": "none", "first_state": "embedding"},
+    **{"qk_norm": "none", "attention_bias": "none", "mlp_bias": False, "unigram_bias": False},
+    **{"exit_gate": False, "final_norm": True},
+}
+
+
+def run(args: ExportArgs) -> str:
+    """Export the last checkpoint; return what to print."""
+    require("transformers", "hf")
+    if args.cache_rounds is not None:
+        raise ValueError(f"cache_rounds={args.cache_rounds}: must be unset with --format nanbeige")
+    checkpoint = require_checkpoint(args.run)
+    model, tokenizer = load_parts(args.run, checkpoint)
+    require_fitting(model.config)
+    longer = check_context(args.run, model.config.context, args.context)
+    context = args.context or model.config.context
+    if args.folder.exists() and not args.folder.is_dir():
+        raise ValueError(f"folder={args.folder}: is a file; name a folder")
+    with exclusive_folder(args.folder, "folder"):
+        part = open_part(args.folder)
+        own = nanbeige_config(model) | {"max_position_embeddings": context, "torch_dtype": args.dtype}
+        if tokenizer is not None:
+            template = kept_template(resolve(args.run))
+            defaults = save_tokenizer(tokenizer, part, context, None if template is None else template.text)
+            defaults.save_pretrained(part)
+            own |= {name: getattr(defaults, name) for name in ("bos_token_id", "eos_token_id")}
+        weights = nanbeige_weights(model, getattr(torch, args.dtype))
+        save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
+        write_json(part / "config.json", own)
+        card = CARD.format(name=args.run.name, mark=CARD_MARK, version=deeploop.__version__, **own)
+        (part / "README.md").write_text(card, encoding="utf-8")
+        kept = replace_export(part, args.folder)
+    size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
+    return (
+        f"written: {args.folder} ({size / 1e6:.1f} MB) of {args.run} at {checkpoint.name}{kept}{longer}\n\n"
+        f'  mlx_lm.generate --model {args.folder} --prompt "Once upon a time"'
+    )
+
+
+def require_fitting(config: GPTConfig) -> None:
+    """Raise in one line where the format has no place for something, with settings that fit."""
+    found = [] if config.block in PRENORM else [("block", "averaged")]
+    found += [(name, value) for name, value in FITTING.items() if getattr(config, name) != value]
+    if found:
+        has = ", ".join(f"model.{name}={getattr(config, name)}" for name, _ in found)
+        raise ValueError(
+            f"{has}: not in Nanbeige's format; a model that fits is trained with "
+            f"{' '.join(_flag(name, value) for name, value in found)}"
+        )
+
+
+def _flag(name: str, value: Any) -> str:
+    words = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--model.{'' if value else 'no-'}{words}"
+    return f"--model.{words} {value}"
+
+
+def nanbeige_config(model: LoopedGPT) -> dict[str, Any]:
+    """config.json without its context, dtype and special tokens."""
+    config = model.config
+    return {
+        "architectures": ["NanbeigeForCausalLM"],
+        "model_type": "nanbeige",
+        "exported_by": f"deeploop {deeploop.__version__}",  # so that an export may be replaced
+        "num_hidden_layers": config.blocks,
+        "num_loops": model.rounds,
+        "skip_loop_final_norm": True,
+        "hidden_size": config.width,
+        "intermediate_size": config.hidden,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.grouped_heads,
+        "head_dim": config.head_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rotary_base,
+        "rope_scaling": rope_scaling(config.rotary_scaling),
+        "vocab_size": config.vocabulary,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def rope_scaling(scaling: tuple[float, ...]) -> dict[str, Any] | None:
+    """`model.rotary_scaling` in transformers' words."""
+    if not scaling:
+        return None
+    if len(scaling) == 1:
+        return {"rope_type": "linear", "factor": scaling[0]}
+    factor, low, high, original = scaling
+    return {
+        **{"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high},
+        "original_max_position_embeddings": int(original),
+    }
+
+
+LAYER = {
+    "input_layernorm": "attention.inner",
+    **{f"self_attn.{name}_proj": f"attention.branch.{name}" for name in "qkvo"},
+    "post_attention_layernorm": "mlp.inner",
+    **{f"mlp.{name}_proj": f"mlp.branch.{name}" for name in ("gate", "up", "down")},
+}
+
+
+@torch.no_grad()
+def nanbeige_weights(model: LoopedGPT, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """The weights by Nanbeige's names, with ε in `o` and `down` and width-µP's factor in the last norm."""
+    config, state, words = model.config, model.state_dict(), model.config.vocabulary
+    embedding = state["embedding.weight"][:words]
+    weights = {
+        "model.embed_tokens": model.input_norm(embedding),
+        "model.norm": state["final_norm.weight"] * config.matrix_lr_multiplier,
+        "lm_head": embedding if config.tied_head else state["head.weight"][:words],
+    }
+    for index in range(config.blocks):
+        for theirs, ours in LAYER.items():
+            weight = state[f"blocks.{index}.{ours}.weight"]
+            scale = config.scales.epsilon if ours.endswith((".o", ".down")) else 1
+            weights[f"model.layers.{index}.{theirs}"] = weight * scale
+    return {f"{name}.weight": weight.to(dtype, copy=True) for name, weight in weights.items()}
+
+
+CARD = """\
+---
+library_name: mlx
+pipeline_tag: text-generation
+tags:
+- deeploop
+- looped-transformer
+---
+# {name}
+{mark}, in Nanbeige's format: K = {num_hidden_layers}, R = {num_loops}. Exported by deeploop {version}.
+
+```sh
+pip install mlx-lm
+mlx_lm.generate --model . --prompt "Once upon a time"
+```
+The scale of the residual rule is in the weights, so that plain pre-norm layers compute the trained model.
+The licence of the weights is for their owner to state.
+"""
