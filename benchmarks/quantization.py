@@ -1,0 +1,120 @@
+"""What int8 and int4 weights cost in loss, against R, under each rule of a sweep.
+
+    python benchmarks/quantization.py runs/quantization          # writes losses.jsonl there, prints the tables
+    python benchmarks/quantization.py docs/results/quantization  # prints them from that file
+
+The matrices of the blocks are rounded to the nearest (`deeploop.nn.rounding`), and the loss on the first validation windows
+is compared with that of the weights as trained. Runs that the file has are not scored again. In a cell: the
+mean cost over seeds in nats per token, ± half of the 95% interval by Student's t.
+"""
+
+import argparse
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import deeploop
+from deeploop.data.shards import Corpus
+from deeploop.data.token_loader import validation_windows
+from deeploop.eval.validation import validate
+from deeploop.files import read_json
+from deeploop.models import LoopedGPT
+from deeploop.nn.rounding import round_matrices_
+from deeploop.report.page import markdown_table
+from deeploop.report.paired import paired
+from deeploop.train.rundir import load_config
+
+FORMATS: dict[str, tuple[int, int | None]] = {
+    "int8, per channel": (8, None),
+    "int8, groups of 32": (8, 32),
+    "int4, per channel": (4, None),
+    "int4, groups of 64": (4, 64),
+    "int4, groups of 32": (4, 32),
+}
+LOSSES = "losses.jsonl"
+
+
+def score(run: Path, data: Path | None, windows: int) -> dict[str, float]:
+    """Loss of the weights as trained, and in each format."""
+    model, _ = deeploop.load(run)
+    corpus = Corpus.open(data or load_config(run).data.folders[0])
+    pair = validation_windows(corpus.validation, model.config.context, windows)
+
+    def loss(model: LoopedGPT) -> float:
+        found = validate(model, *pair, batch=32)
+        return found.loss / found.targets
+
+    losses = {"loss": loss(model)}
+    for name, (bits, group) in FORMATS.items():
+        rounded = copy.deepcopy(model)
+        round_matrices_(rounded.blocks, bits, group)
+        losses[name] = loss(rounded)
+    return losses
+
+
+def finished(sweep: Path) -> dict[Path, dict[str, Any]]:
+    """Run folder and axes of every finished cell."""
+    cells = read_json(sweep / "sweep.json")["cells"]
+    found = {sweep / name: cell["axes"] for name, cell in cells.items()}
+    ended = {run: read_json(run / "run.json").get("ended", {}) for run in found}
+    return {run: axes for run, axes in found.items() if ended[run].get("how") == "finished"}
+
+
+def read_losses(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def cost_table(rows: list[dict[str, Any]]) -> str:
+    """A row for each format and rule, a column for each R, and R's largest over its smallest."""
+    depths = sorted({row["rounds"] for row in rows})
+    body = []
+    for name in FORMATS:
+        for rule in dict.fromkeys(row["rule"] for row in rows):
+            cells = []
+            for R in depths:
+                own = [row for row in rows if (row["rule"], row["rounds"]) == (rule, R)]
+                one, other = ({row["seed"]: row[key] for row in own} for key in (name, "loss"))
+                cells.append(paired(one, other))
+            ends = [cell.mean if cell else 0.0 for cell in (cells[0], cells[-1])]
+            ratio = f"{ends[1] / ends[0]:.1f}" if ends[0] > 0 else "–"
+            shown = [f"{cell.mean:.4f} ± {cell.half:.4f}" if cell else "–" for cell in cells]
+            body.append([name, rule, *shown, ratio])
+    return markdown_table(
+        ["weights", "rule", *(f"R = {R}" for R in depths), f"R = {depths[-1]} / {depths[0]}"], body
+    )
+
+
+def loss_table(rows: list[dict[str, Any]]) -> str:
+    """The mean loss as trained, over seeds."""
+    depths, body = sorted({row["rounds"] for row in rows}), []
+    for rule in dict.fromkeys(row["rule"] for row in rows):
+        losses = [[r["loss"] for r in rows if (r["rule"], r["rounds"]) == (rule, R)] for R in depths]
+        body.append([rule, *(f"{sum(own) / len(own):.3f} ({len(own)})" if own else "–" for own in losses)])
+    return markdown_table(["loss as trained (seeds)", *(f"R = {R}" for R in depths)], body)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("sweep", type=Path)
+    parser.add_argument("--data", type=Path, help="corpus, where it is not where the runs were trained on it")
+    parser.add_argument("--windows", type=int, default=128)
+    options = parser.parse_args()
+
+    file = options.sweep / LOSSES
+    known = {row["run"] for row in read_losses(file)}
+    for run, axes in finished(options.sweep).items():
+        if run.name in known:
+            continue
+        row = {"run": run.name, **axes, **score(run, options.data, options.windows)}
+        with file.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+        print({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()})
+    rows = read_losses(file)
+    rules = [*dict.fromkeys(row["rule"] for row in rows)]
+    rows.sort(key=lambda row: (rules.index(row["rule"]), row["rounds"], row["seed"]))
+    print(f"\n{loss_table(rows)}\n\n{cost_table(rows)}")
+
+
+if __name__ == "__main__":
+    main()
