@@ -1,11 +1,11 @@
 """What int8 and int4 weights cost in loss, against R, under each rule of a sweep.
 
-    python benchmarks/quantization.py runs/quantization          # writes losses.jsonl there, prints the tables
+    python benchmarks/quantization.py runs/quantization  # writes losses.jsonl there, and prints the tables
     python benchmarks/quantization.py docs/results/quantization  # prints them from that file
 
-The matrices of the blocks are rounded to the nearest (`deeploop.nn.rounding`), and the loss on the first validation windows
-is compared with that of the weights as trained. Runs that the file has are not scored again. In a cell: the
-mean cost over seeds in nats per token, ± half of the 95% interval by Student's t.
+The matrices of the blocks are rounded to the nearest (`deeploop.nn.rounding`), and the loss on the first
+validation windows is compared with that of the weights as trained. Runs that the file has are not scored
+again. In a cell: the mean cost over seeds in nats per token, ± half of the 95% interval by Student's t.
 """
 
 import argparse
