@@ -15,9 +15,9 @@ def round_to_nearest(weight: Tensor, bits: int, group: int | None = None) -> Ten
     size = weight.shape[1] if group is None else group
     if size < 1 or weight.shape[1] % size:
         raise ValueError(f"group={size}: must divide the {weight.shape[1]} inputs of the matrix")
-    groups = weight.unflatten(1, (-1, size))
+    groups = weight.reshape(len(weight), -1, size)
     scale = groups.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
-    return (groups / torch.where(scale == 0, 1, scale)).round().mul(scale).flatten(1)
+    return ((groups / torch.where(scale == 0, 1, scale)).round() * scale).flatten(1)
 
 
 @torch.no_grad()
