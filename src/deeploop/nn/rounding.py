@@ -17,7 +17,9 @@ def round_to_nearest(weight: Tensor, bits: int, group: int | None = None) -> Ten
         raise ValueError(f"group={size}: must divide the {weight.shape[1]} inputs of the matrix")
     groups = weight.reshape(len(weight), -1, size)
     scale = groups.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
-    return ((groups / torch.where(scale == 0, 1, scale)).round() * scale).flatten(1)
+    integers = torch.round(groups / torch.where(scale == 0, 1, scale))
+    rounded: Tensor = (integers * scale).reshape(weight.shape)
+    return rounded
 
 
 @torch.no_grad()
