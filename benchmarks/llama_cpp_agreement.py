@@ -1,4 +1,4 @@
-"""Whether llama.cpp computes an exported run as we do: logits within 1e-4, and the same greedy tokens.
+"""Compare llama.cpp with the run that was exported: logits within 1e-4, and the same greedy tokens.
 
     pip install gguf sentencepiece llama-cpp-python
     deeploop export RUN FOLDER --format nanbeige
@@ -32,7 +32,7 @@ TOKENS = 64
 
 
 def convert(llama_cpp: Path, folder: Path, own_tokenizer: bool) -> Path:
-    """The exported folder as a GGUF file in it."""
+    """Write the exported folder as a GGUF file into it."""
     sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
     import convert_hf_to_gguf
     from conversion.base import TextModel

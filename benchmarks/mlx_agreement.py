@@ -1,4 +1,4 @@
-"""Whether mlx-lm computes an exported run as we do: logits within 1e-4, and the same greedy tokens.
+"""Compare mlx-lm with the run that was exported: logits within 1e-4, and the same greedy tokens.
 
     pip install "mlx[cpu]" mlx-lm
     deeploop export RUN FOLDER --format nanbeige

@@ -1,4 +1,4 @@
-"""What int8 and int4 weights cost in loss, against R, under each rule of a sweep.
+"""Measure the loss that int8 and int4 weights cost, against R, under each rule of a sweep.
 
     python benchmarks/quantization.py runs/quantization  # writes losses.jsonl there, and prints the tables
     python benchmarks/quantization.py docs/results/quantization  # prints them from that file
