@@ -5,12 +5,14 @@
 
 The matrices of the blocks are rounded to the nearest (`deeploop.nn.rounding`), and the loss on the first
 validation windows is compared with that of the weights as trained. Runs that the file has are not scored
-again. In a cell: the mean cost over seeds in nats per token, ± half of the 95% interval by Student's t.
+again. In a cell: the mean cost over seeds in nats per token, ± half of the 95% interval by Student's t (how
+many seeds).
 """
 
 import argparse
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,16 @@ from deeploop.files import read_json
 from deeploop.models import LoopedGPT
 from deeploop.nn.rounding import round_matrices_
 from deeploop.report.page import markdown_table
-from deeploop.report.paired import paired
+from deeploop.report.paired import Difference, paired
 from deeploop.train.rundir import load_config
 
 FORMATS: dict[str, tuple[int, int | None]] = {
     "int8, per channel": (8, None),
-    "int8, groups of 32": (8, 32),
     "int4, per channel": (4, None),
     "int4, groups of 64": (4, 64),
     "int4, groups of 32": (4, 32),
+    "int3, per channel": (3, None),
+    "int3, groups of 32": (3, 32),
 }
 LOSSES = "losses.jsonl"
 
@@ -66,23 +69,31 @@ def read_losses(file: Path) -> list[dict[str, Any]]:
 
 
 def cost_table(rows: list[dict[str, Any]]) -> str:
-    """A row for each format and rule, a column for each R, and R's largest over its smallest."""
+    """A row for each format and rule; a column for each R, and one for the largest R less the smallest."""
     depths = sorted({row["rounds"] for row in rows})
     body = []
     for name in FORMATS:
         for rule in dict.fromkeys(row["rule"] for row in rows):
-            cells = []
-            for R in depths:
-                own = [row for row in rows if (row["rule"], row["rounds"]) == (rule, R)]
-                one, other = ({row["seed"]: row[key] for row in own} for key in (name, "loss"))
-                cells.append(paired(one, other))
-            ends = [cell.mean if cell else 0.0 for cell in (cells[0], cells[-1])]
-            ratio = f"{ends[1] / ends[0]:.1f}" if ends[0] > 0 else "–"
-            shown = [f"{cell.mean:.4f} ± {cell.half:.4f}" if cell else "–" for cell in cells]
-            body.append([name, rule, *shown, ratio])
-    return markdown_table(
-        ["weights", "rule", *(f"R = {R}" for R in depths), f"R = {depths[-1]} / {depths[0]}"], body
-    )
+            costs = [
+                {
+                    row["seed"]: row[name] - row["loss"]
+                    for row in rows
+                    if (row["rule"], row["rounds"]) == (rule, R)
+                }
+                for R in depths
+            ]
+            cells = [paired(own, dict.fromkeys(own, 0.0)) for own in costs]
+            body.append([name, rule, *map(shown, [*cells, paired(costs[-1], costs[0])])])
+    header = ["weights", "rule", *(f"R = {R}" for R in depths), f"R = {depths[-1]} less R = {depths[0]}"]
+    return markdown_table(header, body)
+
+
+def shown(cost: Difference | None) -> str:
+    if cost is None:
+        return "–"
+    if math.isfinite(cost.half):
+        return f"{cost.mean:.4f} ± {cost.half:.4f} ({cost.seeds})"
+    return f"{cost.mean:.4f} ({cost.seeds})"
 
 
 def loss_table(rows: list[dict[str, Any]]) -> str:
