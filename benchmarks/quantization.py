@@ -1,7 +1,9 @@
 """Measure the loss that int8 and int4 weights cost, against R, under each rule of a sweep.
 
     python benchmarks/quantization.py runs/quantization  # writes losses.jsonl there, and prints the tables
-    python benchmarks/quantization.py docs/results/quantization  # prints them from that file
+    deeploop pack runs/quantization --out docs/results/quantization --train-every 300
+    cp runs/quantization/losses.jsonl docs/results/quantization
+    python benchmarks/quantization.py docs/results/quantization  # writes them into the README there
 
 The matrices of the blocks are rounded to the nearest (`deeploop.nn.rounding`), and the loss on the first
 validation windows is compared with that of the weights as trained. Runs that the file has are not scored
@@ -23,7 +25,7 @@ from deeploop.eval.validation import validate
 from deeploop.files import read_json
 from deeploop.models import LoopedGPT
 from deeploop.nn.rounding import round_matrices_
-from deeploop.report.page import markdown_table
+from deeploop.report.page import filled, markdown_table
 from deeploop.report.paired import Difference, paired
 from deeploop.train.rundir import load_config
 
@@ -36,6 +38,7 @@ FORMATS: dict[str, tuple[int, int | None]] = {
     "int3, groups of 32": (3, 32),
 }
 LOSSES = "losses.jsonl"
+MARKERS = "<!-- written by benchmarks/quantization.py -->", "<!-- end -->"
 
 
 def score(run: Path, data: Path | None, windows: int) -> dict[str, float]:
@@ -121,10 +124,15 @@ def main() -> None:
         with file.open("a") as lines:
             lines.write(json.dumps(row) + "\n")
         print({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()})
-    rows = read_losses(file)
+    rows = [*{row["run"]: row for row in read_losses(file)}.values()]
     rules = [*dict.fromkeys(row["rule"] for row in rows)]
     rows.sort(key=lambda row: (rules.index(row["rule"]), row["rounds"], row["seed"]))
-    print(f"\n{loss_table(rows)}\n\n{cost_table(rows)}")
+    tables = f"{loss_table(rows)}\n\n{cost_table(rows)}"
+    print(f"\n{tables}")
+    page = options.sweep / "README.md"
+    if page.exists():
+        text = page.read_text(encoding="utf-8")
+        page.write_text(filled(text, *MARKERS, tables), encoding="utf-8")
 
 
 if __name__ == "__main__":
