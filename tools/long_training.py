@@ -23,21 +23,42 @@ NAMES = {
     "factored": "factored",
     "averaged": "averaged",
 }
-RATES = ("8e-3", "1.6e-2", "3.2e-2", "6.4e-2")
+RATES = {text: float(text) for text in ("8e-3", "1.6e-2", "3.2e-2", "6.4e-2")}
 MARKS = {
     name: (f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->")
     for name in ("losses", "contrasts", "search")
 }
 
 
-def cells(windows: Path) -> dict[str, Losses]:
-    """Rule → seed → mean loss over the windows; runs are named RULE-seedN."""
-    found: dict[str, dict[int, float]] = defaultdict(dict)
+def mean_losses(windows: Path) -> dict[str, float]:
+    """Run → mean loss over the windows."""
     with np.load(windows) as file:
-        for run in file.files:
-            rule, seed = run.rsplit("-seed", 1)
-            found[rule][int(seed)] = float(file[run].mean(dtype=np.float64))
+        return {run: float(file[run].mean(dtype=np.float64)) for run in file.files}
+
+
+def losses_of_seeds(folder: Path) -> dict[str, Losses]:
+    """Rule → seed → loss; runs are named RULE-seedN."""
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for run, loss in mean_losses(folder / "windows.npz").items():
+        rule, seed = run.rsplit("-seed", 1)
+        found[rule][int(seed)] = loss
     return dict(found)
+
+
+def losses_of_the_search(folder: Path) -> dict[str, dict[float, float]]:
+    """Rule → peak rate → loss; runs are named RULE-RATE-seed100."""
+    known = mean_losses(folder / "search-windows.npz")
+    tried = {rule: {text: f"{rule}-{text}-seed100" for text in RATES} for rule in NAMES}
+    return {
+        rule: {RATES[text]: known[run] for text, run in runs.items() if run in known}
+        for rule, runs in tried.items()
+    }
+
+
+def chosen_rates(folder: Path) -> dict[str, float]:
+    """Rule → the peak rate that the search gave it."""
+    cells = read_sweep(folder / "grid").cells.values()
+    return {cell.axes["rule"]: cell.settings["optim.peak_lr"] for cell in cells}
 
 
 def window_error(windows: Path) -> float:
@@ -48,11 +69,7 @@ def window_error(windows: Path) -> float:
 
 def losses_table(folder: Path) -> str:
     """Each rule's losses at its searched rate, the lowest mean first."""
-    found = cells(folder / "windows.npz")
-    rates = {
-        cell.axes["rule"]: cell.settings["optim.peak_lr"]
-        for cell in read_sweep(folder / "grid").cells.values()
-    }
+    found, rates = losses_of_seeds(folder), chosen_rates(folder)
     seeds = sorted(next(iter(found.values())))
     rows = [
         (NAMES[rule], f"{rates[rule]:g}", *(f"{found[rule][seed]:.4f}" for seed in seeds), f"{mean:.4f}")
@@ -70,7 +87,7 @@ def losses_table(folder: Path) -> str:
 def contrasts_table(folder: Path) -> str:
     rows = [
         (f"{NAMES[c.one]} − {NAMES[c.other]}", str(c), f"{c.p:.2g}", "yes" if c.p < 0.05 else "no")
-        for c in contrasts(cells(folder / "windows.npz"))
+        for c in contrasts(losses_of_seeds(folder))
     ]
     return markdown_table(("contrast", "difference (95%, all ten together)", "p (Holm)", "told apart"), rows)
 
