@@ -2,11 +2,8 @@
 
 import random
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 import long_training
 from contrasts import contrasts, holm, pooled, quantile, upper_tail

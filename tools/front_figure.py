@@ -8,7 +8,6 @@ named before they were run).
 from pathlib import Path
 from statistics import fmean
 
-from long_training import FOLDER, chosen_rates, losses_of_seeds, losses_of_the_search
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -16,6 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from deeploop.report.beyond import goes_on
 from deeploop.report.plots import INK, RULE_COLOURS, quiet, save_png
 from deeploop.report.runs import Run, find_runs
+from long_training import FOLDER, chosen_rates, losses_of_seeds, losses_of_the_search
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 RULES = {

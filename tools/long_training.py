@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from contrasts import Contrast, Losses, contrasts, pooled
 
+from contrasts import Contrast, Losses, contrasts, pooled
 from deeploop.report.page import filled, markdown_table
 from deeploop.report.sweeps import read_sweep
 
