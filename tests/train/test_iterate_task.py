@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from deeploop.cli import main
+from deeploop.config.json import from_dict, to_dict
 from deeploop.data.iterate.task import is_test
 from deeploop.models.gpt import LoopedGPT
-from deeploop.recipes import get_recipe
+from deeploop.tasks import read_config
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
-from deeploop.train.config import from_dict, read_config, to_dict
 from deeploop.train.distributed import World
 from deeploop.train.iterate import IterateTask
 from deeploop.train.loop import train

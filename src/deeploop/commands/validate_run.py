@@ -32,8 +32,9 @@ from deeploop.eval.depth import (
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule, decodes_to_validate
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
-from deeploop.train.chat import ChatDataConfig, open_chat
-from deeploop.train.config import TrainConfig
+from deeploop.tasks.chat.config import ChatDataConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.train.chat import open_chat
 from deeploop.train.distributed import arithmetic, open_world
 from deeploop.train.rundir import (
     check_tokenizer,

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from deeploop.files import read_json
 from deeploop.models.accounting import flops_per_segment
-from deeploop.models.reasoner import PuzzleShape
-from deeploop.recipes.reasoners import PUZZLES
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.report import published
 from deeploop.report.page import text_table
 from deeploop.sweep.grid import Cell, Grid
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.puzzles.recipes import PUZZLES
 from deeploop.train import iterate, language
-from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"

@@ -8,8 +8,9 @@ from typing import Any, TextIO, TypeVar
 import torch
 from torch import nn
 
+from deeploop.config.json import to_dict
+from deeploop.config.run import RunConfig
 from deeploop.train.checkpoint import save_checkpoint
-from deeploop.train.config import AnyTrainConfig, to_dict
 from deeploop.train.distributed import World
 from deeploop.train.execution import Execution
 from deeploop.train.metrics import MetricsWriter
@@ -25,7 +26,7 @@ Ending = TypeVar("Ending", str, None)
 class ActiveRun:
     """One run of this process; `open_run` makes it, the loop takes it to its last step."""
 
-    config: AnyTrainConfig
+    config: RunConfig
     world: World
     task: Task
     model: nn.Module

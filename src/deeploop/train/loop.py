@@ -9,9 +9,9 @@ import shlex
 from functools import partial
 from typing import Any, Literal
 
+from deeploop.config.run import RunConfig
 from deeploop.train.active import ActiveRun
 from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.config import AnyTrainConfig
 from deeploop.train.custom import TaskFactory
 from deeploop.train.distributed import World, is_sharded, open_world
 from deeploop.train.metrics import as_read_back
@@ -22,7 +22,7 @@ from deeploop.train.task import EvaluationStopped
 
 
 def train(
-    config: AnyTrainConfig,
+    config: RunConfig,
     *,
     task: TaskFactory | None = None,
     source: str | None = None,
@@ -39,7 +39,7 @@ def train(
 
 def train_in(
     world: World,
-    config: AnyTrainConfig,
+    config: RunConfig,
     stop: StopRequest,
     *,
     task: TaskFactory | None = None,

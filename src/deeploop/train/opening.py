@@ -6,10 +6,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from deeploop.config.json import to_dict
+from deeploop.config.run import RunConfig
 from deeploop.files import lock_folder
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.residual import ALPHA
+from deeploop.tasks.chat.config import ChatTrainConfig
+from deeploop.tasks.custom.config import CustomTrainConfig
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.train.active import ActiveRun
 from deeploop.train.chat import ChatTask
 from deeploop.train.checkpoint import (
@@ -22,15 +29,6 @@ from deeploop.train.checkpoint import (
     read_whole_state,
 )
 from deeploop.train.checks import NotFinite, ShapeMismatch
-from deeploop.train.config import (
-    AnyTrainConfig,
-    ChatTrainConfig,
-    CustomTrainConfig,
-    IterateTrainConfig,
-    ReasonerTrainConfig,
-    TrainConfig,
-    to_dict,
-)
 from deeploop.train.custom import CustomTask, TaskFactory
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
@@ -72,7 +70,7 @@ MAY_COLLAPSE = (
 
 
 def open_run(
-    config: AnyTrainConfig,
+    config: RunConfig,
     world: World,
     *,
     task: TaskFactory | None = None,
@@ -112,7 +110,7 @@ def open_run(
     return run
 
 
-def preview_run(config: AnyTrainConfig, world: World, source: str) -> list[str]:
+def preview_run(config: RunConfig, world: World, source: str) -> list[str]:
     """What a run would be introduced with; nothing is written, and no weights of a checkpoint are read."""
     task, model, optimizer, execution = _build(config, world)
     checkpoint = check_folder(config)  # last: a taken folder must not hide another mistake
@@ -125,7 +123,7 @@ def preview_run(config: AnyTrainConfig, world: World, source: str) -> list[str]:
 
 
 def _build(
-    config: AnyTrainConfig, world: World, factory: TaskFactory | None = None
+    config: RunConfig, world: World, factory: TaskFactory | None = None
 ) -> tuple[Task, nn.Module, torch.optim.Optimizer, Execution]:
     """The parts of a run, freshly drawn."""
     config.log.require_extras()
@@ -173,7 +171,7 @@ def check_recompute(task: Task, model: nn.Module) -> None:
         )
 
 
-def make_task(config: AnyTrainConfig, world: World, factory: TaskFactory | None = None) -> Task:
+def make_task(config: RunConfig, world: World, factory: TaskFactory | None = None) -> Task:
     """The task that the class of a config stands for; of a custom one what `factory` makes."""
     if isinstance(config, CustomTrainConfig) and factory is None:
         raise ValueError("task: must be given for a CustomTrainConfig: train(config, task=YourTask)")
@@ -193,7 +191,7 @@ def make_task(config: AnyTrainConfig, world: World, factory: TaskFactory | None 
 
 
 def _load(
-    config: AnyTrainConfig, world: World, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer
+    config: RunConfig, world: World, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Any], list[str]]:
     """Puts the last whole checkpoint into the parts of a run: its JSON, and what to say of damaged ones."""
     checkpoint, state, damaged = last_good_checkpoint(config.out, world)
@@ -208,7 +206,7 @@ def _load(
     return state, [f"{what}: put aside; going on from {start}" for what in damaged]
 
 
-def _init_from(config: AnyTrainConfig, source: Path, task: Task, model: nn.Module) -> None:
+def _init_from(config: RunConfig, source: Path, task: Task, model: nn.Module) -> None:
     """Starts from the weights of another run, or of an export."""
     try:
         _load_initial(config, source, task, model)
@@ -216,7 +214,7 @@ def _init_from(config: AnyTrainConfig, source: Path, task: Task, model: nn.Modul
         raise _other_model(config, source) or error from None
 
 
-def _other_model(config: AnyTrainConfig, source: Path) -> ValueError | None:
+def _other_model(config: RunConfig, source: Path) -> ValueError | None:
     """What to add to the command where the model of `source` has other weights; None if no field tells."""
     ours = getattr(config, "model", None)
     if not isinstance(ours, GPTConfig):
@@ -239,7 +237,7 @@ def _switch(word: str, on: bool) -> str:
     return f"--model.{word}" if on else f"--model.no-{word}"
 
 
-def _load_initial(config: AnyTrainConfig, source: Path, task: Task, model: nn.Module) -> None:
+def _load_initial(config: RunConfig, source: Path, task: Task, model: nn.Module) -> None:
     if is_export(source):
         load_export(model, source, task.tokenizer if isinstance(task, LanguageTask) else None)
         return

@@ -24,6 +24,8 @@ import torch
 from torch import nn
 
 import deeploop
+from deeploop.config.json import differences, from_dict, to_dict
+from deeploop.config.run import RunConfig
 from deeploop.data.bpe import how_to_ask, load_tokenizer
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import (
@@ -40,7 +42,13 @@ from deeploop.files import (
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.tasks import KINDS, config_class
+from deeploop.tasks.custom.config import CustomTrainConfig
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.train.checkpoint import (
     OPTIMIZER,
     WEIGHTS,
@@ -50,17 +58,6 @@ from deeploop.train.checkpoint import (
     read_whole_state,
     step_of,
 )
-from deeploop.train.config import (
-    KINDS,
-    AnyTrainConfig,
-    CustomTrainConfig,
-    IterateTrainConfig,
-    ReasonerTrainConfig,
-    TrainConfig,
-    differences,
-    from_dict,
-    to_dict,
-)
 from deeploop.train.exported import is_export
 from deeploop.train.iterate import IDENTITY
 
@@ -69,7 +66,7 @@ KEPT = {"seed", "optim.kind", *(f"data.{name}" for name in IDENTITY)}
 """Fields that a resumed run keeps, beside those of its model, rounds and gate."""
 
 
-def create_run(config: AnyTrainConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
+def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
     """Writes what is known before the first step, and the `files` of the task's own."""
     folder = config.out
     try:
@@ -108,7 +105,7 @@ def read_ending(folder: Path) -> dict[str, Any] | None:
     return ended if known else None
 
 
-def hardware(config: AnyTrainConfig) -> dict[str, Any]:
+def hardware(config: RunConfig) -> dict[str, Any]:
     """What the run started on: hours × ranks are its device-hours."""
     gpu = config.device.kind != "cpu" and torch.cuda.is_available()
     return {
@@ -117,11 +114,11 @@ def hardware(config: AnyTrainConfig) -> dict[str, Any]:
     }
 
 
-def write_config(config: AnyTrainConfig) -> None:
+def write_config(config: RunConfig) -> None:
     write_json(config.out / "config.json", to_dict(config))
 
 
-def check_folder(config: AnyTrainConfig) -> Path | None:
+def check_folder(config: RunConfig) -> Path | None:
     """The checkpoint to continue from, or None for a fresh start; refuses to mix two runs."""
     checkpoint = last_checkpoint(config.out)
     if checkpoint is None:
@@ -154,14 +151,14 @@ def check_folder(config: AnyTrainConfig) -> Path | None:
     return checkpoint
 
 
-def check_kind(config: AnyTrainConfig, run: Path, field: str) -> None:
+def check_kind(config: RunConfig, run: Path, field: str) -> None:
     """Raises where a folder holds a language model's run and this is a reasoner's, or the like."""
     task = str(read_stamp(run).get("task"))
-    if not isinstance(config, KINDS.get(task, object)):
+    if task in KINDS and not isinstance(config, config_class(task)):
         raise ValueError(f"{field}={run}: holds a run of another kind ({task}); name another folder")
 
 
-def changes_since(config: AnyTrainConfig) -> list[tuple[str, Any, Any]]:
+def changes_since(config: RunConfig) -> list[tuple[str, Any, Any]]:
     """What this config changes in the one that the run folder was started with."""
     old = to_dict(load_any_config(config.out))
     ignored = {"resume", "out", "init_from"}
@@ -177,17 +174,17 @@ def results_folder(run: Path) -> Path:
     return folder
 
 
-def load_any_config(run: Path) -> AnyTrainConfig:
+def load_any_config(run: Path) -> RunConfig:
     """The config of the run in a folder, of whatever kind it is."""
     stamp = read_stamp(run)
     task = str(stamp.get("task"))
     if task not in KINDS:
         raise ValueError(f"{run}: a run of task {task!r:.40}; this deeploop knows {', '.join(KINDS)}")
-    config: AnyTrainConfig = from_dict(KINDS[task], _read(resolve(run) / "config.json"))
+    config: RunConfig = from_dict(config_class(task), _read(resolve(run) / "config.json"))
     return config
 
 
-def config_to_resume(run: Path) -> AnyTrainConfig:
+def config_to_resume(run: Path) -> RunConfig:
     """The config with which the run in a folder goes on: its own."""
     config = load_any_config(run)
     if is_shipped(run):
@@ -213,7 +210,7 @@ def load_config(run: Path, instead: str = "") -> TrainConfig:
     return config
 
 
-def kind_of(config: AnyTrainConfig) -> str:
+def kind_of(config: RunConfig) -> str:
     """What a run trains, in words."""
     if isinstance(config, TrainConfig):
         return "a language model"
