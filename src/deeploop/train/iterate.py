@@ -117,7 +117,7 @@ class IterateTask:
         batch = self.config.optim.batch
         steps = draw_upto(self._steps_key, self.step, self.config.data.train_steps)
         instances = draw(self.task, "train", self._key, self.step * batch + np.arange(batch))
-        inputs, targets = self.shown.batch(instances, steps)
+        inputs, targets = map(torch.from_numpy, self.shown.batch(instances, steps))
         law = self.config.rounds.law(self.config.model.rounds, steps)
         self.model.set_rounds(self._rounds.at(self.step, law))
         noise = self._noise.at(self.step, (self.model.rounds, *inputs.shape, self.config.model.width))
