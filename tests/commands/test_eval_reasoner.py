@@ -23,9 +23,9 @@ from deeploop.models.trm import TRMConfig
 from deeploop.report import scoreboard
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import arc_table
+from deeploop.runs.folder import require_checkpoint
 from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
 from deeploop.train.loop import train
-from deeploop.train.rundir import require_checkpoint
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "cycles": 1, "low_cycles": 1}
 

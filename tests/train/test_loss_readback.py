@@ -3,8 +3,8 @@
 import pytest
 
 from deeploop.report.runs import read_run
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train import loop, opening, steps
-from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.distributed import open_world
 from deeploop.train.execution import Execution
 from deeploop.train.language import LanguageTask

@@ -47,7 +47,8 @@ class ChatArgs(Sampling):
 
 def template_of(run: Path) -> ChatTemplate:
     """The template that a run was fine-tuned with."""
-    from deeploop.train.rundir import load_config, resolve
+    from deeploop.files import resolve
+    from deeploop.runs.folder import load_config
 
     load_config(run)  # a folder that is no run is named as such
     template = kept_template(resolve(run))
@@ -104,8 +105,9 @@ def main(arguments: list[str]) -> int:
     # Now: these wait for torch, --help does not.
     from deeploop.config.run import DeviceConfig
     from deeploop.eval.conversation import Conversation
+    from deeploop.runs.folder import require_checkpoint
     from deeploop.train.distributed import open_world
-    from deeploop.train.rundir import load, require_checkpoint
+    from deeploop.train.rundir import load
 
     template, checkpoint = template_of(args.run), require_checkpoint(args.run)
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -30,29 +30,29 @@ from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.exponent import GammaFit, as_series, describe, fit_gamma, gamma_points, verdict
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.diagnose.visit_grads import residual_sublayers
-from deeploop.files import write_json
+from deeploop.files import resolve, write_json
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.nn.documents import document_bounds
 from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
+from deeploop.runs.folder import (
+    OPTIMIZER,
+    check_tokenizer,
+    load_config,
+    require_checkpoint,
+    results_folder,
+    step_of,
+)
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.theory import ScalingRule
-from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_whole_state, step_of
+from deeploop.train.checkpoint import load_moments, read_whole_state
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import is_number, read_metrics
 from deeploop.train.optim import learning_rate
 from deeploop.train.progress import LINE_SECONDS
-from deeploop.train.rundir import (
-    check_tokenizer,
-    load,
-    load_config,
-    provenance,
-    require_checkpoint,
-    resolve,
-    results_folder,
-)
+from deeploop.train.rundir import load, provenance
 from deeploop.train.text import mixture_windows, open_mixture
 
 PROBE_TOKENS = 1024

@@ -119,7 +119,7 @@ def run(args: EvalArgs) -> str:
     """Does what the arguments ask for; returns what to print."""
     # Now: these wait for torch, --help does not.
     from deeploop.commands import eval_iterated, eval_language, eval_reasoner
-    from deeploop.train.rundir import read_stamp
+    from deeploop.runs.folder import read_stamp
 
     if args.run is None:
         refuse(args.reasoner, OF_REASONERS, "for reasoners; name the folder of a run")

@@ -60,9 +60,11 @@ def main(arguments: list[str]) -> int:
     from deeploop.config.run import DeviceConfig
     from deeploop.eval.decoding import describe
     from deeploop.eval.generation import stream_text
+    from deeploop.files import is_shipped
     from deeploop.models.adaptive import AdaptiveDepth
+    from deeploop.runs.folder import require_checkpoint
     from deeploop.train.distributed import open_world
-    from deeploop.train.rundir import is_shipped, load, require_checkpoint
+    from deeploop.train.rundir import load
 
     if is_shipped(args.run):
         print("the small model that comes with deeploop; name a run folder for another", file=sys.stderr)

@@ -19,8 +19,8 @@ from deeploop.data.sudoku_symmetry import BLANK
 from deeploop.eval.reasoning import Step, trace
 from deeploop.files import write_text
 from deeploop.report import page
+from deeploop.runs.folder import require_checkpoint
 from deeploop.terminal import GREEN, RED, RESET, printable
-from deeploop.train.rundir import require_checkpoint
 
 STYLE = """
 .steps input { position: absolute; opacity: 0; }

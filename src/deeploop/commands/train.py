@@ -11,6 +11,7 @@ from deeploop.config.json import to_dict
 from deeploop.config.run import RunConfig
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
+from deeploop.runs.folder import config_to_resume, is_export, load_config
 from deeploop.tasks import read_config
 from deeploop.tasks.chat.config import ChatTrainConfig
 from deeploop.tasks.language.config import TrainConfig
@@ -19,10 +20,9 @@ from deeploop.tasks.puzzles.recipes import require_puzzles
 from deeploop.tasks.recipes import RECIPES, get_recipe
 from deeploop.terminal import show
 from deeploop.train.distributed import open_world
-from deeploop.train.exported import is_export, read_export
+from deeploop.train.exported import read_export
 from deeploop.train.loop import train
 from deeploop.train.opening import preview_run
-from deeploop.train.rundir import config_to_resume, load_config
 from deeploop.train.text import corpus_of_other_vocabulary
 
 # What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.

@@ -84,6 +84,8 @@ class RunConfig:
 
     task: ClassVar[str]
     """A key of `deeploop.tasks.KINDS`, which run.json has too."""
+    kind: ClassVar[str]
+    """What is trained, in words."""
 
     out: Path = Path("runs/latest")
     """Run folder: config, metrics and checkpoints."""

@@ -19,7 +19,7 @@ from deeploop.data.loader_state import check_position
 from deeploop.eval.iterated import IteratedScore, finite, score_sums, scores
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
-from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.iterate.config import IDENTITY, IterateTrainConfig
 from deeploop.train.distributed import World, arithmetic
 from deeploop.train.memory import fit, needs_on
 from deeploop.train.optim import make_gpt_optimizer
@@ -27,7 +27,6 @@ from deeploop.train.rounds import NoiseSampler, RoundsSampler, draw_upto
 from deeploop.train.task import Monitor, OnBatch, ignore_batch
 
 DATA_KEY, STEPS_KEY = 1, 2  # with the seed
-IDENTITY = ("task", "rule", "length", "train_steps")  # fields that say which sequence of batches it is
 
 
 def training_flops_per_token(config: IterateTrainConfig) -> int:

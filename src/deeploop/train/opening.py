@@ -12,6 +12,19 @@ from deeploop.files import lock_folder
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.residual import ALPHA
+from deeploop.runs.folder import (
+    changes_since,
+    check_folder,
+    check_kind,
+    is_export,
+    last_checkpoint,
+    load_any_config,
+    read_ending,
+    read_stamp,
+    record_execution,
+    require_checkpoint,
+    write_config,
+)
 from deeploop.tasks.chat.config import ChatTrainConfig
 from deeploop.tasks.custom.config import CustomTrainConfig
 from deeploop.tasks.iterate.config import IterateTrainConfig
@@ -20,7 +33,6 @@ from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.train.active import ActiveRun
 from deeploop.train.chat import ChatTask
 from deeploop.train.checkpoint import (
-    last_checkpoint,
     last_good_checkpoint,
     load_checkpoint,
     load_tensors,
@@ -32,7 +44,7 @@ from deeploop.train.checks import NotFinite, ShapeMismatch
 from deeploop.train.custom import CustomTask, TaskFactory
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
-from deeploop.train.exported import is_export, load_export, read_export
+from deeploop.train.exported import load_export, read_export
 from deeploop.train.header import Facts, bytes_text, header, legend
 from deeploop.train.iterate import IterateTask
 from deeploop.train.language import LanguageTask
@@ -40,18 +52,7 @@ from deeploop.train.memory import memory_of
 from deeploop.train.metrics import MetricsWriter, last_lines, rewind_metrics
 from deeploop.train.progress import Display, device_name
 from deeploop.train.puzzle import PuzzleTask
-from deeploop.train.rundir import (
-    changes_since,
-    check_folder,
-    check_kind,
-    create_run,
-    load_any_config,
-    read_ending,
-    read_stamp,
-    record_execution,
-    require_checkpoint,
-    write_config,
-)
+from deeploop.train.rundir import create_run
 from deeploop.train.task import Task
 
 # Fields of a looped GPT that names and shapes of its weights depend on.

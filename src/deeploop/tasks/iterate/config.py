@@ -13,6 +13,8 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.tasks.looped import check_optim
 from deeploop.theory.depth_law import DepthLaw, uniform_law
 
+IDENTITY = ("task", "rule", "length", "train_steps")  # fields that say which sequence of batches it is
+
 
 @dataclass(frozen=True)
 class IterateDataConfig:
@@ -82,6 +84,7 @@ class IterateTrainConfig(RunConfig):
     """One training run of a looped GPT on an iterated task."""
 
     task: ClassVar[str] = "iterate"
+    kind: ClassVar[str] = "an iterated task"
     model: GPTConfig = field(default_factory=partial(GPTConfig, vocabulary=64, context=256))
     data: IterateDataConfig = field(default_factory=IterateDataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -186,6 +186,7 @@ class TrainConfig(RunConfig):
     """One training run of a looped GPT."""
 
     task: ClassVar[str] = "language"
+    kind: ClassVar[str] = "a language model"
     model: GPTConfig = field(default_factory=GPTConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -34,6 +34,7 @@ class HRMTrainConfig(RunConfig):
     """One training run of an HRM."""
 
     task: ClassVar[str] = "hrm"
+    kind: ClassVar[str] = "a reasoner"
     model: HRMConfig = field(default_factory=HRMConfig)
     data: PuzzleDataConfig = field(default_factory=PuzzleDataConfig)
     optim: ReasonerOptimConfig = field(default_factory=ReasonerOptimConfig)
@@ -45,6 +46,7 @@ class TRMTrainConfig(RunConfig):
     """One training run of a TRM."""
 
     task: ClassVar[str] = "trm"
+    kind: ClassVar[str] = "a reasoner"
     model: TRMConfig = field(default_factory=TRMConfig)
     data: PuzzleDataConfig = field(default_factory=PuzzleDataConfig)
     optim: ReasonerOptimConfig = field(default_factory=partial(ReasonerOptimConfig, ema=0.999))
