@@ -30,13 +30,13 @@ from deeploop.models import LoopedGPT
 from deeploop.models.accounting import flops_per_token
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.report.page import text_table
+from deeploop.runs.folder import provenance
 from deeploop.tasks.language.config import RoundsConfig, TrainConfig
 from deeploop.tasks.language.recipes import gpt2_small, tiny
 from deeploop.train.distributed import World, arithmetic, open_world
 from deeploop.train.language import LanguageTask
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest, device_name
-from deeploop.train.rundir import provenance
 from deeploop.train.steps import StepQueue
 
 MEAN, DEEP, KEPT = 4, 32, 4

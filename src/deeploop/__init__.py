@@ -43,6 +43,7 @@ _PACKAGES = (
     "nn",
     "report",
     "retrofit",
+    "runs",
     "sweep",
     "tasks",
     "theory",

@@ -20,11 +20,11 @@ from deeploop.data.iterate.task import solve
 from deeploop.eval.iterated import copying, finite, rollout, score_sums, scores
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
-from deeploop.runs.folder import require_checkpoint
+from deeploop.runs.folder import provenance, require_checkpoint
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.train.distributed import World, arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
-from deeploop.train.rundir import load_iterate, provenance
+from deeploop.train.rundir import load_iterate
 
 # Results that agree in these replace one another; any other stays beside them in eval.json.
 IDENTITY = (

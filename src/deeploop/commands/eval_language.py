@@ -24,9 +24,9 @@ from deeploop.eval.tasks import deviations, load_tasks
 from deeploop.files import resolve
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
-from deeploop.runs.folder import load_config, require_checkpoint, results_folder, tokenizer_name
+from deeploop.runs.folder import load_config, provenance, require_checkpoint, results_folder, tokenizer_name
 from deeploop.train.distributed import arithmetic, how_computed, open_world
-from deeploop.train.rundir import load_model, provenance
+from deeploop.train.rundir import load_model
 
 if TYPE_CHECKING:
     from deeploop.commands.eval import EvalArgs

@@ -28,6 +28,7 @@ from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.runs.folder import (
     load_any_config,
     load_reasoner_config,
+    provenance,
     puzzle_shape,
     read_stamp,
     require_checkpoint,
@@ -37,7 +38,7 @@ from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
 from deeploop.train.puzzle import open_puzzles
-from deeploop.train.rundir import load_reasoner, provenance
+from deeploop.train.rundir import load_reasoner
 
 # Results that agree in these replace one another; any other stays beside them in eval.json.
 IDENTITY = ("puzzles", "checkpoint", "views", "limit", "halt", "precision")

@@ -32,12 +32,12 @@ from deeploop.eval.depth import (
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule, decodes_to_validate
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
-from deeploop.runs.folder import check_tokenizer, load_config, require_checkpoint, results_folder
+from deeploop.runs.folder import check_tokenizer, load_config, provenance, require_checkpoint, results_folder
 from deeploop.tasks.chat.config import ChatDataConfig
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.chat import open_chat
 from deeploop.train.distributed import arithmetic, open_world
-from deeploop.train.rundir import load, provenance
+from deeploop.train.rundir import load
 from deeploop.train.text import mixture_windows, open_mixture
 
 # Results that agree in these replace one another; any other stays beside them.

@@ -1,12 +1,17 @@
 """A run folder's config, its run.json and its checkpoints, by name. `train/rundir.py` says what is in it."""
 
+import platform
 import re
 import subprocess
+import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import deeploop
 from deeploop.config.json import differences, from_dict, to_dict
 from deeploop.config.run import RunConfig
 from deeploop.data.bpe import how_to_ask
@@ -201,6 +206,18 @@ def require_checkpoint(run: Path) -> Path:
 
 def _start_anew(run: Path) -> str:
     return f"start anew: deeploop train --config {run / 'config.json'} --out ANOTHER"
+
+
+def provenance() -> dict[str, Any]:
+    """What made this: versions, the source revision, the command, the time."""
+    return {
+        "deeploop": deeploop.__version__,
+        "torch": version("torch"),  # without importing it
+        "python": platform.python_version(),
+        "git": git_revision(),
+        "command": ["deeploop", *sys.argv[1:]],  # not argv[0]: a path of this machine
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 @cache

@@ -11,16 +11,12 @@ checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json; tas
 What commands add later is in docs/run-folder.md.
 """
 
-import platform
-import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-import deeploop
 from deeploop.config.run import RunConfig
 from deeploop.data.bpe import load_tokenizer
 from deeploop.data.tokenizers import Tokenizer
@@ -38,10 +34,10 @@ from deeploop.runs.folder import (
     FORMAT,
     OPTIMIZER,
     WEIGHTS,
-    git_revision,
     load_any_config,
     load_config,
     load_reasoner_config,
+    provenance,
     puzzle_shape,
     require_checkpoint,
     tokenizer_name,
@@ -156,15 +152,3 @@ def load_reasoner(
         averages = {name: own["average"] for name, own in moments.items() if "average" in own}
         model.load_state_dict(averages, strict=False)
     return model.to(device).eval(), config
-
-
-def provenance() -> dict[str, Any]:
-    """What made this: versions, the source revision, the command, the time."""
-    return {
-        "deeploop": deeploop.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "git": git_revision(),
-        "command": ["deeploop", *sys.argv[1:]],  # not argv[0]: a path of this machine
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
