@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from deeploop.commands.bench_decode import time_decoding
-from deeploop.commands.bench_training import corpus_for
+from deeploop.bench.decode import time_decoding
+from deeploop.bench.training import corpus_for
 from deeploop.config.run import DeviceConfig
 from deeploop.models import LoopedGPT
 from deeploop.models.accounting import flops_per_token

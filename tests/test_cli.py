@@ -465,9 +465,9 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
 @pytest.mark.parametrize(
     ("command", "broken", "advice"),
     [
-        ("validate", "commands.validate_run.score_rounds", "try --device cpu"),
+        ("validate", "tasks.language.validate.score_rounds", "try --device cpu"),
         ("generate", "eval.generation.stream_text", "try --device cpu, or a smaller --max-tokens"),
-        ("diagnose", "commands.diagnose_run.audit", "try --device cpu, or --sequences 1"),
+        ("diagnose", "tasks.language.diagnose.audit", "try --device cpu, or --sequences 1"),
         ("export", "commands.export.run", "a smaller model, batch or context needs less"),
     ],
 )

@@ -33,10 +33,12 @@ ALLOWED = {
     "report": {"train", "eval", "diagnose", "runs", "config", "theory"},
     "tasks": {"models", "nn", "data", "config", "configs", "runs", "theory", "diagnose", "eval", "train"}
     | {"report"},
+    "bench": {"models", "nn", "data", "config", "configs", "runs", "theory", "diagnose", "eval", "train"}
+    | {"report"},
     "retrofit": {"models", "nn", "data", "config", "configs", "runs", "theory", "eval", "train", "tasks"},
     "sweep": {"models", "nn", "data", "config", "configs", "runs", "theory", "train", "tasks", "report"},
     "commands": {"models", "nn", "data", "config", "configs", "runs", "theory", "diagnose", "eval", "train"}
-    | {"tasks", "report", "sweep", "retrofit"},
+    | {"tasks", "bench", "report", "sweep", "retrofit"},
 }
 # What a package must do without.
 FORBIDDEN = {
@@ -124,7 +126,7 @@ WITHOUT_TORCH = [
     for place in ("config", "configs", "runs", "report")
     for path in files(place)
     if path.name != "__init__.py"
-]
+] + [module_of(path) for path in sorted(SOURCE.rglob("options.py"))]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import sys
 from importlib import import_module
 
 import deeploop
-from deeploop.commands.memory import is_out_of_memory
 from deeploop.commands.parsing import require_known
-from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemory
+from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemory, is_out_of_memory
 from deeploop.terminal import printable
 
 COMMANDS = (

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from victims import finish, small_config, start
 
 import deeploop.commands.export_run
-import deeploop.commands.validate_run  # before the forks: each would import it again
 import deeploop.models.hf  # noqa: F401
 from deeploop.cli import main
 from deeploop.data.shards import Corpus

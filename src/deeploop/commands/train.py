@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import choose, parse, summary
 from deeploop.config.json import to_dict
 from deeploop.config.run import RunConfig
+from deeploop.exits import memory_advice
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
 from deeploop.runs.folder import config_to_resume, is_export, load_config

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from deeploop.commands.diagnose import DiagnoseArgs
-from deeploop.commands.memory import memory_advice
 from deeploop.config.json import differences, to_dict
 from deeploop.data.corpora import stdlib
 from deeploop.data.shards import Corpus
@@ -30,6 +28,7 @@ from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.exponent import GammaFit, as_series, describe, fit_gamma, gamma_points, verdict
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.diagnose.visit_grads import residual_sublayers
+from deeploop.exits import memory_advice
 from deeploop.files import resolve, write_json
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
@@ -47,6 +46,7 @@ from deeploop.runs.folder import (
     step_of,
 )
 from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.options import DiagnoseArgs
 from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import load_moments, read_whole_state
 from deeploop.train.distributed import open_world

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from deeploop.commands.bench import UNTIMED, BenchArgs
+from deeploop.bench.options import UNTIMED, BenchArgs
 from deeploop.eval.decoding import describe, fits_kernels
 from deeploop.eval.generation import generate_batch
 from deeploop.models.accounting import block_matrix_count

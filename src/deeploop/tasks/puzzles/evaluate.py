@@ -14,13 +14,11 @@ from typing import Any, Literal
 
 import torch
 
-from deeploop.commands import gallery
-from deeploop.commands.eval import ReasonerOptions
-from deeploop.commands.memory import memory_advice
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.eval.arc_votes import TaskVotes, vote
 from deeploop.eval.reasoning import PuzzleScore, Solver, added, score, spread, spread_by_source, spread_rows
 from deeploop.eval.voting import ladder
+from deeploop.exits import memory_advice
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.report import scoreboard
 from deeploop.report.page import text_table
@@ -34,6 +32,8 @@ from deeploop.runs.folder import (
     require_checkpoint,
     step_of,
 )
+from deeploop.tasks.puzzles import gallery as gallery
+from deeploop.tasks.puzzles.options import ReasonerOptions
 from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution

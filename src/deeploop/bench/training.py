@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from deeploop.commands.bench import BenchArgs
+from deeploop.bench.options import BenchArgs
 from deeploop.config.run import RunConfig
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
