@@ -466,7 +466,7 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
     ("command", "broken", "advice"),
     [
         ("validate", "tasks.language.validate.score_rounds", "try --device cpu"),
-        ("generate", "eval.generation.stream_text", "try --device cpu, or a smaller --max-tokens"),
+        ("generate", "tasks.language.generate.stream_text", "try --device cpu, or a smaller --max-tokens"),
         ("diagnose", "tasks.language.diagnose.audit", "try --device cpu, or --sequences 1"),
         ("export", "commands.export.run", "a smaller model, batch or context needs less"),
     ],
