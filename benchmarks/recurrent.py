@@ -36,8 +36,9 @@ from deeploop.tasks.language.recipes import gpt2_small, tiny
 from deeploop.train.distributed import World, arithmetic, open_world
 from deeploop.train.language import LanguageTask
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest, device_name
+from deeploop.train.progress import device_name
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 MEAN, DEEP, KEPT = 4, 32, 4
 FEW = 4  # sequences whose memory is measured: 32 rounds of more would not fit without truncation
