@@ -10,7 +10,6 @@ from deeploop.commands.parsing import choose, parse, summary
 from deeploop.config.json import to_dict
 from deeploop.config.run import RunConfig
 from deeploop.exits import memory_advice
-from deeploop.report.runs import flatten
 from deeploop.runs.folder import config_to_resume, is_export, load_config
 from deeploop.tasks import read_config
 from deeploop.tasks.chat.config import ChatTrainConfig
@@ -183,6 +182,7 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list
         if word.replace("_", "-").startswith(("--optim.peak-lr", "--optim.warmup-steps")):
             raise ValueError(f"{word}: settles what {AUTO_LR} would; give one of the two")
     from deeploop.report.recommend import recommend  # now: it reads what was measured
+    from deeploop.report.runs import flatten
 
     model, optim = config.model, config.optim
     model.require_plain_loop(AUTO_LR)
