@@ -35,14 +35,16 @@ _NAMES = {
     "recommend": ("deeploop.report.recommend", "recommend"),
 }
 _PACKAGES = (
+    "bench",
+    "config",
     "data",
     "diagnose",
     "eval",
     "models",
     "nn",
-    "recipes",
     "report",
     "retrofit",
+    "runs",
     "sweep",
     "tasks",
     "theory",

@@ -9,12 +9,11 @@ import pytest
 import deeploop
 from deeploop.cli import main
 from deeploop.commands import recommend as command
-from deeploop.commands import train as train_command
 from deeploop.commands.recommend import DEFAULTS
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.recipes import get_recipe
 from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
 from deeploop.report.recommend import recommend
+from deeploop.tasks.recipes import get_recipe
 from deeploop.theory import flat_alpha
 
 DEEPLOOP = {"model.block": "sandwich", "model.p": 0.5, "model.alpha": "paper", "model.beta": "on",
@@ -50,8 +49,8 @@ ask = functools.partial(recommend, evidence=[TRANSFER])
 @pytest.fixture
 def known(monkeypatch):
     """The commands with this evidence."""
-    for module in (command, train_command):
-        monkeypatch.setattr(module, "recommend", ask)
+    monkeypatch.setattr(command, "recommend", ask)
+    monkeypatch.setattr("deeploop.report.recommend.recommend", ask)
 
 
 def test_a_measured_point():
@@ -250,7 +249,7 @@ def trained(monkeypatch):
         seen.append(config)
         return {"ended": "finished", "step": 1, "loss": 1.0}
 
-    monkeypatch.setattr(train_command, "train", train)
+    monkeypatch.setattr("deeploop.train.loop.train", train)
     return seen
 
 

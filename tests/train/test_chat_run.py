@@ -19,14 +19,15 @@ from deeploop.eval.conversation import Conversation
 from deeploop.eval.decoding import Choice
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.recipes import get_recipe
 from deeploop.report.runs import read_run
-from deeploop.train.chat import ChatDataConfig, ChatTask
-from deeploop.train.config import ChatTrainConfig
+from deeploop.runs.folder import write_config
+from deeploop.tasks.chat.config import ChatDataConfig, ChatTrainConfig
+from deeploop.tasks.recipes import get_recipe
+from deeploop.train.chat import ChatTask
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load, load_model, write_config
+from deeploop.train.rundir import load, load_model
 
 WORDS = "loop block round norm scale depth stream token".split()  # noqa: SIM905
 

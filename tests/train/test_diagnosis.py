@@ -3,8 +3,8 @@
 import pytest
 from safetensors.torch import load_file
 
-from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.diagnosis import DiagnoseConfig
+from deeploop.config.loop import DiagnoseConfig
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

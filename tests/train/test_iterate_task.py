@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from deeploop.cli import main
+from deeploop.config.json import from_dict, to_dict
 from deeploop.data.iterate.task import is_test
 from deeploop.models.gpt import LoopedGPT
-from deeploop.recipes import get_recipe
-from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
-from deeploop.train.config import from_dict, read_config, to_dict
+from deeploop.runs.folder import last_checkpoint, list_checkpoints, load_any_config, load_config
+from deeploop.tasks import read_config
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World
 from deeploop.train.iterate import IterateTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load_any_config, load_config, load_iterate
+from deeploop.train.rundir import load_iterate
 from iterate_runs import make_iterate_config
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -3,14 +3,14 @@
 import pytest
 
 from deeploop.report.runs import read_run
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train import loop, opening, steps
-from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.distributed import open_world
 from deeploop.train.execution import Execution
 from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import clipped_step
-from deeploop.train.progress import StopRequest
+from deeploop.train.stop import StopRequest
 
 STEPS = {"steps": 14, "warmup_steps": 2}
 RARELY = {"checkpoint": {"every": 100}, "log": {"every": 5}}

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.train.checkpoint import last_checkpoint, read_state
+from deeploop.runs.folder import last_checkpoint
+from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import open_world
 from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train import language
-from deeploop.train.checkpoint import last_checkpoint, read_state
+from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import World
 from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train

@@ -14,9 +14,9 @@ from deeploop.eval.iterated import copying, read_outs
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.residual import ResidualKind
-from deeploop.recipes import get_recipe
 from deeploop.report.demo import TABLE
-from deeploop.train.config import IterateTrainConfig
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.rundir import load_iterate
 
 DRAWN = tuple(sorted({*TABLE, 5, 6, 7, 11, 18, 34, 47, 60, 100, 150}))
@@ -138,10 +138,10 @@ def answers(
         return logits.argmax(-1)[:, places].numpy()
 
     if shown.tells_steps:
-        inputs = torch.cat([shown.inputs(instances, h) for h in steps])
+        inputs = torch.cat([torch.from_numpy(shown.inputs(instances, h)) for h in steps])
         found = read(model.logits(model(inputs).states)).reshape(len(steps), len(instances), -1)
         return dict(zip(steps, found, strict=True))
-    inputs = shown.inputs(instances, 0)
+    inputs = torch.from_numpy(shown.inputs(instances, 0))
     return {h: read(logits) for h, logits in read_outs(model, inputs, steps)}
 
 

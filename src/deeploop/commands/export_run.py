@@ -9,26 +9,22 @@ import torch
 
 import deeploop
 from deeploop.commands.export import ExportArgs
+from deeploop.config.json import to_dict
 from deeploop.data.chat_template import kept_template
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.extras import require
-from deeploop.files import exclusive_folder, new_folder, publish, read_json
+from deeploop.files import exclusive_folder, new_folder, publish, read_json, resolve
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.nn.residual import ALPHA, EPSILON
 from deeploop.report.groups import residual_rule
 from deeploop.report.runs import flatten
+from deeploop.runs.folder import load_any_config, read_stamp, require_checkpoint
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.checkpoint import read_state
-from deeploop.train.config import IterateTrainConfig, TrainConfig, to_dict
-from deeploop.train.rundir import (
-    load,
-    load_any_config,
-    load_iterate,
-    read_stamp,
-    require_checkpoint,
-    resolve,
-)
+from deeploop.train.rundir import load, load_iterate
 from deeploop.train.text import open_mixture
 
 WITHOUT = "  # without deeploop: add trust_remote_code=True"

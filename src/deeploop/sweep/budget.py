@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 
 from deeploop.files import read_json
 from deeploop.models.accounting import flops_per_segment
-from deeploop.models.reasoner import PuzzleShape
-from deeploop.recipes.reasoners import PUZZLES
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.report import published
 from deeploop.report.page import text_table
+from deeploop.sweep.arguments import UTILIZATION
 from deeploop.sweep.grid import Cell, Grid
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.puzzles.recipes import PUZZLES
 from deeploop.train import iterate, language
-from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"
-UTILIZATION = 0.45  # measured: docs/results/speed, gpt2-small at R = 1, 3, 7, gpt2-medium at R = 1, 3
 SMALL = 0.01  # GPU-hours of a whole sweep below which they tell nobody anything: it is one for a laptop
 HOURS = ("GPU-hours", "paper's")
 HEADER = ("cell", "tokens", "GFLOP a token", "TFLOP", *HOURS)

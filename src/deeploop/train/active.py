@@ -8,14 +8,15 @@ from typing import Any, TextIO, TypeVar
 import torch
 from torch import nn
 
+from deeploop.config.json import to_dict
+from deeploop.config.run import RunConfig
+from deeploop.runs.folder import provenance, record_ending
 from deeploop.train.checkpoint import save_checkpoint
-from deeploop.train.config import AnyTrainConfig, to_dict
 from deeploop.train.distributed import World
 from deeploop.train.execution import Execution
 from deeploop.train.metrics import MetricsWriter
 from deeploop.train.optim import learning_rate, set_learning_rate
 from deeploop.train.progress import Clock, Display
-from deeploop.train.rundir import provenance, record_ending
 from deeploop.train.task import Task
 
 Ending = TypeVar("Ending", str, None)
@@ -25,7 +26,7 @@ Ending = TypeVar("Ending", str, None)
 class ActiveRun:
     """One run of this process; `open_run` makes it, the loop takes it to its last step."""
 
-    config: AnyTrainConfig
+    config: RunConfig
     world: World
     task: Task
     model: nn.Module

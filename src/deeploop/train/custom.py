@@ -12,7 +12,6 @@ examples/own_task.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,25 +19,11 @@ from torch import Tensor, nn
 
 from deeploop.data.loader_state import check_position
 from deeploop.models.gpt import LoopedGPT
+from deeploop.tasks.custom.config import CustomTrainConfig
 from deeploop.train.distributed import World
 from deeploop.train.memory import Fit, even_splits
 from deeploop.train.optim import make_gpt_optimizer
 from deeploop.train.task import Monitor, OnBatch, Task, ignore_batch
-
-if TYPE_CHECKING:
-    from deeploop.train.config import CustomTrainConfig
-
-
-@dataclass(frozen=True)
-class CustomDataConfig:
-    """What the loop must know of the data."""
-
-    validate_every: int = 500
-    """Steps between validations; one more comes at the end."""
-
-    def __post_init__(self) -> None:
-        if self.validate_every < 1:
-            raise ValueError(f"data.validate_every={self.validate_every}: must be at least 1")
 
 
 class CustomTask:
@@ -58,7 +43,7 @@ class CustomTask:
     flops_per_step = 0
     targets_per_step = 0
 
-    def __init__(self, config: "CustomTrainConfig", world: World) -> None:
+    def __init__(self, config: CustomTrainConfig, world: World) -> None:
         self.config, self.world = config, world
         recompute = "off" if config.device.recompute == "auto" else config.device.recompute
         self.fit = Fit(even_splits(config.optim.batch, config.device, world)[0], recompute)
@@ -165,7 +150,7 @@ class CustomTask:
         _, self.step = check_position({"epoch": 0, **state.get("loader", {})}, identity)
 
 
-TaskFactory = Callable[["CustomTrainConfig", World], Task]
+TaskFactory = Callable[[CustomTrainConfig, World], Task]
 """What `train(config, task=…)` takes: a subclass of CustomTask, or a function that returns a task."""
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from deeploop.config.run import DeviceConfig
 from deeploop.nn import fused
-from deeploop.train.distributed import DeviceConfig, World, physical_blocks, uses_bf16
+from deeploop.train.distributed import World, physical_blocks, uses_bf16
 from deeploop.train.optim import supports_conditional_step
 from deeploop.train.progress import device_name
 from deeploop.train.replay import MOST_GRAPHS

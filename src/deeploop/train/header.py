@@ -3,18 +3,17 @@
 import math
 from dataclasses import dataclass
 
+from deeploop.config.optim import OptimConfig
+from deeploop.config.run import RunConfig
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
 from deeploop.models.gpt_config import PARTS, GPTConfig
-from deeploop.models.reasoner import ReasonerConfig
+from deeploop.models.reasoner_config import ReasonerConfig
 from deeploop.nn.residual import ALPHA, EPSILON
-from deeploop.train.config import (
-    AnyTrainConfig,
-    ChatTrainConfig,
-    CustomTrainConfig,
-    IterateTrainConfig,
-    TrainConfig,
-)
-from deeploop.train.optim import OptimConfig
+from deeploop.tasks.chat.config import ChatTrainConfig
+from deeploop.tasks.custom.config import CustomTrainConfig
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.train.progress import hours_minutes_seconds
 
 LEGEND = {
@@ -47,7 +46,7 @@ class Facts:
     """What one validation costs, in steps; 0: not known."""
 
 
-def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
+def header(config: RunConfig, facts: Facts) -> list[str]:
     """Run, model, rule, data, optimizer, cost, device; `execution:`, which follows, has the same columns."""
     steps, done = config.optim.steps, facts.step
     far = f"step {done:,} of {steps:,}" if done else f"{steps:,} steps"
@@ -81,7 +80,7 @@ def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
     return _aligned(lines)
 
 
-def legend(config: AnyTrainConfig) -> list[str]:
+def legend(config: RunConfig) -> list[str]:
     """What the numbers of a validation mean."""
     return _aligned(LEGEND) if isinstance(config, TrainConfig) else []
 
@@ -143,7 +142,7 @@ def _scales(alpha: float, beta: float, epsilon: float = 1.0, *, own: str = "") -
     return ", ".join(shown) or "no scales"
 
 
-def _data(config: AnyTrainConfig, examples: int) -> str:
+def _data(config: RunConfig, examples: int) -> str:
     sequences = config.optim.steps * config.optim.batch
     if isinstance(config, TrainConfig):
         tokens = sequences * config.model.context
@@ -166,13 +165,14 @@ def _data(config: AnyTrainConfig, examples: int) -> str:
         )
     if isinstance(config, CustomTrainConfig):
         return f"{sequences:,} rows planned"
+    assert isinstance(config, ReasonerTrainConfig)
     return (
         f"{sequences:,} segments planned, at most {config.halting.segments} per puzzle; "
         f"{examples:,} training examples"
     )
 
 
-def _optimizer(config: AnyTrainConfig) -> str:
+def _optimizer(config: RunConfig) -> str:
     optim = config.optim
     rate = f"peak rate {optim.peak_lr:g} after {optim.warmup_steps:,} steps of warm-up"
     if isinstance(config, CustomTrainConfig):  # the task may make another optimizer

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,17 +20,14 @@ from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.documents import causal_context, document_bounds
-from deeploop.train.diagnosis import LoopMonitor, Probe
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.train.diagnosis import LoopMonitor, Probe, check_sublayers
 from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import make_gpt_optimizer
 from deeploop.train.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.task import Monitor, OnBatch, ignore_batch
 from deeploop.train.text import make_loader, mixture_windows, open_mixture
-
-if TYPE_CHECKING:
-    from deeploop.train.config import TrainConfig
-
 
 MERGED = 0.5  # token similarity half way into the collapse, or out of it
 
@@ -42,7 +39,7 @@ class LanguageTask:
     can_be_queued = False
     model: LoopedGPT | None = None
 
-    def __init__(self, config: "TrainConfig", world: World) -> None:
+    def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
         self.law = config.rounds.law(config.model.rounds)
         needs = partial(
@@ -130,7 +127,7 @@ class LanguageTask:
                 parameter.requires_grad_(name.startswith(GATE))
         if self.config.model.unigram_bias:
             model.set_unigram_bias(torch.from_numpy(self.corpus.counts()))
-        self.config.diagnose.check(model)
+        check_sublayers(self.config.diagnose, model)
         return model
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -318,7 +315,7 @@ class LanguageTask:
         )
 
 
-def training_flops_per_token(config: "TrainConfig", context: float | None = None) -> int:
+def training_flops_per_token(config: TrainConfig, context: float | None = None) -> int:
     """Those of the mean over the rounds that are drawn, and of those among them in the graph.
 
     Attention goes over `context` tokens, the model's unless given: less where documents are kept apart.

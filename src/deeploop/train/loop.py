@@ -9,20 +9,21 @@ import shlex
 from functools import partial
 from typing import Any, Literal
 
+from deeploop.config.run import RunConfig
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.active import ActiveRun
-from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.config import AnyTrainConfig
 from deeploop.train.custom import TaskFactory
 from deeploop.train.distributed import World, is_sharded, open_world
 from deeploop.train.metrics import as_read_back
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest, peak_flops
+from deeploop.train.progress import peak_flops
 from deeploop.train.steps import StepQueue, StepResult, non_finite_report
+from deeploop.train.stop import StopRequest
 from deeploop.train.task import EvaluationStopped
 
 
 def train(
-    config: AnyTrainConfig,
+    config: RunConfig,
     *,
     task: TaskFactory | None = None,
     source: str | None = None,
@@ -39,7 +40,7 @@ def train(
 
 def train_in(
     world: World,
-    config: AnyTrainConfig,
+    config: RunConfig,
     stop: StopRequest,
     *,
     task: TaskFactory | None = None,

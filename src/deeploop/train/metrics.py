@@ -5,11 +5,10 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from deeploop.extras import require
+from deeploop.config.run import LogConfig
 from deeploop.files import (
     NotRegularError,
     append_file,
@@ -32,29 +31,6 @@ NUMBERS = frozenset(
 )
 WORDS = frozenset(("verdict", "advice", "updates"))
 EVALUATIONS = ("validation", "collapse", "diagnose")  # kinds of lines
-
-
-@dataclass(frozen=True)
-class LogConfig:
-    """What is written down while training."""
-
-    every: int = 10
-    """Steps between two lines of training metrics."""
-    tensorboard: bool = False
-    """Also write TensorBoard files into the run folder (needs the extra `tensorboard`)."""
-    wandb: str = ""
-    """Also log to this Weights & Biases project (needs the extra `wandb`)."""
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"log.every={self.every}: must be at least 1")
-
-    def require_extras(self) -> None:
-        """Says which package is missing, before there is a run folder."""
-        if self.tensorboard:
-            require("tensorboard", "tensorboard", "log.tensorboard")
-        if self.wandb:
-            require("wandb", "wandb", f"log.wandb={self.wandb}")
 
 
 class MetricsWriter:

@@ -6,14 +6,33 @@ from typing import Any
 import torch
 from torch import nn
 
+from deeploop.config.json import to_dict
+from deeploop.config.run import RunConfig
 from deeploop.files import lock_folder
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.residual import ALPHA
+from deeploop.runs.folder import (
+    changes_since,
+    check_folder,
+    check_kind,
+    is_export,
+    last_checkpoint,
+    load_any_config,
+    read_ending,
+    read_stamp,
+    record_execution,
+    require_checkpoint,
+    write_config,
+)
+from deeploop.tasks.chat.config import ChatTrainConfig
+from deeploop.tasks.custom.config import CustomTrainConfig
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.train.active import ActiveRun
 from deeploop.train.chat import ChatTask
 from deeploop.train.checkpoint import (
-    last_checkpoint,
     last_good_checkpoint,
     load_checkpoint,
     load_tensors,
@@ -22,19 +41,10 @@ from deeploop.train.checkpoint import (
     read_whole_state,
 )
 from deeploop.train.checks import NotFinite, ShapeMismatch
-from deeploop.train.config import (
-    AnyTrainConfig,
-    ChatTrainConfig,
-    CustomTrainConfig,
-    IterateTrainConfig,
-    ReasonerTrainConfig,
-    TrainConfig,
-    to_dict,
-)
 from deeploop.train.custom import CustomTask, TaskFactory
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
-from deeploop.train.exported import is_export, load_export, read_export
+from deeploop.train.exported import load_export, read_export
 from deeploop.train.header import Facts, bytes_text, header, legend
 from deeploop.train.iterate import IterateTask
 from deeploop.train.language import LanguageTask
@@ -42,18 +52,7 @@ from deeploop.train.memory import memory_of
 from deeploop.train.metrics import MetricsWriter, last_lines, rewind_metrics
 from deeploop.train.progress import Display, device_name
 from deeploop.train.puzzle import PuzzleTask
-from deeploop.train.rundir import (
-    changes_since,
-    check_folder,
-    check_kind,
-    create_run,
-    load_any_config,
-    read_ending,
-    read_stamp,
-    record_execution,
-    require_checkpoint,
-    write_config,
-)
+from deeploop.train.rundir import create_run
 from deeploop.train.task import Task
 
 # Fields of a looped GPT that names and shapes of its weights depend on.
@@ -72,7 +71,7 @@ MAY_COLLAPSE = (
 
 
 def open_run(
-    config: AnyTrainConfig,
+    config: RunConfig,
     world: World,
     *,
     task: TaskFactory | None = None,
@@ -112,7 +111,7 @@ def open_run(
     return run
 
 
-def preview_run(config: AnyTrainConfig, world: World, source: str) -> list[str]:
+def preview_run(config: RunConfig, world: World, source: str) -> list[str]:
     """What a run would be introduced with; nothing is written, and no weights of a checkpoint are read."""
     task, model, optimizer, execution = _build(config, world)
     checkpoint = check_folder(config)  # last: a taken folder must not hide another mistake
@@ -125,7 +124,7 @@ def preview_run(config: AnyTrainConfig, world: World, source: str) -> list[str]:
 
 
 def _build(
-    config: AnyTrainConfig, world: World, factory: TaskFactory | None = None
+    config: RunConfig, world: World, factory: TaskFactory | None = None
 ) -> tuple[Task, nn.Module, torch.optim.Optimizer, Execution]:
     """The parts of a run, freshly drawn."""
     config.log.require_extras()
@@ -173,7 +172,7 @@ def check_recompute(task: Task, model: nn.Module) -> None:
         )
 
 
-def make_task(config: AnyTrainConfig, world: World, factory: TaskFactory | None = None) -> Task:
+def make_task(config: RunConfig, world: World, factory: TaskFactory | None = None) -> Task:
     """The task that the class of a config stands for; of a custom one what `factory` makes."""
     if isinstance(config, CustomTrainConfig) and factory is None:
         raise ValueError("task: must be given for a CustomTrainConfig: train(config, task=YourTask)")
@@ -193,7 +192,7 @@ def make_task(config: AnyTrainConfig, world: World, factory: TaskFactory | None 
 
 
 def _load(
-    config: AnyTrainConfig, world: World, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer
+    config: RunConfig, world: World, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Any], list[str]]:
     """Puts the last whole checkpoint into the parts of a run: its JSON, and what to say of damaged ones."""
     checkpoint, state, damaged = last_good_checkpoint(config.out, world)
@@ -208,7 +207,7 @@ def _load(
     return state, [f"{what}: put aside; going on from {start}" for what in damaged]
 
 
-def _init_from(config: AnyTrainConfig, source: Path, task: Task, model: nn.Module) -> None:
+def _init_from(config: RunConfig, source: Path, task: Task, model: nn.Module) -> None:
     """Starts from the weights of another run, or of an export."""
     try:
         _load_initial(config, source, task, model)
@@ -216,7 +215,7 @@ def _init_from(config: AnyTrainConfig, source: Path, task: Task, model: nn.Modul
         raise _other_model(config, source) or error from None
 
 
-def _other_model(config: AnyTrainConfig, source: Path) -> ValueError | None:
+def _other_model(config: RunConfig, source: Path) -> ValueError | None:
     """What to add to the command where the model of `source` has other weights; None if no field tells."""
     ours = getattr(config, "model", None)
     if not isinstance(ours, GPTConfig):
@@ -239,7 +238,7 @@ def _switch(word: str, on: bool) -> str:
     return f"--model.{word}" if on else f"--model.no-{word}"
 
 
-def _load_initial(config: AnyTrainConfig, source: Path, task: Task, model: nn.Module) -> None:
+def _load_initial(config: RunConfig, source: Path, task: Task, model: nn.Module) -> None:
     if is_export(source):
         load_export(model, source, task.tokenizer if isinstance(task, LanguageTask) else None)
         return

@@ -4,10 +4,10 @@ One optimizer step is one segment of every slot. A slot takes a new puzzle only 
 the loader has for it at other steps is dropped, as published.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from deeploop.files import naming_field
 from deeploop.models.accounting import flops_per_segment, segment_bytes
 from deeploop.models.halting import Slots, minimum_segments, supervise
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn import fused
 from deeploop.nn.kernels.products import cast_cache
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.checks import REAL
 from deeploop.train.distributed import World, arithmetic, uses_bf16
@@ -34,27 +36,7 @@ from deeploop.train.puzzle_rows import sign_sgd_
 from deeploop.train.task import Monitor, OnBatch, ignore_batch
 from deeploop.train.transfer import OnHost, copy_to_device, copy_to_host
 
-if TYPE_CHECKING:
-    from deeploop.train.config import ReasonerTrainConfig
-
 Batch = tuple[Slots, Tensor]  # slots, and the fewest segments before each may halt
-
-
-@dataclass(frozen=True)
-class PuzzleDataConfig:
-    """The puzzles, as `deeploop prepare arc | sudoku | maze | pairs` writes them."""
-
-    path: Path = Path("data/arc1")
-    """Folder of puzzles."""
-    test_examples: int = 1_000
-    """Held-out examples that a validation solves, spread evenly over the test split."""
-    validate_every: int = 1_000
-    """Steps between validations; one more comes at the end."""
-
-    def __post_init__(self) -> None:
-        for name in ("test_examples", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
 
 
 class PuzzleTask:
@@ -68,7 +50,7 @@ class PuzzleTask:
     model: Reasoner
     optimizer: AdamATan2
 
-    def __init__(self, config: "ReasonerTrainConfig", world: World) -> None:
+    def __init__(self, config: ReasonerTrainConfig, world: World) -> None:
         self.config, self.world = config, world
         batch = config.optim.batch
         self.share = batch // world.size

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.active import ActiveRun
-from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.distributed import arithmetic, begin_micro_batch
 from deeploop.train.gradients import GradientMemory
 from deeploop.train.non_finite import first_non_finite
 from deeploop.train.optim import clipped_step, learning_rate, supports_conditional_step
-from deeploop.train.progress import StopRequest
 from deeploop.train.replay import GraphReplay
+from deeploop.train.stop import StopRequest
 from deeploop.train.transfer import OnHost, copy_to_host
 
 MOST_SKIPPED = 20  # steps in a row: what is broken by then does not mend itself
