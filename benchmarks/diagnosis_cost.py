@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from deeploop.recipes.gpt import tiny
-from deeploop.train.diagnosis import DiagnoseConfig
+from deeploop.tasks.language.monitor import DiagnoseConfig
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

@@ -30,12 +30,12 @@ from deeploop.models.accounting import flops_per_token
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.recipes.gpt import gpt2_small, tiny
 from deeploop.report.page import text_table
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.tasks.rounds import RoundsConfig
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import DeviceConfig, World, arithmetic, open_world
-from deeploop.train.language import LanguageTask
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest, device_name
-from deeploop.train.rounds import RoundsConfig
 from deeploop.train.rundir import provenance
 from deeploop.train.steps import StepQueue
 

@@ -22,13 +22,13 @@ import torch
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.tasks.language.text import DataConfig
 from deeploop.train import checkpoint
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import DeviceConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
-from deeploop.train.text import DataConfig
 
 sys.dont_write_bytecode = False
 SENTENCE = "the loop visits one block again and then another until every round is done"

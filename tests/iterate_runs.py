@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.tasks.iterate.task import IterateDataConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import IterateTrainConfig
 from deeploop.train.distributed import DeviceConfig
-from deeploop.train.iterate import IterateDataConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
 

@@ -21,13 +21,13 @@ ALLOWED = {
     "data": set(),
     "diagnose": {"models", "nn", "data", "theory"},
     "eval": {"models", "nn", "data", "theory", "diagnose"},
-    "train": {"models", "nn", "data", "theory", "diagnose", "eval"},
-    "tasks": {"train"},
-    "recipes": {"models", "nn", "data", "theory", "train"},
+    "train": {"models", "nn", "data", "theory", "diagnose", "eval", "tasks"},
+    "tasks": {"models", "nn", "data", "theory", "diagnose", "eval", "train"},
+    "recipes": {"models", "nn", "data", "theory", "train", "tasks"},
     "report": {"train", "eval", "diagnose", "theory"},
-    "retrofit": {"models", "nn", "data", "theory", "eval", "train"},
+    "retrofit": {"models", "nn", "data", "theory", "eval", "train", "tasks"},
     "sweep": {"models", "nn", "data", "theory", "train", "recipes", "report"},
-    "commands": {"models", "nn", "data", "theory", "diagnose", "eval", "train"}
+    "commands": {"models", "nn", "data", "theory", "diagnose", "eval", "train", "tasks"}
     | {"recipes", "report", "sweep", "retrofit"},
 }
 # What a package must do without.

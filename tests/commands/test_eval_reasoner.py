@@ -21,11 +21,11 @@ from deeploop.models.trm import TRMConfig
 from deeploop.report import scoreboard
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import arc_table
+from deeploop.tasks.puzzles.task import PuzzleDataConfig
 from deeploop.train.config import HRMTrainConfig, TRMTrainConfig
 from deeploop.train.distributed import DeviceConfig
 from deeploop.train.loop import train
 from deeploop.train.optim import ReasonerOptimConfig
-from deeploop.train.puzzle import PuzzleDataConfig
 from deeploop.train.rundir import require_checkpoint
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "cycles": 1, "low_cycles": 1}

@@ -18,11 +18,11 @@ from deeploop.data.sudoku import solve as solve_sudoku
 from deeploop.eval.reasoning import Step
 from deeploop.models.halting import HaltingConfig, solve
 from deeploop.models.trm import TRMConfig
+from deeploop.tasks.puzzles.task import PuzzleDataConfig
 from deeploop.train.config import TRMTrainConfig
 from deeploop.train.distributed import DeviceConfig
 from deeploop.train.loop import train
 from deeploop.train.optim import ReasonerOptimConfig
-from deeploop.train.puzzle import PuzzleDataConfig
 from deeploop.train.rundir import load_reasoner
 
 MODEL = TRMConfig(width=16, heads=2, hidden=32, cycles=1, low_cycles=1, blocks=1, puzzle_positions=1)

@@ -7,12 +7,12 @@ import torch
 from puzzle_runs import MODELS, write_boards
 
 from deeploop.models.halting import HaltingConfig
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.tasks.puzzles.task import PuzzleDataConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.distributed import DeviceConfig
-from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import ReasonerOptimConfig
-from deeploop.train.puzzle import PuzzleDataConfig
 from deeploop.train.replay import GraphReplay, Recorded
 
 

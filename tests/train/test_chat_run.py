@@ -21,7 +21,7 @@ from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.recipes import get_recipe
 from deeploop.report.runs import read_run
-from deeploop.train.chat import ChatDataConfig, ChatTask
+from deeploop.tasks.chat.task import ChatDataConfig, ChatTask
 from deeploop.train.config import ChatTrainConfig
 from deeploop.train.distributed import World
 from deeploop.train.loop import train

@@ -8,8 +8,8 @@ import torch
 
 from deeploop.commands import diagnose, diagnose_run, validate
 from deeploop.nn.documents import causal_context
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.distributed import World
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.replay import GraphReplay

@@ -11,9 +11,9 @@ import pytest
 from tqdm import tqdm
 
 from deeploop.cli import main
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.active import ActiveRun
 from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import LogConfig, MetricsWriter, read_metrics
 from deeploop.train.progress import Display, StopRequest

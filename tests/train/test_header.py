@@ -8,10 +8,10 @@ import torch
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.recipes import get_recipe
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train import opening
 from deeploop.train.distributed import World
 from deeploop.train.header import Facts, header, legend
-from deeploop.train.language import LanguageTask
 from deeploop.train.opening import preview_run
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -11,10 +11,10 @@ from deeploop.cli import main
 from deeploop.data.iterate.task import is_test
 from deeploop.models.gpt import LoopedGPT
 from deeploop.recipes import get_recipe
+from deeploop.tasks.iterate.task import IterateTask
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
 from deeploop.train.config import from_dict, read_config, to_dict
 from deeploop.train.distributed import World
-from deeploop.train.iterate import IterateTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.rundir import load_any_config, load_config, load_iterate

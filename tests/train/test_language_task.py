@@ -12,8 +12,8 @@ import torch
 import deeploop
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.distributed import World, share_of_rank
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

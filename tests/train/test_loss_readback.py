@@ -3,11 +3,11 @@
 import pytest
 
 from deeploop.report.runs import read_run
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train import loop, opening, steps
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.distributed import open_world
 from deeploop.train.execution import Execution
-from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import clipped_step
 from deeploop.train.progress import StopRequest

@@ -16,13 +16,13 @@ from deeploop.models.accounting import flops_per_segment
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.nn.kernels.products import cached_cast
+from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, load_tensors
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import open_run, tokens_at_once
 from deeploop.train.progress import StopRequest
-from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.rundir import load_any_config, load_config, load_reasoner
 from deeploop.train.steps import StepQueue
 

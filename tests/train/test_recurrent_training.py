@@ -10,12 +10,12 @@ from resumed_runs import losses, resumed_in_the_middle, tensors
 from deeploop.cli import main
 from deeploop.models.accounting import parameter_count
 from deeploop.recipes import get_recipe
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.tasks.rounds import FirstStateSampler, IterateRoundsConfig, RoundsConfig, RoundsSampler
 from deeploop.train.distributed import World, physical_blocks
 from deeploop.train.header import Facts, header
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rounds import FirstStateSampler, IterateRoundsConfig, RoundsConfig, RoundsSampler
 from deeploop.train.rundir import load
 from deeploop.train.steps import StepQueue
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from deeploop.recipes import RECIPES, get_recipe
+from deeploop.tasks.language.text import DataConfig
 from deeploop.train.config import TrainConfig, differences, from_dict, read_config, to_dict
 from deeploop.train.distributed import DeviceConfig, World
 from deeploop.train.loop import train
 from deeploop.train.memory import even_splits
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
-from deeploop.train.text import DataConfig
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -36,6 +36,7 @@ from deeploop.nn.documents import document_bounds
 from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
+from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_whole_state, step_of
 from deeploop.train.config import TrainConfig, differences, to_dict
@@ -52,7 +53,6 @@ from deeploop.train.rundir import (
     resolve,
     results_folder,
 )
-from deeploop.train.text import mixture_windows, open_mixture
 
 PROBE_TOKENS = 1024
 UNDER_MUON = (

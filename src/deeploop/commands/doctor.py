@@ -118,9 +118,9 @@ def small_config(folder: Path) -> "TrainConfig":
 
 def describe_execution(config: "TrainConfig") -> str:
     """How a step would be executed here."""
+    from deeploop.tasks.language.task import LanguageTask
     from deeploop.train.distributed import open_world
     from deeploop.train.execution import choose_execution
-    from deeploop.train.language import LanguageTask
 
     with open_world(config.device) as world:
         task = LanguageTask(config, world)

@@ -25,10 +25,10 @@ from deeploop.models.reasoner import PuzzleShape
 from deeploop.report import scoreboard
 from deeploop.report.page import text_table
 from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES
+from deeploop.tasks.puzzles.task import open_puzzles
 from deeploop.train.checkpoint import read_state, step_of
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
-from deeploop.train.puzzle import open_puzzles
 from deeploop.train.rundir import (
     load_any_config,
     load_reasoner,

@@ -19,6 +19,7 @@ from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.nn.residual import ALPHA, EPSILON
 from deeploop.report.groups import residual_rule
 from deeploop.report.runs import flatten
+from deeploop.tasks.language.text import open_mixture
 from deeploop.train.checkpoint import read_state
 from deeploop.train.config import IterateTrainConfig, TrainConfig, to_dict
 from deeploop.train.rundir import (
@@ -29,7 +30,6 @@ from deeploop.train.rundir import (
     require_checkpoint,
     resolve,
 )
-from deeploop.train.text import open_mixture
 
 WITHOUT = "  # without deeploop: add trust_remote_code=True"
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete

@@ -11,15 +11,15 @@ from deeploop.recipes import RECIPES, get_recipe
 from deeploop.recipes.reasoners import require_puzzles
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
+from deeploop.tasks.language.text import corpus_of_other_vocabulary
+from deeploop.tasks.puzzles.task import PuzzleDataConfig
 from deeploop.terminal import show
 from deeploop.train.config import AnyTrainConfig, ChatTrainConfig, TrainConfig, read_config, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.exported import is_export, read_export
 from deeploop.train.loop import train
 from deeploop.train.opening import preview_run
-from deeploop.train.puzzle import PuzzleDataConfig
 from deeploop.train.rundir import config_to_resume, load_config
-from deeploop.train.text import corpus_of_other_vocabulary
 
 # What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
 TRAIN_WORDS = {

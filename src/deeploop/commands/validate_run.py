@@ -32,7 +32,8 @@ from deeploop.eval.depth import (
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule, decodes_to_validate
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
-from deeploop.train.chat import ChatDataConfig, open_chat
+from deeploop.tasks.chat.task import ChatDataConfig, open_chat
+from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import arithmetic, open_world
 from deeploop.train.rundir import (
@@ -43,7 +44,6 @@ from deeploop.train.rundir import (
     require_checkpoint,
     results_folder,
 )
-from deeploop.train.text import mixture_windows, open_mixture
 
 # Results that agree in these replace one another; any other stays beside them.
 IDENTITY = ("checkpoint", "data", "sequences", "recompute_alpha", "asked")

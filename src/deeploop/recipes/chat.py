@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deeploop.train.chat import ChatDataConfig
+from deeploop.tasks.chat.task import ChatDataConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import ChatTrainConfig
 from deeploop.train.metrics import LogConfig

@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.tasks.language.text import DataConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import DeviceConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
-from deeploop.train.text import DataConfig
 
 
 def gpt2_small() -> TrainConfig:

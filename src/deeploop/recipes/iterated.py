@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Literal
 
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.tasks.iterate.task import IterateDataConfig
+from deeploop.tasks.rounds import IterateRoundsConfig
 from deeploop.train.checkpoint import CheckpointConfig
 from deeploop.train.config import IterateTrainConfig
-from deeploop.train.iterate import IterateDataConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
-from deeploop.train.rounds import IterateRoundsConfig
 
 
 def automaton() -> IterateTrainConfig:

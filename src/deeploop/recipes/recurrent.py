@@ -11,9 +11,9 @@ from pathlib import Path
 
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.recipes.gpt import flat, gpt2_small, tiny
+from deeploop.tasks.rounds import RoundsConfig
 from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import DeviceConfig
-from deeploop.train.rounds import RoundsConfig
 
 
 def tiny_recurrent() -> TrainConfig:

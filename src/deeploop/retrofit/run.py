@@ -10,13 +10,13 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.retrofit.layers import Layers, shown
 from deeploop.retrofit.source import Source
+from deeploop.tasks.language.text import DataConfig
+from deeploop.tasks.rounds import RoundsConfig
 from deeploop.train.checkpoint import CheckpointConfig, save_weights
 from deeploop.train.config import TrainConfig, to_dict
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig
-from deeploop.train.rounds import RoundsConfig
 from deeploop.train.rundir import create_run, provenance
-from deeploop.train.text import DataConfig
 
 BACKPROP = 8  # rounds that gradients go through, where an injection lets them end
 

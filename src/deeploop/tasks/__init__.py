@@ -5,12 +5,12 @@ from typing import Any
 
 # name in run.json: (config class, task class), each "module:Class".
 KINDS = {
-    "language": ("deeploop.train.config:TrainConfig", "deeploop.train.language:LanguageTask"),
-    "chat": ("deeploop.train.config:ChatTrainConfig", "deeploop.train.chat:ChatTask"),
-    "hrm": ("deeploop.train.config:HRMTrainConfig", "deeploop.train.puzzle:PuzzleTask"),
-    "trm": ("deeploop.train.config:TRMTrainConfig", "deeploop.train.puzzle:PuzzleTask"),
-    "iterate": ("deeploop.train.config:IterateTrainConfig", "deeploop.train.iterate:IterateTask"),
-    "custom": ("deeploop.train.config:CustomTrainConfig", "deeploop.train.custom:CustomTask"),
+    "language": ("deeploop.train.config:TrainConfig", "deeploop.tasks.language.task:LanguageTask"),
+    "chat": ("deeploop.train.config:ChatTrainConfig", "deeploop.tasks.chat.task:ChatTask"),
+    "hrm": ("deeploop.train.config:HRMTrainConfig", "deeploop.tasks.puzzles.task:PuzzleTask"),
+    "trm": ("deeploop.train.config:TRMTrainConfig", "deeploop.tasks.puzzles.task:PuzzleTask"),
+    "iterate": ("deeploop.train.config:IterateTrainConfig", "deeploop.tasks.iterate.task:IterateTask"),
+    "custom": ("deeploop.train.config:CustomTrainConfig", "deeploop.tasks.custom.task:CustomTask"),
 }
 
 

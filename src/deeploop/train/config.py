@@ -20,17 +20,17 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
-from deeploop.train.chat import ChatDataConfig
+from deeploop.tasks.chat.task import ChatDataConfig
+from deeploop.tasks.custom.task import CustomDataConfig
+from deeploop.tasks.iterate.task import IterateDataConfig
+from deeploop.tasks.language.monitor import DiagnoseConfig
+from deeploop.tasks.language.text import DataConfig
+from deeploop.tasks.puzzles.task import PuzzleDataConfig
+from deeploop.tasks.rounds import IterateRoundsConfig, RoundsConfig
 from deeploop.train.checkpoint import CheckpointConfig
-from deeploop.train.custom import CustomDataConfig
-from deeploop.train.diagnosis import DiagnoseConfig
 from deeploop.train.distributed import DeviceConfig
-from deeploop.train.iterate import IterateDataConfig
 from deeploop.train.metrics import LogConfig
 from deeploop.train.optim import OptimConfig, ReasonerOptimConfig
-from deeploop.train.puzzle import PuzzleDataConfig
-from deeploop.train.rounds import IterateRoundsConfig, RoundsConfig
-from deeploop.train.text import DataConfig
 
 
 @dataclass(frozen=True)

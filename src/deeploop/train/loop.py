@@ -9,10 +9,10 @@ import shlex
 from functools import partial
 from typing import Any, Literal
 
+from deeploop.tasks.custom.task import TaskFactory
 from deeploop.train.active import ActiveRun
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.config import AnyTrainConfig
-from deeploop.train.custom import TaskFactory
 from deeploop.train.distributed import World, is_sharded, open_world
 from deeploop.train.metrics import as_read_back
 from deeploop.train.opening import open_run

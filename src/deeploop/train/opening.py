@@ -10,8 +10,12 @@ from deeploop.files import lock_folder
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.residual import ALPHA
+from deeploop.tasks.chat.task import ChatTask
+from deeploop.tasks.custom.task import CustomTask, TaskFactory
+from deeploop.tasks.iterate.task import IterateTask
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.train.active import ActiveRun
-from deeploop.train.chat import ChatTask
 from deeploop.train.checkpoint import (
     last_checkpoint,
     last_good_checkpoint,
@@ -31,17 +35,13 @@ from deeploop.train.config import (
     TrainConfig,
     to_dict,
 )
-from deeploop.train.custom import CustomTask, TaskFactory
 from deeploop.train.distributed import World, wrap
 from deeploop.train.execution import Execution, choose_execution
 from deeploop.train.exported import is_export, load_export, read_export
 from deeploop.train.header import Facts, bytes_text, header, legend
-from deeploop.train.iterate import IterateTask
-from deeploop.train.language import LanguageTask
 from deeploop.train.memory import memory_of
 from deeploop.train.metrics import MetricsWriter, last_lines, rewind_metrics
 from deeploop.train.progress import Display, device_name
-from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.rundir import (
     changes_since,
     check_folder,

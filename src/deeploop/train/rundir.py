@@ -41,6 +41,7 @@ from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.tasks.iterate.task import IDENTITY
 from deeploop.train.checkpoint import (
     OPTIMIZER,
     WEIGHTS,
@@ -62,7 +63,6 @@ from deeploop.train.config import (
     to_dict,
 )
 from deeploop.train.exported import is_export
-from deeploop.train.iterate import IDENTITY
 
 FORMAT = 1
 KEPT = {"seed", "optim.kind", *(f"data.{name}" for name in IDENTITY)}

@@ -20,10 +20,10 @@ from deeploop.data.loader_state import check_position
 from deeploop.eval.iterated import IteratedScore, finite, score_sums, scores
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
+from deeploop.tasks.rounds import NoiseSampler, RoundsSampler, draw_upto
 from deeploop.train.distributed import World, arithmetic
 from deeploop.train.memory import fit, needs_on
 from deeploop.train.optim import make_gpt_optimizer
-from deeploop.train.rounds import NoiseSampler, RoundsSampler, draw_upto
 from deeploop.train.task import Monitor, OnBatch, ignore_batch
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from deeploop.data.chat_loader import ChatLoader, held_out_rows
 from deeploop.data.chat_template import TEMPLATE_FILE
 from deeploop.data.token_loader import Loader
 from deeploop.files import naming_field
-from deeploop.train.language import LanguageTask
+from deeploop.tasks.language.task import LanguageTask
 
 
 @dataclass(frozen=True)

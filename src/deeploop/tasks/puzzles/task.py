@@ -24,13 +24,13 @@ from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
 from deeploop.nn import fused
 from deeploop.nn.kernels.products import cast_cache
+from deeploop.tasks.puzzles.rows import sign_sgd_
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.checks import REAL
 from deeploop.train.distributed import World, arithmetic, uses_bf16
 from deeploop.train.execution import runs_kernels
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
-from deeploop.train.puzzle_rows import sign_sgd_
 from deeploop.train.task import Monitor, OnBatch, ignore_batch
 from deeploop.train.transfer import OnHost, copy_to_device, copy_to_host
 

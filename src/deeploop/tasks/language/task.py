@@ -20,13 +20,13 @@ from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.documents import causal_context, document_bounds
-from deeploop.train.diagnosis import LoopMonitor, Probe
+from deeploop.tasks.language.monitor import LoopMonitor, Probe
+from deeploop.tasks.language.text import make_loader, mixture_windows, open_mixture
+from deeploop.tasks.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import make_gpt_optimizer
-from deeploop.train.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.task import Monitor, OnBatch, ignore_batch
-from deeploop.train.text import make_loader, mixture_windows, open_mixture
 
 if TYPE_CHECKING:
     from deeploop.train.config import TrainConfig
