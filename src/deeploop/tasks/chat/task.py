@@ -56,8 +56,6 @@ class ChatDataConfig:
 class ChatTask(LanguageTask):
     """A looped GPT on conversations, packed into rows and kept apart."""
 
-    name = "chat"
-
     def open_data(self) -> Loader:
         config, world, context = self.config, self.world, self.config.model.context
         data = config.data

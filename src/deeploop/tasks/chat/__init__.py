@@ -1,0 +1,1 @@
+"""Answering: a trained looped GPT on conversations."""

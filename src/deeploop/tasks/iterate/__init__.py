@@ -1,0 +1,1 @@
+"""Iterated tasks: applying a step many times."""

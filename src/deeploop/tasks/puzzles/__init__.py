@@ -1,0 +1,1 @@
+"""Solving puzzles with a reasoner: HRM and TRM."""
