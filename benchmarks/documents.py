@@ -51,8 +51,8 @@ from deeploop.nn.documents import (
 )
 from deeploop.nn.fused import HAS_TRITON
 from deeploop.nn.kernels import on_hopper
-from deeploop.recipes import get_recipe
-from deeploop.train.config import TrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World, arithmetic, open_world
 from deeploop.train.execution import choose_execution
 from deeploop.train.progress import device_name

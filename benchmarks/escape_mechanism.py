@@ -24,11 +24,11 @@ from tqdm import tqdm
 
 from deeploop.diagnose.stream import BranchVisits, branch_visits
 from deeploop.models.gpt import LoopedGPT
-from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.active import ActiveRun
-from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
 from deeploop.train.optim import learning_rate, set_learning_rate

@@ -16,13 +16,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from deeploop.config.json import from_dict
 from deeploop.models import GPTConfig
 from deeploop.report.packed import opened
 from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.theory.escape import critical_sum, similarity
 from deeploop.theory.scaling import ScalingRule
-from deeploop.train.config import TrainConfig, from_dict
 from deeploop.train.metrics import read_metrics
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "alignment"

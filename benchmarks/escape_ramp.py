@@ -25,9 +25,9 @@ from deeploop.diagnose.collapse import SIMILARITY_LIMIT
 from deeploop.models import GPTConfig
 from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.theory.escape import critical_ramp, ramp_exponent
 from deeploop.theory.scaling import ScalingRule
-from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest

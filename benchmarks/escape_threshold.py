@@ -21,13 +21,13 @@ from typing import Any
 from tqdm import tqdm
 
 from deeploop.models import GPTConfig
-from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
 from deeploop.sweep.paper_grids import GPU
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.theory.escape import critical_sum, sum_exponent
 from deeploop.theory.scaling import ScalingRule
-from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest

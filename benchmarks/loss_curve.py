@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.active import ActiveRun
-from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
 from deeploop.train.optim import learning_rate

@@ -25,15 +25,15 @@ import torch
 
 from deeploop.commands.bench_decode import time_decoding
 from deeploop.commands.bench_training import corpus_for
+from deeploop.config.run import DeviceConfig
 from deeploop.models import LoopedGPT
 from deeploop.models.accounting import flops_per_token
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.recipes.gpt import gpt2_small, tiny
 from deeploop.report.page import text_table
+from deeploop.tasks.language.config import RoundsConfig, TrainConfig
+from deeploop.tasks.language.recipes import gpt2_small, tiny
 from deeploop.tasks.language.task import LanguageTask
-from deeploop.tasks.rounds import RoundsConfig
-from deeploop.train.config import TrainConfig
-from deeploop.train.distributed import DeviceConfig, World, arithmetic, open_world
+from deeploop.train.distributed import World, arithmetic, open_world
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest, device_name
 from deeploop.train.rundir import provenance

@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
+from deeploop.config.optim import OptimConfig
+from deeploop.config.run import CheckpointConfig, DeviceConfig, LogConfig
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.tasks.iterate.task import IterateDataConfig
-from deeploop.train.checkpoint import CheckpointConfig
-from deeploop.train.config import IterateTrainConfig
-from deeploop.train.distributed import DeviceConfig
-from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import OptimConfig
+from deeploop.tasks.iterate.config import IterateDataConfig, IterateTrainConfig
 
 
 def make_iterate_config(out, **changes):

@@ -24,8 +24,8 @@ from deeploop import cli
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
 from deeploop.commands.train import with_vocabulary_of_corpus
-from deeploop.recipes import RECIPES, get_recipe
-from deeploop.recipes.reasoners import PUZZLES
+from deeploop.tasks.puzzles.recipes import PUZZLES
+from deeploop.tasks.recipes import RECIPES, get_recipe
 from deeploop.train import loop
 from deeploop.train.checkpoint import list_checkpoints
 from deeploop.train.distributed import World

@@ -16,23 +16,24 @@ SOURCE = Path(deeploop.__file__).parent
 # Which packages a package may import, besides itself and the root's `exits`, `extras`, `files` and version.
 ALLOWED = {
     "theory": set(),
+    "config": set(),
     "nn": {"theory"},
-    "models": {"nn", "theory"},
+    "models": {"nn", "config", "theory"},
     "data": set(),
     "diagnose": {"models", "nn", "data", "theory"},
-    "eval": {"models", "nn", "data", "theory", "diagnose"},
-    "train": {"models", "nn", "data", "theory", "diagnose", "eval", "tasks"},
-    "tasks": {"models", "nn", "data", "theory", "diagnose", "eval", "train"},
-    "recipes": {"models", "nn", "data", "theory", "train", "tasks"},
-    "report": {"train", "eval", "diagnose", "theory"},
-    "retrofit": {"models", "nn", "data", "theory", "eval", "train", "tasks"},
-    "sweep": {"models", "nn", "data", "theory", "train", "recipes", "report"},
-    "commands": {"models", "nn", "data", "theory", "diagnose", "eval", "train", "tasks"}
-    | {"recipes", "report", "sweep", "retrofit"},
+    "eval": {"models", "nn", "data", "config", "theory", "diagnose"},
+    "tasks": {"models", "nn", "data", "config", "theory", "diagnose", "eval", "train"},
+    "train": {"models", "nn", "data", "config", "theory", "diagnose", "eval", "tasks"},
+    "report": {"train", "eval", "diagnose", "config", "theory"},
+    "retrofit": {"models", "nn", "data", "config", "theory", "eval", "train", "tasks"},
+    "sweep": {"models", "nn", "data", "config", "theory", "train", "tasks", "report"},
+    "commands": {"models", "nn", "data", "config", "theory", "diagnose", "eval", "train"}
+    | {"tasks", "report", "sweep", "retrofit"},
 }
 # What a package must do without.
 FORBIDDEN = {
     "theory": ["torch", "numpy"],
+    "config": ["torch", "numpy"],
     "models": ["torch.distributed"],
     "nn": ["torch.distributed"],
     "report": ["torch"],

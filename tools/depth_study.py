@@ -26,7 +26,7 @@ from deeploop.data.iterate.automaton import BEGIN
 from deeploop.data.iterate.examples import held_out
 from deeploop.files import write_json
 from deeploop.models.gpt import LoopedGPT
-from deeploop.recipes import get_recipe
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.optim import learning_rate
 
 TESTS = (1, 2, 4, 6, 9, 13, 24, 77, 127, 200)

@@ -35,12 +35,12 @@ _NAMES = {
     "recommend": ("deeploop.report.recommend", "recommend"),
 }
 _PACKAGES = (
+    "config",
     "data",
     "diagnose",
     "eval",
     "models",
     "nn",
-    "recipes",
     "report",
     "retrofit",
     "sweep",

@@ -8,8 +8,8 @@ import pytest
 
 from deeploop.commands import demo_collapse
 from deeploop.commands.demo_collapse import CURES, METHODS, QUICK_ROUNDS, QUICK_STEPS, ROUNDS, cell, train_all
-from deeploop.recipes.gpt import tiny
 from deeploop.report import collapse
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.metrics import read_metrics
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "demo-collapse"

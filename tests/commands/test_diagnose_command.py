@@ -11,7 +11,7 @@ from deeploop.commands.diagnose_run import weights_of
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.alignment_plots import alignment_figure
 from deeploop.report.diagnosis import LEGEND, one_depth_verdict
-from deeploop.train import language
+from deeploop.tasks.language import task as language
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

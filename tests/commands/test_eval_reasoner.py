@@ -10,22 +10,21 @@ import torch
 from deeploop.cli import main
 from deeploop.commands import eval_reasoner
 from deeploop.commands.eval import ReasonerOptions
+from deeploop.config.loop import HaltingConfig
+from deeploop.config.optim import ReasonerOptimConfig
+from deeploop.config.run import DeviceConfig
 from deeploop.data.arc import ArcTask, build_arc
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.data.sudoku import build_sudoku
 from deeploop.data.sudoku_files import SudokuFiles, build_from_files
 from deeploop.eval.reasoning import score
-from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
 from deeploop.report import scoreboard
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import arc_table
-from deeploop.tasks.puzzles.task import PuzzleDataConfig
-from deeploop.train.config import HRMTrainConfig, TRMTrainConfig
-from deeploop.train.distributed import DeviceConfig
+from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
 from deeploop.train.loop import train
-from deeploop.train.optim import ReasonerOptimConfig
 from deeploop.train.rundir import require_checkpoint
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "cycles": 1, "low_cycles": 1}

@@ -14,9 +14,9 @@ from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.depth import DepthScore, Windows, bits_per_byte, count_bytes, score_rounds
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.recipes.gpt import tiny
 from deeploop.report import plots, scoreboard
 from deeploop.report.runs import read_run
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

@@ -35,9 +35,9 @@ from deeploop.report.groups import Histories
 from deeploop.report.listing import as_json, table
 from deeploop.report.runs import differing, find_runs
 from deeploop.tasks.language.task import LanguageTask
+from deeploop.tasks.puzzles.config import TRMTrainConfig
 from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.train.checkpoint import last_checkpoint, load_checkpoint, load_tensors, read_state
-from deeploop.train.config import TRMTrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.loop import train
 

@@ -35,6 +35,7 @@ import torch
 from forgeries import Forgeries
 
 from deeploop.cli import main as command_line
+from deeploop.config.json import from_dict, to_dict
 from deeploop.data import arc
 from deeploop.data.chat import ChatSet, prepare_chat
 from deeploop.data.chat_loader import held_out_rows
@@ -48,11 +49,11 @@ from deeploop.eval.requests import Request, Requests, Scores, load_scores, save_
 from deeploop.eval.tasks import read_rows
 from deeploop.files import read_value
 from deeploop.models.gpt import LoopedGPT
-from deeploop.recipes.gpt import tiny
 from deeploop.report.packed import PACKED, files_to_pack, unpack, write_packed
 from deeploop.sweep.grid import read_grid
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.checkpoint import load_moments, load_weights, read_state
-from deeploop.train.config import TrainConfig, from_dict, to_dict
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics, rewind_metrics
 from deeploop.train.rundir import load, load_config

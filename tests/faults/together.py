@@ -17,8 +17,8 @@ import deeploop.commands.validate_run  # before the forks: each would import it 
 import deeploop.models.hf  # noqa: F401
 from deeploop.cli import main
 from deeploop.data.shards import Corpus
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.checkpoint import list_checkpoints, read_state
-from deeploop.train.config import TrainConfig
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

@@ -5,7 +5,8 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from deeploop.models import GPTConfig, HaltingConfig, HRMConfig, LoopedGPT, PuzzleShape, Reasoner, Slots
+from deeploop.config.loop import HaltingConfig
+from deeploop.models import GPTConfig, HRMConfig, LoopedGPT, PuzzleShape, Reasoner, Slots
 from deeploop.models.halting import supervise
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from deeploop.config.loop import GateConfig
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.accounting import flops_per_token, parameter_count
-from deeploop.models.exit_gate import GateConfig, log_exits
+from deeploop.models.exit_gate import log_exits
 
 CONFIG = GPTConfig(
     blocks=2, rounds=3, prelude=1, coda=1, injection="add", width=16, heads=2, hidden=24, vocabulary=60,

@@ -8,14 +8,16 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from deeploop.config.run import DeviceConfig
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.gpt import Block
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner, Stack
+from deeploop.models.reasoner import Reasoner, Stack
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn import fused, kernels
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, SwiGLU, rotary_table
 from deeploop.nn.residual import ScaledResidual
-from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train.distributed import World
 from deeploop.train.execution import choose_execution
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)

@@ -13,7 +13,8 @@ from torch import nn
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.gpt import Block
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner, ReasonerBlock, Stack
+from deeploop.models.reasoner import Reasoner, ReasonerBlock, Stack
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn import fused, kernels
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
 from deeploop.nn.kernels.products import cached_cast, cast_cache

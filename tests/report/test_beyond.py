@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from deeploop.config.json import to_dict
 from deeploop.report.beyond import beyond_figure, beyond_table, contenders
 from deeploop.report.document import make_sections
 from deeploop.report.groups import Histories
 from deeploop.report.runs import find_runs
-from deeploop.train.config import to_dict
 from iterate_runs import make_iterate_config
 
 

@@ -10,11 +10,11 @@ from math import sqrt
 
 import pytest
 
-from deeploop.recipes.gpt import gpt2_medium, gpt2_small
+from deeploop.config.json import to_dict
 from deeploop.report import published
 from deeploop.report.published import ROUNDS, SIZES, TASKS, VOTES
+from deeploop.tasks.language.recipes import gpt2_medium, gpt2_small
 from deeploop.theory import visits
-from deeploop.train.config import to_dict
 
 HALF_STEP = D("0.005")  # a mean printed to two places
 SERIES = [(size, shots, (1, 3, 5) if size == "small" else ROUNDS) for size in SIZES for shots in (0, 1)]

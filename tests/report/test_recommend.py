@@ -12,9 +12,9 @@ from deeploop.commands import recommend as command
 from deeploop.commands import train as train_command
 from deeploop.commands.recommend import DEFAULTS
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.recipes import get_recipe
 from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
 from deeploop.report.recommend import recommend
+from deeploop.tasks.recipes import get_recipe
 from deeploop.theory import flat_alpha
 
 DEEPLOOP = {"model.block": "sandwich", "model.p": 0.5, "model.alpha": "paper", "model.beta": "on",

@@ -9,10 +9,11 @@ import pytest
 
 from deeploop.cli import main
 from deeploop.commands.runs import RunsArgs, run
+from deeploop.config.json import to_dict
 from deeploop.report import sweeps
 from deeploop.report.packed import opened
 from deeploop.report.runs import DEFINING, LATER_FIELDS, differing, find_runs, flatten, read_history, read_run
-from deeploop.train.config import TrainConfig, to_dict
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics, stream_back
 from run_folders import write_run, write_sweep

@@ -9,12 +9,12 @@ import pytest
 
 from deeploop.cli import main
 from deeploop.commands.sweep import choose_cells
+from deeploop.config.json import differences, to_dict
 from deeploop.models.accounting import parameter_count
-from deeploop.recipes import RECIPES
-from deeploop.recipes.gpt import gpt2_medium, gpt2_small, tiny
 from deeploop.sweep.grid import Grid, along, configure, read_grid
 from deeploop.sweep.paper_grids import BLOCKS, GRIDS, PAPER_P, ROUNDS, SCALES
-from deeploop.train.config import differences, to_dict
+from deeploop.tasks.language.recipes import gpt2_medium, gpt2_small, tiny
+from deeploop.tasks.recipes import RECIPES
 
 LANGUAGE = ("table1", "p-sweep", "downstream", "escape", "rules", "rules-search", "transfer")
 

@@ -28,8 +28,8 @@ from deeploop.sweep import board, launch
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Grid, along, read_grid
 from deeploop.sweep.paper_grids import GRIDS, SCALES
+from deeploop.tasks import read_config
 from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.config import read_config
 from deeploop.train.metrics import read_metrics
 
 SETTINGS = {

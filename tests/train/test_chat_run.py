@@ -19,10 +19,10 @@ from deeploop.eval.conversation import Conversation
 from deeploop.eval.decoding import Choice
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.recipes import get_recipe
 from deeploop.report.runs import read_run
-from deeploop.tasks.chat.task import ChatDataConfig, ChatTask
-from deeploop.train.config import ChatTrainConfig
+from deeploop.tasks.chat.config import ChatDataConfig, ChatTrainConfig
+from deeploop.tasks.chat.task import ChatTask
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

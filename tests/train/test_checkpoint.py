@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import deeploop
+from deeploop.config.run import CheckpointConfig
 from deeploop.models.gpt import LoopedGPT
 from deeploop.train import checkpoint as module
 from deeploop.train.checkpoint import (
-    CheckpointConfig,
     last_checkpoint,
     list_checkpoints,
     load_weights,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from deeploop.tasks.language import task as language
 from deeploop.tasks.language.task import LanguageTask
-from deeploop.train import language
 from deeploop.train.checkpoint import last_checkpoint, read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

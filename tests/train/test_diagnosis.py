@@ -3,7 +3,7 @@
 import pytest
 from safetensors.torch import load_file
 
-from deeploop.tasks.language.monitor import DiagnoseConfig
+from deeploop.config.loop import DiagnoseConfig
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

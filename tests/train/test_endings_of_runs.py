@@ -11,11 +11,12 @@ import pytest
 from tqdm import tqdm
 
 from deeploop.cli import main
+from deeploop.config.run import LogConfig
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.active import ActiveRun
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.loop import train
-from deeploop.train.metrics import LogConfig, MetricsWriter, read_metrics
+from deeploop.train.metrics import MetricsWriter, read_metrics
 from deeploop.train.progress import Display, StopRequest
 from deeploop.train.steps import StepQueue
 

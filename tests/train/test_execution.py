@@ -6,20 +6,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from deeploop.config.optim import OptimConfig, ReasonerOptimConfig
+from deeploop.config.run import DeviceConfig
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn import fused
 from deeploop.train import CustomTask, CustomTrainConfig, execution, opening
-from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train.distributed import World
 from deeploop.train.execution import choose_execution
 from deeploop.train.loop import train
-from deeploop.train.optim import (
-    OptimConfig,
-    ReasonerOptimConfig,
-    make_optimizer,
-    make_reasoner_optimizer,
-)
+from deeploop.train.optim import make_optimizer, make_reasoner_optimizer
 from iterate_runs import make_iterate_config
 
 SHAPE = {"blocks": 2, "rounds": 3, "width": 64, "heads": 2, "hidden": 64, "vocabulary": 64, "context": 8}

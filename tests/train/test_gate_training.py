@@ -9,7 +9,7 @@ from resumed_runs import losses, resumed_in_the_middle, tensors
 from safetensors.torch import load_file
 
 from deeploop.cli import main
-from deeploop.models.exit_gate import GateConfig
+from deeploop.config.loop import GateConfig
 from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.header import Facts, header
 from deeploop.train.loop import train

@@ -7,8 +7,8 @@ import torch
 
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.recipes import get_recipe
 from deeploop.tasks.language.task import LanguageTask
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train import opening
 from deeploop.train.distributed import World
 from deeploop.train.header import Facts, header, legend

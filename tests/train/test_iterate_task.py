@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from deeploop.cli import main
+from deeploop.config.json import from_dict, to_dict
 from deeploop.data.iterate.task import is_test
 from deeploop.models.gpt import LoopedGPT
-from deeploop.recipes import get_recipe
+from deeploop.tasks import read_config
 from deeploop.tasks.iterate.task import IterateTask
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
-from deeploop.train.config import from_dict, read_config, to_dict
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

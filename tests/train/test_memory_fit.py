@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from deeploop.config.run import DeviceConfig
 from deeploop.models import Block, GPTConfig, HRMConfig, PuzzleShape
 from deeploop.models.accounting import activation_bytes, parameter_count, segment_bytes, training_bytes
 from deeploop.models.reasoner import ReasonerBlock
 from deeploop.nn.layers import rotary_table
 from deeploop.train import memory
-from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.memory import fit
 from deeploop.train.metrics import read_metrics

@@ -10,10 +10,10 @@ import tracemalloc
 import pytest
 from known_peak import expected_mfu, set_peak
 
+from deeploop.config.run import LogConfig
 from deeploop.train.loop import train
 from deeploop.train.metrics import (
     LONGEST_LINE,
-    LogConfig,
     MetricsWriter,
     last_lines,
     read_metrics,

@@ -8,13 +8,14 @@ import torch
 from puzzle_runs import MODELS, write_boards
 
 from deeploop.cli import main
+from deeploop.config.loop import HaltingConfig
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.data.sudoku import build_sudoku
 from deeploop.eval.reasoning import Solver, score, spread_rows
 from deeploop.models.accounting import flops_per_segment
-from deeploop.models.halting import HaltingConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn.kernels.products import cached_cast
 from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, load_tensors

@@ -9,9 +9,11 @@ from resumed_runs import losses, resumed_in_the_middle, tensors
 
 from deeploop.cli import main
 from deeploop.models.accounting import parameter_count
-from deeploop.recipes import get_recipe
+from deeploop.tasks.iterate.config import IterateRoundsConfig
+from deeploop.tasks.language.config import RoundsConfig
 from deeploop.tasks.language.task import LanguageTask
-from deeploop.tasks.rounds import FirstStateSampler, IterateRoundsConfig, RoundsConfig, RoundsSampler
+from deeploop.tasks.recipes import get_recipe
+from deeploop.tasks.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.distributed import World, physical_blocks
 from deeploop.train.header import Facts, header
 from deeploop.train.loop import train

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from deeploop.recipes import RECIPES, get_recipe
-from deeploop.tasks.language.text import DataConfig
-from deeploop.train.config import TrainConfig, differences, from_dict, read_config, to_dict
-from deeploop.train.distributed import DeviceConfig, World
+from deeploop.config.json import differences, from_dict, to_dict
+from deeploop.config.optim import OptimConfig
+from deeploop.config.run import DeviceConfig, LogConfig
+from deeploop.tasks import read_config
+from deeploop.tasks.language.config import DataConfig, TrainConfig
+from deeploop.tasks.recipes import RECIPES, get_recipe
+from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.memory import even_splits
-from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import OptimConfig
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -13,9 +13,9 @@ from known_peak import expected_mfu
 from safetensors.torch import load_file
 from two_ranks_worker import gradients
 
+from deeploop.config.json import to_dict
 from deeploop.models import parameter_count
 from deeploop.train.checkpoint import list_checkpoints, read_state
-from deeploop.train.config import to_dict
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from iterate_runs import make_iterate_config

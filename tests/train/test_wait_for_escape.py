@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from deeploop.tasks.language import task as language
 from deeploop.tasks.language.task import LanguageTask
-from deeploop.train import language
 from deeploop.train.checkpoint import last_checkpoint, read_state
 from deeploop.train.distributed import World
 from deeploop.train.loop import train

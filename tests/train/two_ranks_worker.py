@@ -13,9 +13,11 @@ from known_peak import set_peak
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from deeploop.config.json import from_dict
+from deeploop.config.run import DeviceConfig
+from deeploop.tasks import KINDS
 from deeploop.train import loop, opening, steps
-from deeploop.train.config import KINDS, from_dict
-from deeploop.train.distributed import DeviceConfig, open_world
+from deeploop.train.distributed import open_world
 from deeploop.train.execution import Execution
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest

@@ -90,8 +90,9 @@ class BenchArgs:
 
     def _check_recipes(self) -> None:
         # Now: these wait for torch, --help does not.
-        from deeploop.recipes import get_recipe
-        from deeploop.train.config import ChatTrainConfig, ReasonerTrainConfig
+        from deeploop.tasks.chat.config import ChatTrainConfig
+        from deeploop.tasks.puzzles.config import ReasonerTrainConfig
+        from deeploop.tasks.recipes import get_recipe
 
         for recipe in self.recipes:
             if isinstance(get_recipe(recipe), ChatTrainConfig):

@@ -25,9 +25,9 @@ from deeploop.eval.generation import generate_batch
 from deeploop.models.accounting import block_matrix_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.recipes import get_recipe
 from deeploop.report import page
-from deeploop.train.config import TrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import open_world
 from deeploop.train.progress import device_name
 from deeploop.train.rundir import provenance

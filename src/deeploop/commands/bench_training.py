@@ -14,18 +14,16 @@ from typing import Any
 from tqdm import tqdm
 
 from deeploop.commands.bench import BenchArgs
+from deeploop.config.run import RunConfig
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.recipes import get_recipe
 from deeploop.report import page
-from deeploop.train.config import (
-    AnyTrainConfig,
-    IterateTrainConfig,
-    ReasonerTrainConfig,
-    TrainConfig,
-)
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World, open_world
 from deeploop.train.progress import device_name
 from deeploop.train.rundir import provenance
@@ -54,7 +52,7 @@ def run(args: BenchArgs) -> str:
     return report(record)
 
 
-def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, AnyTrainConfig]]:
+def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, RunConfig]]:
     """What is timed of a recipe, each with its name."""
     base = get_recipe(recipe)
     device = replace(
@@ -106,9 +104,7 @@ def corpus_for(model: GPTConfig, folder: Path) -> Path:
     return path
 
 
-def measure(
-    name: str, config: AnyTrainConfig, world: World, args: BenchArgs, ceiling: float
-) -> dict[str, Any]:
+def measure(name: str, config: RunConfig, world: World, args: BenchArgs, ceiling: float) -> dict[str, Any]:
     """One cell: ours, and the reference where there is one."""
     ours, tokens, flops = time_training(config, world, args.steps)
     # The ceiling is of products in bf16 on a GPU and in fp32 elsewhere.

@@ -102,8 +102,9 @@ def lines_of_stdin(*, on_terminal: bool) -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     args = parse(ChatArgs, arguments, prog="deeploop chat")
     # Now: these wait for torch, --help does not.
+    from deeploop.config.run import DeviceConfig
     from deeploop.eval.conversation import Conversation
-    from deeploop.train.distributed import DeviceConfig, open_world
+    from deeploop.train.distributed import open_world
     from deeploop.train.rundir import load, require_checkpoint
 
     template, checkpoint = template_of(args.run), require_checkpoint(args.run)

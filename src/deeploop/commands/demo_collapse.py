@@ -13,11 +13,12 @@ from typing import Any
 
 from deeploop.commands.prepare import PrepareStdlib
 from deeploop.commands.prepare import run as run_prepare
-from deeploop.recipes.gpt import tiny
+from deeploop.config.run import LogConfig
 from deeploop.report.plots import series
-from deeploop.train.config import TrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.loop import train
-from deeploop.train.metrics import LogConfig, read_metrics
+from deeploop.train.metrics import read_metrics
 
 METHODS: dict[str, dict[str, Any]] = {
     "pre-norm": {"block": "prenorm"},

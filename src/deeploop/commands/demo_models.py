@@ -14,9 +14,9 @@ from deeploop.eval.iterated import copying, read_outs
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.residual import ResidualKind
-from deeploop.recipes import get_recipe
 from deeploop.report.demo import TABLE
-from deeploop.train.config import IterateTrainConfig
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.rundir import load_iterate
 
 DRAWN = tuple(sorted({*TABLE, 5, 6, 7, 11, 18, 34, 47, 60, 100, 150}))

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from deeploop.commands.diagnose import DiagnoseArgs
 from deeploop.commands.memory import memory_advice
+from deeploop.config.json import differences, to_dict
 from deeploop.data.corpora import stdlib
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
@@ -36,10 +37,10 @@ from deeploop.nn.documents import document_bounds
 from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_whole_state, step_of
-from deeploop.train.config import TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import is_number, read_metrics
 from deeploop.train.optim import learning_rate

@@ -20,7 +20,7 @@ from deeploop.data.iterate.task import solve
 from deeploop.eval.iterated import copying, finite, rollout, score_sums, scores
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
-from deeploop.train.config import IterateTrainConfig
+from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.train.distributed import World, arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
 from deeploop.train.rundir import load_iterate, provenance, require_checkpoint

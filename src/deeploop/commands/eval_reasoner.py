@@ -21,7 +21,7 @@ from deeploop.data.puzzles import PuzzleSet
 from deeploop.eval.arc_votes import TaskVotes, vote
 from deeploop.eval.reasoning import PuzzleScore, Solver, added, score, spread, spread_by_source, spread_rows
 from deeploop.eval.voting import ladder
-from deeploop.models.reasoner import PuzzleShape
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.report import scoreboard
 from deeploop.report.page import text_table
 from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES

@@ -9,6 +9,7 @@ import torch
 
 import deeploop
 from deeploop.commands.export import ExportArgs
+from deeploop.config.json import to_dict
 from deeploop.data.chat_template import kept_template
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.extras import require
@@ -19,9 +20,10 @@ from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.nn.residual import ALPHA, EPSILON
 from deeploop.report.groups import residual_rule
 from deeploop.report.runs import flatten
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.text import open_mixture
 from deeploop.train.checkpoint import read_state
-from deeploop.train.config import IterateTrainConfig, TrainConfig, to_dict
 from deeploop.train.rundir import (
     load,
     load_any_config,

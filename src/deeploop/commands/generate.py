@@ -57,10 +57,11 @@ def exit_rule(args: GenerateArgs) -> "ExitRule":
 def main(arguments: list[str]) -> int:
     args = parse(GenerateArgs, arguments, prog="deeploop generate")
     # Now: these wait for torch, --help does not.
+    from deeploop.config.run import DeviceConfig
     from deeploop.eval.decoding import describe
     from deeploop.eval.generation import stream_text
     from deeploop.models.adaptive import AdaptiveDepth
-    from deeploop.train.distributed import DeviceConfig, open_world
+    from deeploop.train.distributed import open_world
     from deeploop.train.rundir import is_shipped, load, require_checkpoint
 
     if is_shipped(args.run):

@@ -26,9 +26,10 @@ from deeploop.sweep.launch import Local, local_slots
 from deeploop.sweep.paper_grids import GRIDS, Scale
 from deeploop.sweep.slurm import SlurmConfig
 from deeploop.sweep.tuning import tuned
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.text import corpus_of_other_vocabulary
 from deeploop.terminal import show
-from deeploop.train.config import IterateTrainConfig, TrainConfig
 from deeploop.train.progress import StopRequest
 
 

@@ -7,14 +7,18 @@ from typing import Any
 
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import choose, parse, summary
-from deeploop.recipes import RECIPES, get_recipe
-from deeploop.recipes.reasoners import require_puzzles
+from deeploop.config.json import to_dict
+from deeploop.config.run import RunConfig
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
+from deeploop.tasks import read_config
+from deeploop.tasks.chat.config import ChatTrainConfig
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.text import corpus_of_other_vocabulary
-from deeploop.tasks.puzzles.task import PuzzleDataConfig
+from deeploop.tasks.puzzles.config import PuzzleDataConfig
+from deeploop.tasks.puzzles.recipes import require_puzzles
+from deeploop.tasks.recipes import RECIPES, get_recipe
 from deeploop.terminal import show
-from deeploop.train.config import AnyTrainConfig, ChatTrainConfig, TrainConfig, read_config, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.exported import is_export, read_export
 from deeploop.train.loop import train
@@ -100,7 +104,7 @@ def check_path(config: Any, base: Any) -> None:
         )
 
 
-def preview(config: AnyTrainConfig, source: str) -> int:
+def preview(config: RunConfig, source: str) -> int:
     """Says what would be trained; nothing is written."""
     with open_world(config.device) as world:
         lines = preview_run(config, world, source)
@@ -109,7 +113,7 @@ def preview(config: AnyTrainConfig, source: str) -> int:
     return 0
 
 
-def choose_base(words: list[str]) -> tuple[AnyTrainConfig | None, str, list[str]]:
+def choose_base(words: list[str]) -> tuple[RunConfig | None, str, list[str]]:
     """The config that the words start from, the words that named it, and those that change it."""
     if words and words[0].startswith("--") and (found := _base_without_recipe(words)):
         return found
@@ -124,7 +128,7 @@ def choose_base(words: list[str]) -> tuple[AnyTrainConfig | None, str, list[str]
     return get_recipe(choice), choice, rest
 
 
-def _base_without_recipe(words: list[str]) -> tuple[AnyTrainConfig, str, list[str]] | None:
+def _base_without_recipe(words: list[str]) -> tuple[RunConfig, str, list[str]] | None:
     """The same of a file or a run folder; None where neither option is among the words."""
     file, rest = take_value(words, CONFIG)
     if file is not None:

@@ -32,9 +32,10 @@ from deeploop.eval.depth import (
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule, decodes_to_validate
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
-from deeploop.tasks.chat.task import ChatDataConfig, open_chat
+from deeploop.tasks.chat.config import ChatDataConfig
+from deeploop.tasks.chat.task import open_chat
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.text import mixture_windows, open_mixture
-from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import arithmetic, open_world
 from deeploop.train.rundir import (
     check_tokenizer,

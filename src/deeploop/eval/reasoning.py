@@ -9,16 +9,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from deeploop.config.loop import HaltingConfig
 from deeploop.data.puzzles import PuzzleSet, PuzzleSplit
-from deeploop.models.halting import (
-    PAD,
-    Answers,
-    HaltingConfig,
-    answers_right,
-    puzzle_loss,
-    solve,
-    wants_to_halt,
-)
+from deeploop.models.halting import PAD, Answers, answers_right, puzzle_loss, solve, wants_to_halt
 from deeploop.models.reasoner import Reasoner
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # inputs, labels (B, length) and ids (B,)

@@ -1,7 +1,8 @@
 """Parameters, FLOPs and training memory of a looped GPT and of a reasoner, by formula."""
 
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.models.reasoner import PuzzleShape, ReasonerConfig, swiglu_hidden
+from deeploop.models.reasoner import swiglu_hidden
+from deeploop.models.reasoner_config import PuzzleShape, ReasonerConfig
 from deeploop.nn.loss import MAX_LOGITS
 from deeploop.nn.recompute import Recompute
 

@@ -9,34 +9,20 @@ gate-only   the model is frozen, and the gate learns whether the next round stil
 At inference a token stops once the sum of its q reaches a threshold (`adaptive.py`).
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from deeploop.config.loop import GateConfig
 
 if TYPE_CHECKING:
     from deeploop.models.gpt import LoopedGPT, Places
 
 GATE = "exit_gate."  # the names of the gate's parameters begin so
 Rounds = Iterator[tuple[Tensor, Tensor]]  # the stream after a round, and behind the coda
-
-
-@dataclass(frozen=True)
-class GateConfig:
-    """How the exit gate of `model.exit_gate` is trained."""
-
-    stage: Literal["joint", "gate-only"] = "joint"
-    """joint: with the model; gate-only: the model stays as it is, its gate learns when rounds still help."""
-    entropy: float = 0.1
-    """Weight β of the entropy of the exits in the joint loss."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.entropy) and self.entropy >= 0):
-            raise ValueError(f"gate.entropy={self.entropy}: must be 0 or more")
 
 
 class ExitGate(nn.Module):

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop.models.exit_gate import ExitGate, GateConfig, exit_loss
+from deeploop.config.loop import GateConfig
+from deeploop.models.exit_gate import ExitGate, exit_loss
 from deeploop.models.gpt_config import PARTS, GPTConfig, Part
 from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.documents import Documents, document_mask, document_positions

@@ -13,34 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deeploop.config.loop import HaltingConfig
 from deeploop.models.reasoner import Carry, Segment
 from deeploop.nn.loss import stablemax_cross_entropy
 
 PAD = 0  # a label that is not scored
 Model = Callable[..., Segment]  # (carry, tokens, puzzle), and q_only where nothing else is read
-
-
-@dataclass(frozen=True)
-class HaltingConfig:
-    """Segments per puzzle, and how halting is learned; the defaults are HRM's."""
-
-    segments: int = 16
-    """Most segments of a puzzle; evaluation runs them all."""
-    exploration: float = 0.1
-    """Share of segments that may halt only after a minimum, drawn from 2 … segments."""
-    learn_continue: bool = True
-    """Halt at q_halt > q_continue and learn both (HRM); else halt at q_halt > 0 and learn it alone (TRM)."""
-
-    def __post_init__(self) -> None:
-        if self.segments < 1:
-            raise ValueError(f"halting.segments={self.segments}: must be at least 1")
-        if not 0 <= self.exploration <= 1:
-            raise ValueError(f"halting.exploration={self.exploration}: must be from 0 to 1")
-
-    @property
-    def bootstraps_continue(self) -> bool:
-        """Whether q_continue is learned from one more forward pass; never with one segment only."""
-        return self.learn_continue and self.segments > 1
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from deeploop.config.json import to_dict
 from deeploop.files import append_file, parse_json, write_json
 from deeploop.report.endings import DROPPED, ENDED, Ending, State, ending, log_file, outcome, run_state
 from deeploop.report.packed import opened
 from deeploop.report.sweeps import FORMAT, RecordedCell, SweepRecord, read_sweep
 from deeploop.sweep.grid import Cell, Grid
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.checkpoint import list_checkpoints
-from deeploop.train.config import TrainConfig, to_dict
 from deeploop.train.metrics import Record, last_lines
 from deeploop.train.rundir import provenance
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deeploop.config.json import from_dict, leaf_hints, to_dict
 from deeploop.files import read_table
-from deeploop.recipes import get_recipe
-from deeploop.train.config import from_dict, leaf_hints, to_dict
+from deeploop.tasks.recipes import get_recipe
 
 Settings = Mapping[str, Any]
 Axis = Mapping[Any, Settings]

@@ -3,7 +3,7 @@
 `opening` makes a run, `loop` takes it to its last step, `task` is what a kind of run must answer; the kinds
 are in `deeploop.tasks`. Nothing in `nn` or `models` imports this package.
 
-`deeploop.train.train(config)` trains; `deeploop.recipes.get_recipe("tiny")` is a config to start from.
+`deeploop.train.train(config)` trains; `deeploop.tasks.recipes.get_recipe("tiny")` is a config to start from.
 `train(CustomTrainConfig(…), task=YourTask)` trains on a task of your own, a subclass of `CustomTask`.
 """
 
@@ -11,13 +11,13 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 _NAMES = {
-    "CustomDataConfig": "deeploop.tasks.custom.task",
+    "CustomDataConfig": "deeploop.tasks.custom.config",
     "CustomTask": "deeploop.tasks.custom.task",
-    "CustomTrainConfig": "deeploop.train.config",
-    "DeviceConfig": "deeploop.train.distributed",
-    "IterateTrainConfig": "deeploop.train.config",
-    "OptimConfig": "deeploop.train.optim",
-    "TrainConfig": "deeploop.train.config",
+    "CustomTrainConfig": "deeploop.tasks.custom.config",
+    "DeviceConfig": "deeploop.config.run",
+    "IterateTrainConfig": "deeploop.tasks.iterate.config",
+    "OptimConfig": "deeploop.config.optim",
+    "TrainConfig": "deeploop.tasks.language.config",
     "load_last": "deeploop.train.rundir",
     "train": "deeploop.train.loop",
 }

@@ -13,7 +13,6 @@ import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,21 +36,6 @@ OPTIMIZER = "optimizer.safetensors"
 GENERATORS = "rng.safetensors"
 TASK = "task.safetensors"  # of a task with tensors of its own
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # from 10^8 on a step has more digits
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """When to save, and how much to keep."""
-
-    every: int = 1_000
-    """Steps between checkpoints; one more comes at the end, and on SIGTERM or Ctrl-C."""
-    keep: int = 2
-    """How many of the newest checkpoints stay on disk."""
-
-    def __post_init__(self) -> None:
-        for name in ("every", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"checkpoint.{name}={getattr(self, name)}: must be at least 1")
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from deeploop.config.run import DeviceConfig
 from deeploop.nn import fused
-from deeploop.train.distributed import DeviceConfig, World, physical_blocks, uses_bf16
+from deeploop.train.distributed import World, physical_blocks, uses_bf16
 from deeploop.train.optim import supports_conditional_step
 from deeploop.train.progress import device_name
 from deeploop.train.replay import MOST_GRAPHS
@@ -30,7 +31,7 @@ class Capabilities:
     """What may be done with the steps of a task; nothing, unless it says so."""
 
     recordable: bool = False
-    """Batches of one shape and one number of rounds are the same work, and nothing in it waits for the device."""
+    """Batches of one shape and number of rounds are the same work, and nothing in it waits for the device."""
     queueable: bool = False
     """Without a CUDA graph too, the next step can be queued before the loss of this one is known."""
     draws_rounds: bool = False

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
+from deeploop.config.json import from_dict
 from deeploop.data.bpe import find_tokenizer
 from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
 from deeploop.data.tokenizers import Tokenizer
@@ -13,7 +14,6 @@ from deeploop.models.accounting import parameter_count
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.checkpoint import WEIGHTS, load_weights
-from deeploop.train.config import from_dict
 
 
 def is_export(folder: Path) -> bool:

@@ -24,6 +24,8 @@ import torch
 from torch import nn
 
 import deeploop
+from deeploop.config.json import differences, from_dict, to_dict
+from deeploop.config.run import RunConfig
 from deeploop.data.bpe import how_to_ask, load_tokenizer
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import (
@@ -40,8 +42,12 @@ from deeploop.files import (
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner
-from deeploop.tasks.iterate.task import IDENTITY
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.tasks import KINDS, config_class
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.train.checkpoint import (
     OPTIMIZER,
     WEIGHTS,
@@ -51,25 +57,12 @@ from deeploop.train.checkpoint import (
     read_whole_state,
     step_of,
 )
-from deeploop.train.config import (
-    KINDS,
-    AnyTrainConfig,
-    CustomTrainConfig,
-    IterateTrainConfig,
-    ReasonerTrainConfig,
-    TrainConfig,
-    differences,
-    from_dict,
-    to_dict,
-)
 from deeploop.train.exported import is_export
 
 FORMAT = 1
-KEPT = {"seed", "optim.kind", *(f"data.{name}" for name in IDENTITY)}
-"""Fields that a resumed run keeps, beside those of its model, rounds and gate."""
 
 
-def create_run(config: AnyTrainConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
+def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
     """Writes what is known before the first step, and the `files` of the task's own."""
     folder = config.out
     try:
@@ -108,7 +101,7 @@ def read_ending(folder: Path) -> dict[str, Any] | None:
     return ended if known else None
 
 
-def hardware(config: AnyTrainConfig) -> dict[str, Any]:
+def hardware(config: RunConfig) -> dict[str, Any]:
     """What the run started on: hours × ranks are its device-hours."""
     gpu = config.device.kind != "cpu" and torch.cuda.is_available()
     return {
@@ -117,11 +110,11 @@ def hardware(config: AnyTrainConfig) -> dict[str, Any]:
     }
 
 
-def write_config(config: AnyTrainConfig) -> None:
+def write_config(config: RunConfig) -> None:
     write_json(config.out / "config.json", to_dict(config))
 
 
-def check_folder(config: AnyTrainConfig) -> Path | None:
+def check_folder(config: RunConfig) -> Path | None:
     """The checkpoint to continue from, or None for a fresh start; refuses to mix two runs."""
     checkpoint = last_checkpoint(config.out)
     if checkpoint is None:
@@ -146,7 +139,7 @@ def check_folder(config: AnyTrainConfig) -> Path | None:
             raise ValueError(
                 f"optim.steps={new}: the run in {config.out} is at step {step} already; give more than that"
             )
-        if name.startswith(("model.", "rounds.", "gate.")) or name in KEPT:
+        if name.startswith(("model.", "rounds.", "gate.")) or name in config.kept:
             raise ValueError(
                 f"{name}={new}: the run in {config.out} was started with {name}={old}; "
                 "resume it with that, or choose another --out"
@@ -154,14 +147,14 @@ def check_folder(config: AnyTrainConfig) -> Path | None:
     return checkpoint
 
 
-def check_kind(config: AnyTrainConfig, run: Path, field: str) -> None:
+def check_kind(config: RunConfig, run: Path, field: str) -> None:
     """Raises where a folder holds a language model's run and this is a reasoner's, or the like."""
     task = str(read_stamp(run).get("task"))
-    if not isinstance(config, KINDS.get(task, object)):
+    if task in KINDS and not isinstance(config, config_class(task)):
         raise ValueError(f"{field}={run}: holds a run of another kind ({task}); name another folder")
 
 
-def changes_since(config: AnyTrainConfig) -> list[tuple[str, Any, Any]]:
+def changes_since(config: RunConfig) -> list[tuple[str, Any, Any]]:
     """What this config changes in the one that the run folder was started with."""
     old = to_dict(load_any_config(config.out))
     ignored = {"resume", "out", "init_from"}
@@ -177,17 +170,17 @@ def results_folder(run: Path) -> Path:
     return folder
 
 
-def load_any_config(run: Path) -> AnyTrainConfig:
+def load_any_config(run: Path) -> RunConfig:
     """The config of the run in a folder, of whatever kind it is."""
     stamp = read_stamp(run)
     task = str(stamp.get("task"))
     if task not in KINDS:
         raise ValueError(f"{run}: a run of task {task!r:.40}; this deeploop knows {', '.join(KINDS)}")
-    config: AnyTrainConfig = from_dict(KINDS[task], _read(resolve(run) / "config.json"))
+    config: RunConfig = from_dict(config_class(task), _read(resolve(run) / "config.json"))
     return config
 
 
-def config_to_resume(run: Path) -> AnyTrainConfig:
+def config_to_resume(run: Path) -> RunConfig:
     """The config with which the run in a folder goes on: its own."""
     config = load_any_config(run)
     if is_shipped(run):
@@ -209,17 +202,8 @@ def load_config(run: Path, instead: str = "") -> TrainConfig:
     """The config of a language model's run; of another one, the error says what to do `instead`."""
     config = load_any_config(run)
     if not isinstance(config, TrainConfig):
-        raise ValueError(f"{run}: a run of {kind_of(config)}; this is for language models{instead}")
+        raise ValueError(f"{run}: a run of {config.what}; this is for language models{instead}")
     return config
-
-
-def kind_of(config: AnyTrainConfig) -> str:
-    """What a run trains, in words."""
-    if isinstance(config, TrainConfig):
-        return "a language model"
-    if isinstance(config, CustomTrainConfig):
-        return "a task of somebody's own"
-    return "an iterated task" if isinstance(config, IterateTrainConfig) else "a reasoner"
 
 
 def read_stamp(run: Path) -> dict[str, Any]:
@@ -333,7 +317,7 @@ def load_reasoner_config(run: Path) -> ReasonerTrainConfig:
     """The config of a reasoner's run."""
     config = load_any_config(run)
     if not isinstance(config, ReasonerTrainConfig):
-        raise ValueError(f"{run}: a run of {kind_of(config)}; this is for reasoners")
+        raise ValueError(f"{run}: a run of {config.what}; this is for reasoners")
     return config
 
 

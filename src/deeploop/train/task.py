@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,11 @@ class Task(ABC):
     With a config that names it, these make a kind of run; everything else has a default.
     """
 
+    is_given: ClassVar[bool] = False
+    """The config leaves it to its user, who gives a task beside it: `train(config, task=YourTask)`."""
+    legend: ClassVar[dict[str, str]] = {}
+    """What the numbers of an evaluation mean, for the header."""
+
     fit: Fit
     """The micro-batch of a rank, and what is recomputed."""
     examples: int
@@ -90,6 +95,11 @@ class Task(ABC):
         """What the executor may do with the steps."""
         return Capabilities()
 
+    @classmethod
+    def tokens_and_flops(cls, config: Any) -> tuple[int, float] | None:
+        """Tokens of a whole run, and FLOPs of each; None where they are not known without its data."""
+        return None
+
     # ── Required ────────────────────────────────────────────────────────────────────────────────────────
     @abstractmethod
     def build(self) -> nn.Module:
@@ -113,20 +123,23 @@ class Task(ABC):
 
     # ── With defaults ───────────────────────────────────────────────────────────────────────────────────
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW or Muon over the wrapped model; a group may carry `lr_multiplier`, times which it has the rate."""
+        """AdamW or Muon over the wrapped model.
+
+        The schedule sets the rate of every group, times its `lr_multiplier` where it has one.
+        """
         return make_gpt_optimizer(model, self.config.model, self.config.optim, self.world.device)
 
     def metrics(self, model: nn.Module) -> dict[str, Any]:
         """More numbers, or lists of them, for the line of training metrics that is due after a step."""
         return {}
 
-    def update(self, step: int, only_if: Tensor | None) -> None:
+    def update(self, step: int, only_if: Tensor | None) -> None:  # noqa: B027
         """Train what the optimizer does not hold, right behind its step number `step` (from 0).
 
         With `only_if`, nobody has looked at the loss yet: what is trained may change only where that is true.
         """
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int) -> None:  # noqa: B027
         """Follow the optimizer's step number `step` (from 0), once its loss is known to be finite."""
 
     def stamp(self) -> dict[str, Any]:
@@ -145,10 +158,10 @@ class Task(ABC):
         """What a checkpoint keeps as tensors, of all ranks together."""
         return {}
 
-    def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:  # noqa: B027
         """Continue from what a checkpoint kept."""
 
-    def check_source(self, stamp: dict[str, Any], run: Path) -> None:
+    def check_source(self, stamp: dict[str, Any], run: Path) -> None:  # noqa: B027
         """Raise for a run of this kind whose weights can't be started from; `stamp` is its run.json."""
 
     def warnings(self) -> list[str]:

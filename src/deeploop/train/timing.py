@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
+from deeploop.config.run import RunConfig
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.train.config import AnyTrainConfig, TrainConfig
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.distributed import ATTENTION, World
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
@@ -33,7 +34,7 @@ class Timing:
     peak_memory: int | None  # bytes
 
 
-def time_training(config: AnyTrainConfig, world: World, steps: int) -> tuple[Timing, int, int]:
+def time_training(config: RunConfig, world: World, steps: int) -> tuple[Timing, int, int]:
     """The loop's own step, as a run takes it; its tokens and its FLOPs."""
     opened = open_run(config, world)
     try:

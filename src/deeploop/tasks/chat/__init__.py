@@ -1,1 +1,1 @@
-"""Answering: a trained looped GPT on conversations."""
+"""A looped GPT on conversations."""

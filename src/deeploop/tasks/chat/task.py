@@ -1,6 +1,5 @@
 """The task of answering: a trained looped GPT on conversations, with the loss on the answers alone."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,46 +10,8 @@ from deeploop.data.chat_loader import ChatLoader, held_out_rows
 from deeploop.data.chat_template import TEMPLATE_FILE
 from deeploop.data.token_loader import Loader
 from deeploop.files import naming_field
+from deeploop.tasks.chat.config import ChatDataConfig
 from deeploop.tasks.language.task import LanguageTask
-
-
-@dataclass(frozen=True)
-class ChatDataConfig:
-    """Conversations, as `deeploop prepare chat` writes them."""
-
-    path: Path = Path("data/chat")
-    """Folder of conversations."""
-    validation_rows: int = 500
-    """Rows of held-out conversations that are validated on, at most."""
-    validate_every: int = 100
-    """Steps between validations; one more comes at the end."""
-    validation_rounds: tuple[int, ...] = ()
-    """Rounds at which a validation is done as well, beside the mean's (model.rounds)."""
-
-    def __post_init__(self) -> None:
-        if any(rounds < 1 for rounds in self.validation_rounds):
-            raise ValueError(f"data.validation_rounds={self.validation_rounds}: each must be at least 1")
-        for name in ("validation_rows", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        return (self.path,)
-
-    @property
-    def mix(self) -> tuple[str, ...]:
-        """No corpora are mixed."""
-        return ()
-
-    @property
-    def mix_last(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def mask_documents(self) -> bool:
-        """Conversations are always kept apart."""
-        return True
 
 
 class ChatTask(LanguageTask):

@@ -1,1 +1,1 @@
-"""A task of your own for the training loop."""
+"""A task of your own."""

@@ -11,33 +11,18 @@ Schedule, clipping, micro-batches, ranks, checkpoints, resume and metrics are th
 examples/own_task.py.
 """
 
-from dataclasses import dataclass
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from deeploop.data.loader_state import check_position
 from deeploop.models.gpt import LoopedGPT
+from deeploop.tasks.custom.config import CustomTrainConfig
 from deeploop.train.distributed import World
 from deeploop.train.execution import Capabilities
 from deeploop.train.memory import Fit, even_splits
 from deeploop.train.task import OnBatch, StepData, Task, ignore_batch
-
-if TYPE_CHECKING:
-    from deeploop.train.config import CustomTrainConfig
-
-
-@dataclass(frozen=True)
-class CustomDataConfig:
-    """What the loop must know of the data."""
-
-    validate_every: int = 500
-    """Steps between validations; one more comes at the end."""
-
-    def __post_init__(self) -> None:
-        if self.validate_every < 1:
-            raise ValueError(f"data.validate_every={self.validate_every}: must be at least 1")
 
 
 class CustomTask(Task):
@@ -48,10 +33,11 @@ class CustomTask(Task):
     is off.
     """
 
-    config: "CustomTrainConfig"
+    is_given = True
+    config: CustomTrainConfig
     targets_per_step = 0  # known with the first batch
 
-    def __init__(self, config: "CustomTrainConfig", world: World) -> None:
+    def __init__(self, config: CustomTrainConfig, world: World) -> None:
         super().__init__(config, world)
         recompute = "off" if config.device.recompute == "auto" else config.device.recompute
         self.fit = Fit(even_splits(config.optim.batch, config.device, world)[0], recompute)
@@ -77,7 +63,7 @@ class CustomTask(Task):
         """Numbers on held-out data, `loss` among them; the same on every rank.
 
         `evaluate(self, model)` is enough. If it takes long, take `on_batch` too, and call it before each
-        batch, equally often on every rank, with the share that is done: the loop shows it, and can stop there.
+        batch with the share done, equally often on every rank: the loop shows it, and can stop there.
         """
         raise NotImplementedError(f"{type(self).__name__}.evaluate: must return a dict with a loss")
 

@@ -1,1 +1,1 @@
-"""Iterated tasks: applying a step many times."""
+"""A looped GPT that applies a step many times."""

@@ -4,71 +4,32 @@ Every batch asks for one number of steps, drawn from 1 to `data.train_steps`; `r
 it gets. Both are functions of seed and step. Evaluation asks for more steps than training did.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from deeploop.data.draws import keys
-from deeploop.data.iterate import TASKS, make_task
-from deeploop.data.iterate.examples import Examples, held_out
+from deeploop.data.iterate.examples import held_out
 from deeploop.data.iterate.task import draw
 from deeploop.data.loader_state import check_position
 from deeploop.eval.iterated import IteratedScore, finite, score_sums, scores
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
+from deeploop.tasks.iterate.config import IDENTITY, IterateTrainConfig
 from deeploop.tasks.rounds import NoiseSampler, RoundsSampler, draw_upto
 from deeploop.train.distributed import World, arithmetic
 from deeploop.train.execution import Capabilities
 from deeploop.train.memory import fit, needs_on
 from deeploop.train.task import OnBatch, StepData, Task, ignore_batch
 
-if TYPE_CHECKING:
-    from deeploop.train.config import IterateTrainConfig
-
 DATA_KEY, STEPS_KEY = 1, 2  # with the seed
-IDENTITY = ("task", "rule", "length", "train_steps")  # fields that say which sequence of batches it is
 
 
-@dataclass(frozen=True)
-class IterateDataConfig:
-    """The task, which is generated while training; nothing is prepared."""
-
-    task: Literal["automaton", "hops", "induction", "addition", "reachability"] = "automaton"
-    """What is iterated: docs/iterate.md has them."""
-    rule: int = 86
-    """Rule of the automaton, 0 to 255; its neighbours are (x[-2], x[-1], x)."""
-    length: int = 24
-    """Size of an instance: cells of a row, nodes, digits or symbols."""
-    train_steps: int = 4
-    """Most steps in training: every batch asks for a number from 1 to this one."""
-    test_steps: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    """Steps that a validation asks for, each by itself."""
-    test_examples: int = 256
-    """Held-out instances of a validation, the same for every seed."""
-    validate_every: int = 500
-    """Steps between validations; one more comes at the end."""
-
-    def __post_init__(self) -> None:
-        for name in ("length", "train_steps", "test_examples", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
-        if self.task not in TASKS:
-            raise ValueError(f"data.task={self.task}: unknown; choose one of {', '.join(TASKS)}")
-        if not 0 <= self.rule <= 255:
-            raise ValueError(f"data.rule={self.rule}: must be 0 to 255, an elementary automaton's")
-        if not self.test_steps or min(self.test_steps) < 1:
-            raise ValueError(f"data.test_steps={self.test_steps}: must be numbers of at least 1")
-
-    def examples(self, *, tells_steps: bool) -> Examples:
-        """The task as a model reads it."""
-        return Examples(make_task(self.task, self.length, self.rule), tells_steps)
-
-
-def training_flops_per_token(config: "IterateTrainConfig") -> int:
+def training_flops_per_token(config: IterateTrainConfig) -> int:
     """Of a step on average: sequences as long as they are, as many rounds as are drawn."""
     most = {"steps": config.data.train_steps, "uniform": config.model.rounds}.get(config.rounds.sample)
     rounds = config.model.rounds if most is None else (1 + most) / 2
@@ -81,10 +42,10 @@ Batch = tuple[Tensor, ...]  # inputs and targets (B, T), an answer's share of th
 class IterateTask(Task):
     """A looped GPT on an iterated task."""
 
-    config: "IterateTrainConfig"
+    config: IterateTrainConfig
     model: LoopedGPT
 
-    def __init__(self, config: "IterateTrainConfig", world: World) -> None:
+    def __init__(self, config: IterateTrainConfig, world: World) -> None:
         super().__init__(config, world)
         batch, data = config.optim.batch, config.data
         self.shown = config.examples
@@ -119,6 +80,11 @@ class IterateTask(Task):
             skippable=self.config.optim.non_finite == "skip",
             tokens=self.micro_batch * self.shown.tokens,
         )
+
+    @classmethod
+    def tokens_and_flops(cls, config: IterateTrainConfig) -> tuple[int, float]:
+        tokens = config.optim.steps * config.optim.batch * config.examples.tokens
+        return tokens, training_flops_per_token(config)
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""

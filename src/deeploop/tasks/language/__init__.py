@@ -1,1 +1,1 @@
-"""Predicting the next token: text, its loader, the task and its monitor."""
+"""A looped GPT on text."""

@@ -1,56 +1,34 @@
 """The loop watched in training: κ_R, stream and step sizes on a fixed probe, and advice on a collapse."""
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from deeploop.config.loop import DiagnoseConfig
 from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.documents import document_bounds
-
-if TYPE_CHECKING:
-    from deeploop.train.config import TrainConfig
+from deeploop.tasks.language.config import TrainConfig
 
 Probe = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, and where documents begin if kept apart
 
 
-@dataclass(frozen=True)
-class DiagnoseConfig:
-    """What is measured of the loop itself while it trains: see docs/alignment.md."""
-
-    every: int = 0
-    """Steps between two diagnoses (also before the first step and after the last); 0 is off, 500 is cheap."""
-    sequences: int = 1
-    """Sequences of the probe, the first of the validation set."""
-    tokens: int = 0
-    """Tokens of each sequence that are read; 0 reads them all."""
-    sublayers: tuple[str, ...] = ()
-    """Sublayers whose visits are compared, such as blocks.0.mlp; unset: both of the first and last block."""
-    iterations: int = 5
-    """Iterations towards an operator norm, at most."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("every", 0), ("sequences", 1), ("tokens", 0), ("iterations", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"diagnose.{name}={getattr(self, name)}: must be {least} or more")
-
-    def check(self, model: LoopedGPT) -> None:
-        """A misspelt sublayer is an error before training, not at the first diagnosis."""
-        if self.every:
-            try:
-                pick_sublayers(model, self.sublayers)
-            except ValueError as error:
-                raise ValueError(f"diagnose.sublayers: {error}") from None
+def check_sublayers(config: DiagnoseConfig, model: LoopedGPT) -> None:
+    """Refuse a misspelt sublayer before training, not at the first diagnosis."""
+    if config.every:
+        try:
+            pick_sublayers(model, config.sublayers)
+        except ValueError as error:
+            raise ValueError(f"diagnose.sublayers: {error}") from None
 
 
 class LoopMonitor:
     """κ_R and its company every so many steps, and what to say of a collapse."""
 
-    def __init__(self, config: "TrainConfig", probe: Probe) -> None:
+    def __init__(self, config: TrainConfig, probe: Probe) -> None:
         self._config, self._probe = config, probe
         self.diagnose_every = config.diagnose.every
         self.stops_when_collapsed = config.guard.stop

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deeploop.data.bpe import how_to_ask, tokenizer_files, vocabulary_fits
 from deeploop.data.token_loader import Loader, PrefetchLoader
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.diagnose.collapse import judge, token_similarity, unigram_floor
+from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT, judge, token_similarity, unigram_floor
 from deeploop.eval.depth import count_bytes
 from deeploop.eval.iterated import finite
 from deeploop.eval.validation import validate
@@ -20,17 +20,14 @@ from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.documents import causal_context, document_bounds
-from deeploop.tasks.language.monitor import LoopMonitor, Probe
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.monitor import LoopMonitor, Probe, check_sublayers
 from deeploop.tasks.language.text import make_loader, mixture_windows, open_mixture
 from deeploop.tasks.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.distributed import World, arithmetic, share_of_rank
-from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.execution import Capabilities
+from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.task import OnBatch, StepData, Task, ignore_batch, set_rounds
-
-if TYPE_CHECKING:
-    from deeploop.train.config import TrainConfig
-
 
 MERGED = 0.5  # token similarity half way into the collapse, or out of it
 MANY_EPOCHS = 10
@@ -51,10 +48,16 @@ class Watch:
 class LanguageTask(Task):
     """A looped GPT on a corpus of tokens."""
 
-    config: "TrainConfig"
+    legend: ClassVar[dict[str, str]] = {
+        "floor": "best loss without context, by token frequencies; "
+        "similarity 1 means one state at all positions",
+        "verdict": f"escaped: loss below the floor by {LOSS_MARGIN} and similarity below {SIMILARITY_LIMIT}; "
+        "collapsed: neither; undecided: one of them",
+    }
+    config: TrainConfig
     tokenizer: Tokenizer
 
-    def __init__(self, config: "TrainConfig", world: World) -> None:
+    def __init__(self, config: TrainConfig, world: World) -> None:
         super().__init__(config, world)
         self.law = config.rounds.law(config.model.rounds)
         needs = partial(
@@ -96,6 +99,11 @@ class LanguageTask(Task):
             skippable=config.optim.non_finite == "skip",
             tokens=self.micro_batch * config.model.context,
         )
+
+    @classmethod
+    def tokens_and_flops(cls, config: TrainConfig) -> tuple[int, float]:
+        tokens = config.optim.steps * config.optim.batch * config.model.context
+        return tokens, training_flops_per_token(config)
 
     def open_data(self) -> Loader:
         """Opens the corpora and sets what is held out; returns the loader of training batches."""
@@ -149,7 +157,7 @@ class LanguageTask(Task):
                 parameter.requires_grad_(name.startswith(GATE))
         if self.config.model.unigram_bias:
             model.set_unigram_bias(torch.from_numpy(self.corpus.counts()))
-        self.config.diagnose.check(model)
+        check_sublayers(self.config.diagnose, model)
         return model
 
     def stamp(self) -> dict[str, Any]:
@@ -317,7 +325,7 @@ class LanguageTask(Task):
         )
 
 
-def training_flops_per_token(config: "TrainConfig", context: float | None = None) -> int:
+def training_flops_per_token(config: TrainConfig, context: float | None = None) -> int:
     """Those of the mean over the rounds that are drawn, and of those among them in the graph.
 
     Attention goes over `context` tokens, the model's unless given: less where documents are kept apart.

@@ -1,1 +1,1 @@
-"""Solving puzzles with a reasoner: HRM and TRM."""
+"""A reasoner (HRM, TRM) on puzzles."""

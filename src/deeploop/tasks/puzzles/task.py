@@ -4,10 +4,10 @@ One optimizer step is one segment of every slot. A slot takes a new puzzle only 
 the loader has for it at other steps is dropped, as published.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +17,15 @@ from deeploop.data.draws import keys, words
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.eval.reasoning import PuzzleScore, Solver, score, spread_rows
-from deeploop.files import naming_field
+from deeploop.files import naming_field, read_json
 from deeploop.models.accounting import flops_per_segment, segment_bytes
 from deeploop.models.halting import Slots, minimum_segments, supervise
-from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn import fused
 from deeploop.nn.kernels.products import cast_cache
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
+from deeploop.tasks.puzzles.recipes import PUZZLES
 from deeploop.tasks.puzzles.rows import sign_sgd_
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.checks import REAL
@@ -33,37 +36,17 @@ from deeploop.train.optim import learning_rate, make_reasoner_optimizer
 from deeploop.train.task import OnBatch, StepData, Task, ignore_batch
 from deeploop.train.transfer import OnHost, copy_to_device, copy_to_host
 
-if TYPE_CHECKING:
-    from deeploop.train.config import ReasonerTrainConfig
-
 Batch = tuple[Slots, Tensor]  # slots, and the fewest segments before each may halt
-
-
-@dataclass(frozen=True)
-class PuzzleDataConfig:
-    """The puzzles, as `deeploop prepare arc | sudoku | maze | pairs` writes them."""
-
-    path: Path = Path("data/arc1")
-    """Folder of puzzles."""
-    test_examples: int = 1_000
-    """Held-out examples that a validation solves, spread evenly over the test split."""
-    validate_every: int = 1_000
-    """Steps between validations; one more comes at the end."""
-
-    def __post_init__(self) -> None:
-        for name in ("test_examples", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
 
 
 class PuzzleTask(Task):
     """A reasoner on a set of puzzles."""
 
-    config: "ReasonerTrainConfig"
+    config: ReasonerTrainConfig
     model: Reasoner
     optimizer: AdamATan2
 
-    def __init__(self, config: "ReasonerTrainConfig", world: World) -> None:
+    def __init__(self, config: ReasonerTrainConfig, world: World) -> None:
         super().__init__(config, world)
         batch = config.optim.batch
         self.share = batch // world.size
@@ -104,6 +87,15 @@ class PuzzleTask(Task):
         is not finite may already be in the carried states.
         """
         return Capabilities(queueable=True, tokens=self.micro_batch * self.positions)
+
+    @classmethod
+    def tokens_and_flops(cls, config: ReasonerTrainConfig) -> tuple[int, float] | None:
+        """Tokens are the cells of the boards, at every segment; None for boards of an unknown size."""
+        shape = board(config.data.path)
+        if shape is None:
+            return None
+        segment = flops_per_segment(config.model, shape, forward_again=config.halting.bootstraps_continue)
+        return config.optim.steps * config.optim.batch * shape.length, segment / shape.length
 
     def build(self) -> Reasoner:
         """The model with freshly drawn weights, the same on every machine; all slots wait."""
@@ -248,3 +240,13 @@ def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
         puzzles = PuzzleSet.open(path)
         puzzles.verify()
     return puzzles
+
+
+def board(path: Path) -> PuzzleShape | None:
+    """The shape of puzzles that were prepared, or else of those that a recipe expects under this name."""
+    found = read_json(path / "puzzles.json")
+    sizes = [size for name in PuzzleShape._fields if type(size := found.get(name)) is int]
+    if len(sizes) == len(PuzzleShape._fields):
+        return PuzzleShape(*sizes)
+    known = PUZZLES.get(path.name)
+    return known.shape if known else None

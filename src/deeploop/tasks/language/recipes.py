@@ -3,13 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+from deeploop.config.optim import OptimConfig
+from deeploop.config.run import CheckpointConfig, DeviceConfig, LogConfig
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.tasks.language.text import DataConfig
-from deeploop.train.checkpoint import CheckpointConfig
-from deeploop.train.config import TrainConfig
-from deeploop.train.distributed import DeviceConfig
-from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import OptimConfig
+from deeploop.tasks.language.config import DataConfig, TrainConfig
 
 
 def gpt2_small() -> TrainConfig:

@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-from deeploop.tasks.chat.task import ChatDataConfig
-from deeploop.train.checkpoint import CheckpointConfig
-from deeploop.train.config import ChatTrainConfig
-from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import OptimConfig
+from deeploop.config.optim import OptimConfig
+from deeploop.config.run import CheckpointConfig, LogConfig
+from deeploop.tasks.chat.config import ChatDataConfig, ChatTrainConfig
 
 
 def chat() -> ChatTrainConfig:

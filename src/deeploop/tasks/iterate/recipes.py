@@ -4,13 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from deeploop.config.optim import OptimConfig
+from deeploop.config.run import CheckpointConfig, LogConfig
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.tasks.iterate.task import IterateDataConfig
-from deeploop.tasks.rounds import IterateRoundsConfig
-from deeploop.train.checkpoint import CheckpointConfig
-from deeploop.train.config import IterateTrainConfig
-from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import OptimConfig
+from deeploop.tasks.iterate.config import IterateDataConfig, IterateRoundsConfig, IterateTrainConfig
 
 
 def automaton() -> IterateTrainConfig:

@@ -9,11 +9,10 @@ gpt2-small's: nothing is tuned.
 from dataclasses import replace
 from pathlib import Path
 
+from deeploop.config.run import DeviceConfig
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.recipes.gpt import flat, gpt2_small, tiny
-from deeploop.tasks.rounds import RoundsConfig
-from deeploop.train.config import TrainConfig
-from deeploop.train.distributed import DeviceConfig
+from deeploop.tasks.language.config import RoundsConfig, TrainConfig
+from deeploop.tasks.language.recipes import flat, gpt2_small, tiny
 
 
 def tiny_recurrent() -> TrainConfig:

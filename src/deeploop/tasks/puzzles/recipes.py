@@ -8,15 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from deeploop.models.halting import HaltingConfig
+from deeploop.config.loop import HaltingConfig
+from deeploop.config.optim import ReasonerOptimConfig
+from deeploop.config.run import CheckpointConfig, LogConfig
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import PuzzleShape
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.models.trm import TRMConfig
-from deeploop.tasks.puzzles.task import PuzzleDataConfig
-from deeploop.train.checkpoint import CheckpointConfig
-from deeploop.train.config import HRMTrainConfig, TRMTrainConfig
-from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import ReasonerOptimConfig
+from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
 
 ARC_STEPS = (
     518_000  # 100,000 epochs of 960 tasks (ConceptARC's 160 among them), 4.15 examples per view, batch 768

@@ -1,0 +1,1 @@
+"""Settings that all runs share. Imports neither torch nor numpy."""
