@@ -226,7 +226,7 @@ class Forgeries:
         optimizer = task.make_optimizer(model)
         task.load_state(state, load_tensors(checkpoint))
         load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=self.world)
-        task.micro_batches()
+        task.batches(state.get("step", 0))
 
     def state(self, draw: random.Random) -> None:
         with self._copy(self.run) as copy:
@@ -250,7 +250,7 @@ class Forgeries:
             self._forge_tensors(last_checkpoint(copy), draw)  # type: ignore[arg-type]
             task = PuzzleTask(self.reasoner, self.world)
             self._resume(task, copy)
-            task.loss(task.model, task.micro_batches()[0])
+            task.loss(task.model, task.batches(1).batches[0])
 
     # ── Data ───────────────────────────────────────────────────────────────────────────────────────────
     def forged_corpus(self, draw: random.Random) -> None:

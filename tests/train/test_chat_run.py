@@ -90,7 +90,7 @@ def test_positions_that_are_no_answers_have_no_gradient(make_chat):
     task, model = task_of(make_chat())
     kept = []
     model.final_norm.register_forward_hook(lambda module, args, y: y.retain_grad() or kept.append(y))
-    batch = task.micro_batches()[0]
+    batch = task.batches(0).batches[0]
     task.loss(model, batch).backward()
     of_position = kept[0].grad.abs().amax(-1)
     is_answer = batch[1] >= 0
@@ -101,7 +101,7 @@ def test_positions_that_are_no_answers_have_no_gradient(make_chat):
 
 def test_the_loss_is_the_mean_over_answers_of_conversations_alone(make_chat):
     task, model = task_of(make_chat())
-    ours = sum(task.loss(model, batch) for batch in task.micro_batches())
+    ours = sum(task.loss(model, batch) for batch in task.batches(0).batches)
     inputs, targets, starts, scored = task_of(make_chat())[0].loader.step_batch()
     total = torch.zeros(())
     for row, own in enumerate(starts):
@@ -113,9 +113,9 @@ def test_the_loss_is_the_mean_over_answers_of_conversations_alone(make_chat):
 
 def test_ranks_add_up_to_the_step(make_chat):
     task, model = task_of(make_chat())
-    whole = sum(task.loss(model, batch) for batch in task.micro_batches())
+    whole = sum(task.loss(model, batch) for batch in task.batches(0).batches)
     parts = [task_of(make_chat(), rank, 2)[0] for rank in range(2)]
-    shares = [sum(part.loss(model, batch) for batch in part.micro_batches()) for part in parts]
+    shares = [sum(part.loss(model, batch) for batch in part.batches(0).batches) for part in parts]
     torch.testing.assert_close(sum(shares), whole)
 
 

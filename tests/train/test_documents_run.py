@@ -41,7 +41,7 @@ def alone(model, inputs, targets):
 def test_a_step_and_a_validation_are_those_of_documents_alone(masked):
     task = LanguageTask(masked(device={"micro_batch": 3}), World(0, 1, torch.device("cpu")))
     model = task.build()
-    batches = task.micro_batches()
+    batches = task.batches(0).batches
     assert [len(batch[0]) for batch in batches] == [2, 2, 2, 2]
     assert any((batch[0][:, 1:] == END).any() for batch in batches)
     for batch in batches:

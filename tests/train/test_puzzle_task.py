@@ -22,7 +22,7 @@ from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, load_te
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.opening import open_run, tokens_at_once
+from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
 from deeploop.train.rundir import load_any_config, load_config, load_reasoner
 from deeploop.train.steps import StepQueue
@@ -67,7 +67,7 @@ def test_asked_for_again_without_a_step_the_same_puzzles_go_on(make_puzzle_confi
     run = open_run(make_puzzle_config(tmp_path, halting={"segments": 1}), ALONE)
     StepQueue(run, StopRequest()).take()
     assert run.task.slots.halted.all()
-    [(first, _)], [(second, _)] = run.task.micro_batches(), run.task.micro_batches()
+    [(first, _)], [(second, _)] = (run.task.batches(1).batches for _ in range(2))
     for name, own in first.tensors().items():
         assert torch.equal(getattr(second, name), own), name
 
@@ -100,7 +100,7 @@ def test_fp8_knows_the_positions_at_once(make_puzzle_config, tmp_path):
     config = make_puzzle_config(tmp_path)
     task = PuzzleTask(config, ALONE)
     positions = task.shape.length + config.model.puzzle_positions
-    assert tokens_at_once(task) == task.micro_batch * positions
+    assert task.capabilities.tokens == task.micro_batch * positions
     model = task.build()
     assert positions == model.positions
 

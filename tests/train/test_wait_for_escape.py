@@ -87,7 +87,7 @@ def test_two_ranks_wait_by_the_mean_of_their_similarities(tiny_config, monkeypat
             return 2 * tensor
 
     task = LanguageTask(tiny_config(optim={"wait_for_escape": True}), TwoAlike(0, 2, torch.device("cpu")))
-    model, batch = task.build(), task.micro_batches()[0]
+    model, batch = task.build(), task.batches(0).batches[0]
     for similarity, held in ((0.4, 0), (0.6, 1)):
         monkeypatch.setattr(language, "token_similarity", lambda _, s=similarity: s)
         task.loss(model, batch)
