@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from deeploop.commands.bench import BenchArgs
-from deeploop.commands.bench_training import cells_of
+from deeploop.bench.options import BenchArgs
+from deeploop.bench.training import cells_of
 from deeploop.report.page import text_table
 from deeploop.train.distributed import open_world
 from deeploop.train.opening import open_run

@@ -23,20 +23,20 @@ from typing import Any
 
 import torch
 
-from deeploop.commands.bench_decode import time_decoding
-from deeploop.commands.bench_training import corpus_for
+from deeploop.bench.decode import time_decoding
+from deeploop.bench.training import corpus_for
 from deeploop.config.run import DeviceConfig
 from deeploop.models import LoopedGPT
 from deeploop.models.accounting import flops_per_token
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.report.page import text_table
+from deeploop.runs.folder import provenance
 from deeploop.tasks.language.config import RoundsConfig, TrainConfig
 from deeploop.tasks.language.recipes import gpt2_small, tiny
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.distributed import World, arithmetic, open_world
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest, device_name
-from deeploop.train.rundir import provenance
 from deeploop.train.steps import StepQueue
 from deeploop.train.task import set_rounds
 

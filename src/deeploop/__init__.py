@@ -35,6 +35,7 @@ _NAMES = {
     "recommend": ("deeploop.report.recommend", "recommend"),
 }
 _PACKAGES = (
+    "bench",
     "config",
     "data",
     "diagnose",
@@ -43,6 +44,7 @@ _PACKAGES = (
     "nn",
     "report",
     "retrofit",
+    "runs",
     "sweep",
     "tasks",
     "theory",

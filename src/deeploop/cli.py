@@ -3,7 +3,6 @@
 Mistakes of the user end in one line on stderr, with a code of `exits.py`; DEEPLOOP_TRACEBACK=1 shows where.
 """
 
-import contextlib
 import io
 import os
 import re
@@ -11,10 +10,9 @@ import sys
 from importlib import import_module
 
 import deeploop
-from deeploop.commands.memory import is_out_of_memory
 from deeploop.commands.parsing import require_known
-from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemory
-from deeploop.terminal import passing_line, printable
+from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemory, is_out_of_memory
+from deeploop.terminal import printable
 
 COMMANDS = (
     "plan",
@@ -39,7 +37,6 @@ COMMANDS = (
     "demo",
     "doctor",
 )
-IMPORT_TORCH = ("train", "sweep")  # before they can read their options: a second, from a cold disk many
 USAGE = """\
 deeploop: train transformers whose blocks are visited many times
 
@@ -142,9 +139,6 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, rest = arguments[0], arguments[1:]
     require_known("command", name, COMMANDS)
-    slow = name in IMPORT_TORCH and "torch" not in sys.modules
-    told = slow and "--quiet" not in rest and os.environ.get("RANK", "0") == "0"  # of torchrun's, the first
-    with passing_line("loading PyTorch …") if told else contextlib.nullcontext():
-        command = import_module(f"deeploop.commands.{name}")
+    command = import_module(f"deeploop.commands.{name}")
     code: int = command.main(rest)
     return code

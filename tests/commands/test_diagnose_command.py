@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands import diagnose_run
-from deeploop.commands.diagnose_run import weights_of
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.alignment_plots import alignment_figure
 from deeploop.report.diagnosis import LEGEND, one_depth_verdict
+from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.language import diagnose as diagnose_run
 from deeploop.tasks.language import task as language
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.tasks.language.diagnose import weights_of
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -172,6 +172,6 @@ def test_a_figure_of_seven_rounds(runs):
 
 def test_a_folder_that_cant_be_written_is_refused_before_the_work(runs, monkeypatch, capsys):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    monkeypatch.setattr("deeploop.commands.diagnose_run.examine", None)  # not reached
+    monkeypatch.setattr("deeploop.tasks.language.diagnose.examine", None)  # not reached
     assert main(["diagnose", str(runs / "r1")]) == 2
     assert "r1: can't be written, and the result goes there; copy the run" in capsys.readouterr().err

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands import eval_reasoner
-from deeploop.commands.eval import ReasonerOptions
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
@@ -23,9 +21,11 @@ from deeploop.models.trm import TRMConfig
 from deeploop.report import scoreboard
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import arc_table
+from deeploop.runs.folder import require_checkpoint
+from deeploop.tasks.puzzles import evaluate as eval_reasoner
 from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.options import ReasonerOptions
 from deeploop.train.loop import train
-from deeploop.train.rundir import require_checkpoint
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "cycles": 1, "low_cycles": 1}
 

@@ -23,7 +23,7 @@ from deeploop.data.token_loader import validation_windows
 from deeploop.eval.generation import generate
 from deeploop.files import lock_folder
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.rundir import load_iterate

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands.solve_puzzle import RED, compare, printed, verdict, write
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
@@ -22,6 +21,7 @@ from deeploop.eval.reasoning import Step
 from deeploop.models.halting import solve
 from deeploop.models.trm import TRMConfig
 from deeploop.tasks.puzzles.config import PuzzleDataConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.solve import RED, compare, printed, verdict, write
 from deeploop.train.loop import train
 from deeploop.train.rundir import load_reasoner
 

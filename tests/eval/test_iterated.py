@@ -88,7 +88,7 @@ def test_told_steps_are_read_from_the_input():
     examples, rows = Examples(task, tells_steps=True), held_out(task, 6)
     found = scores(score_sums(model, examples, rows, [(4, 2), (4, 9), (2, 9)], batch=4))
     for (rounds, steps), score in found.items():
-        inputs, targets = examples.batch(rows, steps)
+        inputs, targets = map(torch.from_numpy, examples.batch(rows, steps))
         model.set_rounds(rounds)
         logits = model.eval().logits(model(inputs).states)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)

@@ -34,10 +34,11 @@ from deeploop.report.escapes import read_outcome
 from deeploop.report.groups import Histories
 from deeploop.report.listing import as_json, table
 from deeploop.report.runs import differing, find_runs
+from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.tasks.puzzles.config import TRMTrainConfig
 from deeploop.tasks.puzzles.task import PuzzleTask
-from deeploop.train.checkpoint import last_checkpoint, load_checkpoint, load_tensors, read_state
+from deeploop.train.checkpoint import load_checkpoint, load_tensors, read_state
 from deeploop.train.distributed import World, open_world
 from deeploop.train.loop import train
 

@@ -50,13 +50,14 @@ from deeploop.eval.tasks import read_rows
 from deeploop.files import read_value
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.packed import PACKED, files_to_pack, unpack, write_packed
+from deeploop.runs.folder import load_config
 from deeploop.sweep.grid import read_grid
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.recipes import tiny
 from deeploop.train.checkpoint import load_moments, load_weights, read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics, rewind_metrics
-from deeploop.train.rundir import load, load_config
+from deeploop.train.rundir import load
 
 # What `deeploop` turns into one line and exit code 2.
 REFUSALS = (ValueError, OSError, ArithmeticError)

@@ -250,7 +250,7 @@ def trained(monkeypatch):
         seen.append(config)
         return {"ended": "finished", "step": 1, "loss": 1.0}
 
-    monkeypatch.setattr(train_command, "train", train)
+    monkeypatch.setattr("deeploop.train.loop.train", train)
     return seen
 
 

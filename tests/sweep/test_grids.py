@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from deeploop.cli import main
-from deeploop.commands.sweep import choose_cells
 from deeploop.config.json import differences, to_dict
 from deeploop.models.accounting import parameter_count
 from deeploop.sweep.grid import Grid, along, configure, read_grid
 from deeploop.sweep.paper_grids import BLOCKS, GRIDS, PAPER_P, ROUNDS, SCALES
+from deeploop.sweep.run import choose_cells
 from deeploop.tasks.language.recipes import gpt2_medium, gpt2_small, tiny
 from deeploop.tasks.recipes import RECIPES
 

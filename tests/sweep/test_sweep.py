@@ -18,18 +18,18 @@ import pytest
 
 from deeploop import files
 from deeploop.cli import main
-from deeploop.commands import sweep
-from deeploop.commands.sweep import SweepArgs
 from deeploop.exits import OUT_OF_MEMORY
 from deeploop.files import is_locked
 from deeploop.report.endings import exit_file
 from deeploop.report.runs import read_run
+from deeploop.runs.folder import last_checkpoint
 from deeploop.sweep import board, launch
+from deeploop.sweep import run as sweep
+from deeploop.sweep.arguments import SweepArgs
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Grid, along, read_grid
 from deeploop.sweep.paper_grids import GRIDS, SCALES
 from deeploop.tasks import read_config
-from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.metrics import read_metrics
 
 SETTINGS = {

@@ -20,13 +20,14 @@ from deeploop.eval.decoding import Choice
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.report.runs import read_run
+from deeploop.runs.folder import write_config
 from deeploop.tasks.chat.config import ChatDataConfig, ChatTrainConfig
 from deeploop.tasks.chat.task import ChatTask
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load, load_model, write_config
+from deeploop.train.rundir import load, load_model
 
 WORDS = "loop block round norm scale depth stream token".split()  # noqa: SIM905
 

@@ -4,7 +4,7 @@ import pytest
 from safetensors.torch import load_file
 
 from deeploop.config.loop import DiagnoseConfig
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

@@ -6,8 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from deeploop.commands import diagnose, diagnose_run, validate
+from deeploop.commands import diagnose, validate
 from deeploop.nn.documents import causal_context
+from deeploop.tasks.language import diagnose as diagnose_run
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.distributed import World
 from deeploop.train.loop import train

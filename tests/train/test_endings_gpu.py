@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deeploop.config.json import to_dict
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.distributed import open_world
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from deeploop.cli import main
 from deeploop.config.loop import GateConfig
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.header import Facts, header
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

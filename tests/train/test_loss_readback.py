@@ -3,9 +3,9 @@
 import pytest
 
 from deeploop.report.runs import read_run
+from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.train import loop, opening, steps
-from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.execution import Execution
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import clipped_step

@@ -17,14 +17,15 @@ from deeploop.models.accounting import flops_per_segment
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn.kernels.products import cached_cast
+from deeploop.runs.folder import last_checkpoint, list_checkpoints, load_any_config, load_config
 from deeploop.tasks.puzzles.task import PuzzleTask
-from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, load_tensors
+from deeploop.train.checkpoint import load_tensors
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import open_run
 from deeploop.train.progress import StopRequest
-from deeploop.train.rundir import load_any_config, load_config, load_reasoner
+from deeploop.train.rundir import load_reasoner
 from deeploop.train.steps import StepQueue
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -16,8 +16,9 @@ from functools import partial
 import pytest
 
 from deeploop.cli import main
+from deeploop.runs.folder import last_checkpoint, list_checkpoints
 from deeploop.train import loop
-from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, read_state
+from deeploop.train.checkpoint import read_state
 from deeploop.train.metrics import read_metrics
 from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue

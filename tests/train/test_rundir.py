@@ -12,10 +12,9 @@ from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.eval.validation import validate
 from deeploop.files import lock_folder
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.runs.folder import git_revision, last_checkpoint, load_config
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import git_revision, load_config
 
 
 @pytest.fixture(scope="module")

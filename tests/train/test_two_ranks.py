@@ -15,7 +15,8 @@ from two_ranks_worker import gradients
 
 from deeploop.config.json import to_dict
 from deeploop.models import parameter_count
-from deeploop.train.checkpoint import list_checkpoints, read_state
+from deeploop.runs.folder import list_checkpoints
+from deeploop.train.checkpoint import read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from iterate_runs import make_iterate_config

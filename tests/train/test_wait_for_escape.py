@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
+from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language import task as language
 from deeploop.tasks.language.task import LanguageTask
-from deeploop.train.checkpoint import last_checkpoint, read_state
+from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

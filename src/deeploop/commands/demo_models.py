@@ -138,10 +138,10 @@ def answers(
         return logits.argmax(-1)[:, places].numpy()
 
     if shown.tells_steps:
-        inputs = torch.cat([shown.inputs(instances, h) for h in steps])
+        inputs = torch.cat([torch.from_numpy(shown.inputs(instances, h)) for h in steps])
         found = read(model.logits(model(inputs).states)).reshape(len(steps), len(instances), -1)
         return dict(zip(steps, found, strict=True))
-    inputs = shown.inputs(instances, 0)
+    inputs = torch.from_numpy(shown.inputs(instances, 0))
     return {h: read(logits) for h, logits in read_outs(model, inputs, steps)}
 
 

@@ -13,25 +13,19 @@ from deeploop.config.json import to_dict
 from deeploop.data.chat_template import kept_template
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.extras import require
-from deeploop.files import exclusive_folder, new_folder, publish, read_json
+from deeploop.files import exclusive_folder, new_folder, publish, read_json, resolve
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.nn.residual import ALPHA, EPSILON
 from deeploop.report.groups import residual_rule
 from deeploop.report.runs import flatten
+from deeploop.runs.folder import load_any_config, read_stamp, require_checkpoint
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.text import open_mixture
 from deeploop.train.checkpoint import read_state
-from deeploop.train.rundir import (
-    load,
-    load_any_config,
-    load_iterate,
-    read_stamp,
-    require_checkpoint,
-    resolve,
-)
+from deeploop.train.rundir import load, load_iterate
 
 WITHOUT = "  # without deeploop: add trust_remote_code=True"
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete

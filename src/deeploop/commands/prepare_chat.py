@@ -55,7 +55,7 @@ def tokenizer_and_context(args: PrepareChat) -> tuple[Tokenizer, int]:
         return found, args.context
     if not (resolve(run) / "run.json").exists():
         raise ValueError("context: must be given where --tokenizer names no run: --context 1024")
-    from deeploop.train.rundir import load_config  # now: only this waits for torch
+    from deeploop.runs.folder import load_config  # now: only this waits for torch
 
     return found, load_config(run).model.context
 

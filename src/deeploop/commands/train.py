@@ -1,29 +1,26 @@
 """`deeploop train`: one run of a recipe, of a file or of a run folder, with any field overridden."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import choose, parse, summary
 from deeploop.config.json import to_dict
 from deeploop.config.run import RunConfig
+from deeploop.exits import memory_advice
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
+from deeploop.runs.folder import config_to_resume, is_export, load_config
 from deeploop.tasks import read_config
 from deeploop.tasks.chat.config import ChatTrainConfig
 from deeploop.tasks.language.config import TrainConfig
-from deeploop.tasks.language.text import corpus_of_other_vocabulary
+from deeploop.tasks.language.vocabulary import corpus_of_other_vocabulary
 from deeploop.tasks.puzzles.config import PuzzleDataConfig
 from deeploop.tasks.puzzles.recipes import require_puzzles
 from deeploop.tasks.recipes import RECIPES, get_recipe
-from deeploop.terminal import show
-from deeploop.train.distributed import open_world
-from deeploop.train.exported import is_export, read_export
-from deeploop.train.loop import train
-from deeploop.train.opening import preview_run
-from deeploop.train.rundir import config_to_resume, load_config
+from deeploop.terminal import loading_torch, show
 
 # What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
 TRAIN_WORDS = {
@@ -73,10 +70,10 @@ def main(arguments: list[str]) -> int:
     size = config.device.micro_batch
     smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
     with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):
-        if DRY_RUN in switches:
-            return preview(config, source)
-        result = train(config, source=source, quiet=QUIET in switches)
-    if is_first_rank and (result["ended"] != "stopped" or QUIET in switches):  # that was said already
+        result = start(config, source, dry_run=DRY_RUN in switches, quiet=QUIET in switches)
+    if result is None or not is_first_rank:
+        return 0
+    if result["ended"] != "stopped" or QUIET in switches:  # that was said already
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
         )
@@ -89,6 +86,8 @@ def with_model_of_run(base: ChatTrainConfig, words: list[str]) -> ChatTrainConfi
     if run is None:
         return base
     if is_export(Path(run)):
+        from deeploop.train.exported import read_export  # now: it imports torch
+
         return replace(base, model=read_export(Path(run)), init_from=Path(run))
     config = load_config(Path(run))
     rounds = replace(config.rounds, ramp="off")  # the model has had its rise to the mean
@@ -104,13 +103,19 @@ def check_path(config: Any, base: Any) -> None:
         )
 
 
-def preview(config: RunConfig, source: str) -> int:
-    """Says what would be trained; nothing is written."""
+def start(config: RunConfig, source: str, *, dry_run: bool, quiet: bool) -> dict[str, Any] | None:
+    """Train, or say what would be trained: then nothing is written or returned."""
+    with nullcontext() if quiet else loading_torch():
+        from deeploop.train.distributed import open_world
+        from deeploop.train.loop import train
+        from deeploop.train.opening import preview_run
+    if not dry_run:
+        return train(config, source=source, quiet=quiet)
     with open_world(config.device) as world:
         lines = preview_run(config, world, source)
         if world.is_main:
             show("\n".join(lines))
-    return 0
+    return None
 
 
 def choose_base(words: list[str]) -> tuple[RunConfig | None, str, list[str]]:

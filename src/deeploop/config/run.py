@@ -84,7 +84,7 @@ class RunConfig:
 
     task: ClassVar[str]
     """A key of `deeploop.tasks.KINDS`, which run.json has too."""
-    what: ClassVar[str]
+    kind: ClassVar[str]
     """What is trained, in words."""
     kept: ClassVar[tuple[str, ...]] = ("seed", "optim.kind")
     """Fields that a resumed run keeps, beside those of its model, rounds and gate."""

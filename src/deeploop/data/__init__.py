@@ -1,7 +1,7 @@
 """What models are trained on: text, conversations, puzzles and iterated tasks, from their source to batches.
 
 `deeploop prepare` writes a folder; `Corpus.open`, `ChatSet.open` and `PuzzleSet.open` read it. The modules
-that make batches need torch: `token_loader`, `mixture`, `chat_loader`, `puzzle_loader`, `iterate.examples`.
+that make batches need torch: `token_loader`, `mixture`, `chat_loader` and `puzzle_loader`.
 """
 
 from deeploop.data.puzzles import PuzzleSet

@@ -81,8 +81,8 @@ def score_sums(
         for start in range(0, len(instances), batch):
             before_batch(start, (number + start / len(instances)) / len(passes))
             rows = slice(start, start + batch)
-            inputs = examples.inputs(instances[rows], own[0][1]).to(device)
-            targets = {h: examples.targets(truth[h][rows]).to(device) for _, h in own}
+            inputs = torch.from_numpy(examples.inputs(instances[rows], own[0][1])).to(device)
+            targets = {h: torch.from_numpy(examples.targets(truth[h][rows])).to(device) for _, h in own}
             with arithmetic():
                 for rounds, logits in read_outs(
                     model, inputs, {R for R, _ in own}, recompute_alpha=recompute_alpha

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from deeploop.nn.init import InitRule
-from deeploop.nn.injection import InjectionKind
-from deeploop.nn.layers import AttentionBias, QKNorm
-from deeploop.nn.residual import ResidualKind
+from deeploop.config.kinds import AttentionBias, InjectionKind, QKNorm
 from deeploop.theory.scaling import Scales, ScalingRule, block_scales
+
+ResidualKind = Literal["prenorm", "postnorm", "sandwich", "factored", "averaged", "flat"]
+if TYPE_CHECKING:
+    from deeploop.nn.init import InitRule
 
 FirstState = Literal["embedding", "zeros", "noise"]
 Part = Literal["prelude", "coda"]
@@ -259,7 +260,7 @@ class GPTConfig:
         return self.mup_base_width / self.width if self.mup_base_width else 1.0
 
     @property
-    def init_rule(self) -> InitRule:
+    def init_rule(self) -> "InitRule":
         """The standard deviation every matrix is drawn at.
 
         Pre-norm's and post-norm's outputs are divided by sqrt K unless `shrink_outputs` says otherwise. A
@@ -267,6 +268,8 @@ class GPTConfig:
         """
         plain = self.block in ("prenorm", "postnorm")
         shrink = plain if self.shrink_outputs is None else self.shrink_outputs
+        from deeploop.nn.init import InitRule  # now: it imports torch
+
         return InitRule(
             width=self.width,
             beta=self.scales.beta,

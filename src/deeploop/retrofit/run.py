@@ -13,9 +13,10 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.retrofit.layers import Layers, shown
 from deeploop.retrofit.source import Source
+from deeploop.runs.folder import provenance
 from deeploop.tasks.language.config import DataConfig, RoundsConfig, TrainConfig
 from deeploop.train.checkpoint import save_weights
-from deeploop.train.rundir import create_run, provenance
+from deeploop.train.rundir import create_run
 
 BACKPROP = 8  # rounds that gradients go through, where an injection lets them end
 

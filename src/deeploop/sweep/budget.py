@@ -8,12 +8,12 @@ from typing import NamedTuple
 from deeploop.config.run import RunConfig
 from deeploop.report import published
 from deeploop.report.page import text_table
+from deeploop.sweep.arguments import UTILIZATION
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.tasks import task_class
 from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"
-UTILIZATION = 0.45  # measured: docs/results/speed, gpt2-small at R = 1, 3, 7, gpt2-medium at R = 1, 3
 SMALL = 0.01  # GPU-hours of a whole sweep below which they tell nobody anything: it is one for a laptop
 HOURS = ("GPU-hours", "paper's")
 HEADER = ("cell", "tokens", "GFLOP a token", "TFLOP", *HOURS)

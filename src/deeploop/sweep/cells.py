@@ -23,11 +23,10 @@ from deeploop.files import append_file, parse_json, write_json
 from deeploop.report.endings import DROPPED, ENDED, Ending, State, ending, log_file, outcome, run_state
 from deeploop.report.packed import opened
 from deeploop.report.sweeps import FORMAT, RecordedCell, SweepRecord, read_sweep
+from deeploop.runs.folder import list_checkpoints, provenance
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.tasks.language.config import TrainConfig
-from deeploop.train.checkpoint import list_checkpoints
 from deeploop.train.metrics import Record, last_lines
-from deeploop.train.rundir import provenance
 
 HARMLESS = ("device.", "checkpoint.", "log.")  # may differ between two starts of one cell
 ARITHMETIC = ("device.precision", "device.stream")  # may not: a cell would be begun in one and end in another

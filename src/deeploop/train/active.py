@@ -10,13 +10,13 @@ from torch import nn
 
 from deeploop.config.json import to_dict
 from deeploop.config.run import RunConfig
+from deeploop.runs.folder import provenance, record_ending
 from deeploop.train.checkpoint import save_checkpoint
 from deeploop.train.distributed import World
 from deeploop.train.execution import Execution
 from deeploop.train.metrics import MetricsWriter
 from deeploop.train.optim import learning_rate, set_learning_rate
 from deeploop.train.progress import Clock, Display
-from deeploop.train.rundir import provenance, record_ending
 from deeploop.train.task import Task
 
 Ending = TypeVar("Ending", str, None)

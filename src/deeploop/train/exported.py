@@ -9,17 +9,12 @@ from deeploop.config.json import from_dict
 from deeploop.data.bpe import find_tokenizer
 from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.files import read_json, read_object
+from deeploop.files import read_object
 from deeploop.models.accounting import parameter_count
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.train.checkpoint import WEIGHTS, load_weights
-
-
-def is_export(folder: Path) -> bool:
-    """Whether a folder is an export, and not a run."""
-    found = folder / "config.json"
-    return not (folder / "run.json").exists() and read_json(found).get("model_type") == "deeploop"
+from deeploop.runs.folder import WEIGHTS
+from deeploop.train.checkpoint import load_weights
 
 
 def read_export(folder: Path) -> GPTConfig:

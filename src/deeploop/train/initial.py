@@ -8,10 +8,10 @@ from torch import nn
 from deeploop.config.run import RunConfig
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.runs.folder import check_kind, is_export, load_any_config, read_stamp, require_checkpoint
 from deeploop.train.checkpoint import load_weights, read_whole_state
 from deeploop.train.checks import ShapeMismatch
-from deeploop.train.exported import is_export, load_export, read_export
-from deeploop.train.rundir import check_kind, load_any_config, read_stamp, require_checkpoint
+from deeploop.train.exported import load_export, read_export
 from deeploop.train.task import Task
 
 # Fields of a looped GPT that names and shapes of its weights depend on.

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, Literal
 
 from deeploop.config.run import RunConfig
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.active import ActiveRun
-from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.distributed import is_sharded, open_world
 from deeploop.train.metrics import as_read_back
 from deeploop.train.opening import open_run

@@ -8,10 +8,17 @@ from torch import nn
 from deeploop.config.json import to_dict
 from deeploop.config.run import RunConfig
 from deeploop.files import lock_folder
+from deeploop.runs.folder import (
+    changes_since,
+    check_folder,
+    last_checkpoint,
+    read_ending,
+    record_execution,
+    write_config,
+)
 from deeploop.tasks import task_class
 from deeploop.train.active import ActiveRun
 from deeploop.train.checkpoint import (
-    last_checkpoint,
     last_good_checkpoint,
     load_checkpoint,
     load_tensors,
@@ -24,14 +31,7 @@ from deeploop.train.header import introduction
 from deeploop.train.initial import origin, start_from
 from deeploop.train.metrics import MetricsWriter, last_lines, rewind_metrics
 from deeploop.train.progress import Display
-from deeploop.train.rundir import (
-    changes_since,
-    check_folder,
-    create_run,
-    read_ending,
-    record_execution,
-    write_config,
-)
+from deeploop.train.rundir import create_run
 from deeploop.train.task import Task, TaskFactory
 
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.active import ActiveRun
-from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.distributed import arithmetic, begin_micro_batch
 from deeploop.train.gradients import GradientMemory
 from deeploop.train.non_finite import first_non_finite

@@ -26,7 +26,7 @@ class CustomTrainConfig(RunConfig):
     """One training run on a task of your own: `train(config, task=YourTask)`."""
 
     task: ClassVar[str] = "custom"
-    what: ClassVar[str] = "a task of somebody's own"
+    kind: ClassVar[str] = "a task of somebody's own"
     model: GPTConfig = field(default_factory=GPTConfig)
     data: CustomDataConfig = field(default_factory=CustomDataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

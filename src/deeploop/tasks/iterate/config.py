@@ -84,7 +84,7 @@ class IterateTrainConfig(RunConfig):
     """One training run of a looped GPT on an iterated task."""
 
     task: ClassVar[str] = "iterate"
-    what: ClassVar[str] = "an iterated task"
+    kind: ClassVar[str] = "an iterated task"
     kept: ClassVar[tuple[str, ...]] = (*RunConfig.kept, *(f"data.{name}" for name in IDENTITY))
     model: GPTConfig = field(default_factory=partial(GPTConfig, vocabulary=64, context=256))
     data: IterateDataConfig = field(default_factory=IterateDataConfig)

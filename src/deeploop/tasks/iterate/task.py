@@ -109,7 +109,7 @@ class IterateTask(Task):
         batch = self.config.optim.batch
         steps = draw_upto(self._steps_key, step, self.config.data.train_steps)
         instances = draw(self.task, "train", self._key, step * batch + np.arange(batch))
-        inputs, targets = self.shown.batch(instances, steps)
+        inputs, targets = map(torch.from_numpy, self.shown.batch(instances, steps))
         law = self.config.rounds.law(self.config.model.rounds, steps)
         rounds = self._rounds.at(step, law)
         noise = self._noise.at(step, (rounds, *inputs.shape, self.config.model.width))

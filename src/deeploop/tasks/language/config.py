@@ -186,7 +186,7 @@ class TrainConfig(RunConfig):
     """One training run of a looped GPT."""
 
     task: ClassVar[str] = "language"
-    what: ClassVar[str] = "a language model"
+    kind: ClassVar[str] = "a language model"
     kept_apart: ClassVar[str] = "documents"
     model: GPTConfig = field(default_factory=GPTConfig)
     data: DataConfig = field(default_factory=DataConfig)

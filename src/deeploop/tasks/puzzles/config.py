@@ -34,7 +34,7 @@ class PuzzleDataConfig:
 class ReasonerTrainConfig(RunConfig):
     """One training run of a reasoner."""
 
-    what: ClassVar[str] = "a reasoner"
+    kind: ClassVar[str] = "a reasoner"
     model: ReasonerConfig = field(default_factory=ReasonerConfig)
     data: PuzzleDataConfig = field(default_factory=PuzzleDataConfig)
     optim: ReasonerOptimConfig = field(default_factory=ReasonerOptimConfig)
@@ -60,6 +60,7 @@ class TRMTrainConfig(ReasonerTrainConfig):
     """One training run of a TRM."""
 
     task: ClassVar[str] = "trm"
+    kind: ClassVar[str] = "a reasoner"
     model: TRMConfig = field(default_factory=TRMConfig)
     optim: ReasonerOptimConfig = field(default_factory=partial(ReasonerOptimConfig, ema=0.999))
     halting: HaltingConfig = field(default_factory=partial(HaltingConfig, learn_continue=False))

@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from deeploop.commands.retrofit import RetrofitArgs
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.files import exclusive_folder, new_folder, publish
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.retrofit.layers import Layers, build, choose_layers, looped_config, shown
+from deeploop.retrofit.options import RetrofitArgs
 from deeploop.retrofit.run import healing_config, source_tokenizer, write_run
 from deeploop.retrofit.source import Source, load_source, open_source
 from deeploop.retrofit.suggest import rank_cores, table

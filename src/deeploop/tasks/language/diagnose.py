@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from deeploop.commands.diagnose import DiagnoseArgs
-from deeploop.commands.memory import memory_advice
 from deeploop.config.json import differences, to_dict
 from deeploop.data.corpora import stdlib
 from deeploop.data.shards import Corpus
@@ -30,30 +28,33 @@ from deeploop.diagnose.examine import Effort, examine, pick_sublayers
 from deeploop.diagnose.exponent import GammaFit, as_series, describe, fit_gamma, gamma_points, verdict
 from deeploop.diagnose.perturbation import AdamState
 from deeploop.diagnose.visit_grads import residual_sublayers
-from deeploop.files import write_json
+from deeploop.exits import memory_advice
+from deeploop.files import resolve, write_json
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.nn.documents import document_bounds
 from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
+from deeploop.runs.folder import (
+    OPTIMIZER,
+    check_tokenizer,
+    load_config,
+    provenance,
+    require_checkpoint,
+    results_folder,
+    step_of,
+)
 from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.options import DiagnoseArgs
 from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.theory import ScalingRule
-from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_whole_state, step_of
+from deeploop.train.checkpoint import load_moments, read_whole_state
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import is_number, read_metrics
 from deeploop.train.optim import learning_rate
 from deeploop.train.progress import LINE_SECONDS
-from deeploop.train.rundir import (
-    check_tokenizer,
-    load,
-    load_config,
-    provenance,
-    require_checkpoint,
-    resolve,
-    results_folder,
-)
+from deeploop.train.rundir import load
 
 PROBE_TOKENS = 1024
 UNDER_MUON = (

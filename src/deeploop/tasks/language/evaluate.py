@@ -16,26 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deeploop.commands.memory import memory_advice
 from deeploop.data.bpe import find_tokenizer, how_to_ask, load_tokenizer
 from deeploop.eval.requests import Requests, Scores, load_scores, save_scores
 from deeploop.eval.scoring import default_batch_tokens, fitting, input_lengths, score
 from deeploop.eval.tasks import deviations, load_tasks
+from deeploop.exits import memory_advice
+from deeploop.files import resolve
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
+from deeploop.runs.folder import load_config, provenance, require_checkpoint, results_folder, tokenizer_name
 from deeploop.train.distributed import arithmetic, how_computed, open_world
-from deeploop.train.rundir import (
-    load_config,
-    load_model,
-    provenance,
-    require_checkpoint,
-    resolve,
-    results_folder,
-    tokenizer_name,
-)
+from deeploop.train.rundir import load_model
 
 if TYPE_CHECKING:
-    from deeploop.commands.eval import EvalArgs
+    from deeploop.tasks.options import EvalArgs
 
 
 def evaluate_run(args: "EvalArgs", folder: Path) -> str:

@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from deeploop.commands.bench import UNTIMED, BenchArgs
+from deeploop.bench.options import UNTIMED, BenchArgs
 from deeploop.eval.decoding import describe, fits_kernels
 from deeploop.eval.generation import generate_batch
 from deeploop.models.accounting import block_matrix_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.report import page
+from deeploop.runs.folder import provenance
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import open_world
 from deeploop.train.progress import device_name
-from deeploop.train.rundir import provenance
 from deeploop.train.timing import time_steps
 
 CACHES = {"dynamic": {}, "static": {"cache_implementation": "static", "disable_compile": True}}

@@ -8,10 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from deeploop.commands import gallery
-from deeploop.commands.eval import ReasonerOptions
-from deeploop.commands.eval_reasoner import matching_puzzles, open_solver
-from deeploop.commands.solve import SolveArgs
 from deeploop.data.board_text import BoardText
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.data.sudoku import solve as solve_sudoku
@@ -19,8 +15,11 @@ from deeploop.data.sudoku_symmetry import BLANK
 from deeploop.eval.reasoning import Step, trace
 from deeploop.files import write_text
 from deeploop.report import page
+from deeploop.runs.folder import require_checkpoint
+from deeploop.tasks.puzzles import gallery as gallery
+from deeploop.tasks.puzzles.evaluate import matching_puzzles, open_solver
+from deeploop.tasks.puzzles.options import ReasonerOptions, SolveArgs
 from deeploop.terminal import GREEN, RED, RESET, printable
-from deeploop.train.rundir import require_checkpoint
 
 STYLE = """
 .steps input { position: absolute; opacity: 0; }

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeploop.commands.memory import memory_advice
-from deeploop.commands.validate import ValidateArgs
 from deeploop.data.chat_loader import held_out_rows
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
@@ -29,22 +27,18 @@ from deeploop.eval.depth import (
     score_budget,
     score_rounds,
 )
+from deeploop.exits import memory_advice
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule, decodes_to_validate
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
+from deeploop.runs.folder import check_tokenizer, load_config, provenance, require_checkpoint, results_folder
 from deeploop.tasks.chat.config import ChatDataConfig
 from deeploop.tasks.chat.task import open_chat
 from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.options import ValidateArgs
 from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.train.distributed import arithmetic, open_world
-from deeploop.train.rundir import (
-    check_tokenizer,
-    load,
-    load_config,
-    provenance,
-    require_checkpoint,
-    results_folder,
-)
+from deeploop.train.rundir import load
 
 # Results that agree in these replace one another; any other stays beside them.
 IDENTITY = ("checkpoint", "data", "sequences", "recompute_alpha", "asked")

@@ -14,30 +14,31 @@ from typing import Any, Literal
 
 import torch
 
-from deeploop.commands import gallery
-from deeploop.commands.eval import ReasonerOptions
-from deeploop.commands.memory import memory_advice
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.eval.arc_votes import TaskVotes, vote
 from deeploop.eval.reasoning import PuzzleScore, Solver, added, score, spread, spread_by_source, spread_rows
 from deeploop.eval.voting import ladder
+from deeploop.exits import memory_advice
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.report import scoreboard
 from deeploop.report.page import text_table
 from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES
-from deeploop.tasks.puzzles.task import open_puzzles
-from deeploop.train.checkpoint import read_state, step_of
-from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
-from deeploop.train.execution import choose_execution
-from deeploop.train.rundir import (
+from deeploop.runs.folder import (
     load_any_config,
-    load_reasoner,
     load_reasoner_config,
     provenance,
     puzzle_shape,
     read_stamp,
     require_checkpoint,
+    step_of,
 )
+from deeploop.tasks.puzzles import gallery as gallery
+from deeploop.tasks.puzzles.options import ReasonerOptions
+from deeploop.tasks.puzzles.task import open_puzzles
+from deeploop.train.checkpoint import read_state
+from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
+from deeploop.train.execution import choose_execution
+from deeploop.train.rundir import load_reasoner
 
 # Results that agree in these replace one another; any other stays beside them in eval.json.
 IDENTITY = ("puzzles", "checkpoint", "views", "limit", "halt", "precision")

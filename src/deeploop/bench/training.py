@@ -13,20 +13,20 @@ from typing import Any
 
 from tqdm import tqdm
 
-from deeploop.commands.bench import BenchArgs
+from deeploop.bench.options import BenchArgs
 from deeploop.config.run import RunConfig
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.report import page
+from deeploop.runs.folder import provenance
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World, open_world
 from deeploop.train.progress import device_name
-from deeploop.train.rundir import provenance
 from deeploop.train.timing import matmul_ceiling, time_reference, time_training
 
 TOKENIZERS = {257: "bytes", 50257: "gpt2"}

@@ -13,17 +13,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from deeploop.commands.eval import IteratedOptions
-from deeploop.commands.memory import memory_advice
 from deeploop.data.iterate.examples import Examples, held_out
 from deeploop.data.iterate.task import solve
 from deeploop.eval.iterated import copying, finite, rollout, score_sums, scores
+from deeploop.exits import memory_advice
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
+from deeploop.runs.folder import provenance, require_checkpoint
 from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.iterate.options import IteratedOptions
 from deeploop.train.distributed import World, arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
-from deeploop.train.rundir import load_iterate, provenance, require_checkpoint
+from deeploop.train.rundir import load_iterate
 
 # Results that agree in these replace one another; any other stays beside them in eval.json.
 IDENTITY = (
