@@ -112,6 +112,16 @@ class RunConfig:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed}: must be 0 or more, and below 2^63")
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """What `deeploop prepare` must have written."""
+        return ()
+
+    @property
+    def stops_when_collapsed(self) -> bool:
+        """A validation that finds the model collapsed ends the run."""
+        return False
+
     def planned(self, examples: int) -> str:
         """The data of the whole run in a line of the header; there are `examples` tokens, or examples."""
         return f"{self.optim.steps * self.optim.batch:,} rows planned"

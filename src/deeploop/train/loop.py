@@ -46,7 +46,9 @@ def train(
             raise kind(f"step {run.step + 1}: {error}; last good checkpoint: {saved}") from error
         finally:
             run.close()
-        return {"step": run.step, "ended": ended, "seconds": run.clock.total, **run.last_validation}
+        result = {"step": run.step, "ended": ended, "seconds": run.clock.total, **run.last_validation}
+        del run  # its model holds the process group, which is destroyed now
+        return result
 
 
 def run_steps(run: ActiveRun, stop: StopRequest) -> str:
@@ -100,7 +102,7 @@ def save_and_stop(run: ActiveRun) -> str:
 
 def already_ended(run: ActiveRun) -> str | None:
     """How a run ended that has no step left, or that the guard ended; None where it goes on."""
-    config, monitor = run.config, run.task.monitor
+    config = run.config
     left_out = run.is_last_step and run.last_evaluated_step < run.step  # its last validation
     if run.step >= config.optim.steps and not left_out:
         more = f", more than the {config.optim.steps} asked for" if run.step > config.optim.steps else ""
@@ -108,8 +110,7 @@ def already_ended(run: ActiveRun) -> str | None:
             f"{config.out} already finished its {run.step} steps{more}; train on with a larger --optim.steps"
         )
         return "finished"
-    guarded = monitor is not None and monitor.stops_when_collapsed
-    if guarded and run.ended_before == {"how": "collapsed", "step": run.step}:
+    if config.stops_when_collapsed and run.ended_before == {"how": "collapsed", "step": run.step}:
         run.display.say(
             f"{config.out} ended at step {run.step}: collapsed; start anew with another --out, "
             "or train on with --guard.no-stop"
@@ -134,7 +135,7 @@ def run_due_evaluations(run: ActiveRun, stop: StopRequest) -> Literal["stopped",
     run.last_evaluated_step = run.step
     if monitor is not None and run.is_due(monitor.diagnose_every):
         diagnose(run)
-    return "collapsed" if collapsed and monitor is not None and monitor.stops_when_collapsed else None
+    return "collapsed" if collapsed and run.config.stops_when_collapsed else None
 
 
 def before_batch(run: ActiveRun, stop: StopRequest, share: float) -> None:

@@ -44,12 +44,10 @@ def set_rounds(model: Any, rounds: int | None) -> None:
 
 
 class Monitor(Protocol):
-    """The loop of a model, watched: its diagnosis, and a guard against collapse."""
+    """The loop of a model, watched: its diagnosis, and advice on a collapse."""
 
     diagnose_every: int
     """Steps between two diagnoses; 0 is never."""
-    stops_when_collapsed: bool
-    """An evaluation with the verdict `collapsed` ends the run, once warm-up is over."""
 
     def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Numbers about the loop itself."""

@@ -240,6 +240,14 @@ class TrainConfig(RunConfig):
                 "which leaves the loop as it is"
             )
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return self.data.folders
+
+    @property
+    def stops_when_collapsed(self) -> bool:
+        return self.guard.stop
+
     def planned(self, examples: int) -> str:
         tokens = self.optim.steps * self.optim.batch * self.model.context
         epochs = tokens / examples

@@ -40,6 +40,10 @@ class ReasonerTrainConfig(RunConfig):
     optim: ReasonerOptimConfig = field(default_factory=ReasonerOptimConfig)
     halting: HaltingConfig = field(default_factory=HaltingConfig)
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return (self.data.path,)
+
     def planned(self, examples: int) -> str:
         return (
             f"{self.optim.steps * self.optim.batch:,} segments planned, at most {self.halting.segments} "
