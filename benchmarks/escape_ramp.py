@@ -30,8 +30,8 @@ from deeploop.theory.escape import critical_ramp, ramp_exponent
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 PEAK = 1e-3  # as in the sweeps `escape` and `p-sweep`
 CLEAR = 0.7  # a start that has merged and is below this again needs no more steps

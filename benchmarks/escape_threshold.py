@@ -30,8 +30,8 @@ from deeploop.theory.escape import critical_sum, sum_exponent
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 MERGED, ENOUGH = 0.5, 0.8
 

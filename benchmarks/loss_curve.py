@@ -29,8 +29,8 @@ from deeploop.train.active import ActiveRun
 from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
 from deeploop.train.optim import learning_rate
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 from deeploop.train.timing import compile_reference, fast_attention, reference_model
 
 REFERENCE = Path(__file__).with_name("reference_gpt.py")

@@ -22,8 +22,8 @@ from deeploop.bench.training import cells_of
 from deeploop.report.page import text_table
 from deeploop.train.distributed import open_world
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 from deeploop.train.timing import reference_step
 
 STEPS = 5

@@ -38,8 +38,8 @@ from deeploop.report.page import text_table
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import open_world
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 from deeploop.train.timing import matmul_ceiling, time_steps
 
 WIDTH, HIDDEN, HEADS, HEAD = 512, 1536, 8, 64

@@ -9,7 +9,6 @@ import pytest
 import deeploop
 from deeploop.cli import main
 from deeploop.commands import recommend as command
-from deeploop.commands import train as train_command
 from deeploop.commands.recommend import DEFAULTS
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
@@ -50,8 +49,8 @@ ask = functools.partial(recommend, evidence=[TRANSFER])
 @pytest.fixture
 def known(monkeypatch):
     """The commands with this evidence."""
-    for module in (command, train_command):
-        monkeypatch.setattr(module, "recommend", ask)
+    monkeypatch.setattr(command, "recommend", ask)
+    monkeypatch.setattr("deeploop.report.recommend.recommend", ask)
 
 
 def test_a_measured_point():

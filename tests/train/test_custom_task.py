@@ -15,7 +15,7 @@ from deeploop.train import CustomTask, DeviceConfig, TrainConfig, load_last, tra
 from deeploop.train.distributed import World
 from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import check_recompute
-from deeploop.train.progress import StopRequest
+from deeploop.train.stop import StopRequest
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_task.py"))
 Sorting = EXAMPLE["Sorting"]
@@ -190,7 +190,7 @@ def test_mistakes_are_named(tmp_path, capsys):
         train(short(tmp_path / "c"), quiet=True)
     with pytest.raises(
         ValueError,
-        match="task: is for a CustomTrainConfig, not for a TrainConfig, .* subclass of LanguageTask",
+        match=r"task: is for a CustomTrainConfig, not for a TrainConfig, .* subclass of LanguageTask",
     ):
         train(TrainConfig(out=tmp_path / "d"), task=Sorting, quiet=True)
     train(short(tmp_path / "e"), task=Sorting, quiet=True)

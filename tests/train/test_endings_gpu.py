@@ -15,8 +15,8 @@ from deeploop.train.distributed import open_world
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 pytestmark = pytest.mark.gpu
 CLOCKS = ("seconds", "tokens_per_s", "mfu")

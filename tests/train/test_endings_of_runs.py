@@ -17,8 +17,9 @@ from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.active import ActiveRun
 from deeploop.train.loop import train
 from deeploop.train.metrics import MetricsWriter, read_metrics
-from deeploop.train.progress import Display, StopRequest
+from deeploop.train.progress import Display
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 COLLAPSED = {"loss": 3.0, "floor": 3.0, "similarity": 0.99, "verdict": "collapsed"}
 GUARDED = {"optim": {"steps": 9}, "guard": {"stop": True}, "data": {"validate_every": 5}}

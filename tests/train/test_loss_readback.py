@@ -9,7 +9,7 @@ from deeploop.train import loop, opening, steps
 from deeploop.train.execution import Execution
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import clipped_step
-from deeploop.train.progress import StopRequest
+from deeploop.train.stop import StopRequest
 
 STEPS = {"steps": 14, "warmup_steps": 2}
 RARELY = {"checkpoint": {"every": 100}, "log": {"every": 5}}

@@ -24,9 +24,9 @@ from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.rundir import load_reasoner
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 ALONE = World(0, 1, torch.device("cpu"))
 KINDS = ["hrm", "trm"]

@@ -16,8 +16,8 @@ from deeploop.train.distributed import World
 from deeploop.train.execution import Execution
 from deeploop.train.loop import train
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 ALONE = World(0, 1, torch.device("cpu"))
 KINDS = ["hrm", "trm"]

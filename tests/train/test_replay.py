@@ -14,9 +14,9 @@ from deeploop.train.distributed import World, open_world
 from deeploop.train.execution import Execution
 from deeploop.train.gradients import GradientMemory
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.replay import GraphReplay
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 from iterate_runs import make_iterate_config
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=128, heads=2, hidden=256, vocabulary=1000, context=64)

@@ -20,8 +20,8 @@ from deeploop.runs.folder import last_checkpoint, list_checkpoints
 from deeploop.train import loop
 from deeploop.train.checkpoint import read_state
 from deeploop.train.metrics import read_metrics
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 from iterate_runs import make_iterate_config
 
 LENGTH = ["--optim.steps", 60, "--checkpoint.every", 10, "--data.validate-every", 20]

@@ -20,8 +20,8 @@ from deeploop.train import loop, opening, steps
 from deeploop.train.distributed import open_world
 from deeploop.train.execution import Execution
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 
 def gradients(config):

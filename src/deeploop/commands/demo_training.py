@@ -15,7 +15,7 @@ from deeploop.runs.folder import changes_since, read_ending
 from deeploop.sweep.launch import note_exit, start
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.train.metrics import last_lines
-from deeploop.train.progress import StopRequest
+from deeploop.train.stop import StopRequest
 
 POLL_SECONDS = 0.5
 LINE_SECONDS = 15

@@ -19,6 +19,7 @@ from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.extras import how_to_install
 from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.metrics import read_metrics
 
 # What needs torch is imported where it is used: the first lines and --help do not wait for it.
@@ -93,8 +94,6 @@ def installed() -> Iterator[tuple[str, str]]:
 
 def small_config(folder: Path) -> TrainConfig:
     """The recipe `tiny`, cut to a few small steps, on a few files of the standard library."""
-    from deeploop.tasks.language.recipes import tiny
-
     base, corpus = tiny(), folder / "corpus"
     prepare(
         list(islice(stdlib(), 20)),

@@ -10,13 +10,10 @@ from deeploop.commands.parsing import choose, parse, summary
 from deeploop.config.json import to_dict
 from deeploop.config.run import RunConfig
 from deeploop.exits import memory_advice
-from deeploop.report.recommend import recommend
-from deeploop.report.runs import flatten
 from deeploop.runs.folder import config_to_resume, is_export, load_config
 from deeploop.tasks import read_config
 from deeploop.tasks.chat.config import ChatTrainConfig
 from deeploop.tasks.language.config import TrainConfig
-from deeploop.tasks.language.vocabulary import corpus_of_other_vocabulary
 from deeploop.tasks.puzzles.config import PuzzleDataConfig
 from deeploop.tasks.puzzles.recipes import require_puzzles
 from deeploop.tasks.recipes import RECIPES, get_recipe
@@ -167,6 +164,8 @@ def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:
 
 def with_vocabulary_of_corpus(config: Any, words: list[str]) -> tuple[Any, list[str]]:
     """A recipe's config with the vocabulary of its corpus, unless the words settle it; and a line of it."""
+    from deeploop.tasks.language.vocabulary import corpus_of_other_vocabulary  # now: it opens the corpus
+
     given = any(word.startswith("--model.vocabulary") for word in words)
     corpus = None if given else corpus_of_other_vocabulary(config)
     if corpus is None:
@@ -182,6 +181,9 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list
     for word in words:
         if word.replace("_", "-").startswith(("--optim.peak-lr", "--optim.warmup-steps")):
             raise ValueError(f"{word}: settles what {AUTO_LR} would; give one of the two")
+    from deeploop.report.recommend import recommend  # now: it reads what was measured
+    from deeploop.report.runs import flatten
+
     model, optim = config.model, config.optim
     model.require_plain_loop(AUTO_LR)
     try:

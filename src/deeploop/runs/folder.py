@@ -14,8 +14,6 @@ from typing import Any
 import deeploop
 from deeploop.config.json import differences, from_dict, to_dict
 from deeploop.config.run import RunConfig
-from deeploop.data.bpe import how_to_ask
-from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import SHIPPED, is_shipped, read_json, read_object, refuse_other, resolve, write_json
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.tasks import KINDS, config_class
@@ -162,15 +160,6 @@ def tokenizer_name(run: Path) -> str:
     if not isinstance(name, str):
         raise ValueError(f"{run / 'run.json'}: tokenizer={name!r:.40}: must be a name")
     return name
-
-
-def check_tokenizer(data: Path, found: str, tokenizer: Tokenizer, run: Path) -> None:
-    """Raises for data of another tokenizer than the run's; the name of one that was trained has its hash."""
-    if found != tokenizer.name:
-        raise ValueError(
-            f"data={data}: holds {found} tokens, the run was trained on {tokenizer.name}; "
-            f"prepare it with --tokenizer {how_to_ask(tokenizer.name, run)}"
-        )
 
 
 def load_reasoner_config(run: Path) -> ReasonerTrainConfig:

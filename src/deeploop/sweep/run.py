@@ -15,7 +15,7 @@ from deeploop.files import lock_folder
 from deeploop.report import escapes
 from deeploop.report.page import text_table
 from deeploop.report.sweeps import SweepRecord
-from deeploop.sweep import board, budget, slurm
+from deeploop.sweep import board, slurm
 from deeploop.sweep.arguments import SweepArgs
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Cell, Grid, read_grid
@@ -24,7 +24,7 @@ from deeploop.sweep.paper_grids import GRIDS, Scale
 from deeploop.sweep.tuning import tuned
 from deeploop.tasks.language.vocabulary import corpus_of_other_vocabulary
 from deeploop.terminal import show
-from deeploop.train.progress import StopRequest
+from deeploop.train.stop import StopRequest
 
 
 def run(args: SweepArgs) -> int:
@@ -48,6 +48,8 @@ def run(args: SweepArgs) -> int:
         return 0
     check_compare_at(folder)
     if args.dry_run:
+        from deeploop.sweep import budget  # now: its accounting imports torch
+
         print(f"{budget.table(grid, cells, args.utilization)}\ncells  {folder.out}")
         try:
             check_data(folder)

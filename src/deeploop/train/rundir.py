@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from deeploop.config.run import RunConfig
-from deeploop.data.bpe import load_tokenizer
+from deeploop.data.bpe import how_to_ask, load_tokenizer
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import (
     resolve,
@@ -130,6 +130,15 @@ def check_size(checkpoint: Path, weights: int, table: int) -> None:
         raise ValueError(
             f"{path}: {size:,} bytes, but the run describes a model of {4 * weights:,} bytes of weights "
             f"and a table of {4 * table:,}"
+        )
+
+
+def check_tokenizer(data: Path, found: str, tokenizer: Tokenizer, run: Path) -> None:
+    """Raises for data of another tokenizer than the run's; the name of one that was trained has its hash."""
+    if found != tokenizer.name:
+        raise ValueError(
+            f"data={data}: holds {found} tokens, the run was trained on {tokenizer.name}; "
+            f"prepare it with --tokenizer {how_to_ask(tokenizer.name, run)}"
         )
 
 

@@ -21,8 +21,8 @@ from deeploop.train.distributed import arithmetic, begin_micro_batch
 from deeploop.train.gradients import GradientMemory
 from deeploop.train.non_finite import first_non_finite
 from deeploop.train.optim import clipped_step, learning_rate, supports_conditional_step
-from deeploop.train.progress import StopRequest
 from deeploop.train.replay import GraphReplay
+from deeploop.train.stop import StopRequest
 from deeploop.train.task import StepData, set_rounds
 from deeploop.train.transfer import OnHost, copy_to_host
 

@@ -19,8 +19,8 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.distributed import ATTENTION, World
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 WARM_UP = 3
 

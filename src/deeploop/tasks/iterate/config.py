@@ -3,15 +3,17 @@
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from deeploop.config.optim import OptimConfig
 from deeploop.config.run import RunConfig
-from deeploop.data.iterate import TASKS, make_task
-from deeploop.data.iterate.examples import Examples
+from deeploop.data.iterate import TASKS, make_examples
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.tasks.looped import check_optim
 from deeploop.theory.depth_law import DepthLaw, uniform_law
+
+if TYPE_CHECKING:
+    from deeploop.data.iterate.examples import Examples
 
 IDENTITY = ("task", "rule", "length", "train_steps")  # fields that say which sequence of batches it is
 
@@ -46,9 +48,9 @@ class IterateDataConfig:
         if not self.test_steps or min(self.test_steps) < 1:
             raise ValueError(f"data.test_steps={self.test_steps}: must be numbers of at least 1")
 
-    def examples(self, *, tells_steps: bool) -> Examples:
+    def examples(self, *, tells_steps: bool) -> "Examples":
         """The task as a model reads it."""
-        return Examples(make_task(self.task, self.length, self.rule), tells_steps)
+        return make_examples(self.task, self.length, self.rule, tells_steps=tells_steps)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class IterateTrainConfig(RunConfig):
     rounds: IterateRoundsConfig = field(default_factory=IterateRoundsConfig)
 
     @property
-    def examples(self) -> Examples:
+    def examples(self) -> "Examples":
         """The task as the model reads it."""
         return self.data.examples(tells_steps=self.rounds.tells_steps)
 

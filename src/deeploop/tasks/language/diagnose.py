@@ -38,7 +38,6 @@ from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
 from deeploop.runs.folder import (
     OPTIMIZER,
-    check_tokenizer,
     load_config,
     provenance,
     require_checkpoint,
@@ -54,7 +53,7 @@ from deeploop.train.distributed import open_world
 from deeploop.train.metrics import is_number, read_metrics
 from deeploop.train.optim import learning_rate
 from deeploop.train.progress import LINE_SECONDS
-from deeploop.train.rundir import load
+from deeploop.train.rundir import check_tokenizer, load
 
 PROBE_TOKENS = 1024
 UNDER_MUON = (

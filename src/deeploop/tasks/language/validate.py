@@ -31,14 +31,14 @@ from deeploop.exits import memory_advice
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule, decodes_to_validate
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
-from deeploop.runs.folder import check_tokenizer, load_config, provenance, require_checkpoint, results_folder
+from deeploop.runs.folder import load_config, provenance, require_checkpoint, results_folder
 from deeploop.tasks.chat.config import ChatDataConfig
 from deeploop.tasks.chat.task import open_chat
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.options import ValidateArgs
 from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.train.distributed import arithmetic, open_world
-from deeploop.train.rundir import load
+from deeploop.train.rundir import check_tokenizer, load
 
 # Results that agree in these replace one another; any other stays beside them.
 IDENTITY = ("checkpoint", "data", "sequences", "recompute_alpha", "asked")
