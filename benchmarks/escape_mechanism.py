@@ -116,7 +116,7 @@ def train(config: TrainConfig, variant: str, world: World, every: int) -> list[d
         rate = learning_rate(step, config.optim)
         total += rate
         set_learning_rate(run.optimizer, rate)
-        (batch,) = run.task.micro_batches()
+        (batch,) = run.task.batches(step).batches
         run.gradients(batch)
         for parameter in held:
             parameter.grad = None

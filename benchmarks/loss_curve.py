@@ -119,7 +119,7 @@ def both(config: TrainConfig, world: World) -> Curves:
     own = run.model.state_dict()
     model.load_parts({name: own[ours] for name, ours in reference_names(config.model.blocks).items()})
     started = run.task.state()
-    batches = [run.task.micro_batches()[0] for _ in range(config.optim.steps)]
+    batches = [run.task.batches(step).batches[0] for step in range(config.optim.steps)]
     run.task.load_state(started, {})
     return {"reference": reference_losses(model, run, batches), "ours": our_losses(run)}
 

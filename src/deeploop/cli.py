@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Callable
 from importlib import import_module
 
 import deeploop
@@ -82,7 +83,8 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # α and ─ must not end a command where output is ASCII
     try:
-        code = _run(arguments)
+        command = _command(arguments)
+        code = command(arguments[1:]) if command else 0
         sys.stdout.flush()  # now, while a reader that has left can still be told from an error
         return code
     except BrokenPipeError:
@@ -130,15 +132,14 @@ def _is_device_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and is_out_of_memory(error)
 
 
-def _run(arguments: list[str]) -> int:
+def _command(arguments: list[str]) -> Callable[[list[str]], int] | None:
+    """The command that is asked for, imported; None where the answer was printed here."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
-        return 0
+        return None
     if arguments[0] in ("-V", "--version"):
         print(f"deeploop {deeploop.__version__}")
-        return 0
-    name, rest = arguments[0], arguments[1:]
-    require_known("command", name, COMMANDS)
-    command = import_module(f"deeploop.commands.{name}")
-    code: int = command.main(rest)
-    return code
+        return None
+    require_known("command", arguments[0], COMMANDS)
+    command: Callable[[list[str]], int] = import_module(f"deeploop.commands.{arguments[0]}").main
+    return command

@@ -24,8 +24,8 @@ from victims import STEPS, differences, finish, small_config, start, undisturbed
 from deeploop.data.shards import HEADER_BYTES
 from deeploop.runs.folder import last_checkpoint, list_checkpoints
 from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.checkpoint import read_state
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

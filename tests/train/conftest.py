@@ -9,8 +9,8 @@ from puzzle_runs import MODELS, write_boards
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import CheckpointConfig, DeviceConfig, LogConfig
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.tasks.puzzles.config import PuzzleDataConfig
-from deeploop.train.language import LanguageTask
 from deeploop.train.replay import GraphReplay, Recorded
 
 

@@ -22,8 +22,8 @@ from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.report.runs import read_run
 from deeploop.runs.folder import write_config
 from deeploop.tasks.chat.config import ChatDataConfig, ChatTrainConfig
+from deeploop.tasks.chat.task import ChatTask
 from deeploop.tasks.recipes import get_recipe
-from deeploop.train.chat import ChatTask
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
@@ -91,7 +91,7 @@ def test_positions_that_are_no_answers_have_no_gradient(make_chat):
     task, model = task_of(make_chat())
     kept = []
     model.final_norm.register_forward_hook(lambda module, args, y: y.retain_grad() or kept.append(y))
-    batch = task.micro_batches()[0]
+    batch = task.batches(0).batches[0]
     task.loss(model, batch).backward()
     of_position = kept[0].grad.abs().amax(-1)
     is_answer = batch[1] >= 0
@@ -102,7 +102,7 @@ def test_positions_that_are_no_answers_have_no_gradient(make_chat):
 
 def test_the_loss_is_the_mean_over_answers_of_conversations_alone(make_chat):
     task, model = task_of(make_chat())
-    ours = sum(task.loss(model, batch) for batch in task.micro_batches())
+    ours = sum(task.loss(model, batch) for batch in task.batches(0).batches)
     inputs, targets, starts, scored = task_of(make_chat())[0].loader.step_batch()
     total = torch.zeros(())
     for row, own in enumerate(starts):
@@ -114,9 +114,9 @@ def test_the_loss_is_the_mean_over_answers_of_conversations_alone(make_chat):
 
 def test_ranks_add_up_to_the_step(make_chat):
     task, model = task_of(make_chat())
-    whole = sum(task.loss(model, batch) for batch in task.micro_batches())
+    whole = sum(task.loss(model, batch) for batch in task.batches(0).batches)
     parts = [task_of(make_chat(), rank, 2)[0] for rank in range(2)]
-    shares = [sum(part.loss(model, batch) for batch in part.micro_batches()) for part in parts]
+    shares = [sum(part.loss(model, batch) for batch in part.batches(0).batches) for part in parts]
     torch.testing.assert_close(sum(shares), whole)
 
 

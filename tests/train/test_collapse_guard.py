@@ -3,9 +3,9 @@
 import pytest
 
 from deeploop.runs.folder import last_checkpoint
-from deeploop.train import language
+from deeploop.tasks.language import task as language
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.checkpoint import read_state
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

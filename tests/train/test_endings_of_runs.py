@@ -13,8 +13,8 @@ from tqdm import tqdm
 from deeploop.cli import main
 from deeploop.config.run import LogConfig
 from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.active import ActiveRun
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import MetricsWriter, read_metrics
 from deeploop.train.progress import Display

@@ -15,7 +15,7 @@ from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn import fused
 from deeploop.train import CustomTask, CustomTrainConfig, execution, opening
 from deeploop.train.distributed import World
-from deeploop.train.execution import choose_execution
+from deeploop.train.execution import Capabilities, choose_execution
 from deeploop.train.loop import train
 from deeploop.train.optim import make_optimizer, make_reasoner_optimizer
 from iterate_runs import make_iterate_config
@@ -46,8 +46,8 @@ def choose(
     model.recompute = recompute
     optimizer = make_optimizer(model, OptimConfig(kind=kind), fused=True)
     world = World(0, ranks, device)
-    told = {"recordable": recordable, "draws_rounds": draws_rounds, "tokens": tokens}
-    return choose_execution(config or DeviceConfig(), world, model, optimizer, **told)
+    told = Capabilities(recordable=recordable, draws_rounds=draws_rounds, tokens=tokens)
+    return choose_execution(config or DeviceConfig(), world, model, optimizer, told)
 
 
 @pytest.mark.parametrize("block", ["sandwich", "flat", "prenorm"])
@@ -139,7 +139,9 @@ def test_reasoners_have_fp8_and_no_other_stream(hopper, monkeypatch):
     optimizer = torch.optim.AdamW(model.parameters())
 
     def choose_for(tokens=16, **device):
-        return choose_execution(DeviceConfig(**device), World(0, 1, GPU), model, optimizer, tokens=tokens)
+        return choose_execution(
+            DeviceConfig(**device), World(0, 1, GPU), model, optimizer, Capabilities(tokens=tokens)
+        )
 
     chosen = choose_for(precision="fp8")
     assert chosen.precision == "fp8"
@@ -172,7 +174,9 @@ def test_a_reasoner_is_read_back_behind_without_a_graph(monkeypatch, options, sa
 
     def choose_for(able=True, **told):
         monkeypatch.setattr(execution, "supports_conditional_step", lambda optimizer: able)
-        return choose_execution(DeviceConfig(**options), World(0, ranks, GPU), model, optimizer, **told)
+        return choose_execution(
+            DeviceConfig(**options), World(0, ranks, GPU), model, optimizer, Capabilities(**told)
+        )
 
     assert choose_for(queueable=True).describe() == said
     assert choose_for(queueable=True).lag == ("behind" in said)
@@ -192,8 +196,8 @@ def told(monkeypatch, config, **options):
     """What the choice of an execution is told, before the run has a folder."""
     seen = []
 
-    def watch(*args, **options):
-        seen.append(options)
+    def watch(*args):
+        seen.append(args[-1])
         raise ValueError("watched")
 
     monkeypatch.setattr(opening, "choose_execution", watch)
@@ -204,14 +208,14 @@ def told(monkeypatch, config, **options):
 
 
 def tokens_told(monkeypatch, config, **options):
-    return told(monkeypatch, config, **options)["tokens"]
+    return told(monkeypatch, config, **options).tokens
 
 
 def test_only_a_reasoner_says_that_it_can_be_queued_without_a_graph(
     tiny_config, make_puzzle_config, tmp_path, monkeypatch
 ):
-    assert told(monkeypatch, make_puzzle_config(tmp_path / "puzzles"))["queueable"]
-    assert not told(monkeypatch, tiny_config())["queueable"]
+    assert told(monkeypatch, make_puzzle_config(tmp_path / "puzzles")).queueable
+    assert not told(monkeypatch, tiny_config()).queueable
 
 
 def test_a_run_says_how_many_tokens_it_computes_at_once(tiny_config, monkeypatch):

@@ -7,11 +7,11 @@ import torch
 
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.tasks.recipes import get_recipe
-from deeploop.train import opening
+from deeploop.train import header as header_module
 from deeploop.train.distributed import World
 from deeploop.train.header import Facts, header, legend
-from deeploop.train.language import LanguageTask
 from deeploop.train.opening import preview_run
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -123,9 +123,9 @@ def test_a_plan_that_makes_little_sense_is_warned_of(tiny_config, monkeypatch):
     assert line.startswith("warning: a validation costs 21 steps, and there is one every 2; set ")
 
     needed = LanguageTask(tiny_config(), ALONE).step_bytes
-    monkeypatch.setattr(opening, "memory_of", lambda device: (needed, "this machine"))
+    monkeypatch.setattr(header_module, "memory_of", lambda device: (needed, "this machine"))
     assert warnings() == []
-    monkeypatch.setattr(opening, "memory_of", lambda device: (needed - 1, "this machine"))
+    monkeypatch.setattr(header_module, "memory_of", lambda device: (needed - 1, "this machine"))
     (line,) = warnings()
     assert "this machine has " in line
     assert "--device.micro-batch (now 8)" in line

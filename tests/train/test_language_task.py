@@ -12,8 +12,8 @@ import torch
 import deeploop
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.distributed import World, share_of_rank
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -111,7 +111,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_targets(tiny_config):
     config = tiny_config(optim={"steps": 1}, device={"micro_batch": 3})
     task = LanguageTask(config, ALONE)
     model = task.build().eval()
-    batches = task.micro_batches()
+    batches = task.batches(0).batches
     tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     with torch.no_grad():
         ours = sum(task.loss(model, batch) for batch in batches)

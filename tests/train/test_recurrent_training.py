@@ -11,13 +11,13 @@ from deeploop.cli import main
 from deeploop.models.accounting import parameter_count
 from deeploop.tasks.iterate.config import IterateRoundsConfig
 from deeploop.tasks.language.config import RoundsConfig
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.tasks.recipes import get_recipe
+from deeploop.tasks.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.distributed import World, physical_blocks
 from deeploop.train.header import Facts, header
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.rundir import load
 from deeploop.train.steps import StepQueue
 
@@ -49,8 +49,8 @@ def test_first_states_are_functions_of_seed_step_and_place_in_the_batch():
 
 def test_ranks_share_the_first_states_of_a_step(tiny_config):
     config = tiny_config(model=PARTS)
-    whole = LanguageTask(config, World(0, 1, CPU)).micro_batches()
-    halves = [LanguageTask(config, World(rank, 2, CPU)).micro_batches() for rank in range(2)]
+    whole = LanguageTask(config, World(0, 1, CPU)).batches(0).batches
+    halves = [LanguageTask(config, World(rank, 2, CPU)).batches(0).batches for rank in range(2)]
     for part in range(3):
         assert torch.equal(torch.cat([half[0][part] for half in halves]), whole[0][part])
 
@@ -108,9 +108,9 @@ def drawn_rounds(monkeypatch):
     """The rounds of every step that is taken from now on."""
     seen, real = [], StepQueue._gradients
 
-    def gradients(self, batches):
-        seen.append(self._run.task.model.rounds)
-        return real(self, batches)
+    def gradients(self, data):
+        seen.append(data.rounds)
+        return real(self, data)
 
     monkeypatch.setattr(StepQueue, "_gradients", gradients)
     return seen

@@ -194,7 +194,7 @@ def test_a_recurrent_run_is_recorded_once_for_each_number_of_rounds_that_comes_a
         queue = StepQueue(open_run(config, ALONE), StopRequest())
         results = [queue.take() for _ in range(12)]
         found[graph] = [result.loss for result in results]
-    drawn = [result.drawn["rounds"] for result in results]
+    drawn = [result.rounds for result in results]
     assert {recording.rounds for recording in recordings} == {R for R in drawn if drawn.count(R) > 1}
     assert found[True] == pytest.approx(found[False], rel=1e-6)
 

@@ -21,9 +21,7 @@ from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.report import page
 from deeploop.runs.folder import provenance
-from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.language.config import TrainConfig
-from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World, open_world
 from deeploop.train.progress import device_name
@@ -62,14 +60,10 @@ def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, 
         stream=args.stream,
         recompute=args.recompute,
     )
-    if isinstance(base, IterateTrainConfig):
-        yield recipe, replace(base, out=folder / recipe, device=device)
-        return
-    if isinstance(base, ReasonerTrainConfig):
-        data = replace(base.data, path=args.data or base.data.path)
+    if not isinstance(base, TrainConfig):
+        data = replace(base.data, path=args.data) if args.data and base.folders else base.data
         yield recipe, replace(base, out=folder / recipe, data=data, device=device)
         return
-    assert isinstance(base, TrainConfig)  # recipes are not custom
     for rounds in args.rounds:
         for size in args.micro_batch or (base.device.micro_batch or 16,):
             yield (

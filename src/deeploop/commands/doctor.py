@@ -114,15 +114,15 @@ def small_config(folder: Path) -> TrainConfig:
 
 def describe_execution(config: TrainConfig) -> str:
     """How a step would be executed here."""
+    from deeploop.tasks.language.task import LanguageTask
     from deeploop.train.distributed import open_world
     from deeploop.train.execution import choose_execution
-    from deeploop.train.language import LanguageTask
 
     with open_world(config.device) as world:
         task = LanguageTask(config, world)
         model = task.build().to(world.device)
         optimizer = task.make_optimizer(model)
-        chosen = choose_execution(config.device, world, model, optimizer, recordable=task.can_be_recorded)
+        chosen = choose_execution(config.device, world, model, optimizer, task.capabilities)
         return f"{chosen.describe()}, on {world.device.type}"
 
 

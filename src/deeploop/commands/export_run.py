@@ -23,9 +23,9 @@ from deeploop.report.runs import flatten
 from deeploop.runs.folder import load_any_config, read_stamp, require_checkpoint
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.text import open_mixture
 from deeploop.train.checkpoint import read_state
 from deeploop.train.rundir import load, load_iterate
-from deeploop.train.text import open_mixture
 
 WITHOUT = "  # without deeploop: add trust_remote_code=True"
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete

@@ -1,6 +1,7 @@
 """`deeploop train`: one run of a recipe, of a file or of a run folder, with any field overridden."""
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +68,8 @@ def main(arguments: list[str]) -> int:
     size = config.device.micro_batch
     smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
     with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):
-        result = start(config, source, dry_run=DRY_RUN in switches, quiet=QUIET in switches)
+        start = runner(dry_run=DRY_RUN in switches, quiet=QUIET in switches)
+        result = start(config, source=source, quiet=QUIET in switches)
     if result is None or not is_first_rank:
         return 0
     if result["ended"] != "stopped" or QUIET in switches:  # that was said already
@@ -100,19 +102,22 @@ def check_path(config: Any, base: Any) -> None:
         )
 
 
-def start(config: RunConfig, source: str, *, dry_run: bool, quiet: bool) -> dict[str, Any] | None:
-    """Train, or say what would be trained: then nothing is written or returned."""
+def runner(*, dry_run: bool, quiet: bool) -> Callable[..., dict[str, Any] | None]:
+    """The function that trains a config, or that says what would be trained."""
     with nullcontext() if quiet else loading_torch():
-        from deeploop.train.distributed import open_world
         from deeploop.train.loop import train
-        from deeploop.train.opening import preview_run
-    if not dry_run:
-        return train(config, source=source, quiet=quiet)
+    return preview if dry_run else train
+
+
+def preview(config: RunConfig, *, source: str, quiet: bool) -> None:
+    """Say what would be trained; nothing is written."""
+    from deeploop.train.distributed import open_world
+    from deeploop.train.opening import preview_run
+
     with open_world(config.device) as world:
         lines = preview_run(config, world, source)
         if world.is_main:
             show("\n".join(lines))
-    return None
 
 
 def choose_base(words: list[str]) -> tuple[RunConfig | None, str, list[str]]:

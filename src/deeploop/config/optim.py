@@ -40,6 +40,11 @@ class BaseOptimConfig:
                 raise ValueError(f"optim.{name}={value}: must be a number from 0 to {MOST:g}")
 
     @property
+    def label(self) -> str:
+        """Name of the optimizer, for a person."""
+        return "AdamATan2"
+
+    @property
     def final_lr(self) -> float:
         """Learning rate at the last step; the peak's where there is no decay."""
         return self.peak_lr
@@ -78,6 +83,10 @@ class OptimConfig(BaseOptimConfig):
                 f"optim.floor_lr={self.floor_lr}: must be at most optim.peak_lr={self.peak_lr}, or the rate "
                 "rises after warm-up"
             )
+
+    @property
+    def label(self) -> str:
+        return {"adamw": "AdamW", "muon": "Muon"}[self.kind]
 
     @property
     def final_lr(self) -> float:

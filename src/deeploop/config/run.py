@@ -86,6 +86,8 @@ class RunConfig:
     """A key of `deeploop.tasks.KINDS`, which run.json has too."""
     kind: ClassVar[str]
     """What is trained, in words."""
+    kept: ClassVar[tuple[str, ...]] = ("seed", "optim.kind")
+    """Fields that a resumed run keeps, beside those of its model, rounds and gate."""
 
     out: Path = Path("runs/latest")
     """Run folder: config, metrics and checkpoints."""
@@ -109,3 +111,21 @@ class RunConfig:
             object.__setattr__(self, "init_from", Path(self.init_from))
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed}: must be 0 or more, and below 2^63")
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """What `deeploop prepare` must have written."""
+        return ()
+
+    @property
+    def stops_when_collapsed(self) -> bool:
+        """A validation that finds the model collapsed ends the run."""
+        return False
+
+    def planned(self, examples: int) -> str:
+        """The data of the whole run in a line of the header; there are `examples` tokens, or examples."""
+        return f"{self.optim.steps * self.optim.batch:,} rows planned"
+
+    def more_of_header(self) -> dict[str, str]:
+        """Lines of the header that the task adds."""
+        return {}

@@ -17,7 +17,6 @@ from deeploop.config.run import RunConfig
 from deeploop.files import SHIPPED, is_shipped, read_json, read_object, refuse_other, resolve, write_json
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.tasks import KINDS, config_class
-from deeploop.tasks.iterate.config import IDENTITY
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 
@@ -25,8 +24,6 @@ FORMAT = 1
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # from 10^8 on a step has more digits
-KEPT = {"seed", "optim.kind", *(f"data.{name}" for name in IDENTITY)}
-"""Fields that a resumed run keeps, beside those of its model, rounds and gate."""
 
 
 def record_ending(folder: Path, how: str | None, step: int = 0) -> None:
@@ -82,7 +79,7 @@ def check_folder(config: RunConfig) -> Path | None:
             raise ValueError(
                 f"optim.steps={new}: the run in {config.out} is at step {step} already; give more than that"
             )
-        if name.startswith(("model.", "rounds.", "gate.")) or name in KEPT:
+        if name.startswith(("model.", "rounds.", "gate.")) or name in config.kept:
             raise ValueError(
                 f"{name}={new}: the run in {config.out} was started with {name}={old}; "
                 "resume it with that, or choose another --out"

@@ -25,7 +25,6 @@ from deeploop.report.packed import opened
 from deeploop.report.sweeps import FORMAT, RecordedCell, SweepRecord, read_sweep
 from deeploop.runs.folder import list_checkpoints, provenance
 from deeploop.sweep.grid import Cell, Grid
-from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.metrics import Record, last_lines
 
 HARMLESS = ("device.", "checkpoint.", "log.")  # may differ between two starts of one cell
@@ -196,7 +195,7 @@ class SweepFolder:
             validation,
             steps=config.optim.steps,
             since=max(train.get("step", 0), config.optim.warmup_steps),
-            stops=isinstance(config, TrainConfig) and config.guard.stop,  # reasoners have no collapse guard
+            stops=config.stops_when_collapsed,
         )
 
     def _left(self, cell: Cell, over: Ending | None, validation: Record) -> Literal["train", "eval"] | None:

@@ -22,8 +22,6 @@ from deeploop.sweep.grid import Cell, Grid, read_grid
 from deeploop.sweep.launch import Local, local_slots
 from deeploop.sweep.paper_grids import GRIDS, Scale
 from deeploop.sweep.tuning import tuned
-from deeploop.tasks.iterate.config import IterateTrainConfig
-from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.vocabulary import corpus_of_other_vocabulary
 from deeploop.terminal import show
 from deeploop.train.stop import StopRequest
@@ -121,13 +119,7 @@ def check_compare_at(folder: SweepFolder) -> None:
 
 def check_data(folder: SweepFolder) -> None:
     """Says once what every cell would say by itself."""
-    paths: set[Path] = set()
-    for config in folder.configs.values():
-        if isinstance(config, TrainConfig):
-            paths |= {*config.data.folders}
-        elif not isinstance(config, IterateTrainConfig):  # whose tasks are generated
-            paths.add(config.data.path)
-    for path in sorted(paths):
+    for path in sorted({path for config in folder.configs.values() for path in config.folders}):
         if not path.is_dir():
             raise ValueError(
                 f"data.path={path}: no such folder; make it with `deeploop prepare`, or name one with --data"

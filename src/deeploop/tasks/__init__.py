@@ -10,12 +10,15 @@ from deeploop.files import read_json, read_table
 
 # name in run.json: (config class, task class), each "module:Class".
 KINDS = {
-    "language": ("deeploop.tasks.language.config:TrainConfig", "deeploop.train.language:LanguageTask"),
-    "chat": ("deeploop.tasks.chat.config:ChatTrainConfig", "deeploop.train.chat:ChatTask"),
-    "hrm": ("deeploop.tasks.puzzles.config:HRMTrainConfig", "deeploop.train.puzzle:PuzzleTask"),
-    "trm": ("deeploop.tasks.puzzles.config:TRMTrainConfig", "deeploop.train.puzzle:PuzzleTask"),
-    "iterate": ("deeploop.tasks.iterate.config:IterateTrainConfig", "deeploop.train.iterate:IterateTask"),
-    "custom": ("deeploop.tasks.custom.config:CustomTrainConfig", "deeploop.train.custom:CustomTask"),
+    "language": ("deeploop.tasks.language.config:TrainConfig", "deeploop.tasks.language.task:LanguageTask"),
+    "chat": ("deeploop.tasks.chat.config:ChatTrainConfig", "deeploop.tasks.chat.task:ChatTask"),
+    "hrm": ("deeploop.tasks.puzzles.config:HRMTrainConfig", "deeploop.tasks.puzzles.task:PuzzleTask"),
+    "trm": ("deeploop.tasks.puzzles.config:TRMTrainConfig", "deeploop.tasks.puzzles.task:PuzzleTask"),
+    "iterate": (
+        "deeploop.tasks.iterate.config:IterateTrainConfig",
+        "deeploop.tasks.iterate.task:IterateTask",
+    ),
+    "custom": ("deeploop.tasks.custom.config:CustomTrainConfig", "deeploop.tasks.custom.task:CustomTask"),
 }
 
 

@@ -1,8 +1,7 @@
 """Training: one loop for every task, and what it needs around it.
 
-`loop` runs a config; `language` is the task of predicting the
-next token, `puzzle` that of solving puzzles, `iterate` that of applying a step many times. Nothing in `nn`
-or `models` imports this package.
+`opening` makes a run, `loop` takes it to its last step, `task` is what a kind of run must answer; the kinds
+are in `deeploop.tasks`. Nothing in `nn` or `models` imports this package.
 
 `deeploop.train.train(config)` trains; `deeploop.tasks.recipes.get_recipe("tiny")` is a config to start from.
 `train(CustomTrainConfig(…), task=YourTask)` trains on a task of your own, a subclass of `CustomTask`.
@@ -13,7 +12,7 @@ from typing import Any as _Any
 
 _NAMES = {
     "CustomDataConfig": "deeploop.tasks.custom.config",
-    "CustomTask": "deeploop.train.custom",
+    "CustomTask": "deeploop.tasks.custom.task",
     "CustomTrainConfig": "deeploop.tasks.custom.config",
     "DeviceConfig": "deeploop.config.run",
     "IterateTrainConfig": "deeploop.tasks.iterate.config",

@@ -61,6 +61,11 @@ class ActiveRun:
         ended = self.ended_before or {}
         return ended.get("how") in ("finished", "collapsed") and ended["step"] == self.step
 
+    def count_step(self) -> None:
+        """One more step was queued."""
+        self.step += 1
+        self.tokens += self.task.targets_per_step
+
     def is_due(self, every: int) -> bool:
         """Whether what is done every so many steps (0: never), and at the last one, is due now."""
         return every > 0 and (self.is_last_step or self.step % every == 0)

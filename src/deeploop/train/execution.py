@@ -27,6 +27,25 @@ UNKNOWN = "the Triton kernels do not know these blocks"
 
 
 @dataclass(frozen=True)
+class Capabilities:
+    """What may be done with the steps of a task; nothing, unless it says so."""
+
+    recordable: bool = False
+    """Batches of one shape and number of rounds are the same work, and nothing in it waits for the device."""
+    queueable: bool = False
+    """Without a CUDA graph too, the next step can be queued before the loss of this one is known."""
+    draws_rounds: bool = False
+    """Steps differ in their number of rounds."""
+    skippable: bool = False
+    """A step whose loss or gradient is not finite is left out; else it ends the run."""
+    tokens: int = 0
+    """Tokens of every micro-batch, where they are known before the first step."""
+
+
+NOTHING = Capabilities()
+
+
+@dataclass(frozen=True)
 class Execution:
     """What runs the blocks, and how far the host is ahead of the device."""
 
@@ -79,19 +98,9 @@ def choose_execution(
     world: World,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
-    *,
-    recordable: bool = False,
-    queueable: bool = False,
-    draws_rounds: bool = False,
-    tokens: int = 0,
+    task: Capabilities = NOTHING,
 ) -> Execution:
-    """The fastest way that config, device, model and optimizer allow.
-
-    `recordable`: batches of one shape and one number of rounds are the same work, and nothing in it waits
-    for the device. `queueable`: without a graph too, the next step can be queued before the loss is known.
-    `draws_rounds`: steps differ in their number of rounds. `tokens`: of every micro-batch, where they are
-    known.
-    """
+    """The fastest way that config, device, model, optimizer and task allow."""
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
     blocks, why_blocks = _choose_blocks(config, world.device, _first_obstacle(model))
     sharded = world.is_sharded(config)
@@ -106,7 +115,7 @@ def choose_execution(
         require_fp8(world.device)
         _require_chain("precision=fp8", model, blocks, why_blocks, sharded)
         for block in physical_blocks(model):
-            if reason := fused.against_fp8(block, tokens):
+            if reason := fused.against_fp8(block, task.tokens):
                 raise ValueError(f"device.precision=fp8: {reason}")
         precision = "fp8"
     if low_precision.bf16_stream:
@@ -114,19 +123,18 @@ def choose_execution(
     obstacles = {
         "device.graph is off": not config.graph,
         "fsdp: no CUDA graph": sharded,
-        "batches differ in their work: no CUDA graph": not recordable,
+        "batches differ in their work: no CUDA graph": not task.recordable,
     }
     could_record = trains and blocks == "kernels" and (chained or sharded)
     why_graph = [text for text, holds in obstacles.items() if holds] if could_record else []
     graph = could_record and chained and not why_graph
-    ahead = graph or (queueable and blocks == "kernels")
+    ahead = graph or (task.queueable and blocks == "kernels")
     # Without a host that looks at the loss first, the device must leave a bad step out by itself. Under ddp
     # all ranks do, or none: they share the loss and the gradient.
     lag = int(ahead and optimizer is not None and supports_conditional_step(optimizer))
     because = (*why_blocks, *why_graph[:1])
-    return Execution(
-        blocks, chained, precision, graph, lag, graph and draws_rounds, because, low_precision.bf16_stream
-    )
+    drawn = graph and task.draws_rounds
+    return Execution(blocks, chained, precision, graph, lag, drawn, because, low_precision.bf16_stream)
 
 
 def require_fp8(device: torch.device) -> None:

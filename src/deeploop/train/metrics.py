@@ -49,7 +49,7 @@ class MetricsWriter:
             self._file.flush()
         except OSError as error:  # a full disk
             raise OSError(f"{self._path}: can't be written ({error.strerror})") from None
-        numbers = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, int | float)}
+        numbers = {f"{kind}/{name}": value for name, value in scalars(values)}
         if self._tensorboard is not None:
             for key, value in numbers.items():
                 self._tensorboard.add_scalar(key, value, step)
@@ -172,6 +172,15 @@ def rewind_metrics(folder: Path, step: int, evaluated: int | None = None) -> Non
     kept = [json.dumps(record) + "\n" for record in records]
     with atomic_file(folder / "metrics.jsonl") as file:
         file.write("".join(kept).encode())
+
+
+def scalars(values: Record) -> Iterator[tuple[str, float]]:
+    """The numbers among the values; those of a list are numbered from 0, as in `loss_by_rounds/0`."""
+    for name, value in values.items():
+        if isinstance(value, int | float):
+            yield name, value
+        elif isinstance(value, list | tuple):
+            yield from scalars({f"{name}/{index}": item for index, item in enumerate(value)})
 
 
 def finite(values: Record) -> Record:

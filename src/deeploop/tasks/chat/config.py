@@ -51,4 +51,5 @@ class ChatTrainConfig(TrainConfig):
     """One fine-tuning of a looped GPT on conversations."""
 
     task: ClassVar[str] = "chat"
+    kept_apart: ClassVar[str] = "conversations"
     data: ChatDataConfig = field(default_factory=ChatDataConfig)  # type: ignore[assignment]

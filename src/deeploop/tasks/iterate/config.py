@@ -87,6 +87,7 @@ class IterateTrainConfig(RunConfig):
 
     task: ClassVar[str] = "iterate"
     kind: ClassVar[str] = "an iterated task"
+    kept: ClassVar[tuple[str, ...]] = (*RunConfig.kept, *(f"data.{name}" for name in IDENTITY))
     model: GPTConfig = field(default_factory=partial(GPTConfig, vocabulary=64, context=256))
     data: IterateDataConfig = field(default_factory=IterateDataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -130,3 +131,11 @@ class IterateTrainConfig(RunConfig):
             raise ValueError(
                 "device.parallel=fsdp: must be ddp, the states of iterated tasks are read out between rounds"
             )
+
+    def planned(self, examples: int) -> str:
+        data = self.data
+        rule = f" of rule {data.rule}" if data.task == "automaton" else ""
+        return (
+            f"{data.task}{rule}, length {data.length}: {self.optim.steps * self.optim.batch:,} instances "
+            f"of 1 to {data.train_steps} steps, rounds: {self.rounds.sample}"
+        )

@@ -1,7 +1,7 @@
 """The config of a looped GPT on text."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -187,6 +187,7 @@ class TrainConfig(RunConfig):
 
     task: ClassVar[str] = "language"
     kind: ClassVar[str] = "a language model"
+    kept_apart: ClassVar[str] = "documents"
     model: GPTConfig = field(default_factory=GPTConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -238,3 +239,43 @@ class TrainConfig(RunConfig):
                 f"diagnose.every={self.diagnose.every}: must be 0 with gate.stage=gate-only, "
                 "which leaves the loop as it is"
             )
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return self.data.folders
+
+    @property
+    def stops_when_collapsed(self) -> bool:
+        return self.guard.stop
+
+    def planned(self, examples: int) -> str:
+        tokens = self.optim.steps * self.optim.batch * self.model.context
+        epochs = tokens / examples
+        text = f"{epochs:,.1f}" if epochs >= 0.95 else f"{epochs:.2g}"
+        corpus = f"{' '.join(self.data.mix)} have" if self.data.mix else "the corpus has"
+        planned = f"{tokens:,} tokens planned, {corpus} {examples:,}: {text} epochs"
+        if self.data.mix_last:
+            planned += f"; the last {self.data.mix_last_share:.0%}: {' '.join(self.data.mix_last)}"
+        return planned + (f"; {self.kept_apart} kept apart" if self.data.mask_documents else "")
+
+    def more_of_header(self) -> dict[str, str]:
+        """How the rounds of a step are drawn and trained, where they are drawn, and the exit gate."""
+        lines = {"rounds": "; ".join(self._drawn_rounds())}
+        if self.model.exit_gate:
+            lines["gate"] = (
+                "gate-only: the rest is frozen, the loss is the gate's binary cross-entropy"
+                if self.gate.stage == "gate-only"
+                else f"joint, the loss is Σ q·L − {self.gate.entropy:g}·H(q)"
+            )
+        return {name: text for name, text in lines.items() if text}
+
+    def _drawn_rounds(self) -> Iterator[str]:
+        rounds, mean = self.rounds, self.model.rounds
+        law = rounds.law(mean)
+        if rounds.sample != "fixed":
+            yield f"{rounds.sample}, mean {float(law.mean):.4g}, {law.least} to {law.most}"
+        if rounds.ramp != "off":
+            over = math.ceil(rounds.ramp_share * self.optim.steps)
+            yield f"mean from 1 to {mean} over {over:,} steps ({rounds.ramp})"
+        if rounds.truncates(mean):
+            yield f"gradient through the last {rounds.backprop}"

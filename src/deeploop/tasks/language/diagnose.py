@@ -46,6 +46,7 @@ from deeploop.runs.folder import (
 )
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.options import DiagnoseArgs
+from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import load_moments, read_whole_state
 from deeploop.train.distributed import open_world
@@ -53,7 +54,6 @@ from deeploop.train.metrics import is_number, read_metrics
 from deeploop.train.optim import learning_rate
 from deeploop.train.progress import LINE_SECONDS
 from deeploop.train.rundir import check_tokenizer, load
-from deeploop.train.text import mixture_windows, open_mixture
 
 PROBE_TOKENS = 1024
 UNDER_MUON = (

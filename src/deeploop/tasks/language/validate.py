@@ -33,12 +33,12 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
 from deeploop.runs.folder import load_config, provenance, require_checkpoint, results_folder
 from deeploop.tasks.chat.config import ChatDataConfig
+from deeploop.tasks.chat.task import open_chat
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.options import ValidateArgs
-from deeploop.train.chat import open_chat
+from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.train.distributed import arithmetic, open_world
 from deeploop.train.rundir import check_tokenizer, load
-from deeploop.train.text import mixture_windows, open_mixture
 
 # Results that agree in these replace one another; any other stays beside them.
 IDENTITY = ("checkpoint", "data", "sequences", "recompute_alpha", "asked")

@@ -9,6 +9,7 @@ from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import RunConfig
 from deeploop.models.hrm import HRMConfig
+from deeploop.models.reasoner_config import ReasonerConfig
 from deeploop.models.trm import TRMConfig
 
 
@@ -30,27 +31,40 @@ class PuzzleDataConfig:
 
 
 @dataclass(frozen=True)
-class HRMTrainConfig(RunConfig):
-    """One training run of an HRM."""
+class ReasonerTrainConfig(RunConfig):
+    """One training run of a reasoner."""
 
-    task: ClassVar[str] = "hrm"
     kind: ClassVar[str] = "a reasoner"
-    model: HRMConfig = field(default_factory=HRMConfig)
+    model: ReasonerConfig = field(default_factory=ReasonerConfig)
     data: PuzzleDataConfig = field(default_factory=PuzzleDataConfig)
     optim: ReasonerOptimConfig = field(default_factory=ReasonerOptimConfig)
     halting: HaltingConfig = field(default_factory=HaltingConfig)
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return (self.data.path,)
+
+    def planned(self, examples: int) -> str:
+        return (
+            f"{self.optim.steps * self.optim.batch:,} segments planned, at most {self.halting.segments} "
+            f"per puzzle; {examples:,} training examples"
+        )
+
 
 @dataclass(frozen=True)
-class TRMTrainConfig(RunConfig):
+class HRMTrainConfig(ReasonerTrainConfig):
+    """One training run of an HRM."""
+
+    task: ClassVar[str] = "hrm"
+    model: HRMConfig = field(default_factory=HRMConfig)
+
+
+@dataclass(frozen=True)
+class TRMTrainConfig(ReasonerTrainConfig):
     """One training run of a TRM."""
 
     task: ClassVar[str] = "trm"
     kind: ClassVar[str] = "a reasoner"
     model: TRMConfig = field(default_factory=TRMConfig)
-    data: PuzzleDataConfig = field(default_factory=PuzzleDataConfig)
     optim: ReasonerOptimConfig = field(default_factory=partial(ReasonerOptimConfig, ema=0.999))
     halting: HaltingConfig = field(default_factory=partial(HaltingConfig, learn_continue=False))
-
-
-ReasonerTrainConfig = HRMTrainConfig | TRMTrainConfig

@@ -17,41 +17,37 @@ from deeploop.data.draws import keys, words
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.eval.reasoning import PuzzleScore, Solver, score, spread_rows
-from deeploop.files import naming_field
+from deeploop.files import naming_field, read_json
 from deeploop.models.accounting import flops_per_segment, segment_bytes
 from deeploop.models.halting import Slots, minimum_segments, supervise
-from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn import fused
 from deeploop.nn.kernels.products import cast_cache
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
+from deeploop.tasks.puzzles.recipes import PUZZLES
+from deeploop.tasks.puzzles.rows import sign_sgd_
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.checks import REAL
 from deeploop.train.distributed import World, arithmetic, uses_bf16
-from deeploop.train.execution import runs_kernels
+from deeploop.train.execution import Capabilities, runs_kernels
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
-from deeploop.train.puzzle_rows import sign_sgd_
-from deeploop.train.task import Monitor, OnBatch, ignore_batch
+from deeploop.train.task import OnBatch, StepData, Task, ignore_batch
 from deeploop.train.transfer import OnHost, copy_to_device, copy_to_host
 
 Batch = tuple[Slots, Tensor]  # slots, and the fewest segments before each may halt
 
 
-class PuzzleTask:
+class PuzzleTask(Task):
     """A reasoner on a set of puzzles."""
 
-    monitor: Monitor | None = None
-    draws_rounds = False
-    can_be_recorded = False  # which puzzles go on depends on what the model says
-    can_be_queued = True  # it says so in the forward pass, long before the loss is read back
-    skips_non_finite = False  # what is not finite may already be in the carried states
+    config: ReasonerTrainConfig
     model: Reasoner
     optimizer: AdamATan2
 
     def __init__(self, config: ReasonerTrainConfig, world: World) -> None:
-        self.config, self.world = config, world
+        super().__init__(config, world)
         batch = config.optim.batch
         self.share = batch // world.size
         self.puzzles = open_puzzles(config.data.path)
@@ -78,12 +74,28 @@ class PuzzleTask:
         again = config.halting.bootstraps_continue
         self.flops_per_step = batch * flops_per_segment(config.model, self.shape, forward_again=again)
         self.segment = 0
-        self.held = 0
-        self.on_batch: OnBatch = ignore_batch
         self._explore = keys(config.seed, 0, 2)[0]  # not a key of the loader's
         self._halted: list[OnHost] = []  # of the slots, on their way to the host; none: read the slots
         self._done: list[tuple[Slots, OnHost]] = []
         self._touched: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Steps can be queued, not recorded: which puzzles go on is up to what the model says.
+
+        It says so in the forward pass, long before the loss is read back. A bad step can't be left out: what
+        is not finite may already be in the carried states.
+        """
+        return Capabilities(queueable=True, tokens=self.micro_batch * self.positions)
+
+    @classmethod
+    def tokens_and_flops(cls, config: ReasonerTrainConfig) -> tuple[int, float] | None:
+        """Tokens are the cells of the boards, at every segment; None for boards of an unknown size."""
+        shape = board(config.data.path)
+        if shape is None:
+            return None
+        segment = flops_per_segment(config.model, shape, forward_again=config.halting.bootstraps_continue)
+        return config.optim.steps * config.optim.batch * shape.length, segment / shape.length
 
     def build(self) -> Reasoner:
         """The model with freshly drawn weights, the same on every machine; all slots wait."""
@@ -98,12 +110,7 @@ class PuzzleTask:
 
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task."""
-        kind = "hrm" if isinstance(self.config.model, HRMConfig) else "trm"
-        return {"task": kind, "puzzles": self.puzzles.hash, "shape": self.shape._asdict()}
-
-    def files(self) -> dict[str, str]:
-        """Files of the task's own in the run folder: none."""
-        return {}
+        return {**super().stamp(), "puzzles": self.puzzles.hash, "shape": self.shape._asdict()}
 
     def state(self) -> dict[str, Any]:
         """Where the data stand, for a checkpoint."""
@@ -158,7 +165,7 @@ class PuzzleTask:
         if unknown := tensors.keys() - self.slots.tensors().keys():
             raise ValueError(f"task.safetensors: {min(unknown)!r:.40} is no part of a puzzle at work")
 
-    def micro_batches(self) -> list[Batch]:
+    def batches(self, step: int) -> StepData:
         """This rank's slots, those that halted refilled, in pieces that fit the device."""
         # Nothing else here waits: the device may still be at the backward pass of the step before.
         halted = torch.cat([flags.read() for flags in self._halted] or [self.slots.halted.cpu()])
@@ -168,7 +175,7 @@ class PuzzleTask:
         self.slots = self.slots.refill_(rows, inputs, labels, ids, self.model.initial(len(waiting)))
         pieces = zip(self.slots.split(self.micro_batch), self._minimum().split(self.micro_batch), strict=True)
         self._halted, self._done, self._touched = [], [], []
-        return list(pieces)
+        return StepData(list(pieces))
 
     def _minimum(self) -> Tensor:
         """The fewest segments of this rank's slots; a draw of its own for every slot and segment."""
@@ -176,13 +183,6 @@ class PuzzleTask:
         draws = words(self._explore, self.segment * self.config.optim.batch + slots, 2)
         explore, draw = torch.from_numpy((draws >> np.uint64(11)).astype(np.float64) / 2**53).unbind(1)
         return copy_to_device(minimum_segments(explore, draw, self.config.halting), self.world.device)
-
-    def drawn(self) -> dict[str, int]:
-        """Nothing is drawn for a step as a whole."""
-        return {}
-
-    def redraw(self, drawn: dict[str, int]) -> None:
-        """Nothing was drawn."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The segment's loss summed over the micro-batch, as a share of the whole step's puzzles."""
@@ -211,10 +211,7 @@ class PuzzleTask:
         self.slots, self._halted = Slots.joined(done), [*halted]
         self.segment += 1
 
-    def after_step(self, step: int) -> None:
-        """Nothing depends on the loss."""
-
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+    def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
         """Loss, share of puzzles and of cells that are right, segments until the model wants to halt."""
         config, world = self.config, self.world
         with averaged(self.optimizer):
@@ -225,7 +222,7 @@ class PuzzleTask:
                 world.device,
                 partial(arithmetic, config.device, world.device),
             )
-            found = score(solver, self.test, before_batch=self.on_batch)
+            found = score(solver, self.test, before_batch=on_batch)
         sums = world.sum(torch.tensor(found, dtype=torch.float64, device=world.device))
         return PuzzleScore(*sums.tolist()).means()
 
@@ -243,3 +240,13 @@ def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
         puzzles = PuzzleSet.open(path)
         puzzles.verify()
     return puzzles
+
+
+def board(path: Path) -> PuzzleShape | None:
+    """The shape of puzzles that were prepared, or else of those that a recipe expects under this name."""
+    found = read_json(path / "puzzles.json")
+    sizes = [size for name in PuzzleShape._fields if type(size := found.get(name)) is int]
+    if len(sizes) == len(PuzzleShape._fields):
+        return PuzzleShape(*sizes)
+    known = PUZZLES.get(path.name)
+    return known.shape if known else None

@@ -31,7 +31,6 @@ class LoopMonitor:
     def __init__(self, config: TrainConfig, probe: Probe) -> None:
         self._config, self._probe = config, probe
         self.diagnose_every = config.diagnose.every
-        self.stops_when_collapsed = config.guard.stop
 
     def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The record of a diagnosis, on the first validation sequences of this rank."""

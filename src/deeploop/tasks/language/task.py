@@ -1,9 +1,9 @@
 """The task of predicting the next token: build, loss, evaluate."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deeploop.data.bpe import how_to_ask, tokenizer_files, vocabulary_fits
 from deeploop.data.token_loader import Loader, PrefetchLoader
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.diagnose.collapse import judge, token_similarity, unigram_floor
+from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT, judge, token_similarity, unigram_floor
 from deeploop.eval.depth import count_bytes
 from deeploop.eval.iterated import finite
 from deeploop.eval.validation import validate
@@ -21,26 +21,44 @@ from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.documents import causal_context, document_bounds
 from deeploop.tasks.language.config import TrainConfig
-from deeploop.train.diagnosis import LoopMonitor, Probe, check_sublayers
+from deeploop.tasks.language.monitor import LoopMonitor, Probe, check_sublayers
+from deeploop.tasks.language.text import make_loader, mixture_windows, open_mixture
+from deeploop.tasks.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.distributed import World, arithmetic, share_of_rank
+from deeploop.train.execution import Capabilities
 from deeploop.train.memory import fit, needs_on, shards
-from deeploop.train.optim import make_gpt_optimizer
-from deeploop.train.rounds import FirstStateSampler, RoundsSampler
-from deeploop.train.task import Monitor, OnBatch, ignore_batch
-from deeploop.train.text import make_loader, mixture_windows, open_mixture
+from deeploop.train.task import OnBatch, StepData, Task, ignore_batch, set_rounds
 
 MERGED = 0.5  # token similarity half way into the collapse, or out of it
+MANY_EPOCHS = 10
 
 
-class LanguageTask:
+@dataclass
+class Watch:
+    """How much of an evaluation's work is done, for whoever watches it."""
+
+    total: int
+    on_batch: OnBatch
+    done: int = 0
+
+    def at(self, more: int) -> None:
+        self.on_batch((self.done + more) / self.total)
+
+
+class LanguageTask(Task):
     """A looped GPT on a corpus of tokens."""
 
-    name = "language"
-    can_be_queued = False
-    model: LoopedGPT | None = None
+    legend: ClassVar[dict[str, str]] = {
+        "floor": "best loss without context, by token frequencies; "
+        "similarity 1 means one state at all positions",
+        "verdict": f"escaped: loss below the floor by {LOSS_MARGIN} and similarity below {SIMILARITY_LIMIT}; "
+        "collapsed: neither; undecided: one of them",
+    }
+    config: TrainConfig
+    tokenizer: Tokenizer
 
     def __init__(self, config: TrainConfig, world: World) -> None:
-        self.config, self.world = config, world
+        super().__init__(config, world)
         self.law = config.rounds.law(config.model.rounds)
         needs = partial(
             training_bytes,
@@ -60,20 +78,32 @@ class LanguageTask:
         starts = self.validation[2]
         context = config.model.context if starts is None else causal_context(starts)
         self.flops_per_step = self.targets_per_step * training_flops_per_token(config, context)
-        self.monitor: Monitor | None = LoopMonitor(config, self.validation)
-        self.skips_non_finite = config.optim.non_finite == "skip"
-        self.can_be_recorded = not config.optim.wait_for_escape  # which reads the similarity
-        self.draws_rounds = (config.rounds.sample, config.rounds.ramp) != ("fixed", "off")
-        self.held = 0
-        self.on_batch: OnBatch = ignore_batch
-        self._validated = 0  # rows × rounds, in the validation under way
-        self.step = 0  # whose batch comes next
+        per_round = flops_per_token(config.model) / config.model.rounds / 3  # the forward pass
+        scored = self.validation_work * world.size * config.model.context
+        self.validation_steps = scored * per_round / self.flops_per_step
+        self.monitor = LoopMonitor(config, self.validation)
         self._similarity = 0.0
         self._parts: list[str] = []  # of a micro-batch, in order
         self._rounds = RoundsSampler(config.seed)
         self._states: FirstStateSampler | None = None
         if config.model.first_state == "noise":
             self._states = FirstStateSampler(seed=config.seed, batch=config.optim.batch, device=world.device)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Steps can be recorded, unless the similarity of each is read."""
+        config = self.config
+        return Capabilities(
+            recordable=not config.optim.wait_for_escape,
+            draws_rounds=(config.rounds.sample, config.rounds.ramp) != ("fixed", "off"),
+            skippable=config.optim.non_finite == "skip",
+            tokens=self.micro_batch * config.model.context,
+        )
+
+    @classmethod
+    def tokens_and_flops(cls, config: TrainConfig) -> tuple[int, float]:
+        tokens = config.optim.steps * config.optim.batch * config.model.context
+        return tokens, training_flops_per_token(config)
 
     def open_data(self) -> Loader:
         """Opens the corpora and sets what is held out; returns the loader of training batches."""
@@ -118,7 +148,7 @@ class LanguageTask:
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
-        self.model = model = LoopedGPT(self.config.model, seed=self.config.seed)
+        model = LoopedGPT(self.config.model, seed=self.config.seed)
         model.recompute, model.backprop = self.recompute, self.config.rounds.backprop or None
         if self.config.model.exit_gate:
             model.gate_training = self.config.gate
@@ -130,18 +160,14 @@ class LanguageTask:
         check_sublayers(self.config.diagnose, model)
         return model
 
-    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW, fused where the device has it, or Muon with it."""
-        return make_gpt_optimizer(model, self.config.model, self.config.optim, self.world.device)
-
     def stamp(self) -> dict[str, Any]:
         """What a run folder says of its task."""
         length = count_bytes(self.tokenizer, self.targets) / self.targets.numel()
-        return {"task": self.name, "tokenizer": self.tokenizer.name, "bytes_per_token": length}
+        return {**super().stamp(), "tokenizer": self.tokenizer.name, "bytes_per_token": length}
 
-    def check_tokenizer(self, name: Any, run: Path) -> None:
-        """Raises for weights of another tokenizer, whose vocabulary may be of the same size."""
-        if name != self.tokenizer.name:
+    def check_source(self, stamp: dict[str, Any], run: Path) -> None:
+        """Raise for weights of another tokenizer, whose vocabulary may be of the same size."""
+        if (name := stamp.get("tokenizer")) != self.tokenizer.name:
             raise ValueError(
                 f"init_from={run}: reads {name} tokens, {self.config.data.folders[0]} holds "
                 f"{self.tokenizer.name}; prepare the text with --tokenizer {how_to_ask(str(name), run)}"
@@ -155,10 +181,6 @@ class LanguageTask:
         """Where the data stand, for a checkpoint."""
         return {"loader": self.loader.state(), "corpus": self.corpus.checksum, "held": self.held}
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Tensors of the task's own, for a checkpoint: none."""
-        return {}
-
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         if state.get("corpus") != self.corpus.checksum:
             mix, path = self.config.data.mix, self.config.data.path
@@ -166,7 +188,7 @@ class LanguageTask:
             field = f"data.mix={' '.join(mix)}" if mix else f"data.path={path}"
             raise ValueError(f"{field}: not the {what} started on")
         self.loader.load_state(state.get("loader", {}))
-        self.held, self.step = state.get("held", 0), state.get("step", 0)
+        self.held = state.get("held", 0)
 
     def next_batch(self) -> dict[str, Tensor]:
         """This rank's `inputs`, `targets` and, if documents are kept apart, their `starts`."""
@@ -174,45 +196,27 @@ class LanguageTask:
         starts = self.document_starts(inputs)
         return {"inputs": inputs, "targets": targets} | ({} if starts is None else {"starts": starts})
 
-    def micro_batches(self) -> list[tuple[Tensor, ...]]:
-        """This rank's share of the next step, in pieces that fit the device; sets the step's rounds."""
+    def batches(self, step: int) -> StepData:
+        """This rank's share of the step, in pieces that fit the device, and its rounds."""
         batch = self.next_batch()
         inputs = batch["inputs"]
-        self.set_rounds(self.rounds_at(self.step))
         pieces = {name: batch[name].split(self.micro_batch) for name in ("inputs", "targets")}
         if self._states is not None:
             mine = range(self.world.rank * len(inputs), (self.world.rank + 1) * len(inputs))
-            drawn = self._states.at(self.step, mine, (inputs.shape[1], self.config.model.width))
+            drawn = self._states.at(step, mine, (inputs.shape[1], self.config.model.width))
             pieces["state"] = drawn.split(self.micro_batch)
         if "starts" in batch:
             pieces["documents"] = tuple(map(document_bounds, batch["starts"].split(self.micro_batch)))
         if "scored" in batch:
             pieces["scored"] = (batch["scored"],) * len(pieces["inputs"])
-        self.step += 1
         self._parts = list(pieces)
-        return list(zip(*pieces.values(), strict=True))
-
-    def drawn(self) -> dict[str, int]:
-        """The rounds of the step whose batches came last, where they are not the same in every step."""
-        if self.model is None or not self.draws_rounds:
-            return {}
-        return {"rounds": self.model.rounds}
-
-    def redraw(self, drawn: dict[str, int]) -> None:
-        """Sets the rounds of an earlier step."""
-        if "rounds" in drawn:
-            self.set_rounds(drawn["rounds"])
+        return StepData(list(zip(*pieces.values(), strict=True)), self.rounds_at(step))
 
     def rounds_at(self, step: int) -> int:
         """Rounds of training step number `step` (from 0), the same on every rank."""
         config = self.config
         law = config.rounds.law_at(step, mean=config.model.rounds, steps=config.optim.steps)
         return self._rounds.at(step, law)
-
-    def set_rounds(self, rounds: int) -> None:
-        """Sets the rounds of the model that was built here, by which whatever wraps it computes."""
-        if self.model is not None and rounds != self.model.rounds:
-            self.model.set_rounds(rounds)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Cross-entropy summed over the micro-batch, as a share of the targets that the step scores."""
@@ -224,24 +228,21 @@ class LanguageTask:
             self._similarity = token_similarity(output.states)
         return output.loss / scored
 
-    def update(self, step: int, only_if: Tensor | None) -> None:
-        """Nothing is trained but what the optimizer holds."""
-
     def after_step(self, step: int) -> None:
         """Counts the steps of warm-up whose positions were merged, by the ranks' last micro-batches."""
         if self.config.optim.wait_for_escape and step - self.held < self.config.optim.warmup_steps:
             similarity = torch.tensor(self._similarity, device=self.world.device)
             self.held += float(self.world.sum(similarity)) / self.world.size > MERGED
 
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+    def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
         """Loss, distance to the unigram floor, token similarity, and what they say together.
 
         At the mean rounds, and the loss alone at those of `data.validation_rounds`.
         """
-        self._validated = 0
+        watch = Watch(self.validation_work, on_batch)
         depths = sorted(set(self.config.data.validation_rounds))
-        others = [self._loss_and_similarity(model, rounds)[0] for rounds in depths]
-        loss, similarity = self._loss_and_similarity(model, self.config.model.rounds)
+        others = [self._loss_and_similarity(model, rounds, watch)[0] for rounds in depths]
+        loss, similarity = self._loss_and_similarity(model, self.config.model.rounds, watch)
         by_rounds = {"validation_rounds": depths, "loss_by_rounds": [finite(one) for one in others]}
         return {
             "loss": loss,
@@ -249,7 +250,7 @@ class LanguageTask:
             "similarity": similarity,
             "verdict": judge(loss, self.floor, similarity),
             **(by_rounds if depths else {}),
-            **(self._by_corpus(model) if self.config.data.mix else {}),
+            **(self._by_corpus(model, watch) if self.config.data.mix else {}),
         }
 
     @property
@@ -259,19 +260,12 @@ class LanguageTask:
         mixed = 2 if data.mix else 1  # of a mixture each corpus too
         return len(self.validation[0]) * (sum(set(data.validation_rounds)) + mean * mixed)
 
-    @property
-    def validation_steps(self) -> float:
-        """The steps that cost as much as one validation, by FLOPs."""
-        per_round = flops_per_token(self.config.model) / self.config.model.rounds / 3  # the forward pass
-        targets = self.validation_work * self.world.size * self.config.model.context
-        return targets * per_round / self.flops_per_step
-
     def _loss_and_similarity(
-        self, model: nn.Module, rounds: int, windows: Probe | None = None
+        self, model: nn.Module, rounds: int, watch: "Watch", windows: Probe | None = None
     ) -> tuple[float, float]:
         """Means over all ranks at that many rounds, of all windows or those given; leaves the model there."""
         config, world = self.config, self.world
-        self.set_rounds(rounds)
+        set_rounds(model, rounds)
         inputs, targets, starts = windows or self.validation
         result = validate(
             model,
@@ -281,27 +275,43 @@ class LanguageTask:
             batch=self.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
-            before_batch=lambda row: self.on_batch((self._validated + row * rounds) / self.validation_work),
+            before_batch=lambda row: watch.at(row * rounds),
         )
-        self._validated += len(inputs) * rounds
+        watch.done += len(inputs) * rounds
         # A rank that has rows of filler alone has no similarity to add.
         own = [result.similarity, 1] if result.targets else [0, 0]
         sums = torch.tensor([result.loss, result.targets, *own], dtype=torch.float64)
         loss, targets, similarity, ranks = world.sum(sums.to(world.device)).tolist()
         return loss / targets, similarity / ranks
 
-    def _by_corpus(self, model: nn.Module) -> dict[str, Any]:
+    def _by_corpus(self, model: nn.Module, watch: "Watch") -> dict[str, Any]:
         """The loss on the held-out text of each corpus, and how often it was gone through."""
         losses = []
         for inputs, targets in self.held_out.values():
             windows = self.own_share(inputs, targets, self.document_starts(inputs))
-            losses.append(self._loss_and_similarity(model, self.config.model.rounds, windows)[0])
+            losses.append(self._loss_and_similarity(model, self.config.model.rounds, watch, windows)[0])
         epochs = dict(zip(self.corpus.names, self.loader.state()["epochs"], strict=True))
         return {
             "corpora": list(self.held_out),
             "loss_by_corpus": [finite(loss) for loss in losses],
             "epochs_by_corpus": [epochs[name] for name in self.held_out],
         }
+
+    def warnings(self) -> list[str]:
+        """A corpus that is repeated often, and validations that cost more than the training between them."""
+        config, found = self.config, []
+        epochs = config.optim.steps * self.targets_per_step / self.examples
+        if epochs > MANY_EPOCHS:
+            fewer = max(1, MANY_EPOCHS * self.examples // self.targets_per_step)
+            found.append(
+                f"the corpus is repeated {epochs:,.0f} times; {MANY_EPOCHS} times are --optim.steps {fewer}"
+            )
+        if self.validation_steps > (every := config.data.validate_every):
+            found.append(
+                f"a validation costs {self.validation_steps:,.0f} steps, and there is one every {every}; "
+                "set a larger --data.validate-every or fewer --data.validation-rounds"
+            )
+        return found
 
     def describe(self, result: dict[str, Any]) -> str:
         """An evaluation in one line."""

@@ -11,13 +11,11 @@ from deeploop.data.chat_template import TEMPLATE_FILE
 from deeploop.data.token_loader import Loader
 from deeploop.files import naming_field
 from deeploop.tasks.chat.config import ChatDataConfig
-from deeploop.train.language import LanguageTask
+from deeploop.tasks.language.task import LanguageTask
 
 
 class ChatTask(LanguageTask):
     """A looped GPT on conversations, packed into rows and kept apart."""
-
-    name = "chat"
 
     def open_data(self) -> Loader:
         config, world, context = self.config, self.world, self.config.model.context

@@ -20,11 +20,11 @@ from deeploop.eval.iterated import IteratedScore, finite, score_sums, scores
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.tasks.iterate.config import IDENTITY, IterateTrainConfig
+from deeploop.tasks.rounds import NoiseSampler, RoundsSampler, draw_upto
 from deeploop.train.distributed import World, arithmetic
+from deeploop.train.execution import Capabilities
 from deeploop.train.memory import fit, needs_on
-from deeploop.train.optim import make_gpt_optimizer
-from deeploop.train.rounds import NoiseSampler, RoundsSampler, draw_upto
-from deeploop.train.task import Monitor, OnBatch, ignore_batch
+from deeploop.train.task import OnBatch, StepData, Task, ignore_batch
 
 DATA_KEY, STEPS_KEY = 1, 2  # with the seed
 
@@ -39,16 +39,14 @@ def training_flops_per_token(config: IterateTrainConfig) -> int:
 Batch = tuple[Tensor, ...]  # inputs and targets (B, T), an answer's share of the step's loss, any noise
 
 
-class IterateTask:
+class IterateTask(Task):
     """A looped GPT on an iterated task."""
 
-    monitor: Monitor | None = None
-    can_be_recorded = True  # one graph for each number of rounds, which stays as it is within a step
-    can_be_queued = False
+    config: IterateTrainConfig
     model: LoopedGPT
 
     def __init__(self, config: IterateTrainConfig, world: World) -> None:
-        self.config, self.world = config, world
+        super().__init__(config, world)
         batch, data = config.optim.batch, config.data
         self.shown = config.examples
         self.task = self.shown.task
@@ -68,14 +66,25 @@ class IterateTask:
         self.examples = config.optim.steps * batch
         self.targets_per_step = batch * self.shown.tokens
         self.flops_per_step = self.targets_per_step * training_flops_per_token(config)
-        self.skips_non_finite = config.optim.non_finite == "skip"
-        self.draws_rounds = config.rounds.sample != "fixed"
-        self.held = 0
-        self.step = 0
-        self.on_batch: OnBatch = ignore_batch
+        self.step = 0  # whose batch comes next
         self._key, self._steps_key = (keys(config.seed, number)[0] for number in (DATA_KEY, STEPS_KEY))
         self._rounds = RoundsSampler(config.seed)
         self._noise = NoiseSampler(config.rounds, seed=config.seed, device=world.device)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Steps can be recorded: one graph for each number of rounds, which stays as it is within a step."""
+        return Capabilities(
+            recordable=True,
+            draws_rounds=self.config.rounds.sample != "fixed",
+            skippable=self.config.optim.non_finite == "skip",
+            tokens=self.micro_batch * self.shown.tokens,
+        )
+
+    @classmethod
+    def tokens_and_flops(cls, config: IterateTrainConfig) -> tuple[int, float]:
+        tokens = config.optim.steps * config.optim.batch * config.examples.tokens
+        return tokens, training_flops_per_token(config)
 
     def build(self) -> LoopedGPT:
         """The model with freshly drawn weights, the same on every machine."""
@@ -83,25 +92,9 @@ class IterateTask:
         self.model.recompute = self.recompute
         return self.model
 
-    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW, fused where the device has it, or Muon with it."""
-        return make_gpt_optimizer(model, self.config.model, self.config.optim, self.world.device)
-
-    def stamp(self) -> dict[str, Any]:
-        """What a run folder says of its task."""
-        return {"task": "iterate"}
-
-    def files(self) -> dict[str, str]:
-        """Files of the task's own in the run folder: none."""
-        return {}
-
     def state(self) -> dict[str, Any]:
         """Where the data stand, for a checkpoint: nothing but the step."""
         return {"loader": {**self._identity(), "position": self.step}}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Tensors of the task's own, for a checkpoint: none."""
-        return {}
 
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         _, self.step = check_position({"epoch": 0, **state.get("loader", {})}, self._identity())
@@ -111,28 +104,20 @@ class IterateTask:
         own = {name: getattr(self.config.data, name) for name in IDENTITY}
         return own | {"sample": self.config.rounds.sample}
 
-    def micro_batches(self) -> list[Batch]:
-        """This rank's share of the next step, in pieces that fit the device; the model has its rounds."""
+    def batches(self, step: int) -> StepData:
+        """This rank's share of the step, in pieces that fit the device, and its rounds."""
         batch = self.config.optim.batch
-        steps = draw_upto(self._steps_key, self.step, self.config.data.train_steps)
-        instances = draw(self.task, "train", self._key, self.step * batch + np.arange(batch))
+        steps = draw_upto(self._steps_key, step, self.config.data.train_steps)
+        instances = draw(self.task, "train", self._key, step * batch + np.arange(batch))
         inputs, targets = map(torch.from_numpy, self.shown.batch(instances, steps))
         law = self.config.rounds.law(self.config.model.rounds, steps)
-        self.model.set_rounds(self._rounds.at(self.step, law))
-        noise = self._noise.at(self.step, (self.model.rounds, *inputs.shape, self.config.model.width))
-        self.step += 1
+        rounds = self._rounds.at(step, law)
+        noise = self._noise.at(step, (rounds, *inputs.shape, self.config.model.width))
+        self.step = step + 1
         share = 1 / (targets >= 0).sum().clamp(min=1)  # of all ranks: each has drawn the whole batch
         parts = [inputs, targets] if noise is None else [inputs, targets, noise.transpose(0, 1)]
         pieces = zip(*(part[self.mine].split(self.micro_batch) for part in parts), strict=True)
-        return [(own_inputs, own_targets, share, *rest) for own_inputs, own_targets, *rest in pieces]
-
-    def drawn(self) -> dict[str, int]:
-        """The rounds of the step whose batches came last, where they are not the same in every step."""
-        return {"rounds": self.model.rounds} if self.draws_rounds else {}
-
-    def redraw(self, drawn: dict[str, int]) -> None:
-        """Sets the rounds of an earlier step."""
-        self.model.set_rounds(drawn.get("rounds", self.model.rounds))
+        return StepData([(x, y, share, *rest) for x, y, *rest in pieces], rounds)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy summed over the micro-batch's answers, as a share of the whole step's."""
@@ -141,13 +126,7 @@ class IterateTask:
         loss: Tensor = output.loss * share
         return loss
 
-    def update(self, step: int, only_if: Tensor | None) -> None:
-        """Nothing is trained but what the optimizer holds."""
-
-    def after_step(self, step: int) -> None:
-        """Nothing is carried from step to step."""
-
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+    def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
         """Loss and accuracy inside the trained steps, and lists of them for each of `data.test_steps`."""
         config, world = self.config, self.world
         most = config.model.rounds
@@ -160,15 +139,11 @@ class IterateTask:
             batch=self.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
-            before_batch=self._before_batch,
+            # Those of the batches that every rank has.
+            before_batch=lambda row, share: on_batch(share) if row < self._rows_of_all else None,
         )
         total = world.sum(torch.stack([sums[cell] for cell in cells]))
         return summary(dict(zip(cells, total, strict=True)), config.data.train_steps)
-
-    def _before_batch(self, row: int, share: float) -> None:
-        """Tells the loop of the batches that every rank has."""
-        if row < self._rows_of_all:
-            self.on_batch(share)
 
     def describe(self, result: dict[str, Any]) -> str:
         """An evaluation in one line."""
