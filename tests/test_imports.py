@@ -23,16 +23,18 @@ ALLOWED = {
     "config": {"theory"},
     "nn": {"config", "theory"},
     "models": {"nn", "config", "theory"},
+    "accelerate": {"nn"},
     "data": set(),
     "configs": {"config", "models", "data", "theory"},
     "runs": {"configs", "config", "models", "data", "theory"},
-    "diagnose": {"models", "nn", "data", "config", "theory"},
-    "eval": {"models", "nn", "data", "config", "theory", "diagnose"},
+    "diagnose": {"accelerate", "models", "nn", "data", "config", "theory"},
+    "eval": {"accelerate", "models", "nn", "data", "config", "theory", "diagnose"},
     # No task is named in train/; its configs still are, by their classes.
-    "train": {"models", "nn", "data", "config", "configs", "runs", "theory", "diagnose", "eval"},
+    "train": {"accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
+    | {"diagnose", "eval"},
     "report": {"train", "eval", "diagnose", "runs", "config", "theory"},
-    "tasks": {"models", "nn", "data", "config", "configs", "runs", "theory", "diagnose", "eval", "train"}
-    | {"report"},
+    "tasks": {"accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
+    | {"diagnose", "eval", "train", "report"},
     "bench": {"models", "nn", "data", "config", "configs", "runs", "theory", "diagnose", "eval", "train"}
     | {"report"},
     "retrofit": {"models", "nn", "data", "config", "configs", "runs", "theory", "eval", "train", "tasks"},
