@@ -12,7 +12,6 @@ changes; rows are drawn without a held-out split, for 2^24 of them hardly repeat
 
 import argparse
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from deeploop.data.iterate.automaton import BEGIN
 from deeploop.data.iterate.examples import held_out
 from deeploop.files import write_json
 from deeploop.models.gpt import LoopedGPT
-from deeploop.nn.context import Context, Step, run_steps
+from deeploop.nn.context import Context
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.optim import learning_rate
 
@@ -74,11 +73,8 @@ class Loop(LoopedGPT):
 
     noise, renormalised = 0.0, False
 
-    def round(self, *args: Any) -> Iterator[Step]:
-        yield from super().round(*args)
-        yield self.end_round, None
-
-    def end_round(self, x: Tensor, _: None) -> Tensor:
+    def round(self, *args: Any, **options: Any) -> Tensor:
+        x = super().round(*args, **options)
         if self.renormalised:
             x = F.rms_norm(x, x.shape[-1:])
         if self.noise:
@@ -206,7 +202,7 @@ def stream(run: Path, deepest: int = 200, rows: int = 64) -> list[dict[str, floa
     known: list[Tensor] = []
     found = []
     for index in range(deepest):
-        x = run_steps(x, model.round(0, context))
+        x = model.round(x, 0, context)
         state = F.normalize(x, dim=-1).transpose(0, 1)  # positions, rows, width
         if index < config.data.train_steps:
             known.append(state[:, rows:])

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from deeploop.models import AdaptiveDepth, ExitRule, GPTConfig, LoopedGPT
-from deeploop.nn.context import run_steps
 from deeploop.nn.documents import document_bounds
 
 CONFIG = GPTConfig(blocks=2, rounds=6, width=16, heads=2, hidden=24, vocabulary=50, context=24)
@@ -112,7 +111,7 @@ def test_a_stopped_token_repeats_its_last_keys_and_values(model, tokens):
                 active[..., None], layer(x, context._replace(mask=None, cache=ByHand(), slot=block)), x
             )
         active = active & ((x - before).norm(dim=-1) / before.norm(dim=-1) >= rule.threshold)
-    expected = model.final_norm(run_steps(x, model.once("coda", context)))
+    expected = model.final_norm(model.once("coda", x, context))
     torch.testing.assert_close(AdaptiveDepth(model, rule)(tokens).states, expected, rtol=0, atol=1e-5)
 
 
@@ -123,7 +122,7 @@ def test_kl_compares_what_successive_rounds_would_predict(model, tokens):
         model.set_rounds(R)
         readout[R] = model.logits(model(tokens[:, :1]).states).log_softmax(-1)
     context, _ = model.begin(tokens[:, :1])
-    start = run_steps(model.enter_loop(tokens[:, :1], context)[0], model.once("coda", context))
+    start = model.once("coda", model.enter_loop(tokens[:, :1], context)[0], context)
     readout[0] = model.logits(model.final_norm(start)).log_softmax(-1)
     model.set_rounds(6)
     first = nn.functional.kl_div(readout[0], readout[1], log_target=True, reduction="none").sum(-1).flatten()
@@ -144,7 +143,7 @@ def test_a_gate_stops_a_token_once_the_sum_of_its_exits_reaches_the_threshold(to
     x, _ = model.enter_loop(tokens[:, :1], context)
     left, exits = torch.ones(3), []
     for index in range(6):
-        x = run_steps(x, model.round(index, context))
+        x = model.round(x, index, context)
         chance = torch.sigmoid(model.exit_logits(x))[:, 0]
         exits.append(left * chance)
         left = left * (1 - chance)

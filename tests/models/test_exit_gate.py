@@ -10,7 +10,6 @@ from deeploop.config.loop import GateConfig
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.exit_gate import log_exits
-from deeploop.nn.context import run_steps
 
 CONFIG = GPTConfig(
     blocks=2, rounds=3, prelude=1, coda=1, injection="add", width=16, heads=2, hidden=24, vocabulary=60,
@@ -41,10 +40,10 @@ def by_hand(model, tokens, targets):
     x, entered = model.enter_loop(tokens, context)
     gates, losses = [], []
     for index in range(model.rounds):
-        x = run_steps(x, model.round(index, context, entered))
+        x = model.round(x, index, context, entered)
         flat = x / x.square().mean(-1, keepdim=True).sqrt()
         gates.append(torch.sigmoid(flat @ model.exit_gate.weight + model.exit_gate.bias))
-        states = model.final_norm(run_steps(x, model.once("coda", context)))
+        states = model.final_norm(model.once("coda", x, context))
         logits = states @ model.embedding.weight.T
         losses.append(
             F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")

@@ -11,7 +11,7 @@ from torch import nn
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.nn import ScaledResidual
-from deeploop.nn.context import Context, run_steps
+from deeploop.nn.context import Context
 from deeploop.nn.injection import GatedInjection, LinearInjection
 
 TINY = GPTConfig(
@@ -215,14 +215,14 @@ def test_what_does_not_go_together_is_an_error_of_one_line(fields, message):
 def detached(model, tokens, kept):
     """The loss of the full graph in which the output of the rounds before the last `kept` is detached."""
     context = Context((model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]))
-    e = run_steps(model.input_norm(model.embedding(tokens)), model.once("prelude", context))
+    e = model.once("prelude", model.input_norm(model.embedding(tokens)), context)
     x = model.initial_state(e, 0)
     entered = None if model.injection is None else model.injection.enter(e)
     for index in range(model.rounds):
         if 0 < index == model.rounds - kept:  # the first state is no round's output
             x = x.detach()
-        x = run_steps(x, model.round(index, context, entered))
-    return model.read_out(run_steps(x, model.once("coda", context)), tokens).loss
+        x = model.round(x, index, context, entered)
+    return model.read_out(model.once("coda", x, context), tokens).loss
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -14,7 +14,7 @@ from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Stack
 from deeploop.nn import fp8
-from deeploop.nn.context import Context, run_steps
+from deeploop.nn.context import Context
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
 from deeploop.nn.fp8 import E4M3, E5M2, GradientScales, Product, block_scales
 from deeploop.nn.init import init_truncated_
@@ -100,7 +100,7 @@ def test_scales_bring_every_operand_near_its_place(kind, factor):
     rotary = gpt.cos, gpt.sin
     scales = block_scales(sublayers(gpt))
     gradients = GradientScales(scales.gradient)
-    (gradients.measure(run_steps(x, gpt.loop(range(gpt.rounds), Context(rotary)))) * weights).sum().backward()
+    (gradients.measure(gpt.loop(x, range(gpt.rounds), Context(rotary))) * weights).sum().backward()
     a, m = gpt.blocks[0].attention.branch, gpt.blocks[0].mlp.branch
     groups = (
         ((a.q, a.k, a.v), fp8.RMS),
@@ -289,10 +289,10 @@ def expected_products(scales, gradients, forward, backward):
 def run_all(gpt, x, rotary, mask):
     """Prelude, rounds with their injection, coda."""
     context = Context(rotary, mask)
-    e = run_steps(x, gpt.once("prelude", context))
+    e = gpt.once("prelude", x, context)
     entered = None if gpt.injection is None else gpt.injection.enter(e)
-    x = run_steps(e, gpt.loop(range(gpt.rounds), context, entered))
-    return run_steps(x, gpt.once("coda", context))
+    x = gpt.loop(e, range(gpt.rounds), context, entered)
+    return gpt.once("coda", x, context)
 
 
 def places(gpt, documents):

@@ -17,7 +17,7 @@ from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Reasoner, ReasonerBlock, Stack
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn import kernels
-from deeploop.nn.context import Context, run_steps
+from deeploop.nn.context import Context
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
 from deeploop.nn.kernels.products import cached_cast, cast_cache
 from deeploop.nn.layers import RMSNorm, SwiGLU, rotary_table
@@ -123,7 +123,7 @@ def test_a_chain_of_rounds_is_the_loop(model, again):
     blocks = [sublayers(b) for b in gpt.blocks]
     y = run(blocks, x, rotary, torch.float32, rounds=3, recompute=again, inject=inject)
     ours = torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True)
-    expected = run_steps(x, gpt.loop(range(3), Context(rotary), entered))
+    expected = gpt.loop(x, range(3), Context(rotary), entered)
     exact = torch.autograd.grad((expected * weights).sum(), inputs, allow_unused=True)
     for a, b in zip((y, *ours), (expected, *exact), strict=True):
         assert (a is None and b is None) or (a - b).norm() < 1e-4 * b.norm()
@@ -266,10 +266,10 @@ def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch, size):
     pairs = [sublayers(b) for b in gpt.blocks]
     y = stack.run(pairs, x, rotary, narrow, documents=documents_of(bounds, starts.shape), rounds=3)
     ours = torch.autograd.grad((y * weights).sum(), inputs)
-    expected = run_steps(x, gpt.loop(range(3), Context(rotary, mask)))
+    expected = gpt.loop(x, range(3), Context(rotary, mask))
     exact = torch.autograd.grad((expected * weights).sum(), inputs)
     with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE != "cpu"):
-        rounded = run_steps(x, gpt.loop(range(3), Context(rotary, mask)))
+        rounded = gpt.loop(x, range(3), Context(rotary, mask))
     rough = torch.autograd.grad((rounded * weights).sum(), inputs)
     for a, b, c in zip((y, *ours), (expected, *exact), (rounded, *rough), strict=True):
         assert (a - b).norm() < 3 * (c - b).norm() + 1e-4 * b.norm()
@@ -417,7 +417,7 @@ def test_only_training_steps_are_in_low_precision(monkeypatch):
     rotary = rotary_table(9, 16)
     for training, how in ((True, fp8), (False, install.BF16)):
         model.train(training)
-        assert run_steps(None, model.loop(range(3), Context(rotary))) == how
+        assert model.loop(None, range(3), Context(rotary)) == how
         assert model.blocks[0](None, Context(rotary)) == how
 
 
@@ -443,7 +443,7 @@ def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
     model.recompute = "round"
 
     def run(model, rounds=range(3), mask=None, entered=None):
-        return run_steps(x, model.loop(rounds, Context(rotary, mask), entered))
+        return model.loop(x, rounds, Context(rotary, mask), entered)
 
     blocks, options = run(model)
     assert blocks == list(model.blocks)

@@ -11,7 +11,6 @@ from deeploop.cli import main
 from deeploop.config.json import from_dict, to_dict
 from deeploop.data.iterate.task import is_test
 from deeploop.models.gpt import LoopedGPT
-from deeploop.nn.context import run_steps
 from deeploop.runs.folder import last_checkpoint, list_checkpoints, load_any_config, load_config
 from deeploop.tasks import read_config
 from deeploop.tasks.iterate.task import IterateTask
@@ -113,7 +112,7 @@ def test_noise_is_added_after_each_round_in_units_of_the_stream(tmp_path):
     context, _ = model.begin(inputs)
     x = model.input_norm(model.embedding(inputs))
     for index in range(rounds):
-        x = run_steps(x, model.round(index, context))
+        x = model.round(x, index, context)
         x = x + noise[:, index] * x.square().mean(-1, keepdim=True).sqrt()
     written_out = model.read_out(x, targets).loss * share
     assert task.loss(model, batch).item() == pytest.approx(written_out.item(), rel=1e-6)

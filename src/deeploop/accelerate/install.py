@@ -134,8 +134,9 @@ class Rounds:
         # Blocks that are recomputed one by one are called one by one.
         return _applies(context.rotary[0], dense, context.cache, noise) and model.recompute != "block"
 
-    def __call__(self, model: Any, x: Tensor, beside: tuple[range, Context, Tensor | None], /) -> Tensor:
-        rounds, context, entered = beside
+    def __call__(
+        self, model: Any, x: Tensor, rounds: range, context: Context, entered: Tensor | None
+    ) -> Tensor:
         _, documents = _split_mask(context.mask)
         return _run_kernels(
             _in_training(self.low_precision, model),

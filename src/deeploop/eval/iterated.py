@@ -13,7 +13,7 @@ from torch import Tensor
 from deeploop.data.iterate.examples import Examples
 from deeploop.data.iterate.task import IteratedTask, solve
 from deeploop.models.gpt import LoopedGPT
-from deeploop.nn.context import Context, run_steps
+from deeploop.nn.context import Context
 from deeploop.nn.layers import Rotary, rotary_table
 
 Cell = tuple[int, int]  # rounds, steps
@@ -124,8 +124,8 @@ def read_outs(
             model.set_rounds(R, recompute_alpha=recompute)
             if recompute:
                 x, done = first, 0
-            x, done = run_steps(x, model.loop(range(done, R), context, entered)), R
-            after = run_steps(x, model.once("coda", context))
+            x, done = model.loop(x, range(done, R), context, entered), R
+            after = model.once("coda", x, context)
             yield R, model.logits(model.read_out(after).states)
     finally:
         model.set_rounds(model.config.rounds)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from deeploop.models.gpt import GPTOutput, LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.cache import KeyValueCache
-from deeploop.nn.context import run_steps
 
 Criterion = Literal["change", "kl", "gate"]
 
@@ -108,12 +107,12 @@ class AdaptiveDepth(nn.Module):
 
         # Until the cache moves on, each call writes the coda's keys and values to the same places.
         def finish(x: Tensor) -> Tensor:
-            return run_steps(x, model.once("coda", context))
+            return model.once("coda", x, context)
 
         own, stops, done = context._replace(cache=latest), self._stopping(x, finish), 0
         for index in range(model.rounds):
             # Of a token that has stopped nobody sees what is computed here: its keys and values are replaced.
-            after = run_steps(x, model.round(index, own, entered))
+            after = model.round(x, index, own, entered)
             x = torch.where(latest.active[..., None], after, x)
             self.rounds_used += int(latest.active.sum())
             latest.active, done = latest.active & ~stops(x), index + 1

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deeploop.config.loop import GateConfig
-from deeploop.nn.context import Context, run_steps
+from deeploop.nn.context import Context
 
 if TYPE_CHECKING:
     from deeploop.models.gpt import LoopedGPT
@@ -102,5 +102,5 @@ def _gate_loss(model: "LoopedGPT", rounds: Rounds, targets: Tensor) -> tuple[Ten
 def _rounds(model: "LoopedGPT", x: Tensor, entered: Tensor | None, context: Context) -> Rounds:
     """The stream after every round, and behind the coda, through which a round's loss is read."""
     for index in range(model.rounds):
-        x = run_steps(x, model.loop(range(index, index + 1), context, entered))
-        yield x, run_steps(x, model.once("coda", context))
+        x = model.loop(x, range(index, index + 1), context, entered)
+        yield x, model.once("coda", x, context)

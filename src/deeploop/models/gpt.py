@@ -8,10 +8,10 @@ model = LoopedGPT(config, seed=1)
 loss = model(tokens, targets).loss / targets.numel()
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from deeploop.config.loop import GateConfig
 from deeploop.models.exit_gate import ExitGate, exit_loss
 from deeploop.models.gpt_config import PARTS, GPTConfig, Part
 from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
-from deeploop.nn.context import Context, Mask, Step, run_steps
+from deeploop.nn.context import Context, Mask
 from deeploop.nn.documents import document_mask, document_positions
 from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.injection import make_injection
@@ -41,8 +41,10 @@ class Chain(Protocol):
         """Whether a call is one for it."""
         ...
 
-    def __call__(self, model: "LoopedGPT", x: Tensor, beside: Any, /) -> Tensor:
-        """x after the rounds; beside it are their numbers, the context, and what enters every round."""
+    def __call__(
+        self, model: "LoopedGPT", x: Tensor, rounds: range, context: Context, entered: Tensor | None
+    ) -> Tensor:
+        """x after the rounds of those numbers."""
         ...
 
 
@@ -197,54 +199,58 @@ class LoopedGPT(nn.Module):
         free = self.free_rounds
         if free:
             with torch.no_grad():
-                x = run_steps(x, self.loop(range(free), context, entered, noise))
+                x = self.loop(x, range(free), context, entered, noise)
             torch.clear_autocast_cache()  # where older torch keeps weights cast without a graph
-        for block, beside in self.loop(range(free, self.rounds), context, entered, noise):
-            x = block(x, beside)  # in each round the injection, then every block
-        for block, beside in self.once("coda", context):
-            x = block(x, beside)
+        x = self.loop(x, range(free, self.rounds), context, entered, noise)
+        x = self.once("coda", x, context)
         if isinstance(cache, KeyValueCache):
             cache.length += tokens.shape[1]
         return self.read_out(x, targets)
 
     def loop(
-        self, rounds: range, context: Context, entered: Tensor | None = None, noise: Tensor | None = None
-    ) -> Iterator[Step]:
-        """The rounds of those numbers; where a chain takes them, or one is recomputed, as a single step."""
+        self,
+        x: Tensor,
+        rounds: range,
+        context: Context,
+        entered: Tensor | None = None,
+        noise: Tensor | None = None,
+    ) -> Tensor:
+        """The rounds of those numbers."""
         if self.chain is not None and self.chain.takes(self, context, noise):
-            yield partial(self.chain, self), (rounds, context, entered)
-            return
+            return self.chain(self, x, rounds, context, entered)
         for index in rounds:
-            steps = self.round(index, context, entered)
             # The last round's activations are needed at once: there is nothing to gain in it.
-            if self.recomputes("round", context) and index < self.rounds - 1:
-                yield recomputed(run_steps), [*steps]
-            else:
-                yield from steps
-            if noise is not None:
-                yield add_noise, noise[index]
+            again = self.recomputes("round", context) and index < self.rounds - 1
+            x = (recomputed(self.round) if again else self.round)(x, index, context, entered)
+            if noise is not None:  # in units of the stream's root mean square
+                x = x + noise[index] * x.detach().square().mean(-1, keepdim=True).sqrt()
+        return x
 
-    def round(self, index: int, context: Context, entered: Tensor | None = None) -> Iterator[Step]:
+    def round(self, x: Tensor, index: int, context: Context, entered: Tensor | None = None) -> Tensor:
         """Round number `index`: the injection, then every block once."""
         if self.injection is not None:
-            yield self.injection, entered
-        yield from self.visit(self.blocks, len(self.prelude) + index * len(self.blocks), context)
+            x = self.injection(x, entered)
+        for number, block in enumerate(self.blocks, start=len(self.prelude) + index * len(self.blocks)):
+            visit, beside = self.visit(block, number, context)
+            x = visit(x, beside)
+        return x
 
-    def once(self, part: Part, context: Context) -> Iterator[Step]:
+    def once(self, part: Part, x: Tensor, context: Context) -> Tensor:
         """The blocks of the prelude or the coda."""
-        if part == "prelude":
-            return self.visit(self.prelude, 0, context)
-        return self.visit(self.coda, self.visits - len(self.coda), context)
+        blocks = self.prelude if part == "prelude" else self.coda
+        for number, block in enumerate(blocks, start=0 if part == "prelude" else self.visits - len(blocks)):
+            visit, beside = self.visit(block, number, context)
+            x = visit(x, beside)
+        return x
 
-    def visit(self, blocks: nn.ModuleList, first: int, context: Context) -> Iterator[Step]:
-        """Each block once, from visit number `first` of the forward pass on, with its slot of the cache."""
-        for number, block in enumerate(blocks, start=first):
-            if context.cache is not None:
-                yield block, context._replace(slot=self.slot_of(number))
-            elif self.recomputes("block", context) and number < self.visits - 1:
-                yield recomputed(block), context
-            else:
-                yield block, context
+    def visit(
+        self, block: nn.Module, number: int, context: Context
+    ) -> tuple[Callable[[Tensor, Context], Tensor], Context]:
+        """Visit `number` of a forward pass: the block, or its recomputation, and what it takes beside x."""
+        if context.cache is not None:
+            return block, context._replace(slot=self.slot_of(number))
+        again = self.recomputes("block", context) and number < self.visits - 1
+        return recomputed(block) if again else block, context
 
     def recomputes(self, unit: Recompute, context: Context) -> bool:
         """Whether activations of such a unit are computed again in the backward pass."""
@@ -279,8 +285,7 @@ class LoopedGPT(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """What the first round starts from, and what enters every round: embedding, prelude, first state."""
         e = self.input_norm(self.embedding(tokens))
-        for block, beside in self.once("prelude", context):
-            e = block(e, beside)
+        e = self.once("prelude", e, context)
         start = context.cache.length if isinstance(context.cache, KeyValueCache) else 0
         entered = None if self.injection is None else self.injection.enter(e)
         return self.initial_state(e, start, state), entered
@@ -420,8 +425,3 @@ class LoopedGPT(nn.Module):
         # Scaling the states scales the logits, at width instead of vocabulary many products.
         scale = self.config.matrix_lr_multiplier
         return states if scale == 1 else states * scale
-
-
-def add_noise(x: Tensor, noise: Tensor) -> Tensor:
-    """Noise in units of the stream's root mean square."""
-    return x + noise * x.detach().square().mean(-1, keepdim=True).sqrt()

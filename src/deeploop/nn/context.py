@@ -1,7 +1,6 @@
-"""Context: what travels beside the stream x through the blocks; and steps, in which a forward pass is run."""
+"""Context: what travels beside the stream x through the blocks."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,14 +20,3 @@ class Context(NamedTuple):
     slot: int = 0
     """The slot of the cache that this visit has; always 0 without one, as compiled blocks must not see a
     number that changes."""
-
-
-Step = tuple[Callable[[Tensor, Any], Tensor], Any]
-"""A layer, and what it takes beside x: a block and its context."""
-
-
-def run_steps(x: Tensor, steps: Iterable[Step]) -> Tensor:
-    """x after all steps, one after the other."""
-    for layer, beside in steps:
-        x = layer(x, beside)
-    return x
