@@ -7,12 +7,21 @@ from typing import Any
 
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import choose, parse, summary
+from deeploop.config.old_names import require_new_flags
 from deeploop.recipes import RECIPES, get_recipe
 from deeploop.recipes.reasoners import require_puzzles
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
 from deeploop.terminal import show
-from deeploop.train.config import AnyTrainConfig, ChatTrainConfig, TrainConfig, read_config, to_dict
+from deeploop.train.config import (
+    AnyTrainConfig,
+    ChatTrainConfig,
+    HRMTrainConfig,
+    TrainConfig,
+    TRMTrainConfig,
+    read_config,
+    to_dict,
+)
 from deeploop.train.distributed import open_world
 from deeploop.train.exported import is_export, read_export
 from deeploop.train.loop import train
@@ -50,6 +59,8 @@ def main(arguments: list[str]) -> int:
         base = with_model_of_run(base, rest)
     prog = f"deeploop train {source}"
     switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
+    if not isinstance(base, HRMTrainConfig | TRMTrainConfig):
+        require_new_flags(rest)
     config = parse(type(base), rest, prog=prog, default=base, words=TRAIN_WORDS, description=HELP)
     check_path(config, base)
     is_first_rank = int(os.environ.get("RANK", 0)) == 0

@@ -1,34 +1,23 @@
-"""The models."""
+"""The models, imported when they are first touched: a config needs no torch."""
 
-from deeploop.models.accounting import flops_per_segment, flops_per_token, parameter_count
-from deeploop.models.adaptive import AdaptiveDepth, ExitRule
-from deeploop.models.gpt import Block, GPTOutput, LoopedGPT
-from deeploop.models.gpt_config import GPTConfig
-from deeploop.models.halting import Answers, HaltingConfig, Slots, solve, supervise
-from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import Carry, PuzzleShape, Reasoner, ReasonerConfig, Segment
-from deeploop.models.trm import TRMConfig
+from importlib import import_module as _import_module
+from typing import Any as _Any
 
-__all__ = [
-    "AdaptiveDepth",
-    "Answers",
-    "Block",
-    "Carry",
-    "ExitRule",
-    "GPTConfig",
-    "GPTOutput",
-    "HRMConfig",
-    "HaltingConfig",
-    "LoopedGPT",
-    "PuzzleShape",
-    "Reasoner",
-    "ReasonerConfig",
-    "Segment",
-    "Slots",
-    "TRMConfig",
-    "flops_per_segment",
-    "flops_per_token",
-    "parameter_count",
-    "solve",
-    "supervise",
-]
+_MODULES = {
+    "accounting": ("flops_per_segment", "flops_per_token", "parameter_count"),
+    "adaptive": ("AdaptiveDepth", "ExitRule"),
+    "gpt": ("Block", "GPTOutput", "LoopedGPT"),
+    "gpt_config": ("GPTConfig",),
+    "halting": ("Answers", "HaltingConfig", "Slots", "solve", "supervise"),
+    "hrm": ("HRMConfig",),
+    "reasoner": ("Carry", "PuzzleShape", "Reasoner", "ReasonerConfig", "Segment"),
+    "trm": ("TRMConfig",),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'deeploop.models' has no attribute {name!r}")
+    return getattr(_import_module(f"deeploop.models.{_HOME[name]}"), name)

@@ -20,13 +20,14 @@ from deeploop.models.exit_gate import ExitGate, GateConfig, exit_loss
 from deeploop.models.gpt_config import PARTS, GPTConfig, Part
 from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.documents import Documents, document_mask, document_positions
-from deeploop.nn.init import InitRule, init_weights_
+from deeploop.nn.init import init_weights_
 from deeploop.nn.injection import make_injection
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy, token_losses
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 from deeploop.nn.written import as_written
+from deeploop.rules import InitRule
 
 Mask = Tensor | Documents | None
 Places = tuple[Rotary, Mask]  # where tokens stand, and the mask of what they see
@@ -41,13 +42,11 @@ class Block(nn.Module):
         residual = partial(
             ScaledResidual,
             width=config.width,
-            kind=config.block,
-            alpha=config.scales.alpha,
-            epsilon=config.scales.epsilon,
-            inner_norm=config.inner_norm,
-            outer_gain=config.outer_gain,
+            rule=config.residual,
+            blocks=config.blocks,
+            rounds=config.rounds,
+            init=False,  # the model draws its weights as a whole
             norm=partial(RMSNorm, eps=config.norm_eps),
-            varying=config.epsilon_exponent != 0,
         )
         attention = CausalSelfAttention(
             config.width,

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop.models.gpt_config import is_gain
-from deeploop.nn.init import BRANCH, init_truncated_
+from deeploop.nn.init import init_truncated_
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU, rotary_table
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 from deeploop.nn.written import as_written
+from deeploop.rules import BRANCH, DEEPLOOP, FLAT, POSTNORM, Rule, is_gain
 from deeploop.theory.scaling import ScalingRule, flat_alpha
 from deeploop.theory.visits import HORIZONS, Horizon, Schedule, recurrence
 
@@ -102,6 +102,13 @@ class ReasonerConfig:
         """p of a module's rule; 0 where it has none."""
         return self.p
 
+    def rule_of(self, module: str) -> Rule:
+        """The residual rule of a module's blocks, which have no inner norm."""
+        if self.flat:
+            return FLAT.vary(gain=self.flat_gain, inner_norm=False)
+        p = self.exponent(module)
+        return DEEPLOOP.vary(p=p, inner_norm=False) if p else POSTNORM
+
     @property
     def N(self) -> int:
         """The depth that the rule is taken at: N_g of the schedule, unless it was set."""
@@ -154,9 +161,9 @@ class ReasonerBlock(nn.Module):
         super().__init__()
         residual = partial(
             ScaledResidual,
-            kind="sandwich" if config.exponent(module) or config.flat else "postnorm",
+            rule=config.rule_of(module),
             alpha=config.alpha(module),
-            inner_norm=False,
+            init=False,
             norm=partial(RMSNorm, gain=False),
         )
         self.across = config.mixer == "mlp"

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from deeploop.config import old_names
 from deeploop.data.iterate.examples import Examples
 from deeploop.files import read_json, read_table
 from deeploop.models.exit_gate import GateConfig
@@ -71,10 +72,9 @@ class RunConfig:
 def check_optim(model: GPTConfig, optim: OptimConfig, device: DeviceConfig) -> None:
     """Raises where the optimizer of a looped GPT does not go with its model or its ranks."""
     if optim.branch_lr != 1 and model.scales.beta == 1:
-        cause = "beta" if model.block == "sandwich" else "block"
         raise ValueError(
-            f"optim.branch_lr={optim.branch_lr}: must be 1 with "
-            f"model.{cause}={getattr(model, cause)}, which draws no matrix at beta"
+            f"optim.branch_lr={optim.branch_lr}: must be 1 with model.rule={model.rule}, "
+            "which draws no matrix at beta"
         )
     if optim.injection_lr != 1 and model.injection in ("none", "add"):
         raise ValueError(
@@ -276,6 +276,7 @@ def from_dict(kind: type, data: dict[str, Any], where: str = "config") -> Any:
     hints = _field_hints(kind)
     if not isinstance(data, dict):
         raise ValueError(f"{where}: must be a JSON object")
+    data = old_names.current(kind, data)
     unknown = sorted(set(data) - set(hints))
     if unknown:
         raise ValueError(f"{where}.{unknown[0]}: unknown field (written by another version of deeploop?)")
@@ -338,7 +339,7 @@ def read_config(path: Path) -> AnyTrainConfig:
 
 def _kind_with(given: set[str]) -> type[AnyTrainConfig]:
     """The class of configs that has the fields given, or most of them."""
-    return min(KINDS.values(), key=lambda kind: len(given - leaf_hints(kind).keys()))
+    return min(KINDS.values(), key=lambda kind: len(given - old_names.readable(leaf_hints(kind).keys())))
 
 
 def _leaves(data: dict[str, Any], prefix: str = "") -> set[str]:

@@ -9,7 +9,6 @@ from torch import nn
 from deeploop.files import lock_folder
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.nn.residual import ALPHA
 from deeploop.train.active import ActiveRun
 from deeploop.train.chat import ChatTask
 from deeploop.train.checkpoint import (
@@ -59,7 +58,7 @@ from deeploop.train.task import Task
 # Fields of a looped GPT that names and shapes of its weights depend on.
 SHAPING = (
     *("blocks", "prelude", "coda", "injection", "exit_gate", "width", "heads", "kv_heads", "head_width"),
-    *("qk_norm", "attention_bias", "mlp_bias", "hidden", "vocabulary", "block", "outer_gain", "inner_norm"),
+    *("qk_norm", "attention_bias", "mlp_bias", "hidden", "vocabulary", "rule"),
     *("input_norm", "final_norm", "tied_head", "unigram_bias"),
 )
 MANY_EPOCHS = 10
@@ -225,6 +224,8 @@ def _other_model(config: AnyTrainConfig, source: Path) -> ValueError | None:
     told, options = [], []
     for name in SHAPING:
         old, new = getattr(theirs, name, None), getattr(ours, name)
+        if name == "rule" and isinstance(theirs, GPTConfig) and theirs.residual.block == ours.residual.block:
+            continue  # other scales, the same weights
         # A source without a gate is taken: this run's is drawn anew.
         if old != new and (name, old) != ("exit_gate", False):
             told.append(f"model.{name}={old} (this run {new})")
@@ -284,7 +285,7 @@ def _notes(run: ActiveRun) -> list[str]:
     if run.world.device.type == "cuda":
         notes[0] += f"; micro-batch {fit.micro_batch}, recompute {fit.recompute}"
     if run.step < config.optim.steps < config.optim.warmup_steps:
-        can_collapse = getattr(config.model, "block", None) in ALPHA
+        can_collapse = isinstance(config.model, GPTConfig) and config.model.residual.has_alpha
         notes.append(
             f"ends at step {config.optim.steps}, inside its warm-up of {config.optim.warmup_steps}: "
             f"the learning rate only rises{MAY_COLLAPSE if can_collapse else SHORTER_WARMUP}"
