@@ -93,10 +93,11 @@ def test_the_header_of_reasoners():
     plan = model.schedule
     assert hrm["model"].endswith(f"; N = {plan.N}, N_g = {plan.N_g} in the graph")
     alpha, beta = (2 * model.N) ** model.p, (8 * model.N) ** -model.p
-    assert hrm["rule"] == f"α = {alpha:.4g}, β = {beta:.4g}"
+    equation = "DeepLoop p=0.5, no inner norm, x ← Norm(α·x + f(x))"
+    assert hrm["rule"] == f"{equation}: α = {alpha:.4g}, β = {beta:.4g}"
     assert hrm["data"].endswith("per puzzle; 120,940 training examples")
     assert hrm["optimizer"].startswith("AdamATan2, peak rate ")
-    assert lines(get_recipe("trm-sudoku4"))["rule"] == "no scales"
+    assert lines(get_recipe("trm-sudoku4"))["rule"] == "post-norm, x ← Norm(x + f(x)): no scales"
 
 
 def test_time_and_ranks_where_they_are_known():
