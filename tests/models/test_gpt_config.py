@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from deeploop.models import GPTConfig
+from deeploop.rules import NAMED
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,7 @@ def test_width_mup_multiplier():
         ({"width": 6, "heads": 2}, "model.heads=2: must be such that model.width=6 / heads is even"),
         (
             {"rule": "postnrm"},
-            "model.rule=postnrm: must be one of deeploop, deepnorm, prenorm, postnorm, averaged, factored, "
-            "flat; perhaps postnorm",
+            f"model.rule=postnrm: must be one of {', '.join(NAMED)}; perhaps postnorm",
         ),
         ({"rule": "deeploop:p=0"}, "model.rule=deeploop:p=0: p=0: must be a positive number"),
         ({"rule": "deeploop:p=inf"}, "model.rule=deeploop:p=inf: p=inf: must be a positive number"),
