@@ -51,6 +51,7 @@ def test_rules_are_varied_in_python_too():
         ("prenorm:q=0.5", "x ← x + ε·f(Norm(x))", "ε = R^-q"),
         ("postnorm", "x ← Norm(x + f(x))", ""),
         ("averaged", "x ← x + ε·f(Norm(x))", "ε = 1/N"),
+        ("lnscale", "x ← x + f(Norm(x)/√k)", ""),
         ("factored", "x ← x + ε·f(Norm(x))", "ε = λ/(R√K)"),
     ],
 )

@@ -8,6 +8,7 @@ x ← Norm(x + f(x))                  postnorm
 x ← x + f(Norm(x))                  prenorm     with q: ε = R^-q on the branch
 x ← x + ε·f(Norm(x))                averaged    ε = 1/N, the branches' mean over depth
                                     factored    ε = λ/(R·√K), arXiv 2606.18524 in its own words
+x ← x + f(Norm(x)/√k)               lnscale     LayerNorm Scaling, arXiv 2502.05795; k counts stored blocks
 
 K blocks are applied for R rounds, N = K·R. A rule is written as its name, with what differs from it behind a
 colon: `deeploop:p=0.3`, `flat:gain=2`, `deeploop:alpha=flat,beta=off`. Nothing else compares a rule's name.
@@ -120,6 +121,8 @@ class Rule:
     """ε = R^-q, by which a trained pre-norm stack is looped."""
     inner_norm: bool = True
     """Normalise the branch's input."""
+    by_block: bool = False
+    """Divide the normalised input by √k, k the number of the stored block from 1."""
     outer_gain: bool = True
     """Keep the gain of the outer norm, which multiplies the stream at every visit."""
     gate: bool = True
@@ -188,7 +191,7 @@ class Rule:
     @property
     def equation(self) -> str:
         """The update that is computed; g is a gain where only one norm has one."""
-        inner = "Norm(x)" if self.inner_norm else "x"
+        inner = "Norm(x)" + "/√k" * self.by_block if self.inner_norm else "x"
         if self.inner_norm and self.outer_norm and not self.outer_gain:
             inner += "·g"
         skip, branch = "α·" * self.has_alpha + "x", "ε·" * self.has_epsilon + f"f({inner})"
@@ -227,7 +230,7 @@ class Rule:
     @property
     def block(self) -> tuple[object, ...]:
         """What the weights were trained in: rules that agree in it differ in their scales alone."""
-        return self.outer_norm, self.outer_gain, self.inner_norm, self.has_alpha, self.epsilon
+        return self.outer_norm, self.outer_gain, self.inner_norm, self.has_alpha, self.epsilon, self.form
 
     @property
     def gains(self) -> int:
@@ -247,6 +250,10 @@ class Rule:
         elif self.epsilon == "averaged":
             epsilon = averaged_epsilon(K, R)
         return Scales(alpha, law.beta(N) if self.beta else 1.0, epsilon)
+
+    def input_scale(self, number: int) -> float:
+        """The factor on the normalised input of stored block `number`, which counts from 1."""
+        return number**-0.5 if self.by_block else 1.0
 
     def init(self, width: int, K: int, beta: float) -> InitRule:
         """How the matrices of K blocks are drawn."""
@@ -294,6 +301,18 @@ FACTORED = replace(
     options=("gain", "shrink"),
     epsilon="factored",
 )
+# Its authors leave the initial outputs whole: the factor does what dividing them by √K did.
+LNSCALE = replace(
+    PRENORM,
+    name="lnscale",
+    label="LayerNorm Scaling",
+    colour="#332288",
+    claim="no scale follows R; a block's branches are read at 1/√k in every round",
+    options=("shrink",),
+    shrink=False,
+    by_block=True,
+    form="outer(α·x + ε·f(s·inner(x)))",
+)
 FLAT = Rule(
     "flat",
     "flat",
@@ -304,9 +323,8 @@ FLAT = Rule(
     outer_gain=False,
 )
 DEEPNORM = replace(DEEPLOOP, name="deepnorm", label="DeepNorm", colour="#E69F00", p=0.25)
-RULES = (DEEPLOOP, DEEPNORM, PRENORM, POSTNORM, AVERAGED, FACTORED, FLAT)
+RULES = (DEEPLOOP, DEEPNORM, PRENORM, POSTNORM, AVERAGED, FACTORED, FLAT, LNSCALE)
 NAMED = {rule.name: rule for rule in RULES}
-FIRST = (DEEPLOOP, DEEPNORM)  # the paper's
 
 
 @lru_cache(maxsize=256)

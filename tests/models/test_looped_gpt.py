@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.nn.fused import obstacle
 from shaken import shaken
 
 TINY = GPTConfig(blocks=2, rounds=3, width=16, heads=2, hidden=24, vocabulary=50, context=12)
@@ -271,3 +272,14 @@ def test_the_state_dict_holds_the_parameters_and_no_tables(tokens):
     other = LoopedGPT(model.config, seed=5)
     other.load_state_dict(state)
     assert torch.equal(other(tokens).states, model(tokens).states)
+
+
+def test_layernorm_scaling_numbers_stored_blocks_and_not_visits():
+    around = {"prelude": 1, "coda": 1}
+    model = LoopedGPT(GPTConfig(rule="lnscale", blocks=2, rounds=3, width=16, heads=2, hidden=24, **around))
+    blocks = (*model.prelude, *model.blocks, *model.coda)
+    assert [block.mlp.input_scale for block in blocks] == [1.0, 2**-0.5, 3**-0.5, 0.5]
+    assert [block.attention.input_scale for block in blocks] == [block.mlp.input_scale for block in blocks]
+    assert obstacle(model.blocks[0], "blocks.0") == (
+        "blocks.0.attention has rule=lnscale, which the Triton kernels do not know"
+    )

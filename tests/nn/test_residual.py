@@ -173,6 +173,7 @@ def test_another_norm_loses_its_outer_gain_too(kind, x):
         ({"rule": "factored"}, "blocks: must be given with rule=factored"),
         ({"rule": "factored", "epsilon": -1.0}, "epsilon=-1.0: must be a positive number"),
         ({"blocks": 2, "alpha": 2.0}, "alpha=2.0: must be left out with blocks=2, which settle it"),
+        ({"rule": "lnscale"}, "number=None: must be given with rule=lnscale, the stored block's, from 1"),
         ({"blocks": 0}, "N=0: the depth in blocks must be at least 1"),
     ],
 )
@@ -225,6 +226,14 @@ def test_scales_and_beta_follow_blocks_and_rounds(x):
     for name, parameter in residual.branch.named_parameters():
         expected = drawn.get_parameter(name) * (0 if name.endswith("bias") else 48**-0.25)
         torch.testing.assert_close(parameter, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_layernorm_scaling(number, x):
+    """x ← x + f(Norm(x)/√k), arXiv 2502.05795."""
+    residual = build(rule="lnscale", number=number)
+    expected = x + residual.branch(norm(x, residual.inner.weight) / number**0.5)
+    torch.testing.assert_close(residual(x), expected, rtol=1e-12, atol=1e-14)
 
 
 def test_init_can_be_left_out():

@@ -10,6 +10,7 @@ loss = model(tokens, targets).loss / targets.numel()
 
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -35,9 +36,9 @@ Places = tuple[Rotary, Mask]  # where tokens stand, and the mask of what they se
 
 @as_written
 class Block(nn.Module):
-    """Attention, then SwiGLU, each inside its residual equation."""
+    """Attention, then SwiGLU, each inside its residual equation; `number` counts stored blocks from 1."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, number: int = 1) -> None:
         super().__init__()
         residual = partial(
             ScaledResidual,
@@ -45,6 +46,7 @@ class Block(nn.Module):
             rule=config.residual,
             blocks=config.blocks,
             rounds=config.rounds,
+            number=number,
             init=False,  # the model draws its weights as a whole
             norm=partial(RMSNorm, eps=config.norm_eps),
         )
@@ -107,10 +109,13 @@ class LoopedGPT(nn.Module):
         self.gate_training: GateConfig | None = None
         self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
         self.input_norm = RMSNorm(config.width, config.norm_eps) if config.input_norm else nn.Identity()
-        self.prelude = nn.ModuleList(Block(config.part("prelude")) for _ in range(config.prelude))
+        number = count(1)
+        self.prelude = nn.ModuleList(
+            Block(config.part("prelude"), next(number)) for _ in range(config.prelude)
+        )
         self.injection = make_injection(config.injection, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
-        self.coda = nn.ModuleList(Block(config.part("coda")) for _ in range(config.coda))
+        self.blocks = nn.ModuleList(Block(config, next(number)) for _ in range(config.blocks))
+        self.coda = nn.ModuleList(Block(config.part("coda"), next(number)) for _ in range(config.coda))
         self.final_norm = RMSNorm(config.width, config.norm_eps) if config.final_norm else nn.Identity()
         self.exit_gate = ExitGate(config.width) if config.exit_gate else None
         head = None if config.tied_head else nn.Linear(config.width, config.padded_vocabulary, bias=False)

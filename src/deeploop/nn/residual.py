@@ -1,6 +1,6 @@
-"""A residual rule (`deeploop.rules`) around any branch: outer(α·x + ε·f(inner(x))).
+"""A residual rule (`deeploop.rules`) around any branch: outer(α·x + ε·f(s·inner(x))).
 
-`kernels/stack.py` computes the same form faster.
+`kernels/stack.py` computes it faster where s is 1.
 """
 
 import math
@@ -37,7 +37,8 @@ class ScaledResidual(nn.Module):
     are multiplied by it here, unless `init` is False, as for weights that were trained.
 
     Who counts the depth in another way gives `alpha` or `epsilon` (`Rule.scales`) in place of blocks and
-    rounds, and draws β by `init_residual_branch_`.
+    rounds, and draws β by `init_residual_branch_`. A rule that tells blocks apart needs the `number` of the
+    stored block, from 1.
     """
 
     scale: Tensor | None
@@ -50,6 +51,7 @@ class ScaledResidual(nn.Module):
         *,
         blocks: int | None = None,
         rounds: int = 1,
+        number: int | None = None,
         alpha: float | None = None,
         epsilon: float | None = None,
         init: bool = True,
@@ -59,6 +61,9 @@ class ScaledResidual(nn.Module):
         self.rule = as_rule(rule)
         scales = _scales(self.rule, blocks, rounds, alpha, epsilon)
         self.alpha, self.epsilon = scales.alpha, scales.epsilon
+        if self.rule.by_block and (number is None or number < 1):
+            raise ValueError(f"number={number}: must be given with rule={rule}, the stored block's, from 1")
+        self.input_scale = self.rule.input_scale(number or 1)
         # A tensor: compiled code holds numbers fast, and would be compiled anew for every other one.
         scale = torch.tensor(self.epsilon) if self.rule.varies else None
         self.register_buffer("scale", scale, persistent=False)
@@ -86,7 +91,9 @@ class ScaledResidual(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         skip = self.alpha * x
-        f = self.branch(self.inner(x), *args, **kwargs)
+        read = self.inner(x)
+        read = read if self.input_scale == 1 else self.input_scale * read
+        f = self.branch(read, *args, **kwargs)
         f = f[0] if isinstance(f, tuple) else f
         if f.shape != x.shape:  # a sum would broadcast it
             raise ValueError(
