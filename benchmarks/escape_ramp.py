@@ -125,7 +125,7 @@ def border(
             config = replace(
                 base,
                 seed=cell["seed"],
-                model=replace(base.model, rounds=cell["rounds"], p=cell["p"]),
+                model=replace(base.model, rounds=cell["rounds"], rule=f"deeploop:p={cell['p']}"),
                 optim=replace(base.optim, warmup_steps=warmup, peak_lr=peak, floor_lr=peak),
             )
             with tempfile.TemporaryDirectory() as folder:

@@ -146,7 +146,7 @@ def main() -> None:
     cells = [(R, p, seed) for seed in options.seeds for p in options.p for R in options.rounds]
     with open_world(base.device) as world, tempfile.TemporaryDirectory() as folder:
         for R, p, seed in tqdm([cell for cell in cells if cell not in done], desc="threshold", disable=None):
-            model = replace(base.model, rounds=R, p=p)
+            model = replace(base.model, rounds=R, rule=f"deeploop:p={p}")
             config = replace(base, seed=seed, model=model, out=Path(folder) / f"{R}-{p}-{seed}")
             points = curve(config, world, options.every, options.hold_embedding)
             rows.append({"rounds": R, "p": p, "seed": seed, "S": crossing(points), "curve": points})

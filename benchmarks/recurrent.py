@@ -51,7 +51,7 @@ def base_config(args: argparse.Namespace, folder: Path) -> TrainConfig:
     """Prelude, core and coda of 4 blocks each at GPT-2 small's width; 1 each for --tiny."""
     base, blocks = (tiny(), 1) if args.tiny else (gpt2_small(), 4)
     model = replace(
-        base.model, blocks=blocks, prelude=blocks, coda=blocks, rounds=MEAN, injection="add", block="flat"
+        base.model, blocks=blocks, prelude=blocks, coda=blocks, rounds=MEAN, injection="add", rule="flat"
     )
     size = args.batch or (4 if args.tiny else 32)
     return replace(

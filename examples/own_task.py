@@ -45,7 +45,7 @@ def config(out):
     return CustomTrainConfig(
         out=out,
         model=GPTConfig(
-            block="averaged", blocks=2, rounds=4, width=64, heads=2, hidden=128,
+            rule="averaged", blocks=2, rounds=4, width=64, heads=2, hidden=128,
             vocabulary=DIGITS + 1, context=2 * LENGTH,
         ),
         data=CustomDataConfig(validate_every=50),

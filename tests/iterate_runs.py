@@ -12,7 +12,7 @@ def make_iterate_config(out, **changes):
     """`make_iterate_config(out, data={"task": "hops"})`: a tiny run with some fields changed."""
     base = IterateTrainConfig(
         model=GPTConfig(
-            blocks=1, rounds=3, width=16, heads=2, hidden=32, vocabulary=64, context=64, block="flat"
+            blocks=1, rounds=3, width=16, heads=2, hidden=32, vocabulary=64, context=64, rule="flat"
         ),
         data=IterateDataConfig(
             length=10, train_steps=3, test_steps=(1, 2, 3), test_examples=8, validate_every=8

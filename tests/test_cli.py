@@ -119,8 +119,8 @@ def test_a_mistake_is_one_line(refused, arguments, message):
         ),
         ("recommend --blocks 4 --rounds 8 --width 384 --tokens 1e12", ["tokens=1000000000000: "]),
         ("train tiny --optim.peak-lr fast", ["--optim.peak-lr=fast: must be a number"]),
-        ("train tiny --model.block sideways", ["--model.block=sideways: must be one of prenorm, "]),
-        ("train tiny --model.block averged", ["flat; perhaps averaged"]),
+        ("train tiny --model.rule sideways", ["model.rule=sideways: must be one of deeploop, "]),
+        ("train tiny --model.rule averged", ["flat; perhaps averaged"]),
         ("train tiny --model.rounds", ["--model.rounds"]),
         ("train tiny surplus", ["surplus"]),
         ("prepare stdlib --tokenizer words", ["tokenizer", "words", "gpt2"]),
@@ -282,7 +282,7 @@ def test_a_folder_that_holds_a_run(refused, train_arguments, tmp_path):
     assert "nowhere" in refused(
         train_arguments(out, "--dry-run", "--data.path", "nowhere")
     )  # hidden by nothing
-    for field, value, old in [("hidden", 96, 64), ("rounds", 5, 3), ("block", "prenorm", "sandwich")]:
+    for field, value, old in [("hidden", 96, 64), ("rounds", 5, 3), ("rule", "prenorm", "deeploop")]:
         message = refused(train_arguments(out, "--resume", f"--model.{field}", value))
         name = f"model.{field}"
         assert message.startswith(f"{name}={value}: the run in {out} was started with {name}={old}; resume ")

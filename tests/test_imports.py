@@ -11,12 +11,13 @@ import pytest
 
 import deeploop
 from deeploop.cli import COMMANDS
+from deeploop.rules import NAMED
 from deeploop.sweep.paper_grids import GRIDS
 from deeploop.tasks.recipes import RECIPES
 
 SOURCE = Path(deeploop.__file__).parent
 
-# Which packages a package may import, besides itself and the root's `exits`, `extras`, `files` and version.
+# Which packages a package may import, besides itself and the files of the root that all may import.
 # "configs" are the files of `tasks` that need no torch: the registry, each task's config and its recipes.
 ALLOWED = {
     "theory": set(),
@@ -46,6 +47,8 @@ ALLOWED = {
 FORBIDDEN = {
     "theory": ["torch", "numpy"],
     "config": ["torch", "numpy"],
+    "rules.py": ["torch", "numpy"],
+    "models/gpt_config.py": ["torch", "numpy"],
     "models": ["torch.distributed"],
     "nn": ["torch.distributed"],
     "report": ["torch"],
@@ -53,7 +56,16 @@ FORBIDDEN = {
     "extras.py": ["torch", "numpy"],
     "files.py": ["torch", "numpy"],
 }
-ROOT_FILES = {"__init__.py", "__main__.py", "cli.py", "exits.py", "extras.py", "files.py", "terminal.py"}
+ROOT_FILES = {
+    "__init__.py",
+    "__main__.py",
+    "cli.py",
+    "exits.py",
+    "extras.py",
+    "files.py",
+    "rules.py",
+    "terminal.py",
+}
 
 
 def imports(path):
@@ -123,6 +135,27 @@ def test_some_do_without(place):
                 assert not f"{module}.".startswith(f"{forbidden}."), f"{path} imports {module}"
 
 
+def compared_rules(path):
+    """Yield the names of rules that a file compares something with; the parts of a rule are no names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(isinstance(side, ast.Attribute) and side.attr in ("alpha", "epsilon") for side in sides):
+                continue
+            of_rule = any(isinstance(side, ast.Attribute) and side.attr in ("rule", "name") for side in sides)
+            words = {one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant)}
+            yield from words & {*NAMED, "sandwich"} - (
+                {"deeploop"} if not of_rule else set()
+            )  # the package's
+
+
+def test_nothing_else_compares_the_name_of_a_rule():
+    apart = {SOURCE / "rules.py", SOURCE / "config" / "old_names.py"}
+    apart.add(SOURCE / "report" / "demo.py")  # whose models have names of their own
+    found = {path: [*compared_rules(path)] for path in {*SOURCE.rglob("*.py")} - apart}
+    assert {path: words for path, words in found.items() if words} == {}
+
+
 WITHOUT_TORCH = [
     module_of(path)
     for place in ("config", "configs", "runs", "report")
@@ -139,6 +172,7 @@ WITHOUT_TORCH = [
         "import deeploop.theory",
         "import deeploop; deeploop.recommend",
         f"import {', '.join(WITHOUT_TORCH)}",
+        "import deeploop; deeploop.GPTConfig(rule='flat')",
         f"from deeploop.cli import main; main(['runs', {str(SOURCE / 'assets')!r}])",
         "from deeploop.cli import main; main(['plan', '--blocks', '12', '--rounds', '3'])",
     ],

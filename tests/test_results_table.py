@@ -47,7 +47,7 @@ def test_every_row_is_quoted_from_files(tool, tmp_path):
     values = {
         "loss": {"last": "validation", "field": "loss"},
         "rate": {"median": "train", "field": "rate", "times": 1e-3},
-        "published": {"published": "LOSS", "key": ["small", "sandwich", 3]},
+        "published": {"published": "LOSS", "key": ["small", "deeploop", 3]},
     }
     paper = {"order": 1, "says": "{published:.4f}", "here": "{loss:.1f}"}
     entry = {"order": 1, "what": "w", "result": "{loss:.2f} at {rate:.0f} K", "values": values}

@@ -23,7 +23,7 @@ def runs(make_config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     train(make_config(folder / "r3", diagnose={"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 3}))
     train(make_config(folder / "r1", model={"rounds": 1}, optim={"steps": 2}))
-    train(make_config(folder / "prenorm", model={"block": "prenorm"}, optim={"steps": 2}))
+    train(make_config(folder / "prenorm", model={"rule": "prenorm"}, optim={"steps": 2}))
     return folder
 
 
@@ -144,7 +144,7 @@ def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, undrawn, mo
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such run folder"),
-        (["r3", "prenorm"], "model.block=prenorm, but"),
+        (["r3", "prenorm"], "model.rule=prenorm, but"),
         (["r3", "--sublayers", "blocks.9.mlp"], "sublayer 'blocks.9.mlp': the model has blocks.0.attention"),
         (["r3", "--iterations", "0"], "iterations=0: must be 1 or more"),
         (["r3", "--tolerance", "nan"], "tolerance=nan: must be 0 or more"),

@@ -66,9 +66,9 @@ def test_one_wrong_cell_of_eight_is_no_exact_answer():
 @pytest.mark.parametrize(
     "parts",
     [
-        {"block": "flat"},
-        {"block": "factored"},
-        {"block": "flat", "prelude": 1, "coda": 2, "injection": "gated", "first_state": "zeros"},
+        {"rule": "flat"},
+        {"rule": "factored"},
+        {"rule": "flat", "prelude": 1, "coda": 2, "injection": "gated", "first_state": "zeros"},
     ],
 )
 @pytest.mark.parametrize("recompute", [False, True])

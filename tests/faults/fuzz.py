@@ -79,12 +79,12 @@ optim.steps = 4
 seed = [0, 1, 2]
 
 [axes.method]
-prenorm = {model.block = "prenorm", optim.peak_lr = 1e-3}
-deeploop = {model.p = 0.5}
+prenorm = {model.rule = "prenorm", optim.peak_lr = 1e-3}
+deeploop = {model.rule = "deeploop"}
 """
 COMMANDS = [*"plan train validate generate diagnose export eval bench prepare x".split(), ""]  # noqa: SIM905
 WORDS = [
-    *"--model.rounds --optim.batch --out --blocks --rounds --json --help --seed --model.block --p".split(),  # noqa: SIM905
+    *"--model.rounds --optim.batch --out --blocks --rounds --json --help --seed --model.rule --p".split(),  # noqa: SIM905
     *"--tasks --high-blocks --cycles --horizon 3 -1 0 nan 1e999 x tiny gpt2-small nowhere é -- - =".split(),  # noqa: SIM905
     *("prenorm", "½", "full", "", "9" * 400),
 ]

@@ -16,8 +16,8 @@ PARTS = {"prelude": 1, "coda": 2, "injection": "linear", "first_state": "noise",
 
 @pytest.fixture(
     scope="module",
-    params=[{}, {"block": "flat", "exit_gate": True}, PARTS],
-    ids=["sandwich", "flat", "parts"],
+    params=[{}, {"rule": "flat", "exit_gate": True}, PARTS],
+    ids=["deeploop", "flat", "parts"],
 )
 def model(request):
     model = LoopedGPT(replace(CONFIG, **request.param)).eval()

@@ -43,7 +43,7 @@ def test_cached_logits_equal_uncached(rounds, pieces, tokens):
 
 @pytest.mark.parametrize("block", ["prenorm", "postnorm", "flat"])
 def test_every_residual_takes_a_cache(block, tokens):
-    model = build(block=block)
+    model = build(rule=block)
     expected = model.logits(model(tokens).states).detach()
     torch.testing.assert_close(cached_logits(model, tokens, [6, 1, 13]), expected, rtol=0, atol=1e-5)
 
@@ -74,7 +74,7 @@ def test_the_cache_takes_the_dtype_of_autocast(tokens):
         torch.testing.assert_close(states, model(tokens).states, rtol=0, atol=0.1)
 
 
-PARTS = {"prelude": 1, "coda": 1, "injection": "add", "block": "flat"}
+PARTS = {"prelude": 1, "coda": 1, "injection": "add", "rule": "flat"}
 
 
 @torch.no_grad()

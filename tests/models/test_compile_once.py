@@ -81,7 +81,7 @@ def test_another_alpha_is_compiled_at_most_twice(compiler):
 
 
 def test_an_epsilon_that_varies_with_the_rounds_is_compiled_once(compiler):
-    model = make_gpt(4, block="prenorm", epsilon_exponent=0.5, recompute_alpha=True, kv_heads=1, prelude=1)
+    model = make_gpt(4, rule="prenorm:q=0.5", recompute_alpha=True, kv_heads=1, prelude=1)
     compiler.compile(*model.prelude, *model.blocks)
     for rounds in (4, 1, 7, 2, 5):
         model.set_rounds(rounds)

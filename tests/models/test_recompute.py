@@ -53,9 +53,9 @@ def block_calls(model, loss):
 
 @pytest.mark.parametrize("way", WAYS[1:])
 @pytest.mark.parametrize("rounds", [1, 3])
-@pytest.mark.parametrize("block", ["sandwich", "flat"])
+@pytest.mark.parametrize("block", ["deeploop", "flat"])
 def test_the_gradients_of_a_gpt_do_not_change(way, rounds, block):
-    models = [make_gpt(rounds, recompute, block=block).double() for recompute in ("off", way)]
+    models = [make_gpt(rounds, recompute, rule=block).double() for recompute in ("off", way)]
     losses = [gpt_loss(model) for model in models]
     assert losses[0] == losses[1]
     for loss in losses:

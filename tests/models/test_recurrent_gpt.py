@@ -16,7 +16,7 @@ from deeploop.nn.injection import GatedInjection, LinearInjection
 
 TINY = GPTConfig(
     blocks=2, rounds=3, prelude=1, coda=2, width=16, heads=2, hidden=24, vocabulary=50, context=12,
-    injection="add", block="flat",
+    injection="add", rule="flat",
 )  # fmt: skip
 INJECTIONS = ("none", "add", "linear", "gated")
 
@@ -62,7 +62,7 @@ def unrolled(model, tokens, targets, blocks):
     return model.read_out(x, targets).loss
 
 
-@pytest.mark.parametrize("kind", ["flat", "sandwich", "prenorm"])
+@pytest.mark.parametrize("kind", ["flat", "deeploop", "prenorm"])
 @pytest.mark.parametrize(
     ("injection", "first_state"),
     [
@@ -76,7 +76,7 @@ def unrolled(model, tokens, targets, blocks):
     ],
 )
 def test_an_untied_stack_has_the_same_loss_and_gradients(kind, injection, first_state, tokens):
-    model = build(block=kind, injection=injection, first_state=first_state)
+    model = build(rule=kind, injection=injection, first_state=first_state)
     targets = tokens.roll(-1, 1)
     loss = model(tokens, targets).loss
     loss.backward()
@@ -114,12 +114,12 @@ def test_the_plain_loop_draws_and_names_what_it_always_did():
 
 
 def test_scales_and_draws_of_prelude_and_coda_are_those_of_one_visit():
-    model = LoopedGPT(replace(TINY, block="sandwich", rounds=8))
+    model = LoopedGPT(replace(TINY, rule="deeploop", rounds=8))
     alphas = {name: m.alpha for name, m in model.named_modules() if isinstance(m, ScaledResidual)}
     expected = {"prelude": math.sqrt(2), "blocks": math.sqrt(2 * 16), "coda": math.sqrt(4)}
     for name, alpha in alphas.items():
         assert alpha == pytest.approx(expected[name.split(".")[0]])
-    big = LoopedGPT(replace(TINY, block="sandwich", rounds=8, width=128, hidden=256, coda=1))
+    big = LoopedGPT(replace(TINY, rule="deeploop", rounds=8, width=128, hidden=256, coda=1))
     for part, N in (("prelude", 1), ("blocks", 16), ("coda", 1)):
         drawn = big.get_parameter(f"{part}.0.mlp.branch.up.weight").std().item()
         assert drawn == pytest.approx(0.5 / math.sqrt(128) / math.sqrt(8 * N), rel=0.02)

@@ -77,11 +77,11 @@ def test_a_product_and_its_gradients_are_those_of_the_matrix():
         assert 1e-3 < (ours - exact).norm() / exact.norm() < 0.08
 
 
-@pytest.mark.parametrize("kind", ["sandwich", "flat", "prenorm"])
+@pytest.mark.parametrize("kind", ["deeploop", "flat", "prenorm"])
 @pytest.mark.parametrize("factor", [1.0, 10.0])
 def test_scales_bring_every_operand_near_its_place(kind, factor):
     """Measured on the modules, at matrices as they are drawn and at much larger ones."""
-    gpt = looped(block=kind)
+    gpt = looped(rule=kind)
     for parameter in gpt.blocks.parameters():
         parameter.data *= factor if parameter.ndim == 2 else 1
     seen = {}
@@ -315,9 +315,9 @@ PARTS = {"prelude": 1, "coda": 1, "injection": "gated"}
     ("model", "options", "bound"),
     [
         ({}, {"recompute": "round"}, 0.25),
-        ({"block": "flat"}, {}, 0.55),
-        pytest.param({"block": "prenorm", "blocks": 1, "rounds": 1}, {}, 0.5, marks=pytest.mark.sample),
-        ({"block": "prenorm"}, {}, None),
+        ({"rule": "flat"}, {}, 0.55),
+        pytest.param({"rule": "prenorm", "blocks": 1, "rounds": 1}, {}, 0.5, marks=pytest.mark.sample),
+        ({"rule": "prenorm"}, {}, None),
         (PARTS, {}, 0.3),
         ({}, {"documents": True}, 0.3),
         ({}, {"bf16_stream": True}, 0.58),

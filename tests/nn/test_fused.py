@@ -22,6 +22,7 @@ from deeploop.nn.documents import document_bounds, document_mask, document_posit
 from deeploop.nn.kernels.products import cached_cast, cast_cache
 from deeploop.nn.layers import RMSNorm, SwiGLU, rotary_table
 from deeploop.nn.residual import ScaledResidual
+from deeploop.rules import RULES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -37,28 +38,28 @@ def hrm(**model):
 
 
 BLOCKS = {
-    "sandwich": gpt,
-    "prenorm": partial(gpt, block="prenorm"),
-    "averaged": partial(gpt, block="averaged"),
-    "factored": partial(gpt, block="factored"),
-    "postnorm": partial(gpt, block="postnorm"),
-    "sandwich without inner norm": partial(gpt, inner_norm=False),
-    "flat": partial(gpt, block="flat"),
-    "sandwich without any gain outside": partial(gpt, inner_norm=False, outer_gain=False),
+    "deeploop": gpt,
+    "prenorm": partial(gpt, rule="prenorm"),
+    "averaged": partial(gpt, rule="averaged"),
+    "factored": partial(gpt, rule="factored"),
+    "postnorm": partial(gpt, rule="postnorm"),
+    "deeploop without inner norm": partial(gpt, rule="deeploop:inner_norm=off"),
+    "flat": partial(gpt, rule="flat"),
+    "deeploop without any gain outside": partial(gpt, rule="deeploop:inner_norm=off,outer_gain=off"),
     "hrm": hrm,
     "hrm at p = 1/2": partial(hrm, p=0.5),
 }
 
 
-def test_every_kind_that_the_kernels_claim_is_tested_against_the_equation():
-    assert BLOCKS.keys() >= known.KNOWN_KINDS
+def test_every_rule_that_the_kernels_claim_is_tested_against_the_equation():
+    assert BLOCKS.keys() >= {rule.name for rule in RULES if rule.form in known.KNOWN_FORMS} - {"deepnorm"}
 
 
-def test_a_kind_that_the_kernels_do_not_know_is_left_to_the_modules(monkeypatch):
+def test_a_rule_of_a_form_that_the_kernels_do_not_know_is_left_to_the_modules(monkeypatch):
     monkeypatch.setattr(known, "HAS_TRITON", True)
     block = gpt()
     assert known.fits_block(block)
-    block.mlp.kind = "a rule of tomorrow"
+    block.mlp.rule = replace(block.mlp.rule, form="of tomorrow")
     assert not known.fits_block(block)
 
 
@@ -68,7 +69,7 @@ def sublayers(block):
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", [pytest.param("sandwich", marks=pytest.mark.sample), *list(BLOCKS)[1:]])
+@pytest.mark.parametrize("kind", [pytest.param("deeploop", marks=pytest.mark.sample), *list(BLOCKS)[1:]])
 def test_a_fused_block_is_the_block(kind, narrow):
     torch.manual_seed(0)
     block = BLOCKS[kind]().to(DEVICE)
@@ -96,12 +97,12 @@ def test_a_fused_block_is_the_block(kind, narrow):
     "model",
     [
         {},
-        {"block": "prenorm"},
-        {"inner_norm": False},
-        {"block": "flat"},
+        {"rule": "prenorm"},
+        {"rule": "deeploop:inner_norm=off"},
+        {"rule": "flat"},
         {"injection": "add"},
-        {"block": "flat", "injection": "linear"},
-        {"inner_norm": False, "injection": "gated"},
+        {"rule": "flat", "injection": "linear"},
+        {"rule": "deeploop:inner_norm=off", "injection": "gated"},
     ],
     ids=str,
 )

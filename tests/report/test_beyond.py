@@ -15,7 +15,7 @@ from iterate_runs import make_iterate_config
 
 def write_iterated(folder, block, seed, far, noise=0.0):
     """A finished run that is right inside its 3 trained steps from step 4 on, and `far` right at 9."""
-    base = make_iterate_config(folder, model={"block": block}, rounds={"noise": noise})
+    base = make_iterate_config(folder, model={"rule": block}, rounds={"noise": noise})
     config = replace(base, seed=seed)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(to_dict(config)))

@@ -55,7 +55,7 @@ def base(make_config, tmp_path_factory):
     """A run to fine-tune, which has hardly learned anything yet."""
     config = make_config(
         tmp_path_factory.mktemp("base") / "run",
-        model={"context": 128, "block": "flat"},
+        model={"context": 128, "rule": "flat"},
         optim={"steps": 2, "warmup_steps": 1},
     )
     train(config, quiet=True)
@@ -65,7 +65,7 @@ def base(make_config, tmp_path_factory):
 @pytest.fixture
 def make_chat(conversations, base, make_config, tmp_path):
     def make(out="chat", **changes):
-        like = make_config(tmp_path / out, model={"context": 128, "block": "flat"})
+        like = make_config(tmp_path / out, model={"context": 128, "rule": "flat"})
         settings = {
             "out": tmp_path / out,
             "model": like.model,
@@ -166,7 +166,7 @@ def test_the_model_is_that_of_the_run(tuned, base):
 
 
 def test_rounds_and_gate_are_those_of_the_run_and_the_mean_does_not_rise_anew(base, make_config, tmp_path):
-    parts = {"context": 128, "injection": "add", "exit_gate": True, "block": "flat"}
+    parts = {"context": 128, "injection": "add", "exit_gate": True, "rule": "flat"}
     config = make_config(
         tmp_path / "gated",
         model=parts,

@@ -50,9 +50,9 @@ def choose(
     return choose_execution(config or DeviceConfig(), world, model, optimizer, told)
 
 
-@pytest.mark.parametrize("block", ["sandwich", "flat", "prenorm"])
+@pytest.mark.parametrize("block", ["deeploop", "flat", "prenorm"])
 def test_on_one_gpu_everything_is_on(block):
-    chosen = choose(block=block)
+    chosen = choose(rule=block)
     assert chosen.describe() == "Triton kernels, bf16, CUDA graph, loss read back 1 step behind"
     assert chosen.chained
     assert chosen.to_json() == {"blocks": "kernels", "precision": "bf16", "graph": True, "lag": 1}
@@ -111,7 +111,7 @@ def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
         ({"compile": "on"}, {}, "needs the Triton kernels, which are not used: device.compile is on"),
         ({"parallel": "fsdp"}, {"ranks": 2}, "is not supported with device.parallel=fsdp; use ddp"),
         ({}, {"hidden": 88}, "model.hidden=88 must be a multiple of 16"),
-        ({}, {"inner_norm": False}, "needs a norm before each branch"),
+        ({}, {"rule": "deeploop:inner_norm=off"}, "needs a norm before each branch"),
         ({}, {"recompute": "block"}, "is not supported with device.recompute=block; use round"),
         (
             {},
@@ -268,7 +268,7 @@ def test_what_was_trained_in_fp8_is_evaluated_anywhere():
 
 
 def test_drawn_rounds_have_a_graph_for_each_number_of_them():
-    parts = {"prelude": 1, "coda": 1, "injection": "linear", "first_state": "noise", "block": "flat"}
+    parts = {"prelude": 1, "coda": 1, "injection": "linear", "first_state": "noise", "rule": "flat"}
     chosen = choose(**parts, draws_rounds=True)
     assert chosen.describe() == (
         "Triton kernels, bf16, CUDA graph for each number of rounds, at most 16, loss read back 1 step behind"

@@ -18,7 +18,7 @@ from deeploop.train.rundir import load_model
 from iterate_runs import make_iterate_config
 
 GATE = {"exit_gate": True}
-PARTS = {"prelude": 1, "coda": 1, "injection": "add", "block": "flat"}
+PARTS = {"prelude": 1, "coda": 1, "injection": "add", "rule": "flat"}
 
 
 def weights(run):

@@ -36,7 +36,7 @@ def test_the_header_of_a_language_model():
     assert header(config, FACTS) == [
         "run:       runs/tiny, 100 steps (deeploop train tiny)",
         "model:     437,760 parameters; K = 2 blocks × R = 3 rounds, N = 6",
-        "rule:      sandwich, p = 0.5: α = 3.464, β = 0.1443",  # √12, 1/√48
+        "rule:      DeepLoop p=0.5, x ← Norm(α·x + f(Norm(x))): α = 3.464, β = 0.1443",  # √12, 1/√48
         "data:      204,800 tokens planned, the corpus has 120,940: 1.7 epochs",
         "optimizer: AdamW, peak rate 0.001 after 200 steps of warm-up",
         "cost:      2e+11 FLOPs; memory about 1.5 GiB (estimate)",
@@ -54,13 +54,19 @@ def test_the_header_of_a_language_model():
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"block": "prenorm"}, "prenorm: no scales"),
-        ({"block": "flat", "blocks": 4, "rounds": 5}, "flat: α = 10"),
-        ({"block": "factored", "blocks": 4, "rounds": 5}, "factored: ε = 0.1"),
-        ({"block": "averaged", "blocks": 4, "rounds": 5}, "averaged: ε = 0.05"),
-        ({"beta": "off", "blocks": 2, "rounds": 4}, "sandwich: α = 4"),
-        ({"block": "flat", "blocks": 4, "rounds": 5, "prelude": 1}, "flat: α = 10; prelude (R = 1) α = 1"),
-        ({"block": "averaged", "blocks": 1, "rounds": 1}, "averaged: ε = 1"),
+        ({"rule": "prenorm"}, "pre-norm, x ← x + f(Norm(x)): no scales"),
+        ({"rule": "flat", "blocks": 4, "rounds": 5}, "flat, x ← Norm(α·x + f(Norm(x)·g)): α = 10"),
+        ({"rule": "factored", "blocks": 4, "rounds": 5}, "pre-norm λ/(R√K), x ← x + ε·f(Norm(x)): ε = 0.1"),
+        ({"rule": "averaged", "blocks": 4, "rounds": 5}, "pre-norm 1/N, x ← x + ε·f(Norm(x)): ε = 0.05"),
+        (
+            {"rule": "deeploop:beta=off", "blocks": 2, "rounds": 4},
+            "DeepLoop p=0.5, no β, x ← Norm(α·x + f(Norm(x))): α = 4",
+        ),
+        (
+            {"rule": "flat", "blocks": 4, "rounds": 5, "prelude": 1},
+            "flat, x ← Norm(α·x + f(Norm(x)·g)): α = 10; prelude (R = 1) α = 1",
+        ),
+        ({"rule": "averaged", "blocks": 1, "rounds": 1}, "pre-norm 1/N, x ← x + ε·f(Norm(x)): ε = 1"),
     ],
 )
 def test_the_rule_of_a_block(fields, rule):
@@ -87,10 +93,11 @@ def test_the_header_of_reasoners():
     plan = model.schedule
     assert hrm["model"].endswith(f"; N = {plan.N}, N_g = {plan.N_g} in the graph")
     alpha, beta = (2 * model.N) ** model.p, (8 * model.N) ** -model.p
-    assert hrm["rule"] == f"α = {alpha:.4g}, β = {beta:.4g}"
+    equation = "DeepLoop p=0.5, no inner norm, x ← Norm(α·x + f(x))"
+    assert hrm["rule"] == f"{equation}: α = {alpha:.4g}, β = {beta:.4g}"
     assert hrm["data"].endswith("per puzzle; 120,940 training examples")
     assert hrm["optimizer"].startswith("AdamATan2, peak rate ")
-    assert lines(get_recipe("trm-sudoku4"))["rule"] == "no scales"
+    assert lines(get_recipe("trm-sudoku4"))["rule"] == "post-norm, x ← Norm(x + f(x)): no scales"
 
 
 def test_time_and_ranks_where_they_are_known():

@@ -103,7 +103,7 @@ def test_two_ranks_share_one_ranks_batch(tmp_path):
 
 
 def test_noise_is_added_after_each_round_in_units_of_the_stream(tmp_path):
-    task = started(tmp_path, rounds={"noise": 0.3}, model={"block": "prenorm"})
+    task = started(tmp_path, rounds={"noise": 0.3}, model={"rule": "prenorm"})
     [(rounds, batch)] = batches(task, 1)
     inputs, targets, share, noise = batch
     assert noise.shape == (*inputs.shape[:1], rounds, *inputs.shape[1:], 16)

@@ -24,7 +24,7 @@ from deeploop.train.steps import StepQueue
 CPU = torch.device("cpu")
 SAMPLED = {"sample": "poisson-lognormal"}
 SUBLAYERS = ("blocks.0.attention", "blocks.1.mlp")
-PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
+PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "rule": "flat"}
 
 
 def test_a_run_whose_first_state_is_noise_resumes_bit_for_bit(tiny_config):
@@ -69,18 +69,18 @@ def test_an_injection_is_not_decayed_and_all_blocks_are_matrices(tiny_config):
 
 
 def test_the_header_says_what_stands_around_the_loop(tiny_config):
-    config = tiny_config(model=PARTS | {"block": "sandwich"})
+    config = tiny_config(model=PARTS | {"rule": "deeploop"})
     facts = Facts("tiny", parameters=1, examples=1, flops_per_step=1, step_bytes=1, device="cpu")
     model, rule = header(config, facts)[1:3]
     assert model.endswith("N = 6; prelude 1, coda 1 blocks; injection: gated; first state: noise")
     assert "α = 3.464, β = 0.1443; prelude (R = 1) α = 1.414, β = 0.3536; coda (R = 1) α" in rule
 
 
-@pytest.mark.parametrize("block", ["flat", "sandwich"])
+@pytest.mark.parametrize("block", ["flat", "deeploop"])
 def test_a_diagnosis_is_of_the_loop_at_all_its_rounds(block, tiny_config, capsys, undrawn):
     """While training, with rounds drawn and a truncated gradient, and of its checkpoint."""
     config = tiny_config(
-        model=PARTS | {"block": block},
+        model=PARTS | {"rule": block},
         rounds=SAMPLED | {"backprop": 2},
         diagnose={"every": 6, "iterations": 2, "sublayers": SUBLAYERS},
     )
@@ -235,7 +235,7 @@ def test_the_recipe_is_what_its_page_says(tmp_path, corpus):
     config = get_recipe("tiny-recurrent")
     model = config.model
     assert (model.prelude, model.blocks, model.coda, model.rounds) == (1, 2, 1, 4)
-    assert (model.injection, model.block) == ("add", "flat")
+    assert (model.injection, model.rule) == ("add", "flat")
     assert (config.rounds.sample, config.rounds.backprop) == ("poisson-lognormal", 4)
     small = replace(model, width=32, heads=2, hidden=64, context=32)
     config = replace(

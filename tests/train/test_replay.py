@@ -176,7 +176,7 @@ def test_an_iterated_task_is_recorded_once_for_each_number_of_rounds(tmp_path, m
     assert found[True] == pytest.approx(found[False], rel=1e-6)
 
 
-PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
+PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "rule": "flat"}
 
 
 @pytest.mark.parametrize("gate", [False, True])
@@ -204,7 +204,7 @@ def test_a_recurrent_run_is_recorded_once_for_each_number_of_rounds_that_comes_a
 def test_a_recurrent_run_trains_alike_with_graphs_and_without(injection, tiny_config):
     """Kernels in a chain, with the injection between rounds and the earlier rounds outside of the graph."""
     found = {}
-    parts = {"prelude": 1, "coda": 1, "injection": injection, "block": "flat", "width": 128, "hidden": 256}
+    parts = {"prelude": 1, "coda": 1, "injection": injection, "rule": "flat", "width": 128, "hidden": 256}
     sampled = {"sample": "uniform", "backprop": 0 if injection == "none" else 2}
     noise = {} if injection == "none" else {"first_state": "noise"}
     for name, device in (

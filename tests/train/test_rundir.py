@@ -84,8 +84,8 @@ def test_init_from_may_change_the_rounds(config, tiny_config):
     [
         ({"width": 64}, "has model.width=32 (this run 64); add --model.width 32"),
         (
-            {"block": "averaged", "exit_gate": True},
-            "has model.block=sandwich (this run averaged); add --model.block sandwich",
+            {"rule": "averaged", "exit_gate": True},
+            "has model.rule=deeploop (this run averaged); add --model.rule deeploop",
         ),
         (
             {"tied_head": False, "unigram_bias": True},

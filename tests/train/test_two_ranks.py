@@ -43,7 +43,7 @@ MUON = {"kind": "muon", "branch_lr": 0.25}
 MUON_WEIGHT_TOLERANCE = 5e-3
 DIAGNOSE = {"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 2}
 # Rounds that are drawn, from noise, with a short gradient; and an exit gate, which wants all of it.
-RECURRENT_MODEL = {"prelude": 1, "coda": 1, "first_state": "noise", "block": "flat"}
+RECURRENT_MODEL = {"prelude": 1, "coda": 1, "first_state": "noise", "rule": "flat"}
 RECURRENT = {
     injection: {
         "model": RECURRENT_MODEL | {"injection": injection},

@@ -15,14 +15,14 @@ from deeploop.nn import fp8
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, SelfAttention, SwiGLU
 from deeploop.nn.residual import ScaledResidual
 from deeploop.nn.written import difference, is_written
+from deeploop.rules import FORM
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SMALLEST_HEAD = 16
 MOST_ALPHA = 128  # in FP8 without inner norms: a state of size α is cast as it is, and e4m3 ends at 448
 QK_NORMS = "q_norm", "k_norm"
 LOOP = "loop", "round", "visit"  # of a looped GPT, which a chain of kernels computes
-# The kernels compute outer(α·x + ε·f(inner(x))). A kind of another form must not be named here.
-KNOWN_KINDS = frozenset({"prenorm", "postnorm", "sandwich", "factored", "averaged", "flat"})
+KNOWN_FORMS = frozenset({FORM})  # of a residual rule
 
 
 def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
@@ -84,8 +84,8 @@ def _against_form(pair: dict[str, ScaledResidual]) -> Against:
     branches = (SelfAttention, CausalSelfAttention), (SwiGLU,)
     for (name, sublayer), known in zip(pair.items(), branches, strict=True):
         yield from _against_class(sublayer, name, (ScaledResidual,))
-        if sublayer.kind not in KNOWN_KINDS:
-            yield name, f"has kind={sublayer.kind!r}, which the Triton kernels do not know"
+        if sublayer.rule.form not in KNOWN_FORMS:
+            yield name, f"has rule={sublayer.rule}, which the Triton kernels do not know"
         yield from _against_class(sublayer.branch, f"{name}.branch", known)
         for part, layer in sublayer.branch.named_children():
             either = (RMSNorm, nn.Identity) if part in QK_NORMS else (nn.Linear,)
@@ -163,11 +163,9 @@ def against_fp8(block: nn.Module, tokens: int) -> str:
     """Why products of a block that the kernels know, with so many tokens, can't be FP8; empty if they can."""
     pair = sublayers(block)
     if not (all(map(_has_inner_norm, pair)) or all(map(_ends_in_plain_norm, pair))):
-        return "needs a norm before each branch, whose scale follows from it; choose another model.block"
+        return "needs a norm before each branch, whose scale follows from it; choose another model.rule"
     if all(map(_ends_in_plain_norm, pair)) and (alpha := max(s.alpha for s in pair)) > MOST_ALPHA:
-        return (
-            f"needs α of at most {MOST_ALPHA}, this model has {alpha:.4g}; change model.p or model.flat_gain"
-        )
+        return f"needs α of at most {MOST_ALPHA}, this model has {alpha:.4g}; change p or gain of model.rule"
     mlp: Any = pair[1].branch
     for name, size in zip(("hidden", "width"), mlp.gate.weight.shape, strict=True):
         if size % fp8.MULTIPLE:

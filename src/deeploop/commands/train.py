@@ -9,6 +9,7 @@ from typing import Any
 
 from deeploop.commands.parsing import choose, parse, summary
 from deeploop.config.json import to_dict
+from deeploop.config.old_names import REASONERS, require_new_flags
 from deeploop.config.run import RunConfig
 from deeploop.exits import memory_advice
 from deeploop.runs.folder import config_to_resume, is_export, load_config
@@ -49,6 +50,8 @@ def main(arguments: list[str]) -> int:
         base = with_model_of_run(base, rest)
     prog = f"deeploop train {source}"
     switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
+    if base.task not in REASONERS:
+        require_new_flags(rest)
     config = parse(type(base), rest, prog=prog, default=base, words=TRAIN_WORDS, description=HELP)
     check_path(config, base)
     is_first_rank = int(os.environ.get("RANK", 0)) == 0

@@ -6,6 +6,8 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
+from deeploop.config import old_names
+
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as plain JSON values."""
@@ -25,6 +27,7 @@ def from_dict(kind: type, data: dict[str, Any], where: str = "config") -> Any:
     hints = _field_hints(kind)
     if not isinstance(data, dict):
         raise ValueError(f"{where}: must be a JSON object")
+    data = old_names.current(kind, data)
     unknown = sorted(set(data) - set(hints))
     if unknown:
         raise ValueError(f"{where}.{unknown[0]}: unknown field (written by another version of deeploop?)")

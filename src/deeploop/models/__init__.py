@@ -1,4 +1,4 @@
-"""The models."""
+"""The models, imported when they are first touched: a config needs no torch."""
 
 from importlib import import_module as _import_module
 from typing import Any as _Any

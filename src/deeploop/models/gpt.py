@@ -11,6 +11,7 @@ loss = model(tokens, targets).loss / targets.numel()
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import NamedTuple, Protocol
 
 import torch
@@ -23,13 +24,14 @@ from deeploop.models.gpt_config import PARTS, GPTConfig, Part
 from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
 from deeploop.nn.context import Context, Mask
 from deeploop.nn.documents import document_mask, document_positions
-from deeploop.nn.init import InitRule, init_weights_
+from deeploop.nn.init import init_weights_
 from deeploop.nn.injection import make_injection
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy, token_losses
 from deeploop.nn.recompute import Recompute, recomputed
 from deeploop.nn.residual import ScaledResidual
 from deeploop.nn.written import as_written
+from deeploop.rules import InitRule
 
 Places = tuple[Rotary, Mask]  # where tokens stand, and the mask of what they see
 
@@ -50,20 +52,19 @@ class Chain(Protocol):
 
 @as_written
 class Block(nn.Module):
-    """Attention, then SwiGLU, each inside its residual equation."""
+    """Attention, then SwiGLU, each inside its residual equation; `number` counts stored blocks from 1."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, number: int = 1) -> None:
         super().__init__()
         residual = partial(
             ScaledResidual,
             width=config.width,
-            kind=config.block,
-            alpha=config.scales.alpha,
-            epsilon=config.scales.epsilon,
-            inner_norm=config.inner_norm,
-            outer_gain=config.outer_gain,
+            rule=config.residual,
+            blocks=config.blocks,
+            rounds=config.rounds,
+            number=number,
+            init=False,  # the model draws its weights as a whole
             norm=partial(RMSNorm, eps=config.norm_eps),
-            varying=config.epsilon_exponent != 0,
         )
         attention = CausalSelfAttention(
             config.width,
@@ -118,10 +119,13 @@ class LoopedGPT(nn.Module):
         self.chain: Chain | None = None
         self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
         self.input_norm = RMSNorm(config.width, config.norm_eps) if config.input_norm else nn.Identity()
-        self.prelude = nn.ModuleList(Block(config.part("prelude")) for _ in range(config.prelude))
+        number = count(1)
+        self.prelude = nn.ModuleList(
+            Block(config.part("prelude"), next(number)) for _ in range(config.prelude)
+        )
         self.injection = make_injection(config.injection, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
-        self.coda = nn.ModuleList(Block(config.part("coda")) for _ in range(config.coda))
+        self.blocks = nn.ModuleList(Block(config, next(number)) for _ in range(config.blocks))
+        self.coda = nn.ModuleList(Block(config.part("coda"), next(number)) for _ in range(config.coda))
         self.final_norm = RMSNorm(config.width, config.norm_eps) if config.final_norm else nn.Identity()
         self.exit_gate = ExitGate(config.width) if config.exit_gate else None
         head = None if config.tied_head else nn.Linear(config.width, config.padded_vocabulary, bias=False)

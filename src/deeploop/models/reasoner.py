@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from deeploop.models.reasoner_config import PuzzleShape, ReasonerConfig
 from deeploop.nn.context import Context
-from deeploop.nn.init import BRANCH, init_truncated_
+from deeploop.nn.init import init_truncated_
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU, rotary_table
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 from deeploop.nn.written import as_written
+from deeploop.rules import BRANCH
 from deeploop.theory.visits import recurrence
 
 HALTING_BIAS = -5.0  # σ(−5) = 0.7%: nothing halts before it has learned to
@@ -56,9 +57,9 @@ class ReasonerBlock(nn.Module):
         super().__init__()
         residual = partial(
             ScaledResidual,
-            kind="sandwich" if config.exponent(module) or config.flat else "postnorm",
+            rule=config.rule_of(module),
             alpha=config.alpha(module),
-            inner_norm=False,
+            init=False,
             norm=partial(RMSNorm, gain=False),
         )
         self.across = config.mixer == "mlp"

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from deeploop.models.gpt_config import is_gain
+from deeploop.rules import DEEPLOOP, FLAT, POSTNORM, Rule, is_gain
 from deeploop.theory.scaling import ScalingRule, flat_alpha
 from deeploop.theory.visits import HORIZONS, Horizon, Schedule
 
@@ -82,6 +82,13 @@ class ReasonerConfig:
     def exponent(self, module: str) -> float:
         """p of a module's rule; 0 where it has none."""
         return self.p
+
+    def rule_of(self, module: str) -> Rule:
+        """The residual rule of a module's blocks, which have no inner norm."""
+        if self.flat:
+            return FLAT.vary(gain=self.flat_gain, inner_norm=False)
+        p = self.exponent(module)
+        return DEEPLOOP.vary(p=p, inner_norm=False) if p else POSTNORM
 
     @property
     def N(self) -> int:

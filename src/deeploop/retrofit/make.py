@@ -64,7 +64,7 @@ def describe(source: Source, layers: Layers, model: GPTConfig) -> str:
     lines = [
         f"layers:      {parts}" + (f"; dropped {', '.join(map(str, dropped))}" if dropped else ""),
         f"parameters:  {parameter_count(model):,} (source {parameter_count(own):,})",
-        f"injection:   {model.injection}; ε = R^-{model.epsilon_exponent:g}",
+        f"injection:   {model.injection}; ε = R^-{model.residual.q:g}",
         f"FLOPs per token, forward, at {model.context} tokens:",
         f"  source     {_digits(source_flops / size):>8} {unit}",
     ]

@@ -43,9 +43,9 @@ def cost(config: RunConfig) -> Cost | None:
 def papers_hours(grid: Grid, cell: Cell) -> float | None:
     """What the paper says of the same cell."""
     axes = cell.axes
-    if grid.scale != "paper" or not {"size", "block", "rounds"} <= axes.keys():
+    if grid.scale != "paper" or not {"size", "rule", "rounds"} <= axes.keys():
         return None
-    return published.gpu_hours(axes["size"], axes["block"], axes["rounds"])
+    return published.gpu_hours(axes["size"], axes["rule"], axes["rounds"])
 
 
 def table(grid: Grid, cells: list[Cell], utilization: float) -> str:

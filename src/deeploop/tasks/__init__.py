@@ -4,6 +4,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from deeploop.config import old_names
 from deeploop.config.json import from_dict, leaf_hints
 from deeploop.config.run import RunConfig
 from deeploop.files import read_json, read_table
@@ -53,7 +54,9 @@ def read_config(path: Path) -> RunConfig:
 
 def _kind_with(given: set[str]) -> type[RunConfig]:
     """The class of configs that has the fields given, or most of them."""
-    return min(map(config_class, KINDS), key=lambda kind: len(given - leaf_hints(kind).keys()))
+    return min(
+        map(config_class, KINDS), key=lambda kind: len(given - old_names.readable(leaf_hints(kind).keys()))
+    )
 
 
 def _leaves(data: dict[str, Any], prefix: str = "") -> set[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from deeploop.config.json import from_dict
+from deeploop.config.old_names import model_section
 from deeploop.data.bpe import find_tokenizer
 from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
 from deeploop.data.tokenizers import Tokenizer
@@ -20,7 +21,7 @@ from deeploop.train.checkpoint import load_weights
 def read_export(folder: Path) -> GPTConfig:
     """The config of the exported model, which its file of weights must be able to fill."""
     path = folder / "config.json"
-    found = read_object(path)
+    found = model_section(read_object(path))
     own = {field.name: found[field.name] for field in fields(GPTConfig) if field.name in found}
     config: GPTConfig = from_dict(GPTConfig, own | {"rounds": found.get("trained_rounds")}, str(path))
     try:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from deeploop.config.run import RunConfig
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.models.reasoner_config import ReasonerConfig
-from deeploop.nn.residual import ALPHA, EPSILON
+from deeploop.rules import Rule
 from deeploop.tasks import task_class
+from deeploop.theory.scaling import Scales
 from deeploop.train.active import ActiveRun
 from deeploop.train.memory import memory_of
 from deeploop.train.progress import device_name, hours_minutes_seconds
@@ -93,24 +94,27 @@ def _loop(model: GPTConfig | ReasonerConfig) -> str:
 def _rule(model: GPTConfig | ReasonerConfig) -> str:
     """The block and its scales: its own, and those that are not 1."""
     if isinstance(model, GPTConfig):
-        alpha, beta, epsilon = model.scales
-        exponent = f", p = {model.p:g}" if model.rule else ""
-        own = "α" if model.block in ALPHA else "ε" if model.block in EPSILON else ""
+        rule = model.residual
         parts = [
-            f"{name} (R = 1) {_scales(*model.part(name).scales, own=own)}"
+            f"{name} (R = 1) {_scales(rule, model.part(name).scales)}"
             for name in PARTS
             if getattr(model, name)
         ]
-        return "; ".join([f"{model.block}{exponent}: {_scales(alpha, beta, epsilon, own=own)}", *parts])
-    scales = {name: _scales(model.alpha(name), model.beta(name)) for name in model.blocks_of}
-    if len(set(scales.values())) == 1:
-        return next(iter(scales.values()))
-    return "; ".join(f"{name}: {text}" for name, text in scales.items())
+        return "; ".join([f"{rule.title}, {rule.equation}: {_scales(rule, model.scales)}", *parts])
+    rules = {name: model.rule_of(name) for name in model.blocks_of}
+    texts = {
+        name: f"{rule.title}, {rule.equation}: {_scales(rule, Scales(model.alpha(name), model.beta(name)))}"
+        for name, rule in rules.items()
+    }
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{name}: {text}" for name, text in texts.items())
 
 
-def _scales(alpha: float, beta: float, epsilon: float = 1.0, *, own: str = "") -> str:
-    known = {"α": alpha, "β": beta, "ε": epsilon}
-    shown = [f"{name} = {value:.4g}" for name, value in known.items() if value != 1 or name == own]
+def _scales(rule: Rule, scales: Scales) -> str:
+    own = {"α": rule.has_alpha, "ε": rule.epsilon != "none"}
+    known = zip("αβε", scales, strict=True)
+    shown = [f"{name} = {value:.4g}" for name, value in known if value != 1 or own.get(name)]
     return ", ".join(shown) or "no scales"
 
 
@@ -155,7 +159,7 @@ def _notes(run: ActiveRun) -> list[str]:
     if run.world.device.type == "cuda":
         notes[0] += f"; micro-batch {fit.micro_batch}, recompute {fit.recompute}"
     if run.step < config.optim.steps < config.optim.warmup_steps:
-        can_collapse = getattr(config.model, "block", None) in ALPHA
+        can_collapse = isinstance(config.model, GPTConfig) and config.model.residual.has_alpha
         notes.append(
             f"ends at step {config.optim.steps}, inside its warm-up of {config.optim.warmup_steps}: "
             f"the learning rate only rises{MAY_COLLAPSE if can_collapse else SHORTER_WARMUP}"

@@ -17,7 +17,7 @@ from deeploop.train.task import Task
 # Fields of a looped GPT that names and shapes of its weights depend on.
 SHAPING = (
     *("blocks", "prelude", "coda", "injection", "exit_gate", "width", "heads", "kv_heads", "head_width"),
-    *("qk_norm", "attention_bias", "mlp_bias", "hidden", "vocabulary", "block", "outer_gain", "inner_norm"),
+    *("qk_norm", "attention_bias", "mlp_bias", "hidden", "vocabulary", "rule"),
     *("input_norm", "final_norm", "tied_head", "unigram_bias"),
 )
 
@@ -39,6 +39,8 @@ def _other_model(config: RunConfig, source: Path) -> ValueError | None:
     told, options = [], []
     for name in SHAPING:
         old, new = getattr(theirs, name, None), getattr(ours, name)
+        if name == "rule" and isinstance(theirs, GPTConfig) and theirs.residual.block == ours.residual.block:
+            continue  # other scales, the same weights
         # A source without a gate is taken: this run's is drawn anew.
         if old != new and (name, old) != ("exit_gate", False):
             told.append(f"model.{name}={old} (this run {new})")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deeploop.config.optim import BaseOptimConfig, OptimConfig, ReasonerOptimConfig
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.nn.init import BRANCH
+from deeploop.rules import BRANCH
 from deeploop.train.adam_atan2 import AdamATan2
 from deeploop.train.muon import MuonAdamW
 

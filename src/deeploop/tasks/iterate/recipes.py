@@ -15,7 +15,7 @@ def automaton() -> IterateTrainConfig:
     return IterateTrainConfig(
         out=Path("runs/automaton"),
         model=GPTConfig(
-            blocks=1, rounds=4, width=64, heads=2, hidden=172, vocabulary=64, context=256, block="flat"
+            blocks=1, rounds=4, width=64, heads=2, hidden=172, vocabulary=64, context=256, rule="flat"
         ),
         data=IterateDataConfig(test_steps=(1, 2, 4, 8, 16, 32, 64, 77, 127, 200), test_examples=100),
         optim=OptimConfig(steps=2_000, batch=64, peak_lr=4e-3, floor_lr=4e-4, warmup_steps=100),

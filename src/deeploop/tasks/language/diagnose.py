@@ -33,7 +33,6 @@ from deeploop.files import resolve, write_json
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.nn.documents import document_bounds
-from deeploop.nn.residual import ALPHA
 from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
 from deeploop.runs.folder import (
@@ -276,8 +275,9 @@ def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
 
 def alpha_rule(config: GPTConfig) -> ScalingRule | Callable[[int, int], float] | None:
     """What the α of a model must follow; nothing where it has none."""
-    if config.rule or config.block not in ALPHA:
-        return config.rule
+    rule = config.residual
+    if rule.law or not rule.has_alpha:
+        return rule.law
     return lambda K, R: replace(config, blocks=K, rounds=R).scales.alpha
 
 

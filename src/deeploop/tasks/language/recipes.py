@@ -68,7 +68,7 @@ def flat(config: TrainConfig) -> TrainConfig:
     Batch, steps and rates are the recipe's own, none of them tuned for this rule. The one search there is
     (K = 4, width 384, 2.9 M tokens) found 4e-3 best, which says little about other sizes and lengths.
     """
-    model = replace(config.model, block="flat", unigram_bias=True)
+    model = replace(config.model, rule="flat", unigram_bias=True)
     return replace(config, out=config.out.with_name(f"{config.out.name}-flat"), model=model)
 
 

@@ -63,7 +63,7 @@ def _small(
     return replace(
         base,
         out=Path("runs") / name,
-        model=replace(model, block="flat", unigram_bias=True),
+        model=replace(model, rule="flat", unigram_bias=True),
         data=replace(base.data, validation_rounds=validation_rounds),
         device=DeviceConfig(),
         rounds=rounds,
