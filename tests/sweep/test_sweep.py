@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from deeploop import files
 from deeploop.cli import main
@@ -488,7 +489,7 @@ def test_torchrun_gives_its_ranks_time_to_save(tmp_path, monkeypatch):
 
 
 def test_devices(monkeypatch):
-    monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 5)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5,6,7")
     name = "CUDA_VISIBLE_DEVICES"
     assert launch.local_slots(gpus=2, jobs=2) == [{name: "3,4"}, {name: "5,6"}, {name: "3,4"}, {name: "5,6"}]
@@ -496,7 +497,7 @@ def test_devices(monkeypatch):
     assert [slot[name] for slot in launch.local_slots(gpus=1, jobs=1)] == ["0", "1", "2", "3", "4"]
     with pytest.raises(ValueError, match="gpus=8: this machine has 5"):
         launch.local_slots(gpus=8, jobs=1)
-    monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert len(launch.local_slots(gpus=1, jobs=3)) == 3
 
 

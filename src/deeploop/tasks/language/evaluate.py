@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,14 +25,12 @@ from deeploop.files import resolve
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
 from deeploop.runs.folder import load_config, provenance, require_checkpoint, results_folder, tokenizer_name
+from deeploop.tasks.options import EvalArgs
 from deeploop.train.distributed import arithmetic, how_computed, open_world
 from deeploop.train.rundir import load_model
 
-if TYPE_CHECKING:
-    from deeploop.tasks.options import EvalArgs
 
-
-def evaluate_run(args: "EvalArgs", folder: Path) -> str:
+def evaluate_run(args: EvalArgs, folder: Path) -> str:
     """Everything on this machine."""
     scoreboard.check(results_folder(folder))
     with open_session(args, folder) as session:
@@ -44,7 +42,7 @@ def evaluate_run(args: "EvalArgs", folder: Path) -> str:
         return finish(args, results_folder(folder), args.settings, session.stamp(), rows, notes)
 
 
-def write_requests(args: "EvalArgs", path: Path) -> str:
+def write_requests(args: EvalArgs, path: Path) -> str:
     """Step 1 of 3."""
     from deeploop.eval.harness import HarnessLM, Recorder
 
@@ -62,7 +60,7 @@ def write_requests(args: "EvalArgs", path: Path) -> str:
     )
 
 
-def score_requests(args: "EvalArgs", folder: Path, path: Path) -> str:
+def score_requests(args: EvalArgs, folder: Path, path: Path) -> str:
     """Step 2 of 3: needs neither the harness nor a tokenizer."""
     requests = Requests.load(path)
     with open_session(args, folder) as session:
@@ -86,7 +84,7 @@ def score_requests(args: "EvalArgs", folder: Path, path: Path) -> str:
     )
 
 
-def judge_scores(args: "EvalArgs", path: Path) -> str:
+def judge_scores(args: EvalArgs, path: Path) -> str:
     """Step 3 of 3: the harness asks again, and is answered from the file."""
     from deeploop.eval.harness import HarnessLM, ScoreReplay
 
@@ -136,7 +134,7 @@ def ask_harness(
 
 
 def finish(
-    args: "EvalArgs",
+    args: EvalArgs,
     folder: Path,
     settings: dict[str, Any],
     stamp: dict[str, Any],
@@ -216,7 +214,7 @@ class Session:
 
 
 @contextmanager
-def open_session(args: "EvalArgs", folder: Path) -> Iterator[Session]:
+def open_session(args: EvalArgs, folder: Path) -> Iterator[Session]:
     device_config = replace(load_config(folder).device, kind=args.device)
     with open_world(device_config) as world:
         batch_tokens = args.batch_tokens or default_batch_tokens(world.device)
