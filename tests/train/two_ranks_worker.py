@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from deeploop.config.json import from_dict
 from deeploop.config.run import DeviceConfig
-from deeploop.tasks import KINDS
+from deeploop.tasks import config_class
 from deeploop.train import loop, opening, steps
 from deeploop.train.distributed import open_world
 from deeploop.train.execution import Execution
@@ -125,7 +125,7 @@ def main():
     set_peak()
     with open_world(DeviceConfig(kind="cpu")) as world:
         for job in json.loads(Path(sys.argv[1]).read_text()):
-            config = from_dict(KINDS[job["kind"]], job["config"])
+            config = from_dict(config_class(job["kind"]), job["config"])
             try:
                 JOBS[job["do"]](config)
             except (ValueError, FloatingPointError) as error:
