@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deeploop.bench.timing import compile_reference, fast_attention, reference_model
 from deeploop.report.page import text_table
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
@@ -31,7 +32,6 @@ from deeploop.train.opening import open_run
 from deeploop.train.optim import learning_rate
 from deeploop.train.steps import StepQueue
 from deeploop.train.stop import StopRequest
-from deeploop.train.timing import compile_reference, fast_attention, reference_model
 
 REFERENCE = Path(__file__).with_name("reference_gpt.py")
 # What each of --low changes in the device's config.

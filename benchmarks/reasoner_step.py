@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from profile_step import take_apart
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from deeploop.bench.timing import matmul_ceiling, time_steps
 from deeploop.config.run import RunConfig
 from deeploop.data.puzzles import write_puzzles
 from deeploop.nn.fp8 import in_e4m3
@@ -40,7 +41,6 @@ from deeploop.train.distributed import open_world
 from deeploop.train.opening import open_run
 from deeploop.train.steps import StepQueue
 from deeploop.train.stop import StopRequest
-from deeploop.train.timing import matmul_ceiling, time_steps
 
 WIDTH, HIDDEN, HEADS, HEAD = 512, 1536, 8, 64
 LENGTHS = {"hrm-arc1": 901, "trm-arc1": 916}

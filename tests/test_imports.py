@@ -30,7 +30,6 @@ ALLOWED = {
     "runs": {"configs", "config", "models", "data", "theory"},
     "diagnose": {"accelerate", "models", "nn", "data", "config", "theory"},
     "eval": {"accelerate", "models", "nn", "data", "config", "theory", "diagnose"},
-    # No task is named in train/; its configs still are, by their classes.
     "train": {"accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
     | {"diagnose", "eval"},
     "report": {"train", "eval", "diagnose", "runs", "config", "theory"},
@@ -125,6 +124,12 @@ def test_imports_point_one_way(package):
     for path in files(package):
         reached = {package_of(module) for module in imports(path)} - {None, package}
         assert reached <= ALLOWED[package], f"{path.relative_to(SOURCE)} imports {reached - ALLOWED[package]}"
+
+
+def test_training_names_no_task():
+    """It asks the registry."""
+    named = {module for path in files("train") for module in imports(path) if ".tasks" in module}
+    assert named == {"deeploop.tasks", "deeploop.tasks.task_class"}
 
 
 @pytest.mark.parametrize("place", FORBIDDEN)

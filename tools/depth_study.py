@@ -192,7 +192,7 @@ def stream(run: Path, deepest: int = 200, rows: int = 64) -> list[dict[str, floa
     over other rows than these, in the median.
     """
     from deeploop.eval.iterated import positions
-    from deeploop.train.rundir import load_iterate
+    from deeploop.tasks.iterate.load import load_iterate
 
     model, config = load_iterate(run)
     task = config.examples.task

@@ -21,8 +21,8 @@ from deeploop.data.iterate.examples import held_out
 from deeploop.data.iterate.task import solve
 from deeploop.eval.iterated import score_sums, scores
 from deeploop.report.demo import TABLE
+from deeploop.tasks.iterate.load import load_iterate
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load_iterate
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,9 @@ from deeploop.eval.generation import generate
 from deeploop.files import lock_folder
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.iterate.load import load_iterate
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load_iterate
 from iterate_runs import make_iterate_config
 from llama_family import save_tokenizer
 

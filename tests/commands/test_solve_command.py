@@ -21,9 +21,9 @@ from deeploop.eval.reasoning import Step
 from deeploop.models.halting import solve
 from deeploop.models.trm import TRMConfig
 from deeploop.tasks.puzzles.config import PuzzleDataConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.load import load_reasoner
 from deeploop.tasks.puzzles.solve import RED, compare, printed, verdict, write
 from deeploop.train.loop import train
-from deeploop.train.rundir import load_reasoner
 
 MODEL = TRMConfig(width=16, heads=2, hidden=32, cycles=1, low_cycles=1, blocks=1, puzzle_positions=1)
 

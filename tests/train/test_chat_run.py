@@ -127,7 +127,8 @@ def test_rows_of_filler_do_not_count_for_the_token_similarity(rows, make_chat, m
 
     def measured(rank, world):
         task, model = task_of(config, rank, world)
-        return task._loss_and_similarity(model, 3)
+        found = task.evaluate(model)
+        return found["loss"], found["similarity"]
 
     alone, sums = measured(0, 1), []
     monkeypatch.setattr(World, "sum", lambda self, own: sums.append(own) or sum(sums))

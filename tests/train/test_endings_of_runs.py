@@ -28,7 +28,7 @@ CLOCKS = ("seconds", "tokens_per_s", "mfu")
 
 @pytest.fixture
 def collapsing(monkeypatch):
-    monkeypatch.setattr(LanguageTask, "evaluate", lambda self, model: dict(COLLAPSED))
+    monkeypatch.setattr(LanguageTask, "evaluate", lambda self, model, on_batch: dict(COLLAPSED))
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from deeploop.data.iterate.task import is_test
 from deeploop.models.gpt import LoopedGPT
 from deeploop.runs.folder import last_checkpoint, list_checkpoints, load_any_config, load_config
 from deeploop.tasks import read_config
+from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.iterate.task import IterateTask
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import open_run
-from deeploop.train.rundir import load_iterate
 from deeploop.train.steps import non_finite_report
 from deeploop.train.task import set_rounds
 from iterate_runs import make_iterate_config

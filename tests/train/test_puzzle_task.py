@@ -18,13 +18,13 @@ from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn.kernels.products import cached_cast
 from deeploop.runs.folder import last_checkpoint, list_checkpoints, load_any_config, load_config
+from deeploop.tasks.puzzles.load import load_reasoner
 from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.train.checkpoint import load_tensors
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import open_run
-from deeploop.train.rundir import load_reasoner
 from deeploop.train.steps import StepQueue
 from deeploop.train.stop import StopRequest
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from deeploop.bench.options import UNTIMED, BenchArgs
+from deeploop.bench.timing import time_steps
 from deeploop.eval.decoding import describe, fits_kernels
 from deeploop.eval.generation import generate_batch
 from deeploop.models.accounting import block_matrix_count
@@ -31,7 +32,6 @@ from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import open_world
 from deeploop.train.progress import device_name
-from deeploop.train.timing import time_steps
 
 CACHES = {"dynamic": {}, "static": {"cache_implementation": "static", "disable_compile": True}}
 """transformers' caches: its default, and one of fixed size. Compiled, the second takes minutes per depth."""

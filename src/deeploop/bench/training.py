@@ -14,6 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from deeploop.bench.options import BenchArgs
+from deeploop.bench.timing import matmul_ceiling, time_reference, time_training
 from deeploop.config.run import RunConfig
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
@@ -25,7 +26,6 @@ from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World, open_world
 from deeploop.train.progress import device_name
-from deeploop.train.timing import matmul_ceiling, time_reference, time_training
 
 TOKENIZERS = {257: "bytes", 50257: "gpt2"}
 

@@ -15,8 +15,8 @@ from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.demo import TABLE
 from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.recipes import get_recipe
-from deeploop.train.rundir import load_iterate
 
 DRAWN = tuple(sorted({*TABLE, 5, 6, 7, 11, 18, 34, 47, 60, 100, 150}))
 """Steps of the curves."""

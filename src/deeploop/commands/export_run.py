@@ -18,10 +18,11 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.runs.folder import load_any_config, read_stamp, require_checkpoint
 from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.text import open_mixture
 from deeploop.train.checkpoint import read_state
-from deeploop.train.rundir import load, load_iterate
+from deeploop.train.rundir import load
 
 WITHOUT = "  # without deeploop: add trust_remote_code=True"
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete

@@ -29,23 +29,16 @@ from deeploop.files import (
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.models.reasoner import Reasoner
 from deeploop.runs.folder import (
     FORMAT,
-    OPTIMIZER,
     WEIGHTS,
-    load_any_config,
     load_config,
-    load_reasoner_config,
     provenance,
-    puzzle_shape,
     require_checkpoint,
     tokenizer_name,
     write_config,
 )
-from deeploop.tasks.iterate.config import IterateTrainConfig
-from deeploop.tasks.puzzles.config import ReasonerTrainConfig
-from deeploop.train.checkpoint import load_moments, load_weights, read_whole_state
+from deeploop.train.checkpoint import load_weights, read_whole_state
 
 
 def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
@@ -94,20 +87,11 @@ def load_last(model: nn.Module, run: str | Path) -> None:
 
 def load_model(run: Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None) -> LoopedGPT:
     """The model alone: it needs nothing that a tokenizer does."""
-    return _load_gpt(run, load_config(run).model, device, checkpoint)
+    return load_gpt(run, load_config(run).model, device, checkpoint)
 
 
-def load_iterate(
-    run: str | Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None
-) -> tuple[LoopedGPT, IterateTrainConfig]:
-    """Load the model and the config of an iterated task's run; `checkpoint` as in `load`."""
-    config = load_any_config(Path(run))
-    if not isinstance(config, IterateTrainConfig):
-        raise ValueError(f"{run}: a run of another kind; this is for iterated tasks")
-    return _load_gpt(Path(run), config.model, device, checkpoint), config
-
-
-def _load_gpt(run: Path, config: GPTConfig, device: str | torch.device, checkpoint: Path | None) -> LoopedGPT:
+def load_gpt(run: Path, config: GPTConfig, device: str | torch.device, checkpoint: Path | None) -> LoopedGPT:
+    """A looped GPT of that shape with the verified weights of a run's checkpoint; None: of the last one."""
     checkpoint = checkpoint or require_checkpoint(run)
     read_whole_state(checkpoint, [WEIGHTS])
     check_size(checkpoint, parameter_count(config), config.context * config.head_size)
@@ -140,24 +124,3 @@ def check_tokenizer(data: Path, found: str, tokenizer: Tokenizer, run: Path) -> 
             f"data={data}: holds {found} tokens, the run was trained on {tokenizer.name}; "
             f"prepare it with --tokenizer {how_to_ask(tokenizer.name, run)}"
         )
-
-
-def load_reasoner(
-    run: str | Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None
-) -> tuple[Reasoner, ReasonerTrainConfig]:
-    """Load a reasoner, with averaged weights if there are any, and its config; `checkpoint` as in `load`."""
-    run = Path(run)
-    config = load_reasoner_config(run)
-    checkpoint, shape = checkpoint or require_checkpoint(run), puzzle_shape(run)
-    model_config = config.model
-    blocks = sum(model_config.blocks_of.values()) * model_config.width**2
-    embedded = (shape.puzzle_ids + shape.vocabulary) * model_config.width
-    read_whole_state(checkpoint, [WEIGHTS, OPTIMIZER] if config.optim.ema else [WEIGHTS])
-    check_size(checkpoint, blocks + embedded, shape.length * model_config.head_size)
-    model = Reasoner(config.model, shape)
-    load_weights(model, checkpoint)
-    if config.optim.ema:
-        moments = load_moments(checkpoint, model)
-        averages = {name: own["average"] for name, own in moments.items() if "average" in own}
-        model.load_state_dict(averages, strict=False)
-    return model.to(device).eval(), config

@@ -21,10 +21,10 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
 from deeploop.runs.folder import provenance, require_checkpoint
 from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.iterate.options import IteratedOptions
 from deeploop.train.distributed import World, arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
-from deeploop.train.rundir import load_iterate
 
 # Results that agree in these replace one another; any other stays beside them in eval.json.
 IDENTITY = (

@@ -33,12 +33,12 @@ from deeploop.runs.folder import (
     step_of,
 )
 from deeploop.tasks.puzzles import gallery as gallery
+from deeploop.tasks.puzzles.load import load_reasoner
 from deeploop.tasks.puzzles.options import ReasonerOptions
 from deeploop.tasks.puzzles.task import open_puzzles
 from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
-from deeploop.train.rundir import load_reasoner
 
 # Results that agree in these replace one another; any other stays beside them in eval.json.
 IDENTITY = ("puzzles", "checkpoint", "views", "limit", "halt", "precision")
