@@ -120,7 +120,7 @@ def test_a_mistake_is_one_line(refused, arguments, message):
         ("recommend --blocks 4 --rounds 8 --width 384 --tokens 1e12", ["tokens=1000000000000: "]),
         ("train tiny --optim.peak-lr fast", ["--optim.peak-lr=fast: must be a number"]),
         ("train tiny --model.rule sideways", ["model.rule=sideways: must be one of deeploop, "]),
-        ("train tiny --model.rule averged", ["flat; perhaps averaged"]),
+        ("train tiny --model.rule averged", ["; perhaps averaged"]),
         ("train tiny --model.rounds", ["--model.rounds"]),
         ("train tiny surplus", ["surplus"]),
         ("prepare stdlib --tokenizer words", ["tokenizer", "words", "gpt2"]),
