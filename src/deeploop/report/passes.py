@@ -18,7 +18,9 @@ def accuracy_against_passes(record: dict[str, Any]) -> Figure:
     for axes, (name, part) in zip(panels, parts.items(), strict=True):
         _draw(axes, part["passes"])
         axes.set_title(name)
-        axes.set_xlabel("forward passes per puzzle")
+        counts = dict.fromkeys(str(row["answers"]) for row in part["passes"])
+        answers = f" ({', '.join(counts)} answers)" if len(counts) > 1 else ""
+        axes.set_xlabel(f"forward passes per puzzle{answers}")
         quiet(axes)
     panels[0].set_ylabel("solved (%)")
     panels[-1].legend(frameon=False, labelcolor=INK)
@@ -31,8 +33,7 @@ def _draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
     firsts = [own[0] for own in curves.values()]
     axes.plot(*_points(firsts), "--", color=INK, lw=1, label="one answer" if len(firsts) > 1 else None)
     for (segments, own), colour in zip(curves.items(), round_colours(list(curves)).values(), strict=True):
-        label = f"{segments} segments, up to {own[-1]['answers']} answers" if len(own) > 1 else None
-        axes.plot(*_points(own), "o-", color=colour, label=label or f"{segments} segments", ms=4, lw=1.6)
+        axes.plot(*_points(own), "o-", color=colour, label=f"{segments} segments", ms=4, lw=1.6)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
