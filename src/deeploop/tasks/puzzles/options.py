@@ -11,16 +11,16 @@ from tyro.conf import Positional
 @dataclass(frozen=True, kw_only=True)
 class ReasonerOptions:
     """Options for the run of a reasoner (HRM, TRM). More segments than in training, and several answers to a
-    puzzle from other first states or views, give accuracy against forward passes and its picture, passes.png:
-    --segments 16 64 256 --starts 8 --noise 0.1 --choose q."""
+    puzzle from other views or first states, give accuracy against forward passes and a picture of it:
+    --segments 16 64 256 --views 8 --starts 2 --choose vote. The symmetries of a Sudoku: digits relabelled,
+    bands, stacks and lines swapped, transposed; of a maze: turned, 8 in all."""
 
     halt: bool = False
     """Let each puzzle stop when the model says so; else it gets all segments, as published."""
     segments: tuple[int, ...] = ()
     """Read the answers after each of these numbers of segments, such as 16 64 256; unset: as trained."""
     views: int | None = None
-    """Views of a puzzle that vote, the puzzle as it is among them. ARC: its task's; unset: all. Sudoku:
-    digits relabelled, bands, stacks and lines swapped, transposed; mazes: turned, at most 8; unset: 1."""
+    """Views of a puzzle that vote, as it is the first: ARC's (unset: all), or symmetries (unset: 1)."""
     starts: int = 1
     """First states to answer from; all but the first have noise, each of its own seed."""
     noise: float | None = None
