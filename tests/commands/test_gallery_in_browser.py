@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from deeploop.eval.arc_votes import Question, TaskVotes
+from deeploop.eval.puzzle_votes import Question, TaskVotes
 from deeploop.eval.voting import Vote
 from deeploop.tasks.puzzles import gallery as gallery
 

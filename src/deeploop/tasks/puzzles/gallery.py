@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from deeploop.eval.arc_votes import Question, TaskVotes
+from deeploop.eval.puzzle_votes import Question, TaskVotes
 from deeploop.eval.voting import Vote
 from deeploop.files import atomic_file
 from deeploop.report import page
@@ -76,13 +76,18 @@ def ladder_rows(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def summary(record: dict[str, Any]) -> str:
+    more = record.get("test_time") or {}
+    order = "most votes first, then the higher mean σ(q_halt)"
+    if more.get("choose") == "q":
+        order = "by the highest σ(q_halt)"
+    starts = f" from {own:,} first states" if (own := more.get("starts", 1)) > 1 else ""
     return page.paragraph(
         f"{record['model'].upper()} at {record['checkpoint']}: {record['tasks']} tasks with "
-        f"{record['inputs']} test inputs, up to {record['most_views']:,} views of each, "
+        f"{record['inputs']} test inputs, up to {record['most_views']:,} views of each{starts}, "
         f"{record['examples']:,} answers in all, of which {record['exact']:.1%} are right by themselves. A "
-        "task is solved at K when the right answer to each of its test inputs is among the best K: most "
-        "votes first, then the higher mean σ(q_halt), here called confidence. A small square marks a cell "
-        "that differs from the expected answer."
+        "task is solved at K when the right answer to each of its test inputs is among the best K: "
+        f"{order}, here called confidence. A small square marks a cell that differs from the "
+        "expected answer."
     )
 
 
@@ -112,7 +117,7 @@ def by_outcome(tasks: Iterable[TaskVotes]) -> dict[str, list[TaskVotes]]:
 
 def agreement(task: TaskVotes) -> float:
     """Share of the votes that the first answer has; of several inputs, the least."""
-    return min(question.best[0].count for question in task.questions) / task.views
+    return min(question.best[0].count for question in task.questions) / task.votes
 
 
 def choose(found: dict[str, list[TaskVotes]], count: int) -> dict[str, list[TaskVotes]]:
@@ -127,12 +132,12 @@ def choose(found: dict[str, list[TaskVotes]], count: int) -> dict[str, list[Task
 def task_card(task: TaskVotes) -> str:
     outcome = "not solved at any K" if task.needed is None else f"solved from K = {task.needed:,}"
     inputs = f"{len(task.questions)} test inputs, " if len(task.questions) > 1 else ""
-    rows = "\n".join(question_row(question, task.views) for question in task.questions)
-    heading = f"<h3>{html.escape(task.name)} <span>{outcome}; {inputs}{task.views:,} views</span></h3>"
+    rows = "\n".join(question_row(question, task.votes) for question in task.questions)
+    heading = f"<h3>{html.escape(task.name)} <span>{outcome}; {inputs}{task.votes:,} votes</span></h3>"
     return f"<article>{heading}\n{rows}</article>"
 
 
-def question_row(question: Question, views: int) -> str:
+def question_row(question: Question, count: int) -> str:
     cell = cell_size(question.expected)  # votes have it too, unless they are larger
     given = question.answers
     place = f"place {question.place:,} of {given:,}" if question.place else f"not among the {given:,} given"
@@ -147,14 +152,14 @@ def question_row(question: Question, views: int) -> str:
         ),
     ]
     votes = [
-        vote_figure(number, vote, question.expected, views, cell)
+        vote_figure(number, vote, question.expected, count, cell)
         for number, vote in enumerate(question.best, 1)
     ]
     return f'<div class="question">{"".join([*asked, *votes])}</div>'
 
 
-def vote_figure(number: int, vote: Vote, expected: np.ndarray, views: int, cell: float) -> str:
-    lines = [f"{vote.count:,} of {views:,} votes", f"confidence {vote.confidence:.3f}"]
+def vote_figure(number: int, vote: Vote, expected: np.ndarray, count: int, cell: float) -> str:
+    lines = [f"{vote.count:,} of {count:,} votes", f"confidence {vote.confidence:.3f}"]
     if np.array_equal(vote.grid, expected):
         return figure(vote.grid, f"{number} ✓ right", lines, cell, kind="right")
     differs = None

@@ -1,5 +1,6 @@
 """What can be asked of a reasoner's run: options of `deeploop eval` and `deeploop solve`."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,21 +10,38 @@ from tyro.conf import Positional
 
 @dataclass(frozen=True, kw_only=True)
 class ReasonerOptions:
-    """Options for the run of a reasoner (HRM, TRM)."""
+    """Options for the run of a reasoner (HRM, TRM). More segments than in training, and several answers to a
+    puzzle from other views or first states, give accuracy against forward passes and a picture of it:
+    --segments 16 64 256 --views 8 --starts 2 --choose vote. The symmetries of a Sudoku: digits relabelled,
+    bands, stacks and lines swapped, transposed; of a maze: turned, 8 in all."""
 
     halt: bool = False
     """Let each puzzle stop when the model says so; else it gets all segments, as published."""
+    segments: tuple[int, ...] = ()
+    """Read the answers after each of these numbers of segments, such as 16 64 256; unset: as trained."""
     views: int | None = None
-    """ARC: views of a task that vote, the task as it is among them; unset: all."""
+    """Views of a puzzle that vote, as it is the first: ARC's (unset: all), or symmetries (unset: 1)."""
+    starts: int = 1
+    """First states to answer from; all but the first have noise, each of its own seed."""
+    noise: float | None = None
+    """Standard deviation of that noise, where the states' own is about 1; unset: 0.1."""
+    choose: Literal["vote", "q"] = "vote"
+    """Of a puzzle's answers (views times starts) take the one given most often, or of the highest q_halt."""
     batch: int | None = None
     """Puzzles computed at once; unset: 512 on a GPU, 64 on a CPU."""
     gallery: int | None = None
     """ARC: tasks in gallery.html, 0 for none; unset: 60."""
 
     def __post_init__(self) -> None:
-        for name, least in (("views", 1), ("batch", 1), ("gallery", 0)):
+        for name, least in (("views", 1), ("starts", 1), ("batch", 1), ("gallery", 0)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name}={value}: must be at least {least}")
+        if self.segments and min(self.segments) < 1:
+            raise ValueError(f"segments={min(self.segments)}: must be at least 1")
+        if self.noise is not None and not 0 < self.noise < math.inf:
+            raise ValueError(f"noise={self.noise:g}: must be above 0, and finite")
+        if self.noise is not None and self.starts == 1:
+            raise ValueError(f"noise={self.noise:g}: the first state has none; add --starts 2 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,13 @@
 """Votes on ARC with answers made by hand: read back from their views, counted, task by task."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from deeploop.data.arc import ArcTask, build_arc
-from deeploop.eval.arc_votes import chosen_examples, vote
+from deeploop.eval.puzzle_votes import Effort, chosen_examples, vote
 from deeploop.eval.reasoning import PuzzleScore
 from deeploop.models.halting import Answers
 
@@ -27,17 +29,19 @@ def split(tmp_path_factory):
 def solver(answer, batch=5):
     """Stands for a model: `answer(labels, ids)` gives tokens and q_halt."""
 
-    def solve(rows):
+    def after(rows, counts, carry):
         _, labels, ids = rows
         tokens, q = answer(labels.copy(), ids)
         rest = torch.zeros(len(ids), 1)
         count = PuzzleScore(len(ids), 0.0, 0.0, 0.0, 1.0, 0.0)
-        return Answers(
-            torch.from_numpy(tokens), rest, torch.stack([torch.tensor(q), rest[:, 0]], 1), rest
-        ), count
+        q = torch.stack([torch.tensor(q), rest[:, 0]], 1)
+        return [(Answers(torch.from_numpy(tokens), rest, q, rest), count)] * len(counts)
 
-    solve.model, solve.batch = torch.nn.Identity(), batch
-    return solve
+    return SimpleNamespace(after=after, model=torch.nn.Identity(), batch=batch, adaptive=False)
+
+
+def effort(views):
+    return Effort(segments=(1,), views=views)
 
 
 def all_groups(split):
@@ -50,9 +54,9 @@ def right(labels, ids):
 
 def test_right_answers_of_all_views_are_one_answer(split):
     solve = solver(right)
-    tasks, found = vote(solve, split, all_groups(split), views=None, keep=3)
+    tasks, found = vote(solve, split, all_groups(split), effort(None), keep=3)
     assert not solve.model.training
-    assert [(task.name, task.views, task.needed) for task in tasks] == [
+    assert [(task.name, task.votes, task.needed) for task in tasks] == [
         ("a", VIEWS, 1),
         ("b", VIEWS, 1),
         ("c", VIEWS, 1),
@@ -67,7 +71,7 @@ def test_right_answers_of_all_views_are_one_answer(split):
 
 
 def test_the_questions_are_the_grids_of_the_task(split):
-    tasks, _ = vote(solver(right), split, all_groups(split), views=2, keep=1)
+    tasks, _ = vote(solver(right), split, all_groups(split), effort(2), keep=1)
     stored = [(question.input, question.expected) for task in tasks for question in task.questions]
     for index, pair in enumerate(stored):
         for grid, tokens in zip(pair, (split.inputs[index], split.labels[index]), strict=True):
@@ -82,7 +86,7 @@ def test_one_wrong_test_input_is_a_wrong_task(split):
         labels[wrong, 0] = 2 + (labels[wrong, 0] - 1) % 10
         return labels, np.zeros(len(ids))
 
-    tasks, _ = vote(solver(answer), split, all_groups(split), views=1, keep=3)
+    tasks, _ = vote(solver(answer), split, all_groups(split), effort(1), keep=3)
     assert [task.needed for task in tasks] == [1, None, 1]
     assert [question.place for question in tasks[1].questions] == [1, None]
 
@@ -99,9 +103,9 @@ def test_count_comes_before_confidence_and_confidence_breaks_ties(split):
         return give
 
     for empty, place in ((1, 1), (2, 2), (3, 2), (4, None)):
-        (task,), _ = vote(solver(answer(empty)), split, np.array([0]), views=4, keep=3)
+        (task,), _ = vote(solver(answer(empty)), split, np.array([0]), effort(4), keep=3)
         assert task.questions[0].place == place, empty
-    (task,), _ = vote(solver(answer(2)), split, np.array([0]), views=4, keep=3)
+    (task,), _ = vote(solver(answer(2)), split, np.array([0]), effort(4), keep=3)
     assert [one.count for one in task.questions[0].best] == [2, 2]
     assert task.questions[0].best[0].confidence == pytest.approx(1 / (1 + np.exp(-3)))
 
@@ -113,7 +117,7 @@ def test_batches_change_nothing(split, batch):
         return labels, np.sin(ids)
 
     def outline(size):
-        tasks, _ = vote(solver(answer, size), split, all_groups(split), views=None, keep=99)
+        tasks, _ = vote(solver(answer, size), split, all_groups(split), effort(None), keep=99)
         return [
             [(one.count, one.confidence, one.grid.tolist()) for one in question.best]
             for task in tasks
