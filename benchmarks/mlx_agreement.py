@@ -23,7 +23,7 @@ import deeploop
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.eval.generation import generate
-from deeploop.train.rundir import load_config
+from deeploop.runs.folder import load_config
 
 TOLERANCE = 1e-4
 

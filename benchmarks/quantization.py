@@ -27,7 +27,7 @@ from deeploop.models import LoopedGPT
 from deeploop.nn.rounding import round_matrices_
 from deeploop.report.page import filled, markdown_table
 from deeploop.report.paired import Difference, paired
-from deeploop.train.rundir import load_config
+from deeploop.runs.folder import load_config
 
 FORMATS: dict[str, tuple[int, int | None]] = {
     "int8, per channel": (8, None),

@@ -12,12 +12,14 @@ import deeploop
 from deeploop.cli import main
 from deeploop.commands.export_nanbeige import (
     FITTING,
+    is_prenorm,
     nanbeige_config,
     nanbeige_weights,
     require_fitting,
     rope_scaling,
 )
 from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.rules import RULES
 from deeploop.train.loop import train
 
 pytest.importorskip("transformers", reason='needs transformers: pip install -c constraints.txt -e ".[hf]"')
@@ -71,14 +73,15 @@ def moved(model):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"block": "prenorm"},
-        {"block": "averaged"},
-        {"block": "factored", "factored_gain": 2.0, "rounds": 5},
-        {"block": "prenorm", "epsilon_exponent": 0.5, "kv_heads": 2, "head_width": 10},
-        {"block": "averaged", "tied_head": False, "mup_base_width": 16, "norm_eps": 1e-3},
-        {"block": "averaged", "input_norm": False, "rotary_base": 5000.0},
-        {"block": "averaged", "rotary_scaling": (4.0,)},
-        {"block": "averaged", "rotary_scaling": (8.0, 1.0, 4.0, 12.0)},
+        {"rule": "prenorm"},
+        {"rule": "averaged"},
+        {"rule": "lnscale"},
+        {"rule": "factored:gain=2", "rounds": 5},
+        {"rule": "prenorm:q=0.5", "kv_heads": 2, "head_width": 10},
+        {"rule": "averaged", "tied_head": False, "mup_base_width": 16, "norm_eps": 1e-3},
+        {"rule": "averaged", "input_norm": False, "rotary_base": 5000.0},
+        {"rule": "averaged", "rotary_scaling": (4.0,)},
+        {"rule": "averaged", "rotary_scaling": (8.0, 1.0, 4.0, 12.0)},
     ],
     ids=str,
 )
@@ -95,7 +98,7 @@ def test_the_files_are_the_model(settings):
 @pytest.fixture(scope="module")
 def run(make_config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("nanbeige") / "averaged"
-    config = make_config(folder, model={"block": "averaged", "qk_norm": "none"})
+    config = make_config(folder, model={"rule": "averaged", "qk_norm": "none"})
     train(replace(config, optim=replace(config.optim, peak_lr=1e-2)), quiet=True)
     return folder
 
@@ -140,9 +143,9 @@ def test_an_export_of_either_format_is_replaced(run, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "has", "flags"),
     [
-        ({"block": "sandwich"}, "model.block=sandwich", "--model.block averaged"),
-        ({"block": "flat"}, "model.block=flat", "--model.block averaged"),
-        ({"block": "postnorm"}, "model.block=postnorm", "--model.block averaged"),
+        ({"rule": "deeploop"}, "model.rule=deeploop", "--model.rule averaged"),
+        ({"rule": "flat:gain=2"}, "model.rule=flat:gain=2", "--model.rule averaged"),
+        ({"rule": "postnorm"}, "model.rule=postnorm", "--model.rule averaged"),
         ({"qk_norm": "before-rotary"}, "model.qk_norm=before-rotary", "--model.qk-norm none"),
         ({"attention_bias": "qkv"}, "model.attention_bias=qkv", "--model.attention-bias none"),
         ({"mlp_bias": True}, "model.mlp_bias=True", "--model.no-mlp-bias"),
@@ -159,7 +162,7 @@ def test_an_export_of_either_format_is_replaced(run, tmp_path):
     ids=str,
 )
 def test_any_other_model_is_refused_with_the_flags_of_one_that_fits(settings, has, flags):
-    config = GPTConfig(**SHAPE | {"block": "averaged", "qk_norm": "none"} | settings)
+    config = GPTConfig(**SHAPE | {"rule": "averaged", "qk_norm": "none"} | settings)
     with pytest.raises(ValueError, match="not in Nanbeige's format") as refused:
         require_fitting(config)
     said = str(refused.value)
@@ -180,9 +183,13 @@ def test_every_field_of_the_model_was_thought_of():
         "context",
     }
     exported |= {"rotary_base", "rotary_scaling", "norm_eps", "input_norm", "tied_head", "mup_base_width"}
-    rule = {"block", "p", "alpha", "beta", "outer_gain", "flat_gain", "factored_gain", "epsilon_exponent"}
-    drawn = {"inner_norm", "scale_gate", "shrink_outputs", "recompute_alpha", "mask_padding"}
-    assert {*GPTConfig.__dataclass_fields__} == exported | rule | drawn | {*FITTING}
+    exported |= {"rule"}
+    ours = {"recompute_alpha", "mask_padding"}  # of changed depths and of validation
+    assert {*GPTConfig.__dataclass_fields__} == exported | ours | {*FITTING}
+
+
+def test_the_rules_that_fit():
+    assert {rule.name for rule in RULES if is_prenorm(rule)} == {"prenorm", "averaged", "factored", "lnscale"}
 
 
 def test_mistakes_are_one_line(run, tmp_path, capsys):

@@ -1,8 +1,9 @@
 """A run in Nanbeige's format, which mlx-lm and llama.cpp read: `deeploop export --format nanbeige`.
 
 Nanbeige is a pre-norm loop: K layers of x + attention(norm(x)) and x + mlp(norm(x)), applied `num_loops`
-times, then one norm. A pre-norm looped GPT is exactly that once its ε is multiplied into the output
-projections, and its input norm is applied to the embedding.
+times, then one norm. A looped GPT without outer norms is exactly that once the factors of its rule are
+multiplied into the weights, ε into the output projections and a block's own s into its norms, and its input
+norm is applied to the embedding.
 """
 
 from typing import Any
@@ -23,11 +24,11 @@ from deeploop.commands.export_run import (
 )
 from deeploop.data.chat_template import kept_template
 from deeploop.extras import require
-from deeploop.files import exclusive_folder, write_json
+from deeploop.files import exclusive_folder, resolve, write_json
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.nn.residual import PRENORM
-from deeploop.train.rundir import require_checkpoint, resolve
+from deeploop.rules import OUTPUTS, Rule
+from deeploop.runs.folder import require_checkpoint
 
 FITTING: dict[str, Any] = {
     **{"prelude": 0, "coda": 0, "injection": "none", "first_state": "embedding"},
@@ -71,7 +72,7 @@ def run(args: ExportArgs) -> str:
 
 def require_fitting(config: GPTConfig) -> None:
     """Raise in one line where the format has no place for something, with settings that fit."""
-    found = [] if config.block in PRENORM else [("block", "averaged")]
+    found = [] if is_prenorm(config.residual) else [("rule", "averaged")]
     found += [(name, value) for name, value in FITTING.items() if getattr(config, name) != value]
     if found:
         has = ", ".join(f"model.{name}={getattr(config, name)}" for name, _ in found)
@@ -79,6 +80,11 @@ def require_fitting(config: GPTConfig) -> None:
             f"{has}: not in Nanbeige's format; a model that fits is trained with "
             f"{' '.join(_flag(name, value) for name, value in found)}"
         )
+
+
+def is_prenorm(rule: Rule) -> bool:
+    """Whether a rule is x + f(Norm(x)) up to factors, which weights take in."""
+    return rule.inner_norm and not rule.outer_norm and not rule.has_alpha
 
 
 def _flag(name: str, value: Any) -> str:
@@ -137,7 +143,7 @@ LAYER = {
 
 @torch.no_grad()
 def nanbeige_weights(model: LoopedGPT, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """The weights by Nanbeige's names, with ε in `o` and `down` and width-µP's factor in the last norm."""
+    """The weights by Nanbeige's names, with the rule's factors, and width-µP's in the last norm."""
     config, state, words = model.config, model.state_dict(), model.config.vocabulary
     embedding = state["embedding.weight"][:words]
     weights = {
@@ -145,11 +151,12 @@ def nanbeige_weights(model: LoopedGPT, dtype: torch.dtype = torch.float32) -> di
         "model.norm": state["final_norm.weight"] * config.matrix_lr_multiplier,
         "lm_head": embedding if config.tied_head else state["head.weight"][:words],
     }
+    outputs = dict.fromkeys(OUTPUTS, config.scales.epsilon)
     for index in range(config.blocks):
+        scales = {"inner": config.residual.input_scale(index + 1), **outputs}
         for theirs, ours in LAYER.items():
             weight = state[f"blocks.{index}.{ours}.weight"]
-            scale = config.scales.epsilon if ours.endswith((".o", ".down")) else 1
-            weights[f"model.layers.{index}.{theirs}"] = weight * scale
+            weights[f"model.layers.{index}.{theirs}"] = weight * scales.get(ours.rpartition(".")[2], 1)
     return {f"{name}.weight": weight.to(dtype, copy=True) for name, weight in weights.items()}
 
 
