@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from deeploop.models.exit_gate import ExitGate, GateConfig, exit_loss
 from deeploop.models.gpt_config import PARTS, GPTConfig, Part
-from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
+from deeploop.nn.cache import Cache, EngineAttention, KeyValueCache, causal_mask
 from deeploop.nn.documents import Documents, document_mask, document_positions
 from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.injection import make_injection
@@ -198,11 +198,15 @@ class LoopedGPT(nn.Module):
         places: Places | None = None,
         noise: Tensor | None = None,
         state: Tensor | None = None,
+        embedded: Tensor | None = None,
     ) -> Tensor:
-        """The residual stream (B, T, width) behind the coda: a forward pass without its readout."""
+        """The residual stream (B, T, width) behind the coda: a forward pass without its readout.
+
+        `embedded` (B, T, width) stands in for the tokens' rows of the embedding, if it is given.
+        """
         own = cache if isinstance(cache, KeyValueCache) else None
         rotary, mask = self.positions(tokens, own) if places is None else places
-        x, entered = self.enter_loop(tokens, rotary, mask, cache, state)
+        x, entered = self.enter_loop(tokens, rotary, mask, cache, state, embedded)
         x = self.run_loop(x, rotary, mask, cache, noise, entered)
         x = self.run_once("coda", x, rotary, mask, cache)
         if own is not None:
@@ -216,9 +220,10 @@ class LoopedGPT(nn.Module):
         mask: Mask,
         cache: Cache | None = None,
         state: Tensor | None = None,
+        embedded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """What the first round starts from, and what enters every round: embedding, prelude, first state."""
-        embedded = self.input_norm(self.embedding(tokens))
+        embedded = self.input_norm(self.embedding(tokens) if embedded is None else embedded)
         e = self.run_once("prelude", embedded, rotary, mask, cache)
         x = self.initial_state(e, cache.length if isinstance(cache, KeyValueCache) else 0, state)
         return x, None if self.injection is None else self.injection.enter(e)
@@ -305,11 +310,12 @@ class LoopedGPT(nn.Module):
         cache: Cache | None,
     ) -> Tensor:
         """Visit number `index` of a forward pass."""
-        if cache is not None:
-            return block(x, rotary, mask, cache, self.slot_of(index))
-        # Compiled blocks must not see a number that changes.
         recompute = self.recompute == "block" and index < self.visits - 1
-        return maybe_checkpoint(block, x, rotary, mask, recompute=recompute)
+        if cache is None:  # compiled blocks must not see a number that changes
+            return maybe_checkpoint(block, x, rotary, mask, recompute=recompute)
+        recompute = recompute and isinstance(cache, EngineAttention) and not cache.keeps
+        slot = self.slot_of(index)
+        return maybe_checkpoint(block, x, rotary, mask, cache, slot, recompute=recompute)
 
     @property
     def visits(self) -> int:
