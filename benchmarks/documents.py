@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import varlen
 
+from deeploop.accelerate.known import HAS_TRITON
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.shards import Corpus
@@ -49,7 +50,6 @@ from deeploop.nn.documents import (
     document_mask,
     document_spans,
 )
-from deeploop.nn.fused import HAS_TRITON
 from deeploop.nn.kernels import on_hopper
 from deeploop.recipes import get_recipe
 from deeploop.train.config import TrainConfig

@@ -12,6 +12,7 @@ changes; rows are drawn without a held-out split, for 2^24 of them hardly repeat
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from deeploop.data.iterate.automaton import BEGIN
 from deeploop.data.iterate.examples import held_out
 from deeploop.files import write_json
 from deeploop.models.gpt import LoopedGPT
+from deeploop.nn.context import Context, Step, run_steps
 from deeploop.recipes import get_recipe
 from deeploop.train.optim import learning_rate
 
@@ -72,8 +74,11 @@ class Loop(LoopedGPT):
 
     noise, renormalised = 0.0, False
 
-    def run_round(self, *args: Any) -> Tensor:
-        x = super().run_round(*args)
+    def round(self, *args: Any) -> Iterator[Step]:
+        yield from super().round(*args)
+        yield self.end_round, None
+
+    def end_round(self, x: Tensor, _: None) -> Tensor:
         if self.renormalised:
             x = F.rms_norm(x, x.shape[-1:])
         if self.noise:
@@ -196,12 +201,12 @@ def stream(run: Path, deepest: int = 200, rows: int = 64) -> list[dict[str, floa
     model, config = load_iterate(run)
     task = config.examples.task
     inputs = torch.from_numpy(task.inputs(held_out(task, 8 * rows)))
-    rotary = positions(model, inputs)
+    context = Context(positions(model, inputs))
     x = model.input_norm(model.embedding(inputs))
     known: list[Tensor] = []
     found = []
     for index in range(deepest):
-        x = model.run_round(x, 0, rotary, None, None)
+        x = run_steps(x, model.round(0, context))
         state = F.normalize(x, dim=-1).transpose(0, 1)  # positions, rows, width
         if index < config.data.train_steps:
             known.append(state[:, rows:])

@@ -2,9 +2,8 @@
 
     python tools/transformers_tests.py CHECKOUT [pytest options]
 
-CHECKOUT has the tests of the transformers that is installed, which its wheel does not bring:
-git clone --depth 1 --branch v5.22.2 .../transformers. `-k averaged` runs one of the models, `-k llama` transformers'
-own Llama for comparison.
+CHECKOUT is a checkout of transformers at the version that is installed; its wheel does not bring the tests.
+`-k averaged` runs one of the models, `-k llama` transformers' own Llama for comparison. See docs/testing.md.
 """
 
 import os

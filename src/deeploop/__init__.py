@@ -35,6 +35,7 @@ _NAMES = {
     "recommend": ("deeploop.report.recommend", "recommend"),
 }
 _PACKAGES = (
+    "accelerate",
     "data",
     "diagnose",
     "eval",

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import deeploop
+from deeploop.accelerate.known import HAS_TRITON
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.decoding import KernelStep, ModuleStep
 from deeploop.eval.generation import Sampling, generate, generate_batch
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.nn.cache import PositionedCache
-from deeploop.nn.fused import HAS_TRITON
 from shaken import shaken
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=48, heads=2, hidden=40, vocabulary=50, context=40)

@@ -25,11 +25,14 @@ class Oracle(LoopedGPT):
         self.task, self.lies_after, self.done = task, lies_after, 0
         self.embedding = self.input_norm = torch.nn.Identity()
 
-    def run_rounds(self, x, rotary, mask, cache, entered=None):
+    def loop(self, rounds, context, entered=None):
+        yield self.advance, len(rounds)
+
+    def advance(self, x, rounds):
         rows = x[:, 1:].numpy()
-        for _ in range(self.rounds):
+        for _ in range(rounds):
             rows = self.task.advance(rows, rows)
-        self.done += self.rounds
+        self.done += rounds
         if self.done > self.lies_after:
             rows[:, 0] ^= 1
         return torch.cat([x[:, :1], torch.from_numpy(rows)], dim=1)

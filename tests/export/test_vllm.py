@@ -170,7 +170,7 @@ def test_what_vllm_cannot_compute_is_refused_in_a_line(changes, settings, messag
     export(make_gpt(), tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(Exception) as error:  # noqa: PT011 (vLLM wraps some of them)
+    with pytest.raises(Exception) as error:  # vLLM wraps some of them
         engine(str(tmp_path), **settings)
     said = str(error.value)
     assert message in said

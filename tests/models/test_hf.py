@@ -14,6 +14,7 @@ from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.generation import generate
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.nn.context import Context
 from deeploop.nn.layers import CausalSelfAttention
 
 transformers = pytest.importorskip(
@@ -493,7 +494,7 @@ def test_hidden_states_are_those_of_every_visit(folder, gpt, tokens, from_config
     expected = [x]
     for _ in range(3):
         for block in gpt.blocks:
-            expected.append(x := block(x, (gpt.cos[:20], gpt.sin[:20])))
+            expected.append(x := block(x, Context((gpt.cos[:20], gpt.sin[:20]))))
     expected[-1] = gpt.final_norm(x)
     assert len(out.hidden_states) == 7 == model.config.num_hidden_layers + 1
     for found, state in zip(out.hidden_states, expected, strict=True):

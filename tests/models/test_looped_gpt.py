@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.nn.context import Context
 from shaken import shaken
 
 TINY = GPTConfig(blocks=2, rounds=3, width=16, heads=2, hidden=24, vocabulary=50, context=12)
@@ -33,8 +34,8 @@ def rotary(model, length):
 def test_one_round_is_a_plain_stack_bit_for_bit(kind, tokens):
     model = build(block=kind, rounds=1)
     x = model.input_norm(model.embedding(tokens))
-    x = model.blocks[0](x, rotary(model, 10))
-    x = model.blocks[1](x, rotary(model, 10))
+    x = model.blocks[0](x, Context(rotary(model, 10)))
+    x = model.blocks[1](x, Context(rotary(model, 10)))
     assert torch.equal(model(tokens).states, model.final_norm(x))
 
 
@@ -43,7 +44,7 @@ def test_three_rounds_are_the_list_three_times_bit_for_bit(kind, tokens):
     model = build(block=kind, rounds=3)
     x = model.input_norm(model.embedding(tokens))
     for block in [*model.blocks, *model.blocks, *model.blocks]:
-        x = block(x, rotary(model, 10))
+        x = block(x, Context(rotary(model, 10)))
     assert torch.equal(model(tokens).states, model.final_norm(x))
 
 
@@ -123,7 +124,7 @@ def test_the_sum_over_visits_of_the_gradients_is_the_gradient(kind, tokens):
         for k, block in enumerate(model.blocks):
             alias = {name: p.detach().clone().requires_grad_() for name, p in block.named_parameters()}
             visits.append((k, alias))
-            x = functional_call(block, alias, (x, rotary(model, 10)))
+            x = functional_call(block, alias, (x, Context(rotary(model, 10))))
     logits = model.final_norm(x) @ model.embedding.weight.T
     F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").backward()
 
@@ -207,7 +208,7 @@ def test_set_rounds_keeps_the_trained_alpha(tokens):
     assert alphas(model) == {math.sqrt(12)}
     x = model.input_norm(model.embedding(tokens))
     for block in 5 * [*model.blocks]:
-        x = block(x, rotary(model, 10))
+        x = block(x, Context(rotary(model, 10)))
     assert torch.equal(model(tokens).states, model.final_norm(x))
 
 

@@ -6,6 +6,7 @@ import torch
 from deeploop.models import Block, GPTConfig, HRMConfig, LoopedGPT, PuzzleShape, Reasoner, TRMConfig
 from deeploop.models.accounting import activation_bytes, reasoner_activation_bytes
 from deeploop.models.reasoner import ReasonerBlock
+from deeploop.nn.context import Context
 from deeploop.nn.layers import rotary_table
 
 WAYS = ["off", "round", "block"]
@@ -141,7 +142,7 @@ def kept_a_token(block, width, positions, rotary):
 
     def compute():
         with torch.autocast("cpu", torch.bfloat16):
-            block(x, rotary)
+            block(x, Context(rotary))
 
     saved = saved_by(block, compute)
     weights = {tuple(sorted(p.shape)) for p in block.parameters() if p.ndim == 2}

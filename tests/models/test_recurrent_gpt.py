@@ -11,6 +11,7 @@ from torch import nn
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.nn import ScaledResidual
+from deeploop.nn.context import Context, run_steps
 from deeploop.nn.injection import GatedInjection, LinearInjection
 
 TINY = GPTConfig(
@@ -37,10 +38,10 @@ def tokens():
 
 def unrolled(model, tokens, targets, blocks):
     """The same network as a stack of `blocks`, all of them visited once, written by hand."""
-    rotary = model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]
+    context = Context((model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]))
     e = model.input_norm(model.embedding(tokens))
     for block in blocks[:1]:
-        e = block(e, rotary)
+        e = block(e, context)
     starts = {"embedding": e, "zeros": 0 * e}
     if model.config.first_state == "noise":
         starts["noise"] = model.first_noise[: tokens.shape[1]] + 0 * e
@@ -55,9 +56,9 @@ def unrolled(model, tokens, targets, blocks):
             step = torch.log1p(torch.exp(w.dt))
             x = torch.exp(-step * torch.exp(w.A_log)) * x + step * (e @ w.B.T)
         for block in blocks[1 + 2 * index : 3 + 2 * index]:
-            x = block(x, rotary)
+            x = block(x, context)
     for block in blocks[7:]:
-        x = block(x, rotary)
+        x = block(x, context)
     return model.read_out(x, targets).loss
 
 
@@ -213,15 +214,15 @@ def test_what_does_not_go_together_is_an_error_of_one_line(fields, message):
 
 def detached(model, tokens, kept):
     """The loss of the full graph in which the output of the rounds before the last `kept` is detached."""
-    rotary = model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]
-    e = model.run_once("prelude", model.input_norm(model.embedding(tokens)), rotary, None, None)
+    context = Context((model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]))
+    e = run_steps(model.input_norm(model.embedding(tokens)), model.once("prelude", context))
     x = model.initial_state(e, 0)
     entered = None if model.injection is None else model.injection.enter(e)
     for index in range(model.rounds):
         if 0 < index == model.rounds - kept:  # the first state is no round's output
             x = x.detach()
-        x = model.run_round(x, index, rotary, None, None, entered)
-    return model.read_out(model.run_once("coda", x, rotary, None, None), tokens).loss
+        x = run_steps(x, model.round(index, context, entered))
+    return model.read_out(run_steps(x, model.once("coda", context)), tokens).loss
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from deeploop.accelerate import install, known
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
-from deeploop.nn import fused
 from deeploop.train import CustomTask, CustomTrainConfig, execution, opening
 from deeploop.train.distributed import DeviceConfig, World
 from deeploop.train.execution import choose_execution
@@ -29,7 +29,7 @@ LATE = "Triton kernels, bf16, loss read back 1 step behind"
 
 @pytest.fixture(autouse=True)
 def triton(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
 
 
 def choose(
@@ -93,7 +93,7 @@ def hopper(monkeypatch):
 
 def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
     checked = []
-    monkeypatch.setattr(fused, "check_fp8_compiler", checked.append)
+    monkeypatch.setattr(install, "check_fp8_compiler", checked.append)
     chosen = choose(DeviceConfig(precision="fp8", stream="bf16"))
     assert chosen.describe() == ("Triton kernels, fp8, bf16 stream, CUDA graph, loss read back 1 step behind")
     assert chosen.to_json()["precision"] == "fp8"
@@ -102,8 +102,8 @@ def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
     chosen.apply(model)
     assert checked == [torch.device("cpu")]
     (low_precision,) = {block.forward.__func__.args[0] for block in (*model.blocks,)}
-    assert low_precision == fused.LowPrecision(fp8=True, bf16_stream=True)
-    assert model.run_rounds.__func__.args[0] == low_precision
+    assert low_precision == install.LowPrecision(fp8=True, bf16_stream=True)
+    assert model.chain.low_precision == low_precision
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_fp8_is_refused_on_an_older_gpu(monkeypatch):
 
 
 def test_reasoners_have_fp8_and_no_other_stream(hopper, monkeypatch):
-    monkeypatch.setattr(fused, "check_fp8_compiler", lambda device: None)
+    monkeypatch.setattr(install, "check_fp8_compiler", lambda device: None)
     config = HRMConfig(width=64, heads=2, hidden=64)
     model = Reasoner(config, PuzzleShape(vocabulary=4, length=8, puzzle_ids=1))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -146,7 +146,7 @@ def test_reasoners_have_fp8_and_no_other_stream(hopper, monkeypatch):
     chosen = choose_for(precision="fp8")
     assert chosen.precision == "fp8"
     chosen.apply(model)
-    assert model.stacks["L"].forward.__func__.args == (fused.LowPrecision(fp8=True),)
+    assert model.stacks["L"].forward.__func__.args == (install.LowPrecision(fp8=True),)
     with pytest.raises(ValueError, match="18 tokens at once must be a multiple of 16"):
         choose_for(18, precision="fp8")
     model.stacks["H"].blocks[0].mlp.set_scales(129.0, 1.0)
@@ -277,7 +277,7 @@ def test_drawn_rounds_have_a_graph_for_each_number_of_them():
 
 
 def test_a_missing_triton_is_said(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", False)
+    monkeypatch.setattr(known, "HAS_TRITON", False)
     assert choose().describe() == "compiled blocks, bf16 (Triton is not installed)"
 
 
@@ -290,11 +290,11 @@ def test_it_is_applied_to_the_blocks_and_to_the_loop():
     model = LoopedGPT(GPTConfig(**SHAPE))
     choose(ranks=2).apply(model)
     assert all("forward" in vars(block) for block in model.blocks)
-    assert "run_rounds" in vars(model)
+    assert model.chain is not None
     plain = LoopedGPT(GPTConfig(**SHAPE))
     choose(DeviceConfig(compile="off")).apply(plain)
     assert not any("forward" in vars(block) for block in plain.blocks)
-    assert "run_rounds" not in vars(plain)
+    assert plain.chain is None
 
 
 def test_a_run_prints_it_and_keeps_it(tiny_config, capsys, monkeypatch):

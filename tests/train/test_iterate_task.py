@@ -10,6 +10,7 @@ import torch
 from deeploop.cli import main
 from deeploop.data.iterate.task import is_test
 from deeploop.models.gpt import LoopedGPT
+from deeploop.nn.context import run_steps
 from deeploop.recipes import get_recipe
 from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
 from deeploop.train.config import from_dict, read_config, to_dict
@@ -102,10 +103,10 @@ def test_noise_is_added_after_each_round_in_units_of_the_stream(tmp_path):
     assert noise.shape == (*inputs.shape[:1], rounds, *inputs.shape[1:], 16)
     assert noise.std().item() == pytest.approx(0.3, rel=0.05)
     model = task.model
-    rotary, mask = model.positions(inputs, None)
+    context, _ = model.begin(inputs)
     x = model.input_norm(model.embedding(inputs))
     for index in range(rounds):
-        x = model.run_round(x, index, rotary, mask, None)
+        x = run_steps(x, model.round(index, context))
         x = x + noise[:, index] * x.square().mean(-1, keepdim=True).sqrt()
     written_out = model.read_out(x, targets).loss * share
     assert task.loss(model, batch).item() == pytest.approx(written_out.item(), rel=1e-6)

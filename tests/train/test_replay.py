@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from deeploop.accelerate import install
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.nn import fused
 from deeploop.train import opening
 from deeploop.train import replay as replay_module
 from deeploop.train.distributed import World, open_world
@@ -26,7 +26,7 @@ ALONE = World(0, 1, device=torch.device("cpu"))
 def steps(rounds, *, recorded, device="cpu"):
     """Losses and the model, trained for one step at each of `rounds`, in micro-batches of two sizes."""
     model = LoopedGPT(CONFIG).to(device)
-    assert device == "cpu" or fused.install_rounds(model)
+    assert device == "cpu" or install.install_rounds(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     draw = torch.Generator().manual_seed(0)
 

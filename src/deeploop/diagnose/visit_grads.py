@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from deeploop.nn.fused import eager_modules
+from deeploop.accelerate.install import eager_modules
 from deeploop.nn.init import BRANCH
 from deeploop.nn.residual import ScaledResidual
 

@@ -66,16 +66,16 @@ class DeepLoopForCausalLM(nn.Module):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """Return the states (T, width) behind the final norm."""
+        """Return the states (T, width) after the final norm."""
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = self.embed_input_ids(input_ids)
         model, at = self.model, positions[None]
         places = (model.cos[at][:, None], model.sin[at][:, None]), None
         first = None if model.first_noise is None else model.first_noise[at]
-        x = model.stream(at, VisitAttention(self.visits), places, state=first, embedded=inputs_embeds[None])
-        states: Tensor = model.final_norm(x)[0]
-        return states
+        attention = VisitAttention(self.visits)
+        out = model(at, cache=attention, places=places, state=first, embedded=inputs_embeds[None])
+        return out.states[0]
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return the logits (T, vocabulary) in fp32."""

@@ -18,8 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.nn.context import Context, run_steps
+
 if TYPE_CHECKING:
-    from deeploop.models.gpt import LoopedGPT, Places
+    from deeploop.models.gpt import LoopedGPT
 
 GATE = "exit_gate."  # the names of the gate's parameters begin so
 Rounds = Iterator[tuple[Tensor, Tensor]]  # the stream after a round, and behind the coda
@@ -74,13 +76,13 @@ def log_exits(logits: list[Tensor]) -> list[Tensor]:
 def exit_loss(
     model: "LoopedGPT",
     config: GateConfig,
-    tokens: Tensor,
+    x: Tensor,
+    entered: Tensor | None,
+    context: Context,
     targets: Tensor,
-    state: Tensor | None = None,
-    places: "Places | None" = None,
 ) -> tuple[Tensor, Tensor]:
-    """States behind the coda of the last round, and the loss summed over the targets."""
-    rounds = _rounds(model, tokens, state, places)
+    """States behind the coda of the last round, and the loss summed over the targets, of a loop from x."""
+    rounds = _rounds(model, x, entered, context)
     if config.stage == "joint":
         return _joint_loss(model, config.entropy, rounds, targets)
     return _gate_loss(model, rounds, targets)
@@ -112,10 +114,8 @@ def _gate_loss(model: "LoopedGPT", rounds: Rounds, targets: Tensor) -> tuple[Ten
     return outputs[-1][1], total / max(1, model.rounds - 1)
 
 
-def _rounds(model: "LoopedGPT", tokens: Tensor, state: Tensor | None, places: "Places | None") -> Rounds:
+def _rounds(model: "LoopedGPT", x: Tensor, entered: Tensor | None, context: Context) -> Rounds:
     """The stream after every round, and behind the coda, through which a round's loss is read."""
-    rotary, mask = model.positions(tokens, None) if places is None else places
-    x, entered = model.enter_loop(tokens, rotary, mask, state=state)
     for index in range(model.rounds):
-        x = model.run_rounds(x, rotary, mask, None, None, entered, range(index, index + 1))
-        yield x, model.run_once("coda", x, rotary, mask, None)
+        x = run_steps(x, model.loop(range(index, index + 1), context, entered))
+        yield x, run_steps(x, model.once("coda", context))

@@ -8,9 +8,10 @@ model = LoopedGPT(config, seed=1)
 loss = model(tokens, targets).loss / targets.numel()
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,17 +20,29 @@ from torch import Tensor, nn
 from deeploop.models.exit_gate import ExitGate, GateConfig, exit_loss
 from deeploop.models.gpt_config import PARTS, GPTConfig, Part
 from deeploop.nn.cache import Cache, EngineAttention, KeyValueCache, causal_mask
-from deeploop.nn.documents import Documents, document_mask, document_positions
+from deeploop.nn.context import Context, Mask, Step, run_steps
+from deeploop.nn.documents import document_mask, document_positions
 from deeploop.nn.init import InitRule, init_weights_
 from deeploop.nn.injection import make_injection
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy, token_losses
-from deeploop.nn.recompute import Recompute, maybe_checkpoint
+from deeploop.nn.recompute import Recompute, recomputed
 from deeploop.nn.residual import ScaledResidual
 from deeploop.nn.written import as_written
 
-Mask = Tensor | Documents | None
 Places = tuple[Rotary, Mask]  # where tokens stand, and the mask of what they see
+
+
+class Chain(Protocol):
+    """Another way to compute all rounds at once, as Triton kernels do (`deeploop.accelerate`)."""
+
+    def takes(self, model: "LoopedGPT", context: Context, noise: Tensor | None) -> bool:
+        """Whether a call is one for it."""
+        ...
+
+    def __call__(self, model: "LoopedGPT", x: Tensor, beside: Any, /) -> Tensor:
+        """x after the rounds; beside it are their numbers, the context, and what enters every round."""
+        ...
 
 
 @as_written
@@ -61,15 +74,8 @@ class Block(nn.Module):
         self.attention = residual(attention)
         self.mlp = residual(SwiGLU(config.width, config.hidden, bias=config.mlp_bias))
 
-    def forward(
-        self,
-        x: Tensor,
-        rotary: Rotary,
-        mask: Mask = None,
-        cache: Cache | None = None,
-        slot: int = 0,
-    ) -> Tensor:
-        x = self.attention(x, rotary, mask, cache, slot)
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        x = self.attention(x, *context)
         x = self.mlp(x)
         return x
 
@@ -106,6 +112,7 @@ class LoopedGPT(nn.Module):
         self.backprop: int | None = None
         self.cache_rounds: int | None = None
         self.gate_training: GateConfig | None = None
+        self.chain: Chain | None = None
         self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
         self.input_norm = RMSNorm(config.width, config.norm_eps) if config.input_norm else nn.Identity()
         self.prelude = nn.ModuleList(Block(config.part("prelude")) for _ in range(config.prelude))
@@ -167,6 +174,7 @@ class LoopedGPT(nn.Module):
         noise: Tensor | None = None,
         state: Tensor | None = None,
         documents: Tensor | None = None,
+        embedded: Tensor | None = None,
     ) -> GPTOutput:
         """tokens and targets (B, T); targets below 0 are not counted.
 
@@ -176,65 +184,106 @@ class LoopedGPT(nn.Module):
         `state` (B, T, width) is the first state of a model whose `first_state` is noise: training draws it
         anew for every step; without it there is one draw per position, so that a cache changes nothing.
         `documents` are bounds (`nn/documents.py`): each document is then computed as if it stood alone.
+        `embedded` (B, T, width) stands in for the tokens' rows of the embedding.
         """
-        if documents is not None:
-            at = document_positions(documents, tokens.shape)
-            places = self.document_places(at, documents)
-            state = self.first_noise[at] if state is None and self.first_noise is not None else state
-        if self.gate_training is not None and self.training and targets is not None:
-            x, loss = exit_loss(self, self.gate_training, tokens, targets, state, places)
-            return GPTOutput(self.final_norm(x), loss)
         if isinstance(cache, KeyValueCache) and tokens.shape[1] > 1 and self.kept_rounds < self.rounds:
             # Under a budget a token needs the last round of those before it: they are read one by one.
-            x = torch.cat([self.stream(token, cache) for token in tokens.split(1, dim=1)], dim=1)
-        else:
-            x = self.stream(tokens, cache, places, noise, state)
+            read = [self.forward(token, cache=cache).states for token in tokens.split(1, dim=1)]
+            return self.output(torch.cat(read, dim=1), targets)
+        context, state = self.begin(tokens, cache, places, documents, state)
+        x, entered = self.enter_loop(tokens, context, state, embedded)  # embedding, prelude, first state
+        if self.gate_training is not None and self.training and targets is not None:
+            x, loss = exit_loss(self, self.gate_training, x, entered, context, targets)
+            return GPTOutput(self.final_norm(x), loss)
+        free = self.free_rounds
+        if free:
+            with torch.no_grad():
+                x = run_steps(x, self.loop(range(free), context, entered, noise))
+            torch.clear_autocast_cache()  # where older torch keeps weights cast without a graph
+        for block, beside in self.loop(range(free, self.rounds), context, entered, noise):
+            x = block(x, beside)  # in each round the injection, then every block
+        for block, beside in self.once("coda", context):
+            x = block(x, beside)
+        if isinstance(cache, KeyValueCache):
+            cache.length += tokens.shape[1]
         return self.read_out(x, targets)
 
-    def stream(
+    def loop(
+        self, rounds: range, context: Context, entered: Tensor | None = None, noise: Tensor | None = None
+    ) -> Iterator[Step]:
+        """The rounds of those numbers; where a chain takes them, or one is recomputed, as a single step."""
+        if self.chain is not None and self.chain.takes(self, context, noise):
+            yield partial(self.chain, self), (rounds, context, entered)
+            return
+        for index in rounds:
+            steps = self.round(index, context, entered)
+            # The last round's activations are needed at once: there is nothing to gain in it.
+            if self.recomputes("round", context) and index < self.rounds - 1:
+                yield recomputed(run_steps), [*steps]
+            else:
+                yield from steps
+            if noise is not None:
+                yield add_noise, noise[index]
+
+    def round(self, index: int, context: Context, entered: Tensor | None = None) -> Iterator[Step]:
+        """Round number `index`: the injection, then every block once."""
+        if self.injection is not None:
+            yield self.injection, entered
+        yield from self.visit(self.blocks, len(self.prelude) + index * len(self.blocks), context)
+
+    def once(self, part: Part, context: Context) -> Iterator[Step]:
+        """The blocks of the prelude or the coda."""
+        if part == "prelude":
+            return self.visit(self.prelude, 0, context)
+        return self.visit(self.coda, self.visits - len(self.coda), context)
+
+    def visit(self, blocks: nn.ModuleList, first: int, context: Context) -> Iterator[Step]:
+        """Each block once, from visit number `first` of the forward pass on, with its slot of the cache."""
+        for number, block in enumerate(blocks, start=first):
+            own = context if context.cache is None else context._replace(slot=self.slot_of(number))
+            recompute = self.recomputes("block", context) and number < self.visits - 1
+            yield recomputed(block) if recompute else block, own
+
+    def recomputes(self, unit: Recompute, context: Context) -> bool:
+        """Whether activations of such a unit are computed again in the backward pass."""
+        cache = context.cache
+        kept = cache is not None and not (isinstance(cache, EngineAttention) and not cache.keeps)
+        return self.recompute == unit and not kept and torch.is_grad_enabled()
+
+    @property
+    def free_rounds(self) -> int:
+        """Rounds outside of the graph, those before the last `backprop`."""
+        if self.backprop is None or not torch.is_grad_enabled():
+            return 0
+        return max(0, self.rounds - self.backprop)
+
+    def begin(
         self,
         tokens: Tensor,
         cache: Cache | None = None,
         places: Places | None = None,
-        noise: Tensor | None = None,
+        documents: Tensor | None = None,
         state: Tensor | None = None,
-        embedded: Tensor | None = None,
-    ) -> Tensor:
-        """The residual stream (B, T, width) behind the coda: a forward pass without its readout.
-
-        `embedded` (B, T, width) stands in for the tokens' rows of the embedding, if it is given.
-        """
-        own = cache if isinstance(cache, KeyValueCache) else None
-        rotary, mask = self.positions(tokens, own) if places is None else places
-        x, entered = self.enter_loop(tokens, rotary, mask, cache, state, embedded)
-        x = self.run_loop(x, rotary, mask, cache, noise, entered)
-        x = self.run_once("coda", x, rotary, mask, cache)
-        if own is not None:
-            own.length += tokens.shape[1]
-        return x
+    ) -> tuple[Context, Tensor | None]:
+        """Where the tokens of a forward pass stand and what they see; the first state, if it is given."""
+        if documents is not None:
+            at = document_positions(documents, tokens.shape)
+            places = self.document_places(at, documents)
+            state = self.first_noise[at] if state is None and self.first_noise is not None else state
+        if places is None:
+            places = self.positions(tokens, cache if isinstance(cache, KeyValueCache) else None)
+        return Context(*places, cache), state
 
     def enter_loop(
-        self,
-        tokens: Tensor,
-        rotary: Rotary,
-        mask: Mask,
-        cache: Cache | None = None,
-        state: Tensor | None = None,
-        embedded: Tensor | None = None,
+        self, tokens: Tensor, context: Context, state: Tensor | None = None, embedded: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """What the first round starts from, and what enters every round: embedding, prelude, first state."""
-        embedded = self.input_norm(self.embedding(tokens) if embedded is None else embedded)
-        e = self.run_once("prelude", embedded, rotary, mask, cache)
-        x = self.initial_state(e, cache.length if isinstance(cache, KeyValueCache) else 0, state)
-        return x, None if self.injection is None else self.injection.enter(e)
-
-    def run_once(self, part: Part, x: Tensor, rotary: Rotary, mask: Mask, cache: Cache | None) -> Tensor:
-        """The blocks of the prelude or the coda, one after the other."""
-        blocks = self.prelude if part == "prelude" else self.coda
-        first = 0 if part == "prelude" else self.visits - len(self.coda)
-        for index, block in enumerate(blocks, start=first):
-            x = self.visit(block, x, index, rotary, mask, cache)
-        return x
+        e = self.input_norm(self.embedding(tokens) if embedded is None else embedded)
+        for block, beside in self.once("prelude", context):
+            e = block(e, beside)
+        start = context.cache.length if isinstance(context.cache, KeyValueCache) else 0
+        entered = None if self.injection is None else self.injection.enter(e)
+        return self.initial_state(e, start, state), entered
 
     def initial_state(self, e: Tensor, start: int, state: Tensor | None = None) -> Tensor:
         """What the first round starts from, where e (B, T, width) stands from position `start` on."""
@@ -245,77 +294,6 @@ class LoopedGPT(nn.Module):
         assert self.first_noise is not None
         table = self.first_noise[start : start + e.shape[1]] if state is None else state
         return table.to(e.dtype).expand_as(e)
-
-    def run_loop(
-        self,
-        x: Tensor,
-        rotary: Rotary,
-        mask: Mask,
-        cache: Cache | None,
-        noise: Tensor | None,
-        entered: Tensor | None,
-    ) -> Tensor:
-        """All rounds; those before the last `backprop` stand outside of the graph."""
-        free = 0
-        if self.backprop is not None and torch.is_grad_enabled():
-            free = max(0, self.rounds - self.backprop)
-        if free:
-            with torch.no_grad():
-                x = self.run_rounds(x, rotary, mask, cache, noise, entered, range(free))
-            torch.clear_autocast_cache()  # where older torch keeps weights cast without a graph
-        return self.run_rounds(x, rotary, mask, cache, noise, entered, range(free, self.rounds))
-
-    def run_rounds(
-        self,
-        x: Tensor,
-        rotary: Rotary,
-        mask: Mask,
-        cache: Cache | None,
-        noise: Tensor | None = None,
-        entered: Tensor | None = None,
-        indices: range | None = None,
-    ) -> Tensor:
-        """The loop: all blocks, `rounds` times; or the rounds of those numbers alone."""
-        for index in range(self.rounds) if indices is None else indices:
-            # The last round's activations are needed at once: there is nothing to gain in it.
-            recompute = self.recompute == "round" and cache is None and index < self.rounds - 1
-            x = maybe_checkpoint(self.run_round, x, index, rotary, mask, cache, entered, recompute=recompute)
-            if noise is not None:
-                x = x + noise[index] * x.detach().square().mean(-1, keepdim=True).sqrt()
-        return x
-
-    def run_round(
-        self,
-        x: Tensor,
-        index: int,
-        rotary: Rotary,
-        mask: Mask,
-        cache: Cache | None,
-        entered: Tensor | None = None,
-    ) -> Tensor:
-        """Round number `index`: the injection, then every block once."""
-        if self.injection is not None:
-            x = self.injection(x, entered)
-        for number, block in enumerate(self.blocks, start=len(self.prelude) + index * len(self.blocks)):
-            x = self.visit(block, x, number, rotary, mask, cache)
-        return x
-
-    def visit(
-        self,
-        block: nn.Module,
-        x: Tensor,
-        index: int,
-        rotary: Rotary,
-        mask: Mask,
-        cache: Cache | None,
-    ) -> Tensor:
-        """Visit number `index` of a forward pass."""
-        recompute = self.recompute == "block" and index < self.visits - 1
-        if cache is None:  # compiled blocks must not see a number that changes
-            return maybe_checkpoint(block, x, rotary, mask, recompute=recompute)
-        recompute = recompute and isinstance(cache, EngineAttention) and not cache.keeps
-        slot = self.slot_of(index)
-        return maybe_checkpoint(block, x, rotary, mask, cache, slot, recompute=recompute)
 
     @property
     def visits(self) -> int:
@@ -383,10 +361,11 @@ class LoopedGPT(nn.Module):
 
     def read_out(self, x: Tensor, targets: Tensor | None = None) -> GPTOutput:
         """The final norm, and the loss if there are targets."""
-        states = self.final_norm(x)
-        if targets is None:
-            return GPTOutput(states, None)
-        return GPTOutput(states, self.head_loss(states, targets))
+        return self.output(self.final_norm(x), targets)
+
+    def output(self, states: Tensor, targets: Tensor | None = None) -> GPTOutput:
+        """States after the final norm, and the loss if there are targets."""
+        return GPTOutput(states, None if targets is None else self.head_loss(states, targets))
 
     def head_loss(self, states: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Cross-entropy summed over the targets, each times its own of `weights` (B, T)."""
@@ -441,3 +420,8 @@ class LoopedGPT(nn.Module):
         # Scaling the states scales the logits, at width instead of vocabulary many products.
         scale = self.config.matrix_lr_multiplier
         return states if scale == 1 else states * scale
+
+
+def add_noise(x: Tensor, noise: Tensor) -> Tensor:
+    """Noise in units of the stream's root mean square."""
+    return x + noise * x.detach().square().mean(-1, keepdim=True).sqrt()

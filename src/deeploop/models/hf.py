@@ -348,9 +348,7 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         rotary = self._rotary(positions, attention.cache)
         noise = gpt.first_noise
         state = None if noise is None else noise[positions].expand_as(embedded)  # padding moves it
-        x = gpt.stream(positions, attention, (rotary, None), state=state, embedded=embedded)
-        states: Tensor = gpt.final_norm(x)
-        return states
+        return gpt(positions, cache=attention, places=(rotary, None), state=state, embedded=embedded).states
 
     def _one_by_one(self, embedded: Tensor, positions: Tensor, attention: TransformersAttention) -> Tensor:
         """States of token after token, as a budget of rounds asks: see `LoopedGPT.set_cache_rounds`."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deeploop.models.gpt_config import is_gain
+from deeploop.nn.context import Context
 from deeploop.nn.init import BRANCH, init_truncated_
 from deeploop.nn.layers import RMSNorm, Rotary, SelfAttention, SwiGLU, rotary_table
 from deeploop.nn.recompute import Recompute, maybe_checkpoint
@@ -167,9 +168,9 @@ class ReasonerBlock(nn.Module):
         )
         self.mlp = residual(SwiGLU(config.width, config.hidden), config.width)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         # An MLP over the sequence has its residual and its norm along the sequence as well.
-        x = self.mixer(x.transpose(1, 2)).transpose(1, 2) if self.across else self.mixer(x, rotary)
+        x = self.mixer(x.transpose(1, 2)).transpose(1, 2) if self.across else self.mixer(x, context.rotary)
         x = self.mlp(x)
         return x
 
@@ -193,7 +194,7 @@ class Stack(nn.Module):
         """
         x = z + other
         for k, block in enumerate(self.blocks):
-            x = maybe_checkpoint(block, x, rotary, recompute=k < recomputed)
+            x = maybe_checkpoint(block, x, Context(rotary), recompute=k < recomputed)
         return x[:, :positions]
 
 

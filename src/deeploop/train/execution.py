@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from deeploop.nn import fused
+from deeploop.accelerate import install, known
 from deeploop.train.distributed import DeviceConfig, World, physical_blocks, uses_bf16
 from deeploop.train.optim import supports_conditional_step
 from deeploop.train.progress import device_name
@@ -46,16 +46,16 @@ class Execution:
 
     def apply(self, model: nn.Module) -> None:
         """Puts the blocks on the kernels, or compiles them; an eager model stays as it is."""
-        low_precision = fused.LowPrecision(self.precision == "fp8", self.bf16_stream)
+        low_precision = install.LowPrecision(self.precision == "fp8", self.bf16_stream)
         if low_precision.fp8:
-            fused.check_fp8_compiler(next(model.parameters()).device)
+            install.check_fp8_compiler(next(model.parameters()).device)
         for block in physical_blocks(model):
             if self.blocks == "kernels":
-                fused.install(block, low_precision)
+                install.install(block, low_precision)
             elif self.blocks == "compiled":
                 block.compile()
         if self.chained:
-            fused.install_rounds(model, low_precision)
+            install.install_rounds(model, low_precision)
 
     def describe(self) -> str:
         """One line for a person."""
@@ -95,17 +95,17 @@ def choose_execution(
     blocks, why_blocks = _choose_blocks(config, world.device, _first_obstacle(model))
     sharded = world.is_sharded(config)
     # Sharded blocks are gathered when they are called, so each must be called by itself.
-    chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
+    chained = blocks == "kernels" and not sharded and known.fits_rounds(model)
     # Without an optimizer nothing is trained: a run that was trained in FP8 is evaluated in bf16, anywhere.
     trains = optimizer is not None
-    low_precision = fused.LowPrecision(
+    low_precision = install.LowPrecision(
         trains and config.precision == "fp8", trains and config.stream == "bf16"
     )
     if low_precision.fp8:
         require_fp8(world.device)
         _require_chain("precision=fp8", model, blocks, why_blocks, sharded)
         for block in physical_blocks(model):
-            if reason := fused.against_fp8(block, tokens):
+            if reason := known.against_fp8(block, tokens):
                 raise ValueError(f"device.precision=fp8: {reason}")
         precision = "fp8"
     if low_precision.bf16_stream:
@@ -148,8 +148,8 @@ def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str],
         )
     if sharded:
         raise ValueError(f"device.{field}: is not supported with device.parallel=fsdp; use ddp")
-    streams = hasattr(model, "run_rounds")  # a reasoner's chains are its stacks, of states that are bf16
-    if not fused.fits_rounds(model) or (field == "stream=bf16" and not streams):
+    streams = hasattr(model, "chain")  # a reasoner's chains are its stacks, of states that are bf16
+    if not known.fits_rounds(model) or (field == "stream=bf16" and not streams):
         raise ValueError(f"device.{field}: is not supported for a {type(model).__name__}; leave it out")
     if getattr(model, "recompute", "off") == "block":
         raise ValueError(f"device.{field}: is not supported with device.recompute=block; use round")
@@ -168,7 +168,7 @@ def runs_kernels(config: DeviceConfig, device: torch.device, known: bool) -> boo
 def _first_obstacle(model: nn.Module) -> str:
     """What of a model's blocks the kernels do not know, and where; empty if they know all."""
     names = {module: name for name, module in model.named_modules()}
-    found = (fused.obstacle(block, names[block]) for block in physical_blocks(model))
+    found = (known.obstacle(block, names[block]) for block in physical_blocks(model))
     return next(filter(None, found), "")
 
 
@@ -185,7 +185,7 @@ def _against_kernels(config: DeviceConfig, device: torch.device, obstacle: str) 
         yield "device.compile is on"
     if not uses_bf16(config, device):
         yield "the Triton kernels need bf16"
-    if not fused.HAS_TRITON:
+    if not known.HAS_TRITON:
         yield "Triton is not installed"
     if obstacle:
         yield obstacle

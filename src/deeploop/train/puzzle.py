@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from deeploop.accelerate.known import fits_reasoner
 from deeploop.data.draws import keys, words
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
@@ -22,7 +23,6 @@ from deeploop.models.accounting import flops_per_segment, segment_bytes
 from deeploop.models.halting import Slots, minimum_segments, supervise
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import PuzzleShape, Reasoner
-from deeploop.nn import fused
 from deeploop.nn.kernels.products import cast_cache
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.checks import REAL
@@ -74,7 +74,7 @@ class PuzzleTask:
         self.share = batch // world.size
         self.puzzles = open_puzzles(config.data.path)
         self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
-        known = fused.fits_reasoner(config.model.mixer, config.model.head_size)
+        known = fits_reasoner(config.model.mixer, config.model.head_size)
         needs = partial(
             segment_bytes,
             config.model,
