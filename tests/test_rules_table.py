@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 import pytest
-from deeploop.report.evidence import FILE
 
+from deeploop.report.recommend import FILE
 from run_folders import FLOOR, write_run, write_sweep
 
 ROOT = Path(__file__).resolve().parent.parent

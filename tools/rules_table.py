@@ -1,7 +1,7 @@
 """Makes from docs/results (`make results`): assets/rules.json, and the tables and figures of docs/rules.md.
 
-`deeploop recommend` answers from that file: a line through each rule's best peak rates, and the rules in order
-of their loss in long training. `--check` says whether the file and the tables are in step.
+`deeploop recommend` answers from that file: a line through each rule's best peak rates, and the rules in
+order of their loss in long training. `--check` says whether the file and the tables are in step.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`deeploop recommend`: the best rule of long training, and three rates that follow shape and batch smoothly."""
+"""`deeploop recommend`: the best rule of long training, and rates that follow shape and batch smoothly."""
 
 import itertools
 import json
@@ -45,7 +45,7 @@ def test_the_rate_is_the_line_at_the_nearest_octave(known):
 
 
 def test_neighbours_differ_by_an_octave_at_most():
-    """No shape's answer jumps: one step in any of the five numbers moves the rates by an octave or not at all."""
+    """One step in any of the five numbers moves the rates by an octave or not at all."""
     steps = {
         "blocks": (1, 2, 3, 4, 6, 8, 12, 16),
         "rounds": (1, 2, 3, 4, 6, 8, 12, 16, 32, 64),
@@ -134,5 +134,5 @@ def test_auto_lr_is_the_same_answer():
 
 def test_auto_lr_is_for_adamw():
     config = get_recipe("tiny")
-    with pytest.raises(ValueError, match="optim.kind=muon: our rates are AdamW's; or leave --auto-lr out"):
+    with pytest.raises(ValueError, match=r"optim\.kind=muon: our rates are AdamW's; or leave --auto-lr out"):
         train_command.with_measured_rate(replace(config, optim=replace(config.optim, kind="muon")), [])

@@ -103,8 +103,8 @@ def _check_reach(name: str, value: int, low: int, high: int) -> None:
     if low <= value * FARTHEST and value <= high * FARTHEST:
         return
     raise ValueError(
-        f"{name}={value}: our runs have {_span(low, high)}, and {FARTHEST} times beyond is the farthest we answer; "
-        "a search of your own (docs/sweeps.md) would decide it, from the recipe's rate by octaves"
+        f"{name}={value}: our runs have {_span(low, high)}, and {FARTHEST} times beyond is the farthest we "
+        "answer; a search of your own would decide it (docs/sweeps.md), from the recipe's rate by octaves"
     )
 
 
