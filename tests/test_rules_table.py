@@ -41,8 +41,6 @@ def test_a_line_is_drawn_through_the_best_rates_of_a_rule(tool, tmp_path):
                 rule="flat", rounds=R, seed=0, peak_lr=peak, similarity=0.2,
                 loss=2 + 0.05 * math.log2(peak / best) ** 2, model={"unigram_bias": True},
             )  # fmt: skip
-    for name in tool.RATES[1:]:
-        (tmp_path / name).mkdir(parents=True)
     ((rule, points),) = tool.best_rates(tmp_path).items()
     assert (rule, len(points)) == ("flat", 3)
     line = tool.line_through(points)

@@ -69,7 +69,7 @@ class Point(NamedTuple):
 def best_rates(results: Path) -> dict[str, list[Point]]:
     """Rule → its best rates in all studies; those at an edge or beside a cliff are left out."""
     found: dict[str, list[Point]] = defaultdict(list)
-    for folder in RATES:
+    for folder in filter(lambda name: (results / name).is_dir(), RATES):
         for study in find_studies(find_runs([results / folder]), Histories()):
             fields = study.runs[0].fields
             if fields.get("optim.kind", "adamw") != "adamw":

@@ -100,7 +100,7 @@ def ask(capsys, *more):
 def test_the_command_says_where_the_rule_stands_and_what_to_type(known, capsys):
     text = ask(capsys)
     assert "not told apart from flat; ahead by 0.200 of prenorm" in text
-    assert "compare 4e-3, 8e-3, 16e-3" in text
+    assert "compare 2e-3, 4e-3, 8e-3" in text
     assert "0.200 behind deeploop" in ask(capsys, "--rule", "prenorm")
 
 

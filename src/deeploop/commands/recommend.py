@@ -8,6 +8,7 @@ from deeploop.commands.parsing import run_command
 from deeploop.report.recommend import Recommendation, recommend
 from deeploop.rules import NAMED, parse
 
+RESULTS = "docs/results/"
 HEAD_SIZES = (64, 128, 32, 16, 8, 4, 2)
 
 
@@ -48,18 +49,20 @@ def run(args: RecommendArgs) -> str:
 def lines(args: RecommendArgs, found: Recommendation) -> list[tuple[str, str]]:
     """Name and text of every line of the answer."""
     rule, line = NAMED[found.rule], found.line
+    folders = [folder.removeprefix(RESULTS) for folder in line.folders]
     scales = rule.scales(args.blocks, args.rounds)
     told = [f"{symbol} = {value:.4g}" for symbol, value in zip("αβε", scales, strict=True) if value != 1]
     return [
         ("rule", f"{rule.label}, {rule.equation}" + f" with {', '.join(told)}" * bool(told)),
         ("", standing(found)),
+        ("", f"({found.order.conditions})"),
         (
             "rates",
             f"compare {', '.join(map(milli, found.rates))}; where the best is at an edge, go on by octaves",
         ),
-        ("rests on", f"{line.points} best rates of this rule in {', '.join(line.folders)};"),
-        ("", "rates go as 1/width and √(tokens per step), by assumption: ours lie within"),
-        ("", f"{line.spread:.1f} octaves (one standard deviation) of that"),
+        ("rests on", f"{line.points} best rates of this rule, in {RESULTS}: {', '.join(folders)}"),
+        ("", "taken to go as 1/width and √(tokens per step); they lie within"),
+        ("", f"{line.spread:.1f} octaves (one standard deviation) of such a line"),
         ("warm-up", f"{found.warmup:.0%} of the steps, as in these runs"),
         *(("beyond" if not index else "", text) for index, text in enumerate(found.notes)),
     ]
@@ -81,8 +84,8 @@ def standing(found: Recommendation) -> str:
         level = [name for name in order.level if name != found.rule]
         behind = [f"{order.losses[name] - own:.3f} of {name}" for name in others if name not in level]
         same = f"not told apart from {', '.join(level)}; " if level else ""
-        return f"in long training {same}ahead by {', '.join(behind)} ({order.conditions})"
-    return f"in long training {own - best:.3f} behind {order.level[0]} ({order.conditions})"
+        return f"in long training {same}ahead by {', '.join(behind)}"
+    return f"in long training {own - best:.3f} behind {order.level[0]}"
 
 
 def command(args: RecommendArgs, found: Recommendation) -> str:
