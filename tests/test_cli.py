@@ -114,10 +114,10 @@ def test_a_mistake_is_one_line(refused, arguments, message):
         ("train tiny --model.rounds three", ["--model.rounds", "three"]),
         ("train tiny --model.rounds 1.5e0", ["--model.rounds=1.5e0: must be a whole number, such as 1000"]),
         (
-            "recommend --blocks 4 --rounds 8 --width 9 --tokens x",
-            ["--tokens=x: must be a whole number"],
+            "recommend --blocks 4 --rounds 8 --width 9 --tokens x --batch 8",
+            ["--tokens=x: must be a number"],
         ),
-        ("recommend --blocks 4 --rounds 8 --width 384 --tokens 1e12", ["tokens=1000000000000: "]),
+        ("recommend --blocks 4 --rounds 8 --width 9999 --tokens 1e9 --batch 8", ["width=9999: our runs"]),
         ("train tiny --optim.peak-lr fast", ["--optim.peak-lr=fast: must be a number"]),
         ("train tiny --model.rule sideways", ["model.rule=sideways: must be one of deeploop, "]),
         ("train tiny --model.rule averged", ["; perhaps averaged"]),
