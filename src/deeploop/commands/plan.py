@@ -9,7 +9,7 @@ from deeploop.commands.parsing import run_command
 from deeploop.theory.depth_law import rounds_law
 from deeploop.theory.plan import Training, plan_hierarchy, plan_single
 from deeploop.theory.scaling import DEEPLOOP, PAPER_RULES, ScalingRule
-from deeploop.theory.visits import Horizon
+from deeploop.theory.visits import DepthFrom, Horizon
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,17 @@ class PlanArgs:
     """Runs C_L of the low-level module in each cycle."""
     horizon: Horizon = "last_cycle"
     """Which of a hierarchy's visits stand in the training graph."""
+    depth_from: DepthFrom = "cycles"
+    """A hierarchy's N. cycles: the paper's, all blocks of the cycles that a gradient reaches; graph: those in
+    the training graph."""
     rule: Literal[
         "deeploop", "deepnorm", "sandwich", "flat", "factored", "averaged", "prenorm", "postnorm"
     ] = "deeploop"
     """deeploop is p = 1/2, deepnorm p = 1/4; or the --model.block of train, where sandwich is deeploop's."""
     p: float | None = None
     """Another exponent p; overrides deeploop and deepnorm."""
+    high_p: float | None = None
+    """A hierarchy's exponent of H, where it is not that of L."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -62,6 +67,8 @@ def run(args: PlanArgs) -> str:
     modules = {name: getattr(args, name) for name in ("high_blocks", "low_blocks", "cycles", "low_cycles")}
     sizes = _whole_set(loop, modules)
     if sizes.keys() == loop.keys():
+        if args.high_p is not None:
+            raise ValueError(f"--high-p {args.high_p:g}: goes with --high-blocks and --low-blocks")
         if args.spread != PlanArgs.spread and args.sample != "poisson-lognormal":
             raise ValueError(f"--spread {args.spread}: goes with --sample poisson-lognormal")
         law = rounds_law(args.sample, sizes["rounds"], limit=args.limit, spread=args.spread)
@@ -76,11 +83,12 @@ def run(args: PlanArgs) -> str:
     else:
         if block:
             raise ValueError(f"--rule {block}: goes with --blocks and --rounds")
+        rules = {"H": rule if args.high_p is None else ScalingRule(args.high_p), "L": rule}
         for name in ("prelude", "coda", "backprop", "sample", "limit", "spread"):
             value = getattr(args, name)
             if value != getattr(PlanArgs, name):
                 raise ValueError(f"--{name} {value}: goes with --blocks and --rounds")
-        plan = plan_hierarchy(**sizes, horizon=args.horizon, rules=rule)
+        plan = plan_hierarchy(**sizes, horizon=args.horizon, rules=rules, depth_from=args.depth_from)
     return json.dumps(plan.to_json(), indent=2, ensure_ascii=False) if args.json else plan.to_table()
 
 

@@ -11,7 +11,7 @@ segment = model(model.initial(len(tokens)), tokens, model.puzzle_rows(ids))
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from deeploop.nn.recompute import Recompute, maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 from deeploop.nn.written import as_written
 from deeploop.theory.scaling import ScalingRule, flat_alpha
-from deeploop.theory.visits import HORIZONS, Horizon, Schedule, recurrence
+from deeploop.theory.visits import HORIZONS, DepthFrom, Horizon, Schedule, recurrence
 
 Mixer = Literal["attention", "mlp"]
 HALTING_BIAS = -5.0  # σ(−5) = 0.7%: nothing halts before it has learned to
@@ -53,7 +53,10 @@ class ReasonerConfig:
     flat_gain: float = 1.0
     """Lambda of the flat rule."""
     depth: int = 0
-    """The rule's N; 0 takes N_g, the blocks in the training graph, counted from the schedule."""
+    """The rule's N; 0 counts it from the schedule."""
+    depth_from: DepthFrom = "cycles"
+    """What is counted. cycles: the paper's N_g, all blocks of the last cycle (`full`: of all cycles);
+    graph: the blocks in the training graph alone, as in version 0.2.0."""
     puzzle_positions: int = 1
     """Positions before the board: the puzzle's vector, and zeros if there are more."""
     mixer: Mixer = "attention"
@@ -67,6 +70,9 @@ class ReasonerConfig:
         self._require("horizon", self.horizon in HORIZONS, f"one of {', '.join(HORIZONS)}")
         self._require("mixer", self.mixer in ("attention", "mlp"), "attention or mlp")
         self._require("depth", self.depth >= 0, "0 (counted) or a number of blocks")
+        self._require("depth_from", self.depth_from in ("cycles", "graph"), "cycles or graph")
+        counted = self.depth_from == "cycles" or not self.depth
+        self._require("depth_from", counted, f"cycles with model.depth={self.depth}, which nobody counts")
         self._require("p", math.isfinite(self.p) and self.p >= 0, "0 (no rule) or more, and finite")
         gain = self.flat_gain
         self._require("flat_gain", is_gain(gain), "1e-9 to 1e9")
@@ -104,8 +110,15 @@ class ReasonerConfig:
 
     @property
     def N(self) -> int:
-        """The depth that the rule is taken at: N_g of the schedule, unless it was set."""
-        return self.depth or self.schedule.N_g
+        """The depth that the rule is taken at: counted from the schedule, unless it was set."""
+        return self.depth or self.schedule.rule_depth(self.depth_from)
+
+    @staticmethod
+    def from_saved(data: dict[str, Any]) -> dict[str, Any]:
+        """Add to the saved fields of a 0.2.0 run how its N was counted: in the graph."""
+        scaled = data.get("p") or data.get("high_p")
+        old = scaled and data.get("depth") == 0 and "depth_from" not in data
+        return data | {"depth_from": "graph"} if old else data
 
     def alpha(self, module: str) -> float:
         if self.flat:

@@ -67,8 +67,8 @@ def hrm_arc1() -> HRMTrainConfig:
 
 
 def hrm_arc1_deeploop() -> HRMTrainConfig:
-    """The paper's HRM on ARC-AGI-1: p = 1/2 at its N = 12 (the graph of the published code holds 8)."""
-    return replace(hrm_arc1(), out=Path("runs/hrm-arc1-deeploop"), model=HRMConfig(p=0.5, depth=12))
+    """The paper's HRM on ARC-AGI-1: p = 1/2 at N_g = 12 (the graph of the published code holds 8 of them)."""
+    return replace(hrm_arc1(), out=Path("runs/hrm-arc1-deeploop"), model=HRMConfig(p=0.5))
 
 
 def trm_arc1() -> TRMTrainConfig:
@@ -130,7 +130,7 @@ def hrm_sudoku4() -> HRMTrainConfig:
 
 
 def hrm_sudoku4_deeploop() -> HRMTrainConfig:
-    """HRM on 4 × 4 Sudoku with p = 1/2, at the N_g of its schedule."""
+    """HRM on 4 × 4 Sudoku with p = 1/2, at the paper's N_g of its schedule."""
     small = hrm_sudoku4()
     return replace(
         small,

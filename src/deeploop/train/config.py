@@ -276,6 +276,7 @@ def from_dict(kind: type, data: dict[str, Any], where: str = "config") -> Any:
     hints = _field_hints(kind)
     if not isinstance(data, dict):
         raise ValueError(f"{where}: must be a JSON object")
+    data = getattr(kind, "from_saved", dict)(data)
     unknown = sorted(set(data) - set(hints))
     if unknown:
         raise ValueError(f"{where}.{unknown[0]}: unknown field (written by another version of deeploop?)")

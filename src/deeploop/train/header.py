@@ -101,7 +101,7 @@ def _loop(model: GPTConfig | ReasonerConfig) -> str:
     modules = ", ".join(
         f"{name}: K = {blocks}, R_g = {plan.R_g_of(name)}" for name, blocks in model.blocks_of.items()
     )
-    return f"{modules}; N = {plan.N}, N_g = {plan.N_g} in the graph"
+    return f"{modules}; N = {plan.N}, {plan.N_g} blocks in the graph"
 
 
 def _rule(model: GPTConfig | ReasonerConfig) -> str:
@@ -116,10 +116,19 @@ def _rule(model: GPTConfig | ReasonerConfig) -> str:
             if getattr(model, name)
         ]
         return "; ".join([f"{model.block}{exponent}: {_scales(alpha, beta, epsilon, own=own)}", *parts])
-    scales = {name: _scales(model.alpha(name), model.beta(name)) for name in model.blocks_of}
+    scales = {name: _reasoner_rule(model, name) for name in model.blocks_of}
     if len(set(scales.values())) == 1:
         return next(iter(scales.values()))
     return "; ".join(f"{name}: {text}" for name, text in scales.items())
+
+
+def _reasoner_rule(model: ReasonerConfig, module: str) -> str:
+    """p and the N it is taken at, then the scales."""
+    scales, p = _scales(model.alpha(module), model.beta(module)), model.exponent(module)
+    if not p or model.flat:
+        return scales
+    counted = {"cycles": "the paper's N_g", "graph": "the blocks in the graph"}[model.depth_from]
+    return f"p = {p:g} at N = {model.N} ({'model.depth' if model.depth else counted}): {scales}"
 
 
 def _rounds(config: TrainConfig) -> str:
