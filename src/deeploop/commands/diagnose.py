@@ -11,18 +11,22 @@ from deeploop.commands.parsing import run_command
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseArgs:
-    """Measures how a run's visits align: κ_R, what it asks of the exponent, and what a real step does."""
+    """Measures how a run's visits align: κ_R, what it asks of the exponent, and what a real step does.
+
+    Of HRM and TRM: κ_g of each module, κ̄_g and the bound, at the run's horizon and over the last cycle.
+    """
 
     runs: Positional[tuple[Path, ...]] = (Path("shipped"),)
-    """Run folders; those of one family that differ in rounds are also fitted together, for γ."""
+    """Run folders; those of one family that differ in rounds (HRM: C_L) are also fitted together, for γ."""
     at: Literal["last", "init"] = "last"
     """The weights to look at: the last checkpoint's, or those of the start, drawn anew from the seed."""
     data: Path | None = None
-    """Corpus the probe is read from; unset: the run's own, or Python's standard library if that is gone."""
+    """Corpus or puzzles of the probe; unset: the run's own, or Python's library if a corpus is gone."""
     sequences: int = 0
-    """Sequences of the probe; 0 takes as many as make about a thousand tokens."""
+    """Sequences or puzzles of the probe; 0 takes as many as make about a thousand tokens."""
     sublayers: tuple[str, ...] = ()
-    """Sublayers to compare, such as blocks.0.mlp; unset: both of the first and of the last block."""
+    """Sublayers to compare, such as blocks.0.mlp or stacks.L.blocks.0.mlp; unset: both of the first and of
+    the last block (of each module)."""
     iterations: int = 20
     """Iterations towards an operator norm, at most."""
     tolerance: float = 0.01

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from deeploop.commands import diagnose_reasoner
 from deeploop.commands.diagnose import DiagnoseArgs
 from deeploop.commands.memory import memory_advice
 from deeploop.data.corpora import stdlib
@@ -38,7 +39,7 @@ from deeploop.report import diagnosis, plots, scoreboard
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
 from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import OPTIMIZER, load_moments, read_whole_state, step_of
-from deeploop.train.config import TrainConfig, differences, to_dict
+from deeploop.train.config import ReasonerTrainConfig, TrainConfig, differences, to_dict
 from deeploop.train.distributed import open_world
 from deeploop.train.metrics import is_number, read_metrics
 from deeploop.train.optim import learning_rate
@@ -46,6 +47,7 @@ from deeploop.train.progress import LINE_SECONDS
 from deeploop.train.rundir import (
     check_tokenizer,
     load,
+    load_any_config,
     load_config,
     provenance,
     require_checkpoint,
@@ -66,6 +68,8 @@ HISTORY = {"kappa", "kappa_raw", "similarity"}  # what a picture over training n
 
 def run(args: DiagnoseArgs) -> str:
     """Diagnoses each run, writes what was found into its folder, and returns what to print."""
+    if any(isinstance(load_any_config(path), ReasonerTrainConfig) for path in args.runs):
+        return diagnose_reasoner.run(args)
     configs = {path: load_config(path) for path in args.runs}
     check_family(configs)
     for path in args.runs:
