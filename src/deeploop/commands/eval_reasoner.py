@@ -28,7 +28,7 @@ from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.train.checkpoint import read_state, step_of
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
-from deeploop.train.puzzle import open_puzzles
+from deeploop.train.puzzle import arc_differences, open_puzzles
 from deeploop.train.rundir import (
     load_any_config,
     load_reasoner,
@@ -76,7 +76,9 @@ def run(
             "seconds": round(seconds, 3),
             **result,
         }
-    record |= {"deviations": deviations(record) if puzzles.kind == "arc" else [], **provenance()}
+    trained = arc_differences(puzzles, step_of(checkpoint), load_reasoner_config(folder).optim.batch)
+    differs = deviations(record) + trained if puzzles.kind == "arc" else []
+    record |= {"deviations": differs, **provenance()}
     files = [scoreboard.add(folder, record, IDENTITY)]
     count = GALLERY if options.gallery is None else options.gallery
     if tasks and count:

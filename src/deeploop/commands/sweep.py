@@ -16,6 +16,7 @@ from tyro.conf import Positional
 from deeploop.commands.parsing import choose, parse, summary
 from deeploop.exits import INTERRUPTED
 from deeploop.files import lock_folder, parse_json
+from deeploop.recipes.reasoners import PUZZLES
 from deeploop.report import escapes
 from deeploop.report.page import text_table
 from deeploop.report.sweeps import SweepRecord
@@ -190,9 +191,9 @@ def check_data(folder: SweepFolder) -> None:
             paths.add(config.data.path)
     for path in sorted(paths):
         if not path.is_dir():
-            raise ValueError(
-                f"data.path={path}: no such folder; make it with `deeploop prepare`, or name one with --data"
-            )
+            known = PUZZLES.get(path.name)
+            how = f"`deeploop prepare {known.prepare} --out {path}`" if known else "`deeploop prepare`"
+            raise ValueError(f"data.path={path}: no such folder; make it with {how}, or name one with --data")
 
 
 def show_done(folder: SweepFolder, record: SweepRecord, args: SweepArgs) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import choose, parse, summary
 from deeploop.recipes import RECIPES, get_recipe
-from deeploop.recipes.reasoners import require_puzzles
+from deeploop.recipes.reasoners import published_steps, require_puzzles
 from deeploop.report.recommend import recommend
 from deeploop.report.runs import flatten
 from deeploop.terminal import show
@@ -66,6 +66,7 @@ def main(arguments: list[str]) -> int:
         raise ValueError(f"{INIT_FROM}: names the run to fine-tune; give {INIT_FROM} RUN")
     if isinstance(config.data, PuzzleDataConfig):
         require_puzzles(config.data.path)
+        config = published_steps(config) if source in RECIPES else config
     size = config.device.micro_batch
     smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
     with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):

@@ -17,6 +17,7 @@ from typing import Any
 
 from deeploop.files import read_table
 from deeploop.recipes import get_recipe
+from deeploop.recipes.reasoners import published_steps
 from deeploop.train.config import from_dict, leaf_hints, to_dict
 
 Settings = Mapping[str, Any]
@@ -111,9 +112,10 @@ def configure(recipe: str, settings: Settings) -> Any:
             place = place[parent]
         place[leaf] = str(value) if isinstance(value, Path) else value
     try:
-        return from_dict(type(base), values)
+        config = from_dict(type(base), values)
     except ValueError as error:
         raise ValueError(str(error).removeprefix("config.")) from None
+    return config if "optim.steps" in settings else published_steps(config)
 
 
 def _label(axis: str, label: Any) -> str:

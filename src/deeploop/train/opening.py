@@ -310,6 +310,8 @@ def _warnings(run: ActiveRun) -> list[str]:
                 f"a validation costs {task.validation_steps:,.0f} steps, and there is one every {every}; "
                 "set a larger --data.validate-every or fewer --data.validation-rounds"
             )
+    if isinstance(task, PuzzleTask):
+        found += task.differences_from_published()
     memory, whose = memory_of(run.world.device)
     if task.step_bytes > memory:
         found.append(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from deeploop.data.arc import PUBLISHED_EPOCHS, differences_from_published, steps_of_epochs
 from deeploop.data.draws import keys, words
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
@@ -229,6 +230,10 @@ class PuzzleTask:
         self.slots, self._halted = Slots.joined(done), [*halted]
         self.segment += 1
 
+    def differences_from_published(self) -> list[str]:
+        """Say where a training set of ARC, and the epochs over it, are not the paper's."""
+        return arc_differences(self.puzzles, self.config.optim.steps, self.config.optim.batch)
+
     def after_step(self, step: int) -> None:
         """Nothing depends on the loss."""
 
@@ -253,6 +258,20 @@ class PuzzleTask:
             f"test loss {result['loss']:.4f}  exact {result['exact']:.1%}  cells {result['cells']:.1%}  "
             f"segments wanted {result['segments']:.1f}"
         )
+
+
+def arc_differences(puzzles: PuzzleSet, steps: int, batch: int) -> list[str]:
+    """Say where a set of ARC, and the epochs of so many steps over it, are not the paper's."""
+    if puzzles.kind != "arc":
+        return []
+    published = steps_of_epochs(puzzles.facts["splits"]["train"], batch)
+    epochs = PUBLISHED_EPOCHS * steps / published
+    trained = (
+        f"{steps:,} steps are {epochs:,.0f} epochs of this set, not the paper's {PUBLISHED_EPOCHS:,} "
+        f"(--optim.steps {published})"
+    )
+    unlike = abs(epochs / PUBLISHED_EPOCHS - 1) > 0.005
+    return [*differences_from_published(puzzles.facts["build"]), *[trained] * unlike]
 
 
 def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
