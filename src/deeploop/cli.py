@@ -23,6 +23,7 @@ COMMANDS = (
     "data",
     "inspect",
     "retrofit",
+    "import",
     "train",
     "validate",
     "eval",
@@ -39,6 +40,7 @@ COMMANDS = (
     "demo",
     "doctor",
 )
+MODULES = {"import": "import_reasoner"}  # where a command's name is no module's
 IMPORT_TORCH = ("train", "sweep")  # before they can read their options: a second, from a cold disk many
 USAGE = """\
 deeploop: train transformers whose blocks are visited many times
@@ -57,6 +59,7 @@ deeploop: train transformers whose blocks are visited many times
                                                 would be trained
   deeploop inspect MODEL                        what a pretrained model is: layers, sizes, what can be looped
   deeploop retrofit MODEL --core 8-15 --out RUN  give a pretrained model a loop; training goes on from RUN
+  deeploop import hrm | trm CHECKPOINT --data FOLDER  weights of the public code into a run that eval takes
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;
                                                 a reasoner's on its puzzles, with votes on ARC; an
@@ -145,6 +148,6 @@ def _run(arguments: list[str]) -> int:
     slow = name in IMPORT_TORCH and "torch" not in sys.modules
     told = slow and "--quiet" not in rest and os.environ.get("RANK", "0") == "0"  # of torchrun's, the first
     with passing_line("loading PyTorch …") if told else contextlib.nullcontext():
-        command = import_module(f"deeploop.commands.{name}")
+        command = import_module(f"deeploop.commands.{MODULES.get(name, name)}")
     code: int = command.main(rest)
     return code
