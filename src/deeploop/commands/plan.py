@@ -43,8 +43,7 @@ class PlanArgs:
     horizon: Horizon = "last_cycle"
     """Which of a hierarchy's visits stand in the training graph."""
     depth_from: DepthFrom = "cycles"
-    """A hierarchy's N. cycles: the paper's, all blocks of the cycles that a gradient reaches; graph: those in
-    the training graph."""
+    """A hierarchy's N: cycles, the paper's, all blocks of the last cycle; graph, those with gradients."""
     rule: Literal[
         "deeploop", "deepnorm", "sandwich", "flat", "factored", "averaged", "prenorm", "postnorm"
     ] = "deeploop"

@@ -55,8 +55,7 @@ class ReasonerConfig:
     depth: int = 0
     """The rule's N; 0 counts it from the schedule."""
     depth_from: DepthFrom = "cycles"
-    """What is counted. cycles: the paper's N_g, all blocks of the last cycle (`full`: of all cycles);
-    graph: the blocks in the training graph alone, as in version 0.2.0."""
+    """What is counted: cycles, the paper's N_g, all blocks of the last cycle; graph, those with gradients."""
     puzzle_positions: int = 1
     """Positions before the board: the puzzle's vector, and zeros if there are more."""
     mixer: Mixer = "attention"
