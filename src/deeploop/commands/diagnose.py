@@ -25,7 +25,7 @@ class DiagnoseArgs:
     sequences: int = 0
     """Sequences or puzzles of the probe; 0 takes as many as make about a thousand tokens."""
     sublayers: tuple[str, ...] = ()
-    """Sublayers to compare, such as blocks.0.mlp; unset: both of the first and last block (of each module)."""
+    """Sublayers to compare, such as blocks.0.mlp; unset: both of the first and last block of a module."""
     iterations: int = 20
     """Iterations towards an operator norm, at most."""
     tolerance: float = 0.01
