@@ -87,6 +87,7 @@ results: .venv/.core
 	$(BIN)/python tools/front_figure.py
 	$(BIN)/python tools/depth_table.py
 	$(BIN)/python tools/rules_table.py
+	$(BIN)/python tools/long_training.py
 	$(BIN)/python tools/evidence_tables.py
 	$(BIN)/python tools/recurrent_tables.py
 

@@ -31,10 +31,10 @@ SCALES = {
     "cpu": {"recipe": "tiny", "optim.batch": 8, "diagnose.tokens": 32, "diagnose.iterations": 2},
 }
 RULES = {
-    "deeploop": {"model.p": 0.5},
-    "deepnorm": {"model.p": 0.25},
-    "p1": {"model.p": 1.0},
-    "prenorm": {"model.block": "prenorm"},
+    "deeploop": {"model.rule": "deeploop"},
+    "deepnorm": {"model.rule": "deepnorm"},
+    "p1": {"model.rule": "deeploop:p=1"},
+    "prenorm": {"model.rule": "prenorm"},
 }
 
 

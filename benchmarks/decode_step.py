@@ -28,8 +28,8 @@ from deeploop.eval.generation import GREEDY, choose
 from deeploop.models import LoopedGPT
 from deeploop.nn.cache import PositionedCache
 from deeploop.nn.kernels import decode
-from deeploop.recipes.gpt import gpt2_small
 from deeploop.report.page import text_table
+from deeploop.tasks.language.recipes import gpt2_small
 
 PROMPT, CAPACITY = 128, 256
 

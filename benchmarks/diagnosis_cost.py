@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from deeploop.recipes.gpt import tiny
-from deeploop.train.diagnosis import DiagnoseConfig
+from deeploop.config.loop import DiagnoseConfig
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

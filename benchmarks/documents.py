@@ -36,6 +36,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import varlen
 
+from deeploop.accelerate.known import HAS_TRITON
+from deeploop.bench.timing import time_steps, time_training
 from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.shards import Corpus
@@ -49,14 +51,12 @@ from deeploop.nn.documents import (
     document_mask,
     document_spans,
 )
-from deeploop.nn.fused import HAS_TRITON
 from deeploop.nn.kernels import on_hopper
-from deeploop.recipes import get_recipe
-from deeploop.train.config import TrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World, arithmetic, open_world
 from deeploop.train.execution import choose_execution
 from deeploop.train.progress import device_name
-from deeploop.train.timing import time_steps, time_training
 
 PARTS = ("packing", "attention", "training")
 # Queries and keys of a tile, tiles in flight, warps; by head size, for the kernels of `CUTS` in their order.

@@ -24,11 +24,11 @@ from tqdm import tqdm
 
 from deeploop.diagnose.stream import BranchVisits, branch_visits
 from deeploop.models.gpt import LoopedGPT
-from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.active import ActiveRun
-from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
 from deeploop.train.optim import learning_rate, set_learning_rate
@@ -116,7 +116,7 @@ def train(config: TrainConfig, variant: str, world: World, every: int) -> list[d
         rate = learning_rate(step, config.optim)
         total += rate
         set_learning_rate(run.optimizer, rate)
-        (batch,) = run.task.micro_batches()
+        (batch,) = run.task.batches(step).batches
         run.gradients(batch)
         for parameter in held:
             parameter.grad = None

@@ -16,13 +16,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from deeploop.config.json import from_dict
 from deeploop.models import GPTConfig
 from deeploop.report.packed import opened
 from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.theory.escape import critical_sum, similarity
 from deeploop.theory.scaling import ScalingRule
-from deeploop.train.config import TrainConfig, from_dict
 from deeploop.train.metrics import read_metrics
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "alignment"
@@ -45,6 +46,12 @@ class Start:
     records: list[dict[str, Any]]
 
     @property
+    def law(self) -> ScalingRule:
+        law = self.model.residual.law
+        assert law is not None, f"model.rule={self.model.rule}: this is for deeploop and deepnorm"
+        return law
+
+    @property
     def initial(self) -> float:
         return float(self.records[0]["similarity"])
 
@@ -52,8 +59,7 @@ class Start:
         return float(self.ramp * record["step"] * (record["step"] + 1) / 2)
 
     def predict(self, S: float) -> float:
-        rule = ScalingRule(self.model.p)
-        return similarity(self.model.depth, rule, self.model.width, S, initial=self.initial)
+        return similarity(self.model.depth, self.law, self.model.width, S, initial=self.initial)
 
     def merger(self) -> tuple[float, float, float]:
         """Where the similarity passes one half, log odds straight in S², and the two records around it."""
@@ -89,9 +95,9 @@ def branches(record: dict[str, Any], kind: str) -> list[float]:
 def row(start: Start) -> list[str]:
     measured, before, after = start.merger()
     model, last = start.model, start.records[-1]
-    predicted = critical_sum(model.depth, ScalingRule(model.p), model.width, initial=start.initial)
+    predicted = critical_sum(model.depth, start.law, model.width, initial=start.initial)
     return [
-        f"{model.p:g}",
+        f"{model.residual.p:g}",
         f"{start.ramp:.1e}",
         f"{measured:.2e}",
         f"{before:.1e}–{after:.1e}",
@@ -123,12 +129,17 @@ def draw(starts: list[Start], path: Path) -> None:
     for start, mark in zip(starts, "osD^v", strict=True):
         way = start.way_in()
         points = [(start.S(record), min(record["similarity"], 0.999)) for record in way]
-        label = f"p = {start.model.p:g}, {start.ramp:.1e} a step"
+        label = f"p = {start.model.residual.p:g}, {start.ramp:.1e} a step"
         axes.plot(
-            *zip(*points, strict=True), mark, color=colours[start.model.p], label=label, ms=6, alpha=0.8
+            *zip(*points, strict=True),
+            mark,
+            color=colours[start.model.residual.p],
+            label=label,
+            ms=6,
+            alpha=0.8,
         )
     for p, colour in colours.items():
-        start = next(start for start in starts if start.model.p == p)
+        start = next(start for start in starts if start.model.residual.p == p)
         sums = [10 ** (-4.7 + 2.6 * i / 400) for i in range(401)]
         curve = [(S, m) for S in sums if (m := start.predict(S)) < 0.9995]
         axes.plot(*zip(*curve, strict=True), color=colour, lw=1.2, label=f"model, p = {p:g}")
@@ -150,7 +161,7 @@ def main() -> None:
     print(text_table(tuple(HEADER.split("|")), [row(start) for start in starts]))
     way = [
         (
-            f"{start.model.p:g}",
+            f"{start.model.residual.p:g}",
             f"{start.ramp:.1e}",
             str(record["step"]),
             f"{start.S(record):.2e}",

@@ -25,13 +25,13 @@ from deeploop.diagnose.collapse import SIMILARITY_LIMIT
 from deeploop.models import GPTConfig
 from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.theory.escape import critical_ramp, ramp_exponent
 from deeploop.theory.scaling import ScalingRule
-from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 PEAK = 1e-3  # as in the sweeps `escape` and `p-sweep`
 CLEAR = 0.7  # a start that has merged and is below this again needs no more steps
@@ -125,7 +125,7 @@ def border(
             config = replace(
                 base,
                 seed=cell["seed"],
-                model=replace(base.model, rounds=cell["rounds"], p=cell["p"]),
+                model=replace(base.model, rounds=cell["rounds"], rule=f"deeploop:p={cell['p']}"),
                 optim=replace(base.optim, warmup_steps=warmup, peak_lr=peak, floor_lr=peak),
             )
             with tempfile.TemporaryDirectory() as folder:

@@ -21,17 +21,17 @@ from typing import Any
 from tqdm import tqdm
 
 from deeploop.models import GPTConfig
-from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
 from deeploop.sweep.paper_grids import GPU
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.theory.escape import critical_sum, sum_exponent
 from deeploop.theory.scaling import ScalingRule
-from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 MERGED, ENOUGH = 0.5, 0.8
 
@@ -146,7 +146,7 @@ def main() -> None:
     cells = [(R, p, seed) for seed in options.seeds for p in options.p for R in options.rounds]
     with open_world(base.device) as world, tempfile.TemporaryDirectory() as folder:
         for R, p, seed in tqdm([cell for cell in cells if cell not in done], desc="threshold", disable=None):
-            model = replace(base.model, rounds=R, p=p)
+            model = replace(base.model, rounds=R, rule=f"deeploop:p={p}")
             config = replace(base, seed=seed, model=model, out=Path(folder) / f"{R}-{p}-{seed}")
             points = curve(config, world, options.every, options.hold_embedding)
             rows.append({"rounds": R, "p": p, "seed": seed, "S": crossing(points), "curve": points})

@@ -13,7 +13,7 @@ import torch
 
 from deeploop.eval.generation import generate
 from deeploop.models import LoopedGPT
-from deeploop.recipes.gpt import tiny
+from deeploop.tasks.language.recipes import tiny
 
 NEW_TOKENS, PROMPT = 512, list(b"def __init__(self, ")
 

@@ -22,16 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deeploop.recipes import get_recipe
+from deeploop.bench.timing import compile_reference, fast_attention, reference_model
 from deeploop.report.page import text_table
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.active import ActiveRun
-from deeploop.train.config import TrainConfig
 from deeploop.train.distributed import World, open_world
 from deeploop.train.opening import open_run
 from deeploop.train.optim import learning_rate
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
-from deeploop.train.timing import compile_reference, fast_attention, reference_model
+from deeploop.train.stop import StopRequest
 
 REFERENCE = Path(__file__).with_name("reference_gpt.py")
 # What each of --low changes in the device's config.
@@ -119,7 +119,7 @@ def both(config: TrainConfig, world: World) -> Curves:
     own = run.model.state_dict()
     model.load_parts({name: own[ours] for name, ours in reference_names(config.model.blocks).items()})
     started = run.task.state()
-    batches = [run.task.micro_batches()[0] for _ in range(config.optim.steps)]
+    batches = [run.task.batches(step).batches[0] for step in range(config.optim.steps)]
     run.task.load_state(started, {})
     return {"reference": reference_losses(model, run, batches), "ours": our_losses(run)}
 

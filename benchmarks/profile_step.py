@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from deeploop.commands.bench import BenchArgs
-from deeploop.commands.bench_training import cells_of
+from deeploop.bench.options import BenchArgs
+from deeploop.bench.timing import reference_step
+from deeploop.bench.training import cells_of
 from deeploop.report.page import text_table
 from deeploop.train.distributed import open_world
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
-from deeploop.train.timing import reference_step
+from deeploop.train.stop import StopRequest
 
 STEPS = 5
 REFERENCE = Path(__file__).with_name("reference_gpt.py")

@@ -29,18 +29,18 @@ import torch.nn.functional as F
 from profile_step import take_apart
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from deeploop.bench.timing import matmul_ceiling, time_steps
+from deeploop.config.run import RunConfig
 from deeploop.data.puzzles import write_puzzles
 from deeploop.nn.fp8 import in_e4m3
 from deeploop.nn.kernels import attention, epilogues, norms, rotary, swiglu
 from deeploop.nn.layers import rotary_table
-from deeploop.recipes import get_recipe
 from deeploop.report.page import text_table
-from deeploop.train.config import AnyTrainConfig
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import open_world
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
-from deeploop.train.timing import matmul_ceiling, time_steps
+from deeploop.train.stop import StopRequest
 
 WIDTH, HIDDEN, HEADS, HEAD = 512, 1536, 8, 64
 LENGTHS = {"hrm-arc1": 901, "trm-arc1": 916}
@@ -58,7 +58,7 @@ def draw_boards(folder: Path, count: int = 2048, length: int = 900) -> Path:
     return folder
 
 
-def steps(recipe: str, config: AnyTrainConfig, options: argparse.Namespace) -> None:
+def steps(recipe: str, config: RunConfig, options: argparse.Namespace) -> None:
     """A step of a recipe: its time, memory, and kernels."""
     with open_world(config.device) as world:
         run = open_run(config, world)

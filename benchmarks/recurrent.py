@@ -23,21 +23,23 @@ from typing import Any
 
 import torch
 
-from deeploop.commands.bench_decode import time_decoding
-from deeploop.commands.bench_training import corpus_for
+from deeploop.bench.decode import time_decoding
+from deeploop.bench.training import corpus_for
+from deeploop.config.run import DeviceConfig
 from deeploop.models import LoopedGPT
 from deeploop.models.accounting import flops_per_token
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.recipes.gpt import gpt2_small, tiny
 from deeploop.report.page import text_table
-from deeploop.train.config import TrainConfig
-from deeploop.train.distributed import DeviceConfig, World, arithmetic, open_world
-from deeploop.train.language import LanguageTask
+from deeploop.runs.folder import provenance
+from deeploop.tasks.language.config import RoundsConfig, TrainConfig
+from deeploop.tasks.language.recipes import gpt2_small, tiny
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.train.distributed import World, arithmetic, open_world
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest, device_name
-from deeploop.train.rounds import RoundsConfig
-from deeploop.train.rundir import provenance
+from deeploop.train.progress import device_name
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
+from deeploop.train.task import set_rounds
 
 MEAN, DEEP, KEPT = 4, 32, 4
 FEW = 4  # sequences whose memory is measured: 32 rounds of more would not fit without truncation
@@ -49,7 +51,7 @@ def base_config(args: argparse.Namespace, folder: Path) -> TrainConfig:
     """Prelude, core and coda of 4 blocks each at GPT-2 small's width; 1 each for --tiny."""
     base, blocks = (tiny(), 1) if args.tiny else (gpt2_small(), 4)
     model = replace(
-        base.model, blocks=blocks, prelude=blocks, coda=blocks, rounds=MEAN, injection="add", block="flat"
+        base.model, blocks=blocks, prelude=blocks, coda=blocks, rounds=MEAN, injection="add", rule="flat"
     )
     size = args.batch or (4 if args.tiny else 32)
     return replace(
@@ -152,7 +154,8 @@ def measure_memory(config: TrainConfig, world: World) -> dict[str, Any]:
     held = torch.cuda.memory_allocated(world.device) if cuda else 0  # what the row before has left behind
     run = open_run(config, world, quiet=True)
     try:
-        batch = run.task.micro_batches()[0]
+        data = run.task.batches(run.step)
+        set_rounds(run.model, data.rounds)
         sizes: dict[int, int] = {}
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -161,7 +164,7 @@ def measure_memory(config: TrainConfig, world: World) -> dict[str, Any]:
 
         hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with hooks, arithmetic(config.device, world.device):
-            run.task.loss(run.model.train(), batch)
+            run.task.loss(run.model.train(), data.batches[0])
         own = {p.untyped_storage().data_ptr() for p in run.model.parameters()}
         kept = sum(size for place, size in sizes.items() if place not in own)
         if cuda:

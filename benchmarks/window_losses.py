@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 from deeploop.data import Corpus
 from deeploop.data.token_loader import read_windows
-from deeploop.train.rundir import load_config, load_model
+from deeploop.runs.folder import load_config
+from deeploop.train.rundir import load_model
 
 BATCH = 256
 

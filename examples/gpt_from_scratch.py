@@ -24,7 +24,7 @@ def batch():
 if __name__ == "__main__":
     torch.manual_seed(0)
     config = GPTConfig(
-        block="averaged", blocks=2, rounds=4, width=64, heads=2, hidden=176, vocabulary=256, context=CONTEXT
+        rule="averaged", blocks=2, rounds=4, width=64, heads=2, hidden=176, vocabulary=256, context=CONTEXT
     )
     model = LoopedGPT(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)

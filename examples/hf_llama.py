@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from deeploop.nn import RMSNorm, ScaledResidual
-from deeploop.theory import averaged_epsilon, flat_alpha
 
 try:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -21,21 +20,14 @@ except ImportError:
 BLOCKS, ROUNDS, WIDTH, LENGTH, DIGITS = 2, 6, 64, 16, 10
 
 
-def scales(kind, blocks, rounds):
-    """What the residual equation needs at this depth."""
-    if kind == "averaged":
-        return {"epsilon": averaged_epsilon(blocks, rounds)}
-    return {"alpha": flat_alpha(blocks, rounds)} if kind == "flat" else {}
-
-
 class Layer(nn.Module):
     """Attention and MLP of a Llama layer, each inside the residual equation."""
 
-    def __init__(self, layer: LlamaDecoderLayer, config: LlamaConfig, **rule):
+    def __init__(self, layer: LlamaDecoderLayer, config: LlamaConfig, **options):
         super().__init__()
         norm = partial(RMSNorm, eps=config.rms_norm_eps)  # new norms: their gains start at 1, as Llama's do
-        self.attention = ScaledResidual(layer.self_attn, config.hidden_size, norm=norm, **rule)
-        self.mlp = ScaledResidual(layer.mlp, config.hidden_size, norm=norm, **rule)
+        self.attention = ScaledResidual(layer.self_attn, config.hidden_size, norm=norm, **options)
+        self.mlp = ScaledResidual(layer.mlp, config.hidden_size, norm=norm, **options)
 
 
 class Visit(nn.Module):
@@ -51,11 +43,11 @@ class Visit(nn.Module):
         return self.layer.mlp(self.layer.attention(x, **kwargs))
 
 
-def loop_layers(model: LlamaForCausalLM, rounds, kind="averaged"):
-    """Applies the model's K layers `rounds` times by the rule `kind`: averaged (1/N), flat or prenorm."""
+def loop_layers(model: LlamaForCausalLM, rounds, rule="averaged"):
+    """Applies the model's K layers `rounds` times by a rule such as averaged (1/N), flat or prenorm."""
     config, llama = model.config, model.model
     blocks = len(llama.layers)
-    layers = [Layer(layer, config, kind=kind, **scales(kind, blocks, rounds)) for layer in llama.layers]
+    layers = [Layer(layer, config, rule=rule, blocks=blocks, rounds=rounds) for layer in llama.layers]
     llama.layers = nn.ModuleList(Visit(layers[n % blocks], n) for n in range(blocks * rounds))
     config.num_hidden_layers = blocks * rounds  # visits: the cache is sized by them
     return model

@@ -7,11 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from deeploop.nn import RMSNorm, ScaledResidual, init_residual_branch_
-from deeploop.theory import DEEPLOOP
+from deeploop.nn import RMSNorm, ScaledResidual
 
 BLOCKS, ROUNDS, WIDTH, LENGTH, DIGITS = 2, 6, 64, 8, 10
-alpha, beta = DEEPLOOP.alpha(BLOCKS * ROUNDS), DEEPLOOP.beta(BLOCKS * ROUNDS)
 
 
 class Attention(nn.MultiheadAttention):
@@ -26,14 +24,13 @@ class Reverser(nn.Module):
         self.input_norm = RMSNorm(WIDTH)  # the loop starts from a stream of RMS 1
         self.sublayers = nn.ModuleList()
         for _ in range(BLOCKS):
-            # No biases: torch would draw them without β, and they would drown the scaled branch.
-            attention = Attention(WIDTH, num_heads=4, bias=False, batch_first=True)
-            up, down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
-            mlp = nn.Sequential(up, nn.GELU(), down)
-            value = attention.in_proj_weight[2 * WIDTH :]  # β is for the value rows, not for q and k
-            scaled = [value, attention.out_proj.weight, up.weight, down.weight]
-            init_residual_branch_(scaled, std=WIDTH**-0.5, beta=beta)
-            self.sublayers += [ScaledResidual(branch, WIDTH, alpha=alpha) for branch in (attention, mlp)]
+            attention = Attention(WIDTH, num_heads=4, batch_first=True)
+            mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+            # α is in the residual; β is drawn into the branch's matrices, but for queries and keys.
+            self.sublayers += [
+                ScaledResidual(branch, WIDTH, "deeploop", blocks=BLOCKS, rounds=ROUNDS)
+                for branch in (attention, mlp)
+            ]
         self.head = nn.Linear(WIDTH, DIGITS)
 
     def forward(self, tokens):
@@ -48,7 +45,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     model = Reverser()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    print(f"{BLOCKS} blocks × {ROUNDS} rounds: alpha {alpha:.3f}, beta {beta:.3f}")
+    print(f"{BLOCKS} blocks × {ROUNDS} rounds: {model.sublayers[0]}")
     for step in range(101):
         tokens = torch.randint(DIGITS, (32, LENGTH))
         loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flip(1).flatten())

@@ -19,16 +19,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pytest
 import torch
 
+from deeploop.config.optim import OptimConfig
+from deeploop.config.run import CheckpointConfig, DeviceConfig, LogConfig
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.tasks.language.config import DataConfig, TrainConfig
 from deeploop.train import checkpoint
-from deeploop.train.checkpoint import CheckpointConfig
-from deeploop.train.config import TrainConfig
-from deeploop.train.distributed import DeviceConfig
-from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import OptimConfig
-from deeploop.train.text import DataConfig
 
 sys.dont_write_bytecode = False
 SENTENCE = "the loop visits one block again and then another until every round is done"

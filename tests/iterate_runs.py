@@ -2,20 +2,17 @@
 
 from dataclasses import replace
 
+from deeploop.config.optim import OptimConfig
+from deeploop.config.run import CheckpointConfig, DeviceConfig, LogConfig
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.train.checkpoint import CheckpointConfig
-from deeploop.train.config import IterateTrainConfig
-from deeploop.train.distributed import DeviceConfig
-from deeploop.train.iterate import IterateDataConfig
-from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import OptimConfig
+from deeploop.tasks.iterate.config import IterateDataConfig, IterateTrainConfig
 
 
 def make_iterate_config(out, **changes):
     """`make_iterate_config(out, data={"task": "hops"})`: a tiny run with some fields changed."""
     base = IterateTrainConfig(
         model=GPTConfig(
-            blocks=1, rounds=3, width=16, heads=2, hidden=32, vocabulary=64, context=64, block="flat"
+            blocks=1, rounds=3, width=16, heads=2, hidden=32, vocabulary=64, context=64, rule="flat"
         ),
         data=IterateDataConfig(
             length=10, train_steps=3, test_steps=(1, 2, 3), test_examples=8, validate_every=8

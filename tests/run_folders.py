@@ -2,6 +2,8 @@
 
 import json
 
+from deeploop.rules import parse
+
 CONFIG = {
     "seed": 0,
     "model": {
@@ -21,7 +23,7 @@ FLOOR = 3.0
 
 
 def write_run(
-    folder, *, block="sandwich", p=0.5, rounds=3, seed=0, loss=2.0, step=40, similarity=0.2, mfu=None,
+    folder, *, rule="deeploop", rounds=3, seed=0, loss=2.0, step=40, similarity=0.2, mfu=None,
     guard=False, stamp=None, model=None, draws=None, by_rounds=None, **optim
 ):  # fmt: skip
     """A run whose losses fall in a straight line to `loss`, which it reaches at `step`.
@@ -30,7 +32,7 @@ def write_run(
     """
     folder.mkdir(parents=True)
     config = json.loads(json.dumps(CONFIG)) | {"seed": seed, "guard": {"stop": guard}}
-    config["model"] |= {"block": block, "p": p, "rounds": rounds, **(model or {})}
+    config["model"] |= {"rule": str(parse(rule)), "rounds": rounds, **(model or {})}
     config["optim"] |= optim
     config |= {"rounds": draws} if draws else {}
     (folder / "config.json").write_text(json.dumps(config))

@@ -14,20 +14,19 @@ import tomllib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import deeploop
-from deeploop import cli
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
 from deeploop.commands.train import with_vocabulary_of_corpus
-from deeploop.recipes import RECIPES, get_recipe
-from deeploop.recipes.reasoners import PUZZLES
+from deeploop.runs.folder import list_checkpoints
+from deeploop.tasks.puzzles.recipes import PUZZLES
+from deeploop.tasks.recipes import RECIPES, get_recipe
+from deeploop.terminal import loading_torch
 from deeploop.train import loop
-from deeploop.train.checkpoint import list_checkpoints
 from deeploop.train.distributed import World
 
 
@@ -120,8 +119,8 @@ def test_a_mistake_is_one_line(refused, arguments, message):
         ),
         ("recommend --blocks 4 --rounds 8 --width 384 --tokens 1e12", ["tokens=1000000000000: "]),
         ("train tiny --optim.peak-lr fast", ["--optim.peak-lr=fast: must be a number"]),
-        ("train tiny --model.block sideways", ["--model.block=sideways: must be one of prenorm, "]),
-        ("train tiny --model.block averged", ["flat; perhaps averaged"]),
+        ("train tiny --model.rule sideways", ["model.rule=sideways: must be one of deeploop, "]),
+        ("train tiny --model.rule averged", ["; perhaps averaged"]),
         ("train tiny --model.rounds", ["--model.rounds"]),
         ("train tiny surplus", ["surplus"]),
         ("prepare stdlib --tokenizer words", ["tokenizer", "words", "gpt2"]),
@@ -140,29 +139,21 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("words", "rank", "stream", "told"),
+    ("loaded", "rank", "stream", "told"),
     [
-        (["train", "tiny"], "0", Terminal, True),
-        (["sweep"], "0", Terminal, True),
-        (["train", "tiny", "--quiet"], "0", Terminal, False),
-        (["train", "tiny"], "1", Terminal, False),
-        (["train", "tiny"], "0", io.StringIO, False),
-        (["runs"], "0", Terminal, False),  # has no torch to wait for
+        (False, "0", Terminal, True),
+        (False, "1", Terminal, False),
+        (False, "0", io.StringIO, False),
+        (True, "0", Terminal, False),
     ],
 )
-def test_who_waits_for_torch_is_told_until_it_is_there(words, rank, stream, told, monkeypatch):
-    seen = []
-
-    def slow(name):
-        seen.append(sys.stderr.getvalue())
-        return SimpleNamespace(main=lambda rest: 0)
-
+def test_who_waits_for_torch_is_told_until_it_is_there(loaded, rank, stream, told, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream())
-    monkeypatch.setattr(cli, "import_module", slow)
-    monkeypatch.delitem(sys.modules, "torch")
+    if not loaded:
+        monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setenv("RANK", rank)
-    assert main(words) == 0
-    assert seen == ["loading PyTorch …\r" if told else ""]
+    with loading_torch():
+        assert sys.stderr.getvalue() == ("loading PyTorch …\r" if told else "")
     _, *last = sys.stderr.getvalue().split("\r")
     assert last == ([" " * 17, ""] if told else [])  # nothing of it stays
 
@@ -291,7 +282,7 @@ def test_a_folder_that_holds_a_run(refused, train_arguments, tmp_path):
     assert "nowhere" in refused(
         train_arguments(out, "--dry-run", "--data.path", "nowhere")
     )  # hidden by nothing
-    for field, value, old in [("hidden", 96, 64), ("rounds", 5, 3), ("block", "prenorm", "sandwich")]:
+    for field, value, old in [("hidden", 96, 64), ("rounds", 5, 3), ("rule", "prenorm", "deeploop")]:
         message = refused(train_arguments(out, "--resume", f"--model.{field}", value))
         name = f"model.{field}"
         assert message.startswith(f"{name}={value}: the run in {out} was started with {name}={old}; resume ")
@@ -463,7 +454,7 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
     def full(config, **options):
         raise error
 
-    monkeypatch.setattr("deeploop.commands.train.train", full)
+    monkeypatch.setattr("deeploop.train.loop.train", full)
     words = ["train", "tiny", "--out", tmp_path / "run", "--device.micro-batch", size]
     assert refused(words, code=75) == (
         "the GPU's memory is full; try --device.no-graph, --device.recompute block, or "
@@ -474,9 +465,9 @@ def test_a_full_gpu_is_told_what_to_try(refused, monkeypatch, tmp_path, size, tr
 @pytest.mark.parametrize(
     ("command", "broken", "advice"),
     [
-        ("validate", "commands.validate_run.score_rounds", "try --device cpu"),
-        ("generate", "eval.generation.stream_text", "try --device cpu, or a smaller --max-tokens"),
-        ("diagnose", "commands.diagnose_run.audit", "try --device cpu, or --sequences 1"),
+        ("validate", "tasks.language.validate.score_rounds", "try --device cpu"),
+        ("generate", "tasks.language.generate.stream_text", "try --device cpu, or a smaller --max-tokens"),
+        ("diagnose", "tasks.language.diagnose.audit", "try --device cpu, or --sequences 1"),
         ("export", "commands.export.run", "a smaller model, batch or context needs less"),
     ],
 )

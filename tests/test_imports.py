@@ -10,29 +10,44 @@ from pathlib import Path
 import pytest
 
 import deeploop
+from deeploop.cli import COMMANDS
+from deeploop.rules import NAMED
+from deeploop.sweep.paper_grids import GRIDS
+from deeploop.tasks.recipes import RECIPES
 
 SOURCE = Path(deeploop.__file__).parent
 
-# Which packages a package may import, besides itself and the root's `exits`, `extras`, `files` and version.
+# Which packages a package may import, besides itself and the files of the root that all may import.
+# "configs" are the files of `tasks` that need no torch: the registry, each task's config and its recipes.
 ALLOWED = {
     "theory": set(),
-    "nn": {"theory"},
-    "models": {"nn", "theory"},
+    "config": {"theory"},
+    "nn": {"config", "theory"},
+    "models": {"nn", "config", "theory"},
+    "accelerate": {"nn"},
     "data": set(),
-    "diagnose": {"models", "nn", "data", "theory"},
-    "eval": {"models", "nn", "data", "theory", "diagnose"},
-    "train": {"models", "nn", "data", "theory", "diagnose", "eval"},
-    "tasks": {"train"},
-    "recipes": {"models", "nn", "data", "theory", "train"},
-    "report": {"train", "eval", "diagnose", "theory"},
-    "retrofit": {"models", "nn", "data", "theory", "eval", "train"},
-    "sweep": {"models", "nn", "data", "theory", "train", "recipes", "report"},
-    "commands": {"models", "nn", "data", "theory", "diagnose", "eval", "train"}
-    | {"recipes", "report", "sweep", "retrofit"},
+    "configs": {"config", "models", "data", "theory"},
+    "runs": {"configs", "config", "models", "data", "theory"},
+    "diagnose": {"accelerate", "models", "nn", "data", "config", "theory"},
+    "eval": {"accelerate", "models", "nn", "data", "config", "theory", "diagnose"},
+    "train": {"accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
+    | {"diagnose", "eval"},
+    "report": {"train", "eval", "diagnose", "runs", "config", "theory"},
+    "tasks": {"accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
+    | {"diagnose", "eval", "train", "report"},
+    "bench": {"models", "nn", "data", "config", "configs", "runs", "theory", "diagnose", "eval", "train"}
+    | {"report"},
+    "retrofit": {"models", "nn", "data", "config", "configs", "runs", "theory", "eval", "train", "tasks"},
+    "sweep": {"models", "nn", "data", "config", "configs", "runs", "theory", "train", "tasks", "report"},
+    "commands": {"models", "nn", "data", "config", "configs", "runs", "theory", "diagnose", "eval", "train"}
+    | {"tasks", "bench", "report", "sweep", "retrofit"},
 }
 # What a package must do without.
 FORBIDDEN = {
     "theory": ["torch", "numpy"],
+    "config": ["torch", "numpy"],
+    "rules.py": ["torch", "numpy"],
+    "models/gpt_config.py": ["torch", "numpy"],
     "models": ["torch.distributed"],
     "nn": ["torch.distributed"],
     "report": ["torch"],
@@ -40,7 +55,16 @@ FORBIDDEN = {
     "extras.py": ["torch", "numpy"],
     "files.py": ["torch", "numpy"],
 }
-ROOT_FILES = {"__init__.py", "__main__.py", "cli.py", "exits.py", "extras.py", "files.py", "terminal.py"}
+ROOT_FILES = {
+    "__init__.py",
+    "__main__.py",
+    "cli.py",
+    "exits.py",
+    "extras.py",
+    "files.py",
+    "rules.py",
+    "terminal.py",
+}
 
 
 def imports(path):
@@ -57,16 +81,41 @@ def imports(path):
 def package_of(module):
     """`deeploop.nn.layers` → "nn"; None for what is not a package of ours."""
     words = module.split(".")
+    if words[:2] == ["deeploop", "tasks"] and is_config(module):
+        return "configs"
     return words[1] if words[0] == "deeploop" and len(words) > 1 and words[1] in {*ALLOWED, "cli"} else None
 
 
+def is_config(module):
+    """Whether a module or a name of `deeploop.tasks` is one of the registry, a config or recipes."""
+    path = file_of(module)
+    return path.name in ("__init__.py", "config.py", "looped.py") or path.stem.endswith("recipes")
+
+
+def file_of(module):
+    """The file that a module, or a name in one, is in."""
+    place = SOURCE.parent.joinpath(*module.split("."))
+    found = next(filter(Path.exists, (place / "__init__.py", place.with_suffix(".py"))), None)
+    return found or file_of(module.rpartition(".")[0])
+
+
+def module_of(path):
+    return ".".join(["deeploop", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+
+
 def files(place):
-    return [SOURCE / place] if place.endswith(".py") else sorted((SOURCE / place).rglob("*.py"))
+    if place.endswith(".py"):
+        return [SOURCE / place]
+    if place in ("configs", "tasks"):
+        return [
+            path for path in sorted((SOURCE / "tasks").rglob("*.py")) if package_of(module_of(path)) == place
+        ]
+    return sorted((SOURCE / place).rglob("*.py"))
 
 
 def test_every_folder_has_its_rules():
     found = {path.name for path in SOURCE.iterdir() if path.is_dir()} - {"__pycache__", "assets"}
-    assert found == set(ALLOWED)
+    assert found == set(ALLOWED) - {"configs"}
     assert {path.name for path in SOURCE.glob("*.py")} == ROOT_FILES
 
 
@@ -77,6 +126,12 @@ def test_imports_point_one_way(package):
         assert reached <= ALLOWED[package], f"{path.relative_to(SOURCE)} imports {reached - ALLOWED[package]}"
 
 
+def test_training_names_no_task():
+    """It asks the registry."""
+    named = {module for path in files("train") for module in imports(path) if ".tasks" in module}
+    assert named == {"deeploop.tasks", "deeploop.tasks.task_class"}
+
+
 @pytest.mark.parametrize("place", FORBIDDEN)
 def test_some_do_without(place):
     for path in files(place):
@@ -85,7 +140,33 @@ def test_some_do_without(place):
                 assert not f"{module}.".startswith(f"{forbidden}."), f"{path} imports {module}"
 
 
-REPORT = [f"deeploop.report.{path.stem}" for path in files("report") if path.stem != "__init__"]
+def compared_rules(path):
+    """Yield the names of rules that a file compares something with; the parts of a rule are no names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(isinstance(side, ast.Attribute) and side.attr in ("alpha", "epsilon") for side in sides):
+                continue
+            of_rule = any(isinstance(side, ast.Attribute) and side.attr in ("rule", "name") for side in sides)
+            words = {one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant)}
+            yield from words & {*NAMED, "sandwich"} - (
+                {"deeploop"} if not of_rule else set()
+            )  # the package's
+
+
+def test_nothing_else_compares_the_name_of_a_rule():
+    apart = {SOURCE / "rules.py", SOURCE / "config" / "old_names.py"}
+    apart.add(SOURCE / "report" / "demo.py")  # whose models have names of their own
+    found = {path: [*compared_rules(path)] for path in {*SOURCE.rglob("*.py")} - apart}
+    assert {path: words for path, words in found.items() if words} == {}
+
+
+WITHOUT_TORCH = [
+    module_of(path)
+    for place in ("config", "configs", "runs", "report")
+    for path in files(place)
+    if path.name != "__init__.py"
+] + [module_of(path) for path in sorted(SOURCE.rglob("options.py"))]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +176,8 @@ REPORT = [f"deeploop.report.{path.stem}" for path in files("report") if path.ste
         "import deeploop; deeploop.theory.DEEPLOOP",
         "import deeploop.theory",
         "import deeploop; deeploop.recommend",
-        f"import {', '.join(REPORT)}",
+        f"import {', '.join(WITHOUT_TORCH)}",
+        "import deeploop; deeploop.GPTConfig(rule='flat')",
         f"from deeploop.cli import main; main(['runs', {str(SOURCE / 'assets')!r}])",
         "from deeploop.cli import main; main(['plan', '--blocks', '12', '--rounds', '3'])",
     ],
@@ -106,18 +188,19 @@ def test_these_do_not_wait_for_torch(statement):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-WITHOUT_TORCH = (
-    *("plan", "recommend", "prepare", "prepare stdlib", "prepare chat", "prepare arc", "data", "inspect"),
-    *("retrofit", "validate", "eval", "generate", "chat", "diagnose", "runs", "report", "pack", "export"),
-    *("bench", "demo", "doctor"),
-)
+HELP = [
+    *COMMANDS,
+    *("prepare stdlib", "prepare chat", "prepare arc"),
+    *(f"train {recipe}" for recipe in RECIPES),
+    *(f"sweep {grid}" for grid in GRIDS),
+]
 
 
 def test_help_does_not_wait_for_torch_or_matplotlib():
     """One process for all: the first command that imports it is named."""
     check = (
         "import sys; from deeploop.cli import main\n"
-        f"for words in {WITHOUT_TORCH}:\n"
+        f"for words in {HELP}:\n"
         "    try: main([*words.split(), '--help'])\n"
         "    except SystemExit: pass\n"
         "    if {'torch', 'matplotlib'} & {*sys.modules}: sys.exit(words)\n"
@@ -129,7 +212,10 @@ def test_help_does_not_wait_for_torch_or_matplotlib():
 def test_the_package_shows_what_there_is_and_loads_it_when_touched():
     shown = set(dir(deeploop))
     assert shown >= {"load", "generate", "recommend", "__version__"}
-    assert {name for name in shown if package_of(f"deeploop.{name}")} == set(ALLOWED) - {"commands"}
+    assert {name for name in shown if package_of(f"deeploop.{name}")} == set(ALLOWED) - {
+        "commands",
+        "configs",
+    }
     touch = "import deeploop; print(*(str(getattr(deeploop, name)) for name in dir(deeploop)), sep='\\n')"
     done = subprocess.run([sys.executable, "-c", touch], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

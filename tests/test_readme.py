@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from deeploop.cli import COMMANDS, main
-from deeploop.commands import train as train_command
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -48,7 +47,7 @@ def run_command(words, monkeypatch):
     if words[0] == "torchrun" or " ".join(arguments).startswith(PARSED):
         with monkeypatch.context() as patch:
             result = {"ended": "finished", "step": 0, "loss": 0.0}
-            patch.setattr(train_command, "train", lambda config, **options: result)
+            patch.setattr("deeploop.train.loop.train", lambda config, **options: result)
             assert main(arguments) == 0, words
         return None
     if arguments[:2] == ["train", "tiny"]:

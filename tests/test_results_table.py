@@ -47,7 +47,7 @@ def test_every_row_is_quoted_from_files(tool, tmp_path):
     values = {
         "loss": {"last": "validation", "field": "loss"},
         "rate": {"median": "train", "field": "rate", "times": 1e-3},
-        "published": {"published": "LOSS", "key": ["small", "sandwich", 3]},
+        "published": {"published": "LOSS", "key": ["small", "deeploop", 3]},
     }
     paper = {"order": 1, "says": "{published:.4f}", "here": "{loss:.1f}"}
     entry = {"order": 1, "what": "w", "result": "{loss:.2f} at {rate:.0f} K", "values": values}
@@ -89,14 +89,17 @@ def test_numbers_over_run_folders(tool, tmp_path):
 
 def test_the_picture_shows_what_readme_says():
     figure = load_tool("front_figure").front_figure(ROOT / "docs" / "results")
-    *rules, depth = figure.axes
-    assert [axes.get_title() for axes in rules] == ["pre-norm", "1/N", "flat"]
-    labels = {text.get_text(): text.get_color() for text in depth.texts}
+    rates, depth = figure.axes
+    labels = {text.get_text(): text.get_color() for axes in figure.axes for text in axes.texts}
     assert labels["flat: 4 of 5 go on"] == RULE_COLOURS["flat"]
     assert labels["pre-norm: 0 of 5 go on"] == RULE_COLOURS["pre-norm"]
-    # Diamonds, the best rates: under pre-norm they move left as R grows.
-    best = {axes.get_title(): [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"]
-            for axes in rules}  # fmt: skip
-    assert best["pre-norm"] == sorted(best["pre-norm"], reverse=True)
-    assert best["pre-norm"][0] > 2 * best["pre-norm"][-1]
-    assert max(best["1/N"]) < 2**0.55 * min(best["1/N"])  # half an octave
+    assert depth.get_xlim()[1] == 200
+    # Diamonds, the means of four seeds: DeepLoop's is the lowest, by 0.006.
+    means = {
+        line.get_color(): line.get_ydata()[0]
+        for line in rates.lines
+        if line.get_marker() == "D" and len(line.get_ydata())
+    }
+    lowest, second = sorted(means.values())[:2]
+    assert means[labels["DeepLoop"]] == lowest
+    assert round(second - lowest, 3) == 0.006

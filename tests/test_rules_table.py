@@ -36,14 +36,14 @@ def test_file_and_page_are_in_step(tool):
 
 
 def test_it_is_made_from_runs_and_read_back(tool, tmp_path):
-    for block, fallen in (("flat", ()), ("sandwich", (8e-3, 1.6e-2))):
+    for block, fallen in (("flat", ()), ("deeploop", (8e-3, 1.6e-2))):
         for R in (1, 4, 16):
             for peak in (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2):
                 for seed in (0, 1):
                     lost = R == 16 and peak in fallen
                     write_run(
                         tmp_path / "transfer" / f"{block}-rounds{R}-peak_lr{peak:g}-seed{seed}",
-                        block=block, rounds=R, seed=seed, peak_lr=peak, similarity=1.0 if lost else 0.2,
+                        rule=block, rounds=R, seed=seed, peak_lr=peak, similarity=1.0 if lost else 0.2,
                         loss=FLOOR if lost else 2 + 0.003 * seed + 0.05 * math.log2(peak / 5.3e-3) ** 2,
                         model={"unigram_bias": True},
                     )  # fmt: skip
@@ -95,8 +95,8 @@ def rows(text):
 
 def test_parts_are_paired_over_shared_seeds_at_the_best_rate(tables, tmp_path):
     def cell(loss, seed, peak, gain=True, beta="off", **more):
-        parts = {"alpha": "flat", "beta": beta, "outer_gain": gain}
-        return {"loss": loss, "seed": seed, "peak_lr": peak, "rounds": 16, "model": parts, **more}
+        rule = f"deeploop:alpha=flat,beta={beta},outer_gain={'on' if gain else 'off'}"
+        return {"loss": loss, "seed": seed, "peak_lr": peak, "rounds": 16, "rule": rule, **more}
 
     lost = {"similarity": 1.0, "loss": FLOOR}
     study(
@@ -130,7 +130,7 @@ def test_parts_are_paired_over_shared_seeds_at_the_best_rate(tables, tmp_path):
 def test_rules_are_compared_without_the_seed_that_picked_the_rates_too(tables, tmp_path):
     losses = {"flat": (2.0, 2.0, 2.0), "averaged": (1.0, 2.1, 2.3), "prenorm": (3.0,)}
     runs = [
-        {"block": block, "rounds": R, "seed": seed, "loss": loss, "peak_lr": 2e-3}
+        {"rule": block, "rounds": R, "seed": seed, "loss": loss, "peak_lr": 2e-3}
         for block, by_seed in losses.items()
         for R in (4, 16)
         for seed, loss in enumerate(by_seed[: 1 if R == 4 else 3])
@@ -146,7 +146,7 @@ def test_rules_are_compared_without_the_seed_that_picked_the_rates_too(tables, t
 def test_a_best_rate_at_an_edge_gives_a_bound(tables, tmp_path):
     def curve(*losses):
         runs = [
-            {"block": "flat", "peak_lr": 1e-3 * 2**place, "loss": loss} for place, loss in enumerate(losses)
+            {"rule": "flat", "peak_lr": 1e-3 * 2**place, "loss": loss} for place, loss in enumerate(losses)
         ]
         folder = study(tmp_path / "-".join(map(str, losses)), runs)
         (only,) = tables.curves_of(tables.runs_of(folder), lambda run: ("flat",)).values()
@@ -167,9 +167,9 @@ def test_gain_over_prenorm_and_its_growth_are_taken_seed_by_seed(tables, tmp_pat
     runs = []
     for R, by_seed in gains.items():
         for seed, gain in enumerate(by_seed):
-            runs.append({"block": "prenorm", "rounds": R, "seed": seed, "loss": 2 + seed / 3})
-            runs.append({"block": "flat", "rounds": R, "seed": seed, "loss": 2 + seed / 3 - gain})
-    runs.append({"block": "flat", "rounds": 7, "seed": 2, "loss": 1.0})  # pre-norm has no such seed
+            runs.append({"rule": "prenorm", "rounds": R, "seed": seed, "loss": 2 + seed / 3})
+            runs.append({"rule": "flat", "rounds": R, "seed": seed, "loss": 2 + seed / 3 - gain})
+    runs.append({"rule": "flat", "rounds": 7, "seed": 2, "loss": 1.0})  # pre-norm has no such seed
     study(tmp_path / "tokens-per-parameter" / "grid", runs)
     _, gained, bias = tables.tokens(tmp_path).split("\n\n")
     assert rows(gained)["flat", "+0.0100 (-0.1171 to 0.1371; 2)", "+0.0700 (-0.1842 to 0.3242; 2)"] == (

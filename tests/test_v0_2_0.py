@@ -16,16 +16,17 @@ import torch
 
 import deeploop
 from deeploop.cli import main
-from deeploop.commands.sweep import cell_with_vocabulary
 from deeploop.eval.generation import GREEDY, generate
 from deeploop.report.evidence import read_evidence
 from deeploop.report.packed import unpack
 from deeploop.report.recommend import recommend
+from deeploop.runs.folder import load_any_config
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import read_grid
+from deeploop.sweep.run import cell_with_vocabulary
 from deeploop.sweep.tuning import tuned
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load_any_config, load_model
+from deeploop.train.rundir import load_model
 
 FOLDER = Path(__file__).parent / "v0_2_0"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())

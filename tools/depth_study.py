@@ -26,7 +26,8 @@ from deeploop.data.iterate.automaton import BEGIN
 from deeploop.data.iterate.examples import held_out
 from deeploop.files import write_json
 from deeploop.models.gpt import LoopedGPT
-from deeploop.recipes import get_recipe
+from deeploop.nn.context import Context
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.optim import learning_rate
 
 TESTS = (1, 2, 4, 6, 9, 13, 24, 77, 127, 200)
@@ -51,17 +52,17 @@ NOISY = (4e-3, 6e-3, 1e-2)
 VARIANTS = {
     "flat": Variant(),
     "flat, second batch": Variant(rates=(6e-3, 1e-2)),
-    "DeepLoop": Variant({"block": "sandwich"}),
-    "DeepLoop without outer gain": Variant({"block": "sandwich", "outer_gain": False}),
-    "pre-norm": Variant({"block": "prenorm"}, LOW),
-    "pre-norm 1/N": Variant({"block": "averaged"}),
-    "pre-norm, stream renormalised each round": Variant({"block": "prenorm"}, (1e-3, 3e-3), renormalise=True),
-    "post-norm without inner norm": Variant({"block": "postnorm"}, (1e-3, 3e-3)),
+    "DeepLoop": Variant({"rule": "deeploop"}),
+    "DeepLoop without outer gain": Variant({"rule": "deeploop:outer_gain=off"}),
+    "pre-norm": Variant({"rule": "prenorm"}, LOW),
+    "pre-norm 1/N": Variant({"rule": "averaged"}),
+    "pre-norm, stream renormalised each round": Variant({"rule": "prenorm"}, (1e-3, 3e-3), renormalise=True),
+    "post-norm without inner norm": Variant({"rule": "postnorm"}, (1e-3, 3e-3)),
     "flat, four steps only": Variant({}, (4e-3, 6e-3), only_longest=True),
     "flat, noise 0.1": Variant({}, NOISY, noise=0.1),
     "flat, noise 0.3": Variant({}, NOISY, noise=0.3),
-    "DeepLoop, noise 0.3": Variant({"block": "sandwich"}, (4e-3, 6e-3), noise=0.3),
-    "pre-norm, noise 0.3": Variant({"block": "prenorm"}, (1e-3, 3e-3), noise=0.3),
+    "DeepLoop, noise 0.3": Variant({"rule": "deeploop"}, (4e-3, 6e-3), noise=0.3),
+    "pre-norm, noise 0.3": Variant({"rule": "prenorm"}, (1e-3, 3e-3), noise=0.3),
     **{f"flat, rule {rule}": Variant({}, (2e-3, 3e-3, 4e-3), rule=rule) for rule in (30, 102, 106, 169)},
 }
 
@@ -72,8 +73,8 @@ class Loop(LoopedGPT):
 
     noise, renormalised = 0.0, False
 
-    def run_round(self, *args: Any) -> Tensor:
-        x = super().run_round(*args)
+    def round(self, *args: Any, **options: Any) -> Tensor:
+        x = super().round(*args, **options)
         if self.renormalised:
             x = F.rms_norm(x, x.shape[-1:])
         if self.noise:
@@ -191,17 +192,17 @@ def stream(run: Path, deepest: int = 200, rows: int = 64) -> list[dict[str, floa
     over other rows than these, in the median.
     """
     from deeploop.eval.iterated import positions
-    from deeploop.train.rundir import load_iterate
+    from deeploop.tasks.iterate.load import load_iterate
 
     model, config = load_iterate(run)
     task = config.examples.task
     inputs = torch.from_numpy(task.inputs(held_out(task, 8 * rows)))
-    rotary = positions(model, inputs)
+    context = Context(positions(model, inputs))
     x = model.input_norm(model.embedding(inputs))
     known: list[Tensor] = []
     found = []
     for index in range(deepest):
-        x = model.run_round(x, 0, rotary, None, None)
+        x = model.round(x, 0, context)
         state = F.normalize(x, dim=-1).transpose(0, 1)  # positions, rows, width
         if index < config.data.train_steps:
             known.append(state[:, rows:])

@@ -13,11 +13,12 @@ from typing import Any
 
 from deeploop.report import escapes
 from deeploop.report import transfer_views as views
-from deeploop.report.groups import Histories, is_language, method, residual_rule
+from deeploop.report.groups import Histories, is_language, method
 from deeploop.report.page import MISSING, filled, markdown_table
 from deeploop.report.paired import by_seed, paired
 from deeploop.report.runs import Run, find_runs
 from deeploop.report.transfer import BIAS, Curve, final_loss
+from deeploop.rules import DEEPLOOP
 from deeploop.train.metrics import read_metrics
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -198,12 +199,10 @@ PARTS = {
 
 def part_key(run: Run) -> Key | None:
     """R, then for each of PARTS whether it is the other choice."""
-    block = run.fields["model.block"]
-    if block not in ("flat", "sandwich") or run.fields["model.p"] != 0.5:
+    rule = run.rule
+    if not rule.has_alpha or rule.p != DEEPLOOP.p:
         return None
-    alpha = run.fields["model.alpha"] == "flat"
-    beta, gain = run.fields["model.beta"] == "off", not run.fields["model.outer_gain"]
-    return (rounds(run), not biased(run), *(block == "flat" or part for part in (alpha, beta, gain)))
+    return rounds(run), not biased(run), rule.alpha == "flat", not rule.beta, not rule.outer_gain
 
 
 def part_curves(results: Path) -> Curves:
@@ -272,7 +271,7 @@ def bias(results: Path) -> str:
     """Short runs, most of them still above the floor."""
 
     def key(run: Run) -> tuple[Any, ...]:
-        steps, rule, with_bias = int(run.fields["optim.steps"]), residual_rule(run.fields), biased(run)
+        steps, rule, with_bias = int(run.fields["optim.steps"]), run.rule.title, biased(run)
         return steps, rule, not with_bias, f"{steps:,}", rule, "yes" if with_bias else "no"
 
     runs = [run for part in ("short", "long", "longer") for run in runs_of(results / "bias" / part)]
@@ -283,9 +282,8 @@ def flat_cures(results: Path) -> str:
     """Flat by λ and warm-up, beside 1/N."""
 
     def key(run: Run) -> tuple[Any, ...]:
-        flat, warmup = run.fields["model.block"] == "flat", int(run.fields["optim.warmup_steps"])
-        gain = float(run.fields.get("model.flat_gain") or 1)
-        return not flat, warmup, gain, residual_rule(run.fields), str(warmup)
+        rule, warmup = run.rule, int(run.fields["optim.warmup_steps"])
+        return rule.alpha != "flat", warmup, rule.gain, rule.title, str(warmup)
 
     return ends_by_peak(runs_of(results / "flat-cures"), ["rule", "warm-up"], key)
 

@@ -1,76 +1,70 @@
 """Draws README's picture, docs/figures/front.png, from docs/results (`make results`).
 
-Left: loss against peak learning rate by the number of rounds, a panel per rule. Right: loops trained on 1 to
-4 steps of an automaton, run for 200 (`docs/results/demo-seeds`: seeds that were named before they were run).
+Left: loss against peak learning rate of five rules in long training on one seed, and the mean of four others.
+Right: loops trained on 1 to 4 steps of an automaton, run for 200 (`docs/results/demo-seeds`: seeds that were
+named before they were run).
 """
 
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from deeploop.report.beyond import goes_on
-from deeploop.report.groups import Histories
-from deeploop.report.plots import INK, RULE_COLOURS, quiet, round_colours, save_png
+from deeploop.report.plots import INK, RULE_COLOURS, quiet, save_png
 from deeploop.report.runs import Run, find_runs
-from deeploop.report.transfer import Study, find_studies
-from deeploop.report.transfer_views import draw_curve
+from long_training import FOLDER, chosen_rates, losses_of_seeds, losses_of_the_search
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-RULES = {"pre-norm": "pre-norm", "pre-norm 1/N": "1/N", "flat": "flat"}  # name in the study → in the picture
-SCALE = (5.05, 5.50)  # nats per token; what lies higher leaves through the top
-LOST = 5.465  # where a rate at which a seed was lost is marked
+RULES = {
+    "averaged": "pre-norm 1/N",
+    "factored": "pre-norm λ/(R√K)",
+    "deeploop": "DeepLoop",
+    "flat": "flat",
+    "prenorm": "pre-norm",
+}
 TRAINED = 4  # steps
 TEXT = "#404040"
-IN_AXES = {"xycoords": ("axes fraction", "data")}
 LABEL = {"fontsize": 11, "fontweight": "bold"}
 
 
 def front_figure(results: Path) -> Figure:
-    """Three panels of loss against rate, one of accuracy against steps."""
-    figure = Figure(figsize=(11.2, 3.5), layout="constrained")
-    figure.get_layout_engine().set(rect=(0.006, 0.01, 0.988, 0.98))
-    grid = figure.subplots(1, 4, gridspec_kw={"width_ratios": [1, 1, 1, 1.35]})
-    study = next(
-        one for one in find_studies(find_runs([results / "transfer"]), Histories()) if one.over_rounds
-    )
-    for axes, (rule, name) in zip(grid, RULES.items(), strict=False):
-        draw_rates(axes, study, rule)
-        axes.set_title(name, fontsize=12, fontweight="bold")
-    grid[0].set_ylabel("validation loss (nats per token)")
-    for axes in grid[1:3]:
-        axes.tick_params(labelleft=False)
-    grid[1].set_xlabel("peak learning rate")
-    grid[1].legend(frameon=False, labelcolor=TEXT, fontsize=10, loc="upper center")
-    grid[2].annotate(
-        "× a seed does not train", (0.98, LOST - 0.08), ha="right", color=TEXT, fontsize=10, **IN_AXES
-    )
-    draw_depth(grid[3], find_runs([results / "demo-seeds"]))
-    for axes in grid:
+    """Loss against rate in long training, and accuracy against steps."""
+    figure = Figure(figsize=(11.2, 3.8), layout="constrained")
+    figure.get_layout_engine().set(rect=(0.006, 0.01, 0.988, 0.98), wspace=0.06)
+    left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.25, 1]})
+    draw_rates(left)
+    draw_depth(right, find_runs([results / "demo-seeds"]))
+    for axes in (left, right):
         axes.tick_params(labelsize=10, colors=TEXT)
         for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
             text.set_color(TEXT)
     return figure
 
 
-def draw_rates(axes: Axes, study: Study, rule: str) -> None:
-    """One rule's loss against peak rate, a curve per R; × marks a rate at which a seed was lost."""
+def draw_rates(axes: Axes) -> None:
+    """A rule's losses at every rate of the search, and the mean of its four seeds as a diamond."""
     quiet(axes)
-    for place, (R, colour) in enumerate(round_colours(study.rounds).items()):
-        curve = study.rules[rule].curves.get(R)
-        if curve is None or len(curve.cells) < 3:  # no curve
-            continue
-        draw_curve(axes, curve, colour)
-        axes.plot([], [], "-", color=colour, lw=2, label=f"R = {R}")
-        lost = [cell.peak for cell in curve.cells if cell.lost]
-        axes.plot(lost, [LOST - 0.018 * place] * len(lost), "x", color=colour, ms=6, mew=1.6)
+    searched, seeds, rates = losses_of_the_search(FOLDER), losses_of_seeds(FOLDER), chosen_rates(FOLDER)
+    for rule, name in RULES.items():
+        colour, curve = RULE_COLOURS[name], searched[rule]
+        axes.plot([*curve], [*curve.values()], "-o", color=colour, lw=1.8, ms=4, alpha=0.75)
+        axes.plot(rates[rule], fmean(seeds[rule].values()), "D", color=colour, ms=8, mec="white", zorder=3)
+        lowest, loss = next(iter(curve.items()))
+        axes.annotate(name, (lowest / 1.06, loss), color=colour, va="center", ha="right", **LABEL)
+    axes.plot([], [], "-o", color=TEXT, lw=1.8, ms=4, label="search, one seed")
+    axes.plot([], [], "D", color=TEXT, ms=8, mec="white", label="mean of four other seeds")
+    axes.legend(frameon=False, labelcolor=TEXT, fontsize=10, loc="upper right")
     axes.set_xscale("log", base=2)
-    axes.set_ylim(*SCALE)
-    axes.set_xlim(study.peaks[0] / 1.25, study.peaks[-1] * 1.25)
-    axes.xaxis.set_major_locator(FixedLocator(study.peaks))
+    axes.set_xlim(2.9e-3, 7.5e-2)
+    axes.xaxis.set_major_locator(FixedLocator([8e-3, 1.6e-2, 3.2e-2, 6.4e-2]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 1e3:g}e-3"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel("peak learning rate")
+    axes.set_ylabel("held-out loss (nats per byte)")
+    axes.set_title("R = 7, trained on 151 bytes per parameter", fontsize=12, fontweight="bold")
 
 
 def curve_of(run: Run) -> dict[int, float]:

@@ -9,8 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from deeploop.runs.folder import require_checkpoint
 from deeploop.train.checkpoint import copy_weights
-from deeploop.train.rundir import require_checkpoint
 
 LIMIT = 2_000_000
 

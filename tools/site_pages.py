@@ -20,7 +20,6 @@ from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
 from api_page import api_page
-
 from deeploop.cli import COMMANDS, USAGE, main
 
 ROOT = Path(__file__).resolve().parent.parent

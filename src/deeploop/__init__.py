@@ -35,14 +35,17 @@ _NAMES = {
     "recommend": ("deeploop.report.recommend", "recommend"),
 }
 _PACKAGES = (
+    "accelerate",
+    "bench",
+    "config",
     "data",
     "diagnose",
     "eval",
     "models",
     "nn",
-    "recipes",
     "report",
     "retrofit",
+    "runs",
     "sweep",
     "tasks",
     "theory",

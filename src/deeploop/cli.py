@@ -3,18 +3,17 @@
 Mistakes of the user end in one line on stderr, with a code of `exits.py`; DEEPLOOP_TRACEBACK=1 shows where.
 """
 
-import contextlib
 import io
 import os
 import re
 import sys
+from collections.abc import Callable
 from importlib import import_module
 
 import deeploop
-from deeploop.commands.memory import is_out_of_memory
 from deeploop.commands.parsing import require_known
-from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemory
-from deeploop.terminal import passing_line, printable
+from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemory, is_out_of_memory
+from deeploop.terminal import printable
 
 COMMANDS = (
     "plan",
@@ -40,8 +39,7 @@ COMMANDS = (
     "demo",
     "doctor",
 )
-MODULES = {"import": "import_reasoner"}  # where a command's name is no module's
-IMPORT_TORCH = ("train", "sweep")  # before they can read their options: a second, from a cold disk many
+MODULES = {"import": "import_reasoner"}  # where a command's name is no module's: a keyword can't be one
 USAGE = """\
 deeploop: train transformers whose blocks are visited many times
 
@@ -88,7 +86,8 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # α and ─ must not end a command where output is ASCII
     try:
-        code = _run(arguments)
+        command = _command(arguments)
+        code = command(arguments[1:]) if command else 0
         sys.stdout.flush()  # now, while a reader that has left can still be told from an error
         return code
     except BrokenPipeError:
@@ -136,18 +135,15 @@ def _is_device_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and is_out_of_memory(error)
 
 
-def _run(arguments: list[str]) -> int:
+def _command(arguments: list[str]) -> Callable[[list[str]], int] | None:
+    """The command that is asked for, imported; None where the answer was printed here."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
-        return 0
+        return None
     if arguments[0] in ("-V", "--version"):
         print(f"deeploop {deeploop.__version__}")
-        return 0
-    name, rest = arguments[0], arguments[1:]
-    require_known("command", name, COMMANDS)
-    slow = name in IMPORT_TORCH and "torch" not in sys.modules
-    told = slow and "--quiet" not in rest and os.environ.get("RANK", "0") == "0"  # of torchrun's, the first
-    with passing_line("loading PyTorch …") if told else contextlib.nullcontext():
-        command = import_module(f"deeploop.commands.{MODULES.get(name, name)}")
-    code: int = command.main(rest)
-    return code
+        return None
+    require_known("command", arguments[0], COMMANDS)
+    name = MODULES.get(arguments[0], arguments[0])
+    command: Callable[[list[str]], int] = import_module(f"deeploop.commands.{name}").main
+    return command

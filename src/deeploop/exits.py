@@ -7,6 +7,9 @@
 130  interrupted, or cells of a sweep are left: the same command goes on
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 MISTAKE = 2
 OUT_OF_MEMORY = 75  # EX_TEMPFAIL of sysexits.h: worth another try
 INTERRUPTED = 130
@@ -14,3 +17,20 @@ INTERRUPTED = 130
 
 class OutOfDeviceMemory(RuntimeError):
     """A device has no memory left; the message says what to try."""
+
+
+@contextmanager
+def memory_advice(options: str) -> Iterator[None]:
+    """Turns torch's errors about a full device into one line that names the options to try."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfDeviceMemory(f"the GPU's memory is full; try {options}") from None
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """By torch's allocator, the driver or cuBLAS; the last two say so in their text alone."""
+    said = any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
+    return said or type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported for this

@@ -1,6 +1,7 @@
 """What is written on a terminal: text of others without its control characters, and a line that passes."""
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -35,3 +36,11 @@ def passing_line(text: str) -> Iterator[None]:
         yield
     finally:
         print(" " * len(text), end="\r", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def loading_torch() -> Iterator[None]:
+    """Say that torch is being imported, which takes a second, from a cold disk many; once under torchrun."""
+    told = "torch" not in sys.modules and os.environ.get("RANK", "0") == "0"
+    with passing_line("loading PyTorch …") if told else contextlib.nullcontext():
+        yield

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from deeploop.bench import training as bench_training
+from deeploop.bench.timing import Timing, reference_model
 from deeploop.cli import main
-from deeploop.commands import bench_training, prepare_puzzles
+from deeploop.commands import prepare_puzzles
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.train.timing import Timing, reference_model
 
 REFERENCE = Path(__file__).parents[2] / "benchmarks" / "reference_gpt.py"
 

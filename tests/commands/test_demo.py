@@ -21,8 +21,8 @@ from deeploop.data.iterate.examples import held_out
 from deeploop.data.iterate.task import solve
 from deeploop.eval.iterated import score_sums, scores
 from deeploop.report.demo import TABLE
+from deeploop.tasks.iterate.load import load_iterate
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load_iterate
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_run_of_other_settings_is_not_taken_for_this_one(demo):
 
 def test_models_differ_in_what_the_demo_names_alone(tmp_path):
     flat, prenorm, stack = (cell(name, out=tmp_path, seed=3, quick=False) for name in MODELS)
-    assert flat.model == replace(prenorm.model, block="flat")
+    assert flat.model == replace(prenorm.model, rule="flat")
     assert flat.data == prenorm.data == replace(stack.data, validate_every=flat.data.validate_every)
     assert (stack.model.blocks, stack.model.rounds, stack.rounds.tells_steps) == (4, 1, True)
     assert 2 * stack.optim.steps == flat.optim.steps == prenorm.optim.steps

@@ -8,8 +8,8 @@ import pytest
 
 from deeploop.commands import demo_collapse
 from deeploop.commands.demo_collapse import CURES, METHODS, QUICK_ROUNDS, QUICK_STEPS, ROUNDS, cell, train_all
-from deeploop.recipes.gpt import tiny
 from deeploop.report import collapse
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.metrics import read_metrics
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "demo-collapse"
@@ -44,8 +44,8 @@ def test_the_record_holds_what_the_runs_wrote(trained):
         assert run["train"][-1] == (QUICK_STEPS, round(read_metrics(settings.out, "train")[-1]["loss"], 4))
         assert f"{last['loss']:.3f}" in row
         assert f"{last['similarity']:.2f}" in row
-        if settings.model.block == "sandwich":
-            assert f"{(2 * 2 * run['rounds']) ** settings.model.p:.3f}" in row  # α = (2N)^p, N = 2 blocks × R
+        if law := settings.model.residual.law:
+            assert f"{(2 * 2 * run['rounds']) ** law.p:.3f}" in row  # α = (2N)^p, N = 2 blocks × R
 
 
 def test_a_second_start_trains_nothing_again(trained):

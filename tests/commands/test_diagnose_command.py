@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands import diagnose_run
-from deeploop.commands.diagnose_run import weights_of
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.alignment_plots import alignment_figure
 from deeploop.report.diagnosis import LEGEND, one_depth_verdict
-from deeploop.train import language
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.language import diagnose as diagnose_run
+from deeploop.tasks.language import task as language
+from deeploop.tasks.language.diagnose import weights_of
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -23,7 +23,7 @@ def runs(make_config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     train(make_config(folder / "r3", diagnose={"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 3}))
     train(make_config(folder / "r1", model={"rounds": 1}, optim={"steps": 2}))
-    train(make_config(folder / "prenorm", model={"block": "prenorm"}, optim={"steps": 2}))
+    train(make_config(folder / "prenorm", model={"rule": "prenorm"}, optim={"steps": 2}))
     return folder
 
 
@@ -144,7 +144,7 @@ def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, undrawn, mo
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such run folder"),
-        (["r3", "prenorm"], "model.block=prenorm, but"),
+        (["r3", "prenorm"], "model.rule=prenorm, but"),
         (["r3", "--sublayers", "blocks.9.mlp"], "sublayer 'blocks.9.mlp': the model has blocks.0.attention"),
         (["r3", "--iterations", "0"], "iterations=0: must be 1 or more"),
         (["r3", "--tolerance", "nan"], "tolerance=nan: must be 0 or more"),
@@ -172,6 +172,6 @@ def test_a_figure_of_seven_rounds(runs):
 
 def test_a_folder_that_cant_be_written_is_refused_before_the_work(runs, monkeypatch, capsys):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    monkeypatch.setattr("deeploop.commands.diagnose_run.examine", None)  # not reached
+    monkeypatch.setattr("deeploop.tasks.language.diagnose.examine", None)  # not reached
     assert main(["diagnose", str(runs / "r1")]) == 2
     assert "r1: can't be written, and the result goes there; copy the run" in capsys.readouterr().err

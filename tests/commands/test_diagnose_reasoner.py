@@ -6,15 +6,14 @@ from dataclasses import replace
 import pytest
 
 from deeploop.cli import main
+from deeploop.config.loop import HaltingConfig
+from deeploop.config.optim import ReasonerOptimConfig
+from deeploop.config.run import DeviceConfig
 from deeploop.data.sudoku import build_sudoku
-from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
-from deeploop.train.config import HRMTrainConfig, TRMTrainConfig
-from deeploop.train.distributed import DeviceConfig
+from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
 from deeploop.train.loop import train
-from deeploop.train.optim import ReasonerOptimConfig
-from deeploop.train.puzzle import PuzzleDataConfig
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "cycles": 2, "low_cycles": 2}
 MODELS = {

@@ -285,7 +285,7 @@ def test_a_full_gpu_ends_with_a_code_of_its_own(run, task_files, monkeypatch, ca
     def full(*args, **kwargs):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("deeploop.commands.eval_language.score", full)
+    monkeypatch.setattr("deeploop.tasks.language.evaluate.score", full)
     words = [str(run), "--data", str(task_files), "--tasks", "piqa", "--batch-tokens", "900"]
     assert main(["eval", *words]) == 75
     error = capsys.readouterr().err.splitlines()[-1]

@@ -8,26 +8,27 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands import eval_reasoner
-from deeploop.commands.eval import ReasonerOptions
+from deeploop.config.loop import HaltingConfig
+from deeploop.config.optim import ReasonerOptimConfig
+from deeploop.config.run import DeviceConfig
 from deeploop.data.arc import ArcTask, build_arc
+from deeploop.data.maze import build_maze
+from deeploop.data.pairs import PairsFile, build_pairs
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.data.sudoku import build_sudoku
 from deeploop.data.sudoku_files import SudokuFiles, build_from_files
 from deeploop.eval.reasoning import score
-from deeploop.models.halting import HaltingConfig
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
 from deeploop.report import scoreboard
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import arc_table
+from deeploop.runs.folder import require_checkpoint
 from deeploop.sweep.grid import configure
-from deeploop.train.config import HRMTrainConfig, TRMTrainConfig
-from deeploop.train.distributed import DeviceConfig
+from deeploop.tasks.puzzles import evaluate as eval_reasoner
+from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.options import ReasonerOptions
 from deeploop.train.loop import train
-from deeploop.train.optim import ReasonerOptimConfig
-from deeploop.train.puzzle import PuzzleDataConfig
-from deeploop.train.rundir import require_checkpoint
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "cycles": 1, "low_cycles": 1}
 
@@ -224,7 +225,68 @@ def test_options_of_the_other_kind_are_refused(trained, mistake):
     assert mistake("shipped", "--views", 3).startswith("--views: for reasoners; shipped")
     assert mistake("shipped", "--gallery", 0).startswith("--gallery: for reasoners")
     assert mistake("--requests", "new", "--halt").startswith("--halt: for reasoners")
-    assert mistake(trained / "trm", "--views", 3).endswith("holds puzzles of kind sudoku")
+    assert mistake(trained / "trm", "--gallery", 3).endswith("holds puzzles of kind sudoku")
+    assert mistake("shipped", "--starts", 3).startswith("--starts: for reasoners")
+    assert mistake(run, "--starts", 0) == "starts=0: must be at least 1"
+    assert mistake(run, "--segments", 4, 0) == "segments=0: must be at least 1"
+    assert mistake(run, "--noise", 0.5) == "noise=0.5: the first state has none; add --starts 2 or more"
+    assert mistake(run, "--noise", 0, "--starts", 2) == "noise=0: must be above 0, and finite"
+
+
+def test_more_views_than_there_are_symmetries_are_refused(trained, tmp_path, command, mistake, capsys):
+    build_maze(tmp_path / "maze", size=5, min_path=2, train=4, test=2)
+    run = train_run(tmp_path / "mazes", "trm", tmp_path / "maze")
+    assert "2 puzzles, 16 examples" in command(run, "--views", 8)
+    assert mistake(run, "--views", 9) == "views=9: a square board has 8"
+    lines = [json.dumps({"input": f"{n}", "output": f"{n}"}) for n in range(4)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    build_pairs(PairsFile(tmp_path / "pairs.jsonl"), tmp_path / "pairs")
+    run = train_run(tmp_path / "run", "trm", tmp_path / "pairs")
+    capsys.readouterr()
+    message = mistake(run, "--views", 2)
+    assert message.endswith("of kind pairs, of which no symmetry is known; --starts has other answers")
+
+
+def test_more_at_test_time_is_a_table_and_a_picture(trained, tmp_path, command):
+    run = shutil.copytree(trained / "trm", tmp_path / "run")
+    command(run, "--views", 1)
+    command(run)
+    asked = ("--segments", 5, 2, "--starts", 3, "--noise", 0.5, "--views", 2, "--choose", "q")
+    out = command(run, *asked)
+    one, plain, record = scoreboard.read(run / "eval.json")
+    assert (one["test_time"], one["views"], plain["test_time"], plain["views"]) == (None, 1, None, None)
+    assert "passes" not in plain
+    (row,) = one["passes"]  # one view and one first state: the plain evaluation
+    assert (row["exact"], row["cells"]) == (plain["exact"], plain["cells"])
+    for name in ("loss", "exact", "cells", "segments"):
+        assert one[name] == pytest.approx(plain[name])
+    assert record["test_time"] == {"segments": [2, 5], "starts": 3, "noise": 0.5, "choose": "q"}
+    assert (record["tasks"], record["examples"], record["most_segments"]) == (30, 180, 5)
+    sizes = [(row["segments"], row["answers"], row["passes"]) for row in record["passes"]]
+    assert sizes == [(n, k, n * k) for n in (2, 5) for k in (1, 2, 4, 6)]
+    assert record["passes"][0] == row  # the first answer after the segments of training
+    assert "the answer with the highest q_halt" in out
+    assert out.splitlines()[-1].endswith("passes.png")
+    assert (run / "passes.png").stat().st_size > 1000
+    command(run, "--segments", 3)
+    command(run, *asked, "--batch", 7)
+    assert len(scoreboard.read(run / "eval.json")) == 4  # what was asked for is kept beside, or replaced
+    assert scoreboard.read(run / "eval.json")[-1]["passes"] == record["passes"]
+
+
+def test_more_at_test_time_stays_out_of_the_papers_table(trained, tmp_path, command):
+    run = shutil.copytree(trained / "hrm", tmp_path / "runs" / "run")
+    out = command(run, "--segments", 1, 3, "--starts", 2, "--views", 2, "--gallery", 1)
+    (record,) = scoreboard.read(run / "eval.json")
+    assert (record["tasks"], record["most_views"], record["examples"]) == (2, 2, 12)
+    assert [(row["segments"], row["answers"]) for row in record["passes"]] == [
+        (n, k) for n in (1, 3) for k in (1, 2, 4)
+    ]
+    assert "segments, first states or the choice are not those of the paper's evaluation" in out
+    assert "from 2 first states" in (run / "gallery.html").read_text()
+    assert arc_table(find_runs([tmp_path / "runs"])) is None
+    assert main(["runs", str(tmp_path / "runs")]) == 0
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
 
 
 def test_what_could_not_be_kept_is_not_computed(trained, tmp_path, mistake, monkeypatch):

@@ -23,10 +23,10 @@ from deeploop.data.token_loader import validation_windows
 from deeploop.eval.generation import generate
 from deeploop.files import lock_folder
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.iterate.load import load_iterate
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load_iterate
 from iterate_runs import make_iterate_config
 from llama_family import save_tokenizer
 
@@ -52,14 +52,14 @@ def folder(config):
 
 
 def test_an_iterated_task_is_exported_without_a_tokenizer(tmp_path, capsys):
-    run = make_iterate_config(tmp_path / "run", model={"block": "averaged"})
+    run = make_iterate_config(tmp_path / "run", model={"rule": "averaged"})
     train(run, quiet=True)
     folder = tmp_path / "exported"
     assert main(["export", str(run.out), str(folder)]) == 0
     assert "AutoTokenizer" not in capsys.readouterr().out
     card = (folder / "README.md").read_text()
     assert "automaton of rule 86, 1 to 3 steps, length 10" in card
-    assert "| residual rule | pre-norm 1/N (`--model.block averaged`) |\n| ε | 0.333333 |" in card
+    assert "| residual rule | pre-norm 1/N (`--model.rule averaged`) |\n| ε | 0.333333 |" in card
     assert "α" not in card
     assert "DeepLoop" not in card
     assert "rounds=200" in card
@@ -137,7 +137,7 @@ def test_the_card_says_what_it_is(folder):
         "6 steps",
     ):
         assert fact in card
-    assert "| residual rule | DeepLoop p=0.5 (`--model.block sandwich`) |" in card
+    assert "| residual rule | DeepLoop p=0.5 (`--model.rule deeploop`) |" in card
     assert "validation loss | " in card
     assert "key-value cache | 6 slots: one per (round, block), 3 × 2 |" in card
     assert "one slot per stored layer writes wrong text" in card
@@ -146,7 +146,7 @@ def test_the_card_says_what_it_is(folder):
 def test_a_recurrent_run_trained_at_sampled_rounds_is_exported_with_its_budget(
     make_config, tmp_path, refused
 ):
-    parts = {"prelude": 1, "coda": 1, "injection": "linear", "first_state": "noise", "block": "flat"}
+    parts = {"prelude": 1, "coda": 1, "injection": "linear", "first_state": "noise", "rule": "flat"}
     config = make_config(tmp_path / "run", model=parts, rounds={"sample": "poisson-lognormal", "backprop": 2})
     train(config, quiet=True)
     assert "cache_rounds=0: must be at least 1" in refused(
@@ -189,7 +189,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else_touched(config, folder, 
 
 def test_nothing_that_transformers_loads_is_left_of_an_earlier_export(config, folder, tmp_path):
     """A chat of a pretrained tokenizer, then bytes, then an iterated task: each as if it were alone."""
-    out, run = tmp_path / "out", make_iterate_config(tmp_path / "run", model={"block": "averaged"})
+    out, run = tmp_path / "out", make_iterate_config(tmp_path / "run", model={"rule": "averaged"})
     shutil.copytree(folder, out)
     (out / "chat_template.jinja").write_text("of an earlier export")
     (out / "additional_chat_templates").mkdir()

@@ -9,9 +9,10 @@ from deeploop.cli import main
 from deeploop.data.sudoku import build_sudoku
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.public_reasoner import PARTS, TOP
-from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.models.trm import TRMConfig
-from deeploop.train.rundir import load_reasoner
+from deeploop.tasks.puzzles.load import load_reasoner
 
 SHAPE = PuzzleShape(6, 16, 1)
 SIZE = {"width": 16, "heads": 2, "hidden": 32}

@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands.solve_puzzle import RED, compare, printed, verdict, write
+from deeploop.config.loop import HaltingConfig
+from deeploop.config.optim import ReasonerOptimConfig
+from deeploop.config.run import DeviceConfig
 from deeploop.data.board_text import BoardText
 from deeploop.data.maze import build_maze
 from deeploop.data.pairs import PairsFile, build_pairs
 from deeploop.data.sudoku import build_sudoku
 from deeploop.data.sudoku import solve as solve_sudoku
 from deeploop.eval.reasoning import Step
-from deeploop.models.halting import HaltingConfig, solve
+from deeploop.models.halting import solve
 from deeploop.models.trm import TRMConfig
-from deeploop.train.config import TRMTrainConfig
-from deeploop.train.distributed import DeviceConfig
+from deeploop.tasks.puzzles.config import PuzzleDataConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.load import load_reasoner
+from deeploop.tasks.puzzles.solve import RED, compare, printed, verdict, write
 from deeploop.train.loop import train
-from deeploop.train.optim import ReasonerOptimConfig
-from deeploop.train.puzzle import PuzzleDataConfig
-from deeploop.train.rundir import load_reasoner
 
 MODEL = TRMConfig(width=16, heads=2, hidden=32, cycles=1, low_cycles=1, blocks=1, puzzle_positions=1)
 

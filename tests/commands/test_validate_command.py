@@ -9,14 +9,14 @@ import torch
 
 import deeploop
 from deeploop.cli import main
-from deeploop.commands import validate_run as command
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.depth import DepthScore, Windows, bits_per_byte, count_bytes, score_rounds
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.recipes.gpt import tiny
 from deeploop.report import plots, scoreboard
 from deeploop.report.runs import read_run
+from deeploop.tasks.language import validate as command
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_added_to_is_named_before_the_work(home, capsys, m
     kept = home / "run" / "validation.json"
     before = kept.read_text() if kept.exists() else None
     kept.write_text("{")
-    monkeypatch.setattr("deeploop.commands.validate_run.evaluate", lambda *_: pytest.fail("worked first"))
+    monkeypatch.setattr("deeploop.tasks.language.validate.evaluate", lambda *_: pytest.fail("worked first"))
     assert main(["validate", str(home / "run")]) == 2
     assert "move it away" in capsys.readouterr().err
     kept.unlink() if before is None else kept.write_text(before)

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from deeploop.cli import main
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train import loop, rundir
-from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.metrics import read_metrics
 from iterate_runs import make_iterate_config
 

@@ -9,7 +9,7 @@ from deeploop.data.draws import keys
 from deeploop.data.iterate import TASKS, make_task
 from deeploop.data.iterate.examples import DIGITS, Examples, held_out
 from deeploop.data.iterate.task import draw, is_test, solve
-from deeploop.train.iterate import IterateDataConfig
+from deeploop.tasks.iterate.config import IterateDataConfig
 
 LENGTH = {"automaton": 9, "hops": 5, "induction": 20, "addition": 7, "reachability": 8}
 KEY = keys(0, 1)[0]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from deeploop.data.dihedral import turn, turn_boards
+from deeploop.data.dihedral import board_views, turn, turn_boards
 from deeploop.data.draws import keys
 from deeploop.data.maze import GOAL, PATH, SPACE, START, WALL, build_maze, layout
 
@@ -114,3 +114,14 @@ def test_impossible_mazes(tmp_path, monkeypatch):
     ]:
         with pytest.raises(ValueError, match=message):
             build_maze(tmp_path / "out", **asked)
+
+
+def test_views_are_the_eight_turns_and_are_undone():
+    boards = np.random.default_rng(0).integers(0, 6, (8, 25), dtype=np.uint8)
+    views = board_views(5, np.arange(8))
+    np.testing.assert_array_equal(views.inverse().apply(views.apply(boards)), boards)
+    shown = views.apply(np.tile(boards[0], (8, 1)))
+    np.testing.assert_array_equal(shown[0], boards[0])
+    assert len(np.unique(shown, axis=0)) == 8
+    with pytest.raises(ValueError, match="a square board has 8"):
+        board_views(5, np.arange(9))

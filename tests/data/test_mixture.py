@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from deeploop.data.mixture import MixtureLoader, parse_mix
+from deeploop.data.mixture import MixtureLoader
 from deeploop.data.token_loader import PrefetchLoader, TokenLoader
+from deeploop.tasks.language.config import parse_mix
 
 LARGE = 10**6
 

@@ -7,7 +7,15 @@ import pytest
 
 from deeploop.data.draws import keys
 from deeploop.data.sudoku import board, build_sudoku, make_sudokus, solve, solved_board
-from deeploop.data.sudoku_symmetry import BLANK, BOXES, Symmetry, class_keys, draw_symmetries, shuffle_sudokus
+from deeploop.data.sudoku_symmetry import (
+    BLANK,
+    BOXES,
+    Symmetry,
+    board_views,
+    class_keys,
+    draw_symmetries,
+    shuffle_sudokus,
+)
 
 SIZES = tuple(BOXES)
 
@@ -211,3 +219,25 @@ def test_impossible_sets(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="size 8"):
         board(8)
     assert not (tmp_path / "out").exists()
+
+
+def test_every_symmetry_of_4x4_is_undone_by_its_inverse():
+    every = symmetries_4x4()
+    boards = np.random.default_rng(0).integers(0, 6, (len(every.rows), 16), dtype=np.uint8)  # pads too
+    np.testing.assert_array_equal(every.inverse().apply(every.apply(boards)), boards)
+    np.testing.assert_array_equal(every.apply(every.inverse().apply(boards)), boards)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_views_keep_solutions_and_are_undone(sets, size):
+    test, count = sets[size].test, 40
+    for inputs, labels in zip(test.inputs[:4], test.labels[:4], strict=True):
+        views = board_views(size, np.arange(count))
+        shown, answers = (views.apply(np.tile(board, (count, 1))) for board in (inputs, labels))
+        assert all(valid(board - BLANK, size) for board in answers)
+        given = shown != BLANK
+        assert (given.sum(axis=1) == (inputs != BLANK).sum()).all()
+        np.testing.assert_array_equal(shown[given], answers[given])
+        np.testing.assert_array_equal(views.inverse().apply(answers), np.tile(labels, (count, 1)))
+        np.testing.assert_array_equal(shown[0], inputs)
+        assert len(np.unique(answers, axis=0)) > count // 2

@@ -106,12 +106,12 @@ def test_settings_reach_the_sensitivity():
         )
 
 
-@pytest.mark.parametrize("block", ["sandwich", "prenorm"])
+@pytest.mark.parametrize("block", ["deeploop", "prenorm"])
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_models_kappa_lies_between_0_and_R(block, rounds):
     torch.manual_seed(rounds)
     shape = {"blocks": 2, "width": 16, "heads": 2, "hidden": 24, "vocabulary": 30, "context": 8}
-    net = LoopedGPT(GPTConfig(**shape, rounds=rounds, block=block))
+    net = LoopedGPT(GPTConfig(**shape, rounds=rounds, rule=block))
     tokens, targets = torch.randint(0, 30, (2, 2, 8))
     found = measure(
         residual_sublayers(net),

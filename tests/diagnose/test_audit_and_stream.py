@@ -49,7 +49,7 @@ def test_alpha_is_judged_by_the_depth_that_runs(net):
 
 
 def test_a_flat_alpha_is_judged_by_the_visits_of_each_block():
-    net = LoopedGPT(GPTConfig(**SHAPE, block="flat"))
+    net = LoopedGPT(GPTConfig(**SHAPE, rule="flat"))
 
     def run():
         net(TOKENS)

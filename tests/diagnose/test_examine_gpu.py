@@ -10,7 +10,9 @@ pytestmark = pytest.mark.gpu
 
 
 def test_a_compiled_model_is_diagnosed_as_on_the_cpu():
-    config = GPTConfig(blocks=2, rounds=3, width=64, heads=2, hidden=96, vocabulary=200, context=32, p=0.25)
+    config = GPTConfig(
+        blocks=2, rounds=3, width=64, heads=2, hidden=96, vocabulary=200, context=32, rule="deepnorm"
+    )
     tokens = torch.randint(200, (2, 32), generator=torch.Generator().manual_seed(0))
     expected = examine(LoopedGPT(config), tokens, tokens.roll(-1, 1))
     model = LoopedGPT(config).cuda()

@@ -12,7 +12,8 @@ from deeploop.diagnose.examine import Effort
 from deeploop.diagnose.reasoner import Probe, asked_exponent, examine_reasoner
 from deeploop.models.halting import act_loss
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.models.trm import TRMConfig
 from deeploop.theory import DEEPLOOP, module_bound
 

@@ -6,7 +6,8 @@ import torch
 from deeploop.diagnose.visit_grads import flat, residual_sublayers, visit_gradients
 from deeploop.models.halting import act_loss
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.models.trm import TRMConfig
 from deeploop.theory import HORIZONS
 

@@ -26,7 +26,7 @@ def loss_of(net):
     return lambda: net(TOKENS, TARGETS).loss / TARGETS.numel()
 
 
-@pytest.mark.parametrize("changes", [{}, {"rounds": 1}, {"block": "prenorm"}, {"block": "postnorm"}])
+@pytest.mark.parametrize("changes", [{}, {"rounds": 1}, {"rule": "prenorm"}, {"rule": "postnorm"}])
 def test_visits_add_up_to_the_parameters_gradient(changes):
     net = model(**changes)
     sublayers = residual_sublayers(net)

@@ -7,27 +7,27 @@ import pytest
 import torch
 
 import deeploop
+from deeploop.accelerate.known import HAS_TRITON
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.decoding import KernelStep, ModuleStep
 from deeploop.eval.generation import Sampling, generate, generate_batch
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.nn.cache import PositionedCache
-from deeploop.nn.fused import HAS_TRITON
 from shaken import shaken
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=48, heads=2, hidden=40, vocabulary=50, context=40)
 PROMPTS = [[5, 10, 7, 25, 31], [3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 1, 2]]
-HUGINN = {"prelude": 1, "coda": 1, "injection": "add", "first_state": "noise", "block": "flat"}
+HUGINN = {"prelude": 1, "coda": 1, "injection": "add", "first_state": "noise", "rule": "flat"}
 CASES = {
     "once": {"rounds": 1},
     "loop": {},
     "add": HUGINN,
     "gated": HUGINN | {"injection": "gated", "first_state": "zeros", "unigram_bias": True},
-    "linear": HUGINN | {"injection": "linear", "first_state": "embedding", "block": "prenorm"},
-    "postnorm": {"block": "postnorm", "mup_base_width": 24, "tied_head": False},
-    "llama": {"block": "prenorm", "kv_heads": 1, "qk_norm": "none", "head_width": 12, "heads": 4},
-    "qwen2": {"block": "prenorm", "kv_heads": 1, "qk_norm": "none", "attention_bias": "qkv"},
-    "qwen3": {"block": "prenorm", "kv_heads": 2, "heads": 4, "qk_norm": "before-rotary", "mlp_bias": True},
+    "linear": HUGINN | {"injection": "linear", "first_state": "embedding", "rule": "prenorm"},
+    "postnorm": {"rule": "postnorm", "mup_base_width": 24, "tied_head": False},
+    "llama": {"rule": "prenorm", "kv_heads": 1, "qk_norm": "none", "head_width": 12, "heads": 4},
+    "qwen2": {"rule": "prenorm", "kv_heads": 1, "qk_norm": "none", "attention_bias": "qkv"},
+    "qwen3": {"rule": "prenorm", "kv_heads": 2, "heads": 4, "qk_norm": "before-rotary", "mlp_bias": True},
 }
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -36,7 +36,7 @@ def tokens_of(decoder, count):
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("batch", [1, 6])
 def test_a_graph_says_what_single_steps_say(batch, kernels):
-    model, found = build(prelude=1, coda=1, injection="add", block="flat"), []
+    model, found = build(prelude=1, coda=1, injection="add", rule="flat"), []
     for graph in (True, False):
         decoder = Decoder(
             model,
@@ -52,8 +52,8 @@ def test_a_graph_says_what_single_steps_say(batch, kernels):
     assert len({tuple(row) for row in found[0]}) > 3
 
 
-RECURRENT = {"prelude": 1, "coda": 1, "injection": "add", "block": "flat"}
-QWEN2 = {"block": "prenorm", "kv_heads": 1, "qk_norm": "none", "attention_bias": "qkv"}
+RECURRENT = {"prelude": 1, "coda": 1, "injection": "add", "rule": "flat"}
+QWEN2 = {"rule": "prenorm", "kv_heads": 1, "qk_norm": "none", "attention_bias": "qkv"}
 
 
 @pytest.mark.parametrize("batch", [1, 4, 64])

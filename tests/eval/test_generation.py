@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import deeploop
-from deeploop.commands.generate import GenerateArgs
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.generation import (
     GREEDY,
@@ -17,6 +16,7 @@ from deeploop.eval.generation import (
     stream_text,
 )
 from deeploop.models import AdaptiveDepth, ExitRule, GPTConfig, LoopedGPT
+from deeploop.tasks.language.options import GenerateArgs
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=257, context=40)
 PROMPT = [5, 100, 7, 250, 31]

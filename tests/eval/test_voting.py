@@ -11,14 +11,19 @@ def grid(text):
     return np.array([[int(cell) for cell in row] for row in text.split("/")], dtype=np.uint8)
 
 
-def ranked(*votes):
+def ranked(*votes, choose="vote"):
     ballot = Ballot()
     for text, confidence in votes:
         ballot.add(grid(text), confidence)
     return [
         ("/".join("".join(map(str, row)) for row in vote.grid), vote.count, vote.confidence)
-        for vote in ballot.ranked()
+        for vote in ballot.ranked(choose)
     ]
+
+
+def test_by_q_the_highest_confidence_wins_and_counts_break_ties():
+    found = ranked(("1", 0.9), ("2", 0.8), ("2", 0.85), ("3", 0.9), ("3", 0.1), choose="q")
+    assert [text for text, *_ in found] == ["3", "1", "2"]
 
 
 def test_most_votes_win_whatever_the_confidence():

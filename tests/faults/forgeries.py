@@ -34,12 +34,13 @@ from deeploop.report.escapes import read_outcome
 from deeploop.report.groups import Histories
 from deeploop.report.listing import as_json, table
 from deeploop.report.runs import differing, find_runs
-from deeploop.train.checkpoint import last_checkpoint, load_checkpoint, load_tensors, read_state
-from deeploop.train.config import TRMTrainConfig
+from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.tasks.puzzles.config import TRMTrainConfig
+from deeploop.tasks.puzzles.task import PuzzleTask
+from deeploop.train.checkpoint import load_checkpoint, load_tensors, read_state
 from deeploop.train.distributed import World, open_world
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
-from deeploop.train.puzzle import PuzzleTask
 
 Damage = Callable[[object, random.Random], object]
 
@@ -226,7 +227,7 @@ class Forgeries:
         optimizer = task.make_optimizer(model)
         task.load_state(state, load_tensors(checkpoint))
         load_checkpoint(checkpoint, model=model, optimizer=optimizer, world=self.world)
-        task.micro_batches()
+        task.batches(state.get("step", 0))
 
     def state(self, draw: random.Random) -> None:
         with self._copy(self.run) as copy:
@@ -250,7 +251,7 @@ class Forgeries:
             self._forge_tensors(last_checkpoint(copy), draw)  # type: ignore[arg-type]
             task = PuzzleTask(self.reasoner, self.world)
             self._resume(task, copy)
-            task.loss(task.model, task.micro_batches()[0])
+            task.loss(task.model, task.batches(1).batches[0])
 
     # ── Data ───────────────────────────────────────────────────────────────────────────────────────────
     def forged_corpus(self, draw: random.Random) -> None:

@@ -35,6 +35,7 @@ import torch
 from forgeries import Forgeries
 
 from deeploop.cli import main as command_line
+from deeploop.config.json import from_dict, to_dict
 from deeploop.data import arc
 from deeploop.data.chat import ChatSet, prepare_chat
 from deeploop.data.chat_loader import held_out_rows
@@ -48,14 +49,15 @@ from deeploop.eval.requests import Request, Requests, Scores, load_scores, save_
 from deeploop.eval.tasks import read_rows
 from deeploop.files import read_value
 from deeploop.models.gpt import LoopedGPT
-from deeploop.recipes.gpt import tiny
 from deeploop.report.packed import PACKED, files_to_pack, unpack, write_packed
+from deeploop.runs.folder import load_config
 from deeploop.sweep.grid import read_grid
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.checkpoint import load_moments, load_weights, read_state
-from deeploop.train.config import TrainConfig, from_dict, to_dict
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics, rewind_metrics
-from deeploop.train.rundir import load, load_config
+from deeploop.train.rundir import load
 
 # What `deeploop` turns into one line and exit code 2.
 REFUSALS = (ValueError, OSError, ArithmeticError)
@@ -77,12 +79,12 @@ optim.steps = 4
 seed = [0, 1, 2]
 
 [axes.method]
-prenorm = {model.block = "prenorm", optim.peak_lr = 1e-3}
-deeploop = {model.p = 0.5}
+prenorm = {model.rule = "prenorm", optim.peak_lr = 1e-3}
+deeploop = {model.rule = "deeploop"}
 """
 COMMANDS = [*"plan train validate generate diagnose export eval bench prepare x".split(), ""]  # noqa: SIM905
 WORDS = [
-    *"--model.rounds --optim.batch --out --blocks --rounds --json --help --seed --model.block --p".split(),  # noqa: SIM905
+    *"--model.rounds --optim.batch --out --blocks --rounds --json --help --seed --model.rule --p".split(),  # noqa: SIM905
     *"--tasks --high-blocks --cycles --horizon 3 -1 0 nan 1e999 x tiny gpt2-small nowhere é -- - =".split(),  # noqa: SIM905
     *("prenorm", "½", "full", "", "9" * 400),
 ]

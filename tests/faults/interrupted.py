@@ -13,12 +13,10 @@ import pretrained
 from together import finished_run
 from victims import CLOCKS, finish, start
 
-import deeploop.commands.bench_training
+import deeploop.bench.training
 import deeploop.commands.demo
-import deeploop.commands.eval_language
 import deeploop.commands.prepare_puzzles
 import deeploop.commands.report
-import deeploop.commands.retrofit_model
 import deeploop.eval.harness
 import deeploop.report.document  # noqa: F401  before the forks: each would import it again
 from deeploop.cli import main

@@ -18,7 +18,8 @@ from deeploop.data.corpus_writer import CorpusWriter, Settings
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import TokenLoader
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.train.checkpoint import list_checkpoints, read_state, save_checkpoint
+from deeploop.runs.folder import list_checkpoints
+from deeploop.train.checkpoint import read_state, save_checkpoint
 from deeploop.train.distributed import World
 
 

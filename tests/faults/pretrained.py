@@ -9,11 +9,11 @@ import gguf
 import torch
 from safetensors.torch import save_file
 
-from deeploop.commands.inspect import describe
 from deeploop.data.bpe import find_tokenizer
 from deeploop.data.pretrained_tokenizer import SETTINGS, TOKENIZER, PretrainedTokenizer, _engine_text
 from deeploop.data.tokenizer_steps import LARGEST_GROWTH
 from deeploop.data.tokenizers import byte_characters
+from deeploop.retrofit.describe import describe
 from deeploop.retrofit.families import LAYER_NAMES, OUTER_NAMES, config_of_folder
 from deeploop.retrofit.source import CONFIG, INDEX, block_shapes, load_source, open_source
 

@@ -22,9 +22,10 @@ from together import TOGETHER
 from victims import STEPS, differences, finish, small_config, start, undisturbed
 
 from deeploop.data.shards import HEADER_BYTES
-from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, read_state
-from deeploop.train.config import TrainConfig
-from deeploop.train.language import LanguageTask
+from deeploop.runs.folder import last_checkpoint, list_checkpoints
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.train.checkpoint import read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

@@ -6,7 +6,7 @@ import pytest
 from scenarios import SCENARIOS
 from victims import differences, undisturbed
 
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.runs.folder import last_checkpoint
 
 SHORT = {name: (scenario, times) for name, (scenario, times, _) in SCENARIOS.items() if times}
 

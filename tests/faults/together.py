@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from victims import finish, small_config, start
 
 import deeploop.commands.export_run
-import deeploop.commands.validate_run  # before the forks: each would import it again
 import deeploop.models.hf  # noqa: F401
 from deeploop.cli import main
 from deeploop.data.shards import Corpus
-from deeploop.train.checkpoint import list_checkpoints, read_state
-from deeploop.train.config import TrainConfig
+from deeploop.runs.folder import list_checkpoints
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.train.checkpoint import read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.recipes.gpt import tiny
-from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.config import TrainConfig
+from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

@@ -20,9 +20,9 @@ def built(config):
 @pytest.mark.parametrize(
     ("config", "count"),
     [
-        (replace(SMALL, block="prenorm"), 123_591_168),
+        (replace(SMALL, rule="prenorm"), 123_591_168),
         (SMALL, 123_609_600),
-        (replace(MEDIUM, block="prenorm"), 353_509_376),
+        (replace(MEDIUM, rule="prenorm"), 353_509_376),
         (MEDIUM, 353_558_528),
     ],
 )
@@ -32,25 +32,25 @@ def test_the_papers_models_have_the_stated_parameters(config, count):
 
 
 @pytest.mark.parametrize(
-    ("block", "inner_norm", "final_norm"),
+    ("rule", "final_norm"),
     [
-        *product(("postnorm", "sandwich"), (True, False), (True, False)),
-        ("averaged", True, True),
-        ("flat", True, False),
+        *product(("postnorm", "deeploop", "deeploop:inner_norm=off"), (True, False)),
+        ("averaged", True),
+        ("flat", False),
     ],
 )
-def test_the_formula_follows_the_switches(block, inner_norm, final_norm):
+def test_the_formula_follows_the_switches(rule, final_norm):
     config = GPTConfig(
         blocks=3, width=32, heads=2, hidden=40, vocabulary=100, context=4,
-        block=block, inner_norm=inner_norm, final_norm=final_norm, unigram_bias=not final_norm,
+        rule=rule, final_norm=final_norm, unigram_bias=not final_norm,
     )  # fmt: skip
     assert parameter_count(config) == built(config)
 
 
-@pytest.mark.parametrize("inner_norm", [True, False])
+@pytest.mark.parametrize("inner_norm", ["on", "off"])
 def test_an_outer_norm_without_a_gain_has_no_parameter(inner_norm):
-    config = replace(SMALL, inner_norm=inner_norm)
-    without = replace(config, outer_gain=False)
+    config = replace(SMALL, rule=f"deeploop:inner_norm={inner_norm}")
+    without = replace(SMALL, rule=f"deeploop:inner_norm={inner_norm},outer_gain=off")
     assert parameter_count(without) == built(without) == parameter_count(config) - 2 * 12 * 768
 
 

@@ -16,8 +16,8 @@ PARTS = {"prelude": 1, "coda": 2, "injection": "linear", "first_state": "noise",
 
 @pytest.fixture(
     scope="module",
-    params=[{}, {"block": "flat", "exit_gate": True}, PARTS],
-    ids=["sandwich", "flat", "parts"],
+    params=[{}, {"rule": "flat", "exit_gate": True}, PARTS],
+    ids=["deeploop", "flat", "parts"],
 )
 def model(request):
     model = LoopedGPT(replace(CONFIG, **request.param)).eval()
@@ -86,8 +86,8 @@ def test_a_continued_sequence_equals_one_read_at_once(model, tokens, rule, piece
 def test_a_stopped_token_repeats_its_last_keys_and_values(model, tokens):
     """Against a loop that keeps every token's keys and values by hand, for one sequence."""
     rule, (B, T) = RULES[0], tokens.shape
-    rotary, _ = model.positions(tokens, None)
-    x, entered = model.enter_loop(tokens, rotary, None)
+    context, _ = model.begin(tokens)
+    x, entered = model.enter_loop(tokens, context)
     active = torch.ones(B, T, dtype=torch.bool)
     kept = {}
 
@@ -107,9 +107,11 @@ def test_a_stopped_token_repeats_its_last_keys_and_values(model, tokens):
         if model.injection is not None:
             x = torch.where(active[..., None], model.injection(x, entered), x)
         for block, layer in enumerate(model.blocks):
-            x = torch.where(active[..., None], layer(x, rotary, None, ByHand(), block), x)
+            x = torch.where(
+                active[..., None], layer(x, context._replace(mask=None, cache=ByHand(), slot=block)), x
+            )
         active = active & ((x - before).norm(dim=-1) / before.norm(dim=-1) >= rule.threshold)
-    expected = model.final_norm(model.run_once("coda", x, rotary, None, None))
+    expected = model.final_norm(model.once("coda", x, context))
     torch.testing.assert_close(AdaptiveDepth(model, rule)(tokens).states, expected, rtol=0, atol=1e-5)
 
 
@@ -119,8 +121,8 @@ def test_kl_compares_what_successive_rounds_would_predict(model, tokens):
     for R in (1, 2):
         model.set_rounds(R)
         readout[R] = model.logits(model(tokens[:, :1]).states).log_softmax(-1)
-    places = model.positions(tokens[:, :1], None)
-    start = model.run_once("coda", model.enter_loop(tokens[:, :1], *places)[0], *places, None)
+    context, _ = model.begin(tokens[:, :1])
+    start = model.once("coda", model.enter_loop(tokens[:, :1], context)[0], context)
     readout[0] = model.logits(model.final_norm(start)).log_softmax(-1)
     model.set_rounds(6)
     first = nn.functional.kl_div(readout[0], readout[1], log_target=True, reduction="none").sum(-1).flatten()
@@ -137,11 +139,11 @@ def test_a_gate_stops_a_token_once_the_sum_of_its_exits_reaches_the_threshold(to
     model = LoopedGPT(replace(CONFIG, coda=2, exit_gate=True)).eval()
     with torch.no_grad():
         model.exit_gate.weight.normal_(0, 0.5, generator=torch.Generator().manual_seed(4))
-    rotary, _ = model.positions(tokens[:, :1], None)
-    x, _ = model.enter_loop(tokens[:, :1], rotary, None)
+    context, _ = model.begin(tokens[:, :1])
+    x, _ = model.enter_loop(tokens[:, :1], context)
     left, exits = torch.ones(3), []
     for index in range(6):
-        x = model.run_round(x, index, rotary, None, None)
+        x = model.round(x, index, context)
         chance = torch.sigmoid(model.exit_logits(x))[:, 0]
         exits.append(left * chance)
         left = left * (1 - chance)

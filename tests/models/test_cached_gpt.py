@@ -7,6 +7,7 @@ import torch
 
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.nn import KeyValueCache, causal_mask
+from deeploop.nn.context import Context
 from shaken import shaken
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=16, heads=2, hidden=24, vocabulary=50, context=24)
@@ -42,7 +43,7 @@ def test_cached_logits_equal_uncached(rounds, pieces, tokens):
 
 @pytest.mark.parametrize("block", ["prenorm", "postnorm", "flat"])
 def test_every_residual_takes_a_cache(block, tokens):
-    model = build(block=block)
+    model = build(rule=block)
     expected = model.logits(model(tokens).states).detach()
     torch.testing.assert_close(cached_logits(model, tokens, [6, 1, 13]), expected, rtol=0, atol=1e-5)
 
@@ -73,7 +74,7 @@ def test_the_cache_takes_the_dtype_of_autocast(tokens):
         torch.testing.assert_close(states, model(tokens).states, rtol=0, atol=0.1)
 
 
-PARTS = {"prelude": 1, "coda": 1, "injection": "add", "block": "flat"}
+PARTS = {"prelude": 1, "coda": 1, "injection": "add", "rule": "flat"}
 
 
 @torch.no_grad()
@@ -93,14 +94,14 @@ def decoded_by_hand(model, tokens, budget):
         rotary = model.cos[place], model.sin[place]
         e = model.input_norm(model.embedding(tokens[:, place]))
         for k, block in enumerate(model.prelude):
-            e = block(e, rotary, None, cache, ("prelude", k))
+            e = block(e, Context(rotary, None, cache, ("prelude", k)))
         x = e
         for index in range(model.rounds):
             x = x if model.injection is None else x + e
             for k, block in enumerate(model.blocks):
-                x = block(x, rotary, None, cache, (index % budget, k))
+                x = block(x, Context(rotary, None, cache, (index % budget, k)))
         for k, block in enumerate(model.coda):
-            x = block(x, rotary, None, cache, ("coda", k))
+            x = block(x, Context(rotary, None, cache, ("coda", k)))
         states.append(model.final_norm(x))
     return model.logits(torch.cat(states, dim=1)), len(kept)
 
@@ -150,7 +151,7 @@ def test_slots_are_visits_and_hold_rotated_normalised_keys(tokens):
 
     rotary, mask = model.positions(tokens, None)
     x = model.input_norm(model.embedding(tokens))
-    model.blocks[1](x, rotary, mask, Recorder(), 5)
+    model.blocks[1](x, Context(rotary, mask, Recorder(), 5))
     ((slot, k, v),) = seen
     gain = model.blocks[1].attention.branch.k_norm.weight
     assert (slot, k.shape, v.shape) == (5, (3, 2, 20, 8), (3, 2, 20, 8))

@@ -5,7 +5,8 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from deeploop.models import GPTConfig, HaltingConfig, HRMConfig, LoopedGPT, PuzzleShape, Reasoner, Slots
+from deeploop.config.loop import HaltingConfig
+from deeploop.models import GPTConfig, HRMConfig, LoopedGPT, PuzzleShape, Reasoner, Slots
 from deeploop.models.halting import supervise
 
 
@@ -80,7 +81,7 @@ def test_another_alpha_is_compiled_at_most_twice(compiler):
 
 
 def test_an_epsilon_that_varies_with_the_rounds_is_compiled_once(compiler):
-    model = make_gpt(4, block="prenorm", epsilon_exponent=0.5, recompute_alpha=True, kv_heads=1, prelude=1)
+    model = make_gpt(4, rule="prenorm:q=0.5", recompute_alpha=True, kv_heads=1, prelude=1)
     compiler.compile(*model.prelude, *model.blocks)
     for rounds in (4, 1, 7, 2, 5):
         model.set_rounds(rounds)

@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from deeploop.config.loop import GateConfig
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.accounting import flops_per_token, parameter_count
-from deeploop.models.exit_gate import GateConfig, log_exits
+from deeploop.models.exit_gate import log_exits
 
 CONFIG = GPTConfig(
     blocks=2, rounds=3, prelude=1, coda=1, injection="add", width=16, heads=2, hidden=24, vocabulary=60,
@@ -35,14 +36,14 @@ def batch():
 
 def by_hand(model, tokens, targets):
     """λ_t of every round, and every token's loss there: (rounds, B, T) each."""
-    rotary, _ = model.positions(tokens, None)
-    x, entered = model.enter_loop(tokens, rotary, None)
+    context, _ = model.begin(tokens)
+    x, entered = model.enter_loop(tokens, context)
     gates, losses = [], []
     for index in range(model.rounds):
-        x = model.run_round(x, index, rotary, None, None, entered)
+        x = model.round(x, index, context, entered)
         flat = x / x.square().mean(-1, keepdim=True).sqrt()
         gates.append(torch.sigmoid(flat @ model.exit_gate.weight + model.exit_gate.bias))
-        states = model.final_norm(model.run_once("coda", x, rotary, None, None))
+        states = model.final_norm(model.once("coda", x, context))
         logits = states @ model.embedding.weight.T
         losses.append(
             F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")

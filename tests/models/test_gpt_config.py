@@ -1,8 +1,12 @@
 """GPTConfig: derived numbers as the paper states them, and one-line errors."""
 
+import subprocess
+import sys
+
 import pytest
 
 from deeploop.models import GPTConfig
+from deeploop.rules import NAMED
 
 
 @pytest.mark.parametrize(
@@ -26,14 +30,14 @@ def test_alpha_and_beta_of_the_papers_models(blocks, rounds, alpha, beta):
 
 
 def test_epsilon_of_the_blocks_that_scale_their_branches():
-    assert GPTConfig(block="factored").scales.epsilon == pytest.approx(1 / (3 * 12**0.5))
-    assert GPTConfig(block="factored", factored_gain=2.5).scales.epsilon == pytest.approx(2.5 / (3 * 12**0.5))
-    assert GPTConfig(block="averaged").scales.epsilon == pytest.approx(1 / 36)
-    assert GPTConfig().scales.epsilon == GPTConfig(block="prenorm").scales.epsilon == 1.0
+    assert GPTConfig(rule="factored").scales.epsilon == pytest.approx(1 / (3 * 12**0.5))
+    assert GPTConfig(rule="factored:gain=2.5").scales.epsilon == pytest.approx(2.5 / (3 * 12**0.5))
+    assert GPTConfig(rule="averaged").scales.epsilon == pytest.approx(1 / 36)
+    assert GPTConfig().scales.epsilon == GPTConfig(rule="prenorm").scales.epsilon == 1.0
 
 
 def test_epsilon_of_a_trained_stack_that_is_looped():
-    config = GPTConfig(block="prenorm", rounds=4, epsilon_exponent=0.5, prelude=2)
+    config = GPTConfig(rule="prenorm:q=0.5", rounds=4, prelude=2)
     assert config.scales.epsilon == 0.5
     assert config.part("prelude").scales.epsilon == 1.0
 
@@ -46,7 +50,6 @@ def test_epsilon_of_a_trained_stack_that_is_looped():
         ({"rotary_scaling": (8.0, 4.0, 1.0, 64.0)}, r"model\.rotary_scaling=.*: must be empty, a factor"),
         ({"norm_eps": 0.0}, r"model\.norm_eps=0\.0: must be positive"),
         ({"qk_norm": "both"}, r"model\.qk_norm=both: must be one of after-rotary, before-rotary, none"),
-        ({"epsilon_exponent": 0.5}, r"model\.epsilon_exponent=0\.5: must be 0 with model\.block=sandwich"),
     ],
 )
 def test_fields_of_pretrained_models_are_checked(fields, message):
@@ -54,29 +57,39 @@ def test_fields_of_pretrained_models_are_checked(fields, message):
         GPTConfig(**fields)
 
 
-def test_the_flat_block_is_a_sandwich_of_three_parts():
-    flat = GPTConfig(block="flat", flat_gain=0.5)
-    parts = GPTConfig(alpha="flat", beta="off", outer_gain=False, flat_gain=0.5)
-    assert flat.scales == parts.scales == (0.5 * 3 * 12**0.5, 1.0, 1.0)
-    assert flat.init_rule == parts.init_rule
+def test_the_flat_rule_is_deeploop_with_three_parts_changed():
+    flat = GPTConfig(rule="flat:gain=0.5")
+    parts = GPTConfig(rule="deeploop:alpha=flat,beta=off,outer_gain=off,gain=0.5")
+    assert flat == parts
+    assert flat.scales == (0.5 * 3 * 12**0.5, 1.0, 1.0)
     assert flat.init_rule.output_divisor == 1.0
-    assert flat.rule is parts.rule is None
+    assert flat.residual.law is None
 
 
-def test_the_parts_of_a_sandwich_are_set_one_by_one():
+def test_the_parts_of_deeploop_are_set_one_by_one():
     alpha, beta, _ = GPTConfig().scales
-    assert GPTConfig(alpha="flat").scales == (3 * 12**0.5, beta, 1.0)
-    assert GPTConfig(beta="off").scales == (alpha, 1.0, 1.0)
-    assert GPTConfig(beta="off").init_rule.output_divisor == 1.0
-    assert GPTConfig(outer_gain=False).scales == GPTConfig().scales
-    assert GPTConfig(outer_gain=False).rule == GPTConfig().rule
-    assert GPTConfig(alpha="flat").rule is GPTConfig(beta="off").rule is None
+    assert GPTConfig(rule="deeploop:alpha=flat").scales == (3 * 12**0.5, beta, 1.0)
+    assert GPTConfig(rule="deeploop:beta=off").scales == (alpha, 1.0, 1.0)
+    assert GPTConfig(rule="deeploop:beta=off").init_rule.output_divisor == 1.0
+    assert GPTConfig(rule="deeploop:outer_gain=off").scales == GPTConfig().scales
+    assert GPTConfig(rule="deeploop:outer_gain=off").residual.law == GPTConfig().residual.law
+    assert all(GPTConfig(rule=f"deeploop:{part}").residual.law is None for part in ("alpha=flat", "beta=off"))
 
 
-@pytest.mark.parametrize("block", ["prenorm", "postnorm", "factored", "averaged"])
-def test_unscaled_blocks_have_no_rule(block):
-    config = GPTConfig(block=block)
-    assert (config.scales.alpha, config.scales.beta, config.rule) == (1.0, 1.0, None)
+@pytest.mark.parametrize("rule", ["prenorm", "postnorm", "factored", "averaged"])
+def test_unscaled_rules_have_no_law(rule):
+    config = GPTConfig(rule=rule)
+    assert (config.scales.alpha, config.scales.beta, config.residual.law) == (1.0, 1.0, None)
+
+
+def test_a_rule_has_one_text():
+    assert GPTConfig(rule="deeploop:p=0.25") == GPTConfig(rule="deepnorm")
+    assert GPTConfig(rule="deeploop:gate=on").rule == "deeploop"
+
+
+def test_a_config_is_made_without_torch():
+    code = "import deeploop, sys; deeploop.GPTConfig(rule='flat'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_derived_sizes():
@@ -88,13 +101,13 @@ def test_derived_sizes():
 
 def test_outputs_shrink_by_default_only_without_beta_and_epsilon():
     root = 12**0.5
-    assert GPTConfig(block="prenorm").init_rule.output_divisor == root
-    assert GPTConfig(block="postnorm").init_rule.output_divisor == root
+    assert GPTConfig(rule="prenorm").init_rule.output_divisor == root
+    assert GPTConfig(rule="postnorm").init_rule.output_divisor == root
     assert GPTConfig().init_rule.output_divisor == 1.0
-    assert GPTConfig(block="factored").init_rule.output_divisor == 1.0
-    assert GPTConfig(block="averaged").init_rule.output_divisor == 1.0
-    assert GPTConfig(shrink_outputs=True).init_rule.output_divisor == root
-    assert GPTConfig(block="prenorm", shrink_outputs=False).init_rule.output_divisor == 1.0
+    assert GPTConfig(rule="factored").init_rule.output_divisor == 1.0
+    assert GPTConfig(rule="averaged").init_rule.output_divisor == 1.0
+    assert GPTConfig(rule="deeploop:shrink=on").init_rule.output_divisor == root
+    assert GPTConfig(rule="prenorm:shrink=off").init_rule.output_divisor == 1.0
 
 
 def test_width_mup_multiplier():
@@ -115,55 +128,40 @@ def test_width_mup_multiplier():
         ({"heads": 5}, "model.heads=5: must be a divisor of model.width=768"),
         ({"width": 6, "heads": 2}, "model.heads=2: must be such that model.width=6 / heads is even"),
         (
-            {"block": "norm"},
-            "model.block=norm: must be one of prenorm, postnorm, sandwich, factored, averaged, flat",
+            {"rule": "postnrm"},
+            f"model.rule=postnrm: must be one of {', '.join(NAMED)}; perhaps postnorm",
         ),
-        ({"p": 0.0}, "model.p=0.0: must be positive and finite"),
-        ({"p": float("inf")}, "model.p=inf: must be positive and finite"),
+        ({"rule": "deeploop:p=0"}, "model.rule=deeploop:p=0: p=0: must be a positive number"),
+        ({"rule": "deeploop:p=inf"}, "model.rule=deeploop:p=inf: p=inf: must be a positive number"),
         *(
-            (
-                {"block": block, "p": 0.75},
-                f"model.p=0.75: must be 0.5 with model.block={block}; only the sandwich has a rule",
-            )
-            for block in ("prenorm", "postnorm", "factored", "averaged", "flat")
-        ),
-        ({"alpha": "deep"}, "model.alpha=deep: must be paper or flat"),
-        ({"beta": "1"}, "model.beta=1: must be on or off"),
-        *(
-            (
-                {"block": block, name: value},
-                f"model.{name}={value}: must be left at {default} with model.block={block}, which settles it",
-            )
-            for block in ("prenorm", "flat")
-            for name, value, default in (
-                ("alpha", "flat", "paper"),
-                ("beta", "off", "on"),
-                ("outer_gain", False, True),
+            ({"rule": f"{rule}:p=0.75"}, f"model.rule={rule}:p=0.75: p: no parameter of {rule}; it has {has}")
+            for rule, has in (
+                ("prenorm", "q, shrink"),
+                ("postnorm", "shrink"),
+                ("factored", "gain, shrink"),
+                ("averaged", "shrink"),
+                ("flat", "gain, inner_norm, shrink"),
             )
         ),
         (
-            {"alpha": "flat", "beta": "off", "p": 0.25},
-            "model.p=0.25: must be 0.5 with model.alpha=flat, beta=off",
+            {"rule": "deeploop:alpha=deep"},
+            "model.rule=deeploop:alpha=deep: alpha=deep: must be paper or flat",
         ),
-        ({"flat_gain": 2.0}, "model.flat_gain=2.0: must be 1 with model.block=sandwich, model.alpha=paper"),
+        ({"rule": "deeploop:beta=1"}, "model.rule=deeploop:beta=1: beta=1: must be on or off"),
+        ({"rule": "deeploop:p"}, "model.rule=deeploop:p: p=: must be a number"),
+        ({"rule": "deeploop:p=1,p=2"}, "model.rule=deeploop:p=1,p=2: p: is given twice"),
         (
-            {"block": "prenorm", "flat_gain": 2.0},
-            "model.flat_gain=2.0: must be 1 with model.block=prenorm, model.alpha=paper",
-        ),
-        ({"block": "flat", "flat_gain": 1e-300}, "model.flat_gain=1e-300: must be 1e-9 to 1e9"),
-        (
-            {"block": "flat", "inner_norm": False},
-            "model.inner_norm=False: must be True with model.block=flat",
+            {"rule": "deeploop:alpha=flat,beta=off,p=0.25"},
+            "model.rule=deeploop:alpha=flat,beta=off,p=0.25: p=0.25: must be left out with alpha=flat, "
+            "beta=off",
         ),
         (
-            {"block": "prenorm", "inner_norm": False},
-            "model.inner_norm=False: must be True with model.block=prenorm",
+            {"rule": "deeploop:gain=2"},
+            "model.rule=deeploop:gain=2: gain=2: must be 1 without alpha=flat",
         ),
-        ({"factored_gain": 2.0}, "model.factored_gain=2.0: must be 1 with model.block=sandwich"),
-        (
-            {"block": "factored", "factored_gain": 0.0},
-            "model.factored_gain=0.0: must be 1e-9 to 1e9",
-        ),
+        ({"rule": "flat:gain=1e-300"}, "model.rule=flat:gain=1e-300: gain=1e-300: must be 1e-9 to 1e9"),
+        ({"rule": "factored:gain=0"}, "model.rule=factored:gain=0: gain=0: must be 1e-9 to 1e9"),
+        ({"rule": "prenorm:q=3"}, "model.rule=prenorm:q=3: q=3: must be 0 to 2"),
         ({"mup_base_width": -1}, "model.mup_base_width=-1: must be 0 (off) or a width"),
     ],
 )

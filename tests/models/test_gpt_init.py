@@ -22,9 +22,9 @@ def matrices(model):
     return found
 
 
-@pytest.mark.parametrize("kind", ["prenorm", "postnorm", "sandwich", "factored", "flat"])
+@pytest.mark.parametrize("kind", ["prenorm", "postnorm", "deeploop", "factored", "flat"])
 def test_init_is_total(kind):
-    model = LoopedGPT(replace(CONFIG, block=kind), seed=3)
+    model = LoopedGPT(replace(CONFIG, rule=kind), seed=3)
     fresh = {name: tensor.clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -67,16 +67,16 @@ def test_a_meta_model_gets_its_weights_and_tables_from_init_weights():
 @pytest.mark.parametrize(
     ("fields", "scales"),
     [
-        ({"block": "prenorm"}, dict.fromkeys(("o", "down"), 1 / 2)),  # √K = 2
-        ({"block": "postnorm"}, dict.fromkeys(("o", "down"), 1 / 2)),
-        ({"block": "prenorm", "shrink_outputs": False}, {}),
+        ({"rule": "prenorm"}, dict.fromkeys(("o", "down"), 1 / 2)),  # √K = 2
+        ({"rule": "postnorm"}, dict.fromkeys(("o", "down"), 1 / 2)),
+        ({"rule": "prenorm:shrink=off"}, {}),
         ({}, dict.fromkeys(BRANCH, 1 / 8)),  # β = (8·8)^-½
-        ({"scale_gate": False}, dict.fromkeys(BRANCH - {"gate"}, 1 / 8)),
-        ({"shrink_outputs": True}, dict.fromkeys(BRANCH, 1 / 8) | dict.fromkeys(("o", "down"), 1 / 16)),
-        ({"p": 0.25}, dict.fromkeys(BRANCH, 8**-0.5)),
-        ({"block": "flat"}, {}),
-        ({"beta": "off"}, {}),
-        ({"alpha": "flat"}, dict.fromkeys(BRANCH, 1 / 8)),
+        ({"rule": "deeploop:gate=off"}, dict.fromkeys(BRANCH - {"gate"}, 1 / 8)),
+        ({"rule": "deeploop:shrink=on"}, dict.fromkeys(BRANCH, 1 / 8) | dict.fromkeys(("o", "down"), 1 / 16)),
+        ({"rule": "deepnorm"}, dict.fromkeys(BRANCH, 8**-0.5)),
+        ({"rule": "flat"}, {}),
+        ({"rule": "deeploop:beta=off"}, {}),
+        ({"rule": "deeploop:alpha=flat"}, dict.fromkeys(BRANCH, 1 / 8)),
     ],
 )
 def test_standard_deviations(fields, scales):

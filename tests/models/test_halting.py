@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from deeploop.config.loop import HaltingConfig
 from deeploop.models.accounting import flops_per_segment
 from deeploop.models.halting import (
-    HaltingConfig,
     Slots,
     act_loss,
     answers_right,
@@ -22,7 +22,8 @@ from deeploop.models.halting import (
     supervise,
 )
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import Carry, PuzzleShape, Reasoner, Segment
+from deeploop.models.reasoner import Carry, Reasoner, Segment
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.models.trm import TRMConfig
 from deeploop.nn import stablemax_cross_entropy
 

@@ -13,6 +13,7 @@ from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.generation import generate
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.nn.context import Context
 from deeploop.nn.layers import CausalSelfAttention
 
 transformers = pytest.importorskip(
@@ -94,12 +95,12 @@ def test_loaded_logits_are_ours_bit_for_bit(gpt, model, tokens):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"block": "prenorm"},
+        {"rule": "prenorm"},
         {"final_norm": False, "mup_base_width": 16},
-        {"inner_norm": False},
+        {"rule": "deeploop:inner_norm=off"},
         {"unigram_bias": True},
-        {"block": "flat", "flat_gain": 0.5},
-        {"alpha": "flat", "outer_gain": False},
+        {"rule": "flat:gain=0.5"},
+        {"rule": "deeploop:alpha=flat,outer_gain=off"},
         {"prelude": 1, "coda": 2, "injection": "linear"},
         {"prelude": 1, "injection": "gated", "first_state": "zeros"},
     ],
@@ -126,7 +127,7 @@ def test_cached_logits_equal_uncached(folder, tokens, rounds):
 
 @torch.no_grad()
 def test_prelude_and_coda_have_slots_of_the_cache(tokens, tmp_path):
-    gpt = make_gpt(prelude=1, coda=1, injection="add", block="flat")
+    gpt = make_gpt(prelude=1, coda=1, injection="add", rule="flat")
     DeepLoopForCausalLM.from_gpt(gpt).save_pretrained(tmp_path)
     assert (tmp_path / "deeploop_nn_injection.py").is_file()
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float64")
@@ -139,7 +140,7 @@ def test_prelude_and_coda_have_slots_of_the_cache(tokens, tmp_path):
     assert theirs(model.float(), prompt, 20, do_sample=False) == list(generate(gpt, prompt, max_tokens=20))
 
 
-RECURRENT = {"prelude": 1, "coda": 1, "injection": "add", "block": "flat", "rounds": 4}
+RECURRENT = {"prelude": 1, "coda": 1, "injection": "add", "rule": "flat", "rounds": 4}
 
 
 @torch.no_grad()
@@ -355,7 +356,7 @@ def test_hidden_states_are_those_of_every_visit(folder, gpt, tokens, from_config
     expected = [x]
     for _ in range(3):
         for block in gpt.blocks:
-            expected.append(x := block(x, (gpt.cos[:20], gpt.sin[:20])))
+            expected.append(x := block(x, Context((gpt.cos[:20], gpt.sin[:20]))))
     expected[-1] = gpt.final_norm(x)
     assert len(out.hidden_states) == 7 == model.config.num_hidden_layers + 1
     for found, state in zip(out.hidden_states, expected, strict=True):

@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+from deeploop.accelerate.known import obstacle
 from deeploop.models import GPTConfig, LoopedGPT
+from deeploop.nn.context import Context
 from shaken import shaken
 
 TINY = GPTConfig(blocks=2, rounds=3, width=16, heads=2, hidden=24, vocabulary=50, context=12)
-KINDS = ("prenorm", "postnorm", "sandwich", "factored", "averaged", "flat")
+KINDS = ("prenorm", "postnorm", "deeploop", "factored", "averaged", "flat")
 
 
 def build(dtype=torch.float32, **fields):
@@ -31,24 +33,24 @@ def rotary(model, length):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_round_is_a_plain_stack_bit_for_bit(kind, tokens):
-    model = build(block=kind, rounds=1)
+    model = build(rule=kind, rounds=1)
     x = model.input_norm(model.embedding(tokens))
-    x = model.blocks[0](x, rotary(model, 10))
-    x = model.blocks[1](x, rotary(model, 10))
+    x = model.blocks[0](x, Context(rotary(model, 10)))
+    x = model.blocks[1](x, Context(rotary(model, 10)))
     assert torch.equal(model(tokens).states, model.final_norm(x))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_three_rounds_are_the_list_three_times_bit_for_bit(kind, tokens):
-    model = build(block=kind, rounds=3)
+    model = build(rule=kind, rounds=3)
     x = model.input_norm(model.embedding(tokens))
     for block in [*model.blocks, *model.blocks, *model.blocks]:
-        x = block(x, rotary(model, 10))
+        x = block(x, Context(rotary(model, 10)))
     assert torch.equal(model(tokens).states, model.final_norm(x))
 
 
 def reference_states(model, tokens, alpha):
-    """A model of sandwiches, written as functions of its parameters from Eq. (deeploop-block)."""
+    """A model by the paper's rule, written as functions of its parameters from Eq. (deeploop-block)."""
     w = dict(model.named_parameters())
     T, D = tokens.shape[1], TINY.head_size
 
@@ -81,14 +83,14 @@ def reference_states(model, tokens, alpha):
     return norm(x, "final_norm")
 
 
-def test_the_sandwich_model_equals_a_reference_from_the_paper(tokens):
+def test_the_deeploop_model_equals_a_reference_from_the_paper(tokens):
     model = build(torch.float64)
     expected = reference_states(model, tokens, alpha=math.sqrt(12))  # N = 2·3
     torch.testing.assert_close(model(tokens).states, expected, rtol=0, atol=1e-5)  # fp32 rotary table
 
 
 def test_the_flat_model_and_its_gradients_equal_the_reference_without_outer_gains(tokens):
-    model = build(torch.float64, block="flat")
+    model = build(torch.float64, rule="flat")
     assert not [name for name, _ in model.named_parameters() if "outer" in name]
     states = model(tokens).states, reference_states(model, tokens, alpha=3 * math.sqrt(2))
     torch.testing.assert_close(*states, rtol=0, atol=1e-5)
@@ -100,7 +102,7 @@ def test_the_flat_model_and_its_gradients_equal_the_reference_without_outer_gain
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_flat_model_of_many_rounds_is_finite_at_its_start(narrow, tokens):
-    model = LoopedGPT(replace(TINY, block="flat", rounds=256))
+    model = LoopedGPT(replace(TINY, rule="flat", rounds=256))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=narrow):
         output = model(tokens, tokens.roll(-1, 1))
     assert output.loss.item() / tokens.numel() == pytest.approx(math.log(64), abs=0.5)
@@ -113,7 +115,7 @@ def test_a_flat_model_of_many_rounds_is_finite_at_its_start(narrow, tokens):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sum_over_visits_of_the_gradients_is_the_gradient(kind, tokens):
     """Every visit gets its own clone of its block's parameters; K·R = 6 visits."""
-    model = build(torch.float64, block=kind)
+    model = build(torch.float64, rule=kind)
     targets = tokens.roll(-1, 1)
     model(tokens, targets).loss.backward()
 
@@ -123,7 +125,7 @@ def test_the_sum_over_visits_of_the_gradients_is_the_gradient(kind, tokens):
         for k, block in enumerate(model.blocks):
             alias = {name: p.detach().clone().requires_grad_() for name, p in block.named_parameters()}
             visits.append((k, alias))
-            x = functional_call(block, alias, (x, rotary(model, 10)))
+            x = functional_call(block, alias, (x, Context(rotary(model, 10))))
     logits = model.final_norm(x) @ model.embedding.weight.T
     F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").backward()
 
@@ -137,7 +139,7 @@ def test_the_sum_over_visits_of_the_gradients_is_the_gradient(kind, tokens):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_later_token_does_not_change_earlier_states(kind, tokens):
-    model = build(block=kind)
+    model = build(rule=kind)
     changed = tokens.clone()
     changed[:, 6] = (changed[:, 6] + 1) % 50
     before, after = model(tokens).states, model(changed).states
@@ -207,7 +209,7 @@ def test_set_rounds_keeps_the_trained_alpha(tokens):
     assert alphas(model) == {math.sqrt(12)}
     x = model.input_norm(model.embedding(tokens))
     for block in 5 * [*model.blocks]:
-        x = block(x, rotary(model, 10))
+        x = block(x, Context(rotary(model, 10)))
     assert torch.equal(model(tokens).states, model.final_norm(x))
 
 
@@ -221,13 +223,13 @@ def test_set_rounds_recomputes_alpha_where_asked(tokens):
 
 
 def test_set_rounds_leaves_prenorm_at_one():
-    model = build(block="prenorm", recompute_alpha=True)
+    model = build(rule="prenorm", recompute_alpha=True)
     model.set_rounds(5)
     assert alphas(model) == {1.0}
 
 
 def test_set_rounds_recomputes_the_flat_alpha():
-    model = build(block="flat", flat_gain=0.5)
+    model = build(rule="flat:gain=0.5")
     assert alphas(model) == {1.5 * math.sqrt(2)}
     model.set_rounds(5)
     assert alphas(model) == {1.5 * math.sqrt(2)}
@@ -236,7 +238,7 @@ def test_set_rounds_recomputes_the_flat_alpha():
 
 
 def test_set_rounds_treats_epsilon_as_it_does_alpha():
-    model = build(block="averaged")
+    model = build(rule="averaged")
     assert epsilons(model) == {1 / 6}
     model.set_rounds(5)
     assert epsilons(model) == {1 / 6}
@@ -271,3 +273,14 @@ def test_the_state_dict_holds_the_parameters_and_no_tables(tokens):
     other = LoopedGPT(model.config, seed=5)
     other.load_state_dict(state)
     assert torch.equal(other(tokens).states, model(tokens).states)
+
+
+def test_layernorm_scaling_numbers_stored_blocks_and_not_visits():
+    around = {"prelude": 1, "coda": 1}
+    model = LoopedGPT(GPTConfig(rule="lnscale", blocks=2, rounds=3, width=16, heads=2, hidden=24, **around))
+    blocks = (*model.prelude, *model.blocks, *model.coda)
+    assert [block.mlp.input_scale for block in blocks] == [1.0, 2**-0.5, 3**-0.5, 0.5]
+    assert [block.attention.input_scale for block in blocks] == [block.mlp.input_scale for block in blocks]
+    assert obstacle(model.blocks[0], "blocks.0") == (
+        "blocks.0.attention has rule=lnscale, which the Triton kernels do not know"
+    )

@@ -6,6 +6,7 @@ import torch
 from deeploop.models import Block, GPTConfig, HRMConfig, LoopedGPT, PuzzleShape, Reasoner, TRMConfig
 from deeploop.models.accounting import activation_bytes, reasoner_activation_bytes
 from deeploop.models.reasoner import ReasonerBlock
+from deeploop.nn.context import Context
 from deeploop.nn.layers import rotary_table
 
 WAYS = ["off", "round", "block"]
@@ -52,9 +53,9 @@ def block_calls(model, loss):
 
 @pytest.mark.parametrize("way", WAYS[1:])
 @pytest.mark.parametrize("rounds", [1, 3])
-@pytest.mark.parametrize("block", ["sandwich", "flat"])
+@pytest.mark.parametrize("block", ["deeploop", "flat"])
 def test_the_gradients_of_a_gpt_do_not_change(way, rounds, block):
-    models = [make_gpt(rounds, recompute, block=block).double() for recompute in ("off", way)]
+    models = [make_gpt(rounds, recompute, rule=block).double() for recompute in ("off", way)]
     losses = [gpt_loss(model) for model in models]
     assert losses[0] == losses[1]
     for loss in losses:
@@ -141,7 +142,7 @@ def kept_a_token(block, width, positions, rotary):
 
     def compute():
         with torch.autocast("cpu", torch.bfloat16):
-            block(x, rotary)
+            block(x, Context(rotary))
 
     saved = saved_by(block, compute)
     weights = {tuple(sorted(p.shape)) for p in block.parameters() if p.ndim == 2}

@@ -11,11 +11,12 @@ from torch import nn
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.nn import ScaledResidual
+from deeploop.nn.context import Context
 from deeploop.nn.injection import GatedInjection, LinearInjection
 
 TINY = GPTConfig(
     blocks=2, rounds=3, prelude=1, coda=2, width=16, heads=2, hidden=24, vocabulary=50, context=12,
-    injection="add", block="flat",
+    injection="add", rule="flat",
 )  # fmt: skip
 INJECTIONS = ("none", "add", "linear", "gated")
 
@@ -37,10 +38,10 @@ def tokens():
 
 def unrolled(model, tokens, targets, blocks):
     """The same network as a stack of `blocks`, all of them visited once, written by hand."""
-    rotary = model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]
+    context = Context((model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]))
     e = model.input_norm(model.embedding(tokens))
     for block in blocks[:1]:
-        e = block(e, rotary)
+        e = block(e, context)
     starts = {"embedding": e, "zeros": 0 * e}
     if model.config.first_state == "noise":
         starts["noise"] = model.first_noise[: tokens.shape[1]] + 0 * e
@@ -55,13 +56,13 @@ def unrolled(model, tokens, targets, blocks):
             step = torch.log1p(torch.exp(w.dt))
             x = torch.exp(-step * torch.exp(w.A_log)) * x + step * (e @ w.B.T)
         for block in blocks[1 + 2 * index : 3 + 2 * index]:
-            x = block(x, rotary)
+            x = block(x, context)
     for block in blocks[7:]:
-        x = block(x, rotary)
+        x = block(x, context)
     return model.read_out(x, targets).loss
 
 
-@pytest.mark.parametrize("kind", ["flat", "sandwich", "prenorm"])
+@pytest.mark.parametrize("kind", ["flat", "deeploop", "prenorm"])
 @pytest.mark.parametrize(
     ("injection", "first_state"),
     [
@@ -75,7 +76,7 @@ def unrolled(model, tokens, targets, blocks):
     ],
 )
 def test_an_untied_stack_has_the_same_loss_and_gradients(kind, injection, first_state, tokens):
-    model = build(block=kind, injection=injection, first_state=first_state)
+    model = build(rule=kind, injection=injection, first_state=first_state)
     targets = tokens.roll(-1, 1)
     loss = model(tokens, targets).loss
     loss.backward()
@@ -113,12 +114,12 @@ def test_the_plain_loop_draws_and_names_what_it_always_did():
 
 
 def test_scales_and_draws_of_prelude_and_coda_are_those_of_one_visit():
-    model = LoopedGPT(replace(TINY, block="sandwich", rounds=8))
+    model = LoopedGPT(replace(TINY, rule="deeploop", rounds=8))
     alphas = {name: m.alpha for name, m in model.named_modules() if isinstance(m, ScaledResidual)}
     expected = {"prelude": math.sqrt(2), "blocks": math.sqrt(2 * 16), "coda": math.sqrt(4)}
     for name, alpha in alphas.items():
         assert alpha == pytest.approx(expected[name.split(".")[0]])
-    big = LoopedGPT(replace(TINY, block="sandwich", rounds=8, width=128, hidden=256, coda=1))
+    big = LoopedGPT(replace(TINY, rule="deeploop", rounds=8, width=128, hidden=256, coda=1))
     for part, N in (("prelude", 1), ("blocks", 16), ("coda", 1)):
         drawn = big.get_parameter(f"{part}.0.mlp.branch.up.weight").std().item()
         assert drawn == pytest.approx(0.5 / math.sqrt(128) / math.sqrt(8 * N), rel=0.02)
@@ -213,15 +214,15 @@ def test_what_does_not_go_together_is_an_error_of_one_line(fields, message):
 
 def detached(model, tokens, kept):
     """The loss of the full graph in which the output of the rounds before the last `kept` is detached."""
-    rotary = model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]
-    e = model.run_once("prelude", model.input_norm(model.embedding(tokens)), rotary, None, None)
+    context = Context((model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]))
+    e = model.once("prelude", model.input_norm(model.embedding(tokens)), context)
     x = model.initial_state(e, 0)
     entered = None if model.injection is None else model.injection.enter(e)
     for index in range(model.rounds):
         if 0 < index == model.rounds - kept:  # the first state is no round's output
             x = x.detach()
-        x = model.run_round(x, index, rotary, None, None, entered)
-    return model.read_out(model.run_once("coda", x, rotary, None, None), tokens).loss
+        x = model.round(x, index, context, entered)
+    return model.read_out(model.once("coda", x, context), tokens).loss
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -1,14 +1,13 @@
 """The output bias: where it starts, and that every way to a probability adds it."""
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.nn.residual import ResidualKind
+from deeploop.rules import NAMED
 
 TINY = GPTConfig(blocks=2, rounds=2, width=16, heads=2, hidden=24, vocabulary=50, context=12)
 COUNTS = torch.arange(50) * 3  # word 0 was never seen
@@ -42,10 +41,10 @@ def test_without_states_the_model_predicts_the_frequencies(tokens):
     torch.testing.assert_close(loss, -probabilities[tokens].log().sum())
 
 
-@pytest.mark.parametrize("block", get_args(ResidualKind))
+@pytest.mark.parametrize("rule", NAMED)
 @pytest.mark.parametrize("training", [True, False])
-def test_loss_logits_and_gradient_carry_it(training, block, tokens):
-    model, targets = build(mup_base_width=40, block=block).train(training), tokens.roll(-1, 1)
+def test_loss_logits_and_gradient_carry_it(training, rule, tokens):
+    model, targets = build(mup_base_width=40, rule=rule).train(training), tokens.roll(-1, 1)
     output = model(tokens, targets)
     words = 64 if training else 50
     logits = output.states * 2.5 @ model.embedding.weight[:words].T + model.output_bias[:words]

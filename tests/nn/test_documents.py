@@ -90,7 +90,7 @@ def test_the_kernel_is_called_for_torch_as_it_is_installed():
 
 
 PLAIN = {}
-PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
+PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "rule": "flat"}
 
 
 def build(rounds=3, dtype=torch.float32, **fields):

@@ -8,14 +8,18 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from deeploop.accelerate import install, known
+from deeploop.config.run import DeviceConfig
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.gpt import Block
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner, Stack
-from deeploop.nn import fused, kernels
+from deeploop.models.reasoner import Reasoner, Stack
+from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.nn import kernels
+from deeploop.nn.context import Context
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, SwiGLU, rotary_table
 from deeploop.nn.residual import ScaledResidual
-from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train.distributed import World
 from deeploop.train.execution import choose_execution
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
@@ -102,15 +106,15 @@ def model():
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edited_layer_is_refused_and_named(edit, model, monkeypatch):
     change, said = EDITS[edit]
-    assert fused.obstacle(model.blocks[0], "blocks.0") == ""
+    assert known.obstacle(model.blocks[0], "blocks.0") == ""
     change(model.blocks[0])
-    assert fused.obstacle(model.blocks[0], "blocks.0") == f"{said}, {LOST}"
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
-    assert not fused.fits_block(model.blocks[0])
-    assert not fused.fits_decoding(model.blocks[0])
-    assert not fused.fits_rounds(model)
-    assert not fused.install(model.blocks[0])
-    assert fused.fits_block(model.blocks[1])
+    assert known.obstacle(model.blocks[0], "blocks.0") == f"{said}, {LOST}"
+    monkeypatch.setattr(known, "HAS_TRITON", True)
+    assert not known.fits_block(model.blocks[0])
+    assert not known.fits_decoding(model.blocks[0])
+    assert not known.fits_rounds(model)
+    assert not install.install(model.blocks[0])
+    assert known.fits_block(model.blocks[1])
     assert described(model) == f"compiled blocks, bf16 ({said}, {LOST})"
 
 
@@ -128,33 +132,33 @@ def test_an_edited_layer_is_refused_and_named(edit, model, monkeypatch):
 )
 def test_a_method_replaced_on_its_class_is_refused(owner, method, model, monkeypatch):
     monkeypatch.setattr(owner, method, lambda self, x, *args: x)
-    assert f"is a {owner.__name__} whose {method} was replaced" in fused.obstacle(model.blocks[0])
+    assert f"is a {owner.__name__} whose {method} was replaced" in known.obstacle(model.blocks[0])
 
 
 def test_what_does_not_compute_may_be_replaced(model, monkeypatch):
     monkeypatch.setattr(nn.Linear, "reset_parameters", lambda self: None)
-    assert fused.obstacle(model.blocks[0]) == ""
+    assert known.obstacle(model.blocks[0]) == ""
 
 
-@pytest.mark.parametrize("method", ["run_rounds", "run_round", "visit"])
+@pytest.mark.parametrize("method", ["loop", "round", "visit"])
 def test_another_loop_is_not_computed_as_ours(method, monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
     other = type("Other", (LoopedGPT,), {method: lambda self, *args: None})(CONFIG)
-    assert fused.fits_block(other.blocks[0])
-    assert not fused.install_rounds(other)
-    assert fused.install_rounds(type("Same", (LoopedGPT,), {})(CONFIG))
+    assert known.fits_block(other.blocks[0])
+    assert not install.install_rounds(other)
+    assert install.install_rounds(type("Same", (LoopedGPT,), {})(CONFIG))
 
 
 def test_another_stack_is_not_computed_as_ours(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
     reasoner = Reasoner(HRMConfig(width=32, heads=2, hidden=48), PuzzleShape(6, 9, 1))
-    assert fused.fits_rounds(reasoner)
+    assert known.fits_rounds(reasoner)
     of_class(reasoner.stacks["L"], Stack, forward=lambda self, *args: None)
-    assert not fused.install_rounds(reasoner)
+    assert not install.install_rounds(reasoner)
 
 
 def test_what_was_installed_is_still_known(model, monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
     for _ in range(2):  # a model that is evaluated after it was trained
         choose_execution(DeviceConfig(), World(0, 1, GPU), model).apply(model)
         assert described(model) == "Triton kernels, bf16"
@@ -173,22 +177,22 @@ def test_a_block_that_is_computed_as_another_is_found_once(wrong, model, given, 
     def run(pairs, x, rotary, narrow, **options):
         calls.append(len(x))
         with torch.autocast("cpu", torch.bfloat16):
-            return plain(x, rotary) + wrong * 0.1
+            return plain(x, Context(rotary)) + wrong * 0.1
 
     monkeypatch.setattr(kernels, "stack", SimpleNamespace(run=run), raising=False)
     monkeypatch.setattr(kernels, "fp8_stack", None, raising=False)
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
-    monkeypatch.setattr(fused, "_applies", lambda x, *extras: True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
+    monkeypatch.setattr(install, "_applies", lambda x, *extras: True)
     plain = partial(Block.forward, block)
-    assert fused.install(block)
+    assert install.install(block)
     if wrong:
         with pytest.raises(
             RuntimeError, match=r"differ by 0\.\d+, of which rounding to torch.bfloat16 explain"
         ):
-            block(*given)
+            block(given[0], Context(given[1]))
         return
     for _ in range(2):
-        block(*given)
+        block(given[0], Context(given[1]))
     assert calls == [2, 3, 3]  # two sequences are compared, in the first call
 
 
@@ -201,7 +205,7 @@ def test_the_kernels_compute_the_block_that_is_written(model, monkeypatch):
         nn.init.normal_(parameter, std=0.3) if parameter.ndim == 2 else None
     x, rotary = torch.randn(3, 9, 32, device=device), (model.cos, model.sin)
     with torch.autocast(device, torch.bfloat16):
-        fused.check_block(block, x, rotary)
+        install.check_block(block, x, rotary)
         monkeypatch.setattr(SwiGLU, "forward", lambda self, x: self.down(self.gate(x) * self.up(x)))
         with pytest.raises(RuntimeError, match="compute another block than its modules"):
-            fused.check_block(block, x, rotary)
+            install.check_block(block, x, rotary)

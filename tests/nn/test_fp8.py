@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from deeploop.accelerate import install
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner import Stack
-from deeploop.nn import fp8, fused
+from deeploop.nn import fp8
+from deeploop.nn.context import Context
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
 from deeploop.nn.fp8 import E4M3, E5M2, GradientScales, Product, block_scales
 from deeploop.nn.init import init_truncated_
@@ -75,11 +77,11 @@ def test_a_product_and_its_gradients_are_those_of_the_matrix():
         assert 1e-3 < (ours - exact).norm() / exact.norm() < 0.08
 
 
-@pytest.mark.parametrize("kind", ["sandwich", "flat", "prenorm"])
+@pytest.mark.parametrize("kind", ["deeploop", "flat", "prenorm"])
 @pytest.mark.parametrize("factor", [1.0, 10.0])
 def test_scales_bring_every_operand_near_its_place(kind, factor):
     """Measured on the modules, at matrices as they are drawn and at much larger ones."""
-    gpt = looped(block=kind)
+    gpt = looped(rule=kind)
     for parameter in gpt.blocks.parameters():
         parameter.data *= factor if parameter.ndim == 2 else 1
     seen = {}
@@ -98,7 +100,7 @@ def test_scales_bring_every_operand_near_its_place(kind, factor):
     rotary = gpt.cos, gpt.sin
     scales = block_scales(sublayers(gpt))
     gradients = GradientScales(scales.gradient)
-    (gradients.measure(gpt.run_rounds(x, rotary, None, None)) * weights).sum().backward()
+    (gradients.measure(gpt.loop(x, range(gpt.rounds), Context(rotary))) * weights).sum().backward()
     a, m = gpt.blocks[0].attention.branch, gpt.blocks[0].mlp.branch
     groups = (
         ((a.q, a.k, a.v), fp8.RMS),
@@ -286,10 +288,11 @@ def expected_products(scales, gradients, forward, backward):
 
 def run_all(gpt, x, rotary, mask):
     """Prelude, rounds with their injection, coda."""
-    e = gpt.run_once("prelude", x, rotary, mask, None)
+    context = Context(rotary, mask)
+    e = gpt.once("prelude", x, context)
     entered = None if gpt.injection is None else gpt.injection.enter(e)
-    x = gpt.run_rounds(e, rotary, mask, None, None, entered)
-    return gpt.run_once("coda", x, rotary, mask, None)
+    x = gpt.loop(e, range(gpt.rounds), context, entered)
+    return gpt.once("coda", x, context)
 
 
 def places(gpt, documents):
@@ -312,9 +315,9 @@ PARTS = {"prelude": 1, "coda": 1, "injection": "gated"}
     ("model", "options", "bound"),
     [
         ({}, {"recompute": "round"}, 0.25),
-        ({"block": "flat"}, {}, 0.55),
-        pytest.param({"block": "prenorm", "blocks": 1, "rounds": 1}, {}, 0.5, marks=pytest.mark.sample),
-        ({"block": "prenorm"}, {}, None),
+        ({"rule": "flat"}, {}, 0.55),
+        pytest.param({"rule": "prenorm", "blocks": 1, "rounds": 1}, {}, 0.5, marks=pytest.mark.sample),
+        ({"rule": "prenorm"}, {}, None),
         (PARTS, {}, 0.3),
         ({}, {"documents": True}, 0.3),
         ({}, {"bf16_stream": True}, 0.58),
@@ -334,7 +337,7 @@ def test_the_chain_is_the_loop_with_fp8_products(
     make = fp8_stack.prepare
     monkeypatch.setattr(fp8_stack, "prepare", lambda *args: kept.append(args) or make(*args))
     monkeypatch.setattr(
-        fused, "_applies", lambda x, *extras: not fused._eager and all(extra is None for extra in extras)
+        install, "_applies", lambda x, *extras: not install._eager and all(extra is None for extra in extras)
     )
     gpt = looped(**model)
     gpt.recompute = options.get("recompute", "off")
@@ -342,10 +345,10 @@ def test_the_chain_is_the_loop_with_fp8_products(
     if DEVICE == "cpu":  # which has no attention of variable length
         attend = torch.nn.functional.scaled_dot_product_attention
         monkeypatch.setattr(stack, "attend_inside", lambda q, k, v, _: attend(q, k, v, attn_mask=mask))
-    low_precision = fused.LowPrecision(fp8=True, bf16_stream="bf16_stream" in options)
+    low_precision = install.LowPrecision(fp8=True, bf16_stream="bf16_stream" in options)
     for block in (*gpt.prelude, *gpt.coda):
-        assert fused.install(block, low_precision)
-    assert fused.install_rounds(gpt, low_precision)
+        assert install.install(block, low_precision)
+    assert install.install_rounds(gpt, low_precision)
     x, weights = inputs()
     parts = (gpt.prelude, gpt.blocks, gpt.coda, gpt.injection)
     named = {n: p for part in parts if part is not None for n, p in part.named_parameters(str(id(part)))}
@@ -361,7 +364,7 @@ def test_the_chain_is_the_loop_with_fp8_products(
     assert multiplied == expected
 
     def loop():
-        with fused.eager_modules():
+        with install.eager_modules():
             out = run_all(gpt, x, rotary, mask)
         return out, *torch.autograd.grad((out * weights).sum(), wanted)
 

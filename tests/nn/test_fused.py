@@ -10,15 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from deeploop.accelerate import install, known
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.gpt import Block
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner, ReasonerBlock, Stack
-from deeploop.nn import fused, kernels
+from deeploop.models.reasoner import Reasoner, ReasonerBlock, Stack
+from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.nn import kernels
+from deeploop.nn.context import Context
 from deeploop.nn.documents import document_bounds, document_mask, document_positions, documents_of
 from deeploop.nn.kernels.products import cached_cast, cast_cache
 from deeploop.nn.layers import RMSNorm, SwiGLU, rotary_table
 from deeploop.nn.residual import ScaledResidual
+from deeploop.rules import RULES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -34,29 +38,29 @@ def hrm(**model):
 
 
 BLOCKS = {
-    "sandwich": gpt,
-    "prenorm": partial(gpt, block="prenorm"),
-    "averaged": partial(gpt, block="averaged"),
-    "factored": partial(gpt, block="factored"),
-    "postnorm": partial(gpt, block="postnorm"),
-    "sandwich without inner norm": partial(gpt, inner_norm=False),
-    "flat": partial(gpt, block="flat"),
-    "sandwich without any gain outside": partial(gpt, inner_norm=False, outer_gain=False),
+    "deeploop": gpt,
+    "prenorm": partial(gpt, rule="prenorm"),
+    "averaged": partial(gpt, rule="averaged"),
+    "factored": partial(gpt, rule="factored"),
+    "postnorm": partial(gpt, rule="postnorm"),
+    "deeploop without inner norm": partial(gpt, rule="deeploop:inner_norm=off"),
+    "flat": partial(gpt, rule="flat"),
+    "deeploop without any gain outside": partial(gpt, rule="deeploop:inner_norm=off,outer_gain=off"),
     "hrm": hrm,
     "hrm at p = 1/2": partial(hrm, p=0.5),
 }
 
 
-def test_every_kind_that_the_kernels_claim_is_tested_against_the_equation():
-    assert BLOCKS.keys() >= fused.KNOWN_KINDS
+def test_every_rule_that_the_kernels_claim_is_tested_against_the_equation():
+    assert BLOCKS.keys() >= {rule.name for rule in RULES if rule.form in known.KNOWN_FORMS} - {"deepnorm"}
 
 
-def test_a_kind_that_the_kernels_do_not_know_is_left_to_the_modules(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+def test_a_rule_of_a_form_that_the_kernels_do_not_know_is_left_to_the_modules(monkeypatch):
+    monkeypatch.setattr(known, "HAS_TRITON", True)
     block = gpt()
-    assert fused.fits_block(block)
-    block.mlp.kind = "a rule of tomorrow"
-    assert not fused.fits_block(block)
+    assert known.fits_block(block)
+    block.mlp.rule = replace(block.mlp.rule, form="of tomorrow")
+    assert not known.fits_block(block)
 
 
 def sublayers(block):
@@ -65,24 +69,24 @@ def sublayers(block):
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", [pytest.param("sandwich", marks=pytest.mark.sample), *list(BLOCKS)[1:]])
+@pytest.mark.parametrize("kind", [pytest.param("deeploop", marks=pytest.mark.sample), *list(BLOCKS)[1:]])
 def test_a_fused_block_is_the_block(kind, narrow):
     torch.manual_seed(0)
     block = BLOCKS[kind]().to(DEVICE)
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.3) if parameter.ndim == 2 else nn.init.uniform_(parameter, 0.5, 1.5)
-    assert fused.fits(*sublayers(block))
+    assert known.fits(*sublayers(block))
     x = torch.randn(3, 9, 32, device=DEVICE, requires_grad=True)
     weights = torch.randn(3, 9, 32, device=DEVICE)
     rotary = tuple(table.to(DEVICE) for table in rotary_table(9, 16))
     inputs = [x, *block.parameters()]
-    exact = torch.autograd.grad((block(x, rotary) * weights).sum(), inputs)
+    exact = torch.autograd.grad((block(x, Context(rotary)) * weights).sum(), inputs)
     from deeploop.nn.kernels.stack import run
 
     y = run([sublayers(block)], x, rotary, narrow)
     ours = torch.autograd.grad((y * weights).sum(), inputs)
     tolerance = 2e-5 if narrow == torch.float32 else 0.05
-    for a, b in zip((y, *ours), (block(x, rotary), *exact), strict=True):
+    for a, b in zip((y, *ours), (block(x, Context(rotary)), *exact), strict=True):
         assert a.dtype == b.dtype
         assert (a - b).norm() < tolerance * b.norm()
 
@@ -93,12 +97,12 @@ def test_a_fused_block_is_the_block(kind, narrow):
     "model",
     [
         {},
-        {"block": "prenorm"},
-        {"inner_norm": False},
-        {"block": "flat"},
+        {"rule": "prenorm"},
+        {"rule": "deeploop:inner_norm=off"},
+        {"rule": "flat"},
         {"injection": "add"},
-        {"block": "flat", "injection": "linear"},
-        {"inner_norm": False, "injection": "gated"},
+        {"rule": "flat", "injection": "linear"},
+        {"rule": "deeploop:inner_norm=off", "injection": "gated"},
     ],
     ids=str,
 )
@@ -120,7 +124,7 @@ def test_a_chain_of_rounds_is_the_loop(model, again):
     blocks = [sublayers(b) for b in gpt.blocks]
     y = run(blocks, x, rotary, torch.float32, rounds=3, recompute=again, inject=inject)
     ours = torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True)
-    expected = gpt.run_rounds(x, rotary, None, None, None, entered)
+    expected = gpt.loop(x, range(3), Context(rotary), entered)
     exact = torch.autograd.grad((expected * weights).sum(), inputs, allow_unused=True)
     for a, b in zip((y, *ours), (expected, *exact), strict=True):
         assert (a is None and b is None) or (a - b).norm() < 1e-4 * b.norm()
@@ -131,7 +135,7 @@ def test_a_stack_calls_its_blocks_on_the_sum_of_both_states(positions):
     stack = Stack(HRMConfig(width=32, heads=2, hidden=48, low_blocks=2), "L", 9)
     z, other, rotary = *torch.randn(2, 3, 9, 32), rotary_table(9, 16)
     first, second = stack.blocks
-    expected = second(first(z + other, rotary), rotary)[:, :positions]
+    expected = second(first(z + other, Context(rotary)), Context(rotary))[:, :positions]
     assert torch.equal(stack(z, other, rotary, 0, positions), expected)
     torch.testing.assert_close(stack(z, other, rotary, 2, positions), expected)
 
@@ -184,7 +188,7 @@ def test_a_reasoner_on_the_kernels_is_the_reasoner(monkeypatch, q_only):
     with torch.no_grad():
         for each in (model, plain):
             each.halting.weight.copy_(plain.head.weight[:2])
-    assert fused.install_rounds(model)
+    assert install.install_rounds(model)
     given = model.initial(3), torch.randint(6, (3, 100), device="cuda"), torch.zeros(3, 256, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         for grad in (False, True):  # with a gradient the first calls still have none
@@ -210,18 +214,18 @@ def test_hopper_is_compute_capability_nine(monkeypatch, capability, hopper):
 
 
 def test_calls_without_a_gradient_on_hopper_have_kernels_of_their_own(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
-    monkeypatch.setattr(fused, "_applies", lambda x, *extras: True)
-    monkeypatch.setattr(fused, "_run_kernels", lambda *given, **options: "with a backward pass")
+    monkeypatch.setattr(known, "HAS_TRITON", True)
+    monkeypatch.setattr(install, "_applies", lambda x, *extras: True)
+    monkeypatch.setattr(install, "_run_kernels", lambda *given, **options: "with a backward pass")
     hopper, fits, narrow = [True], [True], [torch.bfloat16]
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: narrow[0])
-    monkeypatch.setattr(fused, "on_hopper", lambda x: hopper[0])
+    monkeypatch.setattr(install, "on_hopper", lambda x: hopper[0])
     run = SimpleNamespace(to=lambda dtype: "without")
     how = []
-    known = SimpleNamespace(fits=lambda pair: fits[0], run=lambda *given, fp8: how.append(fp8) or run)
-    monkeypatch.setattr(kernels, "forward", known, raising=False)
+    kernel = SimpleNamespace(fits=lambda pair: fits[0], run=lambda *given, fp8: how.append(fp8) or run)
+    monkeypatch.setattr(kernels, "forward", kernel, raising=False)
     stack, x = Stack(HRMConfig(width=32, heads=2, hidden=48), "L", 9), torch.zeros(2, 9, 32)
-    stack.forward = partial(fused._run_stack, fused.LowPrecision(fp8=True), stack)
+    stack.forward = partial(install._run_stack, install.LowPrecision(fp8=True), stack)
     assert stack(x, x, None) == "with a backward pass"
     with torch.no_grad():
         assert stack(x, x, None) == "without"
@@ -263,27 +267,27 @@ def test_a_chain_of_rounds_keeps_documents_apart(monkeypatch, size):
     pairs = [sublayers(b) for b in gpt.blocks]
     y = stack.run(pairs, x, rotary, narrow, documents=documents_of(bounds, starts.shape), rounds=3)
     ours = torch.autograd.grad((y * weights).sum(), inputs)
-    expected = gpt.run_rounds(x, rotary, mask, None)
+    expected = gpt.loop(x, range(3), Context(rotary, mask))
     exact = torch.autograd.grad((expected * weights).sum(), inputs)
     with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE != "cpu"):
-        rounded = gpt.run_rounds(x, rotary, mask, None)
+        rounded = gpt.loop(x, range(3), Context(rotary, mask))
     rough = torch.autograd.grad((rounded * weights).sum(), inputs)
     for a, b, c in zip((y, *ours), (expected, *exact), (rounded, *rough), strict=True):
         assert (a - b).norm() < 3 * (c - b).norm() + 1e-4 * b.norm()
 
 
 def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
     attention, mlp = sublayers(gpt())
-    assert fused.fits(attention, mlp)
-    assert not fused.fits(ScaledResidual(SwiGLU(32, 48), 32, alpha=2.0), mlp)
-    assert not fused.fits(attention, ScaledResidual(nn.Linear(32, 32), 32, alpha=2.0))
-    assert not fused.fits(attention, ScaledResidual(SwiGLU(32, 48), 32, alpha=2.0, norm=nn.LayerNorm))
-    assert not fused.fits(
+    assert known.fits(attention, mlp)
+    assert not known.fits(ScaledResidual(SwiGLU(32, 48), 32, alpha=2.0), mlp)
+    assert not known.fits(attention, ScaledResidual(nn.Linear(32, 32), 32, alpha=2.0))
+    assert not known.fits(attention, ScaledResidual(SwiGLU(32, 48), 32, alpha=2.0, norm=nn.LayerNorm))
+    assert not known.fits(
         attention, ScaledResidual(SwiGLU(32, 48), 32, alpha=2.0, norm=partial(RMSNorm, gain=False))
     )
-    monkeypatch.setattr(fused, "HAS_TRITON", False)
-    assert not fused.fits(attention, mlp)
+    monkeypatch.setattr(known, "HAS_TRITON", False)
+    assert not known.fits(attention, mlp)
 
 
 @pytest.mark.parametrize(
@@ -291,54 +295,55 @@ def test_what_the_kernels_do_not_know_is_left_alone(monkeypatch):
     [{"kv_heads": 1}, {"head_width": 32}, {"qk_norm": "none"}, {"attention_bias": "qkv"}, {"mlp_bias": True}],
 )
 def test_shapes_of_pretrained_models_are_left_to_the_modules(monkeypatch, changes):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
     shape = {"blocks": 1, "width": 32, "heads": 2, "hidden": 48, "vocabulary": 64, "context": 8}
-    assert fused.fits_block(LoopedGPT(GPTConfig(**shape)).blocks[0])
-    assert not fused.fits_block(LoopedGPT(GPTConfig(**shape | changes)).blocks[0])
+    assert known.fits_block(LoopedGPT(GPTConfig(**shape)).blocks[0])
+    assert not known.fits_block(LoopedGPT(GPTConfig(**shape | changes)).blocks[0])
 
 
 def test_installed_blocks_are_themselves_where_the_kernels_have_no_part(monkeypatch):
     """On a CPU nothing changes, and a copy computes with its own weights."""
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
     block, plain = gpt(), gpt()
     plain.load_state_dict(block.state_dict())
-    assert fused.install(block)
+    assert install.install(block)
     x, rotary = torch.randn(2, 9, 32), rotary_table(9, 16)
-    assert torch.equal(block(x, rotary, None), plain(x, rotary))
+    given = x, Context(rotary)
+    assert torch.equal(block(*given), plain(*given))
     twin = copy.deepcopy(block)
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.zero_()
-    assert torch.equal(twin(x, rotary), plain(x, rotary))
-    assert not torch.equal(block(x, rotary), plain(x, rotary))
+    assert torch.equal(twin(*given), plain(*given))
+    assert not torch.equal(block(*given), plain(*given))
 
 
 def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
     model, plain = LoopedGPT(config), LoopedGPT(config)
-    assert fused.install_rounds(model)
+    assert install.install_rounds(model)
     tokens = torch.randint(64, (2, 9))
     assert torch.equal(model(tokens).states, plain(tokens).states)
-    assert not fused.install_rounds(nn.Linear(2, 2))
-    assert not fused.install_rounds(LoopedGPT(replace(config, heads=16)))  # heads of 2
+    assert not install.install_rounds(nn.Linear(2, 2))
+    assert not install.install_rounds(LoopedGPT(replace(config, heads=16)))  # heads of 2
 
 
 @pytest.mark.parametrize("changes", [{}, {"heads": 4}, {"mixer": "mlp"}, {"flat": True}, {"p": 0.5}], ids=str)
 def test_a_reasoners_config_says_whether_its_blocks_are_known(monkeypatch, changes):
     for has_triton in (True, False):
-        monkeypatch.setattr(fused, "HAS_TRITON", has_triton)
+        monkeypatch.setattr(known, "HAS_TRITON", has_triton)
         config = HRMConfig(**{"width": 32, "heads": 2, "hidden": 48} | changes)
         block = ReasonerBlock(config, "L", 9)
-        assert fused.fits_block(block) == fused.fits_reasoner(config.mixer, config.head_size)
-    assert fused.SMALLEST_HEAD == 16  # so that heads of 8 and 16 lie on both sides
+        assert known.fits_block(block) == known.fits_reasoner(config.mixer, config.head_size)
+    assert known.SMALLEST_HEAD == 16  # so that heads of 8 and 16 lie on both sides
 
 
 def test_a_reasoners_stacks_are_installed_and_left_to_the_modules_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
     shape = PuzzleShape(vocabulary=6, length=9, puzzle_ids=1)
     model, plain = (Reasoner(HRMConfig(width=32, heads=2, hidden=48), shape) for _ in range(2))
-    assert fused.install_rounds(model)
+    assert install.install_rounds(model)
     assert all("forward" in vars(own) for own in (model, *model.stacks.values()))
     given = model.initial(2), torch.randint(6, (2, 9)), torch.zeros(2, 32)
     for q_only in (False, True):
@@ -346,7 +351,7 @@ def test_a_reasoners_stacks_are_installed_and_left_to_the_modules_on_a_cpu(monke
         assert torch.equal(ours.q, theirs.q)
         assert torch.equal(ours.logits, theirs.logits)
     across = Reasoner(HRMConfig(width=32, heads=2, hidden=48, mixer="mlp"), shape)
-    assert not fused.install_rounds(across)
+    assert not install.install_rounds(across)
 
 
 def test_weights_are_cast_once_inside_a_cache():
@@ -377,9 +382,9 @@ def test_weights_are_cast_once_inside_a_cache():
 
 
 def test_a_reasoners_calls_share_a_cache(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
     model = Reasoner(HRMConfig(width=32, heads=2, hidden=48), PuzzleShape(6, 9, 1))
-    assert fused.install_rounds(model)
+    assert install.install_rounds(model)
     make = cached_cast(lambda blocks: object())
     seen = []
     for stack in model.stacks.values():
@@ -393,60 +398,65 @@ def test_a_reasoners_calls_share_a_cache(monkeypatch):
 def test_nobody_who_looks_inside_meets_the_kernels(monkeypatch):
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: True)
     x = SimpleNamespace(is_cuda=True)
-    assert fused._applies(x)
-    with fused.eager_modules():
-        assert not fused._applies(x)
-        with fused.eager_modules():
+    assert install._applies(x)
+    with install.eager_modules():
+        assert not install._applies(x)
+        with install.eager_modules():
             pass
-        assert not fused._applies(x)
-    assert fused._applies(x)
+        assert not install._applies(x)
+    assert install._applies(x)
 
 
 def test_only_training_steps_are_in_low_precision(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
-    monkeypatch.setattr(fused, "_applies", lambda x, *extras: True)
-    monkeypatch.setattr(fused, "_run_kernels", lambda how, *args, **options: how)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
+    monkeypatch.setattr(install, "_applies", lambda x, *extras: True)
+    monkeypatch.setattr(install, "_run_kernels", lambda how, *args, **options: how)
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
-    model, fp8 = LoopedGPT(config), fused.LowPrecision(fp8=True)
-    fused.install_rounds(model, fp8)
-    fused.install(model.blocks[0], fp8)
-    for training, how in ((True, fp8), (False, fused.BF16)):
+    model, fp8 = LoopedGPT(config), install.LowPrecision(fp8=True)
+    install.install_rounds(model, fp8)
+    install.install(model.blocks[0], fp8)
+    rotary = rotary_table(9, 16)
+    for training, how in ((True, fp8), (False, install.BF16)):
         model.train(training)
-        assert model.run_rounds(None, None, None, None) == how
-        assert model.blocks[0](None, None) == how
+        assert model.loop(None, range(3), Context(rotary)) == how
+        assert model.blocks[0](None, Context(rotary)) == how
 
 
 def test_the_kernels_take_calls_that_are_for_them(monkeypatch):
     """In a block and in a loop; what has a mask of its own or a cache is left to the modules."""
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
-    monkeypatch.setattr(fused, "_applies", lambda x, *extras: all(extra is None for extra in extras))
+    monkeypatch.setattr(known, "HAS_TRITON", True)
+    monkeypatch.setattr(install, "_applies", lambda x, *extras: all(extra is None for extra in extras))
     monkeypatch.setattr(
-        fused, "_run_kernels", lambda how, blocks, x, rotary, **options: (list(blocks), options)
+        install, "_run_kernels", lambda how, blocks, x, rotary, **options: (list(blocks), options)
     )
     block, x, rotary = gpt(), torch.randn(2, 9, 32), rotary_table(9, 16)
-    plain = block(x, rotary)
-    assert fused.install(block)
-    assert block(x, rotary, None) == ([block], {"documents": None})
+    plain = block(x, Context(rotary))
+    assert install.install(block)
+    assert block(x, Context(rotary)) == ([block], {"documents": None})
     documents = documents_of(torch.tensor([0, 4, 9], dtype=torch.int32), torch.Size((1, 9)))
-    assert block(x, rotary, documents) == ([block], {"documents": documents})
+    assert block(x, Context(rotary, documents)) == ([block], {"documents": documents})
     mask = torch.ones(9, 9, dtype=torch.bool).tril()
-    torch.testing.assert_close(block(x, rotary, mask), plain)
+    torch.testing.assert_close(block(x, Context(rotary, mask)), plain)
 
     config = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=64, context=9)
     model = LoopedGPT(config)
-    assert fused.install_rounds(model)
+    assert install.install_rounds(model)
     model.recompute = "round"
-    blocks, options = model.run_rounds(x, rotary, None, None)
+
+    def run(model, rounds=range(3), mask=None, entered=None):
+        return model.loop(x, rounds, Context(rotary, mask), entered)
+
+    blocks, options = run(model)
     assert blocks == list(model.blocks)
     assert options == {"documents": None, "rounds": 3, "recompute": True, "ends": True, "inject": None}
     injected = LoopedGPT(replace(config, injection="add"))
-    assert fused.install_rounds(injected)
-    _, options = injected.run_rounds(x, rotary, None, None, None, 2 * x, range(1, 3))
+    assert install.install_rounds(injected)
+    _, options = run(injected, range(1, 3), entered=2 * x)
     assert (options["rounds"], options["ends"]) == (2, True)
-    assert injected.run_rounds(x, rotary, None, None, None, 2 * x, range(1))[1]["ends"] is False
+    assert run(injected, range(1), entered=2 * x)[1]["ends"] is False
     torch.testing.assert_close(options["inject"](x), 3 * x)
     assert options["inject"](x.bfloat16()).dtype == torch.bfloat16
-    assert model.run_rounds(x, rotary, documents, None)[1]["documents"] is documents
-    assert isinstance(model.run_rounds(x, rotary, mask, None), torch.Tensor)
+    assert run(model, mask=documents)[1]["documents"] is documents
+    assert isinstance(run(model, mask=mask), torch.Tensor)
     model.recompute = "block"  # each visit by itself
-    assert isinstance(model.run_rounds(x, rotary, None, None), torch.Tensor)
+    assert isinstance(run(model), torch.Tensor)

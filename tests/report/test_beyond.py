@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from deeploop.config.json import to_dict
 from deeploop.report.beyond import beyond_figure, beyond_table, contenders
 from deeploop.report.document import make_sections
 from deeploop.report.groups import Histories
 from deeploop.report.runs import find_runs
-from deeploop.train.config import to_dict
 from iterate_runs import make_iterate_config
 
 
 def write_iterated(folder, block, seed, far, noise=0.0):
     """A finished run that is right inside its 3 trained steps from step 4 on, and `far` right at 9."""
-    base = make_iterate_config(folder, model={"block": block}, rounds={"noise": noise})
+    base = make_iterate_config(folder, model={"rule": block}, rounds={"noise": noise})
     config = replace(base, seed=seed)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(to_dict(config)))

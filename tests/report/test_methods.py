@@ -12,17 +12,17 @@ from run_folders import write_run, write_sweep
 
 def test_every_rule_has_a_row(tmp_path):
     cases = {
-        "pre-norm": {"block": "prenorm"},
-        "pre-norm 1/N": {"block": "averaged"},
-        "pre-norm λ/(R√K)": {"block": "factored"},
-        "pre-norm λ/(R√K) λ=2": {"block": "factored", "model": {"factored_gain": 2.0}},
+        "pre-norm": {"rule": "prenorm"},
+        "pre-norm 1/N": {"rule": "averaged"},
+        "pre-norm λ/(R√K)": {"rule": "factored"},
+        "pre-norm λ/(R√K) λ=2": {"rule": "factored:gain=2"},
         "DeepLoop p=0.5": {},
-        "flat": {"block": "flat"},
-        "flat λ=0.5 + unigram bias": {"block": "flat", "model": {"flat_gain": 0.5, "unigram_bias": True}},
-        "DeepLoop p=0.5, α flat": {"model": {"alpha": "flat"}},
-        "DeepNorm p=0.25, no β": {"p": 0.25, "model": {"beta": "off"}},
-        "DeepLoop p=0.5, no outer gain": {"model": {"outer_gain": False}},
-        "sandwich, α flat λ=2, no β": {"model": {"alpha": "flat", "beta": "off", "flat_gain": 2.0}},
+        "flat": {"rule": "flat"},
+        "flat λ=0.5 + unigram bias": {"rule": "flat:gain=0.5", "model": {"unigram_bias": True}},
+        "DeepLoop p=0.5, α flat": {"rule": "deeploop:alpha=flat"},
+        "DeepNorm p=0.25, no β": {"rule": "deepnorm:beta=off"},
+        "DeepLoop p=0.5, no outer gain": {"rule": "deeploop:outer_gain=off"},
+        "DeepLoop, α flat λ=2, no β": {"rule": "deeploop:alpha=flat,beta=off,gain=2"},
         "DeepLoop p=0.5 + unigram bias": {"model": {"unigram_bias": True}},
         "DeepLoop p=0.5 + branch rate ×0.1": {"branch_lr": 0.1},
         "DeepLoop p=0.5 + branch rate ×0.1 to ×1 in 600 steps": {
@@ -32,12 +32,12 @@ def test_every_rule_has_a_row(tmp_path):
         "DeepLoop p=0.5 + Muon": {"kind": "muon"},
         "DeepLoop p=0.5 + lion": {"kind": "lion"},  # no optimizer of ours: the next one has a row too
         "flat + add + rounds uniform + gradient through 2": {
-            "block": "flat",
+            "rule": "flat",
             "model": {"injection": "add"},
             "draws": {"sample": "uniform", "backprop": 2},
         },
         "flat + gated + from zeros + ramp sqrt + exit gate": {
-            "block": "flat",
+            "rule": "flat",
             "draws": {"sample": "fixed", "ramp": "sqrt"},
             "model": {"injection": "gated", "first_state": "zeros", "exit_gate": True, "prelude": 0},
         },
@@ -62,17 +62,17 @@ def test_low_precision_is_another_set_up_and_told_apart(tmp_path):
 
 
 def test_all_parts_of_the_flat_rule_are_the_flat_rule(tmp_path):
-    parts = {"alpha": "flat", "beta": "off", "outer_gain": False}
-    whole = write_run(tmp_path / "whole", model=parts)
-    bare = write_run(tmp_path / "bare", model=parts | {"inner_norm": False})
+    parts = "deeploop:alpha=flat,beta=off,outer_gain=off"
+    whole = write_run(tmp_path / "whole", rule=parts)
+    bare = write_run(tmp_path / "bare", rule=f"{parts},inner_norm=off")
     assert method(read_run(whole)) == "flat"
-    assert method(read_run(bare)) == "sandwich, α flat, no β, no outer gain"
+    assert method(read_run(bare)) == "flat, no inner norm"
 
 
-def test_a_p_sweep_holds_the_papers_sandwich_alone(tmp_path):
+def test_a_p_sweep_holds_the_papers_block_alone(tmp_path):
     for p in (0.25, 0.5, 0.75):
-        write_run(tmp_path / f"paper{p}", p=p)
-        write_run(tmp_path / f"bare{p}", p=p, model={"outer_gain": False})
+        write_run(tmp_path / f"paper{p}", rule=f"deeploop:p={p}")
+        write_run(tmp_path / f"bare{p}", rule=f"deeploop:p={p},outer_gain=off")
     (setup,) = setups(find_runs([tmp_path]))
     assert {len(runs) for runs in p_sweeps(setup).values()} == {3}
 
@@ -91,8 +91,8 @@ def test_a_run_of_before_muon_is_one_of_adamw(tmp_path):
 
 def test_a_p_sweep_with_the_bias_is_not_mixed_with_one_without(tmp_path):
     for p in (0.25, 0.5, 0.75):
-        write_run(tmp_path / f"paper{p}", p=p)
-        write_run(tmp_path / f"stable{p}", p=p, model={"unigram_bias": True})
+        write_run(tmp_path / f"paper{p}", rule=f"deeploop:p={p}")
+        write_run(tmp_path / f"stable{p}", rule=f"deeploop:p={p}", model={"unigram_bias": True})
     (setup,) = setups(find_runs([tmp_path]))
     sweeps = p_sweeps(setup)
     assert set(sweeps) == {"R=3, 1.0e-04 per step", "R=3, 1.0e-04 per step + unigram bias"}

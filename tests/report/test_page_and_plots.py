@@ -44,7 +44,7 @@ def test_a_rule_keeps_its_colour_whatever_is_added_to_it() -> None:
     assert len({*alone.values()}) == len(labels)
     for suffix in (" + unigram bias", ", peak_lr 0.001", " λ=2", ", set-up A"):
         assert [*plots.colours([label + suffix for label in labels]).values()] == [*alone.values()]
-    others = plots.colours(["post-norm", "sandwich p=0.3", "flat", "flat + wait", "flat + Muon"])
+    others = plots.colours(["post-norm", "sideways p=0.3", "flat", "flat + wait", "flat + Muon"])
     assert len({*others.values()}) == len(others)
     assert [label for label, own in others.items() if own in alone.values()] == ["flat"]
 

@@ -10,11 +10,11 @@ from math import sqrt
 
 import pytest
 
-from deeploop.recipes.gpt import gpt2_medium, gpt2_small
+from deeploop.config.json import to_dict
 from deeploop.report import published
 from deeploop.report.published import ROUNDS, SIZES, TASKS, VOTES
+from deeploop.tasks.language.recipes import gpt2_medium, gpt2_small
 from deeploop.theory import visits
-from deeploop.train.config import to_dict
 
 HALF_STEP = D("0.005")  # a mean printed to two places
 SERIES = [(size, shots, (1, 3, 5) if size == "small" else ROUNDS) for size in SIZES for shots in (0, 1)]
@@ -68,7 +68,7 @@ def mean(size, shots, block, R):
 def moves(size, shots, R, value=accuracy):
     """DeepLoop − base of the printed averages, or of the means of the tasks."""
     rest = ("average",) if value is accuracy else ()
-    return value(size, shots, "sandwich", R, *rest) - value(size, shots, "prenorm", R, *rest)
+    return value(size, shots, "deeploop", R, *rest) - value(size, shots, "prenorm", R, *rest)
 
 
 def says(text, *values):
@@ -82,7 +82,7 @@ def bold_are(best, values):
 
 def claims_on_loss():
     delta = {
-        (size, R): loss(size, "sandwich", R) - loss(size, "prenorm", R) for size in SIZES for R in ROUNDS
+        (size, R): loss(size, "deeploop", R) - loss(size, "prenorm", R) for size in SIZES for R in ROUNDS
     }
     for (size, R), printed in published.LOSS_DELTA.items():
         yield f"Table 1, {size} R={R}: Δ", number(printed) == delta[size, R]
@@ -153,14 +153,14 @@ def claims_on_comparisons():
             best
             == (
                 D(text),
-                (size, 1, "sandwich", R, "average"),
+                (size, 1, "deeploop", R, "average"),
             ),
         )
     yield "base R=5 1-shot, medium: 54.42", accuracy("medium", 1, "prenorm", 5, "average") == D("54.42")
     yield "base R=5 1-shot, small: 49.16", accuracy("small", 1, "prenorm", 5, "average") == D("49.16")
 
     def gap(size, shots, R, task):
-        return accuracy(size, shots, "sandwich", R, task) - accuracy(size, shots, "prenorm", R, task)
+        return accuracy(size, shots, "deeploop", R, task) - accuracy(size, shots, "prenorm", R, task)
 
     for shots in (0, 1):
         wins = {task for task in TASKS if gap("medium", shots, 7, task) > 0}
@@ -270,7 +270,7 @@ def test_every_claim_can_fail(monkeypatch):
             monkeypatch.undo()
     monkeypatch.setattr(published, "CELLS_GPU_HOURS", replace(published.CELLS_GPU_HOURS, printed="3734"))
     for size, shots, _ in SERIES:  # one number is not enough here: three settings at R=1 are worse
-        key = (size, shots, "sandwich", 1, "average")
+        key = (size, shots, "deeploop", 1, "average")
         monkeypatch.setitem(published.ACCURACY, key, replace(published.ACCURACY[key], printed="60.00"))
     still -= {name for name, holds in claims().items() if holds != before[name]}
     assert not still
@@ -307,17 +307,17 @@ def test_every_value_knows_its_place():
     tables = [published.LOSS, published.LOSS_DELTA, published.ACCURACY, published.ARC]
     places = [value.place for table in tables for value in table.values()]
     assert len(places) == len({*places}) == 16 + 8 + 28 * 9 + 15
-    assert published.LOSS["small", "sandwich", 3].place == "Table 1, GPT-2 small, DeepLoop, R=3"
+    assert published.LOSS["small", "deeploop", 3].place == "Table 1, GPT-2 small, DeepLoop, R=3"
 
 
 @pytest.mark.parametrize(
     ("cell", "hours"),
     [
         (("small", "prenorm", 1), 37),
-        (("small", "sandwich", 3), 90),
-        (("medium", "sandwich", 7), 620),
+        (("small", "deeploop", 3), 90),
+        (("medium", "deeploop", 7), 620),
         (("small", "postnorm", 3), None),
-        (("tiny", "sandwich", 3), None),
+        (("tiny", "deeploop", 3), None),
         (("medium", "prenorm", 2), None),
     ],
 )

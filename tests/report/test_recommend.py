@@ -9,16 +9,12 @@ import pytest
 import deeploop
 from deeploop.cli import main
 from deeploop.commands import recommend as command
-from deeploop.commands import train as train_command
-from deeploop.commands.recommend import DEFAULTS
-from deeploop.models.gpt_config import GPTConfig
-from deeploop.recipes import get_recipe
 from deeploop.report.evidence import Evidence, Measured, Rate, read_evidence
 from deeploop.report.recommend import recommend
+from deeploop.tasks.recipes import get_recipe
 from deeploop.theory import flat_alpha
 
-DEEPLOOP = {"model.block": "sandwich", "model.p": 0.5, "model.alpha": "paper", "model.beta": "on",
-            "model.outer_gain": True, "model.unigram_bias": True}  # fmt: skip
+DEEPLOOP = {"model.rule": "deeploop", "model.unigram_bias": True}
 
 
 def measured(rule, settings, rates, *, transfers=True, marks=(), octave=0.05):
@@ -34,7 +30,7 @@ def measured(rule, settings, rates, *, transfers=True, marks=(), octave=0.05):
 
 
 def block(name):
-    return {"model.block": name, "model.unigram_bias": True}
+    return {"model.rule": name, "model.unigram_bias": True}
 
 
 FLAT = measured("flat", block("flat"), {1: (4e-3, 4.90), 4: (4e-3, 4.87), 16: (4e-3, 4.88)})
@@ -50,8 +46,8 @@ ask = functools.partial(recommend, evidence=[TRANSFER])
 @pytest.fixture
 def known(monkeypatch):
     """The commands with this evidence."""
-    for module in (command, train_command):
-        monkeypatch.setattr(module, "recommend", ask)
+    monkeypatch.setattr(command, "recommend", ask)
+    monkeypatch.setattr("deeploop.report.recommend.recommend", ask)
 
 
 def test_a_measured_point():
@@ -104,7 +100,7 @@ def test_what_differs_is_said():
     )
     (tokens,) = ask(4, 16, 384).extrapolated
     assert tokens == "tokens: of 2.9 M only; name yours with --tokens"
-    (bias, _) = ask(4, 16, 384, settings={"model.block": "flat", "model.unigram_bias": False}).extrapolated
+    (bias, _) = ask(4, 16, 384, settings={"model.rule": "flat", "model.unigram_bias": False}).extrapolated
     assert bias == "the runs were with the unigram bias (--model.unigram-bias)"
 
 
@@ -162,10 +158,10 @@ def test_a_rule_that_does_not_transfer_is_not_carried_further():
     assert ask(4, 32, 384, settings=block("flat")).peak_lr == 4e-3
     with pytest.raises(ValueError, match="DeepLoop: its best rate is beside a cliff at K = 4, width 384"):
         ask(4, 16, 384, settings=DEEPLOOP)
-    with pytest.raises(ValueError, match=r"model\.block=postnorm: no evidence for this rule"):
+    with pytest.raises(ValueError, match=r"model\.rule=postnorm: no evidence for this rule"):
         ask(4, 4, 384, settings=block("postnorm"))
     with pytest.raises(ValueError, match="no evidence for this rule"):
-        ask(4, 1, 384, settings=DEEPLOOP | {"model.p": 0.25})
+        ask(4, 1, 384, settings=DEEPLOOP | {"model.rule": "deepnorm"})
 
 
 def test_a_cliff_at_a_nearby_shape_is_a_warning():
@@ -210,7 +206,7 @@ def test_without_runs_it_says_which_command_gives_them():
 def test_the_command(known, capsys):
     assert main(["recommend", "--blocks", "4", "--rounds", "16", "--width", "384"]) == 0
     out = capsys.readouterr().out
-    assert "rule          flat: --model.block flat --model.unigram-bias\n" in out
+    assert "rule          flat: --model.rule flat --model.unigram-bias\n" in out
     assert "α             32\n" in out
     assert "peak rate     0.004 (95% over seeds: 0.0036 to 0.0044)\n" in out
     assert "docs/results/transfer: flat-r16\n" in out
@@ -221,15 +217,12 @@ def test_the_command(known, capsys):
     assert "deeploop recommend: error: blocks=99: no evidence" in capsys.readouterr().err
 
 
-def test_flags_name_what_is_not_a_default():
-    assert {f"model.{name}": getattr(GPTConfig, name.removeprefix("model.")) for name in
-            (path.removeprefix("model.") for path in DEFAULTS)} == DEFAULTS  # fmt: skip
-    parts = DEEPLOOP | {"model.p": 0.25, "model.outer_gain": False, "model.beta": "off"}
-    found = replace(ask(4, 16, 384), settings=parts)
-    words = (
-        "--model.block sandwich --model.p 0.25 --model.beta off --model.no-outer-gain --model.unigram-bias"
-    )
-    assert command.flags(found) == words
+def test_flags_name_the_rule_and_the_bias():
+    rule = "deepnorm:beta=off,outer_gain=off"
+    found = replace(ask(4, 16, 384), settings=DEEPLOOP | {"model.rule": rule})
+    assert command.flags(found) == f"--model.rule {rule} --model.unigram-bias"
+    found = replace(found, settings={"model.rule": "flat", "model.unigram_bias": False})
+    assert command.flags(found) == "--model.rule flat"
 
 
 def test_python_has_it_too():
@@ -250,7 +243,7 @@ def trained(monkeypatch):
         seen.append(config)
         return {"ended": "finished", "step": 1, "loss": 1.0}
 
-    monkeypatch.setattr(train_command, "train", train)
+    monkeypatch.setattr("deeploop.train.loop.train", train)
     return seen
 
 

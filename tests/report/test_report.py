@@ -26,8 +26,8 @@ EVIL = "<img src=x onerror=alert(1)> $x_1$ | `a` _"
 LOSSES = {
     ("prenorm", 1): (2.5, 2.51),
     ("prenorm", 3): (2.3, 2.32),
-    ("sandwich", 1): (2.6, 2.62),
-    ("sandwich", 3): (2.2, 2.1),
+    ("deeploop", 1): (2.6, 2.62),
+    ("deeploop", 3): (2.2, 2.1),
 }
 
 
@@ -39,19 +39,19 @@ def made(tmp_path_factory):
     for (block, R), losses in LOSSES.items():
         for seed, loss in enumerate(losses):
             name = f"{block}-r{R}-s{seed}"
-            cells[name] = {"block": block, "rounds": R, "seed": seed, "size": "medium"}
+            cells[name] = {"rule": block, "rounds": R, "seed": seed, "size": "medium"}
             write_run(
-                root / "table" / name, block=block, rounds=R, seed=seed, loss=loss, mfu=0.3, peak_lr=2e-3
+                root / "table" / name, rule=block, rounds=R, seed=seed, loss=loss, mfu=0.3, peak_lr=2e-3
             )
-    cells["sandwich-r7-s0"] = {"block": "sandwich", "rounds": 7, "seed": 0, "size": "medium"}
+    cells["deeploop-r7-s0"] = {"rule": "deeploop", "rounds": 7, "seed": 0, "size": "medium"}
     write_sweep(root / "table", cells)
     for p in (0.25, 0.5, 0.6):
         for seed in (0, 1):
             falls = p == 0.25 or (p == 0.5 and seed == 1)
-            write_run(root / "p" / f"p{p}-s{seed}", p=p, seed=seed, steps=36, step=36,
+            write_run(root / "p" / f"p{p}-s{seed}", rule=f"deeploop:p={p}", seed=seed, steps=36, step=36,
                       loss=3.1 if falls else 2 + p, similarity=1.0 if falls else 0.1)  # fmt: skip
     stamp = {"command": ["deeploop", "</pre><script>alert(1)</script>", "two words"]}
-    evil = write_run(root / EVIL, rounds=5, block="prenorm", steps=80, step=40, stamp=stamp)
+    evil = write_run(root / EVIL, rounds=5, rule="prenorm", steps=80, step=40, stamp=stamp)
     results = [
         {"task": task, "shots": 0, "rounds": R, "acc": 0.3 + 0.01 * i}
         for i, task in enumerate(published.TASKS)
@@ -63,9 +63,9 @@ def made(tmp_path_factory):
         "deviations": ["<b>few</b> documents"],
         "command": ["deeploop", "eval"],
     }
-    (root / "table" / "sandwich-r3-s0" / "eval.json").write_text(json.dumps({"evaluations": [record]}))
+    (root / "table" / "deeploop-r3-s0" / "eval.json").write_text(json.dumps({"evaluations": [record]}))
     kappa = {"step": 40, "rounds": 3, "kappa": 1.25, "kappa_raw": 1.5, "similarity": 0.2, "updates": "raw"}
-    metrics = root / "table" / "sandwich-r3-s1" / "metrics.jsonl"
+    metrics = root / "table" / "deeploop-r3-s1" / "metrics.jsonl"
     resume = {
         "kind": "resume",
         "step": 1200,
@@ -80,7 +80,7 @@ def made(tmp_path_factory):
     }
     depth["command"] = ["deeploop", "validate"]
     metrics.with_name("depth.json").write_text(json.dumps({"evaluations": [depth]}))
-    (root / "table" / "sandwich-r3-s1" / "diagnose.json").write_text(json.dumps(kappa))
+    (root / "table" / "deeploop-r3-s1" / "diagnose.json").write_text(json.dumps(kappa))
     out = root / "out"
     run(ReportArgs((root / "table", root / "p", evil), out))
     return out
@@ -106,15 +106,15 @@ def loss_rows(made):
 def test_losses_are_means_and_spreads_of_the_runs(made):
     table = loss_rows(made)
     assert table["", "method"] == ["R=1", "R=3", "R=5", "R=7"]
-    for label, block in (("pre-norm", "prenorm"), ("DeepLoop p=0.5", "sandwich")):
+    for label, block in (("pre-norm", "prenorm"), ("DeepLoop p=0.5", "deeploop")):
         one, three = LOSSES[block, 1], LOSSES[block, 3]
         expected = [f"{fmean(own):.4f} ± {stdev(own):.4f}" for own in (one, three)]
         assert table["here", label] == [*expected, MISSING, MISSING]
-    deltas = [f"{fmean(LOSSES['sandwich', R]) - fmean(LOSSES['prenorm', R]):+.4f}" for R in (1, 3)]
+    deltas = [f"{fmean(LOSSES['deeploop', R]) - fmean(LOSSES['prenorm', R]):+.4f}" for R in (1, 3)]
     assert table["here", "Δ DeepLoop p=0.5 − pre-norm"] == [*deltas, MISSING, MISSING]
     # The sweep calls itself medium, so the paper's medium stands beside it.
     assert table["paper", "DeepLoop"] == [
-        published.LOSS["medium", "sandwich", R].printed for R in (1, 3, 5, 7)
+        published.LOSS["medium", "deeploop", R].printed for R in (1, 3, 5, 7)
     ]
 
 
@@ -128,8 +128,8 @@ def test_the_p_sweep_counts_escapes(made):
 
 
 def test_every_rule_has_its_delta_against_plain_prenorm(tmp_path):
-    for block, loss in (("prenorm", 2.5), ("averaged", 2.25), ("sandwich", 2.0)):
-        write_run(tmp_path / block, block=block, loss=loss)
+    for block, loss in (("prenorm", 2.5), ("averaged", 2.25), ("deeploop", 2.0)):
+        write_run(tmp_path / block, rule=block, loss=loss)
     run(ReportArgs((tmp_path,), tmp_path / "out"))
     table = {row[1]: row[3] for row in rows(tmp_path / "out", "loss-a")}
     assert table["Δ pre-norm 1/N − pre-norm"] == "-0.2500"
@@ -140,7 +140,7 @@ def loss_panel(folder, losses):
     """Our half of the figure, of runs {(block, R): a loss for each seed}."""
     for (block, R), own in losses.items():
         for seed, loss in enumerate(own):
-            write_run(folder / f"{block}-{R}-{seed}", block=block, rounds=R, seed=seed, loss=loss)
+            write_run(folder / f"{block}-{R}-{seed}", rule=block, rounds=R, seed=seed, loss=loss)
     (setup,) = setups(find_runs((folder,)))
     return report_figures.loss_against_rounds(setup, Histories()).axes[0]
 
@@ -162,7 +162,7 @@ GOOD = {
 
 
 def test_what_is_far_above_the_others_does_not_stretch_the_scale(tmp_path):
-    late = {("sandwich", 1): (2.9, 2.8), ("sandwich", 3): (4.0, 4.5), ("postnorm", 3): (3.9,)}
+    late = {("deeploop", 1): (2.9, 2.8), ("deeploop", 3): (4.0, 4.5), ("postnorm", 3): (3.9,)}
     panel = loss_panel(tmp_path, GOOD | late)  # 2.44 to 2.52: far off is above 2.44 + 6 · 0.08
     assert triangles(panel) == [(3, "4.25"), (3, "3.90")]
     low, high = panel.get_ylim()
@@ -171,7 +171,7 @@ def test_what_is_far_above_the_others_does_not_stretch_the_scale(tmp_path):
 
 
 def test_a_run_that_is_far_off_is_marked_where_its_mean_is_not(tmp_path):
-    panel = loss_panel(tmp_path, GOOD | {("sandwich", 3): (2.6, 2.61, 3.4)})  # on average 2.87
+    panel = loss_panel(tmp_path, GOOD | {("deeploop", 3): (2.6, 2.61, 3.4)})  # on average 2.87
     assert triangles(panel) == [(3, "3.40")]
     assert 2.87 < panel.get_ylim()[1] < 3.4
 
@@ -179,9 +179,9 @@ def test_a_run_that_is_far_off_is_marked_where_its_mean_is_not(tmp_path):
 @pytest.mark.parametrize(
     "losses",
     [
-        GOOD | {("sandwich", 1): (2.7, 2.9), ("sandwich", 3): (2.8,)},
-        {("prenorm", 1): (2.5,), ("prenorm", 3): (2.49,), ("sandwich", 3): (2.9,)},  # two are always whole
-        {(block, R): (2.5,) for block in ("prenorm", "averaged") for R in (1, 3)} | {("sandwich", 3): (2.9,)},
+        GOOD | {("deeploop", 1): (2.7, 2.9), ("deeploop", 3): (2.8,)},
+        {("prenorm", 1): (2.5,), ("prenorm", 3): (2.49,), ("deeploop", 3): (2.9,)},  # two are always whole
+        {(block, R): (2.5,) for block in ("prenorm", "averaged") for R in (1, 3)} | {("deeploop", 3): (2.9,)},
     ],
 )
 def test_a_scale_that_fits_all_is_left_alone(tmp_path, losses):
@@ -201,7 +201,10 @@ def starts(tmp_path):
     ):
         for p in exponents:
             write_run(
-                tmp_path / f"{warmup}-{bias}-{p}", p=p, warmup_steps=warmup, model={"unigram_bias": bias}
+                tmp_path / f"{warmup}-{bias}-{p}",
+                rule=f"deeploop:p={p}",
+                warmup_steps=warmup,
+                model={"unigram_bias": bias},
             )
     (setup,) = setups(find_runs((tmp_path,)))
     return setup
@@ -224,7 +227,7 @@ def test_ramps_and_cures_are_sweeps_of_their_own(starts):
 def test_ramps_that_are_printed_alike_are_one_sweep(tmp_path):
     for p in (0.25, 0.5, 1):
         for warmup in (600, 590):
-            write_run(tmp_path / f"{p}-{warmup}", p=p, warmup_steps=warmup)
+            write_run(tmp_path / f"{p}-{warmup}", rule=f"deeploop:p={p}", warmup_steps=warmup)
     (setup,) = setups(find_runs((tmp_path,)))
     ((_, runs),) = p_sweeps(setup).items()
     assert len(runs) == 6
@@ -267,15 +270,15 @@ def test_curves_are_by_method_where_not_all_runs_are_of_a_p_sweep(starts, tmp_pa
         return [axes.get_title() for axes in picture.figure.axes]
 
     assert titles(starts) == [GENTLE, STEEP, CURED]
-    write_run(tmp_path / "prenorm", block="prenorm")
+    write_run(tmp_path / "prenorm", rule="prenorm")
     (setup,) = setups(find_runs((tmp_path,)))
     assert titles(setup) == ["R = 3"]
 
 
 def test_many_variants_share_their_methods_colour_and_name(tmp_path):
     for peak in (1, 2, 3, 4):
-        for block in ("prenorm", "sandwich"):
-            write_run(tmp_path / f"{block}-{peak}", block=block, peak_lr=peak * 1e-3)
+        for block in ("prenorm", "deeploop"):
+            write_run(tmp_path / f"{block}-{peak}", rule=block, peak_lr=peak * 1e-3)
     (setup,) = setups(find_runs((tmp_path,)))
     figure = report_figures.loss_curves(setup, Histories())
     (legend,) = figure.legends
@@ -385,17 +388,17 @@ def test_a_cell_given_by_itself_is_known_to_have_shared(beside_others, tmp_path)
 
 
 def test_kappa_missing_cells_differences_and_commands(made):
-    assert rows(made, "kappa")[1][:6] == ["sandwich-r3-s1", "DeepLoop p=0.5", "3", "40", "raw", "1.250"]
+    assert rows(made, "kappa")[1][:6] == ["deeploop-r3-s1", "DeepLoop p=0.5", "3", "40", "raw", "1.250"]
     states = {row[0]: row[1] for row in rows(made, "runs")}
-    assert states["sandwich-r7-s0"] == "absent"
+    assert states["deeploop-r7-s0"] == "absent"
     assert states[EVIL] == "started"
     differences = {row[0]: row[1:] for row in rows(made, "differences")}
     assert differences["optim.batch"][:3] == ["480", "480", "8"]
     assert differences["model.mup_base_width"] == ["0", "0", MISSING, MISSING, MISSING]
     commands = rows(made, "commands")
     assert [EVIL, "train", "deeploop '</pre><script>alert(1)</script>' 'two words'"] in commands
-    assert ["sandwich-r3-s0", "eval", "deeploop eval"] in commands
-    own = [row[1:] for row in commands if row[0] == "sandwich-r3-s1"]
+    assert ["deeploop-r3-s0", "eval", "deeploop eval"] in commands
+    own = [row[1:] for row in commands if row[0] == "deeploop-r3-s1"]
     assert own[1:] == [
         ["train", "then --resume at step 1,200 with optim.steps=40 (was 30), data.mix=a b (was –)"],
         ["validate", "deeploop validate"],
@@ -460,7 +463,7 @@ def test_set_ups_part_what_does_not_compare(tmp_path):
     assert ([run.name for run in first.runs], [run.name for run in second.runs]) == (["a", "b"], ["c"])
     # The same method and R at two rates: two rows, not one mean.
     assert [*first.rows] == ["DeepLoop p=0.5, peak_lr 0.001", "DeepLoop p=0.5, peak_lr 0.002"]
-    write_run(tmp_path / "d", block="prenorm", peak_lr=4e-3)
+    write_run(tmp_path / "d", rule="prenorm", peak_lr=4e-3)
     first, _ = setups(find_runs([tmp_path / "a", tmp_path / "c", tmp_path / "d"]))
     assert [*first.rows] == ["pre-norm", "DeepLoop p=0.5"]
 
@@ -477,7 +480,7 @@ def test_a_row_is_named_by_settings_of_any_kind(tmp_path):
 
 def test_a_damaged_run_does_not_spoil_the_report(tmp_path):
     for p in (0.25, 0.5, 0.6):
-        write_run(tmp_path / f"p{p}", p=p)
+        write_run(tmp_path / f"p{p}", rule=f"deeploop:p={p}")
     write_run(tmp_path / "damaged", peak_lr=None)
     folder = write_run(tmp_path / "old")  # of a time that knew no such field
     config = json.loads((folder / "config.json").read_text())
@@ -534,7 +537,7 @@ def test_a_seed_that_was_run_twice_is_not_two_seeds(tmp_path):
 def test_a_seed_that_was_run_twice_escapes_once(tmp_path):
     for p in (0.25, 0.5, 0.6):
         for name, seed, loss in (("first", 0, 2.0), ("again", 0, 3.1), ("other", 1, 3.1)):
-            write_run(tmp_path / f"{p}-{name}", p=p, seed=seed, loss=loss)
+            write_run(tmp_path / f"{p}-{name}", rule=f"deeploop:p={p}", seed=seed, loss=loss)
     run(ReportArgs((tmp_path,), tmp_path / "out"))
     (row,) = [row for row in rows(tmp_path / "out", "p-sweep-a") if row[1] == "0.5"]
     assert row[2:6] == ["1/2", "0.09 to 0.91"] * 2

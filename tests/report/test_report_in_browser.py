@@ -13,12 +13,12 @@ from run_folders import write_run
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     root = tmp_path_factory.mktemp("browser")
-    for block in ("prenorm", "sandwich"):
+    for block in ("prenorm", "deeploop"):
         for R in (1, 3):
             for seed in (0, 1):
                 name = f"{block}-{R}-{seed} <script>document.title='broken'</script>".replace("/", "∕")
                 loss = 2 + 0.1 * R + 0.01 * seed
-                write_run(root / "runs" / name, block=block, rounds=R, seed=seed, loss=loss)
+                write_run(root / "runs" / name, rule=block, rounds=R, seed=seed, loss=loss)
     run(ReportArgs((root / "runs",), root / "out", title="a <report> & more"))
     return root / "out"
 

@@ -9,10 +9,12 @@ import pytest
 
 from deeploop.cli import main
 from deeploop.commands.runs import RunsArgs, run
+from deeploop.config import old_names
+from deeploop.config.json import to_dict
 from deeploop.report import sweeps
 from deeploop.report.packed import opened
 from deeploop.report.runs import DEFINING, LATER_FIELDS, differing, find_runs, flatten, read_history, read_run
-from deeploop.train.config import TrainConfig, to_dict
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics, stream_back
 from run_folders import write_run, write_sweep
@@ -85,6 +87,8 @@ def test_damage_is_shown_not_fatal(tmp_path):
         ("config.json", ("optim", "steps"), "x"),
         ("config.json", ("optim", "peak_lr"), None),
         ("config.json", ("model", "p"), "half"),
+        ("config.json", ("model", "rule"), "half"),
+        ("config.json", ("model", "rule"), 3),
         ("config.json", ("model", "vocabulary"), [[]]),
         ("config.json", ("data", "path"), 3),
         ("config.json", ("seed",), "0"),
@@ -134,10 +138,10 @@ def test_a_field_is_compared_among_the_runs_that_have_it(tmp_path):
     assert differing(found) == ["model.width"]
     assert "12.5% exact" in run(RunsArgs((tmp_path,)))
     assert [one["exact"] for one in listed(tmp_path)] == [None, 0.125]
-    del config["model"]["block"]  # of before there was such a field: it has a default
+    del config["model"]["rule"]  # of before there was such a field: it has a default
     write_run(tmp_path / "old")
     (tmp_path / "old" / "config.json").write_text(json.dumps(config))
-    assert differing(find_runs([tmp_path])) == ["model.width", "model.block"]
+    assert differing(find_runs([tmp_path])) == ["model.width", "model.rule"]
 
 
 def test_only_differing_settings_are_columns(tmp_path):
@@ -202,10 +206,10 @@ def test_the_verdict_outlasts_settings_and_whole_names(tmp_path):
 
 def test_a_state_stays_unless_it_is_the_same_in_all_and_the_rule_is_the_first_setting(tmp_path):
     write_run(tmp_path / "a", rounds=1, width=32)
-    write_run(tmp_path / "b", rounds=7, block="prenorm", model={"hidden": 96}, step=20)
+    write_run(tmp_path / "b", rounds=7, rule="prenorm", model={"hidden": 96}, step=20)
     found = headings(tmp_path, 200, 48)
-    assert found[200][:5] == ["run", "block", "rounds", "hidden", "width"]
-    assert found[48] == ["run", "block", "rounds", "step", "state", "loss"]
+    assert found[200][:5] == ["run", "rule", "rounds", "hidden", "width"]
+    assert found[48] == ["run", "rule", "rounds", "step", "state", "loss"]
 
 
 def headings(folder, *widths):
@@ -216,7 +220,7 @@ def test_each_kind_of_run_has_a_table_with_its_own_settings(tmp_path):
     for name, rounds in (("a", 1), ("b", 7)):
         write_run(tmp_path / name, rounds=rounds)
     for name, p in (("h", 0.25), ("t", 0.5)):
-        write_run(tmp_path / name, p=p, stamp={"task": name + "rm"})
+        write_run(tmp_path / name, model={"p": p}, stamp={"task": name + "rm"})
     for name, seed, task in (("o", 0, "custom"), ("p", 1, "custom"), ("z", 0, "later")):
         write_run(tmp_path / name, seed=seed, stamp={"task": task})
     assert [read_run(tmp_path / name).unit for name in "hto"] == ["cell", "cell", "target"]
@@ -315,7 +319,7 @@ def test_fields_that_older_configs_do_not_say_have_their_defaults():
     now = flatten(to_dict(TrainConfig()))
     assert {name: now[name] for name in LATER_FIELDS} == LATER_FIELDS
     old = opened(RESULTS / "rules" / next(iter(sweeps.read_sweep(RESULTS / "rules").cells))) / "config.json"
-    known = set(flatten(json.loads(old.read_text()))) | set(LATER_FIELDS)
+    known = set(old_names.fields(flatten(json.loads(old.read_text())), "language")) | set(LATER_FIELDS)
     assert {name for name in now if name.startswith(DEFINING)} - known == set()
 
 

@@ -27,7 +27,7 @@ def write_rule(root, block, best, *, rounds=(1, 4, 16), peaks=PEAKS, seeds=(0, 1
                 fallen = (R, peak, seed) in lost
                 write_run(
                     root / f"{block}-rounds{R}-peak_lr{peak:g}-seed{seed}",
-                    block=block, rounds=R, seed=seed, peak_lr=peak,
+                    rule=block, rounds=R, seed=seed, peak_lr=peak,
                     loss=FLOOR if fallen else 2 + 0.01 * seed + CURVATURE * off**2,
                     similarity=1.0 if fallen else 0.2,
                 )  # fmt: skip
@@ -133,7 +133,7 @@ def test_an_edge_at_one_round_leaves_the_regret_open(tmp_path):
 
 def test_a_lost_seed_takes_its_rate_out_of_the_choice(tmp_path):
     """The best cell of R = 16 has a collapsed seed; the next lower one then stands at a cliff."""
-    write_rule(tmp_path, "sandwich", lambda R: 4e-3, lost={(16, 4e-3, 2), (16, 8e-3, 0), (4, 1.6e-2, 1)})
+    write_rule(tmp_path, "deeploop", lambda R: 4e-3, lost={(16, 4e-3, 2), (16, 8e-3, 0), (4, 1.6e-2, 1)})
     rule = only_rule(tmp_path)
     assert rule.marks == {16: "cliff"}
     assert rule.optima[16].peak == 2e-3
@@ -141,13 +141,13 @@ def test_a_lost_seed_takes_its_rate_out_of_the_choice(tmp_path):
     assert rule.regret(16) == math.inf
     assert rule.verdict == "does not"
     cell = next(cell for cell in rule.curves[16].cells if cell.peak == 4e-3)
-    assert cell.lost == ("sandwich-rounds16-peak_lr0.004-seed2",)
+    assert cell.lost == ("deeploop-rounds16-peak_lr0.004-seed2",)
     assert views.loss(cell) == "2.0050 (1 of 3 lost)"
 
 
 def test_beside_a_lost_cell_the_nearer_rate_decides(tmp_path):
     lost = {(16, 8e-3, seed) for seed in (0, 1, 2)}
-    write_rule(tmp_path, "sandwich", lambda R: 4.4e-3, lost=lost)
+    write_rule(tmp_path, "deeploop", lambda R: 4.4e-3, lost=lost)
     rule = only_rule(tmp_path)
     assert rule.optima[16].mark == "cliff"
     assert rule.optima[16].peak == 4e-3
@@ -205,7 +205,7 @@ def test_two_rates_give_no_regret():
 
 
 def test_every_rate_lost(tmp_path):
-    write_rule(tmp_path, "sandwich", lambda R: 4e-3, lost={(16, p, s) for p in PEAKS for s in (0, 1, 2)})
+    write_rule(tmp_path, "deeploop", lambda R: 4e-3, lost={(16, p, s) for p in PEAKS for s in (0, 1, 2)})
     rule = only_rule(tmp_path)
     assert 16 not in rule.optima
     assert rule.regret(16) == math.inf
@@ -217,7 +217,7 @@ def test_every_rate_lost(tmp_path):
 def test_a_study_without_a_trained_cell_has_tables_and_no_figure(tmp_path):
     rounds = (1, 4, 16)
     lost = {(R, p, 0) for R in rounds for p in PEAKS}
-    write_rule(tmp_path / "runs", "sandwich", lambda R: 4e-3, rounds=rounds, seeds=(0,), lost=lost)
+    write_rule(tmp_path / "runs", "deeploop", lambda R: 4e-3, rounds=rounds, seeds=(0,), lost=lost)
     run(ReportArgs((tmp_path / "runs",), tmp_path / "out"))
     assert {path.name for path in (tmp_path / "out" / "tables").glob("transfer*.csv")} == {
         "transfer-a.csv", "transfer-a-losses.csv",
@@ -233,7 +233,7 @@ def test_a_diverged_run_is_lost_and_a_broken_one_is_absent(tmp_path):
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
-        write_run(folder, block="flat", rounds=16, seed=1, peak_lr=peak, step=8)
+        write_run(folder, rule="flat", rounds=16, seed=1, peak_lr=peak, step=8)
         folder.with_name(folder.name + ".log").write_text(f"deeploop train: error: {why}\n")
     curve = only_rule(tmp_path).curves[16]
     assert {cell.peak for cell in curve.cells if cell.lost} == {8e-3}
@@ -258,7 +258,7 @@ def test_partial_grids(tmp_path):
 def test_only_runs_that_agree_in_all_else_are_compared(tmp_path):
     write_rule(tmp_path / "a", "flat", lambda R: 4e-3)
     for peak in PEAKS:  # three rates at one R only, with another warm-up
-        write_run(tmp_path / "b" / f"w{peak}", block="flat", rounds=1, peak_lr=peak, warmup_steps=5)
+        write_run(tmp_path / "b" / f"w{peak}", rule="flat", rounds=1, peak_lr=peak, warmup_steps=5)
     studies = find_studies(find_runs([tmp_path]), Histories())
     assert sorted((study.letter, study.over_rounds, len(study.runs)) for study in studies) == [
         ("A1", True, 45),
@@ -270,12 +270,12 @@ def test_names_leave_out_a_bias_that_all_have(tmp_path):
     for index, block in enumerate(("flat", "prenorm")):
         for R in (1, 4):
             for peak in PEAKS:
-                write_run(tmp_path / f"{block}{R}{peak}", block=block, rounds=R, peak_lr=peak,
+                write_run(tmp_path / f"{block}{R}{peak}", rule=block, rounds=R, peak_lr=peak,
                           loss=2 + index, model={"unigram_bias": True})  # fmt: skip
     study = only_study(tmp_path)
     assert [*study.rules] == ["flat", "pre-norm"]
     assert study.title.endswith("all with the unigram bias")
-    named = {"model.block": "flat", "model.p": 0.5, "model.unigram_bias": True}
+    named = {"model.rule": "flat", "model.unigram_bias": True}
     assert named.items() <= study.rules["flat"].settings.items()
 
 

@@ -26,9 +26,9 @@ from deeploop.report.runs import find_runs
 from deeploop.report.tables import Table
 from deeploop.retrofit.layers import build, choose_layers, looped_config
 from deeploop.retrofit.source import open_source
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.runs.folder import last_checkpoint, read_stamp
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load, read_stamp
+from deeploop.train.rundir import load
 from llama_family import TOKENS, logits_of, make_model, save_model, save_tokenizer
 
 WORDS = ["the", "loop", "of", "loops", "and", "other", "them", "all", "again"]

@@ -9,12 +9,12 @@ import pytest
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
 from deeploop.models.accounting import flops_per_segment, flops_per_token
-from deeploop.models.reasoner import PuzzleShape
-from deeploop.recipes import get_recipe
-from deeploop.recipes.gpt import gpt2_small
-from deeploop.recipes.reasoners import hrm_sudoku4
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.sweep import budget
 from deeploop.sweep.paper_grids import GRIDS
+from deeploop.tasks.language.recipes import gpt2_small
+from deeploop.tasks.puzzles.recipes import hrm_sudoku4
+from deeploop.tasks.recipes import get_recipe
 
 
 def test_hours_by_hand():

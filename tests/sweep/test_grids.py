@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from deeploop.cli import main
-from deeploop.commands.sweep import choose_cells
+from deeploop.config.json import differences, to_dict
 from deeploop.models.accounting import parameter_count
-from deeploop.recipes import RECIPES
-from deeploop.recipes.gpt import gpt2_medium, gpt2_small, tiny
+from deeploop.rules import parse
 from deeploop.sweep.grid import Grid, along, configure, read_grid
-from deeploop.sweep.paper_grids import BLOCKS, GRIDS, PAPER_P, ROUNDS, SCALES
-from deeploop.train.config import differences, to_dict
+from deeploop.sweep.paper_grids import GRIDS, METHODS, PAPER_P, ROUNDS, SCALES
+from deeploop.sweep.run import choose_cells
+from deeploop.tasks.language.recipes import gpt2_medium, gpt2_small, tiny
+from deeploop.tasks.recipes import RECIPES
 
 LANGUAGE = ("table1", "p-sweep", "downstream", "escape", "rules", "rules-search", "transfer")
 
@@ -25,12 +26,12 @@ def by_axes(grid):
 
 def test_table1_is_the_sixteen_cells_of_the_paper_and_nothing_else_differs():
     cells = by_axes(GRIDS["table1"]("paper"))
-    assert set(cells) == {(s, b, r) for s in ("small", "medium") for b in BLOCKS for r in ROUNDS}
+    assert set(cells) == {(s, b, r) for s in ("small", "medium") for b in METHODS for r in ROUNDS}
     for (size, block, rounds), cell in cells.items():
         recipe = {"small": gpt2_small, "medium": gpt2_medium}[size]()
-        assert cell.config() == replace(recipe, model=replace(recipe.model, block=block, rounds=rounds))
+        assert cell.config() == replace(recipe, model=replace(recipe.model, rule=block, rounds=rounds))
     assert parameter_count(cells["small", "prenorm", 7].config().model) == 123_591_168
-    assert parameter_count(cells["medium", "sandwich", 1].config().model) == 353_558_528
+    assert parameter_count(cells["medium", "deeploop", 1].config().model) == 353_558_528
 
 
 def test_p_sweep_changes_the_exponent_and_the_seed_alone():
@@ -38,8 +39,13 @@ def test_p_sweep_changes_the_exponent_and_the_seed_alone():
     assert set(cells) == {(p, seed) for p in PAPER_P for seed in range(5)}
     for (p, seed), cell in cells.items():
         changed = differences(to_dict(gpt2_small()), to_dict(cell.config()))
-        expected = {"model.p": p, "seed": seed, "optim.steps": 2_700, "optim.floor_lr": 1e-3}
-        defaults = {"model.p": 0.5, "seed": 0}
+        expected = {
+            "model.rule": str(parse(f"deeploop:p={p}")),
+            "seed": seed,
+            "optim.steps": 2_700,
+            "optim.floor_lr": 1e-3,
+        }
+        defaults = {"model.rule": "deeploop", "seed": 0}
         assert {path: new for path, _, new in changed} == {
             k: v for k, v in expected.items() if defaults.get(k) != v
         }
@@ -48,12 +54,12 @@ def test_p_sweep_changes_the_exponent_and_the_seed_alone():
 def test_downstream_is_table1_without_the_cell_the_paper_does_not_score():
     whole = {cell.name: cell for cell in GRIDS["table1"]("paper").cells()}
     scored = {cell.name: cell for cell in GRIDS["downstream"]("paper").cells()}
-    assert scored.keys() == whole.keys() - {"small-prenorm-rounds7", "small-sandwich-rounds7"}
+    assert scored.keys() == whole.keys() - {"small-prenorm-rounds7", "small-deeploop-rounds7"}
     assert all(whole[name] == cell for name, cell in scored.items())  # no cell is trained twice
 
 
 def test_the_gpu_scale_is_a_thousandth_of_the_tokens_and_has_the_size_that_was_measured():
-    config = by_axes(GRIDS["table1"]("gpu"))["small", "sandwich", 3].config()
+    config = by_axes(GRIDS["table1"]("gpu"))["small", "deeploop", 3].config()
     tokens = config.optim.steps * config.optim.batch * config.model.context
     assert tokens * 1000 == 100_000 * 480 * 1024
     escapes = by_axes(GRIDS["p-sweep"]("gpu"))[600, 0.25, 0].config()
@@ -68,7 +74,7 @@ def test_escape_has_the_ramps_and_changes_nothing_but_the_bias_between_the_start
     assert len(cells) == 2 * 3 * 3 * 5
     for (start, p, ramp, seed), cell in cells.items():
         config = cell.config()
-        assert (config.model.p, config.seed, config.optim.peak_lr) == (p, seed, 1e-3)
+        assert (config.model.residual.p, config.seed, config.optim.peak_lr) == (p, seed, 1e-3)
         assert 1e-3 / config.optim.warmup_steps == pytest.approx(float(ramp), rel=0.02)
         changed = differences(to_dict(cells["paper", p, ramp, seed].config()), to_dict(config))
         assert {path for path, *_ in changed} == (
@@ -78,7 +84,7 @@ def test_escape_has_the_ramps_and_changes_nothing_but_the_bias_between_the_start
 
 def test_rules_have_equal_tokens():
     configs = [cell.config() for cell in GRIDS["rules"]("gpu").cells()]
-    kinds = {(c.model.block, c.model.p, c.model.rounds, c.seed) for c in configs}
+    kinds = {(c.model.rule, c.model.rounds, c.seed) for c in configs}
     assert len(kinds) == len(configs) == 6 * 4 * 2
     assert len({(c.optim, c.data, c.model.blocks, c.model.width) for c in configs}) == 1
 
@@ -152,8 +158,8 @@ optim.steps = 40
 seed = [0, 1]
 model.rounds = [2, 3]
 [axes.rule]
-prenorm = {model.block = "prenorm"}
-deepnorm = {"model.p" = 0.25}
+prenorm = {model.rule = "prenorm"}
+deepnorm = {"model.rule" = "deepnorm"}
 """
 
 
@@ -168,13 +174,13 @@ def test_a_file_of_ones_own(tmp_path):
     assert config == replace(
         base,
         seed=1,
-        model=replace(base.model, width=32, rounds=2, p=0.25),
+        model=replace(base.model, width=32, rounds=2, rule="deepnorm"),
         optim=replace(base.optim, steps=40, batch=4),
     )
     assert cells["seed0-rounds3-prenorm"].axes == {"seed": 0, "rounds": 3, "rule": "prenorm"}
     as_json = tmp_path / "ramps.json"
     axes = {"seed": [0, 1], "model.rounds": [2, 3]}
-    rule = {"prenorm": {"model.block": "prenorm"}, "deepnorm": {"model.p": 0.25}}
+    rule = {"prenorm": {"model.rule": "prenorm"}, "deepnorm": {"model.rule": "deepnorm"}}
     data = {"recipe": "tiny", "compare_at": 20, "axes": {**axes, "rule": rule}}
     data["settings"] = {"model": {"width": 32}, "optim.steps": 40}
     as_json.write_text(json.dumps(data))
@@ -196,8 +202,11 @@ def test_a_file_of_ones_own(tmp_path):
         ('recipe = "tiny"\n[axes]\nseed = [0, 0]', "axes.seed=.*twice"),
         ('recipe = "tiny"\n[axes]\n"model.round" = [3]', "model.round: not a field"),
         ('recipe = "tiny"\n[axes]\nseed = [0]\n[settings]\nseeds = 3', "seeds: not a field"),
-        ('recipe = "tiny"\n[axes]\n"model.p" = [0.5]\nrule.a = {"model.p" = 1.0}', "axes.rule: sets model.p"),
-        ('recipe = "tiny"\n[axes]\n"model.block" = ["a b"]', "axes.block='a b'"),
+        (
+            'recipe = "tiny"\n[axes]\n"model.rule" = ["flat"]\nway.a = {"model.rule" = "deepnorm"}',
+            "axes.way: sets model.rule",
+        ),
+        ('recipe = "tiny"\n[axes]\n"model.rule" = ["a b"]', "axes.rule='a b'"),
     ],
 )
 def test_a_mistake_in_a_file_names_the_field(tmp_path, text, message):
@@ -219,8 +228,8 @@ def test_a_grid_without_end_is_refused_at_once(tmp_path, capsys):
 
 
 def test_two_cells_of_one_name_are_refused():
-    axes = {**along("model.block", ["sandwich"]), "kind": {"a/b": {"seed": 0}, "a_b": {"seed": 1}}}
-    with pytest.raises(ValueError, match="two cells would be named sandwich-a_b"):
+    axes = {**along("model.rule", ["deeploop"]), "kind": {"a/b": {"seed": 0}, "a_b": {"seed": 1}}}
+    with pytest.raises(ValueError, match="two cells would be named deeploop-a_b"):
         Grid("own", "tiny", axes).cells()
 
 
@@ -229,7 +238,7 @@ def test_the_example_is_a_grid():
     cells = {cell.name: cell for cell in grid.cells()}
     assert len(cells) == 24
     config = cells["rounds7-seed1-deepnorm"].config()
-    assert (config.model.rounds, config.model.p, config.optim.warmup_steps) == (7, 0.25, 1000)
+    assert (config.model.rounds, config.model.rule, config.optim.warmup_steps) == (7, "deepnorm", 1000)
     assert len({c.config().optim.steps * c.config().optim.batch for c in cells.values()}) == 1  # equal tokens
 
 

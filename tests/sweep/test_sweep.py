@@ -15,21 +15,22 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from deeploop import files
 from deeploop.cli import main
-from deeploop.commands import sweep
-from deeploop.commands.sweep import SweepArgs
 from deeploop.exits import OUT_OF_MEMORY
 from deeploop.files import is_locked
 from deeploop.report.endings import exit_file
 from deeploop.report.runs import read_run
+from deeploop.runs.folder import last_checkpoint
 from deeploop.sweep import board, launch
+from deeploop.sweep import run as sweep
+from deeploop.sweep.arguments import SweepArgs
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Grid, along, read_grid
 from deeploop.sweep.paper_grids import GRIDS, SCALES
-from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.config import read_config
+from deeploop.tasks import read_config
 from deeploop.train.metrics import read_metrics
 
 SETTINGS = {
@@ -47,7 +48,7 @@ SETTINGS = {
 KINDS = {
     "short": {"optim.steps": 4},
     "long": {"optim.steps": 100},
-    "other": {"optim.steps": 4, "model.block": "prenorm"},
+    "other": {"optim.steps": 4, "model.rule": "prenorm"},
 }
 
 
@@ -232,12 +233,12 @@ def test_the_file_of_a_cell_reads_to_its_config(name, scale, tmp_path):
 
 
 def test_odd_kinds_of_values_survive_the_file_of_a_cell(small):
-    settings = {"model.scale_gate": False, "optim.betas": [0.8, 0.9], "diagnose.sublayers": ["blocks.0.mlp"]}
+    settings = {"model.tied_head": False, "optim.betas": [0.8, 0.9], "diagnose.sublayers": ["blocks.0.mlp"]}
     folder, cell = small(**settings, **{"init_from": None, "guard.stop": True, "optim.eps": 1e-12})
     folder.write()
     config = read_config(folder.config_file(cell))
     assert config == cell.config()
-    assert (config.model.scale_gate, config.optim.betas, config.guard.stop) == (False, (0.8, 0.9), True)
+    assert (config.model.tied_head, config.optim.betas, config.guard.stop) == (False, (0.8, 0.9), True)
 
 
 def test_a_collapsed_cell_is_finished_only_if_its_guard_stops_it(small):
@@ -488,7 +489,7 @@ def test_torchrun_gives_its_ranks_time_to_save(tmp_path, monkeypatch):
 
 
 def test_devices(monkeypatch):
-    monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 5)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5,6,7")
     name = "CUDA_VISIBLE_DEVICES"
     assert launch.local_slots(gpus=2, jobs=2) == [{name: "3,4"}, {name: "5,6"}, {name: "3,4"}, {name: "5,6"}]
@@ -496,7 +497,7 @@ def test_devices(monkeypatch):
     assert [slot[name] for slot in launch.local_slots(gpus=1, jobs=1)] == ["0", "1", "2", "3", "4"]
     with pytest.raises(ValueError, match="gpus=8: this machine has 5"):
         launch.local_slots(gpus=8, jobs=1)
-    monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert len(launch.local_slots(gpus=1, jobs=3)) == 3
 
 
@@ -540,7 +541,7 @@ def test_the_cells_on_a_device_are_the_most_of_any_start(small):
 @pytest.mark.parametrize(
     "foreign",
     [
-        Grid("own", "tiny", along("model.p", [0.5])),  # another file of this name
+        Grid("own", "tiny", along("model.rule", ["deeploop:p=0.5"])),  # another file of this name
         Grid("foreign", "tiny", along("seed", [0]), {"optim.steps": 4, "optim.warmup_steps": 2}),
     ],
     ids=["same name", "same cells"],
@@ -673,9 +674,9 @@ def test_a_damaged_record_is_one_line(small, text):
 
 def test_set_takes_values_as_they_are_written():
     args = sweep.SweepArgs(
-        name="table1", set=("optim.peak-lr=6e-4", "model.scale_gate=False", "init_from=None")
+        name="table1", set=("optim.peak-lr=6e-4", "model.tied_head=False", "init_from=None")
     )
-    assert args.overrides() == {"optim.peak_lr": 6e-4, "model.scale_gate": False, "init_from": None}
+    assert args.overrides() == {"optim.peak_lr": 6e-4, "model.tied_head": False, "init_from": None}
 
 
 def test_a_second_sweep_is_kept_out(tmp_path, grid_file, capsys):

@@ -21,7 +21,7 @@ def search(folder, rules=("prenorm", "deeploop"), unfinished=(), error=""):
         cell = record["cells"][name]
         cell["settings"] = {"optim.steps": 40, "model.context": 64, "optim.peak_lr": RATES[trial]}
         if rule == "prenorm":
-            cell["settings"]["model.block"] = "prenorm"
+            cell["settings"]["model.rule"] = "prenorm"
         write_run(folder / name, loss=LOSSES[rule, trial], step=36 if name in unfinished else 40)
         (folder / f"{name}.log").write_text(error if name in unfinished else "")
     (folder / "sweep.json").write_text(json.dumps(record))

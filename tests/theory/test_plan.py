@@ -80,7 +80,7 @@ def test_an_exponent_for_each_module():
 
 def test_rule_and_exponent_are_chosen_by_flag():
     assert planned(**LOOP, rule="deepnorm")["untied_bound_exact"] == "1/2"
-    other = planned(**LOOP, rule="deepnorm", p=0.3)
+    other = planned(**LOOP, rule="deeploop:p=0.3")
     assert (other["p"], other["ratio_exact"], other["untied_bound_exact"]) == (0.3, None, None)
     assert other["alpha"] == pytest.approx(72**0.3)
 
@@ -107,9 +107,8 @@ def test_rules_that_are_not_the_papers(rule, alpha, epsilon, text):
     assert "(chosen)" not in table
     assert "stays bounded" not in table
     assert max(map(len, table.splitlines())) <= 100
-    assert planned(**LOOP, rule="sandwich") == planned(**LOOP)
-    with pytest.raises(ValueError, match=f"--p 0.3: goes with --rule deeploop or deepnorm; {rule} has no"):
-        run(PlanArgs(**LOOP, rule=rule, p=0.3))
+    with pytest.raises(ValueError, match=f"--rule={rule}:p=0.3: p: no parameter of {rule}; it has "):
+        run(PlanArgs(**LOOP, rule=f"{rule}:p=0.3"))
     with pytest.raises(ValueError, match=f"--rule {rule}: goes with --blocks and --rounds"):
         run(PlanArgs(**HRM, rule=rule))
 
@@ -196,8 +195,8 @@ def test_arguments_parse_with_tyro():
         ({"high_blocks": 4, "cycles": 2}, "missing --low-blocks --low-cycles:"),
         ({**LOOP, "cycles": 2}, "mixed sizes"),
         ({"blocks": 12, "rounds": 0}, "rounds=0"),
-        ({**LOOP, "p": -1.0}, "p=-1"),
-        ({**LOOP, "p": 1e6}, "p=1e\\+06"),
+        ({**LOOP, "rule": "deeploop:p=-1"}, "p=-1: must be a positive number"),
+        ({**LOOP, "rule": "deeploop:p=1e6"}, "p=1e\\+06"),
     ],
 )
 def test_mistakes_are_value_errors_that_name_the_argument(args, says):
@@ -232,7 +231,7 @@ def test_nstar_of_truncated_and_sampled_rounds_is_printed_with_its_formula():
     assert planned(**LOOP)["training"] is planned(**LOOP, backprop=3)["training"] is None
     table = run(PlanArgs(blocks=2, rounds=16, backprop=4))
     assert "N* = K·√(R·R_g) = 2·√64 = 16, where N = K·R = 32" in table
-    assert "At N* α would be\n  5.65685, flat 11.3137 (--model.flat-gain 0.5)" in table
+    assert "At N* α would be\n  5.65685, flat 11.3137 (--model.rule flat:gain=0.5)" in table
     assert f"α = {planned(blocks=2, rounds=16)['alpha']:.7g}" in table  # kept
 
 

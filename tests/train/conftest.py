@@ -6,13 +6,11 @@ import pytest
 import torch
 from puzzle_runs import MODELS, write_boards
 
-from deeploop.models.halting import HaltingConfig
-from deeploop.train.checkpoint import CheckpointConfig
-from deeploop.train.distributed import DeviceConfig
-from deeploop.train.language import LanguageTask
-from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import ReasonerOptimConfig
-from deeploop.train.puzzle import PuzzleDataConfig
+from deeploop.config.loop import HaltingConfig
+from deeploop.config.optim import ReasonerOptimConfig
+from deeploop.config.run import CheckpointConfig, DeviceConfig, LogConfig
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.tasks.puzzles.config import PuzzleDataConfig
 from deeploop.train.replay import GraphReplay, Recorded
 
 

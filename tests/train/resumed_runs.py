@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import replace
 
-from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
+from deeploop.runs.folder import last_checkpoint, list_checkpoints
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

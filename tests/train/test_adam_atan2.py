@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.optim import (
-    ReasonerOptimConfig,
     clipped_step,
     learning_rate,
     make_reasoner_optimizer,

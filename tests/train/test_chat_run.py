@@ -19,14 +19,15 @@ from deeploop.eval.conversation import Conversation
 from deeploop.eval.decoding import Choice
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.recipes import get_recipe
 from deeploop.report.runs import read_run
-from deeploop.train.chat import ChatDataConfig, ChatTask
-from deeploop.train.config import ChatTrainConfig
+from deeploop.runs.folder import write_config
+from deeploop.tasks.chat.config import ChatDataConfig, ChatTrainConfig
+from deeploop.tasks.chat.task import ChatTask
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load, load_model, write_config
+from deeploop.train.rundir import load, load_model
 
 WORDS = "loop block round norm scale depth stream token".split()  # noqa: SIM905
 
@@ -54,7 +55,7 @@ def base(make_config, tmp_path_factory):
     """A run to fine-tune, which has hardly learned anything yet."""
     config = make_config(
         tmp_path_factory.mktemp("base") / "run",
-        model={"context": 128, "block": "flat"},
+        model={"context": 128, "rule": "flat"},
         optim={"steps": 2, "warmup_steps": 1},
     )
     train(config, quiet=True)
@@ -64,7 +65,7 @@ def base(make_config, tmp_path_factory):
 @pytest.fixture
 def make_chat(conversations, base, make_config, tmp_path):
     def make(out="chat", **changes):
-        like = make_config(tmp_path / out, model={"context": 128, "block": "flat"})
+        like = make_config(tmp_path / out, model={"context": 128, "rule": "flat"})
         settings = {
             "out": tmp_path / out,
             "model": like.model,
@@ -90,7 +91,7 @@ def test_positions_that_are_no_answers_have_no_gradient(make_chat):
     task, model = task_of(make_chat())
     kept = []
     model.final_norm.register_forward_hook(lambda module, args, y: y.retain_grad() or kept.append(y))
-    batch = task.micro_batches()[0]
+    batch = task.batches(0).batches[0]
     task.loss(model, batch).backward()
     of_position = kept[0].grad.abs().amax(-1)
     is_answer = batch[1] >= 0
@@ -101,7 +102,7 @@ def test_positions_that_are_no_answers_have_no_gradient(make_chat):
 
 def test_the_loss_is_the_mean_over_answers_of_conversations_alone(make_chat):
     task, model = task_of(make_chat())
-    ours = sum(task.loss(model, batch) for batch in task.micro_batches())
+    ours = sum(task.loss(model, batch) for batch in task.batches(0).batches)
     inputs, targets, starts, scored = task_of(make_chat())[0].loader.step_batch()
     total = torch.zeros(())
     for row, own in enumerate(starts):
@@ -113,9 +114,9 @@ def test_the_loss_is_the_mean_over_answers_of_conversations_alone(make_chat):
 
 def test_ranks_add_up_to_the_step(make_chat):
     task, model = task_of(make_chat())
-    whole = sum(task.loss(model, batch) for batch in task.micro_batches())
+    whole = sum(task.loss(model, batch) for batch in task.batches(0).batches)
     parts = [task_of(make_chat(), rank, 2)[0] for rank in range(2)]
-    shares = [sum(part.loss(model, batch) for batch in part.micro_batches()) for part in parts]
+    shares = [sum(part.loss(model, batch) for batch in part.batches(0).batches) for part in parts]
     torch.testing.assert_close(sum(shares), whole)
 
 
@@ -126,7 +127,8 @@ def test_rows_of_filler_do_not_count_for_the_token_similarity(rows, make_chat, m
 
     def measured(rank, world):
         task, model = task_of(config, rank, world)
-        return task._loss_and_similarity(model, 3)
+        found = task.evaluate(model)
+        return found["loss"], found["similarity"]
 
     alone, sums = measured(0, 1), []
     monkeypatch.setattr(World, "sum", lambda self, own: sums.append(own) or sum(sums))
@@ -165,7 +167,7 @@ def test_the_model_is_that_of_the_run(tuned, base):
 
 
 def test_rounds_and_gate_are_those_of_the_run_and_the_mean_does_not_rise_anew(base, make_config, tmp_path):
-    parts = {"context": 128, "injection": "add", "exit_gate": True, "block": "flat"}
+    parts = {"context": 128, "injection": "add", "exit_gate": True, "rule": "flat"}
     config = make_config(
         tmp_path / "gated",
         model=parts,

@@ -13,17 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import deeploop
+from deeploop.config.run import CheckpointConfig
 from deeploop.models.gpt import LoopedGPT
+from deeploop.runs.folder import last_checkpoint, list_checkpoints, step_of
 from deeploop.train import checkpoint as module
-from deeploop.train.checkpoint import (
-    CheckpointConfig,
-    last_checkpoint,
-    list_checkpoints,
-    load_weights,
-    read_state,
-    save_checkpoint,
-    step_of,
-)
+from deeploop.train.checkpoint import load_weights, read_state, save_checkpoint
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

@@ -2,9 +2,10 @@
 
 import pytest
 
-from deeploop.train import language
-from deeploop.train.checkpoint import last_checkpoint, read_state
-from deeploop.train.language import LanguageTask
+from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.language import task as language
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.train.checkpoint import read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -18,7 +19,7 @@ def scripted(monkeypatch):
     def script(*results):
         left = list(results)
 
-        def evaluate(self, model):
+        def evaluate(self, model, on_batch):
             loss, similarity, verdict = left.pop(0) if len(left) > 1 else left[0]
             return {"loss": loss, "floor": 3.0, "similarity": similarity, "verdict": verdict}
 
@@ -40,7 +41,10 @@ def test_a_violent_ramp_collapses_and_is_told_once(tiny_config, capsys):
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("COLLAPSED")]
     assert len(said) == len(collapses(config)) == 1
     assert "rose by 7.5e-04 per step" in said[0]
-    tried = "--model.unigram-bias or --optim.warmup-steps 16 or --model.p 1, or a lower --optim.peak-lr"
+    tried = (
+        "--model.unigram-bias or --optim.warmup-steps 16 or --model.rule deeploop:p=1, "
+        "or a lower --optim.peak-lr"
+    )
     assert tried in said[0]
 
 
@@ -98,11 +102,14 @@ def test_stop_spares_a_resumed_run_that_has_escaped_since(tiny_config, scripted)
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        ({"block": "prenorm"}, "try --model.unigram-bias or --optim.warmup-steps 16, or a lower"),
-        ({"p": 0.25}, "try --model.unigram-bias or --optim.warmup-steps 16 or --model.p 0.5, or a lower"),
+        ({"rule": "prenorm"}, "try --model.unigram-bias or --optim.warmup-steps 16, or a lower"),
         (
-            {"block": "flat", "flat_gain": 2.0, "unigram_bias": True},
-            "try --model.flat-gain 8 or --optim.warmup-steps 16, or a lower",
+            {"rule": "deepnorm"},
+            "try --model.unigram-bias or --optim.warmup-steps 16 or --model.rule deeploop, or a lower",
+        ),
+        (
+            {"rule": "flat:gain=2", "unigram_bias": True},
+            "try --model.rule flat:gain=8 or --optim.warmup-steps 16, or a lower",
         ),
     ],
 )

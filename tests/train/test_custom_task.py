@@ -10,10 +10,12 @@ import torch
 
 from deeploop import LoopedGPT
 from deeploop.cli import main
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train import CustomTask, DeviceConfig, TrainConfig, load_last, train
 from deeploop.train.distributed import World
 from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import check_recompute
+from deeploop.train.stop import StopRequest
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_task.py"))
 Sorting = EXAMPLE["Sorting"]
@@ -86,6 +88,50 @@ def test_a_metric_that_is_no_number_does_not_stand_against_a_resume(tmp_path):
             train(short(tmp_path / "refused"), task=Measures, quiet=True)
 
 
+class Measured(Sorting):
+    """One number more, and a list, on each line of training metrics."""
+
+    def metrics(self, model):
+        return {
+            "gains": [round(p.norm().item(), 3) for p in model.parameters() if p.ndim == 1],
+            "seen": self.step,
+        }
+
+
+def test_a_number_of_the_task_is_on_every_line(tmp_path):
+    train(short(tmp_path / "run"), task=Measured, quiet=True)
+    lines = read_metrics(tmp_path / "run", "train")
+    assert [line["seen"] for line in lines] == [1, 2, 3, 4]
+    assert all(len(line["gains"]) > 1 for line in lines)
+    Measured.metrics = lambda self, model: {"exact": torch.ones(())}
+    with pytest.raises(ValueError, match=r"Measured\.metrics: returned exact=tensor.*plain"):
+        train(short(tmp_path / "refused"), task=Measured, quiet=True)
+
+
+def test_a_subclass_of_a_stock_task_adds_a_number(tiny_config):
+    class Measured(LanguageTask):
+        def metrics(self, model):
+            return {"width": model.config.width}
+
+    config = tiny_config(optim={"steps": 1})
+    train(config, task=Measured, quiet=True)
+    assert [line["width"] for line in read_metrics(config.out, "train")] == [config.model.width]
+
+
+def test_a_long_evaluation_is_shown_and_can_be_stopped(tmp_path):
+    class Long(Sorting):
+        def evaluate(self, model, on_batch):
+            on_batch(0.5)
+            stop.requested = self.step == 0
+            on_batch(0.9)
+            return super().evaluate(model)
+
+    stop = StopRequest()
+    result = train(short(tmp_path / "run"), task=Long, quiet=True, stop=stop)
+    assert (result["ended"], result["step"]) == ("stopped", 0)
+    assert read_metrics(tmp_path / "run") == []
+
+
 def test_a_plain_optimizer_follows_the_schedule(tmp_path):
     class Plain(Sorting):
         def make_optimizer(self, model):
@@ -123,7 +169,7 @@ def test_shares_of_ranks_and_micro_batches_add_up_to_the_mean_loss(tmp_path):
     parts = []
     for rank in (0, 1):
         task = Sorting(short(tmp_path, micro_batch=2), World(rank, 2, torch.device("cpu")))
-        parts += [task.loss(model, batch) for batch in task.micro_batches()]
+        parts += [task.loss(model, batch) for batch in task.batches(0).batches]
     assert len(parts) == 4
     torch.testing.assert_close(sum(parts), expected)
 
@@ -142,7 +188,10 @@ def test_mistakes_are_named(tmp_path, capsys):
         train(short(tmp_path / "b"), task=Empty, quiet=True)
     with pytest.raises(ValueError, match="task: must be given"):
         train(short(tmp_path / "c"), quiet=True)
-    with pytest.raises(ValueError, match="task: is for a CustomTrainConfig, not for a TrainConfig"):
+    with pytest.raises(
+        ValueError,
+        match=r"task: is for a CustomTrainConfig, not for a TrainConfig, .* subclass of LanguageTask",
+    ):
         train(TrainConfig(out=tmp_path / "d"), task=Sorting, quiet=True)
     train(short(tmp_path / "e"), task=Sorting, quiet=True)
     assert main(["validate", str(tmp_path / "e")]) == 2

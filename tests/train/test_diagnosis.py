@@ -3,8 +3,8 @@
 import pytest
 from safetensors.torch import load_file
 
-from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.diagnosis import DiagnoseConfig
+from deeploop.config.loop import DiagnoseConfig
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -51,7 +51,7 @@ def test_the_run_does_not_notice_it(runs):
     [
         ({}, ("gate", "up", "down")),
         # The gate then learns at another rate than the rest of its sublayer, which alone is looked at.
-        ({"model": {"scale_gate": False}, "optim": {"branch_lr": 0.1}}, ("up", "down")),
+        ({"model": {"rule": "deeploop:gate=off"}, "optim": {"branch_lr": 0.1}}, ("up", "down")),
     ],
 )
 def test_update_to_weight_is_that_of_the_last_step(make_config, tmp_path, more, roles):

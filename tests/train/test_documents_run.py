@@ -6,10 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from deeploop.commands import diagnose, diagnose_run, validate
+from deeploop.commands import diagnose, validate
 from deeploop.nn.documents import causal_context
+from deeploop.tasks.language import diagnose as diagnose_run
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.distributed import World
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.replay import GraphReplay
@@ -41,7 +42,7 @@ def alone(model, inputs, targets):
 def test_a_step_and_a_validation_are_those_of_documents_alone(masked):
     task = LanguageTask(masked(device={"micro_batch": 3}), World(0, 1, torch.device("cpu")))
     model = task.build()
-    batches = task.micro_batches()
+    batches = task.batches(0).batches
     assert [len(batch[0]) for batch in batches] == [2, 2, 2, 2]
     assert any((batch[0][:, 1:] == END).any() for batch in batches)
     for batch in batches:

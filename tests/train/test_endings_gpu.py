@@ -9,14 +9,14 @@ import time
 import pytest
 import torch
 
-from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.config import to_dict
+from deeploop.config.json import to_dict
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.distributed import open_world
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 pytestmark = pytest.mark.gpu
 CLOCKS = ("seconds", "tokens_per_s", "mfu")
@@ -25,7 +25,7 @@ STEPS = 400
 TRAIN = """
 import sys
 from pathlib import Path
-from deeploop.train.config import read_config
+from deeploop.tasks import read_config
 from deeploop.train.loop import train
 train(read_config(Path(sys.argv[1])))
 """

@@ -11,13 +11,15 @@ import pytest
 from tqdm import tqdm
 
 from deeploop.cli import main
+from deeploop.config.run import LogConfig
+from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.active import ActiveRun
-from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
-from deeploop.train.metrics import LogConfig, MetricsWriter, read_metrics
-from deeploop.train.progress import Display, StopRequest
+from deeploop.train.metrics import MetricsWriter, read_metrics
+from deeploop.train.progress import Display
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 COLLAPSED = {"loss": 3.0, "floor": 3.0, "similarity": 0.99, "verdict": "collapsed"}
 GUARDED = {"optim": {"steps": 9}, "guard": {"stop": True}, "data": {"validate_every": 5}}
@@ -26,7 +28,7 @@ CLOCKS = ("seconds", "tokens_per_s", "mfu")
 
 @pytest.fixture
 def collapsing(monkeypatch):
-    monkeypatch.setattr(LanguageTask, "evaluate", lambda self, model: dict(COLLAPSED))
+    monkeypatch.setattr(LanguageTask, "evaluate", lambda self, model, on_batch: dict(COLLAPSED))
 
 
 @pytest.fixture

@@ -6,20 +6,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from deeploop.accelerate import install, known
+from deeploop.config.optim import OptimConfig, ReasonerOptimConfig
+from deeploop.config.run import DeviceConfig
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner
-from deeploop.nn import fused
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.train import CustomTask, CustomTrainConfig, execution, opening
-from deeploop.train.distributed import DeviceConfig, World
-from deeploop.train.execution import choose_execution
+from deeploop.train.distributed import World
+from deeploop.train.execution import Capabilities, choose_execution
 from deeploop.train.loop import train
-from deeploop.train.optim import (
-    OptimConfig,
-    ReasonerOptimConfig,
-    make_optimizer,
-    make_reasoner_optimizer,
-)
+from deeploop.train.optim import make_optimizer, make_reasoner_optimizer
 from iterate_runs import make_iterate_config
 
 SHAPE = {"blocks": 2, "rounds": 3, "width": 64, "heads": 2, "hidden": 64, "vocabulary": 64, "context": 8}
@@ -29,7 +27,7 @@ LATE = "Triton kernels, bf16, loss read back 1 step behind"
 
 @pytest.fixture(autouse=True)
 def triton(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    monkeypatch.setattr(known, "HAS_TRITON", True)
 
 
 def choose(
@@ -48,13 +46,13 @@ def choose(
     model.recompute = recompute
     optimizer = make_optimizer(model, OptimConfig(kind=kind), fused=True)
     world = World(0, ranks, device)
-    told = {"recordable": recordable, "draws_rounds": draws_rounds, "tokens": tokens}
-    return choose_execution(config or DeviceConfig(), world, model, optimizer, **told)
+    told = Capabilities(recordable=recordable, draws_rounds=draws_rounds, tokens=tokens)
+    return choose_execution(config or DeviceConfig(), world, model, optimizer, told)
 
 
-@pytest.mark.parametrize("block", ["sandwich", "flat", "prenorm"])
+@pytest.mark.parametrize("block", ["deeploop", "flat", "prenorm"])
 def test_on_one_gpu_everything_is_on(block):
-    chosen = choose(block=block)
+    chosen = choose(rule=block)
     assert chosen.describe() == "Triton kernels, bf16, CUDA graph, loss read back 1 step behind"
     assert chosen.chained
     assert chosen.to_json() == {"blocks": "kernels", "precision": "bf16", "graph": True, "lag": 1}
@@ -93,7 +91,7 @@ def hopper(monkeypatch):
 
 def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
     checked = []
-    monkeypatch.setattr(fused, "check_fp8_compiler", checked.append)
+    monkeypatch.setattr(install, "check_fp8_compiler", checked.append)
     chosen = choose(DeviceConfig(precision="fp8", stream="bf16"))
     assert chosen.describe() == ("Triton kernels, fp8, bf16 stream, CUDA graph, loss read back 1 step behind")
     assert chosen.to_json()["precision"] == "fp8"
@@ -102,8 +100,8 @@ def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
     chosen.apply(model)
     assert checked == [torch.device("cpu")]
     (low_precision,) = {block.forward.__func__.args[0] for block in (*model.blocks,)}
-    assert low_precision == fused.LowPrecision(fp8=True, bf16_stream=True)
-    assert model.run_rounds.__func__.args[0] == low_precision
+    assert low_precision == install.LowPrecision(fp8=True, bf16_stream=True)
+    assert model.chain.low_precision == low_precision
 
 
 @pytest.mark.parametrize(
@@ -113,7 +111,7 @@ def test_fp8_and_a_bf16_stream_are_said_and_kept(hopper, monkeypatch):
         ({"compile": "on"}, {}, "needs the Triton kernels, which are not used: device.compile is on"),
         ({"parallel": "fsdp"}, {"ranks": 2}, "is not supported with device.parallel=fsdp; use ddp"),
         ({}, {"hidden": 88}, "model.hidden=88 must be a multiple of 16"),
-        ({}, {"inner_norm": False}, "needs a norm before each branch"),
+        ({}, {"rule": "deeploop:inner_norm=off"}, "needs a norm before each branch"),
         ({}, {"recompute": "block"}, "is not supported with device.recompute=block; use round"),
         (
             {},
@@ -135,18 +133,20 @@ def test_fp8_is_refused_on_an_older_gpu(monkeypatch):
 
 
 def test_reasoners_have_fp8_and_no_other_stream(hopper, monkeypatch):
-    monkeypatch.setattr(fused, "check_fp8_compiler", lambda device: None)
+    monkeypatch.setattr(install, "check_fp8_compiler", lambda device: None)
     config = HRMConfig(width=64, heads=2, hidden=64)
     model = Reasoner(config, PuzzleShape(vocabulary=4, length=8, puzzle_ids=1))
     optimizer = torch.optim.AdamW(model.parameters())
 
     def choose_for(tokens=16, **device):
-        return choose_execution(DeviceConfig(**device), World(0, 1, GPU), model, optimizer, tokens=tokens)
+        return choose_execution(
+            DeviceConfig(**device), World(0, 1, GPU), model, optimizer, Capabilities(tokens=tokens)
+        )
 
     chosen = choose_for(precision="fp8")
     assert chosen.precision == "fp8"
     chosen.apply(model)
-    assert model.stacks["L"].forward.__func__.args == (fused.LowPrecision(fp8=True),)
+    assert model.stacks["L"].forward.__func__.args == (install.LowPrecision(fp8=True),)
     with pytest.raises(ValueError, match="18 tokens at once must be a multiple of 16"):
         choose_for(18, precision="fp8")
     model.stacks["H"].blocks[0].mlp.set_scales(129.0, 1.0)
@@ -174,7 +174,9 @@ def test_a_reasoner_is_read_back_behind_without_a_graph(monkeypatch, options, sa
 
     def choose_for(able=True, **told):
         monkeypatch.setattr(execution, "supports_conditional_step", lambda optimizer: able)
-        return choose_execution(DeviceConfig(**options), World(0, ranks, GPU), model, optimizer, **told)
+        return choose_execution(
+            DeviceConfig(**options), World(0, ranks, GPU), model, optimizer, Capabilities(**told)
+        )
 
     assert choose_for(queueable=True).describe() == said
     assert choose_for(queueable=True).lag == ("behind" in said)
@@ -194,8 +196,8 @@ def told(monkeypatch, config, **options):
     """What the choice of an execution is told, before the run has a folder."""
     seen = []
 
-    def watch(*args, **options):
-        seen.append(options)
+    def watch(*args):
+        seen.append(args[-1])
         raise ValueError("watched")
 
     monkeypatch.setattr(opening, "choose_execution", watch)
@@ -206,14 +208,14 @@ def told(monkeypatch, config, **options):
 
 
 def tokens_told(monkeypatch, config, **options):
-    return told(monkeypatch, config, **options)["tokens"]
+    return told(monkeypatch, config, **options).tokens
 
 
 def test_only_a_reasoner_says_that_it_can_be_queued_without_a_graph(
     tiny_config, make_puzzle_config, tmp_path, monkeypatch
 ):
-    assert told(monkeypatch, make_puzzle_config(tmp_path / "puzzles"))["queueable"]
-    assert not told(monkeypatch, tiny_config())["queueable"]
+    assert told(monkeypatch, make_puzzle_config(tmp_path / "puzzles")).queueable
+    assert not told(monkeypatch, tiny_config()).queueable
 
 
 def test_a_run_says_how_many_tokens_it_computes_at_once(tiny_config, monkeypatch):
@@ -266,7 +268,7 @@ def test_what_was_trained_in_fp8_is_evaluated_anywhere():
 
 
 def test_drawn_rounds_have_a_graph_for_each_number_of_them():
-    parts = {"prelude": 1, "coda": 1, "injection": "linear", "first_state": "noise", "block": "flat"}
+    parts = {"prelude": 1, "coda": 1, "injection": "linear", "first_state": "noise", "rule": "flat"}
     chosen = choose(**parts, draws_rounds=True)
     assert chosen.describe() == (
         "Triton kernels, bf16, CUDA graph for each number of rounds, at most 16, loss read back 1 step behind"
@@ -277,7 +279,7 @@ def test_drawn_rounds_have_a_graph_for_each_number_of_them():
 
 
 def test_a_missing_triton_is_said(monkeypatch):
-    monkeypatch.setattr(fused, "HAS_TRITON", False)
+    monkeypatch.setattr(known, "HAS_TRITON", False)
     assert choose().describe() == "compiled blocks, bf16 (Triton is not installed)"
 
 
@@ -290,11 +292,11 @@ def test_it_is_applied_to_the_blocks_and_to_the_loop():
     model = LoopedGPT(GPTConfig(**SHAPE))
     choose(ranks=2).apply(model)
     assert all("forward" in vars(block) for block in model.blocks)
-    assert "run_rounds" in vars(model)
+    assert model.chain is not None
     plain = LoopedGPT(GPTConfig(**SHAPE))
     choose(DeviceConfig(compile="off")).apply(plain)
     assert not any("forward" in vars(block) for block in plain.blocks)
-    assert "run_rounds" not in vars(plain)
+    assert plain.chain is None
 
 
 def test_a_run_prints_it_and_keeps_it(tiny_config, capsys, monkeypatch):

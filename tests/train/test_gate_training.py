@@ -9,8 +9,8 @@ from resumed_runs import losses, resumed_in_the_middle, tensors
 from safetensors.torch import load_file
 
 from deeploop.cli import main
-from deeploop.models.exit_gate import GateConfig
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.config.loop import GateConfig
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.header import Facts, header
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
@@ -18,7 +18,7 @@ from deeploop.train.rundir import load_model
 from iterate_runs import make_iterate_config
 
 GATE = {"exit_gate": True}
-PARTS = {"prelude": 1, "coda": 1, "injection": "add", "block": "flat"}
+PARTS = {"prelude": 1, "coda": 1, "injection": "add", "rule": "flat"}
 
 
 def weights(run):

@@ -7,11 +7,11 @@ import torch
 
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.recipes import get_recipe
-from deeploop.train import opening
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.tasks.recipes import get_recipe
+from deeploop.train import header as header_module
 from deeploop.train.distributed import World
 from deeploop.train.header import Facts, header, legend
-from deeploop.train.language import LanguageTask
 from deeploop.train.opening import preview_run
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -23,6 +23,8 @@ FACTS = Facts(
     step_bytes=3 * 2**29,
     device="2 CPU threads",
 )
+
+EQUATION = "no inner norm, x ← Norm(α·x + f(x))"
 
 
 def lines(config, facts=FACTS):
@@ -36,7 +38,7 @@ def test_the_header_of_a_language_model():
     assert header(config, FACTS) == [
         "run:       runs/tiny, 100 steps (deeploop train tiny)",
         "model:     437,760 parameters; K = 2 blocks × R = 3 rounds, N = 6",
-        "rule:      sandwich, p = 0.5: α = 3.464, β = 0.1443",  # √12, 1/√48
+        "rule:      DeepLoop p=0.5, x ← Norm(α·x + f(Norm(x))): α = 3.464, β = 0.1443",  # √12, 1/√48
         "data:      204,800 tokens planned, the corpus has 120,940: 1.7 epochs",
         "optimizer: AdamW, peak rate 0.001 after 200 steps of warm-up",
         "cost:      2e+11 FLOPs; memory about 1.5 GiB (estimate)",
@@ -54,13 +56,19 @@ def test_the_header_of_a_language_model():
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"block": "prenorm"}, "prenorm: no scales"),
-        ({"block": "flat", "blocks": 4, "rounds": 5}, "flat: α = 10"),
-        ({"block": "factored", "blocks": 4, "rounds": 5}, "factored: ε = 0.1"),
-        ({"block": "averaged", "blocks": 4, "rounds": 5}, "averaged: ε = 0.05"),
-        ({"beta": "off", "blocks": 2, "rounds": 4}, "sandwich: α = 4"),
-        ({"block": "flat", "blocks": 4, "rounds": 5, "prelude": 1}, "flat: α = 10; prelude (R = 1) α = 1"),
-        ({"block": "averaged", "blocks": 1, "rounds": 1}, "averaged: ε = 1"),
+        ({"rule": "prenorm"}, "pre-norm, x ← x + f(Norm(x)): no scales"),
+        ({"rule": "flat", "blocks": 4, "rounds": 5}, "flat, x ← Norm(α·x + f(Norm(x)·g)): α = 10"),
+        ({"rule": "factored", "blocks": 4, "rounds": 5}, "pre-norm λ/(R√K), x ← x + ε·f(Norm(x)): ε = 0.1"),
+        ({"rule": "averaged", "blocks": 4, "rounds": 5}, "pre-norm 1/N, x ← x + ε·f(Norm(x)): ε = 0.05"),
+        (
+            {"rule": "deeploop:beta=off", "blocks": 2, "rounds": 4},
+            "DeepLoop p=0.5, no β, x ← Norm(α·x + f(Norm(x))): α = 4",
+        ),
+        (
+            {"rule": "flat", "blocks": 4, "rounds": 5, "prelude": 1},
+            "flat, x ← Norm(α·x + f(Norm(x)·g)): α = 10; prelude (R = 1) α = 1",
+        ),
+        ({"rule": "averaged", "blocks": 1, "rounds": 1}, "pre-norm 1/N, x ← x + ε·f(Norm(x)): ε = 1"),
     ],
 )
 def test_the_rule_of_a_block(fields, rule):
@@ -87,22 +95,28 @@ def test_the_header_of_reasoners():
     plan = model.schedule
     assert hrm["model"].endswith(f"; N = {plan.N}, {plan.N_g} blocks in the graph")
     alpha, beta = (2 * model.N) ** model.p, (8 * model.N) ** -model.p
-    assert hrm["rule"] == f"p = 0.5 at N = 6 (the paper's N_g): α = {alpha:.4g}, β = {beta:.4g}"
+    assert (
+        hrm["rule"]
+        == f"DeepLoop p=0.5, {EQUATION} at N = 6 (the paper's N_g): α = {alpha:.4g}, β = {beta:.4g}"
+    )
     assert hrm["data"].endswith("per puzzle; 120,940 training examples")
     assert hrm["optimizer"].startswith("AdamATan2, peak rate ")
-    assert lines(get_recipe("trm-sudoku4"))["rule"] == "no scales"
+    assert lines(get_recipe("trm-sudoku4"))["rule"] == "post-norm, x ← Norm(x + f(x)): no scales"
 
 
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({}, "p = 0.5 at N = 12 (the paper's N_g): α = 4.899, β = 0.1021"),
-        ({"depth_from": "graph"}, "p = 0.5 at N = 8 (the blocks in the graph): α = 4, β = 0.125"),
-        ({"depth": 2}, "p = 0.5 at N = 2 (model.depth): α = 2, β = 0.25"),
+        ({}, f"DeepLoop p=0.5, {EQUATION} at N = 12 (the paper's N_g): α = 4.899, β = 0.1021"),
+        (
+            {"depth_from": "graph"},
+            f"DeepLoop p=0.5, {EQUATION} at N = 8 (the blocks in the graph): α = 4, β = 0.125",
+        ),
+        ({"depth": 2}, f"DeepLoop p=0.5, {EQUATION} at N = 2 (model.depth): α = 2, β = 0.25"),
         (
             {"high_p": 0.25, "depth": 2},
-            "H: p = 0.25 at N = 2 (model.depth): α = 1.414, β = 0.5; "
-            "L: p = 0.5 at N = 2 (model.depth): α = 2, β = 0.25",
+            f"H: DeepNorm p=0.25, {EQUATION} at N = 2 (model.depth): α = 1.414, β = 0.5; "
+            f"L: DeepLoop p=0.5, {EQUATION} at N = 2 (model.depth): α = 2, β = 0.25",
         ),
     ],
 )
@@ -141,9 +155,9 @@ def test_a_plan_that_makes_little_sense_is_warned_of(tiny_config, monkeypatch):
     assert line.startswith("warning: a validation costs 21 steps, and there is one every 2; set ")
 
     needed = LanguageTask(tiny_config(), ALONE).step_bytes
-    monkeypatch.setattr(opening, "memory_of", lambda device: (needed, "this machine"))
+    monkeypatch.setattr(header_module, "memory_of", lambda device: (needed, "this machine"))
     assert warnings() == []
-    monkeypatch.setattr(opening, "memory_of", lambda device: (needed - 1, "this machine"))
+    monkeypatch.setattr(header_module, "memory_of", lambda device: (needed - 1, "this machine"))
     (line,) = warnings()
     assert "this machine has " in line
     assert "--device.micro-batch (now 8)" in line

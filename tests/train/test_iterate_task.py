@@ -8,16 +8,20 @@ import pytest
 import torch
 
 from deeploop.cli import main
+from deeploop.config.json import from_dict, to_dict
 from deeploop.data.iterate.task import is_test
 from deeploop.models.gpt import LoopedGPT
-from deeploop.recipes import get_recipe
-from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
-from deeploop.train.config import from_dict, read_config, to_dict
+from deeploop.runs.folder import last_checkpoint, list_checkpoints, load_any_config, load_config
+from deeploop.tasks import read_config
+from deeploop.tasks.iterate.load import load_iterate
+from deeploop.tasks.iterate.task import IterateTask
+from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World
-from deeploop.train.iterate import IterateTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import load_any_config, load_config, load_iterate
+from deeploop.train.opening import open_run
+from deeploop.train.steps import non_finite_report
+from deeploop.train.task import set_rounds
 from iterate_runs import make_iterate_config
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -33,9 +37,11 @@ def started(tmp_path, world=ALONE, **changes):
 def batches(task, count=40):
     """(rounds, the whole batch) of the next steps."""
     found = []
-    for _ in range(count):
-        [batch] = task.micro_batches()
-        found.append((task.model.rounds, batch))
+    for step in range(task.step, task.step + count):
+        data = task.batches(step)
+        set_rounds(task.model, data.rounds)
+        [batch] = data.batches
+        found.append((data.rounds, batch))
     return found
 
 
@@ -56,13 +62,14 @@ def test_rounds_are_the_steps_asked_for_and_all_of_them_come(tmp_path):
 
 
 def test_a_step_is_repeated_at_its_own_rounds(tmp_path):
-    task = started(tmp_path)
-    first, *_, other = batches(task, 8)
-    task.redraw({"rounds": first[0]})
-    assert task.drawn() == {"rounds": first[0]} != {"rounds": other[0]}
-    fixed = started(tmp_path, rounds={"sample": "fixed"})
-    fixed.redraw(fixed.drawn())
-    assert fixed.model.rounds == 3
+    run = open_run(make_iterate_config(tmp_path / "run"), ALONE, quiet=True)
+    first, *_, other = [run.task.batches(step) for step in range(8)]
+    assert first.rounds != other.rounds
+    for data in (other, first):
+        non_finite_report(run, 1, data, 0.0, 0.0)
+        assert run.model.rounds == data.rounds
+    run.close()
+    assert started(tmp_path, rounds={"sample": "fixed"}).batches(0).rounds == 3
 
 
 def test_fixed_and_uniform_rounds_tell_the_steps(tmp_path):
@@ -96,16 +103,16 @@ def test_two_ranks_share_one_ranks_batch(tmp_path):
 
 
 def test_noise_is_added_after_each_round_in_units_of_the_stream(tmp_path):
-    task = started(tmp_path, rounds={"noise": 0.3}, model={"block": "prenorm"})
+    task = started(tmp_path, rounds={"noise": 0.3}, model={"rule": "prenorm"})
     [(rounds, batch)] = batches(task, 1)
     inputs, targets, share, noise = batch
     assert noise.shape == (*inputs.shape[:1], rounds, *inputs.shape[1:], 16)
     assert noise.std().item() == pytest.approx(0.3, rel=0.05)
     model = task.model
-    rotary, mask = model.positions(inputs, None)
+    context, _ = model.begin(inputs)
     x = model.input_norm(model.embedding(inputs))
     for index in range(rounds):
-        x = model.run_round(x, index, rotary, mask, None)
+        x = model.round(x, index, context)
         x = x + noise[:, index] * x.square().mean(-1, keepdim=True).sqrt()
     written_out = model.read_out(x, targets).loss * share
     assert task.loss(model, batch).item() == pytest.approx(written_out.item(), rel=1e-6)

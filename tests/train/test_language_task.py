@@ -12,8 +12,8 @@ import torch
 import deeploop
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.distributed import World, share_of_rank
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -44,16 +44,16 @@ def test_a_run_keeps_its_output_bias(tiny_config):
     assert 1e-3 < moved.max() < 0.1
 
 
-@pytest.mark.parametrize("scale_gate", [True, False])
-def test_the_branch_rate_leaves_out_a_gate_that_is_not_drawn_at_beta(tiny_config, scale_gate):
-    config = tiny_config(model={"scale_gate": scale_gate}, optim={"branch_lr": 0.1})
+@pytest.mark.parametrize("gate", ["on", "off"])
+def test_the_branch_rate_leaves_out_a_gate_that_is_not_drawn_at_beta(tiny_config, gate):
+    config = tiny_config(model={"rule": f"deeploop:gate={gate}"}, optim={"branch_lr": 0.1})
     task = LanguageTask(config, ALONE)
     model = task.build()
     first, *rest = task.make_optimizer(model).param_groups
     assert [group["branch"] for group in (first, *rest)] == [True, False, False, False]
     names = {parameter: name for name, parameter in model.named_parameters()}
     roles = {names[parameter].split(".")[-2] for parameter in first["params"]}
-    assert roles == {"v", "o", "up", "down"} | ({"gate"} if scale_gate else set())
+    assert roles == {"v", "o", "up", "down"} | ({"gate"} if gate == "on" else set())
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 9])
@@ -111,7 +111,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_targets(tiny_config):
     config = tiny_config(optim={"steps": 1}, device={"micro_batch": 3})
     task = LanguageTask(config, ALONE)
     model = task.build().eval()
-    batches = task.micro_batches()
+    batches = task.batches(0).batches
     tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     with torch.no_grad():
         ours = sum(task.loss(model, batch) for batch in batches)

@@ -3,14 +3,13 @@
 import pytest
 
 from deeploop.report.runs import read_run
+from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train import loop, opening, steps
-from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.distributed import open_world
 from deeploop.train.execution import Execution
-from deeploop.train.language import LanguageTask
 from deeploop.train.metrics import read_metrics
 from deeploop.train.optim import clipped_step
-from deeploop.train.progress import StopRequest
+from deeploop.train.stop import StopRequest
 
 STEPS = {"steps": 14, "warmup_steps": 2}
 RARELY = {"checkpoint": {"every": 100}, "log": {"every": 5}}
@@ -118,8 +117,7 @@ def test_asked_to_stop_it_settles_what_is_under_way_and_resumes_to_the_same_end(
         def requested(self, value):
             pass
 
-    with open_world(cut.device) as world:
-        result = loop.train_in(world, cut, AskedInTheEighthStep())
+    result = loop.train(cut, stop=AskedInTheEighthStep())
     # Asked in step 8, known when step 9 is under way.
     assert (result["ended"], result["step"]) == ("stopped", 9)
     loop.train(tiny_config(out=tmp_path / "cut", resume=True, **changes))

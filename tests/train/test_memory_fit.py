@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from deeploop.config.run import DeviceConfig
 from deeploop.models import Block, GPTConfig, HRMConfig, PuzzleShape
 from deeploop.models.accounting import activation_bytes, parameter_count, segment_bytes, training_bytes
 from deeploop.models.reasoner import ReasonerBlock
+from deeploop.nn.context import Context
 from deeploop.nn.layers import rotary_table
 from deeploop.train import memory
-from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.memory import fit
 from deeploop.train.metrics import read_metrics
@@ -108,7 +110,7 @@ def test_blocks_as_they_are_written_keep_up_to_three_times_the_estimate(precisio
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16),
     ):
-        block(x, rotary_table(64, config.head_size))
+        block(x, Context(rotary_table(64, config.head_size)))
     found = sum(tensor.untyped_storage().nbytes() for tensor in held.values()) / (3 * 64)
     assert 2 < found / activation_bytes(config) < memory.PLAIN * 1.1
 

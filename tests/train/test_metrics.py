@@ -10,10 +10,10 @@ import tracemalloc
 import pytest
 from known_peak import expected_mfu, set_peak
 
+from deeploop.config.run import LogConfig
 from deeploop.train.loop import train
 from deeploop.train.metrics import (
     LONGEST_LINE,
-    LogConfig,
     MetricsWriter,
     last_lines,
     read_metrics,
@@ -105,9 +105,10 @@ def test_no_metrics_is_no_records(tmp_path):
 
 def test_tensorboard_gets_the_same_numbers(tmp_path, write):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    write(("train", 1, {"loss": 2.5, "verdict": "no number"}), config=LogConfig(tensorboard=True))
+    values = {"loss": 2.5, "verdict": "no number", "by_rounds": [1.5, None, 3]}
+    write(("train", 1, values), config=LogConfig(tensorboard=True))
     found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert found.Tags()["scalars"] == ["train/loss"]
+    assert found.Tags()["scalars"] == ["train/loss", "train/by_rounds/0", "train/by_rounds/2"]
     assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(1, 2.5)]
 
 

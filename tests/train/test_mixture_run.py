@@ -11,8 +11,8 @@ from deeploop.data.mixture import Mixture
 from deeploop.data.prepare import prepare
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import get_tokenizer
+from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.distributed import World
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.rundir import load_model

@@ -10,20 +10,15 @@ import torch
 from safetensors.torch import load_file
 
 from deeploop.cli import main
-from deeploop.commands.diagnose_run import UNDER_MUON
+from deeploop.config.optim import OptimConfig
 from deeploop.models.accounting import block_matrix_count, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.train.checkpoint import last_checkpoint, list_checkpoints
+from deeploop.runs.folder import last_checkpoint, list_checkpoints
+from deeploop.tasks.language.diagnose import UNDER_MUON
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.optim import (
-    OptimConfig,
-    learning_rate,
-    make_optimizer,
-    set_learning_rate,
-    supports_conditional_step,
-)
+from deeploop.train.optim import learning_rate, make_optimizer, set_learning_rate, supports_conditional_step
 
 MODEL = GPTConfig(
     blocks=2, rounds=2, width=32, heads=2, hidden=48, vocabulary=257, context=16, unigram_bias=True

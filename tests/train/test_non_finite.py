@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.train.checkpoint import last_checkpoint, read_state
+from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import open_world
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import open_run

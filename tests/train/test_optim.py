@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from deeploop.config.optim import OptimConfig
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.train.optim import (
-    OptimConfig,
     clipped_step,
     learning_rate,
     make_optimizer,

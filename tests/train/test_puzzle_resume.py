@@ -6,7 +6,8 @@ import sys
 import time
 
 from deeploop.cli import main
-from deeploop.train.checkpoint import last_checkpoint, read_state
+from deeploop.runs.folder import last_checkpoint
+from deeploop.train.checkpoint import read_state
 
 STEPS = 60
 SETTINGS = (

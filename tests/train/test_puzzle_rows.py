@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from deeploop.tasks.puzzles.rows import sign_sgd_
 from deeploop.train.distributed import World
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
-from deeploop.train.puzzle_rows import sign_sgd_
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 ALONE = World(0, 1, torch.device("cpu"))
 

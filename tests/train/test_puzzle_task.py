@@ -8,23 +8,25 @@ import torch
 from puzzle_runs import MODELS, write_boards
 
 from deeploop.cli import main
+from deeploop.config.loop import HaltingConfig
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
 from deeploop.data.sudoku import build_sudoku
 from deeploop.eval.reasoning import Solver, score, spread_rows
 from deeploop.models.accounting import flops_per_segment
-from deeploop.models.halting import HaltingConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn.kernels.products import cached_cast
-from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, load_tensors
+from deeploop.runs.folder import last_checkpoint, list_checkpoints, load_any_config, load_config
+from deeploop.tasks.puzzles.load import load_reasoner
+from deeploop.tasks.puzzles.task import PuzzleTask
+from deeploop.train.checkpoint import load_tensors
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.opening import open_run, tokens_at_once
-from deeploop.train.progress import StopRequest
-from deeploop.train.puzzle import PuzzleTask
-from deeploop.train.rundir import load_any_config, load_config, load_reasoner
+from deeploop.train.opening import open_run
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 ALONE = World(0, 1, torch.device("cpu"))
 KINDS = ["hrm", "trm"]
@@ -66,7 +68,7 @@ def test_asked_for_again_without_a_step_the_same_puzzles_go_on(make_puzzle_confi
     run = open_run(make_puzzle_config(tmp_path, halting={"segments": 1}), ALONE)
     StepQueue(run, StopRequest()).take()
     assert run.task.slots.halted.all()
-    [(first, _)], [(second, _)] = run.task.micro_batches(), run.task.micro_batches()
+    [(first, _)], [(second, _)] = (run.task.batches(1).batches for _ in range(2))
     for name, own in first.tensors().items():
         assert torch.equal(getattr(second, name), own), name
 
@@ -99,7 +101,7 @@ def test_fp8_knows_the_positions_at_once(make_puzzle_config, tmp_path):
     config = make_puzzle_config(tmp_path)
     task = PuzzleTask(config, ALONE)
     positions = task.shape.length + config.model.puzzle_positions
-    assert tokens_at_once(task) == task.micro_batch * positions
+    assert task.capabilities.tokens == task.micro_batch * positions
     model = task.build()
     assert positions == model.positions
 

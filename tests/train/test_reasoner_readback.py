@@ -8,15 +8,16 @@ import torch
 from test_loss_readback import lines, note_lag
 
 from deeploop.data.sudoku import build_sudoku
+from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.train import opening, steps
-from deeploop.train.checkpoint import last_checkpoint, read_state
+from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import World
 from deeploop.train.execution import Execution
 from deeploop.train.loop import train
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
-from deeploop.train.puzzle import PuzzleTask
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 ALONE = World(0, 1, torch.device("cpu"))
 KINDS = ["hrm", "trm"]

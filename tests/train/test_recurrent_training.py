@@ -9,20 +9,22 @@ from resumed_runs import losses, resumed_in_the_middle, tensors
 
 from deeploop.cli import main
 from deeploop.models.accounting import parameter_count
-from deeploop.recipes import get_recipe
+from deeploop.tasks.iterate.config import IterateRoundsConfig
+from deeploop.tasks.language.config import RoundsConfig
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.tasks.recipes import get_recipe
+from deeploop.tasks.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.distributed import World, physical_blocks
 from deeploop.train.header import Facts, header
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rounds import FirstStateSampler, IterateRoundsConfig, RoundsConfig, RoundsSampler
 from deeploop.train.rundir import load
 from deeploop.train.steps import StepQueue
 
 CPU = torch.device("cpu")
 SAMPLED = {"sample": "poisson-lognormal"}
 SUBLAYERS = ("blocks.0.attention", "blocks.1.mlp")
-PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
+PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "rule": "flat"}
 
 
 def test_a_run_whose_first_state_is_noise_resumes_bit_for_bit(tiny_config):
@@ -47,8 +49,8 @@ def test_first_states_are_functions_of_seed_step_and_place_in_the_batch():
 
 def test_ranks_share_the_first_states_of_a_step(tiny_config):
     config = tiny_config(model=PARTS)
-    whole = LanguageTask(config, World(0, 1, CPU)).micro_batches()
-    halves = [LanguageTask(config, World(rank, 2, CPU)).micro_batches() for rank in range(2)]
+    whole = LanguageTask(config, World(0, 1, CPU)).batches(0).batches
+    halves = [LanguageTask(config, World(rank, 2, CPU)).batches(0).batches for rank in range(2)]
     for part in range(3):
         assert torch.equal(torch.cat([half[0][part] for half in halves]), whole[0][part])
 
@@ -67,18 +69,18 @@ def test_an_injection_is_not_decayed_and_all_blocks_are_matrices(tiny_config):
 
 
 def test_the_header_says_what_stands_around_the_loop(tiny_config):
-    config = tiny_config(model=PARTS | {"block": "sandwich"})
+    config = tiny_config(model=PARTS | {"rule": "deeploop"})
     facts = Facts("tiny", parameters=1, examples=1, flops_per_step=1, step_bytes=1, device="cpu")
     model, rule = header(config, facts)[1:3]
     assert model.endswith("N = 6; prelude 1, coda 1 blocks; injection: gated; first state: noise")
     assert "α = 3.464, β = 0.1443; prelude (R = 1) α = 1.414, β = 0.3536; coda (R = 1) α" in rule
 
 
-@pytest.mark.parametrize("block", ["flat", "sandwich"])
+@pytest.mark.parametrize("block", ["flat", "deeploop"])
 def test_a_diagnosis_is_of_the_loop_at_all_its_rounds(block, tiny_config, capsys, undrawn):
     """While training, with rounds drawn and a truncated gradient, and of its checkpoint."""
     config = tiny_config(
-        model=PARTS | {"block": block},
+        model=PARTS | {"rule": block},
         rounds=SAMPLED | {"backprop": 2},
         diagnose={"every": 6, "iterations": 2, "sublayers": SUBLAYERS},
     )
@@ -106,9 +108,9 @@ def drawn_rounds(monkeypatch):
     """The rounds of every step that is taken from now on."""
     seen, real = [], StepQueue._gradients
 
-    def gradients(self, batches):
-        seen.append(self._run.task.model.rounds)
-        return real(self, batches)
+    def gradients(self, data):
+        seen.append(data.rounds)
+        return real(self, data)
 
     monkeypatch.setattr(StepQueue, "_gradients", gradients)
     return seen
@@ -233,7 +235,7 @@ def test_the_recipe_is_what_its_page_says(tmp_path, corpus):
     config = get_recipe("tiny-recurrent")
     model = config.model
     assert (model.prelude, model.blocks, model.coda, model.rounds) == (1, 2, 1, 4)
-    assert (model.injection, model.block) == ("add", "flat")
+    assert (model.injection, model.rule) == ("add", "flat")
     assert (config.rounds.sample, config.rounds.backprop) == ("poisson-lognormal", 4)
     small = replace(model, width=32, heads=2, hidden=64, context=32)
     config = replace(

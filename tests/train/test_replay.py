@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 
+from deeploop.accelerate import install
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.nn import fused
 from deeploop.train import opening
 from deeploop.train import replay as replay_module
 from deeploop.train.distributed import World, open_world
 from deeploop.train.execution import Execution
 from deeploop.train.gradients import GradientMemory
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.replay import GraphReplay
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 from iterate_runs import make_iterate_config
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=128, heads=2, hidden=256, vocabulary=1000, context=64)
@@ -26,7 +26,7 @@ ALONE = World(0, 1, device=torch.device("cpu"))
 def steps(rounds, *, recorded, device="cpu"):
     """Losses and the model, trained for one step at each of `rounds`, in micro-batches of two sizes."""
     model = LoopedGPT(CONFIG).to(device)
-    assert device == "cpu" or fused.install_rounds(model)
+    assert device == "cpu" or install.install_rounds(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     draw = torch.Generator().manual_seed(0)
 
@@ -176,7 +176,7 @@ def test_an_iterated_task_is_recorded_once_for_each_number_of_rounds(tmp_path, m
     assert found[True] == pytest.approx(found[False], rel=1e-6)
 
 
-PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "block": "flat"}
+PARTS = {"prelude": 1, "coda": 1, "injection": "gated", "first_state": "noise", "rule": "flat"}
 
 
 @pytest.mark.parametrize("gate", [False, True])
@@ -194,7 +194,7 @@ def test_a_recurrent_run_is_recorded_once_for_each_number_of_rounds_that_comes_a
         queue = StepQueue(open_run(config, ALONE), StopRequest())
         results = [queue.take() for _ in range(12)]
         found[graph] = [result.loss for result in results]
-    drawn = [result.drawn["rounds"] for result in results]
+    drawn = [result.rounds for result in results]
     assert {recording.rounds for recording in recordings} == {R for R in drawn if drawn.count(R) > 1}
     assert found[True] == pytest.approx(found[False], rel=1e-6)
 
@@ -204,7 +204,7 @@ def test_a_recurrent_run_is_recorded_once_for_each_number_of_rounds_that_comes_a
 def test_a_recurrent_run_trains_alike_with_graphs_and_without(injection, tiny_config):
     """Kernels in a chain, with the injection between rounds and the earlier rounds outside of the graph."""
     found = {}
-    parts = {"prelude": 1, "coda": 1, "injection": injection, "block": "flat", "width": 128, "hidden": 256}
+    parts = {"prelude": 1, "coda": 1, "injection": injection, "rule": "flat", "width": 128, "hidden": 256}
     sampled = {"sample": "uniform", "backprop": 0 if injection == "none" else 2}
     noise = {} if injection == "none" else {"first_state": "noise"}
     for name, device in (

@@ -16,11 +16,12 @@ from functools import partial
 import pytest
 
 from deeploop.cli import main
+from deeploop.runs.folder import last_checkpoint, list_checkpoints
 from deeploop.train import loop
-from deeploop.train.checkpoint import last_checkpoint, list_checkpoints, read_state
+from deeploop.train.checkpoint import read_state
 from deeploop.train.metrics import read_metrics
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 from iterate_runs import make_iterate_config
 
 LENGTH = ["--optim.steps", 60, "--checkpoint.every", 10, "--data.validate-every", 20]
@@ -128,17 +129,17 @@ def test_another_seed_is_refused_by_its_name(train_arguments, tmp_path, capsys):
     [
         (
             9,
-            "sandwich",
+            "deeploop",
             ", and a collapse says little yet; raise --optim.steps (with fewer --optim.warmup-steps",
         ),
         (9, "averaged", "; raise --optim.steps or lower --optim.warmup-steps\n"),
-        (8, "sandwich", None),
+        (8, "deeploop", None),
     ],
 )
 def test_a_run_that_ends_inside_its_warm_up_says_so(train_arguments, tmp_path, capsys, warmup, block, says):
     """Its verdict `collapsed` would otherwise look like a finding, of a block that can collapse."""
     steps = ["--optim.steps", 8, "--optim.warmup-steps", warmup]
-    assert main(train_arguments(tmp_path / "run", *steps, "--model.block", block, "--dry-run")) == 0
+    assert main(train_arguments(tmp_path / "run", *steps, "--model.rule", block, "--dry-run")) == 0
     said = capsys.readouterr().out
     assert ("inside its warm-up" in said) == (says is not None)
     assert (

@@ -12,10 +12,9 @@ from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.eval.validation import validate
 from deeploop.files import lock_folder
-from deeploop.train.checkpoint import last_checkpoint
+from deeploop.runs.folder import git_revision, last_checkpoint, load_config
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.rundir import git_revision, load_config
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +84,8 @@ def test_init_from_may_change_the_rounds(config, tiny_config):
     [
         ({"width": 64}, "has model.width=32 (this run 64); add --model.width 32"),
         (
-            {"block": "averaged", "exit_gate": True},
-            "has model.block=sandwich (this run averaged); add --model.block sandwich",
+            {"rule": "averaged", "exit_gate": True},
+            "has model.rule=deeploop (this run averaged); add --model.rule deeploop",
         ),
         (
             {"tied_head": False, "unigram_bias": True},

@@ -10,10 +10,11 @@ import torch
 
 import deeploop
 from deeploop.cli import main
+from deeploop.files import resolve
 from deeploop.report import scoreboard
-from deeploop.train.checkpoint import copy_weights, last_checkpoint, read_state
+from deeploop.runs.folder import last_checkpoint, load_config, results_folder
+from deeploop.train.checkpoint import copy_weights, read_state
 from deeploop.train.loop import train
-from deeploop.train.rundir import load_config, resolve, results_folder
 
 FOLDER = Path(deeploop.__file__).parent / "assets" / "tiny"
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from deeploop.recipes import RECIPES, get_recipe
-from deeploop.train.config import TrainConfig, differences, from_dict, read_config, to_dict
-from deeploop.train.distributed import DeviceConfig, World
+from deeploop.config.json import differences, from_dict, to_dict
+from deeploop.config.optim import OptimConfig
+from deeploop.config.run import DeviceConfig, LogConfig
+from deeploop.tasks import read_config
+from deeploop.tasks.language.config import DataConfig, TrainConfig
+from deeploop.tasks.recipes import RECIPES, get_recipe
+from deeploop.train.distributed import World
 from deeploop.train.loop import train
 from deeploop.train.memory import even_splits
-from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import OptimConfig
-from deeploop.train.text import DataConfig
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -64,12 +65,13 @@ def test_every_kind_of_field_survives_json():
         {
             "init_from": "runs/other",
             "resume": True,
-            "model": {"shrink_outputs": False, "p": 0.25},
+            "model": {"tied_head": False, "rule": "deeploop:p=0.25"},
             "optim": {"betas": [0.8, 0.99]},
         },
     )
     assert config.init_from == Path("runs/other")
-    assert config.model.shrink_outputs is False
+    assert config.model.tied_head is False
+    assert config.model.rule == "deepnorm"
     assert config.optim.betas == (0.8, 0.99)
     assert from_dict(TrainConfig, json.loads(json.dumps(to_dict(config)))) == config
 
@@ -95,7 +97,7 @@ def test_the_papers_recipe_sees_the_papers_tokens(name, steps, tokens):
 @pytest.mark.parametrize("name", ["gpt2-small", "gpt2-medium", "tiny"])
 def test_a_flat_recipe_is_the_faithful_one_with_the_flat_block_and_the_bias(name):
     faithful, flat = get_recipe(name), get_recipe(f"{name}-flat")
-    model = replace(faithful.model, block="flat", unigram_bias=True)
+    model = replace(faithful.model, rule="flat", unigram_bias=True)
     assert flat == replace(faithful, out=Path(f"runs/{name}-flat"), model=model)
 
 
@@ -172,7 +174,7 @@ def test_the_floor_rate_must_not_exceed_the_peak():
     ("change", "message"),
     [
         ({"model": {"rounds": "3"}}, r"config\.model\.rounds='3'"),
-        ({"model": {"block": "round"}}, r"config\.model\.block='round'"),
+        ({"model": {"rule": "round"}}, r"model\.rule=round: must be one of deeploop"),
         ({"optim": {"betas": 1}}, r"config\.optim\.betas=1"),
         ({"model": []}, r"config\.model=\[\]"),
         ({"seed": True}, r"config\.seed=True"),
@@ -184,23 +186,24 @@ def test_json_of_the_wrong_kind_is_named(change, message):
         from_dict(TrainConfig, change)
 
 
-def test_a_branch_rate_is_for_sandwich_blocks(tiny_config):
-    with pytest.raises(ValueError, match=r"optim\.branch_lr=0\.1: must be 1 with model\.block=prenorm, "):
-        tiny_config(model={"block": "prenorm"}, optim={"branch_lr": 0.1})
+def test_a_branch_rate_is_for_the_papers_rule(tiny_config):
+    with pytest.raises(ValueError, match=r"optim\.branch_lr=0\.1: must be 1 with model\.rule=prenorm, "):
+        tiny_config(model={"rule": "prenorm"}, optim={"branch_lr": 0.1})
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"), [({"block": "flat"}, "block=flat"), ({"beta": "off"}, "beta=off")]
+    ("fields", "named"),
+    [({"rule": "flat"}, "rule=flat"), ({"rule": "deeploop:beta=off"}, "rule=deeploop:beta=off")],
 )
 def test_a_branch_rate_is_for_blocks_with_beta(tiny_config, fields, named):
     with pytest.raises(ValueError, match=rf"optim\.branch_lr=0\.1: must be 1 with model\.{named}, "):
         tiny_config(model=fields, optim={"branch_lr": 0.1})
 
 
-def test_a_config_from_before_the_flat_rule_still_loads(tiny_config):
+def test_a_config_from_before_there_were_rules_still_loads(tiny_config):
     data = to_dict(tiny_config())
-    for name in ("alpha", "beta", "outer_gain", "flat_gain"):
-        del data["model"][name]
+    del data["model"]["rule"]
+    data["model"] |= {"block": "sandwich", "p": 0.5}
     assert from_dict(TrainConfig, data) == tiny_config()
 
 
@@ -209,9 +212,9 @@ def test_a_run_that_waits_is_not_stopped_for_it(tiny_config):
         tiny_config(optim={"wait_for_escape": True}, guard={"stop": True})
 
 
-@pytest.mark.parametrize("block", ["prenorm", "postnorm", "sandwich", "factored", "averaged", "flat"])
+@pytest.mark.parametrize("block", ["prenorm", "postnorm", "deeploop", "factored", "averaged", "flat"])
 def test_every_block_trains_a_few_steps(tiny_config, block):
-    result = train(tiny_config(model={"block": block}))
+    result = train(tiny_config(model={"rule": block}))
     assert result["ended"] == "finished"
     assert result["loss"] < 5.4  # ln 257 = 5.55 at the start
 

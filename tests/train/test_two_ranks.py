@@ -13,9 +13,10 @@ from known_peak import expected_mfu
 from safetensors.torch import load_file
 from two_ranks_worker import gradients
 
+from deeploop.config.json import to_dict
 from deeploop.models import parameter_count
-from deeploop.train.checkpoint import list_checkpoints, read_state
-from deeploop.train.config import to_dict
+from deeploop.runs.folder import list_checkpoints
+from deeploop.train.checkpoint import read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from iterate_runs import make_iterate_config
@@ -42,7 +43,7 @@ MUON = {"kind": "muon", "branch_lr": 0.25}
 MUON_WEIGHT_TOLERANCE = 5e-3
 DIAGNOSE = {"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 2}
 # Rounds that are drawn, from noise, with a short gradient; and an exit gate, which wants all of it.
-RECURRENT_MODEL = {"prelude": 1, "coda": 1, "first_state": "noise", "block": "flat"}
+RECURRENT_MODEL = {"prelude": 1, "coda": 1, "first_state": "noise", "rule": "flat"}
 RECURRENT = {
     injection: {
         "model": RECURRENT_MODEL | {"injection": injection},

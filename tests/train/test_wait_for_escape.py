@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
-from deeploop.train import language
-from deeploop.train.checkpoint import last_checkpoint, read_state
+from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.language import task as language
+from deeploop.tasks.language.task import LanguageTask
+from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import World
-from deeploop.train.language import LanguageTask
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -87,7 +88,7 @@ def test_two_ranks_wait_by_the_mean_of_their_similarities(tiny_config, monkeypat
             return 2 * tensor
 
     task = LanguageTask(tiny_config(optim={"wait_for_escape": True}), TwoAlike(0, 2, torch.device("cpu")))
-    model, batch = task.build(), task.micro_batches()[0]
+    model, batch = task.build(), task.batches(0).batches[0]
     for similarity, held in ((0.4, 0), (0.6, 1)):
         monkeypatch.setattr(language, "token_similarity", lambda _, s=similarity: s)
         task.loss(model, batch)

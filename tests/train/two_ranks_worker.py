@@ -13,13 +13,15 @@ from known_peak import set_peak
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from deeploop.config.json import from_dict
+from deeploop.config.run import DeviceConfig
+from deeploop.tasks import config_class
 from deeploop.train import loop, opening, steps
-from deeploop.train.config import KINDS, from_dict
-from deeploop.train.distributed import DeviceConfig, open_world
+from deeploop.train.distributed import open_world
 from deeploop.train.execution import Execution
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest
 from deeploop.train.steps import StepQueue
+from deeploop.train.stop import StopRequest
 
 
 def gradients(config):
@@ -123,7 +125,7 @@ def main():
     set_peak()
     with open_world(DeviceConfig(kind="cpu")) as world:
         for job in json.loads(Path(sys.argv[1]).read_text()):
-            config = from_dict(KINDS[job["kind"]], job["config"])
+            config = from_dict(config_class(job["kind"]), job["config"])
             try:
                 JOBS[job["do"]](config)
             except (ValueError, FloatingPointError) as error:

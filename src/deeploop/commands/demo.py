@@ -55,7 +55,7 @@ def train_and_evaluate(config: DemoConfig) -> dict[str, Any]:
     from deeploop.commands import demo_models as models
     from deeploop.commands.demo_training import train_beside
     from deeploop.report import demo
-    from deeploop.train.rundir import provenance
+    from deeploop.runs.folder import provenance
 
     began, threads = time.monotonic(), torch.get_num_threads()
     cells = {

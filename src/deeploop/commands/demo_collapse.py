@@ -13,20 +13,21 @@ from typing import Any
 
 from deeploop.commands.prepare import PrepareStdlib
 from deeploop.commands.prepare import run as run_prepare
-from deeploop.recipes.gpt import tiny
+from deeploop.config.run import LogConfig
 from deeploop.report.plots import series
-from deeploop.train.config import TrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.loop import train
-from deeploop.train.metrics import LogConfig, read_metrics
+from deeploop.train.metrics import read_metrics
 
 METHODS: dict[str, dict[str, Any]] = {
-    "pre-norm": {"block": "prenorm"},
-    "DeepNorm p=1/4": {"block": "sandwich", "p": 0.25},
-    "DeepLoop p=1/2": {"block": "sandwich", "p": 0.5},
+    "pre-norm": {"rule": "prenorm"},
+    "DeepNorm p=1/4": {"rule": "deepnorm"},
+    "DeepLoop p=1/2": {"rule": "deeploop"},
 }
 # At the looped depth alone: an output bias that starts at the unigram frequencies.
 CURES: dict[str, dict[str, Any]] = {
-    "DeepNorm p=1/4, unigram bias": {"block": "sandwich", "p": 0.25, "unigram_bias": True},
+    "DeepNorm p=1/4, unigram bias": {"rule": "deepnorm", "unigram_bias": True},
 }
 ROUNDS, STEPS = 12, 160
 QUICK_ROUNDS, QUICK_STEPS = 2, 8
@@ -85,7 +86,7 @@ def train_all(out: Path, seed: int, *, quick: bool = False) -> dict[str, Any]:
 def run_record(method: str, rounds: int, settings: TrainConfig) -> dict[str, Any]:
     """A run's curves, and the scales of its residuals where they are not 1."""
     model = settings.model
-    scales = {"alpha": model.scales.alpha, "beta": model.scales.beta} if model.rule else {}
+    scales = {"alpha": model.scales.alpha, "beta": model.scales.beta} if model.residual.law else {}
     steps, losses = series(read_metrics(settings.out, "train"), "loss")
     validations = [{key: line[key] for key in KEPT} for line in read_metrics(settings.out, "validation")]
     return {

@@ -13,11 +13,10 @@ from deeploop.data.iterate.task import solve
 from deeploop.eval.iterated import copying, read_outs
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
-from deeploop.nn.residual import ResidualKind
-from deeploop.recipes import get_recipe
 from deeploop.report.demo import TABLE
-from deeploop.train.config import IterateTrainConfig
-from deeploop.train.rundir import load_iterate
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.iterate.load import load_iterate
+from deeploop.tasks.recipes import get_recipe
 
 DRAWN = tuple(sorted({*TABLE, 5, 6, 7, 11, 18, 34, 47, 60, 100, 150}))
 """Steps of the curves."""
@@ -29,7 +28,7 @@ class Model:
     """One of the three: a recipe, and what the demo changes in it."""
 
     recipe: str
-    block: ResidualKind
+    rule: str
     peak_lr: float
     noise: float
     steps: int
@@ -56,7 +55,7 @@ def cell(name: str, *, out: Path, seed: int, quick: bool) -> IterateTrainConfig:
         out=out / "runs" / f"seed{seed}{'-quick' * quick}" / name,
         resume=True,
         seed=seed,
-        model=replace(base.model, block=model.block),
+        model=replace(base.model, rule=model.rule),
         data=replace(
             base.data,
             length=QUICK_LENGTH if quick else base.data.length,
@@ -108,7 +107,7 @@ def model_record(name: str, config: IterateTrainConfig, *, quick: bool) -> dict[
     right = {h: found[h] == truth[h] for h in DRAWN}
     return {
         "title": MODELS[name].title,
-        "block": config.model.block,
+        "rule": config.model.rule,
         "blocks": config.model.blocks,
         "looped": looped,
         "parameters": parameter_count(config.model),
@@ -138,10 +137,10 @@ def answers(
         return logits.argmax(-1)[:, places].numpy()
 
     if shown.tells_steps:
-        inputs = torch.cat([shown.inputs(instances, h) for h in steps])
+        inputs = torch.cat([torch.from_numpy(shown.inputs(instances, h)) for h in steps])
         found = read(model.logits(model(inputs).states)).reshape(len(steps), len(instances), -1)
         return dict(zip(steps, found, strict=True))
-    inputs = shown.inputs(instances, 0)
+    inputs = torch.from_numpy(shown.inputs(instances, 0))
     return {h: read(logits) for h, logits in read_outs(model, inputs, steps)}
 
 

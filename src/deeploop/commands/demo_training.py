@@ -8,13 +8,14 @@ from subprocess import Popen
 
 from tqdm import tqdm
 
+from deeploop.config.json import to_dict
 from deeploop.files import write_json
 from deeploop.report.endings import log_file
+from deeploop.runs.folder import changes_since, read_ending
 from deeploop.sweep.launch import note_exit, start
-from deeploop.train.config import IterateTrainConfig, to_dict
+from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.train.metrics import last_lines
-from deeploop.train.progress import StopRequest
-from deeploop.train.rundir import changes_since, read_ending
+from deeploop.train.stop import StopRequest
 
 POLL_SECONDS = 0.5
 LINE_SECONDS = 15

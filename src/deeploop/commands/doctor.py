@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import deeploop
 from deeploop.commands.parsing import parse
@@ -19,10 +18,9 @@ from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.extras import how_to_install
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.recipes import tiny
 from deeploop.train.metrics import read_metrics
-
-if TYPE_CHECKING:
-    from deeploop.train.config import TrainConfig
 
 # What needs torch is imported where it is used: the first lines and --help do not wait for it.
 STEPS = 20
@@ -94,10 +92,8 @@ def installed() -> Iterator[tuple[str, str]]:
         yield f"extra {extra}", describe_extra(extra, packages)
 
 
-def small_config(folder: Path) -> "TrainConfig":
+def small_config(folder: Path) -> TrainConfig:
     """The recipe `tiny`, cut to a few small steps, on a few files of the standard library."""
-    from deeploop.recipes.gpt import tiny
-
     base, corpus = tiny(), folder / "corpus"
     prepare(
         list(islice(stdlib(), 20)),
@@ -116,17 +112,17 @@ def small_config(folder: Path) -> "TrainConfig":
     )
 
 
-def describe_execution(config: "TrainConfig") -> str:
+def describe_execution(config: TrainConfig) -> str:
     """How a step would be executed here."""
+    from deeploop.tasks.language.task import LanguageTask
     from deeploop.train.distributed import open_world
     from deeploop.train.execution import choose_execution
-    from deeploop.train.language import LanguageTask
 
     with open_world(config.device) as world:
         task = LanguageTask(config, world)
         model = task.build().to(world.device)
         optimizer = task.make_optimizer(model)
-        chosen = choose_execution(config.device, world, model, optimizer, recordable=task.can_be_recorded)
+        chosen = choose_execution(config.device, world, model, optimizer, task.capabilities)
         return f"{chosen.describe()}, on {world.device.type}"
 
 
@@ -143,7 +139,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def self_test(config: "TrainConfig") -> str:
+def self_test(config: TrainConfig) -> str:
     """Trains, saves, loads and generates; what happened, in one line."""
     from deeploop.eval.generation import generate_text
     from deeploop.train.loop import train

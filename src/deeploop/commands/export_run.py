@@ -12,24 +12,17 @@ from deeploop.commands.export import ExportArgs
 from deeploop.data.chat_template import kept_template
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.extras import require
-from deeploop.files import exclusive_folder, new_folder, publish, read_json
+from deeploop.files import exclusive_folder, new_folder, publish, read_json, resolve
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
-from deeploop.nn.residual import ALPHA, EPSILON
-from deeploop.report.groups import residual_rule
-from deeploop.report.runs import flatten
+from deeploop.runs.folder import load_any_config, read_stamp, require_checkpoint
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.iterate.load import load_iterate
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.text import open_mixture
 from deeploop.train.checkpoint import read_state
-from deeploop.train.config import IterateTrainConfig, TrainConfig, to_dict
-from deeploop.train.rundir import (
-    load,
-    load_any_config,
-    load_iterate,
-    read_stamp,
-    require_checkpoint,
-    resolve,
-)
-from deeploop.train.text import open_mixture
+from deeploop.train.rundir import load
 
 WITHOUT = "  # without deeploop: add trust_remote_code=True"
 PART = ".deeploop-export.part"  # a name that nobody else uses: what lies there is ours to delete
@@ -176,7 +169,7 @@ def model_card(run: Path, model: LoopedGPT, checkpoint: Path) -> str:
         "stored blocks K": config.blocks,
         "rounds R": config.rounds,
         "effective depth N = K·R": config.depth,
-        "residual rule": f"{residual_rule(flatten(to_dict(train)))} (`--model.block {config.block}`)",
+        "residual rule": f"{config.residual.title} (`--model.rule {config.rule}`)",
         **_scales(config),
         "width, heads, hidden": f"{config.width}, {config.heads}, {config.hidden}",
         "key-value cache": _cache(model),
@@ -205,11 +198,12 @@ def model_card(run: Path, model: LoopedGPT, checkpoint: Path) -> str:
 
 def _scales(config: GPTConfig) -> dict[str, str]:
     """The numbers that the rule has: α and β, or the ε on the branch; plain pre-norm has none."""
+    rule = config.residual
     alpha, beta, epsilon = config.scales
-    known = {"α": config.block in ALPHA, "β": beta != 1, "ε": config.block in EPSILON or epsilon != 1}
+    known = {"α": rule.has_alpha, "β": beta != 1, "ε": rule.epsilon != "none" or epsilon != 1}
     numbers = zip(known.items(), (alpha, beta, epsilon), strict=True)
     own = {name: f"{number:.6g}" for (name, has), number in numbers if has}
-    p = f" (p = {config.p:g})" if config.rule else ""
+    p = f" (p = {rule.p:g})" if rule.law else ""
     return {", ".join(own): ", ".join(own.values()) + p} if own else {}
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deeploop.commands.parsing import run_command
+from deeploop.rules import parse
 from deeploop.theory.depth_law import rounds_law
 from deeploop.theory.plan import Training, plan_hierarchy, plan_single
-from deeploop.theory.scaling import DEEPLOOP, PAPER_RULES, ScalingRule
+from deeploop.theory.scaling import DEEPLOOP, ScalingRule
 from deeploop.theory.visits import DepthFrom, Horizon
 
 
@@ -44,12 +45,8 @@ class PlanArgs:
     """Which of a hierarchy's visits stand in the training graph."""
     depth_from: DepthFrom = "cycles"
     """A hierarchy's N: cycles, the paper's, all blocks of the last cycle; graph, those with gradients."""
-    rule: Literal[
-        "deeploop", "deepnorm", "sandwich", "flat", "factored", "averaged", "prenorm", "postnorm"
-    ] = "deeploop"
-    """deeploop is p = 1/2, deepnorm p = 1/4; or the --model.block of train, where sandwich is deeploop's."""
-    p: float | None = None
-    """Another exponent p; overrides deeploop and deepnorm."""
+    rule: str = "deeploop"
+    """The --model.rule of train, such as deepnorm, deeploop:p=0.3 or flat."""
     high_p: float | None = None
     """A hierarchy's exponent of H, where it is not that of L."""
     json: bool = False
@@ -58,10 +55,9 @@ class PlanArgs:
 
 def run(args: PlanArgs) -> str:
     """The text that `deeploop plan` prints."""
-    block = "" if args.rule in ("sandwich", *PAPER_RULES) else args.rule
-    if block and args.p is not None:
-        raise ValueError(f"--p {args.p:g}: goes with --rule deeploop or deepnorm; {block} has no exponent")
-    rule = PAPER_RULES.get(args.rule, DEEPLOOP) if args.p is None else ScalingRule(args.p)
+    chosen = parse(args.rule, "--rule")
+    other = None if chosen.is_paper else chosen
+    rule = chosen.law or DEEPLOOP
     loop = {"blocks": args.blocks, "rounds": args.rounds}
     modules = {name: getattr(args, name) for name in ("high_blocks", "low_blocks", "cycles", "low_cycles")}
     sizes = _whole_set(loop, modules)
@@ -77,11 +73,11 @@ def run(args: PlanArgs) -> str:
             )
         training = Training(args.sample, law, args.backprop or None)
         plan = plan_single(
-            **sizes, rule=rule, prelude=args.prelude, coda=args.coda, training=training, block=block
+            **sizes, rule=rule, prelude=args.prelude, coda=args.coda, training=training, other=other
         )
     else:
-        if block:
-            raise ValueError(f"--rule {block}: goes with --blocks and --rounds")
+        if other:
+            raise ValueError(f"--rule {other}: goes with --blocks and --rounds")
         rules = {"H": rule if args.high_p is None else ScalingRule(args.high_p), "L": rule}
         for name in ("prelude", "coda", "backprop", "sample", "limit", "spread"):
             value = getattr(args, name)
@@ -109,4 +105,5 @@ def _flags(names: Iterable[str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    return run_command(PlanArgs, run, arguments, prog="deeploop plan")
+    words = {"p": "--rule deeploop:p=…"}
+    return run_command(PlanArgs, run, arguments, prog="deeploop plan", words=words)

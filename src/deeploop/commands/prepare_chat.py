@@ -11,6 +11,7 @@ from deeploop.data.chat import ChatSet, prepare_chat
 from deeploop.data.chat_template import find_template
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import resolve
+from deeploop.runs.folder import load_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,6 @@ def tokenizer_and_context(args: PrepareChat) -> tuple[Tokenizer, int]:
         return found, args.context
     if not (resolve(run) / "run.json").exists():
         raise ValueError("context: must be given where --tokenizer names no run: --context 1024")
-    from deeploop.train.rundir import load_config  # now: only this waits for torch
-
     return found, load_config(run).model.context
 
 

@@ -2,23 +2,12 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from deeploop.commands.parsing import run_command
 from deeploop.report.page import text_table
-from deeploop.report.recommend import LONG_TRAINING, Recommendation, recommend
+from deeploop.report.recommend import BIAS, LONG_TRAINING, Recommendation, recommend
 
 SHOWN_RUNS = 3
-# Of GPTConfig, which waits for torch.
-DEFAULTS: dict[str, Any] = {
-    "model.p": 0.5,
-    "model.alpha": "paper",
-    "model.beta": "on",
-    "model.outer_gain": True,
-    "model.flat_gain": 1.0,
-    "model.factored_gain": 1.0,
-    "model.unigram_bias": False,
-}
 
 
 @dataclass(frozen=True)
@@ -68,16 +57,8 @@ def lines(found: Recommendation) -> list[tuple[str, str]]:
 
 def flags(found: Recommendation) -> str:
     """What follows `deeploop train RECIPE` to have the rule; the unigram bias too, where the runs had it."""
-    words = [f"--model.block {found.settings['model.block']}"]
-    for path, value in found.settings.items():
-        if path == "model.block" or value == DEFAULTS[path]:
-            continue
-        section, name = path.replace("_", "-").split(".")
-        is_switch = isinstance(value, bool)
-        words.append(
-            f"--{section}.{'' if value or not is_switch else 'no-'}{name}" + f" {value}" * (not is_switch)
-        )
-    return " ".join(words)
+    bias = " --model.unigram-bias" if found.settings.get(BIAS) else ""
+    return f"--model.rule {found.settings['model.rule']}{bias}"
 
 
 def compared(found: Recommendation) -> str:

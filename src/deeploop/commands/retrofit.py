@@ -1,57 +1,13 @@
-"""`deeploop retrofit`: its arguments; `retrofit_model.py` does the work."""
-
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
-
-from tyro.conf import Positional
+"""`deeploop retrofit`: a pretrained model with a loop."""
 
 from deeploop.commands.parsing import run_command
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetrofitArgs:
-    """Gives a pretrained model a loop: writes a run folder with its layers as prelude, core and coda."""
-
-    source: Positional[Path]
-    """A transformers folder (safetensors) or a GGUF file of a Llama, Mistral, Qwen2 or Qwen3 model."""
-    core: str = ""
-    """Layers to loop, such as 8-15, counted from 0."""
-    prelude: str | None = None
-    """Layers before the loop, such as 0-3, or none; unset: all before the core."""
-    coda: str | None = None
-    """Layers after the loop; unset: all after the core. Layers in no part are dropped."""
-    out: Path = Path("runs/retrofit")
-    """Run folder to write."""
-    rounds: int = 4
-    """Rounds R of the core: the mean in training, whose first steps rise to it from 1."""
-    injection: Literal["none", "add", "linear", "gated"] = "none"
-    """How the prelude's output enters every round: none, or linear, which starts as the identity."""
-    epsilon_exponent: float = 0.5
-    """Scale the core's branches by R^-q at R rounds; 0 leaves them as they were trained."""
-    context: int | None = None
-    """Tokens of a training sequence, at most the source's context; unset: 1024, or less where that is."""
-    data: Path = Path("data/text")
-    """Corpus, prepared with the source's tokenizer: to heal on, or for --suggest."""
-    dry_run: bool = False
-    """Print parameters and FLOPs per token by R; write nothing."""
-    suggest: bool = False
-    """Rank all cores of --length layers by the loss at R = 1, 2, 4 without training; write nothing."""
-    length: int = 8
-    """Layers of the cores that --suggest compares."""
-    tokens: int = 2048
-    """Tokens of the corpus' validation split that --suggest reads."""
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ValueError(f"tokens={self.tokens}: must be at least 1")
+from deeploop.retrofit.options import RetrofitArgs
 
 
 def run(args: RetrofitArgs) -> str:
-    """Reads the source and does what is asked; returns what to print."""
-    from deeploop.commands import retrofit_model  # now: it waits for torch, --help does not
+    from deeploop.retrofit.make import run
 
-    return retrofit_model.run(args)
+    return run(args)
 
 
 def main(arguments: list[str]) -> int:

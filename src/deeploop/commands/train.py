@@ -1,25 +1,25 @@
 """`deeploop train`: one run of a recipe, of a file or of a run folder, with any field overridden."""
 
 import os
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deeploop.commands.memory import memory_advice
 from deeploop.commands.parsing import choose, parse, summary
-from deeploop.recipes import RECIPES, get_recipe
-from deeploop.recipes.reasoners import published_steps, require_puzzles
-from deeploop.report.recommend import recommend
-from deeploop.report.runs import flatten
-from deeploop.terminal import show
-from deeploop.train.config import AnyTrainConfig, ChatTrainConfig, TrainConfig, read_config, to_dict
-from deeploop.train.distributed import open_world
-from deeploop.train.exported import is_export, read_export
-from deeploop.train.loop import train
-from deeploop.train.opening import preview_run
-from deeploop.train.puzzle import PuzzleDataConfig
-from deeploop.train.rundir import config_to_resume, load_config
-from deeploop.train.text import corpus_of_other_vocabulary
+from deeploop.config.json import to_dict
+from deeploop.config.old_names import REASONERS, require_new_flags
+from deeploop.config.run import RunConfig
+from deeploop.exits import memory_advice
+from deeploop.runs.folder import config_to_resume, is_export, load_config
+from deeploop.tasks import read_config
+from deeploop.tasks.chat.config import ChatTrainConfig
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.puzzles.config import PuzzleDataConfig
+from deeploop.tasks.puzzles.recipes import published_steps, require_puzzles
+from deeploop.tasks.recipes import RECIPES, get_recipe
+from deeploop.terminal import loading_torch, show
 
 # What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
 TRAIN_WORDS = {
@@ -50,6 +50,8 @@ def main(arguments: list[str]) -> int:
         base = with_model_of_run(base, rest)
     prog = f"deeploop train {source}"
     switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
+    if base.task not in REASONERS:
+        require_new_flags(rest)
     config = parse(type(base), rest, prog=prog, default=base, words=TRAIN_WORDS, description=HELP)
     check_path(config, base)
     is_first_rank = int(os.environ.get("RANK", 0)) == 0
@@ -70,10 +72,11 @@ def main(arguments: list[str]) -> int:
     size = config.device.micro_batch
     smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
     with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):
-        if DRY_RUN in switches:
-            return preview(config, source)
-        result = train(config, source=source, quiet=QUIET in switches)
-    if is_first_rank and (result["ended"] != "stopped" or QUIET in switches):  # that was said already
+        start = runner(dry_run=DRY_RUN in switches, quiet=QUIET in switches)
+        result = start(config, source=source, quiet=QUIET in switches)
+    if result is None or not is_first_rank:
+        return 0
+    if result["ended"] != "stopped" or QUIET in switches:  # that was said already
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
         )
@@ -86,6 +89,8 @@ def with_model_of_run(base: ChatTrainConfig, words: list[str]) -> ChatTrainConfi
     if run is None:
         return base
     if is_export(Path(run)):
+        from deeploop.train.exported import read_export  # now: it imports torch
+
         return replace(base, model=read_export(Path(run)), init_from=Path(run))
     config = load_config(Path(run))
     rounds = replace(config.rounds, ramp="off")  # the model has had its rise to the mean
@@ -101,16 +106,25 @@ def check_path(config: Any, base: Any) -> None:
         )
 
 
-def preview(config: AnyTrainConfig, source: str) -> int:
-    """Says what would be trained; nothing is written."""
+def runner(*, dry_run: bool, quiet: bool) -> Callable[..., dict[str, Any] | None]:
+    """The function that trains a config, or that says what would be trained."""
+    with nullcontext() if quiet else loading_torch():
+        from deeploop.train.loop import train
+    return preview if dry_run else train
+
+
+def preview(config: RunConfig, *, source: str, quiet: bool) -> None:
+    """Say what would be trained; nothing is written."""
+    from deeploop.train.distributed import open_world
+    from deeploop.train.opening import preview_run
+
     with open_world(config.device) as world:
         lines = preview_run(config, world, source)
         if world.is_main:
             show("\n".join(lines))
-    return 0
 
 
-def choose_base(words: list[str]) -> tuple[AnyTrainConfig | None, str, list[str]]:
+def choose_base(words: list[str]) -> tuple[RunConfig | None, str, list[str]]:
     """The config that the words start from, the words that named it, and those that change it."""
     if words and words[0].startswith("--") and (found := _base_without_recipe(words)):
         return found
@@ -125,7 +139,7 @@ def choose_base(words: list[str]) -> tuple[AnyTrainConfig | None, str, list[str]
     return get_recipe(choice), choice, rest
 
 
-def _base_without_recipe(words: list[str]) -> tuple[AnyTrainConfig, str, list[str]] | None:
+def _base_without_recipe(words: list[str]) -> tuple[RunConfig, str, list[str]] | None:
     """The same of a file or a run folder; None where neither option is among the words."""
     file, rest = take_value(words, CONFIG)
     if file is not None:
@@ -159,6 +173,8 @@ def take_value(words: list[str], option: str) -> tuple[str | None, list[str]]:
 
 def with_vocabulary_of_corpus(config: Any, words: list[str]) -> tuple[Any, list[str]]:
     """A recipe's config with the vocabulary of its corpus, unless the words settle it; and a line of it."""
+    from deeploop.tasks.language.vocabulary import corpus_of_other_vocabulary  # now: it opens the corpus
+
     given = any(word.startswith("--model.vocabulary") for word in words)
     corpus = None if given else corpus_of_other_vocabulary(config)
     if corpus is None:
@@ -174,6 +190,9 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list
     for word in words:
         if word.replace("_", "-").startswith(("--optim.peak-lr", "--optim.warmup-steps")):
             raise ValueError(f"{word}: settles what {AUTO_LR} would; give one of the two")
+    from deeploop.report.recommend import recommend  # now: it reads what was measured
+    from deeploop.report.runs import flatten
+
     model, optim = config.model, config.optim
     model.require_plain_loop(AUTO_LR)
     try:

@@ -1,5 +1,7 @@
 """The eight symmetries of a square: views of an ARC task, classes and augmentations of mazes."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from deeploop.data.draws import words
@@ -20,14 +22,35 @@ def turn(grid: np.ndarray, move: int) -> np.ndarray:
     return grid
 
 
+@dataclass(frozen=True)
+class Turns:
+    """A dihedral move for each of B square boards."""
+
+    moves: np.ndarray  # (B,)
+
+    def apply(self, boards: np.ndarray) -> np.ndarray:
+        """Boards of tokens (B, side²), turned."""
+        size = int(boards.shape[1] ** 0.5)
+        turned = np.empty_like(boards)
+        for row, grid, move in zip(turned, boards, self.moves.tolist(), strict=True):
+            row.reshape(size, size)[:] = turn(grid.reshape(size, size), move)
+        return turned
+
+    def inverse(self) -> "Turns":
+        """The moves that undo these."""
+        return Turns(np.array(INVERSE)[self.moves])
+
+
+def board_views(size: int, views: np.ndarray) -> Turns:
+    """The moves by which a board is shown again at test time; view 0 leaves it as it is."""
+    if views.max(initial=0) >= len(INVERSE):
+        raise ValueError(f"views={views.max() + 1}: a square board has {len(INVERSE)}")
+    return Turns(views)
+
+
 def turn_boards(
     inputs: np.ndarray, labels: np.ndarray, key: np.ndarray, numbers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Square boards and their answers as tokens (B, side²), each pair under a dihedral move of its own."""
-    size = int(inputs.shape[1] ** 0.5)
-    moves = (words(key, numbers, 1)[:, 0] % np.uint64(8)).tolist()
-    turned = np.empty((2, *inputs.shape), dtype=inputs.dtype)
-    for out, grids in zip(turned, (inputs, labels), strict=True):
-        for row, grid, move in zip(out, grids, moves, strict=True):
-            row.reshape(size, size)[:] = turn(grid.reshape(size, size), move)
-    return turned[0], turned[1]
+    turns = Turns((words(key, numbers, 1)[:, 0] % np.uint64(8)).astype(np.int64))
+    return turns.apply(inputs), turns.apply(labels)

@@ -8,6 +8,7 @@ import numpy as np
 
 FEISTEL_ROUNDS = 6
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's step
+TEST_SHARE = 0.2  # of generated instances, which are held out by a hash
 
 
 def keys(*seeds: int, count: int = 1) -> np.ndarray:

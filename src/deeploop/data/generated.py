@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from deeploop.data.draws import TEST_SHARE
 from deeploop.data.puzzles import PuzzleSet, group_table, write_puzzles
 from deeploop.data.workers import process_map
 
@@ -22,7 +23,6 @@ from deeploop.data.workers import process_map
 CHUNK = 32
 FRUITLESS = 20_000
 # The part of all classes that is held out: a fixed one, so that sets of different sizes keep apart as well.
-TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ after a resume. Each corpus goes through its own epochs as it would alone: a mix
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,30 +20,6 @@ from deeploop.data.tokenizers import Tokenizer
 
 SKIPPED_AT_ONCE = 2**16  # sequences
 MIXTURE = 0x6D69  # tells the draws of corpora from others of the same seed
-
-
-def parse_mix(entries: Sequence[str], field: str = "mix") -> list[tuple[Path, float]]:
-    """Folders and their weights of entries such as `data/a=0.7`; `field` is the one that has them."""
-    parts = []
-    for entry in entries:
-        folder, _, number = entry.rpartition("=")
-        try:
-            weight = float(number)
-        except ValueError:
-            weight = math.nan
-        if not folder or math.isnan(weight):
-            raise ValueError(f"data.{field}={entry}: must be FOLDER=WEIGHT, such as data/books=0.7")
-        if weight < 0 or math.isinf(weight):
-            raise ValueError(f"data.{field}={entry}: the weight must be 0 or more, and finite")
-        parts.append((Path(folder), weight))
-    if entries and not any(weight for _, weight in parts):
-        all_of_them = " ".join(entries)
-        raise ValueError(f"data.{field}={all_of_them}: every weight is 0; give one corpus more than that")
-    if math.isinf(sum(weight for _, weight in parts)):
-        raise ValueError(f"data.{field}={' '.join(entries)}: the weights' sum is infinite; give smaller ones")
-    if len({folder for folder, _ in parts}) < len(parts):
-        raise ValueError(f"data.{field}={' '.join(entries)}: names a folder twice; give it one weight")
-    return parts
 
 
 @dataclass(frozen=True)

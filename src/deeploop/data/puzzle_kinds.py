@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deeploop.data import arc_grids
-from deeploop.data.dihedral import turn_boards
-from deeploop.data.sudoku_symmetry import shuffle_sudokus
+from deeploop.data import arc_grids, dihedral, sudoku_symmetry
+from deeploop.data.dihedral import Turns, turn_boards
+from deeploop.data.sudoku_symmetry import Symmetry, shuffle_sudokus
 
 Pairs = tuple[np.ndarray, np.ndarray]  # inputs and labels, uint8 (B, length)
 
@@ -28,11 +28,19 @@ class PuzzleKind:
     augment: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Pairs] | None = None
     """(inputs, labels, key, draw numbers (B,)): the pairs under random symmetries, drawn anew in training."""
 
+    symmetries: Callable[[int, np.ndarray], Symmetry | Turns] | None = None
+    """(side, numbers (B,)): exact symmetries that show a board again at test time; 0 leaves it as it is."""
+
+    read: Callable[[np.ndarray, np.ndarray], list[np.ndarray]] | None = None
+    """(predictions (B, length), views (B, parameters)): answers as they were before their views."""
+
 
 KINDS = {
     # Its augmentations are its views.
-    "arc": PuzzleKind(arc_grids.VIEW_PARAMETERS, show=arc_grids.show, check=arc_grids.check_set),
-    "sudoku": PuzzleKind(augment=shuffle_sudokus),
-    "maze": PuzzleKind(augment=turn_boards),
+    "arc": PuzzleKind(
+        arc_grids.VIEW_PARAMETERS, show=arc_grids.show, check=arc_grids.check_set, read=arc_grids.read_back
+    ),
+    "sudoku": PuzzleKind(augment=shuffle_sudokus, symmetries=sudoku_symmetry.board_views),
+    "maze": PuzzleKind(augment=turn_boards, symmetries=dihedral.board_views),
     "pairs": PuzzleKind(),
 }

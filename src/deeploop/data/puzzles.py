@@ -24,6 +24,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class PuzzleSplit:
     def __init__(
         self, kind: PuzzleKind, arrays: Mapping[str, np.ndarray], views: np.ndarray, names: list[str]
     ) -> None:
-        self._show = kind.show
+        self.kind = kind
         self.inputs, self.labels = arrays["inputs"], arrays["labels"]
         self.groups = np.array(arrays["groups"])
         self.ratings, self._shifts = arrays.get("ratings"), arrays.get("shifts")
@@ -73,6 +74,17 @@ class PuzzleSplit:
 
     def __len__(self) -> int:
         return int(self._example_ends[-1])
+
+    @property
+    def side(self) -> int:
+        """Of a square board."""
+        return int(self.inputs.shape[1] ** 0.5)
+
+    @cached_property
+    def scored(self) -> np.ndarray:
+        """The cells that are scored in some puzzle, (length,)."""
+        found: np.ndarray = (self.labels != 0).any(axis=0)
+        return found
 
     def first_examples(self) -> np.ndarray:
         """The number of each group's first example."""
@@ -94,9 +106,9 @@ class PuzzleSplit:
         group, ids, pair = self.origin(examples)
         where = self._pair_ends[group] - self.groups[group, 0] + pair
         inputs, labels = self.inputs[where], self.labels[where]
-        if self._show is not None:
+        if self.kind.show is not None:
             shifts = None if self._shifts is None else self._shifts[examples]
-            inputs, labels = self._show(inputs, labels, self.views[ids], shifts)
+            inputs, labels = self.kind.show(inputs, labels, self.views[ids], shifts)
         return inputs, labels, ids
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deeploop.data.draws import GOLDEN, mix, orders, words
+from deeploop.data.draws import GOLDEN, keys, mix, orders, words
 
 # Height and width of a box, by the side of the board.
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}
@@ -35,6 +35,22 @@ class Symmetry:
         tables[:, BLANK] = BLANK
         tables[:, BLANK + 1 :] = self.digits + BLANK + 1
         return tables[board, moved].reshape(boards.shape)
+
+    def inverse(self) -> "Symmetry":
+        """The symmetry that undoes this one."""
+        rows, columns, digits = (
+            np.argsort(order, axis=1) for order in (self.rows, self.columns, self.digits)
+        )
+        swap = self.transposed[:, None]  # a transpose comes last: undone first, rows are columns
+        return Symmetry(np.where(swap, columns, rows), np.where(swap, rows, columns), digits, self.transposed)
+
+
+def board_views(size: int, views: np.ndarray) -> Symmetry:
+    """The symmetries by which a puzzle is shown again at test time; view 0 leaves it as it is."""
+    drawn = draw_symmetries(size, keys(0)[0], views)
+    lines, stays = np.arange(size), (views == 0)[:, None]
+    rows, columns, digits = (np.where(stays, lines, own) for own in (drawn.rows, drawn.columns, drawn.digits))
+    return Symmetry(rows, columns, digits, drawn.transposed & (views > 0))
 
 
 def draw_symmetries(size: int, key: np.ndarray, numbers: np.ndarray) -> Symmetry:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from deeploop.nn.fused import eager_modules
+from deeploop.accelerate.install import eager_modules
 from deeploop.nn.residual import ScaledResidual
 from deeploop.theory import ScalingRule
 

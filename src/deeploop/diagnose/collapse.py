@@ -1,6 +1,6 @@
 """The unigram collapse: every position carries one state, and the loss stands at the unigram entropy.
 
-Too fast a rise of the learning rate, at too small an exponent, drives a sandwich block there in its
+Too fast a rise of the learning rate, at too small an exponent, drives a block with outer norms there in its
 first hundred steps, and most runs that stand there after warm-up never leave.
 """
 

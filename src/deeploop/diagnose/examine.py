@@ -136,7 +136,7 @@ def bounds(
     """
     u, g = constants(alignments)
     schedule = single_loop(len(model.blocks), model.rounds)
-    M, rule = schedule.M_g, model.config.rule
+    M, rule = schedule.M_g, model.config.residual.law
     measured = lr * M * kappa(alignments) * u * g / output_norm
     bare = tied_bound(schedule, rule, kappa(alignments)).value if rule else None
     return {"bound": measured, "bound_bare": bare}

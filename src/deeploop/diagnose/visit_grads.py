@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from deeploop.nn.fused import eager_modules
-from deeploop.nn.init import BRANCH
+from deeploop.accelerate.install import eager_modules
 from deeploop.nn.residual import ScaledResidual
+from deeploop.rules import BRANCH
 
 Values = tuple[Tensor, ...]  # what stands in for a sublayer's parameters, in their order
 

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.accelerate import known
 from deeploop.models.gpt import LoopedGPT
-from deeploop.nn import fused
 from deeploop.nn.cache import PositionedCache
 
 
@@ -139,7 +139,7 @@ class KernelStep:
 
         self._model, self._positions = model, cache.positions
         once, core = [*model.prelude], [*model.blocks]
-        pairs: list[Any] = [fused.sublayers(block) for block in (*once, *core, *model.coda)]
+        pairs: list[Any] = [known.sublayers(block) for block in (*once, *core, *model.coda)]
         biases = [biases_of(pair, dtype) for pair in pairs]
         packed = [*zip(pairs, packs_of(pairs, dtype), biases, strict=True)]
         first, last = len(once), len(once) + len(core)
@@ -197,4 +197,4 @@ def describe(model: nn.Module) -> str:
 def fits_kernels(model: LoopedGPT) -> bool:
     """Whether the kernels can decode with a model: it is on a GPU, and they know all of its blocks."""
     blocks = (*model.prelude, *model.blocks, *model.coda)
-    return model.cos.is_cuda and all(map(fused.fits_decoding, blocks))
+    return model.cos.is_cuda and all(map(known.fits_decoding, blocks))

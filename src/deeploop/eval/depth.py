@@ -90,9 +90,9 @@ class Decoding(nn.Module):
     @torch.no_grad()
     def forward(self, tokens: Tensor, targets: Tensor) -> GPTOutput:
         cache = self.model.new_cache(tokens.shape[1])
-        pieces = [self.model.stream(token, cache) for token in tokens.split(1, dim=1)]
+        pieces = [self.model(token, cache=cache).states for token in tokens.split(1, dim=1)]
         self.bytes_per_token = cache.nbytes / tokens.numel()
-        return self.model.read_out(torch.cat(pieces, dim=1), targets)
+        return self.model.output(torch.cat(pieces, dim=1), targets)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from deeploop.data.iterate.examples import Examples
 from deeploop.data.iterate.task import IteratedTask, solve
 from deeploop.models.gpt import LoopedGPT
+from deeploop.nn.context import Context
 from deeploop.nn.layers import Rotary, rotary_table
 
 Cell = tuple[int, int]  # rounds, steps
@@ -81,8 +82,8 @@ def score_sums(
         for start in range(0, len(instances), batch):
             before_batch(start, (number + start / len(instances)) / len(passes))
             rows = slice(start, start + batch)
-            inputs = examples.inputs(instances[rows], own[0][1]).to(device)
-            targets = {h: examples.targets(truth[h][rows]).to(device) for _, h in own}
+            inputs = torch.from_numpy(examples.inputs(instances[rows], own[0][1])).to(device)
+            targets = {h: torch.from_numpy(examples.targets(truth[h][rows])).to(device) for _, h in own}
             with arithmetic():
                 for rounds, logits in read_outs(
                     model, inputs, {R for R, _ in own}, recompute_alpha=recompute_alpha
@@ -115,17 +116,16 @@ def read_outs(
     may be longer than the model's context: the rotary table is continued.
     """
     recompute = model.config.recompute_alpha if recompute_alpha is None else recompute_alpha
-    rotary = positions(model, inputs)
-    first, entered = model.enter_loop(inputs, rotary, None)
+    context = Context(positions(model, inputs))
+    first, entered = model.enter_loop(inputs, context)
     x, done = first, 0
     try:
         for R in sorted(set(rounds)):
             model.set_rounds(R, recompute_alpha=recompute)
             if recompute:
                 x, done = first, 0
-            model.rounds = R - done  # the rounds that are left, with the scales that are set
-            x, done = model.run_rounds(x, rotary, None, None, entered=entered), R
-            after = model.run_once("coda", x, rotary, None, None)
+            x, done = model.loop(x, range(done, R), context, entered), R
+            after = model.once("coda", x, context)
             yield R, model.logits(model.read_out(after).states)
     finally:
         model.set_rounds(model.config.rounds)

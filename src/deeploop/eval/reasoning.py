@@ -1,6 +1,6 @@
 """How many puzzles a built reasoner solves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,17 +9,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from deeploop.config.loop import HaltingConfig
 from deeploop.data.puzzles import PuzzleSet, PuzzleSplit
-from deeploop.models.halting import (
-    PAD,
-    Answers,
-    HaltingConfig,
-    answers_right,
-    puzzle_loss,
-    solve,
-    wants_to_halt,
-)
-from deeploop.models.reasoner import Reasoner
+from deeploop.models.halting import PAD, Answers, answers_right, puzzle_loss, solve_after, wants_to_halt
+from deeploop.models.reasoner import Carry, Reasoner
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # inputs, labels (B, length) and ids (B,)
 
@@ -55,18 +48,44 @@ class Solver:
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
     adaptive: bool = False
 
-    @torch.no_grad()
     def __call__(self, rows: Rows) -> tuple[Answers, PuzzleScore]:
         """The answers to one batch, and how good they are."""
+        return self.after(rows, (self.config.segments,))[-1]
+
+    @torch.no_grad()
+    def after(
+        self, rows: Rows, counts: Sequence[int], carry: Carry | None = None
+    ) -> list[tuple[Answers, PuzzleScore]]:
+        """The answers to one batch after each of these numbers of segments, and how good they are.
+
+        `carry`: the first states; unset: the model's own.
+        """
         inputs, labels, ids = (torch.from_numpy(part).to(self.device, torch.long) for part in rows)
-        carry, puzzle = self.model.initial(len(inputs)), self.model.puzzle_rows(ids)
+        carry = self.model.initial(len(inputs)) if carry is None else carry
+        puzzle = self.model.puzzle_rows(ids)
         with self.arithmetic():
-            found = solve(self.model, carry, inputs, puzzle, self.config, adaptive=self.adaptive)
+            found = solve_after(
+                self.model, carry, inputs, puzzle, self.config, counts, adaptive=self.adaptive
+            )
+        return [(own, self._score(own, labels)) for own in found]
+
+    def _score(self, found: Answers, labels: torch.Tensor) -> PuzzleScore:
         scored = (labels != PAD).sum(-1)
         real = (scored > 0).double()
         right, solved = answers_right(found.tokens, labels)
         columns = (real, puzzle_loss(found.logits, labels), solved, right.sum(-1), scored, found.segments)
-        return found, PuzzleScore(*torch.stack([(column * real).sum() for column in columns]).tolist())
+        return PuzzleScore(*torch.stack([(column * real).sum() for column in columns]).tolist())
+
+
+@torch.no_grad()
+def first_states(model: Reasoner, starts: int, noise: float) -> Carry:
+    """So many first states, a row each: the model's own, then with normal noise, each of its own seed."""
+    own = model.initial(starts)
+    draws = torch.zeros(starts, 2, *own.high.shape[1:])
+    for start in range(1, starts):
+        draws[start].normal_(0.0, noise, generator=torch.Generator().manual_seed(start))
+    high, low = draws.to(own.high).unbind(1)
+    return Carry(own.high + high, own.low + low)
 
 
 class Step(NamedTuple):
@@ -82,15 +101,14 @@ def trace(solver: Solver, inputs: np.ndarray, segments: int) -> list[Step]:
     """The answer to one puzzle (length,), without a puzzle id, after each of so many segments."""
     model = solver.model.eval()
     tokens = torch.from_numpy(inputs[None]).to(solver.device, torch.long)
-    carry, puzzle = model.initial(1), model.puzzle_rows(tokens.new_zeros(1))
-    steps = []
+    counts, puzzle = range(1, segments + 1), model.puzzle_rows(tokens.new_zeros(1))
     with solver.arithmetic():
-        for _ in range(segments):
-            segment = model(carry, tokens, puzzle)
-            carry, halts = segment.carry, wants_to_halt(segment.q, solver.config)
-            found = segment.logits.argmax(-1)[0].cpu().numpy()
-            steps.append(Step(found, float(segment.q[0, 0].sigmoid()), bool(halts[0])))
-    return steps
+        found = solve_after(model, model.initial(1), tokens, puzzle, solver.config, counts)
+    return [
+        Step(own.tokens[0].cpu().numpy(), float(q[0].sigmoid()), bool(wants_to_halt(q, solver.config)))
+        for own in found
+        for q in own.q
+    ]
 
 
 def added(scores: list[PuzzleScore]) -> PuzzleScore:
@@ -116,14 +134,13 @@ def spread_rows(split: PuzzleSplit, count: int, rank: int = 0, ranks: int = 1) -
     return inputs, labels, ids
 
 
-def spread_by_source(puzzles: PuzzleSet, count: int) -> dict[str, Rows]:
-    """At most `count` test examples, spread evenly, by the file that they come from."""
+def by_source(puzzles: PuzzleSet, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    """The numbers of test examples by the file that they come from."""
     split = puzzles.test
     assert split.sources is not None
-    numbers = spread(count, len(split))
     source = split.sources[split.origin(numbers)[0]]
     found = ((name, numbers[source == n]) for n, name in enumerate(puzzles.sources))
-    return {name: split.rows(own) for name, own in found if len(own)}
+    return {name: own for name, own in found if len(own)}
 
 
 def score(

@@ -1,15 +1,18 @@
 """Votes over answers: count equal ones, rank them, and ask how far down the right one stands.
 
 An answer is a grid of colours: the same cells in another shape are another answer. Most votes first, of
-equals the higher mean confidence, of equals in that too the smaller grid by shape and then by content, so
-that a ranking never depends on the order of the votes.
+equals the higher mean confidence; or, by q, the highest confidence first, of equals the most votes. Of equals
+in both the smaller grid by shape and then by content, so that a ranking never depends on the order of votes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import Literal
 
 import numpy as np
+
+Choice = Literal["vote", "q"]
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,17 @@ class Ballot:
         key = grid.shape, grid.astype(np.uint8, copy=False).tobytes()
         self._entries.setdefault(key, []).append(confidence)
 
-    def ranked(self) -> list[Vote]:
+    def ranked(self, choose: Choice = "vote") -> list[Vote]:
         """All answers, the best first."""
         # fsum: the last digit of a plain sum depends on the order, and would break ties by it.
-        order = sorted(
-            (-len(own), -fsum(own) / len(own), shape, cells) for (shape, cells), own in self._entries.items()
-        )
+        found = []
+        for key, own in self._entries.items():
+            count, mean = len(own), fsum(own) / len(own)
+            merit = (count, mean) if choose == "vote" else (max(own), count)
+            found.append((-merit[0], -merit[1], *key, count, mean))
         return [
-            Vote(np.frombuffer(cells, dtype=np.uint8).reshape(shape), -count, -mean)
-            for count, mean, shape, cells in order
+            Vote(np.frombuffer(cells, dtype=np.uint8).reshape(shape), count, mean)
+            for _, _, shape, cells, count, mean in sorted(found)
         ]
 
 

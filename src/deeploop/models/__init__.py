@@ -1,34 +1,36 @@
-"""The models."""
+"""The models, imported when they are first touched: a config needs no torch."""
 
-from deeploop.models.accounting import flops_per_segment, flops_per_token, parameter_count
-from deeploop.models.adaptive import AdaptiveDepth, ExitRule
-from deeploop.models.gpt import Block, GPTOutput, LoopedGPT
-from deeploop.models.gpt_config import GPTConfig
-from deeploop.models.halting import Answers, HaltingConfig, Slots, solve, supervise
-from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import Carry, PuzzleShape, Reasoner, ReasonerConfig, Segment
-from deeploop.models.trm import TRMConfig
+from importlib import import_module as _import_module
+from typing import Any as _Any
 
-__all__ = [
-    "AdaptiveDepth",
-    "Answers",
-    "Block",
-    "Carry",
-    "ExitRule",
-    "GPTConfig",
-    "GPTOutput",
-    "HRMConfig",
-    "HaltingConfig",
-    "LoopedGPT",
-    "PuzzleShape",
-    "Reasoner",
-    "ReasonerConfig",
-    "Segment",
-    "Slots",
-    "TRMConfig",
-    "flops_per_segment",
-    "flops_per_token",
-    "parameter_count",
-    "solve",
-    "supervise",
-]
+_NAMES = {
+    "AdaptiveDepth": "deeploop.models.adaptive",
+    "Answers": "deeploop.models.halting",
+    "Block": "deeploop.models.gpt",
+    "Carry": "deeploop.models.reasoner",
+    "ExitRule": "deeploop.models.adaptive",
+    "GPTConfig": "deeploop.models.gpt_config",
+    "GPTOutput": "deeploop.models.gpt",
+    "HRMConfig": "deeploop.models.hrm",
+    "HaltingConfig": "deeploop.config.loop",
+    "LoopedGPT": "deeploop.models.gpt",
+    "PuzzleShape": "deeploop.models.reasoner_config",
+    "Reasoner": "deeploop.models.reasoner",
+    "ReasonerConfig": "deeploop.models.reasoner_config",
+    "Segment": "deeploop.models.reasoner",
+    "Slots": "deeploop.models.halting",
+    "TRMConfig": "deeploop.models.trm",
+    "flops_per_segment": "deeploop.models.accounting",
+    "flops_per_token": "deeploop.models.accounting",
+    "parameter_count": "deeploop.models.accounting",
+    "solve": "deeploop.models.halting",
+    "supervise": "deeploop.models.halting",
+}
+__all__ = sorted(_NAMES)
+
+
+def __getattr__(name: str) -> _Any:
+    # The configs are read without torch, which most of these need.
+    if name not in _NAMES:
+        raise AttributeError(f"module 'deeploop.models' has no attribute {name!r}")
+    return getattr(_import_module(_NAMES[name]), name)

@@ -1,7 +1,8 @@
 """Parameters, FLOPs and training memory of a looped GPT and of a reasoner, by formula."""
 
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.models.reasoner import PuzzleShape, ReasonerConfig, swiglu_hidden
+from deeploop.models.reasoner import swiglu_hidden
+from deeploop.models.reasoner_config import PuzzleShape, ReasonerConfig
 from deeploop.nn.loss import MAX_LOGITS
 from deeploop.nn.recompute import Recompute
 
@@ -21,9 +22,7 @@ def block_bias_count(config: GPTConfig) -> int:
 
 def parameter_count(config: GPTConfig) -> int:
     """Stored parameters: the padded embedding, the head where it is not tied to it, bias, blocks, gains."""
-    norms = 2  # gains that a block has beside those of QK-norm: of inner norms, of outer norms, or of both
-    if config.block == "sandwich":
-        norms = 2 * (config.inner_norm + config.outer_gain)
+    norms = 2 * config.residual.gains  # beside those of QK-norm
     block = block_matrix_count(config) + block_bias_count(config) + norms * config.width
     block += 2 * config.head_size * (config.qk_norm != "none")
     outside = config.input_norm + config.final_norm
@@ -91,7 +90,7 @@ def flops_per_segment(config: ReasonerConfig, shape: PuzzleShape, *, forward_aga
 
 
 def activation_bytes(config: GPTConfig) -> int:
-    """Bytes per token that one visit of a compiled sandwich block keeps for the backward pass, in bf16.
+    """Bytes per token that one visit of a compiled block keeps for the backward pass, in bf16.
 
     The stream is fp32, what the products touch is bf16, and the compiler computes norms and SiLU again:
         attention   the stream 4d; its norm 2d; q and k before their norm 4d; q, k, v and the output 8d;

@@ -10,7 +10,6 @@ predict, through the coda, tokens are read one by one, because the coda attends 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from deeploop.models.gpt import GPTOutput, LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.cache import KeyValueCache
-from deeploop.nn.documents import document_positions
 
 Criterion = Literal["change", "kl", "gate"]
 
@@ -102,21 +100,19 @@ class AdaptiveDepth(nn.Module):
 
     def _stream(self, tokens: Tensor, cache: KeyValueCache, documents: Tensor | None = None) -> Tensor:
         """The residual stream (B, T, width) behind the coda."""
-        model, count, state = self.model, tokens.shape[1], None
-        if documents is None:
-            rotary, mask = model.positions(tokens, cache)
-        else:
-            at = document_positions(documents, tokens.shape)
-            rotary, mask = model.document_places(at, documents)
-            state = None if model.first_noise is None else model.first_noise[at]
-        x, entered = model.enter_loop(tokens, rotary, mask, cache, state)
+        model, count = self.model, tokens.shape[1]
+        context, state = model.begin(tokens, cache, documents=documents)
+        x, entered = model.enter_loop(tokens, context, state)
         latest = _Latest(cache, model, active=torch.ones_like(tokens, dtype=torch.bool))
+
         # Until the cache moves on, each call writes the coda's keys and values to the same places.
-        finish = partial(model.run_once, "coda", rotary=rotary, mask=mask, cache=cache)
-        stops, done = self._stopping(x, finish), 0
+        def finish(x: Tensor) -> Tensor:
+            return model.once("coda", x, context)
+
+        own, stops, done = context._replace(cache=latest), self._stopping(x, finish), 0
         for index in range(model.rounds):
             # Of a token that has stopped nobody sees what is computed here: its keys and values are replaced.
-            after = model.run_round(x, index, rotary, mask, latest, entered)
+            after = model.round(x, index, own, entered)
             x = torch.where(latest.active[..., None], after, x)
             self.rounds_used += int(latest.active.sum())
             latest.active, done = latest.active & ~stops(x), index + 1

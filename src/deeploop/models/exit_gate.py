@@ -9,34 +9,21 @@ gate-only   the model is frozen, and the gate learns whether the next round stil
 At inference a token stops once the sum of its q reaches a threshold (`adaptive.py`).
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.config.loop import GateConfig
+from deeploop.nn.context import Context
+
 if TYPE_CHECKING:
-    from deeploop.models.gpt import LoopedGPT, Places
+    from deeploop.models.gpt import LoopedGPT
 
 GATE = "exit_gate."  # the names of the gate's parameters begin so
 Rounds = Iterator[tuple[Tensor, Tensor]]  # the stream after a round, and behind the coda
-
-
-@dataclass(frozen=True)
-class GateConfig:
-    """How the exit gate of `model.exit_gate` is trained."""
-
-    stage: Literal["joint", "gate-only"] = "joint"
-    """joint: with the model; gate-only: the model stays as it is, its gate learns when rounds still help."""
-    entropy: float = 0.1
-    """Weight β of the entropy of the exits in the joint loss."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.entropy) and self.entropy >= 0):
-            raise ValueError(f"gate.entropy={self.entropy}: must be 0 or more")
 
 
 class ExitGate(nn.Module):
@@ -74,13 +61,13 @@ def log_exits(logits: list[Tensor]) -> list[Tensor]:
 def exit_loss(
     model: "LoopedGPT",
     config: GateConfig,
-    tokens: Tensor,
+    x: Tensor,
+    entered: Tensor | None,
+    context: Context,
     targets: Tensor,
-    state: Tensor | None = None,
-    places: "Places | None" = None,
 ) -> tuple[Tensor, Tensor]:
-    """States behind the coda of the last round, and the loss summed over the targets."""
-    rounds = _rounds(model, tokens, state, places)
+    """States behind the coda of the last round, and the loss summed over the targets, of a loop from x."""
+    rounds = _rounds(model, x, entered, context)
     if config.stage == "joint":
         return _joint_loss(model, config.entropy, rounds, targets)
     return _gate_loss(model, rounds, targets)
@@ -112,10 +99,8 @@ def _gate_loss(model: "LoopedGPT", rounds: Rounds, targets: Tensor) -> tuple[Ten
     return outputs[-1][1], total / max(1, model.rounds - 1)
 
 
-def _rounds(model: "LoopedGPT", tokens: Tensor, state: Tensor | None, places: "Places | None") -> Rounds:
+def _rounds(model: "LoopedGPT", x: Tensor, entered: Tensor | None, context: Context) -> Rounds:
     """The stream after every round, and behind the coda, through which a round's loss is read."""
-    rotary, mask = model.positions(tokens, None) if places is None else places
-    x, entered = model.enter_loop(tokens, rotary, mask, state=state)
     for index in range(model.rounds):
-        x = model.run_rounds(x, rotary, mask, None, None, entered, range(index, index + 1))
-        yield x, model.run_once("coda", x, rotary, mask, None)
+        x = model.loop(x, range(index, index + 1), context, entered)
+        yield x, model.once("coda", x, context)

@@ -8,46 +8,63 @@ model = LoopedGPT(config, seed=1)
 loss = model(tokens, targets).loss / targets.numel()
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeploop.models.exit_gate import ExitGate, GateConfig, exit_loss
+from deeploop.config.loop import GateConfig
+from deeploop.models.exit_gate import ExitGate, exit_loss
 from deeploop.models.gpt_config import PARTS, GPTConfig, Part
 from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
-from deeploop.nn.documents import Documents, document_mask, document_positions
-from deeploop.nn.init import InitRule, init_weights_
+from deeploop.nn.context import Context, Mask
+from deeploop.nn.documents import document_mask, document_positions
+from deeploop.nn.init import init_weights_
 from deeploop.nn.injection import make_injection
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary, SwiGLU, rotary_table
 from deeploop.nn.loss import linear_cross_entropy, token_losses
-from deeploop.nn.recompute import Recompute, maybe_checkpoint
+from deeploop.nn.recompute import Recompute, recomputed
 from deeploop.nn.residual import ScaledResidual
 from deeploop.nn.written import as_written
+from deeploop.rules import InitRule
 
-Mask = Tensor | Documents | None
 Places = tuple[Rotary, Mask]  # where tokens stand, and the mask of what they see
+
+
+class Chain(Protocol):
+    """Another way to compute all rounds at once, as Triton kernels do (`deeploop.accelerate`)."""
+
+    def takes(self, model: "LoopedGPT", context: Context, noise: Tensor | None) -> bool:
+        """Whether a call is one for it."""
+        ...
+
+    def __call__(
+        self, model: "LoopedGPT", x: Tensor, rounds: range, context: Context, entered: Tensor | None
+    ) -> Tensor:
+        """x after the rounds of those numbers."""
+        ...
 
 
 @as_written
 class Block(nn.Module):
-    """Attention, then SwiGLU, each inside its residual equation."""
+    """Attention, then SwiGLU, each inside its residual equation; `number` counts stored blocks from 1."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, number: int = 1) -> None:
         super().__init__()
         residual = partial(
             ScaledResidual,
             width=config.width,
-            kind=config.block,
-            alpha=config.scales.alpha,
-            epsilon=config.scales.epsilon,
-            inner_norm=config.inner_norm,
-            outer_gain=config.outer_gain,
+            rule=config.residual,
+            blocks=config.blocks,
+            rounds=config.rounds,
+            number=number,
+            init=False,  # the model draws its weights as a whole
             norm=partial(RMSNorm, eps=config.norm_eps),
-            varying=config.epsilon_exponent != 0,
         )
         attention = CausalSelfAttention(
             config.width,
@@ -61,15 +78,8 @@ class Block(nn.Module):
         self.attention = residual(attention)
         self.mlp = residual(SwiGLU(config.width, config.hidden, bias=config.mlp_bias))
 
-    def forward(
-        self,
-        x: Tensor,
-        rotary: Rotary,
-        mask: Mask = None,
-        cache: Cache | None = None,
-        slot: int = 0,
-    ) -> Tensor:
-        x = self.attention(x, rotary, mask, cache, slot)
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        x = self.attention(x, *context)
         x = self.mlp(x)
         return x
 
@@ -106,12 +116,16 @@ class LoopedGPT(nn.Module):
         self.backprop: int | None = None
         self.cache_rounds: int | None = None
         self.gate_training: GateConfig | None = None
+        self.chain: Chain | None = None
         self.embedding = nn.Embedding(config.padded_vocabulary, config.width)
         self.input_norm = RMSNorm(config.width, config.norm_eps) if config.input_norm else nn.Identity()
-        self.prelude = nn.ModuleList(Block(config.part("prelude")) for _ in range(config.prelude))
+        number = count(1)
+        self.prelude = nn.ModuleList(
+            Block(config.part("prelude"), next(number)) for _ in range(config.prelude)
+        )
         self.injection = make_injection(config.injection, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
-        self.coda = nn.ModuleList(Block(config.part("coda")) for _ in range(config.coda))
+        self.blocks = nn.ModuleList(Block(config, next(number)) for _ in range(config.blocks))
+        self.coda = nn.ModuleList(Block(config.part("coda"), next(number)) for _ in range(config.coda))
         self.final_norm = RMSNorm(config.width, config.norm_eps) if config.final_norm else nn.Identity()
         self.exit_gate = ExitGate(config.width) if config.exit_gate else None
         head = None if config.tied_head else nn.Linear(config.width, config.padded_vocabulary, bias=False)
@@ -177,59 +191,108 @@ class LoopedGPT(nn.Module):
         anew for every step; without it there is one draw per position, so that a cache changes nothing.
         `documents` are bounds (`nn/documents.py`): each document is then computed as if it stood alone.
         """
-        if documents is not None:
-            at = document_positions(documents, tokens.shape)
-            places = self.document_places(at, documents)
-            state = self.first_noise[at] if state is None and self.first_noise is not None else state
-        if self.gate_training is not None and self.training and targets is not None:
-            x, loss = exit_loss(self, self.gate_training, tokens, targets, state, places)
-            return GPTOutput(self.final_norm(x), loss)
         if isinstance(cache, KeyValueCache) and tokens.shape[1] > 1 and self.kept_rounds < self.rounds:
             # Under a budget a token needs the last round of those before it: they are read one by one.
-            x = torch.cat([self.stream(token, cache) for token in tokens.split(1, dim=1)], dim=1)
-        else:
-            x = self.stream(tokens, cache, places, noise, state)
+            read = [self.forward(token, cache=cache).states for token in tokens.split(1, dim=1)]
+            return self.output(torch.cat(read, dim=1), targets)
+        context, state = self.begin(tokens, cache, places, documents, state)
+        x, entered = self.enter_loop(tokens, context, state)  # embedding, prelude, first state
+        if self.gate_training is not None and self.training and targets is not None:
+            x, loss = exit_loss(self, self.gate_training, x, entered, context, targets)
+            return GPTOutput(self.final_norm(x), loss)
+        free = self.free_rounds
+        if free:
+            with torch.no_grad():
+                x = self.loop(x, range(free), context, entered, noise)
+            torch.clear_autocast_cache()  # where older torch keeps weights cast without a graph
+        x = self.loop(x, range(free, self.rounds), context, entered, noise)
+        x = self.once("coda", x, context)
+        if isinstance(cache, KeyValueCache):
+            cache.length += tokens.shape[1]
         return self.read_out(x, targets)
 
-    def stream(
+    def loop(
+        self,
+        x: Tensor,
+        rounds: range,
+        context: Context,
+        entered: Tensor | None = None,
+        noise: Tensor | None = None,
+    ) -> Tensor:
+        """The rounds of those numbers."""
+        if self.chain is not None and self.chain.takes(self, context, noise):
+            return self.chain(self, x, rounds, context, entered)
+        for index in rounds:
+            # The last round's activations are needed at once: there is nothing to gain in it.
+            again = self.recomputes("round", context) and index < self.rounds - 1
+            x = (recomputed(self.round) if again else self.round)(x, index, context, entered)
+            if noise is not None:  # in units of the stream's root mean square
+                x = x + noise[index] * x.detach().square().mean(-1, keepdim=True).sqrt()
+        return x
+
+    def round(self, x: Tensor, index: int, context: Context, entered: Tensor | None = None) -> Tensor:
+        """Round number `index`: the injection, then every block once."""
+        if self.injection is not None:
+            x = self.injection(x, entered)
+        for number, block in enumerate(self.blocks, start=len(self.prelude) + index * len(self.blocks)):
+            visit, beside = self.visit(block, number, context)
+            x = visit(x, beside)
+        return x
+
+    def once(self, part: Part, x: Tensor, context: Context) -> Tensor:
+        """The blocks of the prelude or the coda."""
+        blocks = self.prelude if part == "prelude" else self.coda
+        for number, block in enumerate(blocks, start=0 if part == "prelude" else self.visits - len(blocks)):
+            visit, beside = self.visit(block, number, context)
+            x = visit(x, beside)
+        return x
+
+    def visit(
+        self, block: nn.Module, number: int, context: Context
+    ) -> tuple[Callable[[Tensor, Context], Tensor], Context]:
+        """Visit `number` of a forward pass: the block, or its recomputation, and what it takes beside x."""
+        if context.cache is not None:
+            return block, context._replace(slot=self.slot_of(number))
+        again = self.recomputes("block", context) and number < self.visits - 1
+        return recomputed(block) if again else block, context
+
+    def recomputes(self, unit: Recompute, context: Context) -> bool:
+        """Whether activations of such a unit are computed again in the backward pass."""
+        return self.recompute == unit and context.cache is None and torch.is_grad_enabled()
+
+    @property
+    def free_rounds(self) -> int:
+        """Rounds outside of the graph, those before the last `backprop`."""
+        if self.backprop is None or not torch.is_grad_enabled():
+            return 0
+        return max(0, self.rounds - self.backprop)
+
+    def begin(
         self,
         tokens: Tensor,
         cache: Cache | None = None,
         places: Places | None = None,
-        noise: Tensor | None = None,
+        documents: Tensor | None = None,
         state: Tensor | None = None,
-    ) -> Tensor:
-        """The residual stream (B, T, width) behind the coda: a forward pass without its readout."""
-        own = cache if isinstance(cache, KeyValueCache) else None
-        rotary, mask = self.positions(tokens, own) if places is None else places
-        x, entered = self.enter_loop(tokens, rotary, mask, cache, state)
-        x = self.run_loop(x, rotary, mask, cache, noise, entered)
-        x = self.run_once("coda", x, rotary, mask, cache)
-        if own is not None:
-            own.length += tokens.shape[1]
-        return x
+    ) -> tuple[Context, Tensor | None]:
+        """Where the tokens of a forward pass stand and what they see; the first state, if it is given."""
+        if documents is not None:
+            at = document_positions(documents, tokens.shape)
+            places = self.document_places(at, documents)
+            state = self.first_noise[at] if state is None and self.first_noise is not None else state
+        if places is None:
+            places = self.positions(tokens, cache if isinstance(cache, KeyValueCache) else None)
+        return Context(*places, cache), state
 
     def enter_loop(
-        self,
-        tokens: Tensor,
-        rotary: Rotary,
-        mask: Mask,
-        cache: Cache | None = None,
-        state: Tensor | None = None,
+        self, tokens: Tensor, context: Context, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """What the first round starts from, and what enters every round: embedding, prelude, first state."""
-        embedded = self.input_norm(self.embedding(tokens))
-        e = self.run_once("prelude", embedded, rotary, mask, cache)
-        x = self.initial_state(e, cache.length if isinstance(cache, KeyValueCache) else 0, state)
-        return x, None if self.injection is None else self.injection.enter(e)
-
-    def run_once(self, part: Part, x: Tensor, rotary: Rotary, mask: Mask, cache: Cache | None) -> Tensor:
-        """The blocks of the prelude or the coda, one after the other."""
-        blocks = self.prelude if part == "prelude" else self.coda
-        first = 0 if part == "prelude" else self.visits - len(self.coda)
-        for index, block in enumerate(blocks, start=first):
-            x = self.visit(block, x, index, rotary, mask, cache)
-        return x
+        e = self.input_norm(self.embedding(tokens))
+        e = self.once("prelude", e, context)
+        start = context.cache.length if isinstance(context.cache, KeyValueCache) else 0
+        entered = None if self.injection is None else self.injection.enter(e)
+        return self.initial_state(e, start, state), entered
 
     def initial_state(self, e: Tensor, start: int, state: Tensor | None = None) -> Tensor:
         """What the first round starts from, where e (B, T, width) stands from position `start` on."""
@@ -240,76 +303,6 @@ class LoopedGPT(nn.Module):
         assert self.first_noise is not None
         table = self.first_noise[start : start + e.shape[1]] if state is None else state
         return table.to(e.dtype).expand_as(e)
-
-    def run_loop(
-        self,
-        x: Tensor,
-        rotary: Rotary,
-        mask: Mask,
-        cache: Cache | None,
-        noise: Tensor | None,
-        entered: Tensor | None,
-    ) -> Tensor:
-        """All rounds; those before the last `backprop` stand outside of the graph."""
-        free = 0
-        if self.backprop is not None and torch.is_grad_enabled():
-            free = max(0, self.rounds - self.backprop)
-        if free:
-            with torch.no_grad():
-                x = self.run_rounds(x, rotary, mask, cache, noise, entered, range(free))
-            torch.clear_autocast_cache()  # where older torch keeps weights cast without a graph
-        return self.run_rounds(x, rotary, mask, cache, noise, entered, range(free, self.rounds))
-
-    def run_rounds(
-        self,
-        x: Tensor,
-        rotary: Rotary,
-        mask: Mask,
-        cache: Cache | None,
-        noise: Tensor | None = None,
-        entered: Tensor | None = None,
-        indices: range | None = None,
-    ) -> Tensor:
-        """The loop: all blocks, `rounds` times; or the rounds of those numbers alone."""
-        for index in range(self.rounds) if indices is None else indices:
-            # The last round's activations are needed at once: there is nothing to gain in it.
-            recompute = self.recompute == "round" and cache is None and index < self.rounds - 1
-            x = maybe_checkpoint(self.run_round, x, index, rotary, mask, cache, entered, recompute=recompute)
-            if noise is not None:
-                x = x + noise[index] * x.detach().square().mean(-1, keepdim=True).sqrt()
-        return x
-
-    def run_round(
-        self,
-        x: Tensor,
-        index: int,
-        rotary: Rotary,
-        mask: Mask,
-        cache: Cache | None,
-        entered: Tensor | None = None,
-    ) -> Tensor:
-        """Round number `index`: the injection, then every block once."""
-        if self.injection is not None:
-            x = self.injection(x, entered)
-        for number, block in enumerate(self.blocks, start=len(self.prelude) + index * len(self.blocks)):
-            x = self.visit(block, x, number, rotary, mask, cache)
-        return x
-
-    def visit(
-        self,
-        block: nn.Module,
-        x: Tensor,
-        index: int,
-        rotary: Rotary,
-        mask: Mask,
-        cache: Cache | None,
-    ) -> Tensor:
-        """Visit number `index` of a forward pass."""
-        if cache is not None:
-            return block(x, rotary, mask, cache, self.slot_of(index))
-        # Compiled blocks must not see a number that changes.
-        recompute = self.recompute == "block" and index < self.visits - 1
-        return maybe_checkpoint(block, x, rotary, mask, recompute=recompute)
 
     @property
     def visits(self) -> int:
@@ -377,10 +370,11 @@ class LoopedGPT(nn.Module):
 
     def read_out(self, x: Tensor, targets: Tensor | None = None) -> GPTOutput:
         """The final norm, and the loss if there are targets."""
-        states = self.final_norm(x)
-        if targets is None:
-            return GPTOutput(states, None)
-        return GPTOutput(states, self.head_loss(states, targets))
+        return self.output(self.final_norm(x), targets)
+
+    def output(self, states: Tensor, targets: Tensor | None = None) -> GPTOutput:
+        """States after the final norm, and the loss if there are targets."""
+        return GPTOutput(states, None if targets is None else self.head_loss(states, targets))
 
     def head_loss(self, states: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Cross-entropy summed over the targets, each times its own of `weights` (B, T)."""

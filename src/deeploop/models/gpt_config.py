@@ -4,20 +4,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from deeploop.nn.init import InitRule
-from deeploop.nn.injection import InjectionKind
-from deeploop.nn.layers import AttentionBias, QKNorm
-from deeploop.nn.residual import ResidualKind
-from deeploop.theory.scaling import Scales, ScalingRule, block_scales
+from deeploop.config.kinds import AttentionBias, InjectionKind, QKNorm
+from deeploop.rules import InitRule, Rule, parse
+from deeploop.theory.scaling import Scales
 
 FirstState = Literal["embedding", "zeros", "noise"]
 Part = Literal["prelude", "coda"]
 PARTS: tuple[Part, ...] = get_args(Part)
-
-
-def is_gain(gain: float) -> bool:
-    """Whether fp32 holds the gain of a rule, and any alpha or epsilon that it makes."""
-    return 1e-9 <= gain <= 1e9
 
 
 @dataclass(frozen=True)
@@ -64,28 +57,8 @@ class GPTConfig:
     """Real vocabulary size; the embedding is padded to the next multiple of 64."""
     context: int = 1024
     """Longest sequence, in tokens."""
-    block: ResidualKind = "sandwich"
-    """DeepLoop's sandwich, flat, prenorm, postnorm, prenorm times 1/(R sqrt K) (factored), 1/N (averaged)."""
-    p: float = 0.5
-    """Exponent of the sandwich's rule, alpha = (2N)^p and beta = (8N)^-p: 1/2 DeepLoop, 1/4 DeepNorm."""
-    alpha: Literal["paper", "flat"] = "paper"
-    """The sandwich's alpha, (2N)^p or lambda R sqrt K. The flat block has alpha flat, beta off, no gain."""
-    beta: Literal["on", "off"] = "on"
-    """Draw the sandwich's branches at beta; off: standard initialisation, outputs not divided by sqrt K."""
-    outer_gain: bool = True
-    """Keep the gain of the sandwich's outer norm, which multiplies the stream at every visit."""
-    flat_gain: float = 1.0
-    """Lambda of the flat alpha: alpha = lambda R sqrt K."""
-    factored_gain: float = 1.0
-    """Lambda of the factored block: epsilon = lambda / (R sqrt K)."""
-    inner_norm: bool = True
-    """Normalise the sandwich's branch input; without it the block is DeepNorm's Norm(alpha x + f(x))."""
-    scale_gate: bool = True
-    """Draw SwiGLU's gate at beta too, as its up and down matrices are."""
-    shrink_outputs: bool | None = None
-    """Divide the initial output projections by sqrt(blocks); unset: for prenorm and postnorm."""
-    epsilon_exponent: float = 0.0
-    """Exponent q of pre-norm's epsilon = R^-q, by which a trained stack is looped; 0: epsilon is 1."""
+    rule: str = "deeploop"
+    """Residual rule, such as deeploop, deepnorm, prenorm or flat:gain=2; docs/training.md has all of them."""
     input_norm: bool = True
     """Keep the RMSNorm of the embedding."""
     final_norm: bool = True
@@ -106,26 +79,9 @@ class GPTConfig:
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._check_loop()
         self._check_attention()
-        kinds = get_args(ResidualKind)
-        self._require("block", self.block in kinds, f"one of {', '.join(kinds)}")
-        self._require("p", math.isfinite(self.p) and self.p > 0, "positive and finite")
-        used = self.block == "sandwich" or self.p == GPTConfig.p
-        self._require("p", used, f"{GPTConfig.p} with model.block={self.block}; only the sandwich has a rule")
-        self._require(
-            "inner_norm",
-            self.inner_norm or self.block in ("sandwich", "postnorm"),
-            f"True with model.block={self.block}",
-        )
-        self._check_parts()
-        gain, factored = self.factored_gain, self.block == "factored"
-        self._require("factored_gain", is_gain(gain), "1e-9 to 1e9")
-        self._require("factored_gain", gain == 1 or factored, f"1 with model.block={self.block}")
+        # One rule has one text, so that configs compare as what they compute.
+        object.__setattr__(self, "rule", str(parse(str(self.rule), "model.rule")))
         self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
-        exponent = self.epsilon_exponent
-        self._require("epsilon_exponent", 0 <= exponent <= 2, "0 to 2")
-        self._require(
-            "epsilon_exponent", exponent == 0 or self.block == "prenorm", f"0 with model.block={self.block}"
-        )
 
     def _check_attention(self) -> None:
         divides = self.head_width or self.width % self.heads == 0
@@ -163,21 +119,6 @@ class GPTConfig:
         self._require("first_state", not stuck, "embedding or noise with model.injection=linear")
         scaled = not self.mup_base_width or self.injection in ("none", "add")
         self._require("mup_base_width", scaled, f"0 with model.injection={self.injection}")
-
-    def _check_parts(self) -> None:
-        """The parts of a sandwich, which other blocks do not have or settle themselves."""
-        self._require("alpha", self.alpha in ("paper", "flat"), "paper or flat")
-        self._require("beta", self.beta in ("on", "off"), "on or off")
-        for name in ("alpha", "beta", "outer_gain"):
-            default = getattr(GPTConfig, name)
-            used = self.block == "sandwich" or getattr(self, name) == default
-            self._require(name, used, f"left at {default} with model.block={self.block}, which settles it")
-        scaled = self.alpha == "paper" or self.beta == "on"
-        self._require("p", scaled or self.p == GPTConfig.p, f"{GPTConfig.p} with model.alpha=flat, beta=off")
-        gain, flat = self.flat_gain, "flat" in (self.block, self.alpha)
-        self._require("flat_gain", is_gain(gain), "1e-9 to 1e9")
-        what = f"1 with model.block={self.block}, model.alpha={self.alpha}"
-        self._require("flat_gain", gain == 1 or flat, what)
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:
@@ -233,25 +174,14 @@ class GPTConfig:
         )
 
     @property
-    def rule(self) -> ScalingRule | None:
-        """The paper's rule, of a sandwich that has both its alpha and its beta; others have none."""
-        whole = self.block == "sandwich" and (self.alpha, self.beta) == ("paper", "on")
-        return ScalingRule(self.p) if whole else None
+    def residual(self) -> Rule:
+        """The rule that `rule` names."""
+        return parse(self.rule)
 
     @property
     def scales(self) -> Scales:
-        """alpha, beta and epsilon of the block at K and R."""
-        return block_scales(
-            self.block,
-            self.blocks,
-            self.rounds,
-            p=self.p,
-            alpha=self.alpha,
-            beta=self.beta,
-            flat_gain=self.flat_gain,
-            factored_gain=self.factored_gain,
-            epsilon_exponent=self.epsilon_exponent,
-        )
+        """alpha, beta and epsilon of the rule at K and R."""
+        return self.residual.scales(self.blocks, self.rounds)
 
     @property
     def matrix_lr_multiplier(self) -> float:
@@ -260,16 +190,5 @@ class GPTConfig:
 
     @property
     def init_rule(self) -> InitRule:
-        """The standard deviation every matrix is drawn at.
-
-        Pre-norm's and post-norm's outputs are divided by sqrt K unless `shrink_outputs` says otherwise. A
-        sandwich without beta has the standard initialisation, without the division.
-        """
-        plain = self.block in ("prenorm", "postnorm")
-        shrink = plain if self.shrink_outputs is None else self.shrink_outputs
-        return InitRule(
-            width=self.width,
-            beta=self.scales.beta,
-            output_divisor=math.sqrt(self.blocks) if shrink else 1.0,
-            scale_gate=self.scale_gate,
-        )
+        """The standard deviation every matrix is drawn at."""
+        return self.residual.init(self.width, self.blocks, self.scales.beta)

@@ -13,34 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deeploop.config.loop import HaltingConfig
 from deeploop.models.reasoner import Carry, Segment
 from deeploop.nn.loss import stablemax_cross_entropy
 
 PAD = 0  # a label that is not scored
 Model = Callable[..., Segment]  # (carry, tokens, puzzle), and q_only where nothing else is read
-
-
-@dataclass(frozen=True)
-class HaltingConfig:
-    """Segments per puzzle, and how halting is learned; the defaults are HRM's."""
-
-    segments: int = 16
-    """Most segments of a puzzle; evaluation runs them all."""
-    exploration: float = 0.1
-    """Share of segments that may halt only after a minimum, drawn from 2 … segments."""
-    learn_continue: bool = True
-    """Halt at q_halt > q_continue and learn both (HRM); else halt at q_halt > 0 and learn it alone (TRM)."""
-
-    def __post_init__(self) -> None:
-        if self.segments < 1:
-            raise ValueError(f"halting.segments={self.segments}: must be at least 1")
-        if not 0 <= self.exploration <= 1:
-            raise ValueError(f"halting.exploration={self.exploration}: must be from 0 to 1")
-
-    @property
-    def bootstraps_continue(self) -> bool:
-        """Whether q_continue is learned from one more forward pass; never with one segment only."""
-        return self.learn_continue and self.segments > 1
 
 
 @dataclass(frozen=True)
@@ -195,24 +173,42 @@ def solve(
     *,
     adaptive: bool = False,
 ) -> Answers:
-    """All segments, as the published evaluation does; or, `adaptive`, each puzzle's until it wants to halt.
+    """All segments, as the published evaluation does; or, `adaptive`, a puzzle's until it wants to halt."""
+    counts = (config.segments,)
+    return solve_after(model, carry, inputs, puzzle, config, counts, adaptive=adaptive)[-1]
 
-    Puzzles that have halted leave the batch, so that an adaptive answer costs what its segments cost.
+
+@torch.no_grad()
+def solve_after(
+    model: Model,
+    carry: Carry,
+    inputs: Tensor,
+    puzzle: Tensor,
+    config: HaltingConfig,
+    counts: Sequence[int],
+    *,
+    adaptive: bool = False,
+) -> list[Answers]:
+    """The answers after each of these numbers of segments, which rise; they may exceed those of training.
+
+    Puzzles that have halted leave an `adaptive` batch, so that an answer costs what its segments cost.
     """
     going = torch.arange(len(inputs), device=inputs.device)
-    segments = torch.full_like(going, config.segments)
+    segments = torch.full_like(going, counts[-1])
     logits = q = None
-    for done in range(1, config.segments + 1):
-        segment = model(carry, inputs[going], puzzle[going])
-        if logits is None or q is None:  # nobody knows shape and dtype earlier
-            logits, q = torch.empty_like(segment.logits), torch.empty_like(segment.q)
-        logits[going], q[going] = segment.logits, segment.q
-        carry, wants = segment.carry, wants_to_halt(segment.q, config)
-        segments[going[wants]] = segments[going[wants]].clamp(max=done)
-        if adaptive:
-            going, carry = going[~wants], Carry(carry.high[~wants], carry.low[~wants])
-            if not len(going):
-                break
-    assert logits is not None
-    assert q is not None
-    return Answers(logits.argmax(-1), logits, q, segments)
+    found = []
+    for done in range(1, counts[-1] + 1):
+        if len(going) or logits is None:
+            segment = model(carry, inputs[going], puzzle[going])
+            if logits is None or q is None:  # nobody knows shape and dtype earlier
+                logits, q = torch.empty_like(segment.logits), torch.empty_like(segment.q)
+            logits[going], q[going] = segment.logits, segment.q
+            carry, wants = segment.carry, wants_to_halt(segment.q, config)
+            segments[going[wants]] = segments[going[wants]].clamp(max=done)
+            if adaptive:
+                going, carry = going[~wants], Carry(carry.high[~wants], carry.low[~wants])
+        if done in counts:
+            assert logits is not None
+            assert q is not None
+            found.append(Answers(logits.argmax(-1), logits.clone(), q.clone(), segments.clamp(max=done)))
+    return found

@@ -28,6 +28,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from deeploop.config.old_names import model_section
 from deeploop.models.gpt import LoopedGPT, Places
 from deeploop.models.gpt_config import PARTS, GPTConfig
 
@@ -56,6 +57,7 @@ class DeepLoopConfig(PreTrainedConfig):
     cache_rounds: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        kwargs = model_section(kwargs)
         for field in fields(GPTConfig):
             if not hasattr(self, field.name):
                 setattr(self, field.name, kwargs.pop(field.name, field.default))

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from deeploop.models.reasoner import ReasonerConfig
+from deeploop.models.reasoner_config import ReasonerConfig
 from deeploop.theory.visits import Schedule, hierarchy
 
 

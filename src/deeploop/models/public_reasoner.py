@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.reasoner import PuzzleShape, ReasonerConfig
+from deeploop.models.reasoner_config import PuzzleShape, ReasonerConfig
 from deeploop.models.trm import TRMConfig
 
 PREFIXES = ("_orig_mod.", "model.", "inner.")

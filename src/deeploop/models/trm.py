@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from deeploop.models.reasoner import ReasonerConfig
+from deeploop.models.reasoner_config import ReasonerConfig
 from deeploop.theory.visits import Horizon, Schedule, shared_hierarchy
 
 

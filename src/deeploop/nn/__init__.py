@@ -11,14 +11,13 @@ from deeploop.nn.layers import (
     rotary_table,
 )
 from deeploop.nn.loss import linear_cross_entropy, stablemax_cross_entropy
-from deeploop.nn.residual import ResidualKind, ScaledResidual
+from deeploop.nn.residual import ScaledResidual
 
 __all__ = [
     "Cache",
     "CausalSelfAttention",
     "KeyValueCache",
     "RMSNorm",
-    "ResidualKind",
     "ScaledResidual",
     "SelfAttention",
     "SwiGLU",

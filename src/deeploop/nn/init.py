@@ -7,16 +7,18 @@ every dtype, and two models that differ only in their scales share the same unde
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-EMBEDDING_STD = 0.02
+from deeploop.rules import InitRule
+
+# What others call the matrices that β leaves alone, by the last words of their names.
+QUERY_KEY = frozenset(f"{word}{end}" for word in ("q", "k", "query", "key") for end in ("", "_proj"))
+GATE = frozenset({"gate", "gate_proj"})
+FUSED = frozenset({"qkv", "qkv_proj", "c_attn", "Wqkv", "query_key_value"})
+MULTIHEAD = ("in_proj_weight", "in_proj_bias")  # of torch.nn.MultiheadAttention
 CUT = 2.0  # where a truncated normal ends, in its own standard deviations before the cut
-UNSCALED = ("q", "k")
-BRANCH = ("v", "o", "gate", "up", "down")  # DeepNorm's set: value, output, feed-forward
-OUTPUTS = ("o", "down")
 
 
 @torch.no_grad()
@@ -53,32 +55,29 @@ def init_truncated_(
         tensor.copy_(nn.init.trunc_normal_(draw, 0.0, sigma, -CUT * sigma, CUT * sigma, generator=generator))
 
 
-@dataclass(frozen=True)
-class InitRule:
-    """The standard deviation of every matrix of a model, by its role (its name in the layer)."""
+@torch.no_grad()
+def scale_branch_(branch: nn.Module, beta: float, *, gate: bool = True) -> None:
+    """Multiply the value, output and feed-forward matrices of any branch by β, once: W ← β·W.
 
-    width: int
-    beta: float = 1.0
-    output_divisor: float = 1.0  # √K where the output projections are shrunk
-    scale_gate: bool = True  # whether β reaches SwiGLU's gate
-
-    @property
-    def branch(self) -> tuple[str, ...]:
-        """The roles that are drawn at β."""
-        return BRANCH if self.scale_gate else tuple(role for role in BRANCH if role != "gate")
-
-    def std(self, role: str) -> float:
-        """0.5/√width for all matrices (down too), times β in the branch, over the divisor in outputs."""
-        if role in ("embedding", "head"):
-            return EMBEDDING_STD
-        if role not in UNSCALED + BRANCH:
-            raise ValueError(f"role={role!r}: must be one of embedding, head, {', '.join(UNSCALED + BRANCH)}")
-        std = 0.5 / math.sqrt(self.width)
-        if role in self.branch:
-            std *= self.beta
-        if role in OUTPUTS:
-            std /= self.output_divisor
-        return std
+    Queries and keys stay as they were drawn, without `gate` a gate does too. The biases beside a scaled
+    matrix become 0: torch draws them without β, and they would drown what β has made small.
+    """
+    for path, parameter in branch.named_parameters():
+        *owners, attribute = path.split(".")
+        words = {attribute.removesuffix("_weight"), *owners[-1:]}
+        if words & FUSED:
+            raise ValueError(
+                f"branch: {path} holds queries, keys and values in one; give init=False, and draw its "
+                "values' rows by init_residual_branch_"
+            )
+        if words & (QUERY_KEY if gate else QUERY_KEY | GATE):
+            continue
+        # Of torch's own fused projection the values are the last third.
+        rows = parameter[-(len(parameter) // 3) :] if attribute in MULTIHEAD else parameter
+        if "bias" in attribute:
+            rows.zero_()
+        elif parameter.ndim > 1:
+            rows.mul_(beta)
 
 
 @torch.no_grad()

@@ -9,13 +9,14 @@ B = I. What of e does not change from round to round is computed once, by `enter
 """
 
 import math
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-InjectionKind = Literal["none", "add", "linear", "gated"]
+from deeploop.config.kinds import InjectionKind
+
 FIRST_DECAY = math.sqrt(1 / 5)
 
 

@@ -5,18 +5,16 @@ No layer has a bias unless it is asked for. Shapes: B sequences, T positions, H 
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deeploop.config.kinds import AttentionBias, QKNorm
 from deeploop.nn.cache import Cache
 from deeploop.nn.documents import Documents, document_attention
 from deeploop.nn.written import as_written
 
-QKNorm = Literal["after-rotary", "before-rotary", "none"]
-AttentionBias = Literal["none", "qkv", "qkvo"]
 Rotary = tuple[Tensor, Tensor]  # cos and sin, (T, D/2) each; or (B, 1, T, D/2) where sequences differ
 
 

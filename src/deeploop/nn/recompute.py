@@ -5,6 +5,7 @@ block visit and K·R states. Either way a step computes almost every block forwa
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -14,12 +15,14 @@ Recompute = Literal["off", "round", "block"]
 T = TypeVar("T")
 
 
-def maybe_checkpoint(function: Callable[..., T], *args: Any, recompute: bool) -> T:
-    """function(*args); if `recompute`, only the arguments are kept, and the backward pass repeats it.
+def recomputed(function: Callable[..., T]) -> Callable[..., T]:
+    """The function; of a call only the arguments are kept, and the backward pass repeats it.
 
     Nothing in a block is drawn at random, so no generator has to be put back for that.
     """
-    if not (recompute and torch.is_grad_enabled()):
-        return function(*args)
-    out: T = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
-    return out
+    return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
+
+
+def maybe_checkpoint(function: Callable[..., T], *args: Any, recompute: bool) -> T:
+    """function(*args), `recomputed` if so asked and there is a backward pass."""
+    return (recomputed(function) if recompute and torch.is_grad_enabled() else function)(*args)

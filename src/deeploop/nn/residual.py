@@ -1,50 +1,44 @@
-"""The residual equations; `kernels/stack.py` computes their common form outer(α·x + ε·f(inner(x))) faster.
+"""A residual rule (`deeploop.rules`) around any branch: outer(α·x + ε·f(s·inner(x))).
 
-prenorm     x ← x + ε·f(inner(x)), ε = 1 unless one is given
-postnorm    x ← outer(x + f(x))
-sandwich    x ← outer(α·x + f(inner(x)))      the paper's Eq. (deeploop-block)
-sandwich without inner norm: x ← outer(α·x + f(x)), DeepNorm's original form
-factored    x ← x + ε·f(inner(x)), ε = λ/(R·√K)     looped depth by arXiv 2606.18524, in its own words
-averaged    x ← x + ε·f(inner(x)), ε = 1/N          N = K·R: the branches' mean over depth
-flat        x ← N(α·x + f(inner(x))), α = λ·R·√K    the sandwich whose outer norm N has no gain
-
-The last three are at standard initialisation with the whole scale in ε or α, which is why the output
-projections are not divided by √K on top of it, as those of plain pre-norm are.
+`kernels/stack.py` computes it faster where s is 1.
 """
 
 import math
+import re
+import warnings
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from deeploop.nn.init import scale_branch_
 from deeploop.nn.layers import RMSNorm
 from deeploop.nn.written import as_written
+from deeploop.rules import Rule, as_rule
+from deeploop.theory.scaling import Scales
 
-ResidualKind = Literal["prenorm", "postnorm", "sandwich", "factored", "averaged", "flat"]
-PRENORM = ("prenorm", "factored", "averaged")  # without an outer norm
-ALPHA = ("sandwich", "flat")
-EPSILON = ("factored", "averaged")  # which need one
+HEAD_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(layer)?norm$")  # of queries and keys: no norm of the stream
+SKIP = re.compile(r"Residual|^(Transformer)?Block$|(Encoder|Decoder)Layer")
 
 
 @as_written
 class ScaledResidual(nn.Module):
-    """A residual around any `branch` that maps (..., width) to (..., width).
+    """A residual rule around any `branch` that maps (..., width) to (..., width).
+
+    ScaledResidual(attention, 768, "deeploop", blocks=12, rounds=3)
 
     Of a branch that returns a tuple, as attention in transformers and in torch does, the first element is the
-    output; the rest (attention weights) is dropped.
+    output; the rest (attention weights) is dropped. The residual has the norms and the skip: a branch has
+    none of its own.
 
-    The sandwich and the flat block need an `alpha`, the factored and the averaged block an `epsilon`, which
-    pre-norm may have: `deeploop.theory` has both by K and R. They are read at every visit, so they may be
-    changed for another depth at test time. β is no part of the forward pass: it is drawn into the branch's
-    matrices (`init_residual_branch_`).
+    The rule has its scales by the `blocks` K that are stored and the `rounds` R that each is applied. α and ε
+    are read at every visit. β is drawn once, into the branch's value, output and feed-forward matrices: they
+    are multiplied by it here, unless `init` is False, as for weights that were trained.
 
-    Without `outer_gain` the outer norm has no weight, as always in the flat block: a gain there multiplies
-    the stream at each visit, so that its effect grows with the rounds (`deeploop.theory.flat_alpha`).
-
-    `varying`: epsilon is multiplied as a tensor. Compiled code holds numbers fast, and would be compiled anew
-    for every other one.
+    Who counts the depth in another way gives `alpha` or `epsilon` (`Rule.scales`) in place of blocks and
+    rounds, and draws β by `init_residual_branch_`. A rule that tells blocks apart needs the `number` of the
+    stored block, from 1.
     """
 
     scale: Tensor | None
@@ -53,33 +47,35 @@ class ScaledResidual(nn.Module):
         self,
         branch: nn.Module,
         width: int,
+        rule: Rule | str = "deeploop",
         *,
-        kind: ResidualKind = "sandwich",
+        blocks: int | None = None,
+        rounds: int = 1,
+        number: int | None = None,
         alpha: float | None = None,
         epsilon: float | None = None,
-        inner_norm: bool = True,
-        outer_gain: bool = True,
+        init: bool = True,
         norm: Callable[[int], nn.Module] = RMSNorm,
-        varying: bool = False,
     ) -> None:
         super().__init__()
-        if kind not in get_args(ResidualKind):
-            raise ValueError(f"kind={kind!r}: must be one of {', '.join(get_args(ResidualKind))}")
-        self.kind = kind
-        self.alpha = _scale("alpha", alpha, kind, wanted=kind in ALPHA)
-        self.epsilon = _scale("epsilon", epsilon, kind, wanted=kind in EPSILON)
-        if kind in PRENORM and not inner_norm:
-            raise ValueError(f"inner_norm=False: must be True with kind={kind!r}, it has no other norm")
-        if kind in PRENORM and not outer_gain:
-            raise ValueError(f"outer_gain=False: must be True with kind={kind!r}, it has no outer norm")
-        if kind == "flat" and not inner_norm:
-            raise ValueError("inner_norm=False: must be True with kind='flat'; the sandwich goes without")
-        self.register_buffer("scale", torch.tensor(self.epsilon) if varying else None, persistent=False)
-        self.inner = norm(width) if inner_norm and kind != "postnorm" else nn.Identity()
+        self.rule = as_rule(rule)
+        scales = _scales(self.rule, blocks, rounds, alpha, epsilon)
+        self.alpha, self.epsilon = scales.alpha, scales.epsilon
+        if self.rule.by_block and (number is None or number < 1):
+            raise ValueError(f"number={number}: must be given with rule={rule}, the stored block's, from 1")
+        self.input_scale = self.rule.input_scale(number or 1)
+        # A tensor: compiled code holds numbers fast, and would be compiled anew for every other one.
+        scale = torch.tensor(self.epsilon) if self.rule.varies else None
+        self.register_buffer("scale", scale, persistent=False)
+        self.inner = norm(width) if self.rule.inner_norm else nn.Identity()
         self.branch = branch
-        self.outer = norm(width) if kind not in PRENORM else nn.Identity()
-        if kind == "flat" or not outer_gain:
+        self.outer = norm(width) if self.rule.outer_norm else nn.Identity()
+        if self.rule.outer_norm and not self.rule.outer_gain:
             _drop_gain(self.outer)
+        if init:
+            warn_of_own_residual(branch, width)
+            if scales.beta != 1:
+                scale_branch_(branch, scales.beta, gate=self.rule.gate)
 
     def set_scales(self, alpha: float, epsilon: float) -> None:
         """Other scales from the next visit on."""
@@ -95,7 +91,9 @@ class ScaledResidual(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         skip = self.alpha * x
-        f = self.branch(self.inner(x), *args, **kwargs)
+        read = self.inner(x)
+        read = read if self.input_scale == 1 else self.input_scale * read
+        f = self.branch(read, *args, **kwargs)
         f = f[0] if isinstance(f, tuple) else f
         if f.shape != x.shape:  # a sum would broadcast it
             raise ValueError(
@@ -126,14 +124,39 @@ def _drop_gain(norm: nn.Module) -> None:
         norm.register_buffer("weight", weight.detach(), persistent=False)
 
 
-def _scale(name: str, value: float | None, kind: str, *, wanted: bool) -> float:
-    """A scale of the equation: one that the kind has must be given, any other is 1."""
-    if value is None:
-        if wanted:
-            raise ValueError(f"{name}: must be given with kind={kind!r}; deeploop.theory has it by K and R")
-        return 1.0
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name}={value}: must be a positive number")
-    if not wanted and value != 1 and (name, kind) != ("epsilon", "prenorm"):
-        raise ValueError(f"{name}={value}: must be 1 with kind={kind!r}, which has none")
-    return float(value)
+def warn_of_own_residual(branch: nn.Module, width: int) -> None:
+    """Warn of the first norm of the stream, or skip, that can be seen inside a branch."""
+    for name, module in branch.named_modules():
+        kind, place = type(module).__name__, f"branch.{name}".rstrip(".")
+        sizes = [parameter.numel() for parameter in module.parameters(recurse=False)]
+        if "Norm" in kind and not HEAD_NORM.search(name) and all(size == width for size in sizes):
+            text = f"{place} is a {kind}: the residual has the norms already; leave it out of the branch"
+        elif isinstance(module, ScaledResidual) or SKIP.search(kind):
+            text = f"{place} is a {kind}, which seems to have a skip of its own; give its branches one by one"
+        else:
+            continue
+        warnings.warn(text, stacklevel=3)
+        return
+
+
+def _scales(
+    rule: Rule, blocks: int | None, rounds: int, alpha: float | None, epsilon: float | None
+) -> Scales:
+    """The rule's own at K and R; or those that were given, of which it must have those that are not 1."""
+    given = {"alpha": (alpha, rule.has_alpha), "epsilon": (epsilon, rule.has_epsilon)}
+    for name, (value, has) in given.items():
+        if value is None:
+            if has and blocks is None:
+                raise ValueError(
+                    f"blocks: must be given with rule={rule}, the stored blocks K (and their rounds R); "
+                    f"or {name}"
+                )
+        elif blocks is not None:
+            raise ValueError(f"{name}={value}: must be left out with blocks={blocks}, which settle it")
+        elif not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}={value}: must be a positive number")
+        elif value != 1 and not has:
+            raise ValueError(f"{name}={value}: must be 1 with rule={rule}, which has none")
+    if blocks is not None:
+        return rule.scales(blocks, rounds)
+    return Scales(float(alpha or 1.0), 1.0, float(epsilon or 1.0))

@@ -206,8 +206,8 @@ def collapse_section(record: Record) -> list[str]:
         ),
         page.table(collapse.HEADER, collapse.table_rows(record)),
         page.paragraph(
-            "A looped block's update is summed over its visits and read back by all of them. The sandwich "
-            "block answers with alpha = (2N)^p on the skip and beta = (8N)^-p in the initial branch "
+            "A looped block's update is summed over its visits and read back by all of them. DeepLoop "
+            "answers with alpha = (2N)^p on the skip and beta = (8N)^-p in the initial branch "
             "matrices: the larger p is, the less of an update reaches the stream. How often token states "
             "merge depends on p, on the depth, on the seed and on how fast the rate rises; "
             "docs/results/demo-collapse counts it over seeds."

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deeploop.report.page import text_table
+from deeploop.rules import Rule
 
 LEGEND = (
     "U maps a change that one visit reads to the output; G is the update that a visit asks for. A ratio is\n"
@@ -23,11 +24,7 @@ class Architecture(Protocol):
     @property
     def coda(self) -> int: ...
     @property
-    def block(self) -> str: ...
-    @property
-    def rule(self) -> object | None: ...
-    @property
-    def p(self) -> float: ...
+    def residual(self) -> Rule: ...
     @property
     def scales(self) -> tuple[float, float, float]: ...
 
@@ -35,7 +32,7 @@ class Architecture(Protocol):
 def text(record: dict[str, Any], model: Architecture, path: Path, conclusion: str, *, has_alpha: bool) -> str:
     """One run for a terminal, its conclusion first; where it `has_alpha`, the audit has looked at each."""
     R = record["rounds"]
-    rule = f"p = {model.p:g}" if model.rule else model.block
+    rule = model.residual.title
     for name, value in zip("αβε", model.scales, strict=True):
         rule += f", {name} = {value:.4g}" if value != 1 else ""
     rows = [
@@ -72,7 +69,7 @@ def text(record: dict[str, Any], model: Architecture, path: Path, conclusion: st
             f"{effect['bound']:.2e}; largest update to weight "
             f"{max(effect['update_to_weight'].values()):.2%}"
         )
-    parts.append(one_depth_verdict(record, "" if model.rule else model.block))
+    parts.append(one_depth_verdict(record, "" if model.residual.law else str(model.residual)))
     return "\n\n".join(parts)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import deeploop
+from deeploop.config import old_names
 from deeploop.files import read_object
 from deeploop.report.transfer import JUDGED_AT, Optimum, Study, Transfer
 
@@ -39,7 +40,7 @@ class Measured:
 
     rule: str
     settings: Mapping[str, Any]
-    """Fields of its config, such as model.block."""
+    """Fields of its config, such as model.rule."""
     rates: tuple[Rate, ...]
     """By R."""
     slope: float | None
@@ -133,7 +134,8 @@ def _evidence(entry: Mapping[str, Any]) -> Evidence:
 
 def _read_rule(entry: Mapping[str, Any]) -> Measured:
     rates, interval = tuple(map(_read_rate, entry["rates"])), _pair(entry["slope_interval"])
-    return Measured(**{**entry, "rates": rates, "slope_interval": interval})
+    settings = old_names.fields(entry["settings"], "language")
+    return Measured(**{**entry, "settings": settings, "rates": rates, "slope_interval": interval})
 
 
 def _read_rate(entry: Mapping[str, Any]) -> Rate:

@@ -17,12 +17,13 @@ from deeploop.report import published
 from deeploop.report.escapes import Outcome, tally
 from deeploop.report.groups import Histories, Setup, cure, method
 from deeploop.report.ledger import kappas, speed
-from deeploop.report.plots import COLOURS, INK, RULE_COLOURS, colours, quiet, running_mean
+from deeploop.report.plots import COLOURS, INK, colours, quiet, running_mean
 from deeploop.report.published import ROUNDS, TASKS
 from deeploop.report.runs import Run
 from deeploop.report.tables import accuracy, outcomes, scores
+from deeploop.rules import DEEPLOOP, PRENORM
 
-PAPER_COLOURS = {"prenorm": RULE_COLOURS["pre-norm"], "sandwich": RULE_COLOURS["DeepLoop"]}
+PAPER_COLOURS = {rule.name: rule.colour for rule in (PRENORM, DEEPLOOP)}
 RED = "#d62728"
 
 
@@ -147,13 +148,12 @@ def loss_curves(setup: Setup, histories: Histories) -> Figure:
 
 def exponent_curves(sweeps: dict[str, list[Run]], histories: Histories) -> Figure:
     """Training loss, a panel for each ramp, a line for each run, coloured by its exponent."""
-    exponents = sorted({run.fields["model.p"] for runs in sweeps.values() for run in runs})
+    exponents = sorted({run.rule.p for runs in sweeps.values() for run in runs})
     shades = matplotlib.colormaps["viridis"].resampled(len(exponents) + 2)  # both ends vanish on some page
     own = {p: to_hex(shades(index + 1)) for index, p in enumerate(exponents)}
     panels = {
         plain(ramp): [
-            (f"p = {run.fields['model.p']:g}", own[run.fields["model.p"]], run)
-            for run in sorted(runs, key=lambda run: run.fields["model.p"])
+            (f"p = {run.rule.p:g}", own[run.rule.p], run) for run in sorted(runs, key=lambda run: run.rule.p)
         ]
         for ramp, runs in sweeps.items()
     }

@@ -6,24 +6,19 @@ within one method at one R, the method has a row for each.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 from deeploop.report.listing import setting
 from deeploop.report.published import ROUNDS, SETUP
 from deeploop.report.runs import CONFIG_KINDS, History, Run, read_history
+from deeploop.rules import DEEPLOOP, PRENORM
 
-PARTS = {"model.alpha": "paper", "model.beta": "on", "model.outer_gain": True}  # of the paper's sandwich
 TABLE_AXES = (
-    "model.block",
-    "model.p",
-    "model.factored_gain",
-    *PARTS,
-    "model.flat_gain",
+    "model.rule",
     "model.unigram_bias",
     "model.rounds",
     "model.injection",
@@ -147,7 +142,7 @@ class Setup:
 
     @property
     def exponents(self) -> list[float]:
-        return sorted({run.fields["model.p"] for run in self.runs if is_sandwich(run)})
+        return sorted({run.rule.p for run in self.runs if run.rule.is_paper})
 
     @property
     def is_p_sweep(self) -> bool:
@@ -195,38 +190,9 @@ def is_language(run: Run) -> bool:
     return run.stamp.get("task", "language") == "language" and run.fields.keys() >= CONFIG_KINDS.keys()
 
 
-def is_sandwich(run: Run) -> bool:
-    """Whether it is the paper's sandwich, with all its parts."""
-    return run.fields.get("model.block") == "sandwich" and all(
-        run.fields.get(name, paper) == paper for name, paper in PARTS.items()
-    )
-
-
 def method(run: Run) -> str:
     """What the paper would call the block, and what was added to it."""
-    return residual_rule(run.fields) + cure(run) + recurrence(run)
-
-
-def residual_rule(fields: Mapping[str, Any]) -> str:
-    """What the paper would call the block of a config with these fields."""
-    block = fields["model.block"]
-    alpha, beta, gain = (fields.get(name, paper) for name, paper in PARTS.items())
-    parts = [alpha == "flat", beta == "off", not gain]
-    if block != "sandwich" or (all(parts) and fields.get("model.inner_norm", True)):
-        name = BLOCK_NAMES.get(block, str(block)) if block != "sandwich" else "flat"
-        return name + _lambda(fields)
-    p = fields["model.p"]
-    name = f"{ {0.5: 'DeepLoop', 0.25: 'DeepNorm'}.get(p, 'sandwich') } p={p:g}"
-    if all(parts[:2]):  # without either, p says nothing
-        name = "sandwich"
-    changes = (f"α flat{_lambda(fields)}", "no β", "no outer gain")
-    return ", ".join([name, *(text for text, part in zip(changes, parts, strict=True) if part)])
-
-
-def _lambda(fields: Mapping[str, Any]) -> str:
-    """A gain of the factored or the flat rule that is not 1; no block has both."""
-    gain = fields.get("model.factored_gain", 1) * fields.get("model.flat_gain", 1)
-    return f" λ={gain:g}" if gain != 1 else ""
+    return run.rule.title + cure(run) + recurrence(run)
 
 
 def cure(run: Run) -> str:
@@ -264,17 +230,10 @@ def recurrence(run: Run) -> str:
 
 
 OPTIMIZER_NAMES = {"muon": "Muon"}
-BLOCK_NAMES = {
-    "prenorm": "pre-norm",
-    "postnorm": "post-norm",
-    "factored": "pre-norm λ/(R√K)",
-    "averaged": "pre-norm 1/N",
-    "flat": "flat",
-}
 
 
 def method_order(name: str) -> tuple[bool, bool, str]:
-    return (not name.startswith("pre-norm"), name.startswith("DeepLoop"), name)
+    return (not name.startswith(PRENORM.label), name.startswith(DEEPLOOP.label), name)
 
 
 def find_variants(runs: Sequence[Run]) -> list[str]:

@@ -175,7 +175,7 @@ def runs_table(runs: Sequence[Run], histories: Histories) -> Table:
     rows = [
         [
             run.name, run.state, steps_done(run),
-            method(run) if "model.p" in run.fields and "model.block" in run.fields else MISSING,
+            method(run) if "model.rule" in run.fields else MISSING,
             number(run.fields.get("model.rounds"), "d"), number(run.seed, "d"),
             *(cell(run) for cell in numbers.values()), outcome(run.validation) or MISSING,
             str(run.stamp.get("git") or MISSING)[:10], started(run),

@@ -16,19 +16,13 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from deeploop.files import atomic_file
+from deeploop.rules import RULES
 
 # Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # One colour per rule in every figure; the labels of a rule begin with its name.
-RULE_COLOURS = {
-    "pre-norm": COLOURS[0],
-    "DeepLoop": COLOURS[1],
-    "flat": COLOURS[2],
-    "pre-norm λ/(R√K)": COLOURS[3],
-    "DeepNorm": COLOURS[4],
-    "pre-norm 1/N": COLOURS[5],
-}
-OTHER_COLOURS = ("#999933", "#9467BD", "#8C564B", "#AA3377")  # of rules that have none of their own
+RULE_COLOURS = {rule.label: rule.colour for rule in RULES}
+OTHER_COLOURS = ("#9467BD", "#8C564B", "#AA3377")  # of rules that have none of their own
 SHADES = (0.0, -0.4, 0.45, -0.6, 0.7, -0.2)  # of a rule's colour: towards black below 0, towards white above
 INK = "#7f7f80"  # frame and text; replaced by the page's own text colour in inline SVG
 

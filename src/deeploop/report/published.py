@@ -1,11 +1,11 @@
 """The paper's numbers, each with its place. No torch, nothing computed: what the paper prints.
 
-LOSS["small", "sandwich", 3].printed             2.7917
-LOSS["small", "sandwich", 3].place               Table 1, GPT-2 small, DeepLoop, R=3
+LOSS["small", "deeploop", 3].printed             2.7917
+LOSS["small", "deeploop", 3].place               Table 1, GPT-2 small, DeepLoop, R=3
 ACCURACY["medium", 0, "prenorm", 7, "piqa"]      and "average" for the Avg column
 
-Keys are the words of our configs: sizes "small" and "medium", blocks "prenorm" (the baseline) and "sandwich"
-(DeepLoop), rounds, shots, the harness' names of tasks. `tests/report/test_published.py` recomputes what
+Keys are the words of our configs: sizes "small" and "medium", rules "prenorm" (the baseline) and "deeploop",
+rounds, shots, the harness' names of tasks. `tests/report/test_published.py` recomputes what
 the paper says about these numbers.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SIZES = ("small", "medium")
-METHODS = {"prenorm": "baseline (pre-LN)", "sandwich": "DeepLoop"}
+METHODS = {"prenorm": "baseline (pre-LN)", "deeploop": "DeepLoop"}
 ROUNDS = (1, 3, 5, 7)
 TASKS = {
     "arc_challenge": "ARC-C",
@@ -58,10 +58,10 @@ def _row(table: str, row: str, columns: list[str], numbers: str) -> dict[str, Va
 # ── Table 1: final validation loss, nats per token ────────────────────────────────────────────────────────
 _TABLE_1 = {
     ("small", "prenorm"): "2.8627* 2.8077 2.7910 2.7700",
-    ("small", "sandwich"): "2.8631* 2.7917* 2.7679* 2.7514*",
+    ("small", "deeploop"): "2.8631* 2.7917* 2.7679* 2.7514*",
     ("small", "delta"): "+0.0004 -0.0160 -0.0231 -0.0186",
     ("medium", "prenorm"): "2.6253* 2.5779 2.5640 2.5558",
-    ("medium", "sandwich"): "2.6264* 2.5627* 2.5444* 2.5280*",
+    ("medium", "deeploop"): "2.6264* 2.5627* 2.5444* 2.5280*",
     ("medium", "delta"): "+0.0011 -0.0153 -0.0196 -0.0278",
 }
 _ROW_NAMES = METHODS | {"delta": "Δ (DeepLoop − base)"}
@@ -88,31 +88,31 @@ _TABLES_2_AND_4 = {
     ("small", 0, "prenorm", 1): "23.12 57.11 31.95 20.60 65.83 81.90 37.87 51.62 46.25",
     ("small", 0, "prenorm", 3): "23.89 60.40 33.70 20.20 66.76 83.20 37.21 52.09 47.18",
     ("small", 0, "prenorm", 5): "26.62 61.49* 34.14 20.80 66.49 83.80* 38.54 53.12 48.12",
-    ("small", 0, "sandwich", 1): "24.49 58.38 32.31 20.40 65.83 80.90 38.23 51.30 46.48",
-    ("small", 0, "sandwich", 3): "26.96* 60.31 33.98 22.00* 67.79 83.80* 39.87* 53.20 48.49*",
-    ("small", 0, "sandwich", 5): "25.09 61.36 34.86* 21.00 68.50* 82.20 39.46 53.75* 48.28",
+    ("small", 0, "deeploop", 1): "24.49 58.38 32.31 20.40 65.83 80.90 38.23 51.30 46.48",
+    ("small", 0, "deeploop", 3): "26.96* 60.31 33.98 22.00* 67.79 83.80* 39.87* 53.20 48.49*",
+    ("small", 0, "deeploop", 5): "25.09 61.36 34.86* 21.00 68.50* 82.20 39.46 53.75* 48.28",
     ("small", 1, "prenorm", 1): "26.11 57.95 31.95 19.80 65.78 83.50 38.38 52.57 47.00",
     ("small", 1, "prenorm", 3): "24.74 61.28 33.42 20.80 67.68* 86.80 37.87 52.41 48.13",
     ("small", 1, "prenorm", 5): "26.88 62.08 33.92 23.20* 67.52 87.10* 40.02* 52.57 49.16",
-    ("small", 1, "sandwich", 1): "25.26 57.15 31.90 21.00 67.14 82.80 38.89 51.30 46.93",
-    ("small", 1, "sandwich", 3): "26.88 61.41 33.91 21.00 67.46 87.10* 39.76 53.83 48.92",
-    ("small", 1, "sandwich", 5): "28.24* 62.67* 34.64* 22.60 67.41 87.00 40.02* 54.70* 49.66*",
+    ("small", 1, "deeploop", 1): "25.26 57.15 31.90 21.00 67.14 82.80 38.89 51.30 46.93",
+    ("small", 1, "deeploop", 3): "26.88 61.41 33.91 21.00 67.46 87.10* 39.76 53.83 48.92",
+    ("small", 1, "deeploop", 5): "28.24* 62.67* 34.64* 22.60 67.41 87.00 40.02* 54.70* 49.66*",
     ("medium", 0, "prenorm", 1): "29.44 65.24 38.12 23.60 69.80 85.80 40.23 54.70 50.86",
     ("medium", 0, "prenorm", 3): "32.59 66.75 39.76 27.60 70.13 87.30 39.87 55.96 52.50",
     ("medium", 0, "prenorm", 5): "33.53* 68.31 41.01 25.80 69.70 88.20 38.95 55.41 52.61",
     ("medium", 0, "prenorm", 7): "32.34 69.40 40.61 24.40 70.67* 89.20 39.66 57.30 52.95",
-    ("medium", 0, "sandwich", 1): "29.86 65.07 38.21 23.60 68.82 86.10 39.92 55.25 50.85",
-    ("medium", 0, "sandwich", 3): "32.59 68.43 40.85 26.80 70.29 88.30 40.02 56.12 52.93",
-    ("medium", 0, "sandwich", 5): "33.53* 68.60 41.78 28.20* 70.46 90.10 40.58 56.12 53.67",
-    ("medium", 0, "sandwich", 7): "33.11 69.65* 41.83* 25.60 70.57 90.30* 40.94* 59.04* 53.88*",
+    ("medium", 0, "deeploop", 1): "29.86 65.07 38.21 23.60 68.82 86.10 39.92 55.25 50.85",
+    ("medium", 0, "deeploop", 3): "32.59 68.43 40.85 26.80 70.29 88.30 40.02 56.12 52.93",
+    ("medium", 0, "deeploop", 5): "33.53* 68.60 41.78 28.20* 70.46 90.10 40.58 56.12 53.67",
+    ("medium", 0, "deeploop", 7): "33.11 69.65* 41.83* 25.60 70.57 90.30* 40.94* 59.04* 53.88*",
     ("medium", 1, "prenorm", 1): "30.38 66.92 37.73 24.20 70.08 88.30 40.79 55.09 51.69",
     ("medium", 1, "prenorm", 3): "33.70 68.69 39.71 26.00 70.13 90.50 40.74 55.33 53.10",
     ("medium", 1, "prenorm", 5): "35.75 70.88 40.82 27.80 71.60* 91.90 39.71 56.91 54.42",
     ("medium", 1, "prenorm", 7): "34.22 70.54 40.87 27.80 71.33 92.10 41.30 58.80 54.62",
-    ("medium", 1, "sandwich", 1): "30.80 65.78 37.73 22.80 69.10 89.50 41.30 55.25 51.53",
-    ("medium", 1, "sandwich", 3): "33.11 68.14 40.59 26.20 69.48 91.30 41.15 57.38 53.42",
-    ("medium", 1, "sandwich", 5): "36.43* 68.18 41.50 26.00 70.84 92.10 40.99 57.46 54.19",
-    ("medium", 1, "sandwich", 7): "35.15 70.96* 41.83* 28.80* 70.51 92.40* 42.53* 59.43* 55.20*",
+    ("medium", 1, "deeploop", 1): "30.80 65.78 37.73 22.80 69.10 89.50 41.30 55.25 51.53",
+    ("medium", 1, "deeploop", 3): "33.11 68.14 40.59 26.20 69.48 91.30 41.15 57.38 53.42",
+    ("medium", 1, "deeploop", 5): "36.43* 68.18 41.50 26.00 70.84 92.10 40.99 57.46 54.19",
+    ("medium", 1, "deeploop", 7): "35.15 70.96* 41.83* 28.80* 70.51 92.40* 42.53* 59.43* 55.20*",
 }
 
 

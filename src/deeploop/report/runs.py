@@ -12,10 +12,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from deeploop.config import old_names
 from deeploop.files import read_object
 from deeploop.report.endings import ENDED, State, ending, run_state, stopped_at
 from deeploop.report.packed import opened, subfolders
 from deeploop.report.sweeps import read_sweep
+from deeploop.rules import Rule, parse
 from deeploop.train.metrics import Record, is_sound, last_lines, stream_lines
 
 ITERATED = ("data.task", "data.rule", "data.length", "data.train_steps", "rounds.")
@@ -43,8 +45,7 @@ RATES = 100
 # What tables reckon with; a file where one of these is of another kind is a damaged one.
 CONFIG_KINDS = {
     "seed": int,
-    "model.block": str,
-    "model.p": int | float,
+    "model.rule": str,
     **dict.fromkeys(
         (f"model.{name}" for name in ("blocks", "rounds", "width", "context", "vocabulary")), int
     ),
@@ -53,12 +54,9 @@ CONFIG_KINDS = {
     "optim.peak_lr": int | float,
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
+REASONER_KINDS = {"model.p": int | float}
 # What language models have that older configs do not say: no difference to one that says it.
 LATER_FIELDS: dict[str, Any] = {
-    "model.alpha": "paper",
-    "model.beta": "on",
-    "model.outer_gain": True,
-    "model.flat_gain": 1.0,
     "model.kv_heads": 0,
     "model.head_width": 0,
     "model.qk_norm": "after-rotary",
@@ -69,7 +67,6 @@ LATER_FIELDS: dict[str, Any] = {
     "model.norm_eps": 1e-5,
     "model.input_norm": True,
     "model.tied_head": True,
-    "model.epsilon_exponent": 0.0,
     "model.exit_gate": False,
     "model.prelude": 0,
     "model.coda": 0,
@@ -145,6 +142,11 @@ class Run:
     @property
     def seed(self) -> int | None:
         return self.fields.get("seed")
+
+    @property
+    def rule(self) -> Rule:
+        """The residual rule of a looped GPT."""
+        return parse(self.fields["model.rule"])
 
     @property
     def corpora(self) -> list[str]:
@@ -235,7 +237,7 @@ def read_run(
         return Run(folder, folder.name, run_state(files, None), **place)
     try:
         stamp = read_object(files / "run.json")
-        fields = flatten(read_object(files / "config.json"))
+        fields = old_names.fields(flatten(read_object(files / "config.json")), stamp.get("task"))
         if stamp.get("task") == "language":
             fields = LATER_FIELDS | fields
             epochs = fields["data.max_epochs"]  # was one number, 0 for none
@@ -243,8 +245,9 @@ def read_run(
         fields["device.low_precision"] = low_precision(fields)
         lines, validation = last_lines(files, count=RATES, sound=False)
         train = lines[0] if lines else {}
-        _check_kinds(fields, CONFIG_KINDS)
+        _check_kinds(fields, CONFIG_KINDS | REASONER_KINDS)
         _check_kinds(stamp, STAMP_KINDS)
+        parse(fields.get("model.rule", "deeploop"))
         if not (is_sound(train) and is_sound(validation)):
             raise ValueError("the last lines of its metrics are damaged")
     except (OSError, ValueError):

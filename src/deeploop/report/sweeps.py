@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deeploop.config import old_names
 from deeploop.files import read_object
 
 FORMAT = 1
@@ -60,7 +61,8 @@ def read_sweep(folder: Path) -> SweepRecord:
 
 
 def _cell(found: dict[str, Any]) -> RecordedCell:
-    return RecordedCell(str(found["recipe"]), dict(found["settings"]), dict(found["axes"]))
+    recipe, settings = str(found["recipe"]), dict(found["settings"])
+    return RecordedCell(recipe, old_names.settings(settings, recipe), dict(found["axes"]))
 
 
 def _jobs_of(command: list[str]) -> int:

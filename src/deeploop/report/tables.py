@@ -11,14 +11,15 @@ from typing import Any
 from deeploop.report import published
 from deeploop.report.escapes import Count, Outcome, read_outcome, tally
 from deeploop.report.evaluations import read_evaluations
-from deeploop.report.groups import Histories, Setup, TableCell, columns, cure, is_sandwich, repeats
+from deeploop.report.groups import Histories, Setup, TableCell, columns, cure, repeats
 from deeploop.report.listing import number, setting
 from deeploop.report.page import HERE, MISSING
 from deeploop.report.published import ARC_TASKS, ARC_VIEWS, TASKS, VOTES
 from deeploop.report.runs import Run
+from deeploop.rules import DEEPLOOP, PRENORM
 
 PAPER = "paper"
-PAPER_ROWS = {"pre-norm": "prenorm", "DeepLoop p=0.5": "sandwich"}
+PAPER_ROWS = {PRENORM.title: PRENORM.name, DEEPLOOP.title: DEEPLOOP.name}
 """Our names of the paper's two methods, which have a row even where nobody ran them."""
 
 
@@ -188,15 +189,15 @@ def evaluation_notes(runs: Sequence[Run]) -> list[str]:
 
 # ── Appendix C: the p-sweep ─────────────────────────────────────────────────────────────────────────────
 def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
-    """R, ramp and cure → sandwich runs over two exponents or more; none unless one ramp has three.
+    """R, ramp and cure → runs of the paper's block over two exponents or more; none unless some have three.
 
     The paper's recipe first and cures after it; fewer rounds before more, gentle ramps before steep ones.
     """
     found: dict[tuple[str, int, float], list[Run]] = {}
-    for run in filter(is_sandwich, setup.runs):
+    for run in (run for run in setup.runs if run.rule.is_paper):
         rise = run.fields["optim.peak_lr"] / max(1, run.fields["optim.warmup_steps"])
         found.setdefault((cure(run), run.fields["model.rounds"], float(f"{rise:.1e}")), []).append(run)
-    exponents = {key: len({run.fields["model.p"] for run in runs}) for key, runs in found.items()}
+    exponents = {key: len({run.rule.p for run in runs}) for key, runs in found.items()}
     if max(exponents.values(), default=0) < 3:
         return {}
     return {
@@ -210,7 +211,7 @@ def outcomes(runs: Sequence[Run]) -> list[Outcome]:
     """What became of each run that was trained at all."""
     found = []
     for run in runs:
-        axes = {"p": run.fields["model.p"], "seed": run.seed}
+        axes = {"p": run.rule.p, "seed": run.seed}
         outcome = read_outcome(run.folder, axes, run.compare_at)
         if outcome is not None:
             found.append(outcome)
@@ -298,7 +299,7 @@ def arc_ladders(runs: Sequence[Run]) -> dict[str, list[Ladder]]:
     found: dict[str, dict[str, Ladder]] = {}
     for run in runs:
         for record in read_evaluations(run.files):
-            if record.get("kind") == "arc":
+            if record.get("kind") == "arc" and not record.get("test_time"):  # the paper has none
                 ladder = {K: 100 * record["ladder"][str(K)] for K in VOTES}
                 found.setdefault(arc_label(run, record), {})[run.name] = ladder
     return {label: list(found[label].values()) for label in sorted(found)}

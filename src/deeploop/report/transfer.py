@@ -250,7 +250,7 @@ class Transfer:
     curves: Mapping[int, Curve]
     """R → curve, by R."""
     settings: Mapping[str, Any]
-    """The config of one of its runs, as far as it is the rule's: model.block and its like."""
+    """The config of one of its runs, as far as it is the rule's: model.rule, and the unigram bias."""
 
     @cached_property
     def optima(self) -> dict[int, Optimum]:
@@ -400,12 +400,8 @@ def _curves(results: Sequence[Result]) -> dict[int, Curve]:
     return {R: Curve.of(own) for R, own in sorted(by_rounds.items())}
 
 
-RULE_FIELDS = ("block", "p", "alpha", "beta", "outer_gain", "flat_gain", "factored_gain", "unigram_bias")
-
-
 def _rule_settings(run: Run) -> dict[str, Any]:
-    names = (f"model.{name}" for name in RULE_FIELDS)
-    return {name: run.fields[name] for name in names if name in run.fields}
+    return {name: run.fields[name] for name in ("model.rule", "model.unigram_bias") if name in run.fields}
 
 
 def _ranked(rules: Sequence[Transfer]) -> dict[str, Transfer]:

@@ -10,8 +10,8 @@ changes no logits, or hold the only value that changes none. `tests/faults/readi
 from collections.abc import Mapping
 from typing import Any
 
+from deeploop.config.kinds import AttentionBias
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.nn.layers import AttentionBias
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -86,7 +86,7 @@ OUTER_NAMES = {
 def unlooped(**fields: Any) -> GPTConfig:
     """Return the config of a pre-norm stack of that shape with every layer applied once."""
     try:
-        return GPTConfig(rounds=1, block="prenorm", input_norm=False, **fields)
+        return GPTConfig(rounds=1, rule="prenorm", input_norm=False, **fields)
     except ValueError as error:
         raise ValueError(str(error).removeprefix("model.")) from None
 

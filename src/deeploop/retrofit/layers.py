@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deeploop.config.kinds import InjectionKind
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.nn.injection import InjectionKind
 from deeploop.retrofit.source import Source, open_source
 
 KEEPS_THE_SOURCE: tuple[InjectionKind, ...] = ("none", "linear")
@@ -95,7 +95,7 @@ def looped_config(
         prelude=len(layers.prelude),
         coda=len(layers.coda),
         injection=injection,
-        epsilon_exponent=epsilon_exponent,
+        rule=f"prenorm:q={epsilon_exponent!r}",
         recompute_alpha=epsilon_exponent != 0,  # epsilon of each step's rounds, in training and at test time
         context=context or config.context,
     )

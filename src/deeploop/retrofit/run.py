@@ -3,6 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+from deeploop.config.json import to_dict
+from deeploop.config.optim import OptimConfig
+from deeploop.config.run import CheckpointConfig, LogConfig
 from deeploop.data.bpe import find_tokenizer, tokenizer_files, vocabulary_fits
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import write_json
@@ -10,13 +13,10 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.retrofit.layers import Layers, shown
 from deeploop.retrofit.source import Source
-from deeploop.train.checkpoint import CheckpointConfig, save_weights
-from deeploop.train.config import TrainConfig, to_dict
-from deeploop.train.metrics import LogConfig
-from deeploop.train.optim import OptimConfig
-from deeploop.train.rounds import RoundsConfig
-from deeploop.train.rundir import create_run, provenance
-from deeploop.train.text import DataConfig
+from deeploop.runs.folder import provenance
+from deeploop.tasks.language.config import DataConfig, RoundsConfig, TrainConfig
+from deeploop.train.checkpoint import save_weights
+from deeploop.train.rundir import create_run
 
 BACKPROP = 8  # rounds that gradients go through, where an injection lets them end
 

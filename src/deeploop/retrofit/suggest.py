@@ -39,11 +39,11 @@ def rank_cores(
     blocks = list(model.blocks)
     if not 1 <= length < len(blocks):
         raise ValueError(f"length={length}: must be 1 to {len(blocks) - 1}, with {len(blocks)} layers")
-    rotary, _ = model.positions(inputs, None)
+    context, _ = model.begin(inputs)
 
     def run(x: Tensor, layers: Iterable[nn.Module]) -> Tensor:
         for layer in layers:
-            x = layer(x, rotary)
+            x = layer(x, context)
         return x
 
     def loss(x: Tensor) -> float:

@@ -3,22 +3,17 @@
 One for a laptop has FLOPs in their place.
 """
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from deeploop.files import read_json
-from deeploop.models.accounting import flops_per_segment
-from deeploop.models.reasoner import PuzzleShape
-from deeploop.recipes.reasoners import PUZZLES
+from deeploop.config.run import RunConfig
 from deeploop.report import published
 from deeploop.report.page import text_table
+from deeploop.sweep.arguments import UTILIZATION
 from deeploop.sweep.grid import Cell, Grid
-from deeploop.train import iterate, language
-from deeploop.train.config import IterateTrainConfig, TrainConfig
+from deeploop.tasks import task_class
 from deeploop.train.progress import PEAK_FLOPS
 
 GPU = "H200"
-UTILIZATION = 0.45  # measured: docs/results/speed, gpt2-small at R = 1, 3, 7, gpt2-medium at R = 1, 3
 SMALL = 0.01  # GPU-hours of a whole sweep below which they tell nobody anything: it is one for a laptop
 HOURS = ("GPU-hours", "paper's")
 HEADER = ("cell", "tokens", "GFLOP a token", "TFLOP", *HOURS)
@@ -39,36 +34,18 @@ class Cost(NamedTuple):
         return self.flops / (utilization * PEAK_FLOPS[GPU]) / 3600
 
 
-def cost(config: Any) -> Cost | None:
-    """None for a reasoner on boards of a size that nobody knows."""
-    examples = config.optim.steps * config.optim.batch
-    if isinstance(config, IterateTrainConfig):
-        return Cost(examples * config.examples.tokens, iterate.training_flops_per_token(config))
-    if isinstance(config, TrainConfig):
-        return Cost(examples * config.model.context, language.training_flops_per_token(config))
-    shape = board(config.data.path)
-    if shape is None:
-        return None
-    segment = flops_per_segment(config.model, shape, forward_again=config.halting.bootstraps_continue)
-    return Cost(examples * shape.length, segment / shape.length)
-
-
-def board(path: Path) -> PuzzleShape | None:
-    """The shape of puzzles that were prepared, or else of those that a recipe expects under this name."""
-    found = read_json(path / "puzzles.json")
-    sizes = [size for name in PuzzleShape._fields if type(size := found.get(name)) is int]
-    if len(sizes) == len(PuzzleShape._fields):
-        return PuzzleShape(*sizes)
-    known = PUZZLES.get(path.name)
-    return known.shape if known else None
+def cost(config: RunConfig) -> Cost | None:
+    """The cost of a run; None where its task knows none."""
+    found = task_class(config.task).tokens_and_flops(config)
+    return found and Cost(*found)
 
 
 def papers_hours(grid: Grid, cell: Cell) -> float | None:
     """What the paper says of the same cell."""
     axes = cell.axes
-    if grid.scale != "paper" or not {"size", "block", "rounds"} <= axes.keys():
+    if grid.scale != "paper" or not {"size", "rule", "rounds"} <= axes.keys():
         return None
-    return published.gpu_hours(axes["size"], axes["block"], axes["rounds"])
+    return published.gpu_hours(axes["size"], axes["rule"], axes["rounds"])
 
 
 def table(grid: Grid, cells: list[Cell], utilization: float) -> str:

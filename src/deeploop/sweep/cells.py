@@ -18,15 +18,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from deeploop.config.json import to_dict
 from deeploop.files import append_file, parse_json, write_json
 from deeploop.report.endings import DROPPED, ENDED, Ending, State, ending, log_file, outcome, run_state
 from deeploop.report.packed import opened
 from deeploop.report.sweeps import FORMAT, RecordedCell, SweepRecord, read_sweep
+from deeploop.runs.folder import list_checkpoints, provenance
 from deeploop.sweep.grid import Cell, Grid
-from deeploop.train.checkpoint import list_checkpoints
-from deeploop.train.config import TrainConfig, to_dict
 from deeploop.train.metrics import Record, last_lines
-from deeploop.train.rundir import provenance
 
 HARMLESS = ("device.", "checkpoint.", "log.")  # may differ between two starts of one cell
 ARITHMETIC = ("device.precision", "device.stream")  # may not: a cell would be begun in one and end in another
@@ -196,7 +195,7 @@ class SweepFolder:
             validation,
             steps=config.optim.steps,
             since=max(train.get("step", 0), config.optim.warmup_steps),
-            stops=isinstance(config, TrainConfig) and config.guard.stop,  # reasoners have no collapse guard
+            stops=config.stops_when_collapsed,
         )
 
     def _left(self, cell: Cell, over: Ending | None, validation: Record) -> Literal["train", "eval"] | None:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deeploop.config import old_names
+from deeploop.config.json import from_dict, leaf_hints, to_dict
 from deeploop.files import read_table
-from deeploop.recipes import get_recipe
-from deeploop.recipes.reasoners import published_steps
-from deeploop.train.config import from_dict, leaf_hints, to_dict
+from deeploop.tasks.puzzles.recipes import published_steps
+from deeploop.tasks.recipes import get_recipe
 
 Settings = Mapping[str, Any]
 Axis = Mapping[Any, Settings]
@@ -88,7 +89,8 @@ class Grid:
             settings.update(self.axes[axis][label])
         settings.update(overrides)
         recipe = settings.pop("recipe")
-        return Cell("-".join(itertools.starmap(_label, labels.items())), recipe, settings, labels)
+        name = "-".join(itertools.starmap(_label, labels.items()))
+        return Cell(name, recipe, old_names.settings(settings, recipe), labels)
 
 
 def along(path: str, values: Iterable[Any]) -> dict[str, Axis]:
@@ -119,9 +121,9 @@ def configure(recipe: str, settings: Settings) -> Any:
 
 
 def _label(axis: str, label: Any) -> str:
-    """A part of a cell's name: `p0.5`, `sandwich`."""
+    """A part of a cell's name: `p0.5`, `deeploop`."""
     text = label if isinstance(label, str) else f"{axis}{label}"
-    text = text.replace("/", "_")
+    text = text.translate({ord("/"): "_", ord(":"): "-", ord(","): "-", ord("="): ""})
     if not LABEL.fullmatch(text) or text.startswith("."):
         raise ValueError(f"axes.{axis}={label!r}: names a folder, so letters, digits, . + - and _ are valid")
     return text

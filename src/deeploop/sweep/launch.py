@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 from deeploop.exits import OUT_OF_MEMORY
 from deeploop.files import append_file, is_locked, lock, write_json
 from deeploop.report.endings import exit_file, log_error, log_file
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Cell
-from deeploop.train.progress import StopRequest
+from deeploop.train.stop import StopRequest
 
 POLL_SECONDS = 0.3
 SAVE_SECONDS = 110  # torchrun kills its ranks 30 s after SIGTERM unless told otherwise
@@ -212,6 +210,8 @@ def _signal(work: Work, number: int) -> None:
 
 def local_slots(gpus: int, jobs: int) -> list[Slot]:
     """Places for a process each: `jobs` on every group of `gpus` devices, or on the CPU if there is none."""
+    import torch  # now: `--status` does without
+
     count = torch.cuda.device_count()
     if count == 0:
         threads = str(max(1, (os.cpu_count() or 1) // (jobs * gpus)))

@@ -5,7 +5,7 @@
 `laptop`  minutes on two cores, on the bytes of Python's standard library
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
 
 from deeploop.sweep.grid import Axis, Grid, along
@@ -13,9 +13,9 @@ from deeploop.sweep.grid import Axis, Grid, along
 Scale = Literal["paper", "gpu", "laptop"]
 SCALES = get_args(Scale)
 ROUNDS = (1, 3, 5, 7)
-BLOCKS = ("prenorm", "sandwich")  # the baseline, and DeepLoop (p = ½)
+METHODS = ("prenorm", "deeploop")  # the baseline, and the paper's rule
 
-# ── Table 1: size × block × R ───────────────────────────────────────────────────────────────────────────
+# ── Table 1: size × rule × R ────────────────────────────────────────────────────────────────────────────
 GPU: dict[str, Any] = {
     "model.blocks": 6,
     "model.width": 512,
@@ -56,7 +56,7 @@ def table1(scale: Scale) -> Grid:
     return Grid(
         "table1",
         "tiny" if scale == "laptop" else "gpt2-small",
-        {"size": TABLE1_SIZES[scale], **along("model.block", BLOCKS), **along("model.rounds", ROUNDS)},
+        {"size": TABLE1_SIZES[scale], **along("model.rule", METHODS), **along("model.rounds", ROUNDS)},
         TABLE1_SETTINGS[scale],
         scale,
     )
@@ -78,13 +78,17 @@ def downstream(scale: Scale) -> Grid:
 
 
 # ── Appendix C: p × seed ────────────────────────────────────────────────────────────────────────────────
+def _exponents(values: Iterable[float]) -> dict[str, Axis]:
+    return {"p": {p: {"model.rule": f"deeploop:p={p:g}"} for p in values}}
+
+
 PAPER_P = (0.30, 0.35, 0.40, 0.45, 0.50, 0.55, 0.60)
 P_SWEEP: dict[str, tuple[str, dict[str, Any], dict[str, Axis]]] = {
     # The text's 2,700 steps of the 100,000-step schedule, whose cosine has lost 0.01% of the rate by then.
     "paper": (
         "gpt2-small",
         {"optim.steps": 2_700, "optim.floor_lr": 1e-3},
-        {**along("model.p", PAPER_P), **along("seed", range(5))},
+        {**_exponents(PAPER_P), **along("seed", range(5))},
     ),
     # 300 steps decide an escape. At 1.7e-6 per step (1e-3 over 600) p = ½ does and p = ¼ does not, at 5e-6
     # neither. The ramps are two of `escape`, and the peak stays, as there.
@@ -100,7 +104,7 @@ P_SWEEP: dict[str, tuple[str, dict[str, Any], dict[str, Axis]]] = {
         },
         {
             **along("optim.warmup_steps", (600, 200)),
-            **along("model.p", (0.25, *PAPER_P, 0.75, 1.0)),
+            **_exponents((0.25, *PAPER_P, 0.75, 1.0)),
             **along("seed", range(3)),
         },
     ),
@@ -119,7 +123,7 @@ P_SWEEP: dict[str, tuple[str, dict[str, Any], dict[str, Axis]]] = {
             "checkpoint.every": 80,
             "checkpoint.keep": 1,
         },
-        {**along("model.p", (0.25, *PAPER_P)), **along("seed", range(3))},
+        {**_exponents((0.25, *PAPER_P)), **along("seed", range(3))},
     ),
 }
 
@@ -143,7 +147,7 @@ def escape(scale: Scale) -> Grid:
         recipe,
         {
             "start": {"paper": {}, "stable": {"recipe": f"{recipe}-stable"}},
-            **along("model.p", (0.25, 0.5, 0.75)),
+            **_exponents((0.25, 0.5, 0.75)),
             "ramp": {ramp: {"optim.warmup_steps": steps} for ramp, steps in warmups.items()},
             **along("seed", range(5)),
         },
@@ -162,12 +166,12 @@ def escape(scale: Scale) -> Grid:
 # Every rule starts with the unigram bias: it is not a part of any of them, and without it a comparison shows
 # who needed it.
 RULES: Axis = {
-    "prenorm": {"model.block": "prenorm"},
-    "deepnorm": {"model.p": 0.25},
+    "prenorm": {"model.rule": "prenorm"},
+    "deepnorm": {"model.rule": "deepnorm"},
     "deeploop": {},
-    "averaged": {"model.block": "averaged"},
-    "factored": {"model.block": "factored"},
-    "flat": {"model.block": "flat"},
+    "averaged": {"model.rule": "averaged"},
+    "factored": {"model.rule": "factored"},
+    "flat": {"model.rule": "flat"},
 }
 RULE_SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -248,19 +252,19 @@ def transfer(scale: Scale) -> Grid:
 # ── Iterated tasks: which rule learns the step, and which goes on beyond the trained depth ───────────────
 ITERATED = ("automaton", "hops", "addition", "reachability", "induction")
 ITERATE_RULES: Axis = {
-    "flat": {"model.block": "flat"},
-    "deeploop": {"model.block": "sandwich"},
-    "deeploop-no-gain": {"model.block": "sandwich", "model.outer_gain": False},
-    "prenorm": {"model.block": "prenorm"},
-    "averaged": {"model.block": "averaged"},
+    "flat": {"model.rule": "flat"},
+    "deeploop": {"model.rule": "deeploop"},
+    "deeploop-no-gain": {"model.rule": "deeploop:outer_gain=off"},
+    "prenorm": {"model.rule": "prenorm"},
+    "averaged": {"model.rule": "averaged"},
     # α of each R in place of the trained one; rounds that do not tell the steps.
-    "flat-recomputed": {"model.block": "flat", "model.recompute_alpha": True},
-    "flat-fixed": {"model.block": "flat", "rounds.sample": "fixed"},
-    "flat-uniform": {"model.block": "flat", "rounds.sample": "uniform"},
+    "flat-recomputed": {"model.rule": "flat", "model.recompute_alpha": True},
+    "flat-fixed": {"model.rule": "flat", "rounds.sample": "fixed"},
+    "flat-uniform": {"model.rule": "flat", "rounds.sample": "uniform"},
     # No loop: the parameters of the looped block, and the arithmetic of its four rounds.
-    "one-layer": {"model.block": "prenorm", "model.rounds": 1, "rounds.sample": "fixed"},
+    "one-layer": {"model.rule": "prenorm", "model.rounds": 1, "rounds.sample": "fixed"},
     "four-layers": {
-        "model.block": "prenorm",
+        "model.rule": "prenorm",
         "model.blocks": 4,
         "model.rounds": 1,
         "rounds.sample": "fixed",

@@ -6,10 +6,10 @@ A job may start twice, be cut off and queued again: it looks at the run folder a
 import signal
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from deeploop.extras import require
+from deeploop.sweep.arguments import SlurmConfig
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Cell
 from deeploop.sweep.launch import SAVE_SECONDS, note_exit, start
@@ -19,27 +19,6 @@ if TYPE_CHECKING:
 
 WARNING_SECONDS = SAVE_SECONDS + 10  # between SLURM's warning and the end of the allocation
 TIMEOUTS = 1000  # submitit queues a job again three times otherwise
-
-
-@dataclass(frozen=True)
-class SlurmConfig:
-    """The allocation of each cell, with --launcher slurm."""
-
-    partition: str = ""
-    """Partition; unset: the cluster's default."""
-    account: str = ""
-    """Account to charge; unset: yours."""
-    hours: float = 24.0
-    """Time limit of a job; one that reaches it saves and is queued again."""
-    cpus: int = 8
-    """CPU cores for each GPU."""
-    at_once: int = 16
-    """How many cells may run at a time."""
-
-    def __post_init__(self) -> None:
-        for name in ("hours", "cpus", "at_once"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"slurm.{name}={getattr(self, name)}: must be positive")
 
 
 class CellJob:

@@ -1,20 +1,29 @@
 """What can be trained: the kinds of runs by name. Configs and tasks are imported when they are asked for."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+from deeploop.config import old_names
+from deeploop.config.json import from_dict, leaf_hints
+from deeploop.config.run import RunConfig
+from deeploop.files import read_json, read_table
 
 # name in run.json: (config class, task class), each "module:Class".
 KINDS = {
-    "language": ("deeploop.train.config:TrainConfig", "deeploop.train.language:LanguageTask"),
-    "chat": ("deeploop.train.config:ChatTrainConfig", "deeploop.train.chat:ChatTask"),
-    "hrm": ("deeploop.train.config:HRMTrainConfig", "deeploop.train.puzzle:PuzzleTask"),
-    "trm": ("deeploop.train.config:TRMTrainConfig", "deeploop.train.puzzle:PuzzleTask"),
-    "iterate": ("deeploop.train.config:IterateTrainConfig", "deeploop.train.iterate:IterateTask"),
-    "custom": ("deeploop.train.config:CustomTrainConfig", "deeploop.train.custom:CustomTask"),
+    "language": ("deeploop.tasks.language.config:TrainConfig", "deeploop.tasks.language.task:LanguageTask"),
+    "chat": ("deeploop.tasks.chat.config:ChatTrainConfig", "deeploop.tasks.chat.task:ChatTask"),
+    "hrm": ("deeploop.tasks.puzzles.config:HRMTrainConfig", "deeploop.tasks.puzzles.task:PuzzleTask"),
+    "trm": ("deeploop.tasks.puzzles.config:TRMTrainConfig", "deeploop.tasks.puzzles.task:PuzzleTask"),
+    "iterate": (
+        "deeploop.tasks.iterate.config:IterateTrainConfig",
+        "deeploop.tasks.iterate.task:IterateTask",
+    ),
+    "custom": ("deeploop.tasks.custom.config:CustomTrainConfig", "deeploop.tasks.custom.task:CustomTask"),
 }
 
 
-def config_class(kind: str) -> type[Any]:
+def config_class(kind: str) -> type[RunConfig]:
     """The config of a kind of run. Imports no torch."""
     return _load(KINDS[kind][0])
 
@@ -22,6 +31,40 @@ def config_class(kind: str) -> type[Any]:
 def task_class(kind: str) -> type[Any]:
     """The task of a kind of run."""
     return _load(KINDS[kind][1])
+
+
+def read_config(path: Path) -> RunConfig:
+    """The config in a file: a run's config.json, or TOML with the same nesting; absent fields are default.
+
+    What is trained is said by the run.json beside a run's config.json, else by the fields: the first of
+    `KINDS` that has them all. Whether a run is resumed is no part of what is trained, and is left out.
+    """
+    data = read_table(path)
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: must be an object with the fields of a config")
+    stamp = read_json(path.with_name("run.json")) if path.name == "config.json" else {}
+    task = stamp.get("task")
+    kind = config_class(task) if task in KINDS else _kind_with(_leaves(data))
+    try:
+        config: RunConfig = from_dict(kind, {**data, "resume": False})
+        return config
+    except ValueError as error:
+        raise ValueError(f"{path}: {str(error).removeprefix('config.')}") from None
+
+
+def _kind_with(given: set[str]) -> type[RunConfig]:
+    """The class of configs that has the fields given, or most of them."""
+    return min(
+        map(config_class, KINDS), key=lambda kind: len(given - old_names.readable(leaf_hints(kind).keys()))
+    )
+
+
+def _leaves(data: dict[str, Any], prefix: str = "") -> set[str]:
+    """The paths of a nested object's values."""
+    found: set[str] = set()
+    for name, value in data.items():
+        found |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name}
+    return found
 
 
 def _load(place: str) -> type[Any]:

@@ -8,7 +8,7 @@ deeploop plan --high-blocks 4 --low-blocks 4 --cycles 2 --low-cycles 2 --horizon
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deeploop.theory import plan_table
 from deeploop.theory.bounds import (
@@ -27,11 +27,13 @@ from deeploop.theory.scaling import (
     Scales,
     ScalingRule,
     averaged_epsilon,
-    block_scales,
     factored_epsilon,
     flat_alpha,
 )
 from deeploop.theory.visits import HORIZONS, DepthFrom, Horizon, Schedule, hierarchy, single_loop
+
+if TYPE_CHECKING:
+    from deeploop.rules import Rule
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Plan:
     epsilons: Mapping[str, float] = field(default_factory=dict)  # a loop's, of the rules that scale pre-norm
     once: Mapping[str, int] = field(default_factory=dict)  # blocks of a loop's prelude and coda
     training: Training | None = None  # of a loop whose rounds are drawn, or not all in the graph
-    block: str = ""  # the chosen rule of a loop, where it is none of the paper's: `rules` are for comparison
+    other: "Rule | None" = None  # the chosen rule of a loop, if none of the paper's: `rules` are to compare
     depth_from: DepthFrom = "cycles"
 
     def depth(self, schedule: Schedule | None = None) -> int:
@@ -79,8 +81,9 @@ class Plan:
 
     @property
     def scales(self) -> Scales:
-        """α, β and ε of the chosen `block`."""
-        return block_scales(self.block, int(self.settings["blocks"]), int(self.settings["rounds"]))
+        """α, β and ε of the chosen rule, where it is none of the paper's."""
+        assert self.other is not None
+        return self.other.scales(int(self.settings["blocks"]), int(self.settings["rounds"]))
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain numbers, exact fractions beside them as strings (null where irrational)."""
@@ -92,12 +95,12 @@ class Plan:
             "scaled_by": "N_g" if self.horizons else "N",
             "rule_depth": depth,
             **_scales(schedule, self.rules, depth),
-            **(self._of_block() if self.block else {}),
+            **(self._of_other() if self.other else {}),
             "kappa_bar_range": [float(end) for end in kappa_bar],
             "kappa_bar_range_exact": [str(end) for end in kappa_bar],
             "exponent_thresholds": {f"gamma_{g}": float(exponent_threshold(g)) for g in (0, 1)},
             "modules": {
-                m: _module(schedule, self.rules[m], m, depth) | (self._of_block() if self.block else {})
+                m: _module(schedule, self.rules[m], m, depth) | (self._of_other() if self.other else {})
                 for m in schedule.modules
             },
             "comparison": {
@@ -114,11 +117,11 @@ class Plan:
             "verdict": plan_table.verdict(self),
         }
 
-    def _of_block(self) -> dict[str, Any]:
+    def _of_other(self) -> dict[str, Any]:
         """The chosen rule in place of the paper's, whose bounds are not for it."""
         nothing = dict.fromkeys(("p", "ratio", "ratio_exact"))
         bounds = [f"{kind}_bound{exact}" for kind in ("untied", "aligned") for exact in ("", "_exact")]
-        return {"rule": self.block, **nothing, **self.scales._asdict(), **dict.fromkeys(bounds)}
+        return {"rule": str(self.other), **nothing, **self.scales._asdict(), **dict.fromkeys(bounds)}
 
     def to_table(self) -> str:
         """The plan as text for a terminal of 100 columns."""
@@ -133,12 +136,12 @@ def plan_single(
     prelude: int = 0,
     coda: int = 0,
     training: Training | None = None,
-    block: str = "",
+    other: "Rule | None" = None,
 ) -> Plan:
     """K blocks for R rounds under one rule, between blocks that are visited once.
 
-    `training` says how R is drawn, and how much of it stands in the graph. `block` is a rule that is not the
-    paper's, such as flat or averaged.
+    `training` says how R is drawn, and how much of it stands in the graph. `other` is a rule that is not the
+    paper's (`deeploop.rules`), such as flat or averaged.
     """
     schedule = single_loop(blocks, rounds)
     once = {"prelude": prelude, "coda": coda}
@@ -151,7 +154,7 @@ def plan_single(
         rules_by_module(schedule, rule),
         once={name: count for name, count in once.items() if count},
         training=None if training is None or training.is_plain else training,
-        block=block,
+        other=other,
         epsilons={
             "factored": factored_epsilon(blocks, rounds),
             "averaged": averaged_epsilon(blocks, rounds),

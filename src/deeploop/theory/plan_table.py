@@ -30,6 +30,7 @@ from deeploop.theory.scaling import (
 from deeploop.theory.visits import SUBLAYERS_PER_BLOCK, Schedule
 
 if TYPE_CHECKING:
+    from deeploop.rules import Rule
     from deeploop.theory.plan import Plan
 
 WIDTH = 100
@@ -40,15 +41,6 @@ DEPTH_FROM = {
     "graph": "α and β are taken at the blocks in the training graph (--depth-from graph).",
 }
 ModuleRules = Mapping[str, ScalingRule]
-PRENORM = "x ← x + ε·f(Norm(x))"
-# Of the rules that are not the paper's: what to set, the update, and what the scale does as R grows.
-BLOCKS = {
-    "flat": ("α = λ·R·√K", "x ← Norm(α·x + f(Norm(x)·g))", "all visits together add as much at every R"),
-    "factored": ("ε = λ/(R√K)", PRENORM, "all visits of a block together add as much at every R"),
-    "averaged": ("ε = 1/N", PRENORM, "the stream gets the mean of what the N visits add"),
-    "prenorm": ("", "x ← x + f(Norm(x))", "no scale follows R"),
-    "postnorm": ("", "x ← Norm(x + f(x))", "no scale follows R"),
-}
 LOSSES = "Bounds do not rank rules by their loss; docs/rules.md has the losses."
 
 
@@ -60,8 +52,8 @@ def render(plan: Plan) -> str:
 
 def verdict(plan: Plan) -> str:
     """Whether the rule keeps the aligned bound finite as visits are added, in one sentence."""
-    if plan.block:
-        return f"under {plan.block}, {BLOCKS[plan.block][2]}. The paper's bounds are for its own block."
+    if plan.other:
+        return f"under {plan.other}, {plan.other.claim}. The paper's bounds are for its own block."
     R = "R_g" if plan.horizons else "R"
     name = _names(plan.rules)
     exponents = {m: exact(rule.p) for m, rule in plan.rules.items()}
@@ -98,8 +90,8 @@ def _loop_parts(plan: Plan) -> list[str]:
     return [
         f"A loop of K = {K} blocks, visited for R = {R} rounds\n"
         f"  depth N = KR = {s.N} blocks, visits M = 2N = {s.M}, stored sublayers J = 2K = {s.J}",
-        _block_to_set(plan) if plan.block else _to_set(plan, "x ← Norm(α·x + f(Norm(x)))"),
-        "The paper's rules, for comparison\n" * bool(plan.block)
+        _other_to_set(plan, plan.other) if plan.other else _to_set(plan, "x ← Norm(α·x + f(Norm(x)))"),
+        "The paper's rules, for comparison\n" * (plan.other is not None)
         + _comparison(plan, "N", "R", lambda p: _theta(R=2 - 4 * p, K=1 - 4 * p))
         + "\n"
         "  untied bound M(β/α)²; aligned bound M·R(β/α)², growing in R with K fixed",
@@ -124,8 +116,8 @@ def _training_parts(plan: Plan) -> list[str]:
     drawn = f"{training.sample}, mean {float(law.mean):.4g}, {law.least} to {law.most}"
     kept = f", gradient through the last {training.backprop}" if training.truncates else ""
     alpha = rule.alpha(1) * star ** float(rule.p)
-    gain = "" if plan.once else f" (--model.flat-gain {star / N:.4g})"  # which is for all parts
-    above, named = ("The scale", f"{rule.name} ") if plan.block else ("α", "")
+    gain = "" if plan.once else f" (--model.rule flat:gain={star / N:.4g})"  # which is for all parts
+    above, named = ("The scale", f"{rule.name} ") if plan.other else ("α", "")
     written = _number(float(mean), mean if isinstance(mean, Fraction) else None)
     return [
         f"Rounds of a training step: {drawn}{kept}\n"
@@ -189,14 +181,14 @@ def _to_set(plan: Plan, update: str) -> str:
     )
 
 
-def _block_to_set(plan: Plan) -> str:
+def _other_to_set(plan: Plan, rule: Rule) -> str:
     """The same for a rule that is not the paper's."""
-    formula, update, _ = BLOCKS[plan.block]
-    alpha, _, epsilon = plan.scales
-    value = alpha if formula.startswith("α") else epsilon
-    unit = " at λ = 1" if "λ" in formula else ""
-    scale = f"{formula} = {value:.7g}{unit}, no β" if formula else "no α, β or ε"
-    return f"Set, for {plan.block} (--model.block {plan.block})\n  {scale}   at every visit: {update}"
+    alpha, beta, epsilon = plan.scales
+    value = alpha if rule.has_alpha else epsilon
+    unit = f" at λ = {rule.gain:g}" if "λ" in rule.formula else ""
+    drawn = f"β = {beta:.7g}" if rule.beta else "no β"
+    scale = f"{rule.formula} = {value:.7g}{unit}, {drawn}" if rule.formula else "no α, β or ε"
+    return f"Set, for {rule} (--model.rule {rule})\n  {scale}   at every visit: {rule.equation}"
 
 
 def _horizon_table(plan: Plan) -> str:
@@ -246,7 +238,7 @@ def _comparison(plan: Plan, N: str, R: str, aligned_growth: Callable[[Fraction],
 
     def name(rules: ModuleRules) -> str:
         return ("by module" if _mixed(rules) else _names(rules)) + (
-            " (chosen)" if rules == plan.rules and not plan.block else ""
+            " (chosen)" if rules == plan.rules and not plan.other else ""
         )
 
     ratio = {DEEPNORM: f"1/(2√{N})", DEEPLOOP: f"1/(4{N})"}

@@ -4,7 +4,7 @@ N is the effective depth in blocks. The paper keeps DeepNorm's constants (c, d) 
 the exponent: DEEPNORM p = 1/4, DEEPLOOP p = 1/2.
 
 Two of their rivals are pre-norm with a scaled branch, x + epsilon f(Norm(x)), and scale nothing else. The
-flat rule is a sandwich with one number too, Norm(alpha x + f(Norm(x) g)), whose outer norm has no gain.
+flat rule has one number too, Norm(alpha x + f(Norm(x) g)), and no gain on the outer norm.
 """
 
 import math
@@ -92,40 +92,11 @@ def flat_alpha(K: int, R: int, gain: float = 1.0) -> float:
 
 
 class Scales(NamedTuple):
-    """What a block's rule comes to at a depth; 1 where it has none."""
+    """What a rule comes to at a depth; 1 where it has none."""
 
-    alpha: float  # on the skip, at every visit
-    beta: float  # in the initial branch matrices
-    epsilon: float  # on the branch, at every visit
-
-
-def block_scales(
-    block: str,
-    K: int,
-    R: int,
-    *,
-    p: float = 0.5,
-    alpha: str = "paper",
-    beta: str = "on",
-    flat_gain: float = 1.0,
-    factored_gain: float = 1.0,
-    epsilon_exponent: float = 0.0,
-) -> Scales:
-    """The three of a block kind and its parts, by the names that GPTConfig gives them."""
-    paper, N = ScalingRule(p), _depth(K) * _depth(R)
-    sandwich = block == "sandwich"
-    skip = branch = 1.0
-    if "flat" in (block, alpha):
-        skip = flat_alpha(K, R, flat_gain)
-    elif sandwich:
-        skip = paper.alpha(N)
-    elif block == "factored":
-        branch = factored_epsilon(K, R, factored_gain)
-    elif block == "averaged":
-        branch = averaged_epsilon(K, R)
-    elif block == "prenorm":
-        branch = round_epsilon(R, epsilon_exponent)
-    return Scales(skip, paper.beta(N) if sandwich and beta == "on" else 1.0, branch)
+    alpha: float = 1.0  # on the skip, at every visit
+    beta: float = 1.0  # in the initial branch matrices
+    epsilon: float = 1.0  # on the branch, at every visit
 
 
 def exact(x: Real) -> Fraction:

@@ -1,10 +1,9 @@
 """Training: one loop for every task, and what it needs around it.
 
-`config` composes the component configs, `loop` runs them; `language` is the task of predicting the
-next token, `puzzle` that of solving puzzles, `iterate` that of applying a step many times. Nothing in `nn`
-or `models` imports this package.
+`opening` makes a run, `loop` takes it to its last step, `task` is what a kind of run must answer; the kinds
+are in `deeploop.tasks`. Nothing in `nn` or `models` imports this package.
 
-`deeploop.train.train(config)` trains; `deeploop.recipes.get_recipe("tiny")` is a config to start from.
+`deeploop.train.train(config)` trains; `deeploop.tasks.recipes.get_recipe("tiny")` is a config to start from.
 `train(CustomTrainConfig(…), task=YourTask)` trains on a task of your own, a subclass of `CustomTask`.
 """
 
@@ -12,15 +11,15 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 _NAMES = {
-    "CustomDataConfig": "custom",
-    "CustomTask": "custom",
-    "CustomTrainConfig": "config",
-    "DeviceConfig": "distributed",
-    "IterateTrainConfig": "config",
-    "OptimConfig": "optim",
-    "TrainConfig": "config",
-    "load_last": "rundir",
-    "train": "loop",
+    "CustomDataConfig": "deeploop.tasks.custom.config",
+    "CustomTask": "deeploop.tasks.custom.task",
+    "CustomTrainConfig": "deeploop.tasks.custom.config",
+    "DeviceConfig": "deeploop.config.run",
+    "IterateTrainConfig": "deeploop.tasks.iterate.config",
+    "OptimConfig": "deeploop.config.optim",
+    "TrainConfig": "deeploop.tasks.language.config",
+    "load_last": "deeploop.train.rundir",
+    "train": "deeploop.train.loop",
 }
 __all__ = sorted(_NAMES)
 
@@ -29,4 +28,4 @@ def __getattr__(name: str) -> _Any:
     # Some modules here are read without torch, which `loop` needs.
     if name not in _NAMES:
         raise AttributeError(f"module 'deeploop.train' has no attribute {name!r}")
-    return getattr(_import_module(f"deeploop.train.{_NAMES[name]}"), name)
+    return getattr(_import_module(_NAMES[name]), name)

@@ -8,14 +8,15 @@ from typing import Any, TextIO, TypeVar
 import torch
 from torch import nn
 
+from deeploop.config.json import to_dict
+from deeploop.config.run import RunConfig
+from deeploop.runs.folder import provenance, record_ending
 from deeploop.train.checkpoint import save_checkpoint
-from deeploop.train.config import AnyTrainConfig, to_dict
 from deeploop.train.distributed import World
 from deeploop.train.execution import Execution
 from deeploop.train.metrics import MetricsWriter
 from deeploop.train.optim import learning_rate, set_learning_rate
 from deeploop.train.progress import Clock, Display
-from deeploop.train.rundir import provenance, record_ending
 from deeploop.train.task import Task
 
 Ending = TypeVar("Ending", str, None)
@@ -25,7 +26,7 @@ Ending = TypeVar("Ending", str, None)
 class ActiveRun:
     """One run of this process; `open_run` makes it, the loop takes it to its last step."""
 
-    config: AnyTrainConfig
+    config: RunConfig
     world: World
     task: Task
     model: nn.Module
@@ -59,6 +60,11 @@ class ActiveRun:
         """Whether the run had ended at this step by itself or by the guard when it was opened."""
         ended = self.ended_before or {}
         return ended.get("how") in ("finished", "collapsed") and ended["step"] == self.step
+
+    def count_step(self) -> None:
+        """One more step was queued."""
+        self.step += 1
+        self.tokens += self.task.targets_per_step
 
     def is_due(self, every: int) -> bool:
         """Whether what is done every so many steps (0: never), and at the last one, is due now."""

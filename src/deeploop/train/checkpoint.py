@@ -8,12 +8,10 @@ to their full shape, so a run may resume on other ranks, sharded or not.
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from deeploop.files import NotRegularError, open_regular, own_folder, read_object, sync_folder, unused_path
+from deeploop.runs.folder import OPTIMIZER, WEIGHTS, list_checkpoints
 from deeploop.train.checks import NotFinite, ShapeMismatch, check_files, check_state, check_tensors
 from deeploop.train.distributed import World, is_sharded
 
@@ -32,42 +31,8 @@ if TYPE_CHECKING:
 Moments = dict[str, dict[str, Tensor]]  # {"blocks.0.w": {"exp_avg": …}}
 
 FORMAT = 1
-WEIGHTS = "model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
 GENERATORS = "rng.safetensors"
 TASK = "task.safetensors"  # of a task with tensors of its own
-_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # from 10^8 on a step has more digits
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """When to save, and how much to keep."""
-
-    every: int = 1_000
-    """Steps between checkpoints; one more comes at the end, and on SIGTERM or Ctrl-C."""
-    keep: int = 2
-    """How many of the newest checkpoints stay on disk."""
-
-    def __post_init__(self) -> None:
-        for name in ("every", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"checkpoint.{name}={getattr(self, name)}: must be at least 1")
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints of a run, oldest first; a copy under another name is the user's own."""
-    found = [path for path in (folder / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was saved, by its name."""
-    return int(checkpoint.name.removeprefix("step-"))
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    found = list_checkpoints(folder)
-    return found[-1] if found else None
 
 
 def save_checkpoint(

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from deeploop.config.run import DeviceConfig
 
 T = TypeVar("T")
 # Fastest first: on Hopper cuDNN's attention takes two thirds of the time of flash attention, both ways.
@@ -24,37 +26,6 @@ ATTENTION = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-Switch = Literal["auto", "on", "off"]
-
-
-@dataclass(frozen=True)
-class DeviceConfig:
-    """Where and how to compute. `auto` means: the GPU with bf16 and fast blocks where there is one."""
-
-    kind: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to train on."""
-    precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
-    """Arithmetic of the matrix products; weights and norms stay in fp32. fp8: of the blocks', in training."""
-    stream: Literal["fp32", "bf16"] = "fp32"
-    """Residual stream of training steps; bf16, with the Triton kernels, rounds what a branch adds."""
-    compile: Switch = "auto"
-    """torch.compile for each block; auto: on a GPU the Triton kernels instead, where they know a block."""
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Under torchrun: replicate the model (ddp), or shard each physical block by itself (fsdp)."""
-    reshard: bool = False
-    """Under fsdp: give a gathered block back after every visit: less memory, 2R times the gathers."""
-    micro_batch: int = 0
-    """Sequences a rank computes at once, at most; 0: its whole share, or on a GPU as many as fit."""
-    recompute: Literal["auto", "off", "round", "block"] = "auto"
-    """Compute activations again in the backward pass, by round or by block; auto: if a GPU needs it."""
-    graph: bool = True
-    """With the kernels, but for fsdp: a micro-batch's passes as one CUDA graph, which keeps its memory."""
-    deterministic: bool = False
-    """Ask torch for deterministic kernels on the GPU (slower). On a CPU runs repeat bit for bit anyway."""
-
-    def __post_init__(self) -> None:
-        if self.micro_batch < 0:
-            raise ValueError(f"device.micro_batch={self.micro_batch}: must be 0 (all at once) or more")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from deeploop.nn import fused
-from deeploop.train.distributed import DeviceConfig, World, physical_blocks, uses_bf16
+from deeploop.accelerate import install, known
+from deeploop.config.run import DeviceConfig
+from deeploop.train.distributed import World, physical_blocks, uses_bf16
 from deeploop.train.optim import supports_conditional_step
 from deeploop.train.progress import device_name
 from deeploop.train.replay import MOST_GRAPHS
@@ -23,6 +24,25 @@ Precision = Literal["fp32", "bf16", "fp8"]
 NAMES = {"kernels": "Triton kernels", "compiled": "compiled blocks", "eager": "eager modules"}
 FP8_CAPABILITY = 8, 9
 UNKNOWN = "the Triton kernels do not know these blocks"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What may be done with the steps of a task; nothing, unless it says so."""
+
+    recordable: bool = False
+    """Batches of one shape and number of rounds are the same work, and nothing in it waits for the device."""
+    queueable: bool = False
+    """Without a CUDA graph too, the next step can be queued before the loss of this one is known."""
+    draws_rounds: bool = False
+    """Steps differ in their number of rounds."""
+    skippable: bool = False
+    """A step whose loss or gradient is not finite is left out; else it ends the run."""
+    tokens: int = 0
+    """Tokens of every micro-batch, where they are known before the first step."""
+
+
+NOTHING = Capabilities()
 
 
 @dataclass(frozen=True)
@@ -46,16 +66,16 @@ class Execution:
 
     def apply(self, model: nn.Module) -> None:
         """Puts the blocks on the kernels, or compiles them; an eager model stays as it is."""
-        low_precision = fused.LowPrecision(self.precision == "fp8", self.bf16_stream)
+        low_precision = install.LowPrecision(self.precision == "fp8", self.bf16_stream)
         if low_precision.fp8:
-            fused.check_fp8_compiler(next(model.parameters()).device)
+            install.check_fp8_compiler(next(model.parameters()).device)
         for block in physical_blocks(model):
             if self.blocks == "kernels":
-                fused.install(block, low_precision)
+                install.install(block, low_precision)
             elif self.blocks == "compiled":
                 block.compile()
         if self.chained:
-            fused.install_rounds(model, low_precision)
+            install.install_rounds(model, low_precision)
 
     def describe(self) -> str:
         """One line for a person."""
@@ -78,34 +98,24 @@ def choose_execution(
     world: World,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
-    *,
-    recordable: bool = False,
-    queueable: bool = False,
-    draws_rounds: bool = False,
-    tokens: int = 0,
+    task: Capabilities = NOTHING,
 ) -> Execution:
-    """The fastest way that config, device, model and optimizer allow.
-
-    `recordable`: batches of one shape and one number of rounds are the same work, and nothing in it waits
-    for the device. `queueable`: without a graph too, the next step can be queued before the loss is known.
-    `draws_rounds`: steps differ in their number of rounds. `tokens`: of every micro-batch, where they are
-    known.
-    """
+    """The fastest way that config, device, model, optimizer and task allow."""
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
     blocks, why_blocks = _choose_blocks(config, world.device, _first_obstacle(model))
     sharded = world.is_sharded(config)
     # Sharded blocks are gathered when they are called, so each must be called by itself.
-    chained = blocks == "kernels" and not sharded and fused.fits_rounds(model)
+    chained = blocks == "kernels" and not sharded and known.fits_rounds(model)
     # Without an optimizer nothing is trained: a run that was trained in FP8 is evaluated in bf16, anywhere.
     trains = optimizer is not None
-    low_precision = fused.LowPrecision(
+    low_precision = install.LowPrecision(
         trains and config.precision == "fp8", trains and config.stream == "bf16"
     )
     if low_precision.fp8:
         require_fp8(world.device)
         _require_chain("precision=fp8", model, blocks, why_blocks, sharded)
         for block in physical_blocks(model):
-            if reason := fused.against_fp8(block, tokens):
+            if reason := known.against_fp8(block, task.tokens):
                 raise ValueError(f"device.precision=fp8: {reason}")
         precision = "fp8"
     if low_precision.bf16_stream:
@@ -113,19 +123,18 @@ def choose_execution(
     obstacles = {
         "device.graph is off": not config.graph,
         "fsdp: no CUDA graph": sharded,
-        "batches differ in their work: no CUDA graph": not recordable,
+        "batches differ in their work: no CUDA graph": not task.recordable,
     }
     could_record = trains and blocks == "kernels" and (chained or sharded)
     why_graph = [text for text, holds in obstacles.items() if holds] if could_record else []
     graph = could_record and chained and not why_graph
-    ahead = graph or (queueable and blocks == "kernels")
+    ahead = graph or (task.queueable and blocks == "kernels")
     # Without a host that looks at the loss first, the device must leave a bad step out by itself. Under ddp
     # all ranks do, or none: they share the loss and the gradient.
     lag = int(ahead and optimizer is not None and supports_conditional_step(optimizer))
     because = (*why_blocks, *why_graph[:1])
-    return Execution(
-        blocks, chained, precision, graph, lag, graph and draws_rounds, because, low_precision.bf16_stream
-    )
+    drawn = graph and task.draws_rounds
+    return Execution(blocks, chained, precision, graph, lag, drawn, because, low_precision.bf16_stream)
 
 
 def require_fp8(device: torch.device) -> None:
@@ -148,8 +157,8 @@ def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str],
         )
     if sharded:
         raise ValueError(f"device.{field}: is not supported with device.parallel=fsdp; use ddp")
-    streams = hasattr(model, "run_rounds")  # a reasoner's chains are its stacks, of states that are bf16
-    if not fused.fits_rounds(model) or (field == "stream=bf16" and not streams):
+    streams = hasattr(model, "chain")  # a reasoner's chains are its stacks, of states that are bf16
+    if not known.fits_rounds(model) or (field == "stream=bf16" and not streams):
         raise ValueError(f"device.{field}: is not supported for a {type(model).__name__}; leave it out")
     if getattr(model, "recompute", "off") == "block":
         raise ValueError(f"device.{field}: is not supported with device.recompute=block; use round")
@@ -168,7 +177,7 @@ def runs_kernels(config: DeviceConfig, device: torch.device, known: bool) -> boo
 def _first_obstacle(model: nn.Module) -> str:
     """What of a model's blocks the kernels do not know, and where; empty if they know all."""
     names = {module: name for name, module in model.named_modules()}
-    found = (fused.obstacle(block, names[block]) for block in physical_blocks(model))
+    found = (known.obstacle(block, names[block]) for block in physical_blocks(model))
     return next(filter(None, found), "")
 
 
@@ -185,7 +194,7 @@ def _against_kernels(config: DeviceConfig, device: torch.device, obstacle: str) 
         yield "device.compile is on"
     if not uses_bf16(config, device):
         yield "the Triton kernels need bf16"
-    if not fused.HAS_TRITON:
+    if not known.HAS_TRITON:
         yield "Triton is not installed"
     if obstacle:
         yield obstacle

@@ -5,27 +5,23 @@ from pathlib import Path
 
 from torch import nn
 
+from deeploop.config.json import from_dict
+from deeploop.config.old_names import model_section
 from deeploop.data.bpe import find_tokenizer
 from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.files import read_json, read_object
+from deeploop.files import read_object
 from deeploop.models.accounting import parameter_count
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.train.checkpoint import WEIGHTS, load_weights
-from deeploop.train.config import from_dict
-
-
-def is_export(folder: Path) -> bool:
-    """Whether a folder is an export, and not a run."""
-    found = folder / "config.json"
-    return not (folder / "run.json").exists() and read_json(found).get("model_type") == "deeploop"
+from deeploop.runs.folder import WEIGHTS
+from deeploop.train.checkpoint import load_weights
 
 
 def read_export(folder: Path) -> GPTConfig:
     """The config of the exported model, which its file of weights must be able to fill."""
     path = folder / "config.json"
-    found = read_object(path)
+    found = model_section(read_object(path))
     own = {field.name: found[field.name] for field in fields(GPTConfig) if field.name in found}
     config: GPTConfig = from_dict(GPTConfig, own | {"rounds": found.get("trained_rounds")}, str(path))
     try:

@@ -1,28 +1,23 @@
 """What is about to be trained, in a few aligned lines: for `deeploop train`, before the first step."""
 
-import math
 from dataclasses import dataclass
 
-from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
+from deeploop.config.run import RunConfig
 from deeploop.models.gpt_config import PARTS, GPTConfig
-from deeploop.models.reasoner import ReasonerConfig
-from deeploop.nn.residual import ALPHA, EPSILON
-from deeploop.train.config import (
-    AnyTrainConfig,
-    ChatTrainConfig,
-    CustomTrainConfig,
-    IterateTrainConfig,
-    TrainConfig,
-)
-from deeploop.train.optim import OptimConfig
-from deeploop.train.progress import hours_minutes_seconds
+from deeploop.models.reasoner_config import ReasonerConfig
+from deeploop.rules import Rule
+from deeploop.tasks import task_class
+from deeploop.theory.scaling import Scales
+from deeploop.train.active import ActiveRun
+from deeploop.train.memory import memory_of
+from deeploop.train.progress import device_name, hours_minutes_seconds
 
-LEGEND = {
-    "floor": "best loss without context, by token frequencies; similarity 1 means one state at all positions",
-    "verdict": f"escaped: loss below the floor by {LOSS_MARGIN} and similarity below {SIMILARITY_LIMIT}; "
-    "collapsed: neither; undecided: one of them",
-}
-OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
+# What to do about a run that ends inside its warm-up.
+SHORTER_WARMUP = "; raise --optim.steps or lower --optim.warmup-steps"
+MAY_COLLAPSE = (
+    ", and a collapse says little yet; raise --optim.steps (with fewer --optim.warmup-steps this block "
+    "collapses more easily)"
+)
 UNITS = ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
 
 
@@ -47,7 +42,7 @@ class Facts:
     """What one validation costs, in steps; 0: not known."""
 
 
-def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
+def header(config: RunConfig, facts: Facts) -> list[str]:
     """Run, model, rule, data, optimizer, cost, device; `execution:`, which follows, has the same columns."""
     steps, done = config.optim.steps, facts.step
     far = f"step {done:,} of {steps:,}" if done else f"{steps:,} steps"
@@ -55,7 +50,7 @@ def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
         "run": f"{config.out}, {far} (deeploop train {facts.source})",
         "model": f"{facts.parameters:,} parameters; {_loop(config.model)}",
         "rule": _rule(config.model),
-        "data": _data(config, facts.examples),
+        "data": config.planned(facts.examples),
         "optimizer": _optimizer(config),
         "cost": f"{steps * facts.flops_per_step:.2g} FLOPs; "
         f"memory about {bytes_text(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)"
@@ -66,24 +61,16 @@ def header(config: AnyTrainConfig, facts: Facts) -> list[str]:
         ),
         "device": facts.device + (f" × {facts.ranks} ranks" if facts.ranks > 1 else ""),
     }
-    if isinstance(config, TrainConfig) and (drawn := _rounds(config)):
-        lines["rounds"] = drawn
-    if isinstance(config, TrainConfig) and config.model.exit_gate:
-        frozen = config.gate.stage == "gate-only"
-        lines["gate"] = (
-            "gate-only: the rest is frozen, the loss is the gate's binary cross-entropy"
-            if frozen
-            else f"joint, the loss is Σ q·L − {config.gate.entropy:g}·H(q)"
-        )
+    lines |= config.more_of_header()
     if 0 < done < steps and facts.seconds:
         left = hours_minutes_seconds((steps - done) * facts.seconds / done)
         lines["time"] = f"{left} left at the speed so far, validation not counted"
     return _aligned(lines)
 
 
-def legend(config: AnyTrainConfig) -> list[str]:
+def legend(config: RunConfig) -> list[str]:
     """What the numbers of a validation mean."""
-    return _aligned(LEGEND) if isinstance(config, TrainConfig) else []
+    return _aligned(task_class(config.task).legend)
 
 
 def _aligned(lines: dict[str, str]) -> list[str]:
@@ -107,89 +94,95 @@ def _loop(model: GPTConfig | ReasonerConfig) -> str:
 def _rule(model: GPTConfig | ReasonerConfig) -> str:
     """The block and its scales: its own, and those that are not 1."""
     if isinstance(model, GPTConfig):
-        alpha, beta, epsilon = model.scales
-        exponent = f", p = {model.p:g}" if model.rule else ""
-        own = "α" if model.block in ALPHA else "ε" if model.block in EPSILON else ""
+        rule = model.residual
         parts = [
-            f"{name} (R = 1) {_scales(*model.part(name).scales, own=own)}"
+            f"{name} (R = 1) {_scales(rule, model.part(name).scales)}"
             for name in PARTS
             if getattr(model, name)
         ]
-        return "; ".join([f"{model.block}{exponent}: {_scales(alpha, beta, epsilon, own=own)}", *parts])
-    scales = {name: _reasoner_rule(model, name) for name in model.blocks_of}
-    if len(set(scales.values())) == 1:
-        return next(iter(scales.values()))
-    return "; ".join(f"{name}: {text}" for name, text in scales.items())
+        return "; ".join([f"{rule.title}, {rule.equation}: {_scales(rule, model.scales)}", *parts])
+    texts = {name: _module_rule(model, name) for name in model.blocks_of}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{name}: {text}" for name, text in texts.items())
 
 
-def _reasoner_rule(model: ReasonerConfig, module: str) -> str:
-    """p and the N it is taken at, then the scales."""
-    scales, p = _scales(model.alpha(module), model.beta(module)), model.exponent(module)
-    if not p or model.flat:
-        return scales
-    counted = {"cycles": "the paper's N_g", "graph": "the blocks in the graph"}[model.depth_from]
-    return f"p = {p:g} at N = {model.N} ({'model.depth' if model.depth else counted}): {scales}"
+def _module_rule(model: ReasonerConfig, module: str) -> str:
+    """The block of a reasoner's module, the N that an exponent is taken at, and the scales."""
+    rule, N = model.rule_of(module), ""
+    if model.exponent(module) and not model.flat:
+        counted = {"cycles": "the paper's N_g", "graph": "the blocks in the graph"}[model.depth_from]
+        N = f" at N = {model.N} ({'model.depth' if model.depth else counted})"
+    scales = _scales(rule, Scales(model.alpha(module), model.beta(module)))
+    return f"{rule.title}, {rule.equation}{N}: {scales}"
 
 
-def _rounds(config: TrainConfig) -> str:
-    """How the rounds of a step are drawn and trained; nothing where they are fixed and all in the graph."""
-    rounds, mean = config.rounds, config.model.rounds
-    law = rounds.law(mean)
-    parts = []
-    if rounds.sample != "fixed":
-        parts.append(f"{rounds.sample}, mean {float(law.mean):.4g}, {law.least} to {law.most}")
-    if rounds.ramp != "off":
-        over = math.ceil(rounds.ramp_share * config.optim.steps)
-        parts.append(f"mean from 1 to {mean} over {over:,} steps ({rounds.ramp})")
-    if rounds.truncates(mean):
-        parts.append(f"gradient through the last {rounds.backprop}")
-    return "; ".join(parts)
-
-
-def _scales(alpha: float, beta: float, epsilon: float = 1.0, *, own: str = "") -> str:
-    known = {"α": alpha, "β": beta, "ε": epsilon}
-    shown = [f"{name} = {value:.4g}" for name, value in known.items() if value != 1 or name == own]
+def _scales(rule: Rule, scales: Scales) -> str:
+    own = {"α": rule.has_alpha, "ε": rule.epsilon != "none"}
+    known = zip("αβε", scales, strict=True)
+    shown = [f"{name} = {value:.4g}" for name, value in known if value != 1 or own.get(name)]
     return ", ".join(shown) or "no scales"
 
 
-def _data(config: AnyTrainConfig, examples: int) -> str:
-    sequences = config.optim.steps * config.optim.batch
-    if isinstance(config, TrainConfig):
-        tokens = sequences * config.model.context
-        epochs = tokens / examples
-        text = f"{epochs:,.1f}" if epochs >= 0.95 else f"{epochs:.2g}"
-        corpus = f"{' '.join(config.data.mix)} have" if config.data.mix else "the corpus has"
-        planned = f"{tokens:,} tokens planned, {corpus} {examples:,}: {text} epochs"
-        if config.data.mix_last:
-            planned += f"; the last {config.data.mix_last_share:.0%}: {' '.join(config.data.mix_last)}"
-        if config.data.mask_documents:
-            apart = "conversations" if isinstance(config, ChatTrainConfig) else "documents"
-            planned += f"; {apart} kept apart"
-        return planned
-    if isinstance(config, IterateTrainConfig):
-        data = config.data
-        rule = f" of rule {data.rule}" if data.task == "automaton" else ""
-        return (
-            f"{data.task}{rule}, length {data.length}: {sequences:,} instances "
-            f"of 1 to {data.train_steps} steps, rounds: {config.rounds.sample}"
-        )
-    if isinstance(config, CustomTrainConfig):
-        return f"{sequences:,} rows planned"
-    return (
-        f"{sequences:,} segments planned, at most {config.halting.segments} per puzzle; "
-        f"{examples:,} training examples"
-    )
-
-
-def _optimizer(config: AnyTrainConfig) -> str:
+def _optimizer(config: RunConfig) -> str:
     optim = config.optim
     rate = f"peak rate {optim.peak_lr:g} after {optim.warmup_steps:,} steps of warm-up"
-    if isinstance(config, CustomTrainConfig):  # the task may make another optimizer
+    if task_class(config.task).is_given:  # it may make another optimizer
         return rate
-    return f"{OPTIMIZERS[optim.kind] if isinstance(optim, OptimConfig) else 'AdamATan2'}, {rate}"
+    return f"{optim.label}, {rate}"
 
 
 def bytes_text(count: int) -> str:
     """1.5 GiB."""
     unit, size = next((pair for pair in UNITS if count >= pair[1]), UNITS[-1])
     return f"{count / size:.3g} {unit}"
+
+
+def introduction(run: ActiveRun, source: str | None) -> list[str]:
+    """The header, for whoever asked for it, and the notes below it."""
+    if source is None:
+        return _notes(run)
+    task = run.task
+    facts = Facts(
+        source,
+        parameters=sum(parameter.numel() for parameter in run.model.parameters()),
+        examples=task.examples,
+        flops_per_step=task.flops_per_step,
+        step_bytes=task.step_bytes,
+        device=device_name(run.world.device),
+        ranks=run.world.size,
+        step=run.step,
+        seconds=run.clock.total,
+        validation_steps=task.validation_steps,
+    )
+    return [*header(run.config, facts), *_notes(run), *legend(run.config)]
+
+
+def _notes(run: ActiveRun) -> list[str]:
+    """What a person should know before the first step."""
+    config, fit = run.config, run.task.fit
+    notes = [f"execution: {run.execution.describe()}"]
+    if run.world.device.type == "cuda":
+        notes[0] += f"; micro-batch {fit.micro_batch}, recompute {fit.recompute}"
+    if run.step < config.optim.steps < config.optim.warmup_steps:
+        can_collapse = isinstance(config.model, GPTConfig) and config.model.residual.has_alpha
+        notes.append(
+            f"ends at step {config.optim.steps}, inside its warm-up of {config.optim.warmup_steps}: "
+            f"the learning rate only rises{MAY_COLLAPSE if can_collapse else SHORTER_WARMUP}"
+        )
+    if run.step < config.optim.steps:
+        notes += [f"warning: {text}" for text in _warnings(run)]
+    return notes
+
+
+def _warnings(run: ActiveRun) -> list[str]:
+    """What makes little sense about the plan, and the option that changes it."""
+    task = run.task
+    found = task.warnings()
+    memory, whose = memory_of(run.world.device)
+    if task.step_bytes > memory:
+        found.append(
+            f"a step needs about {bytes_text(task.step_bytes)}, {whose} has {bytes_text(memory)}; "
+            f"set a smaller --device.micro-batch (now {task.fit.micro_batch}), or --device.recompute block"
+        )
+    return found

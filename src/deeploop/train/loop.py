@@ -9,57 +9,47 @@ import shlex
 from functools import partial
 from typing import Any, Literal
 
+from deeploop.config.run import RunConfig
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.active import ActiveRun
-from deeploop.train.checkpoint import last_checkpoint
-from deeploop.train.config import AnyTrainConfig
-from deeploop.train.custom import TaskFactory
-from deeploop.train.distributed import World, is_sharded, open_world
+from deeploop.train.distributed import is_sharded, open_world
 from deeploop.train.metrics import as_read_back
 from deeploop.train.opening import open_run
-from deeploop.train.progress import StopRequest, peak_flops
+from deeploop.train.progress import peak_flops
 from deeploop.train.steps import StepQueue, StepResult, non_finite_report
-from deeploop.train.task import EvaluationStopped
+from deeploop.train.stop import StopRequest
+from deeploop.train.task import EvaluationStopped, TaskFactory
 
 
 def train(
-    config: AnyTrainConfig,
+    config: RunConfig,
     *,
     task: TaskFactory | None = None,
     source: str | None = None,
     quiet: bool = False,
+    stop: StopRequest | None = None,
 ) -> dict[str, Any]:
-    """Runs `config` to its last step; returns the last validation and how the run ended.
+    """Run `config` to its last step; returns the last validation and how the run ended.
 
-    A `CustomTrainConfig` needs its `task`: a subclass of `CustomTask`. With the `source` of the config a
-    header comes first; `quiet`: nothing is printed.
+    A `CustomTrainConfig` needs its `task`, a subclass of `CustomTask`; any other takes a subclass of its own
+    kind's. With the `source` of the config a header comes first; `quiet`: nothing is printed.
     """
-    with open_world(config.device) as world, StopRequest() as stop:
-        return train_in(world, config, stop, task=task, source=source, quiet=quiet)
-
-
-def train_in(
-    world: World,
-    config: AnyTrainConfig,
-    stop: StopRequest,
-    *,
-    task: TaskFactory | None = None,
-    source: str | None = None,
-    quiet: bool = False,
-) -> dict[str, Any]:
-    """The same among ranks that are already there."""
-    run = open_run(config, world, task=task, source=source, quiet=quiet)
-    try:
-        ended = run_steps(run, stop)
-    except FloatingPointError:
-        run.record_ending("failed")
-        raise
-    except (ValueError, OSError) as error:  # a shard that is gone, a disk that is full
-        saved = last_checkpoint(config.out) or "none was saved yet"
-        kind = OSError if isinstance(error, OSError) else ValueError
-        raise kind(f"step {run.step + 1}: {error}; last good checkpoint: {saved}") from error
-    finally:
-        run.close()
-    return {"step": run.step, "ended": ended, "seconds": run.clock.total, **run.last_validation}
+    with open_world(config.device) as world, stop or StopRequest() as asked:
+        run = open_run(config, world, task=task, source=source, quiet=quiet)
+        try:
+            ended = run_steps(run, asked)
+        except FloatingPointError:
+            run.record_ending("failed")
+            raise
+        except (ValueError, OSError) as error:  # a shard that is gone, a disk that is full
+            saved = last_checkpoint(config.out) or "none was saved yet"
+            kind = OSError if isinstance(error, OSError) else ValueError
+            raise kind(f"step {run.step + 1}: {error}; last good checkpoint: {saved}") from error
+        finally:
+            run.close()
+        result = {"step": run.step, "ended": ended, "seconds": run.clock.total, **run.last_validation}
+        del run  # its model holds the process group, which is destroyed now
+        return result
 
 
 def run_steps(run: ActiveRun, stop: StopRequest) -> str:
@@ -68,10 +58,9 @@ def run_steps(run: ActiveRun, stop: StopRequest) -> str:
     if (ended := already_ended(run)) is not None:
         return ended
     run.record_ending(None)  # until it ends again
-    run.task.on_batch = partial(before_batch, run, stop)
     # A run that was told to stop left what was due at its last step.
     if run.last_evaluated_step < run.step or run.step == 0:
-        match run_due_evaluations(run):
+        match run_due_evaluations(run, stop):
             case "stopped":
                 return save_and_stop(run)
             case "collapsed":
@@ -80,6 +69,7 @@ def run_steps(run: ActiveRun, stop: StopRequest) -> str:
     while run.step < config.optim.steps:
         run.clock.start()
         queue.submit()
+        run.count_step()
         # Whatever is logged, measured or saved after a step must know it.
         results = queue.settle(everything=_anything_due(run))
         run.clock.stop()
@@ -88,7 +78,7 @@ def run_steps(run: ActiveRun, stop: StopRequest) -> str:
 
         stopping = any(result.stop_requested for result in results)
         # Who asks to stop does not want to wait for a validation: the resumed run does it first.
-        ended = run_due_evaluations(run) if run.is_last_step or not stopping else "stopped"
+        ended = run_due_evaluations(run, stop) if run.is_last_step or not stopping else "stopped"
         if ended == "stopped":
             return save_and_stop(run)
         if ended == "collapsed":
@@ -113,7 +103,7 @@ def save_and_stop(run: ActiveRun) -> str:
 
 def already_ended(run: ActiveRun) -> str | None:
     """How a run ended that has no step left, or that the guard ended; None where it goes on."""
-    config, monitor = run.config, run.task.monitor
+    config = run.config
     left_out = run.is_last_step and run.last_evaluated_step < run.step  # its last validation
     if run.step >= config.optim.steps and not left_out:
         more = f", more than the {config.optim.steps} asked for" if run.step > config.optim.steps else ""
@@ -121,8 +111,7 @@ def already_ended(run: ActiveRun) -> str | None:
             f"{config.out} already finished its {run.step} steps{more}; train on with a larger --optim.steps"
         )
         return "finished"
-    guarded = monitor is not None and monitor.stops_when_collapsed
-    if guarded and run.ended_before == {"how": "collapsed", "step": run.step}:
+    if config.stops_when_collapsed and run.ended_before == {"how": "collapsed", "step": run.step}:
         run.display.say(
             f"{config.out} ended at step {run.step}: collapsed; start anew with another --out, "
             "or train on with --guard.no-stop"
@@ -137,17 +126,17 @@ def _anything_due(run: ActiveRun) -> bool:
     return any(map(run.is_due, [*every, monitor.diagnose_every] if monitor else every))
 
 
-def run_due_evaluations(run: ActiveRun) -> Literal["stopped", "collapsed"] | None:
+def run_due_evaluations(run: ActiveRun, stop: StopRequest) -> Literal["stopped", "collapsed"] | None:
     """The validation and the diagnosis that are due at this step; how they end the run, if they do."""
     monitor = run.task.monitor
     try:
-        collapsed = run.is_due(run.config.data.validate_every) and validate(run)
+        collapsed = run.is_due(run.config.data.validate_every) and validate(run, stop)
     except EvaluationStopped:
         return "stopped"
     run.last_evaluated_step = run.step
     if monitor is not None and run.is_due(monitor.diagnose_every):
         diagnose(run)
-    return "collapsed" if collapsed and monitor is not None and monitor.stops_when_collapsed else None
+    return "collapsed" if collapsed and run.config.stops_when_collapsed else None
 
 
 def before_batch(run: ActiveRun, stop: StopRequest, share: float) -> None:
@@ -167,22 +156,30 @@ def report_step(run: ActiveRun, result: StepResult) -> None:
         values = {
             "loss": result.loss,
             "lr": result.lr,
-            **result.drawn,
+            **({"rounds": result.rounds} if run.task.capabilities.draws_rounds else {}),
             "grad_norm": result.grad_norm,
             "tokens": run.tokens,
             "tokens_per_s": tokens_per_s,
             "mfu": steps_per_s * run.task.flops_per_step / (peak * run.world.size) if peak else None,
             "seconds": run.clock.total,
         }
-        run.log("train", values)
+        run.log("train", values | recorded(run, "metrics", run.task.metrics(run.model)))
     run.display.step(result.loss, result.lr, tokens_per_s)
 
 
-def validate(run: ActiveRun) -> bool:
+def recorded(run: ActiveRun, method: str, values: dict[str, Any]) -> dict[str, Any]:
+    """What a method of the task returned, as a checkpoint and the metrics can hold it."""
+    try:
+        return as_read_back(values)
+    except ValueError as error:
+        raise ValueError(f"{type(run.task).__name__}.{method}: returned {error}") from None
+
+
+def validate(run: ActiveRun, stop: StopRequest) -> bool:
     """Evaluates, logs and prints; whether the model is collapsed although warm-up is over."""
     run.display.validating(0.0)
     try:
-        result = run.task.evaluate(run.model)
+        result = run.task.evaluate(run.model, partial(before_batch, run, stop))
     finally:
         if is_sharded(run.model):
             from deeploop.train.sharding import reshard_after_eval  # now, as in `wrap`
@@ -190,14 +187,11 @@ def validate(run: ActiveRun) -> bool:
             reshard_after_eval(run.model)
         run.display.validating(1.0)
     # Before anything is saved: a checkpoint with other values could not be resumed.
-    try:
-        recorded = as_read_back(result)
-    except ValueError as error:
-        raise ValueError(f"{type(run.task).__name__}.evaluate: returned {error}") from None
+    kept = recorded(run, "evaluate", result)
     if not math.isfinite(result["loss"]):
-        batches = run.task.micro_batches()
-        raise FloatingPointError(non_finite_report(run, run.step + 1, batches, result["loss"], math.nan))
-    run.last_validation = recorded
+        data = run.task.batches(run.step)
+        raise FloatingPointError(non_finite_report(run, run.step + 1, data, result["loss"], math.nan))
+    run.last_validation = kept
     run.log("validation", result)
     run.display.say(f"step {run.step:>6}  {run.task.describe(result)}")
     warm = run.step - run.task.held >= run.config.optim.warmup_steps

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import torch
 
+from deeploop.config.run import DeviceConfig
 from deeploop.nn.fp8 import against_tokens
 from deeploop.nn.recompute import Recompute
-from deeploop.train.distributed import DeviceConfig, World
+from deeploop.train.distributed import World
 from deeploop.train.execution import runs_fast_blocks
 
 BUDGET = 0.8  # of the free memory: the estimate is within 20%, and the allocator leaves holes

@@ -5,11 +5,10 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from deeploop.extras import require
+from deeploop.config.run import LogConfig
 from deeploop.files import (
     NotRegularError,
     append_file,
@@ -34,29 +33,6 @@ WORDS = frozenset(("verdict", "advice", "updates"))
 EVALUATIONS = ("validation", "collapse", "diagnose")  # kinds of lines
 
 
-@dataclass(frozen=True)
-class LogConfig:
-    """What is written down while training."""
-
-    every: int = 10
-    """Steps between two lines of training metrics."""
-    tensorboard: bool = False
-    """Also write TensorBoard files into the run folder (needs the extra `tensorboard`)."""
-    wandb: str = ""
-    """Also log to this Weights & Biases project (needs the extra `wandb`)."""
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"log.every={self.every}: must be at least 1")
-
-    def require_extras(self) -> None:
-        """Says which package is missing, before there is a run folder."""
-        if self.tensorboard:
-            require("tensorboard", "tensorboard", "log.tensorboard")
-        if self.wandb:
-            require("wandb", "wandb", f"log.wandb={self.wandb}")
-
-
 class MetricsWriter:
     """Appends one JSON object per line to `metrics.jsonl`, flushed at once."""
 
@@ -73,7 +49,7 @@ class MetricsWriter:
             self._file.flush()
         except OSError as error:  # a full disk
             raise OSError(f"{self._path}: can't be written ({error.strerror})") from None
-        numbers = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, int | float)}
+        numbers = {f"{kind}/{name}": value for name, value in scalars(values)}
         if self._tensorboard is not None:
             for key, value in numbers.items():
                 self._tensorboard.add_scalar(key, value, step)
@@ -196,6 +172,15 @@ def rewind_metrics(folder: Path, step: int, evaluated: int | None = None) -> Non
     kept = [json.dumps(record) + "\n" for record in records]
     with atomic_file(folder / "metrics.jsonl") as file:
         file.write("".join(kept).encode())
+
+
+def scalars(values: Record) -> Iterator[tuple[str, float]]:
+    """The numbers among the values; those of a list are numbered from 0, as in `loss_by_rounds/0`."""
+    for name, value in values.items():
+        if isinstance(value, int | float):
+            yield name, value
+        elif isinstance(value, list | tuple):
+            yield from scalars({f"{name}/{index}": item for index, item in enumerate(value)})
 
 
 def finite(values: Record) -> Record:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deeploop.nn.fused import eager_modules
+from deeploop.accelerate.install import eager_modules
 from deeploop.train.distributed import World
 
 

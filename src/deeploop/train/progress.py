@@ -1,10 +1,8 @@
 """How far a run is, how fast it goes, and how that is shown to the person who waits."""
 
-import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from types import FrameType, TracebackType
 
 import torch
 from tqdm import tqdm
@@ -142,33 +140,6 @@ class Display:
 
     def close(self) -> None:
         self._bar.close()
-
-
-class StopRequest:
-    """Turns the first SIGTERM, SIGHUP or Ctrl-C into a request that the loop reads between two batches.
-
-    A second Ctrl-C acts as usual: whoever presses it twice does not want to wait. A second SIGTERM does
-    not: schedulers and `torchrun` both pass theirs on, and the save must outlive that.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: dict[int, object] = {}
-
-    def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        signal.signal(signal.SIGINT, self._previous[signal.SIGINT])  # type: ignore[arg-type]
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def hours_minutes_seconds(seconds: float) -> str:

@@ -11,27 +11,16 @@ checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json; tas
 What commands add later is in docs/run-folder.md.
 """
 
-import platform
-import subprocess
-import sys
-from dataclasses import replace
-from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-import deeploop
+from deeploop.config.run import RunConfig
 from deeploop.data.bpe import how_to_ask, load_tokenizer
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import (
-    SHIPPED,
-    is_shipped,
-    read_json,
-    read_object,
-    refuse_other,
     resolve,
     unused_path,
     write_json,
@@ -40,36 +29,19 @@ from deeploop.files import (
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.models.reasoner import PuzzleShape, Reasoner
-from deeploop.train.checkpoint import (
-    OPTIMIZER,
+from deeploop.runs.folder import (
+    FORMAT,
     WEIGHTS,
-    last_checkpoint,
-    load_moments,
-    load_weights,
-    read_whole_state,
-    step_of,
+    load_config,
+    provenance,
+    require_checkpoint,
+    tokenizer_name,
+    write_config,
 )
-from deeploop.train.config import (
-    KINDS,
-    AnyTrainConfig,
-    CustomTrainConfig,
-    IterateTrainConfig,
-    ReasonerTrainConfig,
-    TrainConfig,
-    differences,
-    from_dict,
-    to_dict,
-)
-from deeploop.train.exported import is_export
-from deeploop.train.iterate import IDENTITY
-
-FORMAT = 1
-KEPT = {"seed", "optim.kind", *(f"data.{name}" for name in IDENTITY)}
-"""Fields that a resumed run keeps, beside those of its model, rounds and gate."""
+from deeploop.train.checkpoint import load_weights, read_whole_state
 
 
-def create_run(config: AnyTrainConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
+def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
     """Writes what is known before the first step, and the `files` of the task's own."""
     folder = config.out
     try:
@@ -84,151 +56,13 @@ def create_run(config: AnyTrainConfig, stamp: dict[str, Any], files: dict[str, s
         raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
 
 
-def record_ending(folder: Path, how: str | None, step: int = 0) -> None:
-    """Keeps in run.json how the run ended and at which step; None: it goes on."""
-    stamp = read_stamp(folder)
-    before = stamp.pop("ended", None)
-    if how is not None:
-        stamp["ended"] = {"how": how, "step": step}
-    if stamp.get("ended") != before:
-        write_json(folder / "run.json", stamp)
-
-
-def record_execution(folder: Path, execution: dict[str, Any]) -> None:
-    """Keeps in run.json how steps are executed from now on: a resumed run may have another device."""
-    stamp = read_stamp(folder)
-    if stamp.get("execution") != execution:
-        write_json(folder / "run.json", {**stamp, "execution": execution})
-
-
-def read_ending(folder: Path) -> dict[str, Any] | None:
-    """The same, read: `how` (finished, collapsed, stopped, failed) and `step`; None of a run that goes on."""
-    ended = read_json(folder / "run.json").get("ended")
-    known = isinstance(ended, dict) and isinstance(ended.get("how"), str) and type(ended.get("step")) is int
-    return ended if known else None
-
-
-def hardware(config: AnyTrainConfig) -> dict[str, Any]:
+def hardware(config: RunConfig) -> dict[str, Any]:
     """What the run started on: hours × ranks are its device-hours."""
     gpu = config.device.kind != "cpu" and torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if gpu else "cpu",
         "ranks": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
     }
-
-
-def write_config(config: AnyTrainConfig) -> None:
-    write_json(config.out / "config.json", to_dict(config))
-
-
-def check_folder(config: AnyTrainConfig) -> Path | None:
-    """The checkpoint to continue from, or None for a fresh start; refuses to mix two runs."""
-    checkpoint = last_checkpoint(config.out)
-    if checkpoint is None:
-        if (config.out / "config.json").exists() and not (config.out / "run.json").exists():
-            raise ValueError(
-                f"out={config.out}: holds a config.json that is not a run's; choose another --out"
-            )
-        if not config.resume and (ended := read_ending(config.out)) and ended["how"] != "stopped":
-            raise ValueError(
-                f"out={config.out}: holds a run that ended at step {ended['step']} ({ended['how']}) and kept "
-                "no checkpoint; choose another --out"
-            )
-        return None
-    if not config.resume:
-        raise ValueError(
-            f"out={config.out}: already holds a run at {checkpoint.name}; "
-            "add --resume to continue it, or choose another --out"
-        )
-    check_kind(config, config.out, "out")
-    for name, old, new in changes_since(config):
-        if name == "optim.steps" and new <= (step := step_of(checkpoint)) < old:  # it has not ended by itself
-            raise ValueError(
-                f"optim.steps={new}: the run in {config.out} is at step {step} already; give more than that"
-            )
-        if name.startswith(("model.", "rounds.", "gate.")) or name in KEPT:
-            raise ValueError(
-                f"{name}={new}: the run in {config.out} was started with {name}={old}; "
-                "resume it with that, or choose another --out"
-            )
-    return checkpoint
-
-
-def check_kind(config: AnyTrainConfig, run: Path, field: str) -> None:
-    """Raises where a folder holds a language model's run and this is a reasoner's, or the like."""
-    task = str(read_stamp(run).get("task"))
-    if not isinstance(config, KINDS.get(task, object)):
-        raise ValueError(f"{field}={run}: holds a run of another kind ({task}); name another folder")
-
-
-def changes_since(config: AnyTrainConfig) -> list[tuple[str, Any, Any]]:
-    """What this config changes in the one that the run folder was started with."""
-    old = to_dict(load_any_config(config.out))
-    ignored = {"resume", "out", "init_from"}
-    return [change for change in differences(old, to_dict(config)) if change[0] not in ignored]
-
-
-def results_folder(run: Path) -> Path:
-    """Where results about a run are written: into it, but for the shipped one, which nobody may change."""
-    if not is_shipped(run):
-        return run
-    folder = "runs" / SHIPPED
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def load_any_config(run: Path) -> AnyTrainConfig:
-    """The config of the run in a folder, of whatever kind it is."""
-    stamp = read_stamp(run)
-    task = str(stamp.get("task"))
-    if task not in KINDS:
-        raise ValueError(f"{run}: a run of task {task!r:.40}; this deeploop knows {', '.join(KINDS)}")
-    config: AnyTrainConfig = from_dict(KINDS[task], _read(resolve(run) / "config.json"))
-    return config
-
-
-def config_to_resume(run: Path) -> AnyTrainConfig:
-    """The config with which the run in a folder goes on: its own."""
-    config = load_any_config(run)
-    if is_shipped(run):
-        raise ValueError(
-            f"{run}: comes with the package and stays as it is; --init-from {run} starts from it"
-        )
-    checkpoint = last_checkpoint(run)
-    if checkpoint is None:
-        raise ValueError(f"{run}: holds no checkpoint to go on from; {_start_anew(run)}")
-    # Weights of step 0 alone, as `save_weights` writes them; a healing that is stopped at step 0 has moments.
-    if checkpoint.name.endswith("-00000000") and not (checkpoint / OPTIMIZER).exists():
-        raise ValueError(
-            f"{run}: is a retrofit's start; heal it with: deeploop train --config {run / 'config.json'}"
-        )
-    return replace(config, out=run, resume=True)
-
-
-def load_config(run: Path, instead: str = "") -> TrainConfig:
-    """The config of a language model's run; of another one, the error says what to do `instead`."""
-    config = load_any_config(run)
-    if not isinstance(config, TrainConfig):
-        raise ValueError(f"{run}: a run of {kind_of(config)}; this is for language models{instead}")
-    return config
-
-
-def kind_of(config: AnyTrainConfig) -> str:
-    """What a run trains, in words."""
-    if isinstance(config, TrainConfig):
-        return "a language model"
-    if isinstance(config, CustomTrainConfig):
-        return "a task of somebody's own"
-    return "an iterated task" if isinstance(config, IterateTrainConfig) else "a reasoner"
-
-
-def read_stamp(run: Path) -> dict[str, Any]:
-    """run.json: what a run folder holds."""
-    run = resolve(run)
-    stamp = _read(run / "run.json")
-    if stamp.get("format") != FORMAT:
-        raise ValueError(f"{run}: run format {stamp.get('format')}, this deeploop reads {FORMAT}")
-    return stamp
 
 
 def load(
@@ -253,20 +87,11 @@ def load_last(model: nn.Module, run: str | Path) -> None:
 
 def load_model(run: Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None) -> LoopedGPT:
     """The model alone: it needs nothing that a tokenizer does."""
-    return _load_gpt(run, load_config(run).model, device, checkpoint)
+    return load_gpt(run, load_config(run).model, device, checkpoint)
 
 
-def load_iterate(
-    run: str | Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None
-) -> tuple[LoopedGPT, IterateTrainConfig]:
-    """Load the model and the config of an iterated task's run; `checkpoint` as in `load`."""
-    config = load_any_config(Path(run))
-    if not isinstance(config, IterateTrainConfig):
-        raise ValueError(f"{run}: a run of another kind; this is for iterated tasks")
-    return _load_gpt(Path(run), config.model, device, checkpoint), config
-
-
-def _load_gpt(run: Path, config: GPTConfig, device: str | torch.device, checkpoint: Path | None) -> LoopedGPT:
+def load_gpt(run: Path, config: GPTConfig, device: str | torch.device, checkpoint: Path | None) -> LoopedGPT:
+    """A looped GPT of that shape with the verified weights of a run's checkpoint; None: of the last one."""
     checkpoint = checkpoint or require_checkpoint(run)
     read_whole_state(checkpoint, [WEIGHTS])
     check_size(checkpoint, parameter_count(config), config.context * config.head_size)
@@ -292,13 +117,6 @@ def check_size(checkpoint: Path, weights: int, table: int) -> None:
         )
 
 
-def tokenizer_name(run: Path) -> str:
-    name = read_stamp(run).get("tokenizer")
-    if not isinstance(name, str):
-        raise ValueError(f"{run / 'run.json'}: tokenizer={name!r:.40}: must be a name")
-    return name
-
-
 def check_tokenizer(data: Path, found: str, tokenizer: Tokenizer, run: Path) -> None:
     """Raises for data of another tokenizer than the run's; the name of one that was trained has its hash."""
     if found != tokenizer.name:
@@ -306,114 +124,3 @@ def check_tokenizer(data: Path, found: str, tokenizer: Tokenizer, run: Path) -> 
             f"data={data}: holds {found} tokens, the run was trained on {tokenizer.name}; "
             f"prepare it with --tokenizer {how_to_ask(tokenizer.name, run)}"
         )
-
-
-def load_reasoner(
-    run: str | Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None
-) -> tuple[Reasoner, ReasonerTrainConfig]:
-    """Load a reasoner, with averaged weights if there are any, and its config; `checkpoint` as in `load`."""
-    run = Path(run)
-    config = load_reasoner_config(run)
-    checkpoint, shape = checkpoint or require_checkpoint(run), puzzle_shape(run)
-    model_config = config.model
-    blocks = sum(model_config.blocks_of.values()) * model_config.width**2
-    embedded = (shape.puzzle_ids + shape.vocabulary) * model_config.width
-    read_whole_state(checkpoint, [WEIGHTS, OPTIMIZER] if config.optim.ema else [WEIGHTS])
-    check_size(checkpoint, blocks + embedded, shape.length * model_config.head_size)
-    model = Reasoner(config.model, shape)
-    load_weights(model, checkpoint)
-    if config.optim.ema:
-        moments = load_moments(checkpoint, model)
-        averages = {name: own["average"] for name, own in moments.items() if "average" in own}
-        model.load_state_dict(averages, strict=False)
-    return model.to(device).eval(), config
-
-
-def load_reasoner_config(run: Path) -> ReasonerTrainConfig:
-    """The config of a reasoner's run."""
-    config = load_any_config(run)
-    if not isinstance(config, ReasonerTrainConfig):
-        raise ValueError(f"{run}: a run of {kind_of(config)}; this is for reasoners")
-    return config
-
-
-def puzzle_shape(run: Path) -> PuzzleShape:
-    """The shape that run.json gives of a reasoner's puzzles."""
-    found = read_stamp(run).get("shape")
-    fields = PuzzleShape._fields
-    if not isinstance(found, dict) or any(type(found.get(name)) is not int for name in fields):
-        raise ValueError(f"{run / 'run.json'}: shape must give {', '.join(fields)} as whole numbers")
-    return PuzzleShape(*(found[name] for name in fields))
-
-
-def require_checkpoint(run: Path) -> Path:
-    """The last checkpoint of a run."""
-    run = resolve(run)
-    checkpoint = last_checkpoint(run)
-    if checkpoint is None:
-        if not (run / "run.json").exists():
-            raise _not_a_run(run, "run.json")
-        raise ValueError(f"{run}: holds no checkpoint (none yet, or none was kept); {_start_anew(run)}")
-    return checkpoint
-
-
-def _start_anew(run: Path) -> str:
-    return f"start anew: deeploop train --config {run / 'config.json'} --out ANOTHER"
-
-
-def provenance() -> dict[str, Any]:
-    """What made this: versions, the source revision, the command, the time."""
-    return {
-        "deeploop": deeploop.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "git": git_revision(),
-        "command": ["deeploop", *sys.argv[1:]],  # not argv[0]: a path of this machine
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-@cache
-def git_revision() -> str | None:
-    """Revision of the source tree this package was imported from, with `+` when it was changed.
-
-    Asked once: what is committed while a run goes on is not what is running. None outside a checkout of
-    deeploop, also in a virtual environment that lies inside somebody else's repository.
-    """
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *words],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        ).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except FileNotFoundError:
-        raise _not_a_run(path.parent, path.name) from None
-    except OSError as error:
-        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
-
-
-def _not_a_run(folder: Path, missing: str) -> ValueError:
-    """What to say of a folder that was named as a run and has not what a run has."""
-    if not folder.is_dir():
-        return ValueError(f"{folder}: no such run folder; `deeploop runs` lists those under runs/")
-    if runs := sorted(file.parent.name for file in folder.glob("*/run.json")):
-        some = ", ".join(runs[:5]) + (", …" if len(runs) > 5 else "")
-        return ValueError(f"{folder}: a folder of runs; name one of them: {some}")
-    if is_export(folder):
-        return ValueError(f"{folder}: is an export, not a run folder; name the run that was exported")
-    refuse_other(folder, "run.json", f"`deeploop data {folder}` shows it")
-    return ValueError(f"{folder}: not a run folder (no {missing})")

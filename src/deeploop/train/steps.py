@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deeploop.runs.folder import last_checkpoint
 from deeploop.train.active import ActiveRun
-from deeploop.train.checkpoint import last_checkpoint
 from deeploop.train.distributed import arithmetic, begin_micro_batch
 from deeploop.train.gradients import GradientMemory
 from deeploop.train.non_finite import first_non_finite
 from deeploop.train.optim import clipped_step, learning_rate, supports_conditional_step
-from deeploop.train.progress import StopRequest
 from deeploop.train.replay import GraphReplay
+from deeploop.train.stop import StopRequest
+from deeploop.train.task import StepData, set_rounds
 from deeploop.train.transfer import OnHost, copy_to_host
 
 MOST_SKIPPED = 20  # steps in a row: what is broken by then does not mend itself
@@ -36,8 +37,8 @@ class StepResult(NamedTuple):
     loss: float
     grad_norm: float
     lr: float
-    drawn: dict[str, int]
-    """What the task drew for it, such as its rounds."""
+    rounds: int | None
+    """Those of the model, where the task says them."""
     stop_requested: bool
     """Some rank was asked to stop when the step was queued."""
 
@@ -48,8 +49,7 @@ class _Queued:
 
     step: int
     lr: float
-    batches: list[Any]
-    drawn: dict[str, int]
+    data: StepData
     values: OnHost
     """Mean loss, how many ranks were asked to stop, gradient norm."""
     norm: Tensor
@@ -71,6 +71,7 @@ class StepQueue:
         self._shards = run.world.is_sharded(run.config.device)
         self._replicates = run.world.size > 1 and not self._shards
         self._checked = False
+        self._skips = run.task.capabilities.skippable
         self._all_finite: Tensor | None = None
         self._replay: GraphReplay | None = None
         self._memory: GradientMemory | None = None
@@ -80,22 +81,21 @@ class StepQueue:
             self._replay = GraphReplay(self._backward, run.model, run.display.say)
 
     def take(self) -> StepResult:
-        """One whole step, waited for."""
-        self.submit()
-        return self.settle(everything=True)[-1]
+        """One whole step outside of the training loop, waited for."""
+        return self.advance(everything=True)[-1]
 
-    def advance(self) -> list[StepResult]:
-        """Queues the next step, and reads back those that are due, as the loop does where nothing else is."""
+    def advance(self, *, everything: bool = False) -> list[StepResult]:
+        """Queue and count the next step, and read back those that are due, as the loop does."""
         self.submit()
-        return self.settle()
+        self._run.count_step()
+        return self.settle(everything=everything)
 
     def submit(self) -> None:
-        """Queues the next step: rate, micro-batches, gradient norm, and the update where the device can."""
+        """Queue the step after `run.step` finished ones: the update too, where the device can skip it."""
         run = self._run
         lr = self._set_rate()
-        batches = run.task.micro_batches()
-        drawn = run.task.drawn()
-        loss = self._gradients(batches)
+        data = run.task.batches(run.step)
+        loss = self._gradients(data)
         norm = nn.utils.get_total_norm([p.grad for p in run.model.parameters() if p.grad is not None])
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 keeps it sharded
         # One exchange between the ranks per step: the loss, and who was asked to stop.
@@ -107,9 +107,7 @@ class StepQueue:
             only_if = self._may_update(values)
             clipped_step(run.optimizer, norm, run.config.optim.clip, only_if=only_if)
             run.task.update(run.step, only_if)
-        run.step += 1
-        run.tokens += run.task.targets_per_step
-        self._queue.append(_Queued(run.step, lr, batches, drawn, on_host, norm, updated))
+        self._queue.append(_Queued(run.step + 1, lr, data, on_host, norm, updated))
 
     def settle(self, *, everything: bool = False) -> list[StepResult]:
         """Reads back the steps that are due, in order: all but the last `lag`, or all.
@@ -130,7 +128,7 @@ class StepQueue:
         that is queued behind it is taken either.
         """
         finite = values.isfinite().all()
-        if self._run.task.skips_non_finite:
+        if self._skips:
             return finite
         self._all_finite = finite if self._all_finite is None else finite & self._all_finite
         return self._all_finite
@@ -141,18 +139,19 @@ class StepQueue:
         run.set_rate(lr, run.step)
         return lr
 
-    def _gradients(self, batches: list[Any]) -> Tensor:
+    def _gradients(self, data: StepData) -> Tensor:
         """Gradients of all micro-batches added up in the parameters; this rank's share of the mean loss."""
         run = self._run
         run.model.train()
+        set_rounds(run.model, data.rounds)
         total = torch.zeros((), device=run.world.device)
         if self._memory is not None:
             self._memory.begin_step()
         elif self._queue:  # they are still those of a step that is not read back yet
             run.optimizer.zero_grad(set_to_none=True)
         with self._checked_once():
-            for index, batch in enumerate(batches):
-                begin_micro_batch(run.model, last=index == len(batches) - 1)
+            for index, batch in enumerate(data.batches):
+                begin_micro_batch(run.model, last=index == len(data.batches) - 1)
                 total += (self._replay or self._backward)(batch)
         if self._memory is not None and self._replicates:
             self._memory.sum_over_ranks()
@@ -185,14 +184,13 @@ class StepQueue:
                 run.task.update(queued.step - 1, None)
             self._clear_gradients()
             run.task.after_step(queued.step - 1)
-        elif run.task.skips_non_finite and run.skipped_in_a_row < MOST_SKIPPED:
+        elif self._skips and run.skipped_in_a_row < MOST_SKIPPED:
             self._skip(queued, loss, norm)
         else:
-            if self._queue:  # the step after it is under way, with draws and gradients of its own
-                run.task.redraw(queued.drawn)
-                self._gradients(queued.batches)
-            raise FloatingPointError(non_finite_report(run, queued.step, queued.batches, loss, norm))
-        return StepResult(queued.step, loss, norm, queued.lr, queued.drawn, stopping > 0)
+            if self._queue:  # the step after it is under way, with rounds and gradients of its own
+                self._gradients(queued.data)
+            raise FloatingPointError(non_finite_report(run, queued.step, queued.data, loss, norm))
+        return StepResult(queued.step, loss, norm, queued.lr, queued.data.rounds, stopping > 0)
 
     def _clear_gradients(self) -> None:
         """A graph attaches its own anew. Those of a step that is still queued stay: its report reads them."""
@@ -211,11 +209,12 @@ class StepQueue:
         )
 
 
-def non_finite_report(run: ActiveRun, step: int, batches: list[Any], loss: float, norm: float) -> str:
+def non_finite_report(run: ActiveRun, step: int, data: StepData, loss: float, norm: float) -> str:
     """The step, the first tensor that is not finite when it is repeated, and where to go on from."""
+    set_rounds(run.model, data.rounds)
 
     def forward() -> None:
-        for batch in batches:
+        for batch in data.batches:
             with arithmetic(run.config.device, run.world.device):
                 run.task.loss(run.model, batch)
 

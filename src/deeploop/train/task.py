@@ -1,14 +1,22 @@
-"""What the training loop asks of a task; `language.py`, `puzzle.py` and `iterate.py` answer."""
+"""What a run needs of the thing that it trains. The kinds that there are lie in `deeploop.tasks`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.train.distributed import World
+from deeploop.train.execution import Capabilities
 from deeploop.train.memory import Fit
+from deeploop.train.optim import make_gpt_optimizer
 
 OnBatch = Callable[[float], None]
+"""Called before each batch of an evaluation, on all ranks alike, with the share that is done."""
 
 
 class EvaluationStopped(Exception):
@@ -19,92 +27,145 @@ def ignore_batch(share: float) -> None:
     """For an evaluation that nobody watches."""
 
 
+@dataclass(frozen=True)
+class StepData:
+    """What a step computes on."""
+
+    batches: list[Any]
+    """This rank's share, in pieces that fit the device."""
+    rounds: int | None = None
+    """Rounds of the model in this step; None: as it is."""
+
+
+def set_rounds(model: Any, rounds: int | None) -> None:
+    """Give a model its rounds of a step; None leaves it as it is."""
+    if rounds is not None and rounds != model.rounds:
+        model.set_rounds(rounds)
+
+
 class Monitor(Protocol):
-    """The loop of a model, watched: its diagnosis, and a guard against collapse."""
+    """The loop of a model, watched: its diagnosis, and advice on a collapse."""
 
     diagnose_every: int
     """Steps between two diagnoses; 0 is never."""
-    stops_when_collapsed: bool
-    """Whether an evaluation with the verdict `collapsed` ends the run, once warm-up is over."""
 
     def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Numbers about the loop itself."""
 
     def collapse_advice(self) -> str:
-        """What to tell whose evaluation had the verdict `collapsed`."""
+        """Advice for a run whose evaluation had the verdict `collapsed`."""
 
 
-class Task(Protocol):
-    """A model, its data, its loss and its evaluation."""
+class Task(ABC):
+    """A model, its data, its loss and its evaluation: `build`, `batches`, `loss`, `evaluate`, `describe`.
+
+    With a config that names it, these make a kind of run; everything else has a default.
+    """
+
+    is_given: ClassVar[bool] = False
+    """The config leaves it to its user, who gives a task beside it: `train(config, task=YourTask)`."""
+    legend: ClassVar[dict[str, str]] = {}
+    """What the numbers of an evaluation mean, for the header."""
 
     fit: Fit
-    step_bytes: int
-    """Memory of a step on a rank, estimated."""
+    """The micro-batch of a rank, and what is recomputed."""
     examples: int
     """Tokens, or examples, that there are to train on."""
     targets_per_step: int
-    flops_per_step: int
-    monitor: Monitor | None
-    """What is watched of the loop itself while it trains; a task need not have it."""
-    held: int
+    flops_per_step: int = 0
+    """0: not known, as of the memory and the validation."""
+    step_bytes: int = 0
+    """Memory of a step on a rank, estimated."""
+    validation_steps: float = 0.0
+    """Cost of one validation, in steps."""
+    monitor: Monitor | None = None
+    """What is watched of the loop while it trains."""
+    tokenizer: Tokenizer | None = None
+    """Of a task on text, for weights that were trained on another one's tokens."""
+    held: int = 0
     """Steps for which the warm-up of the learning rate was held."""
-    skips_non_finite: bool
-    """Whether a step whose loss or gradient is not finite is left out; else it ends the run."""
 
-    can_be_recorded: bool
-    """Whether `loss` is the same work for batches alike in rounds, and nothing in it waits for the device."""
-    can_be_queued: bool
-    """Whether the next step can be queued before the loss of this one is known, without a CUDA graph too."""
-    draws_rounds: bool
-    """Whether steps differ in their number of rounds."""
+    def __init__(self, config: Any, world: World) -> None:
+        self.config, self.world = config, world
 
-    on_batch: OnBatch
-    """Set by the loop; `evaluate` calls it before each batch, on all ranks alike, with the share done."""
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the executor may do with the steps."""
+        return Capabilities()
 
+    @classmethod
+    def tokens_and_flops(cls, config: Any) -> tuple[int, float] | None:
+        """Tokens of a whole run, and FLOPs of each; None where they are not known without its data."""
+        return None
+
+    # ── Required ────────────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
     def build(self) -> nn.Module:
-        """The model with freshly drawn weights."""
+        """The model with freshly drawn weights, the same on every machine."""
 
-    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of the wrapped model; a group may carry `lr_multiplier`."""
+    @abstractmethod
+    def batches(self, step: int) -> StepData:
+        """The data of step number `step` (from 0); asked for once for each step, in order."""
 
-    def stamp(self) -> dict[str, Any]:
-        """What a run folder says of its task; `task` is a key of `config.KINDS`."""
-
-    def files(self) -> dict[str, str]:
-        """What else a run folder keeps of its task: names and text."""
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps as JSON."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps as tensors, of all ranks together."""
-
-    def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Goes on from there."""
-
-    def micro_batches(self) -> list[Any]:
-        """This rank's share of the next step, in pieces that fit the device."""
-
-    def drawn(self) -> dict[str, int]:
-        """What was drawn for the step whose batches came last, for its line of metrics."""
-
-    def redraw(self, drawn: dict[str, int]) -> None:
-        """Goes back to what `drawn` said of an earlier step, whose batches are to be repeated."""
-
+    @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """A micro-batch's share of the step's mean loss."""
 
-    def update(self, step: int, only_if: Tensor | None) -> None:
-        """The task's own part of the optimizer's step number `step` (from 0), queued right behind it.
+    @abstractmethod
+    def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
+        """Numbers on held-out data, `loss` among them; the same on every rank."""
+
+    @abstractmethod
+    def describe(self, result: dict[str, Any]) -> str:
+        """An evaluation in one line."""
+
+    # ── With defaults ───────────────────────────────────────────────────────────────────────────────────
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW or Muon over the wrapped model.
+
+        The schedule sets the rate of every group, times its `lr_multiplier` where it has one.
+        """
+        return make_gpt_optimizer(model, self.config.model, self.config.optim, self.world.device)
+
+    def metrics(self, model: nn.Module) -> dict[str, Any]:
+        """More numbers, or lists of them, for the line of training metrics that is due after a step."""
+        return {}
+
+    def update(self, step: int, only_if: Tensor | None) -> None:  # noqa: B027
+        """Train what the optimizer does not hold, right behind its step number `step` (from 0).
 
         With `only_if`, nobody has looked at the loss yet: what is trained may change only where that is true.
         """
 
-    def after_step(self, step: int) -> None:
-        """What follows the optimizer's step number `step` (from 0), once its loss is known to be finite."""
+    def after_step(self, step: int) -> None:  # noqa: B027
+        """Follow the optimizer's step number `step` (from 0), once its loss is known to be finite."""
 
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
-        """Numbers on held-out data, `loss` among them; the same on every rank."""
+    def stamp(self) -> dict[str, Any]:
+        """What run.json says of the task; `task` is a key of `deeploop.tasks.KINDS`."""
+        return {"task": self.config.task}
 
-    def describe(self, result: dict[str, Any]) -> str:
-        """An evaluation in one line."""
+    def files(self) -> dict[str, str]:
+        """What else a run folder keeps of the task: names and text."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps as JSON."""
+        return {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps as tensors, of all ranks together."""
+        return {}
+
+    def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:  # noqa: B027
+        """Continue from what a checkpoint kept."""
+
+    def check_source(self, stamp: dict[str, Any], run: Path) -> None:  # noqa: B027
+        """Raise for a run of this kind whose weights can't be started from; `stamp` is its run.json."""
+
+    def warnings(self) -> list[str]:
+        """What makes little sense about the plan, and the option that changes it."""
+        return []
+
+
+TaskFactory = Callable[[Any, World], Task]
+"""What `train(config, task=…)` takes: a subclass of `CustomTask`, or a function that returns a task."""

@@ -1,10 +1,8 @@
-"""Iterated tasks as tensors: inputs and targets, with the number of steps as tokens where it is told."""
+"""Iterated tasks as arrays: inputs and targets, with the number of steps as tokens where it is told."""
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from deeploop.data.draws import keys
 from deeploop.data.iterate.task import IteratedTask, draw, solve
@@ -34,22 +32,22 @@ class Examples:
         """Most steps that can be asked for."""
         return min(self.task.longest, 10**DIGITS - 1) if self.tells_steps else self.task.longest
 
-    def inputs(self, instances: np.ndarray, steps: int) -> Tensor:
+    def inputs(self, instances: np.ndarray, steps: int) -> np.ndarray:
         """Tokens (instances, tokens); those of `steps` stand behind the begin token."""
         found = self.task.inputs(instances)
         if self.tells_steps:
             digits = [steps // 10**place % 10 for place in reversed(range(DIGITS))]
             found = np.insert(found, [1] * DIGITS, np.array(digits) + self.task.vocabulary, axis=1)
-        return torch.from_numpy(found)
+        return found
 
-    def targets(self, answers: np.ndarray) -> Tensor:
+    def targets(self, answers: np.ndarray) -> np.ndarray:
         """Answers (instances, answers) at their positions (instances, tokens), -1 at all others."""
         found = np.full((len(answers), self.task.tokens), -1)
         found[:, self.task.answers] = answers
         told = np.full((len(answers), self.tokens - self.task.tokens), -1)
-        return torch.from_numpy(np.concatenate([told, found], axis=1))
+        return np.concatenate([told, found], axis=1)
 
-    def batch(self, instances: np.ndarray, steps: int) -> tuple[Tensor, Tensor]:
+    def batch(self, instances: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets of instances after `steps` steps."""
         answers = solve(self.task, instances, [steps])[steps]
         return self.inputs(instances, steps), self.targets(answers)

@@ -12,8 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from deeploop.data.draws import GOLDEN, mix, words
-from deeploop.data.generated import TEST_SHARE
+from deeploop.data.draws import GOLDEN, TEST_SHARE, mix, words
 
 Split = Literal["train", "test"]
 ATTEMPTS = 1 << 10  # at drawing one instance of a split: with a fifth held out, a hundred are plenty

@@ -1,0 +1,195 @@
+"""What the Triton kernels (`nn/kernels/`) know of a built model, compared by class, method and hook.
+
+Needs no Triton and no GPU: an edited layer is found on a CPU too.
+"""
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from torch import nn
+
+from deeploop.nn import fp8
+from deeploop.nn.layers import CausalSelfAttention, RMSNorm, SelfAttention, SwiGLU
+from deeploop.nn.residual import ScaledResidual
+from deeploop.nn.written import difference, is_written
+from deeploop.rules import FORM
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+SMALLEST_HEAD = 16
+MOST_ALPHA = 128  # in FP8 without inner norms: a state of size α is cast as it is, and e4m3 ends at 448
+QK_NORMS = "q_norm", "k_norm"
+LOOP = "loop", "round", "visit"  # of a looped GPT, which a chain of kernels computes
+KNOWN_FORMS = frozenset({FORM})  # of a residual rule
+
+
+def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
+    """Whether the kernels of training know these sublayers."""
+    return HAS_TRITON and not any(_against_training({"attention": first, "mlp": second}))
+
+
+def fits_reasoner(mixer: str, head_size: int) -> bool:
+    """What `fits` will say of a reasoner's blocks, by their config: memory is planned before they exist."""
+    return HAS_TRITON and mixer == "attention" and head_size >= SMALLEST_HEAD
+
+
+def fits_decoding(block: nn.Module) -> bool:
+    """Whether the kernels of decoding know a block: grouped-query attention, biases and any QK-norm too."""
+    if not HAS_TRITON or any(_against_block(block)):
+        return False
+    return isinstance(sublayers(block)[0].branch, CausalSelfAttention)
+
+
+def fits_block(block: nn.Module) -> bool:
+    """Whether the kernels know a block."""
+    return HAS_TRITON and not obstacle(block)
+
+
+def obstacle(block: nn.Module, place: str = "block") -> str:
+    """Say what of a block, whose name in its model is `place`, no kernel knows; empty if they know it all.
+
+    Needs no Triton: an edited layer is found on a CPU too.
+    """
+    against = chain(_against_block(block), _against_training(_named_sublayers(block)))
+    where, what = next(against, ("", ""))
+    return f"{'.'.join(filter(None, (place, where)))} {what}" if what else ""
+
+
+Against = Iterator[tuple[str, str]]  # where in a block, and what is there
+
+
+def _against_block(block: nn.Module) -> Against:
+    """Attention, then SwiGLU, and RMSNorm throughout, all of them as they are written."""
+    pair = _named_sublayers(block)
+    if len(pair) != 2:
+        yield "", f"is a {type(block).__name__}, which the Triton kernels do not know"
+        return
+    if not _is_sharded(block):  # FSDP has a class and hooks of its own, and calls every block by itself
+        yield from _against_class(block, "", (), own=_installed(block))
+    elif not is_written(block, "forward"):
+        yield "", "has another forward, which the Triton kernels do not know"
+    yield from _against_form(pair)
+
+
+def _against_class(
+    module: nn.Module, where: str, known: tuple[type, ...], own: Iterable[str] = ()
+) -> Against:
+    if what := difference(module, known, own=tuple(own)):
+        yield where, f"{what}, which the Triton kernels do not know"
+
+
+def _against_form(pair: dict[str, ScaledResidual]) -> Against:
+    branches = (SelfAttention, CausalSelfAttention), (SwiGLU,)
+    for (name, sublayer), known in zip(pair.items(), branches, strict=True):
+        yield from _against_class(sublayer, name, (ScaledResidual,))
+        if sublayer.rule.form not in KNOWN_FORMS:
+            yield name, f"has rule={sublayer.rule}, which the Triton kernels do not know"
+        yield from _against_class(sublayer.branch, f"{name}.branch", known)
+        for part, layer in sublayer.branch.named_children():
+            either = (RMSNorm, nn.Identity) if part in QK_NORMS else (nn.Linear,)
+            yield from _against_class(layer, f"{name}.branch.{part}", either)
+        for side in ("inner", "outer"):
+            yield from _against_class(getattr(sublayer, side), f"{name}.{side}", (RMSNorm, nn.Identity))
+        if isinstance(sublayer.inner, RMSNorm) and sublayer.inner.weight is None:
+            yield f"{name}.inner", "has no gain, which the Triton kernels need"
+
+
+def _against_training(pair: dict[str, ScaledResidual]) -> Against:
+    """That form; as many keys as queries, width / heads numbers each, no bias, where causal our QK-norm."""
+    against = list(_against_form(pair))
+    yield from against
+    if against:
+        return
+    (name, first), (second_name, second) = pair.items()
+    attention: Any = first.branch
+    mlp: Any = second.branch
+    if attention.head_size < SMALLEST_HEAD:
+        text = f"has heads of {attention.head_size}, the Triton kernels need {SMALLEST_HEAD} or more"
+        yield f"{name}.branch", text
+    if not _is_plain(attention):
+        yield (
+            f"{name}.branch",
+            "has grouped queries, a bias or another QK-norm, which the Triton kernels lack",
+        )
+    if mlp.down.bias is not None:
+        yield f"{second_name}.branch", "has a bias, which the Triton kernels lack"
+
+
+def _is_plain(attention: SelfAttention) -> bool:
+    square = attention.q.weight.shape == attention.k.weight.shape == attention.o.weight.shape
+    normal = getattr(attention, "qk_norm", "after-rotary") == "after-rotary"
+    return square and normal and attention.q.bias is None
+
+
+def _is_sharded(block: nn.Module) -> bool:
+    return type(block).__bases__[0].__module__.startswith("torch.distributed")
+
+
+def fits_rounds(model: nn.Module) -> bool:
+    """Whether the kernels know a model's loop: blocks they know, in its rounds or in stacks."""
+    own = list(stacks(model))
+    blocks = [block for owner in own or [model] for block in getattr(owner, "blocks", ())]
+    loop = all(map(_is_plain_stack, own)) if own else _has_plain_loop(model)
+    return loop and all(map(fits_block, blocks))
+
+
+def _has_plain_loop(model: nn.Module) -> bool:
+    return all(is_written(model, name) and name not in vars(model) for name in LOOP)
+
+
+def _is_plain_stack(stack: nn.Module) -> bool:
+    replaced = "forward" in vars(stack) and not _installed(stack)
+    return is_written(stack, "forward") and not replaced
+
+
+class Installed(partial[Any]):
+    """A `forward` that `install.py` puts on an instance, in place of that of its class."""
+
+
+def _installed(module: nn.Module) -> tuple[str, ...]:
+    """The method of an instance that was replaced by `install.py`."""
+    forward = vars(module).get("forward")
+    return ("forward",) if isinstance(getattr(forward, "__func__", None), Installed) else ()
+
+
+def stacks(model: nn.Module) -> Iterable[nn.Module]:
+    """The stacks of blocks that a reasoner calls, each as a whole."""
+    return getattr(model, "stacks", nn.ModuleDict()).values()
+
+
+def against_fp8(block: nn.Module, tokens: int) -> str:
+    """Why products of a block that the kernels know, with so many tokens, can't be FP8; empty if they can."""
+    pair = sublayers(block)
+    if not (all(map(_has_inner_norm, pair)) or all(map(_ends_in_plain_norm, pair))):
+        return "needs a norm before each branch, whose scale follows from it; choose another model.rule"
+    if all(map(_ends_in_plain_norm, pair)) and (alpha := max(s.alpha for s in pair)) > MOST_ALPHA:
+        return f"needs α of at most {MOST_ALPHA}, this model has {alpha:.4g}; change p or gain of model.rule"
+    mlp: Any = pair[1].branch
+    for name, size in zip(("hidden", "width"), mlp.gate.weight.shape, strict=True):
+        if size % fp8.MULTIPLE:
+            return f"model.{name}={size} must be a multiple of {fp8.MULTIPLE}"
+    return fp8.against_tokens(tokens)
+
+
+def _has_inner_norm(sublayer: ScaledResidual) -> bool:
+    return isinstance(sublayer.inner, RMSNorm)
+
+
+def _ends_in_plain_norm(sublayer: ScaledResidual) -> bool:
+    """Whether it has no norm but an outer one without a gain: the next branch reads rows of size 1.
+
+    A call's first branch reads a sum of some such states and of the input, which is of their size.
+    """
+    outer = sublayer.outer
+    return isinstance(sublayer.inner, nn.Identity) and isinstance(outer, RMSNorm) and outer.weight is None
+
+
+def sublayers(block: nn.Module) -> list[ScaledResidual]:
+    """A block's residuals, in their order."""
+    return [*_named_sublayers(block).values()]
+
+
+def _named_sublayers(block: nn.Module) -> dict[str, ScaledResidual]:
+    return {name: child for name, child in block.named_children() if isinstance(child, ScaledResidual)}

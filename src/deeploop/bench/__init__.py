@@ -1,0 +1,1 @@
+"""How fast training and decoding are: `deeploop bench`."""

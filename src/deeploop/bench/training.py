@@ -1,0 +1,161 @@
+"""`deeploop bench` of training: how fast a recipe trains here, as shares of what the device can do.
+
+The real training step is timed, with its loader, clipping and optimizer, beside the matrix products that the
+same process reaches and, if asked, a reference implementation of the same model: every figure has a ratio.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from deeploop.bench.options import BenchArgs
+from deeploop.bench.timing import matmul_ceiling, time_reference, time_training
+from deeploop.config.run import RunConfig
+from deeploop.data.corpora import stdlib
+from deeploop.data.prepare import prepare
+from deeploop.data.tokenizers import get_tokenizer
+from deeploop.models.gpt_config import GPTConfig
+from deeploop.report import page
+from deeploop.runs.folder import provenance
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.recipes import get_recipe
+from deeploop.train.distributed import World, open_world
+from deeploop.train.progress import device_name
+
+TOKENIZERS = {257: "bytes", 50257: "gpt2"}
+
+
+def run(args: BenchArgs) -> str:
+    """Times every cell; returns the table to print."""
+    base = replace(get_recipe(args.recipes[0]).device, kind=args.device)
+    with open_world(base) as world, tempfile.TemporaryDirectory() as folder:
+        ceiling = matmul_ceiling(world.device)
+        cells = [cell for recipe in args.recipes for cell in cells_of(recipe, args, Path(folder))]
+        rows: list[dict[str, Any]] = []
+        record = {
+            "device": device_name(world.device),
+            "ceiling_flops": ceiling,
+            "cells": rows,
+            **provenance(),
+        }
+        for name, config in tqdm(cells, desc="bench", disable=None, leave=False):
+            rows.append(measure(name, config, world, args, ceiling))
+            if args.json is not None:  # after every cell: the next one may not fit the memory
+                args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return report(record)
+
+
+def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, RunConfig]]:
+    """What is timed of a recipe, each with its name."""
+    base = get_recipe(recipe)
+    device = replace(
+        base.device,
+        kind=args.device,
+        precision=args.precision,
+        stream=args.stream,
+        recompute=args.recompute,
+    )
+    if not isinstance(base, TrainConfig):
+        data = replace(base.data, path=args.data) if args.data and base.folders else base.data
+        yield recipe, replace(base, out=folder / recipe, data=data, device=device)
+        return
+    for rounds in args.rounds:
+        for size in args.micro_batch or (base.device.micro_batch or 16,):
+            yield (
+                f"{recipe} R={rounds}",
+                replace(
+                    base,
+                    out=folder / f"{recipe}-{rounds}-{size}",
+                    model=cell_model(base.model, rounds, args),
+                    data=replace(
+                        base.data, path=args.data or corpus_for(base.model, folder), validation_sequences=1
+                    ),
+                    optim=replace(base.optim, batch=size),
+                    device=replace(device, micro_batch=size),
+                ),
+            )
+
+
+def cell_model(model: GPTConfig, rounds: int, args: BenchArgs) -> GPTConfig:
+    hidden = -(-model.hidden // 16) * 16 if args.round_hidden else model.hidden
+    return replace(model, rounds=rounds, hidden=hidden)
+
+
+def corpus_for(model: GPTConfig, folder: Path) -> Path:
+    if model.vocabulary not in TOKENIZERS:
+        raise ValueError(f"model.vocabulary={model.vocabulary}: no tokenizer of ours has it; give --data")
+    tokenizer = get_tokenizer(TOKENIZERS[model.vocabulary])
+    source = stdlib()
+    path = folder / f"corpus-{tokenizer.name}"
+    if path.exists():
+        return path
+    prepare(source, tokenizer, path, validation_tokens=100_000, source=source.description)
+    return path
+
+
+def measure(name: str, config: RunConfig, world: World, args: BenchArgs, ceiling: float) -> dict[str, Any]:
+    """One cell: ours, and the reference where there is one."""
+    ours, tokens, flops = time_training(config, world, args.steps)
+    # The ceiling is of products in bf16 on a GPU and in fp32 elsewhere.
+    like_ceiling = args.precision in ("auto", "bf16" if world.device.type == "cuda" else "fp32")
+    row: dict[str, Any] = {
+        "cell": name,
+        "batch": config.optim.batch,
+        "steps_per_s": 1 / ours.seconds,
+        "tokens_per_s": tokens / ours.seconds,
+        "flops": flops / ours.seconds,
+        **({"share_of_ceiling": flops / ours.seconds / ceiling} if like_ceiling else {}),
+        "first_step_s": ours.first,
+        "peak_memory": ours.peak_memory,
+    }
+    if args.precision == "fp8":
+        device = replace(config.device, precision="bf16", stream="fp32")
+        plain = replace(config, out=config.out.with_name(f"{config.out.name}-bf16"), device=device)
+        bf16, _, _ = time_training(plain, world, args.steps)
+        row |= {"bf16_tokens_per_s": tokens / bf16.seconds, "ratio_to_bf16": bf16.seconds / ours.seconds}
+    if args.reference is not None and isinstance(config, TrainConfig):
+        theirs = time_reference(args.reference, config, world, args.steps)
+        row |= {
+            "reference_tokens_per_s": tokens / theirs.seconds,
+            "ratio": theirs.seconds / ours.seconds,
+            "reference_first_step_s": theirs.first,
+            "reference_peak_memory": theirs.peak_memory,
+        }
+    return row
+
+
+def report(record: dict[str, Any]) -> str:
+    """The table, and what its columns mean."""
+    rows = []
+    for row in record["cells"]:
+        memory = f"{row['peak_memory'] / 2**30:.1f} GiB" if row["peak_memory"] else "–"
+        cells = [
+            row["cell"],
+            str(row["batch"]),
+            f"{row['steps_per_s']:.3g}",
+            f"{row['tokens_per_s'] / 1e3:.1f} K",
+            f"{row['flops'] / 1e12:.3g}",
+            f"{row['share_of_ceiling']:.0%}" if "share_of_ceiling" in row else "–",
+            f"{row['first_step_s']:.1f} s",
+            memory,
+        ]
+        if "ratio_to_bf16" in row:
+            cells += [f"{row['bf16_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio_to_bf16']:.2f}×"]
+        if "ratio" in row:
+            cells += [f"{row['reference_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio']:.2f}×"]
+        rows.append(cells)
+    header = ["recipe", "batch", "steps/s", "tokens/s", "TFLOP/s", "of ceiling", "first step", "peak memory"]
+    if any("ratio_to_bf16" in row for row in record["cells"]):
+        header += ["bf16", "to bf16"]
+    if any("ratio" in row for row in record["cells"]):
+        header += ["reference", "to reference"]
+        rows = [row + ["–"] * (len(header) - len(row)) for row in rows]
+    return (
+        f"{record['device']}: products reach {record['ceiling_flops'] / 1e12:.3g} TFLOP/s; model FLOPs are 6 "
+        f"a visited matrix entry, and causal attention\n\n{page.text_table(header, rows)}"
+    )

@@ -1,0 +1,1 @@
+"""Settings that all runs share, and the names that older versions gave them. No torch."""

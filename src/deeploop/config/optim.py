@@ -1,0 +1,125 @@
+"""Optimizers and their schedules."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+MOST = 1e30  # far from the largest number of fp32, with which rates and decays are multiplied
+
+
+@dataclass(frozen=True)
+class BaseOptimConfig:
+    """What every task's optimizer, schedule and batch have in common."""
+
+    steps: int = 100_000
+    """Optimizer steps of the whole run."""
+    batch: int = 480
+    """Sequences in one optimizer step, over all ranks and micro-batches."""
+    peak_lr: float = 1e-3
+    """Learning rate at the end of warm-up."""
+    warmup_steps: int = 2_000
+    """Steps of linear warm-up. A sandwich collapses when the rate rises too fast: see docs/training.md."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's two decay rates."""
+    weight_decay: float = 0.1
+    """Decay of matrices and embeddings; norm gains are never decayed."""
+    clip: float = 1.0
+    """Largest gradient norm; 0 turns clipping off."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"optim.{name}={getattr(self, name)}: must be at least 1")
+        self._not_negative("peak_lr", "warmup_steps", "weight_decay", "clip")
+        if any(not 0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optim.betas={self.betas}: each must be in [0, 1)")
+
+    def _not_negative(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not 0 <= value <= MOST:
+                raise ValueError(f"optim.{name}={value}: must be a number from 0 to {MOST:g}")
+
+    @property
+    def label(self) -> str:
+        """Name of the optimizer, for a person."""
+        return "AdamATan2"
+
+    @property
+    def final_lr(self) -> float:
+        """Learning rate at the last step; the peak's where there is no decay."""
+        return self.peak_lr
+
+    def branch_multiplier(self, step: int) -> float:
+        """Rate of the matrices drawn at beta over that of the others, after `step` finished steps."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class OptimConfig(BaseOptimConfig):
+    """AdamW or Muon, half a cosine and the batch: the paper's values by default."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    """muon: Muon for the matrices of the blocks and AdamW for the rest, both at the rate given here."""
+    floor_lr: float = 5e-5
+    """Learning rate at the last step."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    branch_lr: float = 1.0
+    """Learning rate of the matrices drawn at beta (value, output, feed-forward) over that of the others."""
+    injection_lr: float = 1.0
+    """Learning rate of the injection's weights, which are new in a retrofit, over that of the others."""
+    branch_release_steps: int = 0
+    """Steps over which that multiple goes to 1, in a straight line; 0 keeps it."""
+    wait_for_escape: bool = False
+    """Hold the warm-up at every step whose batch has its positions merged (token similarity above 0.5)."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """A step with a loss or gradient that is not finite ends the run, or is skipped (20 in a row at most)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._not_negative("floor_lr", "eps", "branch_lr", "injection_lr", "branch_release_steps")
+        if self.floor_lr > self.peak_lr:
+            raise ValueError(
+                f"optim.floor_lr={self.floor_lr}: must be at most optim.peak_lr={self.peak_lr}, or the rate "
+                "rises after warm-up"
+            )
+
+    @property
+    def label(self) -> str:
+        return {"adamw": "AdamW", "muon": "Muon"}[self.kind]
+
+    @property
+    def final_lr(self) -> float:
+        return self.floor_lr
+
+    def branch_multiplier(self, step: int) -> float:
+        released = min(1.0, step / self.branch_release_steps) if self.branch_release_steps else 0.0
+        return self.branch_lr + (1 - self.branch_lr) * released
+
+
+@dataclass(frozen=True)
+class ReasonerOptimConfig(BaseOptimConfig):
+    """AdamATan2 at a constant rate after warm-up, sign-SGD on puzzle vectors: HRM's values by default."""
+
+    batch: int = 768
+    """Puzzles worked on at a time, over all ranks and micro-batches."""
+    peak_lr: float = 1e-4
+    """Learning rate after warm-up."""
+    warmup_steps: int = 2_000
+    """Steps of linear warm-up."""
+    weight_decay: float = 0.1
+    """Decay of all parameters."""
+    clip: float = 0.0
+    """Largest gradient norm; 0 turns clipping off. The step does not depend on the gradient's scale."""
+    puzzle_lr: float = 1e-2
+    """Learning rate of the puzzles' vectors, after the same warm-up."""
+    puzzle_weight_decay: float = 0.1
+    """Decay of the puzzles' vectors, at the steps that touch them."""
+    ema: float = 0.0
+    """Decay of a running average of the weights, which evaluation then uses (TRM: 0.999); 0 keeps none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._not_negative("puzzle_lr", "puzzle_weight_decay")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"optim.ema={self.ema}: must be 0 (none) or more, and below 1")

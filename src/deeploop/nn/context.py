@@ -1,0 +1,22 @@
+"""Context: what travels beside the stream x through the blocks."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from deeploop.nn.cache import Cache
+from deeploop.nn.documents import Documents
+from deeploop.nn.layers import Rotary
+
+Mask = Tensor | Documents | None
+
+
+class Context(NamedTuple):
+    """Where the tokens stand and what they see, in the order in which attention takes it."""
+
+    rotary: Rotary
+    mask: Mask = None
+    cache: Cache | None = None
+    slot: int = 0
+    """The slot of the cache that this visit has; always 0 without one, as compiled blocks must not see a
+    number that changes."""

@@ -1,0 +1,150 @@
+"""A pretrained model as a looped one, in a run folder that training goes on from: `deeploop retrofit`."""
+
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from deeploop.data.shards import Corpus
+from deeploop.data.token_loader import validation_windows
+from deeploop.files import exclusive_folder, new_folder, publish
+from deeploop.models.accounting import flops_per_token, parameter_count
+from deeploop.models.gpt_config import GPTConfig
+from deeploop.retrofit.layers import Layers, build, choose_layers, looped_config, shown
+from deeploop.retrofit.options import RetrofitArgs
+from deeploop.retrofit.run import healing_config, source_tokenizer, write_run
+from deeploop.retrofit.source import Source, load_source, open_source
+from deeploop.retrofit.suggest import rank_cores, table
+
+CONTEXT = 1024
+PART = ".deeploop-retrofit.part"  # a name that nobody else uses
+UNITS = ((1e9, "GFLOPs"), (1e6, "MFLOPs"), (1e3, "kFLOPs"))
+
+
+def run(args: RetrofitArgs) -> str:
+    """Reads the source and does what is asked; returns what to print."""
+    source = open_source(args.source)
+    context = training_context(args, source)
+    if args.suggest:
+        return suggest(args, source, context)
+    if not args.core:
+        raise ValueError("core: must name the layers to loop, such as --core 8-15; --suggest ranks them")
+    layers = choose_layers(source.config.blocks, args.core, args.prelude, args.coda)
+    model = looped_config(
+        source.config,
+        layers,
+        rounds=args.rounds,
+        injection=args.injection,
+        epsilon_exponent=args.epsilon_exponent,
+        context=context,
+    )
+    said = describe(source, layers, model)
+    if args.dry_run:
+        return said
+    return f"{said}\n{write(args, source, layers, model)}"
+
+
+def training_context(args: RetrofitArgs, source: Source) -> int:
+    """The tokens of a training sequence that are asked for, or the default within the source's context."""
+    most = source.config.context
+    if args.context is None:
+        return min(CONTEXT, most)
+    if not 1 <= args.context <= most:
+        raise ValueError(f"context={args.context}: must be 1 to {most}, the context of {args.source}")
+    return args.context
+
+
+def describe(source: Source, layers: Layers, model: GPTConfig) -> str:
+    """Which layers go where, parameters, and FLOPs per token by R."""
+    dropped = layers.dropped(source.config.blocks)
+    parts = ", ".join(f"{name} {shown(getattr(layers, name))}" for name in ("prelude", "core", "coda"))
+    own = GPTConfig(**{**vars(source.config), "context": model.context})
+    source_flops = flops_per_token(own) / 3
+    size, unit = next((pair for pair in UNITS if source_flops >= pair[0]), UNITS[-1])
+    lines = [
+        f"layers:      {parts}" + (f"; dropped {', '.join(map(str, dropped))}" if dropped else ""),
+        f"parameters:  {parameter_count(model):,} (source {parameter_count(own):,})",
+        f"injection:   {model.injection}; ε = R^-{model.residual.q:g}",
+        f"FLOPs per token, forward, at {model.context} tokens:",
+        f"  source     {_digits(source_flops / size):>8} {unit}",
+    ]
+    for rounds in sorted({1, 2, 4, 8, model.rounds}):
+        forward = flops_per_token(model, rounds) / 3
+        lines.append(
+            f"  R = {rounds:<6} {_digits(forward / size):>8} {unit}  ({forward / source_flops:.2f} ×)"
+        )
+    return "\n".join(lines)
+
+
+def _digits(value: float) -> str:
+    """1,120, 112 or 1.12."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def write(args: RetrofitArgs, source: Source, layers: Layers, model: GPTConfig) -> str:
+    """The run folder; returns how to go on."""
+    tokenizer = source_tokenizer(source)
+    has_corpus = holds_corpus(args, tokenizer.name)
+    config = healing_config(model, args.out, args.data)
+    with exclusive_folder(args.out, "out"):
+        part = open_part(args.out)
+        write_run(build(source, layers, model), config, source, layers, tokenizer, part)
+        publish(part, args.out, last="run.json")
+    prepare = f"  deeploop prepare text FILE… --tokenizer {args.out} --out {args.data}\n"
+    return (
+        f"written: {args.out}\n\n"
+        f"{'' if has_corpus else prepare}"
+        f"  deeploop train --config {args.out / 'config.json'}      # heals it, into {config.out}\n"
+        f"  deeploop validate {args.out} --data {args.data} --rounds 1 2 4 8"
+    )
+
+
+def open_part(out: Path) -> Path:
+    """Make an empty folder inside `out`, which must hold nothing but what a killed retrofit left."""
+    part = out / PART
+    was_killed = part.is_dir() and not part.is_symlink() and not (out / "run.json").exists()
+    if not was_killed and any(file.name != ".lock" for file in out.iterdir()):
+        raise ValueError(f"out={out}: is not empty; name another folder")
+    return new_folder(part)
+
+
+def holds_corpus(args: RetrofitArgs, tokenizer_name: str) -> bool:
+    """Whether there is a corpus already; raises for one of another tokenizer."""
+    try:
+        corpus = Corpus.open(args.data)
+    except ValueError:  # none yet
+        return False
+    require_tokens(args, corpus, tokenizer_name)
+    return True
+
+
+def require_tokens(args: RetrofitArgs, corpus: Corpus, tokenizer_name: str) -> None:
+    """Raises for a corpus of another tokenizer than the source's."""
+    if corpus.tokenizer_name != tokenizer_name:
+        raise ValueError(
+            f"data={args.data}: holds {corpus.tokenizer_name} tokens, the source reads {tokenizer_name}; "
+            f"prepare the text with --tokenizer {args.source} --out FOLDER, and give --data FOLDER"
+        )
+
+
+def suggest(args: RetrofitArgs, source: Source, context: int) -> str:
+    """The table of cores, best first."""
+    tokenizer, corpus = source_tokenizer(source), Corpus.open(args.data)
+    require_tokens(args, corpus, tokenizer.name)
+    length = min(context, args.tokens)
+    windows = validation_windows(corpus.validation, length, max(1, args.tokens // length))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    inputs, targets = (part.to(device) for part in windows)
+    with tqdm(total=source.config.blocks - args.length + 1, unit=" cores", disable=None, leave=False) as bar:
+        model = load_source(source).to(device)
+        own, found = rank_cores(model, inputs, targets, args.length, tell=lambda _: bar.update())
+    best = found[0].core
+    return "\n".join(
+        [
+            f"nats per token on {targets.numel():,} tokens of {args.data}, before any training; "
+            f"the source has {own:.3f}",
+            *table(found),
+            f"\ndeeploop retrofit {args.source} --core {shown(best)} --data {args.data} "
+            f"--context {context} --out {args.out}",
+        ]
+    )

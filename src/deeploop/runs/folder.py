@@ -1,0 +1,274 @@
+"""A run folder's config, its run.json and its checkpoints, by name. `train/rundir.py` says what is in it."""
+
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import deeploop
+from deeploop.config.json import differences, from_dict, to_dict
+from deeploop.config.run import RunConfig
+from deeploop.files import SHIPPED, is_shipped, read_json, read_object, refuse_other, resolve, write_json
+from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.tasks import KINDS, config_class
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
+
+FORMAT = 1
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # from 10^8 on a step has more digits
+
+
+def record_ending(folder: Path, how: str | None, step: int = 0) -> None:
+    """Keeps in run.json how the run ended and at which step; None: it goes on."""
+    stamp = read_stamp(folder)
+    before = stamp.pop("ended", None)
+    if how is not None:
+        stamp["ended"] = {"how": how, "step": step}
+    if stamp.get("ended") != before:
+        write_json(folder / "run.json", stamp)
+
+
+def record_execution(folder: Path, execution: dict[str, Any]) -> None:
+    """Keeps in run.json how steps are executed from now on: a resumed run may have another device."""
+    stamp = read_stamp(folder)
+    if stamp.get("execution") != execution:
+        write_json(folder / "run.json", {**stamp, "execution": execution})
+
+
+def read_ending(folder: Path) -> dict[str, Any] | None:
+    """The same, read: `how` (finished, collapsed, stopped, failed) and `step`; None of a run that goes on."""
+    ended = read_json(folder / "run.json").get("ended")
+    known = isinstance(ended, dict) and isinstance(ended.get("how"), str) and type(ended.get("step")) is int
+    return ended if known else None
+
+
+def write_config(config: RunConfig) -> None:
+    write_json(config.out / "config.json", to_dict(config))
+
+
+def check_folder(config: RunConfig) -> Path | None:
+    """The checkpoint to continue from, or None for a fresh start; refuses to mix two runs."""
+    checkpoint = last_checkpoint(config.out)
+    if checkpoint is None:
+        if (config.out / "config.json").exists() and not (config.out / "run.json").exists():
+            raise ValueError(
+                f"out={config.out}: holds a config.json that is not a run's; choose another --out"
+            )
+        if not config.resume and (ended := read_ending(config.out)) and ended["how"] != "stopped":
+            raise ValueError(
+                f"out={config.out}: holds a run that ended at step {ended['step']} ({ended['how']}) and kept "
+                "no checkpoint; choose another --out"
+            )
+        return None
+    if not config.resume:
+        raise ValueError(
+            f"out={config.out}: already holds a run at {checkpoint.name}; "
+            "add --resume to continue it, or choose another --out"
+        )
+    check_kind(config, config.out, "out")
+    for name, old, new in changes_since(config):
+        if name == "optim.steps" and new <= (step := step_of(checkpoint)) < old:  # it has not ended by itself
+            raise ValueError(
+                f"optim.steps={new}: the run in {config.out} is at step {step} already; give more than that"
+            )
+        if name.startswith(("model.", "rounds.", "gate.")) or name in config.kept:
+            raise ValueError(
+                f"{name}={new}: the run in {config.out} was started with {name}={old}; "
+                "resume it with that, or choose another --out"
+            )
+    return checkpoint
+
+
+def check_kind(config: RunConfig, run: Path, field: str) -> None:
+    """Raises where a folder holds a language model's run and this is a reasoner's, or the like."""
+    task = str(read_stamp(run).get("task"))
+    if task in KINDS and not isinstance(config, config_class(task)):
+        raise ValueError(f"{field}={run}: holds a run of another kind ({task}); name another folder")
+
+
+def changes_since(config: RunConfig) -> list[tuple[str, Any, Any]]:
+    """What this config changes in the one that the run folder was started with."""
+    old = to_dict(load_any_config(config.out))
+    ignored = {"resume", "out", "init_from"}
+    return [change for change in differences(old, to_dict(config)) if change[0] not in ignored]
+
+
+def results_folder(run: Path) -> Path:
+    """Where results about a run are written: into it, but for the shipped one, which nobody may change."""
+    if not is_shipped(run):
+        return run
+    folder = "runs" / SHIPPED
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def load_any_config(run: Path) -> RunConfig:
+    """The config of the run in a folder, of whatever kind it is."""
+    stamp = read_stamp(run)
+    task = str(stamp.get("task"))
+    if task not in KINDS:
+        raise ValueError(f"{run}: a run of task {task!r:.40}; this deeploop knows {', '.join(KINDS)}")
+    config: RunConfig = from_dict(config_class(task), _read(resolve(run) / "config.json"))
+    return config
+
+
+def config_to_resume(run: Path) -> RunConfig:
+    """The config with which the run in a folder goes on: its own."""
+    config = load_any_config(run)
+    if is_shipped(run):
+        raise ValueError(
+            f"{run}: comes with the package and stays as it is; --init-from {run} starts from it"
+        )
+    checkpoint = last_checkpoint(run)
+    if checkpoint is None:
+        raise ValueError(f"{run}: holds no checkpoint to go on from; {_start_anew(run)}")
+    # Weights of step 0 alone, as `save_weights` writes them; a healing that is stopped at step 0 has moments.
+    if checkpoint.name.endswith("-00000000") and not (checkpoint / OPTIMIZER).exists():
+        raise ValueError(
+            f"{run}: is a retrofit's start; heal it with: deeploop train --config {run / 'config.json'}"
+        )
+    return replace(config, out=run, resume=True)
+
+
+def load_config(run: Path, instead: str = "") -> TrainConfig:
+    """The config of a language model's run; of another one, the error says what to do `instead`."""
+    config = load_any_config(run)
+    if not isinstance(config, TrainConfig):
+        raise ValueError(f"{run}: a run of {config.kind}; this is for language models{instead}")
+    return config
+
+
+def read_stamp(run: Path) -> dict[str, Any]:
+    """run.json: what a run folder holds."""
+    run = resolve(run)
+    stamp = _read(run / "run.json")
+    if stamp.get("format") != FORMAT:
+        raise ValueError(f"{run}: run format {stamp.get('format')}, this deeploop reads {FORMAT}")
+    return stamp
+
+
+def tokenizer_name(run: Path) -> str:
+    name = read_stamp(run).get("tokenizer")
+    if not isinstance(name, str):
+        raise ValueError(f"{run / 'run.json'}: tokenizer={name!r:.40}: must be a name")
+    return name
+
+
+def load_reasoner_config(run: Path) -> ReasonerTrainConfig:
+    """The config of a reasoner's run."""
+    config = load_any_config(run)
+    if not isinstance(config, ReasonerTrainConfig):
+        raise ValueError(f"{run}: a run of {config.kind}; this is for reasoners")
+    return config
+
+
+def puzzle_shape(run: Path) -> PuzzleShape:
+    """The shape that run.json gives of a reasoner's puzzles."""
+    found = read_stamp(run).get("shape")
+    fields = PuzzleShape._fields
+    if not isinstance(found, dict) or any(type(found.get(name)) is not int for name in fields):
+        raise ValueError(f"{run / 'run.json'}: shape must give {', '.join(fields)} as whole numbers")
+    return PuzzleShape(*(found[name] for name in fields))
+
+
+def require_checkpoint(run: Path) -> Path:
+    """The last checkpoint of a run."""
+    run = resolve(run)
+    checkpoint = last_checkpoint(run)
+    if checkpoint is None:
+        if not (run / "run.json").exists():
+            raise _not_a_run(run, "run.json")
+        raise ValueError(f"{run}: holds no checkpoint (none yet, or none was kept); {_start_anew(run)}")
+    return checkpoint
+
+
+def _start_anew(run: Path) -> str:
+    return f"start anew: deeploop train --config {run / 'config.json'} --out ANOTHER"
+
+
+def provenance() -> dict[str, Any]:
+    """What made this: versions, the source revision, the command, the time."""
+    return {
+        "deeploop": deeploop.__version__,
+        "torch": version("torch"),  # without importing it
+        "python": platform.python_version(),
+        "git": git_revision(),
+        "command": ["deeploop", *sys.argv[1:]],  # not argv[0]: a path of this machine
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+@cache
+def git_revision() -> str | None:
+    """Revision of the source tree this package was imported from, with `+` when it was changed.
+
+    Asked once: what is committed while a run goes on is not what is running. None outside a checkout of
+    deeploop, also in a virtual environment that lies inside somebody else's repository.
+    """
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except FileNotFoundError:
+        raise _not_a_run(path.parent, path.name) from None
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+
+
+def _not_a_run(folder: Path, missing: str) -> ValueError:
+    """What to say of a folder that was named as a run and has not what a run has."""
+    if not folder.is_dir():
+        return ValueError(f"{folder}: no such run folder; `deeploop runs` lists those under runs/")
+    if runs := sorted(file.parent.name for file in folder.glob("*/run.json")):
+        some = ", ".join(runs[:5]) + (", …" if len(runs) > 5 else "")
+        return ValueError(f"{folder}: a folder of runs; name one of them: {some}")
+    if is_export(folder):
+        return ValueError(f"{folder}: is an export, not a run folder; name the run that was exported")
+    refuse_other(folder, "run.json", f"`deeploop data {folder}` shows it")
+    return ValueError(f"{folder}: not a run folder (no {missing})")
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder is an export, and not a run."""
+    found = folder / "config.json"
+    return not (folder / "run.json").exists() and read_json(found).get("model_type") == "deeploop"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first; a copy under another name is the user's own."""
+    found = [path for path in (folder / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was saved, by its name."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    found = list_checkpoints(folder)
+    return found[-1] if found else None

@@ -1,0 +1,101 @@
+"""What a sweep is asked for: the options of `deeploop sweep`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from deeploop.files import parse_json
+from deeploop.sweep.paper_grids import Scale
+
+UTILIZATION = 0.45  # measured: docs/results/speed, gpt2-small at R = 1, 3, 7, gpt2-medium at R = 1, 3
+
+
+@dataclass(frozen=True)
+class SlurmConfig:
+    """The allocation of each cell, with --launcher slurm."""
+
+    partition: str = ""
+    """Partition; unset: the cluster's default."""
+    account: str = ""
+    """Account to charge; unset: yours."""
+    hours: float = 24.0
+    """Time limit of a job; one that reaches it saves and is queued again."""
+    cpus: int = 8
+    """CPU cores for each GPU."""
+    at_once: int = 16
+    """How many cells may run at a time."""
+
+    def __post_init__(self) -> None:
+        for name in ("hours", "cpus", "at_once"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"slurm.{name}={getattr(self, name)}: must be positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepArgs:
+    """Runs a grid of training runs: a sweep of the paper, one of ours, or one from a file."""
+
+    name: Positional[str]
+    """A sweep's name (`deeploop sweep` lists them), or a file of your own (.toml, .json)."""
+    scale: Scale = "paper"
+    """The paper's size, one that a single GPU finishes, or one for a laptop. A file has its own."""
+    out: Path | None = None
+    """Folder of the cells; unset: runs/sweeps/NAME-SCALE, for a file NAME.toml runs/sweeps/NAME-own."""
+    data: Path | None = None
+    """Corpus or puzzles to train on, in place of the grid's (data.path)."""
+    tuned: Path | None = None
+    """A finished search, a sweep with an axis `trial`: every cell takes the best trial's settings."""
+    only: tuple[str, ...] = ()
+    """A part of the grid, by its axes: rule=flat,prenorm rounds=16. Other parts may follow later."""
+    set: tuple[str, ...] = ()
+    """Fields to change in every cell, such as optim.steps=200 device.micro_batch=16."""
+    jobs: int = 1
+    """Cells at a time on each device (or group of --gpus devices)."""
+    gpus: int = 1
+    """GPUs of each cell; more than one are joined by torchrun."""
+    minutes: float | None = None
+    """Start no cell after this many minutes; those that run are finished. The same command goes on later."""
+    keep_weights: bool = True
+    """Keep the checkpoints of finished cells; without, their metrics alone stay."""
+    tasks: Path | None = None
+    """Local files of the eight tasks for sweeps that are scored, as in deeploop eval --data."""
+    launcher: Literal["local", "slurm"] = "local"
+    """Processes of this machine, or jobs of a cluster."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    dry_run: bool = False
+    """Print the cells and what they cost, and do nothing."""
+    status: bool = False
+    """Print how far the cells are that were started, with the settings of that start, and do nothing."""
+    utilization: float = UTILIZATION
+    """Share of the H200's peak that --dry-run reckons with."""
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "gpus"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes={self.minutes}: must be above 0")
+        if self.minutes is not None and self.launcher == "slurm":
+            raise ValueError("minutes: is for --launcher local; a job's limit is --slurm.hours")
+        if not 0 < self.utilization <= 1:
+            raise ValueError(f"utilization={self.utilization}: must be above 0 and at most 1")
+
+    def overrides(self) -> dict[str, Any]:
+        """--set and --data as settings."""
+        found: dict[str, Any] = {}
+        for word in self.set:
+            path, equals, text = word.partition("=")
+            if not equals:
+                raise ValueError(f"set={word}: must be field=value")
+            found[path.replace("-", "_")] = _value(text)
+        return found if self.data is None else {**found, "data.path": str(self.data)}
+
+
+def _value(text: str) -> Any:
+    """A value of the command line: a JSON one where it reads as such, else the word itself."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return {"None": None, "True": True, "False": False}.get(text, text)

@@ -1,0 +1,200 @@
+"""Run a sweep: the cells of a grid, in parallel, until all are finished.
+
+A sweep may be stopped or killed at any moment and started again with the same command: what is finished is
+not repeated, what was cut off goes on from its last checkpoint.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from deeploop.exits import INTERRUPTED
+from deeploop.files import lock_folder
+from deeploop.report import escapes
+from deeploop.report.page import text_table
+from deeploop.report.sweeps import SweepRecord
+from deeploop.sweep import board, slurm
+from deeploop.sweep.arguments import SweepArgs
+from deeploop.sweep.cells import SweepFolder
+from deeploop.sweep.grid import Cell, Grid, read_grid
+from deeploop.sweep.launch import Local, local_slots
+from deeploop.sweep.paper_grids import GRIDS, Scale
+from deeploop.sweep.tuning import tuned
+from deeploop.tasks.language.vocabulary import corpus_of_other_vocabulary
+from deeploop.tasks.puzzles.recipes import PUZZLES
+from deeploop.terminal import show
+from deeploop.train.stop import StopRequest
+
+
+def run(args: SweepArgs) -> int:
+    """Does what the arguments ask for; 1 when a cell failed, 130 when cells are left to another time."""
+    grid = get_grid(args.name, args.scale)
+    cells = choose_cells(grid.cells(args.overrides()), args.only)
+    if not args.status:
+        cells = [cell_with_vocabulary(cell) for cell in cells]
+    if args.tuned is not None and not args.status:
+        cells = tuned(cells, args.tuned, args.overrides())
+    folder = SweepFolder(
+        args.out or default_out(grid),
+        grid,
+        cells,
+        gpus=args.gpus,
+        torchrun=args.launcher == "slurm",
+        tasks=args.tasks,
+    )
+    if args.status:
+        show(status(folder))
+        return 0
+    check_compare_at(folder)
+    if args.dry_run:
+        from deeploop.sweep import budget  # now: its accounting imports torch
+
+        print(f"{budget.table(grid, cells, args.utilization)}\ncells  {folder.out}")
+        try:
+            check_data(folder)
+        except ValueError as error:  # costs are counted without a corpus
+            show(error, file=sys.stderr)
+        return 0
+    record = folder.unchanged_record()
+    if record and folder.is_done(record):  # before the lock: a published folder is left as it is
+        return show_done(folder, record, args)
+    check_data(folder)
+    if args.launcher == "slurm":
+        slurm.require_submitit()
+    with lock_folder(folder.out):
+        if args.launcher == "slurm":
+            folder.write()  # each of its jobs has a device to itself
+            return submit(folder, args)
+        folder.write(args.jobs)
+        return run_here(folder, args)
+
+
+def get_grid(name: str, scale: Scale) -> Grid:
+    if name in GRIDS:
+        return GRIDS[name](scale)
+    if name.endswith((".toml", ".json")):
+        return read_grid(Path(name))
+    raise ValueError(f"sweep {name!r}: unknown; choose one of {', '.join(GRIDS)}, or a .toml or .json file")
+
+
+def choose_cells(cells: list[Cell], only: Sequence[str]) -> list[Cell]:
+    """The cells whose labels are among those given, `axis=label,label` for each axis."""
+    for word in only:
+        axis, equals, labels = word.partition("=")
+        known = {str(cell.axes[axis]) for cell in cells if axis in cell.axes}
+        wanted = set(labels.split(","))
+        if not equals or not wanted <= known:
+            axes = "; ".join(f"{name}={','.join(_labels(cells, name))}" for name in cells[0].axes)
+            raise ValueError(f"only={word}: must be an axis and some of its labels: {axes}")
+        cells = [cell for cell in cells if str(cell.axes[axis]) in wanted]
+    return cells
+
+
+def cell_with_vocabulary(cell: Cell) -> Cell:
+    """With the vocabulary of its corpus, unless the grid settles it; as `deeploop train` does."""
+    corpus = None if "model.vocabulary" in cell.settings else corpus_of_other_vocabulary(cell.config())
+    if corpus is None:
+        return cell
+    return replace(cell, settings={**cell.settings, "model.vocabulary": corpus.vocabulary})
+
+
+def _labels(cells: list[Cell], axis: str) -> list[str]:
+    return list(dict.fromkeys(str(cell.axes[axis]) for cell in cells))
+
+
+def default_out(grid: Grid) -> Path:
+    return Path("runs/sweeps") / f"{grid.family}-{grid.scale}"
+
+
+def check_compare_at(folder: SweepFolder) -> None:
+    """A step that a run never reaches would compare training losses instead."""
+    for name, config in folder.configs.items():
+        if folder.grid.compare_at is not None and not 1 <= folder.grid.compare_at <= config.optim.steps:
+            raise ValueError(
+                f"compare_at={folder.grid.compare_at}: must be a step of every run, and {name} has "
+                f"optim.steps={config.optim.steps}; change compare_at in the grid's file, or the steps"
+            )
+
+
+def check_data(folder: SweepFolder) -> None:
+    """Says once what every cell would say by itself."""
+    for path in sorted({path for config in folder.configs.values() for path in config.folders}):
+        if not path.is_dir():
+            known = PUZZLES.get(path.name)
+            how = f"`deeploop prepare {known.prepare} --out {path}`" if known else "`deeploop prepare`"
+            raise ValueError(f"data.path={path}: no such folder; make it with {how}, or name one with --data")
+
+
+def show_done(folder: SweepFolder, record: SweepRecord, args: SweepArgs) -> int:
+    """Of a sweep with nothing left to do: its results, and that they are not new."""
+    if not args.keep_weights:
+        for cell in folder.cells:
+            folder.drop_weights(cell)
+    show(report(folder))
+    print(
+        f"all {len(folder.cells)} cells were finished already (last started on {record.day}); "
+        "nothing was trained; to train them anew, choose another --out"
+    )
+    return 0
+
+
+def run_here(folder: SweepFolder, args: SweepArgs) -> int:
+    slots = local_slots(args.gpus, args.jobs)
+    shown = board.LiveTable(folder, len(slots))
+    launcher = Local(folder, slots, args.keep_weights, shown.show, args.minutes)
+    with StopRequest() as stop:
+        launcher.run(stop)
+    show(report(folder) if not shown.live else closing(folder))
+    if launcher.given_up:
+        fit = len(slots) - len(launcher.given_up)
+        print(f"GPU memory had room for {fit} of {len(slots)} cells at a time", file=sys.stderr)
+    for name, error in launcher.failed.items():
+        show(f"failed: {name}: {error} ({folder.out / name}.log)", file=sys.stderr)
+    if stop.requested:
+        print(f"stopped; go on with the same command: {_command()}", file=sys.stderr)
+        return INTERRUPTED
+    if launcher.failed:
+        return 1
+    if left := [cell.name for cell in folder.cells if folder.next_command(cell)]:
+        print(f"{len(left)} cells are left; go on with the same command: {_command()}", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def submit(folder: SweepFolder, args: SweepArgs) -> int:
+    jobs = slurm.submit(folder, args.slurm, keep_weights=args.keep_weights)
+    print("\n".join(f"{name}: job {job.job_id}" for name, job in jobs.items()) or "every cell is finished")
+    print(f"see how far they are: {_command()} --status")
+    return 0
+
+
+def status(folder: SweepFolder) -> str:
+    """The cells that were started, with the settings that they were started with."""
+    record = folder.record()
+    if record is None:
+        raise ValueError(f"out={folder.out}: holds no sweep")
+    return f"{report(folder.as_recorded(record))}\nlast started on {record.day} with: {record.command}"
+
+
+def report(folder: SweepFolder) -> str:
+    """The cells as they stand, and how many escaped the floor."""
+    progress = {cell.name: folder.progress(cell) for cell in folder.cells}
+    return (
+        f"{text_table(board.HEADER, board.rows(progress))}\n{board.summary(progress, 1)}\n{closing(folder)}"
+    )
+
+
+def closing(folder: SweepFolder) -> str:
+    """The count of escapes, where a grid has seeds to count, and where everything lies."""
+    lines = [f"cells  {folder.out}"]
+    if any("seed" in cell.axes for cell in folder.cells):
+        counts = escapes.count(folder.out, compare_at=folder.grid.compare_at)
+        if counts:
+            lines.insert(0, f"\n{escapes.table(counts)}\n")
+    return "\n".join(lines)
+
+
+def _command() -> str:
+    return shlex.join(["deeploop", *sys.argv[1:]])

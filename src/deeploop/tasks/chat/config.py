@@ -1,0 +1,55 @@
+"""The config of fine-tuning a looped GPT on conversations."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from deeploop.tasks.language.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class ChatDataConfig:
+    """Conversations, as `deeploop prepare chat` writes them."""
+
+    path: Path = Path("data/chat")
+    """Folder of conversations."""
+    validation_rows: int = 500
+    """Rows of held-out conversations that are validated on, at most."""
+    validate_every: int = 100
+    """Steps between validations; one more comes at the end."""
+    validation_rounds: tuple[int, ...] = ()
+    """Rounds at which a validation is done as well, beside the mean's (model.rounds)."""
+
+    def __post_init__(self) -> None:
+        if any(rounds < 1 for rounds in self.validation_rounds):
+            raise ValueError(f"data.validation_rounds={self.validation_rounds}: each must be at least 1")
+        for name in ("validation_rows", "validate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return (self.path,)
+
+    @property
+    def mix(self) -> tuple[str, ...]:
+        """No corpora are mixed."""
+        return ()
+
+    @property
+    def mix_last(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def mask_documents(self) -> bool:
+        """Conversations are always kept apart."""
+        return True
+
+
+@dataclass(frozen=True)
+class ChatTrainConfig(TrainConfig):
+    """One fine-tuning of a looped GPT on conversations."""
+
+    task: ClassVar[str] = "chat"
+    kept_apart: ClassVar[str] = "conversations"
+    data: ChatDataConfig = field(default_factory=ChatDataConfig)  # type: ignore[assignment]

@@ -1,0 +1,33 @@
+"""What can be asked of a chat run: options of `deeploop chat`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from deeploop.eval.sampling import Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatArgs(Sampling):
+    """A conversation with the model of a chat run: a question per line, answers as they are produced.
+
+    /reset begins a new conversation, /quit or the end of the input ends.
+    """
+
+    run: Positional[Path]
+    """Run folder, as `deeploop train chat` writes it."""
+    system: str = ""
+    """A system message, which stands before all turns."""
+    max_tokens: int = 400
+    """Tokens of an answer, at most."""
+    rounds: int | None = None
+    """Rounds R at test time; unset: as trained."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens}: must be at least 1")

@@ -1,0 +1,36 @@
+"""The config of a task of your own: `train(config, task=YourTask)`."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from deeploop.config.optim import OptimConfig
+from deeploop.config.run import RunConfig
+from deeploop.models.gpt_config import GPTConfig
+from deeploop.tasks.looped import check_optim
+
+
+@dataclass(frozen=True)
+class CustomDataConfig:
+    """What the loop must know of the data."""
+
+    validate_every: int = 500
+    """Steps between validations; one more comes at the end."""
+
+    def __post_init__(self) -> None:
+        if self.validate_every < 1:
+            raise ValueError(f"data.validate_every={self.validate_every}: must be at least 1")
+
+
+@dataclass(frozen=True)
+class CustomTrainConfig(RunConfig):
+    """One training run on a task of your own: `train(config, task=YourTask)`."""
+
+    task: ClassVar[str] = "custom"
+    kind: ClassVar[str] = "a task of somebody's own"
+    model: GPTConfig = field(default_factory=GPTConfig)
+    data: CustomDataConfig = field(default_factory=CustomDataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_optim(self.model, self.optim, self.device)

@@ -1,0 +1,1 @@
+"""A looped GPT that applies a step many times."""

@@ -1,0 +1,152 @@
+"""`deeploop eval` for iterated tasks: accuracy against steps and rounds, far beyond the trained ones.
+
+The result goes to eval.json in the run folder, the matrix to steps.png, and the automaton's diagram to
+spacetime.png.
+"""
+
+import json
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from deeploop.data.iterate.examples import Examples, held_out
+from deeploop.data.iterate.task import solve
+from deeploop.eval.iterated import copying, finite, rollout, score_sums, scores
+from deeploop.exits import memory_advice
+from deeploop.models.gpt import LoopedGPT
+from deeploop.report import scoreboard
+from deeploop.runs.folder import provenance, require_checkpoint
+from deeploop.tasks.iterate.config import IterateTrainConfig
+from deeploop.tasks.iterate.load import load_iterate
+from deeploop.tasks.iterate.options import IteratedOptions
+from deeploop.train.distributed import World, arithmetic, how_computed, open_world, wrap
+from deeploop.train.execution import choose_execution
+
+# Results that agree in these replace one another; any other stays beside them in eval.json.
+IDENTITY = (
+    *("kind", "rule", "length", "examples", "steps", "rounds"),
+    *("recompute_alpha", "checkpoint", "precision"),
+)
+BATCH = 128
+
+
+def run(
+    folder: Path,
+    options: IteratedOptions,
+    *,
+    rounds: tuple[int, ...] = (),
+    recompute_alpha: bool = False,
+    limit: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    as_json: bool = False,
+) -> str:
+    """Evaluates, writes the result into the run folder, and returns what to print."""
+    from deeploop.report import iterated, plots  # here: a GPU machine that scores requests has no matplotlib
+
+    checkpoint = require_checkpoint(folder)
+    scoreboard.check(folder)
+    if rounds and min(rounds) < 1:
+        raise ValueError(f"rounds={min(rounds)}: must be at least 1")
+    model, config = load_iterate(folder, checkpoint=checkpoint)
+    recompute_alpha = recompute_alpha or config.model.recompute_alpha
+    config = replace(config, device=replace(config.device, kind=device))
+    examples = change_task(config, options)
+    steps = sorted(set(options.steps or config.data.test_steps))
+    if steps[-1] > examples.longest:
+        raise ValueError(
+            f"steps={steps[-1]}: must be at most {examples.longest} for {config.data.task} of this size"
+        )
+    depths = sorted({*rounds} or {config.rounds.at_test(h, config.model.rounds) for h in steps})
+    instances = held_out(examples.task, limit or config.data.test_examples)
+    with open_world(config.device) as world, memory_advice("a smaller --limit"):
+        choose_execution(config.device, world, model).apply(wrap(model, config.device, world))
+        record = {
+            "kind": "iterated",
+            "task": config.data.task,
+            "rule": config.data.rule if options.rule is None else options.rule,
+            "length": examples.task.length,
+            "trained_steps": config.data.train_steps,
+            "trained_rounds": config.model.rounds,
+            "sample": config.rounds.sample,
+            "recompute_alpha": recompute_alpha,
+            **evaluate(model, examples, instances, steps, depths, recompute_alpha, config, world),
+            "checkpoint": checkpoint.name,
+            **provenance(),
+        }
+        files = [scoreboard.add(folder, record, IDENTITY), folder / "steps.png"]
+        plots.save_png(iterated.accuracy_matrix(record), files[1])
+        if config.data.task == "automaton" and not examples.tells_steps:
+            files.append(folder / "spacetime.png")
+            with arithmetic(config.device, world.device):
+                states = diagram(model, examples, instances[:1], steps[-1], recompute_alpha)
+            plots.save_png(iterated.space_time(*states, config.data.train_steps), files[-1])
+    if as_json:
+        return json.dumps(record, indent=1)
+    return f"{iterated.report(str(folder), record)}\n\nwritten: {', '.join(map(str, files))}"
+
+
+def change_task(config: IterateTrainConfig, options: IteratedOptions) -> Examples:
+    """The task that is asked for, which must have the trained one's tokens."""
+    data = config.data
+    if options.rule is not None and data.task != "automaton":
+        raise ValueError(f"rule={options.rule}: for the automaton; the run's task is {data.task}")
+    changes = {name: value for name in ("rule", "length") if (value := getattr(options, name)) is not None}
+    examples = replace(data, **changes).examples(tells_steps=config.rounds.tells_steps)
+    if examples.vocabulary != config.examples.vocabulary:
+        raise ValueError(
+            f"length={options.length}: {data.task} has other tokens there than at the trained length "
+            f"{data.length}; leave it out"
+        )
+    return examples
+
+
+def evaluate(
+    model: LoopedGPT,
+    examples: Examples,
+    instances: np.ndarray,
+    steps: list[int],
+    rounds: list[int],
+    recompute_alpha: bool,
+    config: IterateTrainConfig,
+    world: World,
+) -> dict[str, Any]:
+    """Every number of rounds on every number of steps, as plain values: rows are rounds."""
+    computed = partial(arithmetic, config.device, world.device)
+    began = time.perf_counter()
+    sums = score_sums(
+        model,
+        examples,
+        instances,
+        [(R, h) for R in rounds for h in steps],
+        batch=BATCH,
+        device=world.device,
+        arithmetic=computed,
+        recompute_alpha=recompute_alpha,
+    )
+    found = {cell: asdict(score) for cell, score in scores(sums).items()}
+    copied = copying(examples.task, instances, steps, config.data.train_steps)
+    return {
+        "examples": len(instances),
+        "steps": steps,
+        "rounds": rounds,
+        **{
+            name: [[finite(found[R, h][name]) for h in steps] for R in rounds]
+            for name in ("cells", "exact", "loss")
+        },
+        "copying": {str(h): share for h, share in copied.items()},
+        "seconds": round(time.perf_counter() - began, 3),
+        **how_computed(world.device, computed),
+    }
+
+
+def diagram(
+    model: LoopedGPT, examples: Examples, row: np.ndarray, steps: int, recompute_alpha: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """One row's states after 1, 2, … steps: the truth, and the model's of one pass; (steps, cells) each."""
+    truth = solve(examples.task, row, range(1, steps + 1))
+    said = rollout(model, examples.task, row, steps, recompute_alpha=recompute_alpha)
+    return np.stack([truth[h][0] for h in range(1, steps + 1)]), said[:, 0]

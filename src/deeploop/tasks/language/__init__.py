@@ -1,0 +1,1 @@
+"""A looped GPT on text."""

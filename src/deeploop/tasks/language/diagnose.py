@@ -1,0 +1,295 @@
+"""Is the loop tied, aligned, stable? κ_R, the stream and the last step of a run: `deeploop diagnose`.
+
+Writes diagnose.json and diagnose.png into the run folder. Several runs of one family at different R give γ
+and the exponent that it asks for.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from deeploop.config.json import differences, to_dict
+from deeploop.data.corpora import stdlib
+from deeploop.data.shards import Corpus
+from deeploop.data.token_loader import validation_windows
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.diagnose.audit import Finding, audit_alpha, audit_beta, count_visits, problems
+from deeploop.diagnose.conclusion import conclude
+from deeploop.diagnose.examine import Effort, examine, pick_sublayers
+from deeploop.diagnose.exponent import GammaFit, as_series, describe, fit_gamma, gamma_points, verdict
+from deeploop.diagnose.perturbation import AdamState
+from deeploop.diagnose.visit_grads import residual_sublayers
+from deeploop.exits import memory_advice
+from deeploop.files import resolve, write_json
+from deeploop.models.gpt import LoopedGPT
+from deeploop.models.gpt_config import PARTS, GPTConfig
+from deeploop.nn.documents import document_bounds
+from deeploop.report import diagnosis, plots, scoreboard
+from deeploop.report.alignment_plots import alignment_figure, gamma_figure
+from deeploop.runs.folder import (
+    OPTIMIZER,
+    load_config,
+    provenance,
+    require_checkpoint,
+    results_folder,
+    step_of,
+)
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.text import mixture_windows, open_mixture
+from deeploop.tasks.options import DiagnoseArgs
+from deeploop.theory import ScalingRule
+from deeploop.train.checkpoint import load_moments, read_whole_state
+from deeploop.train.distributed import open_world
+from deeploop.train.metrics import is_number, read_metrics
+from deeploop.train.optim import learning_rate
+from deeploop.train.progress import LINE_SECONDS
+from deeploop.train.rundir import check_tokenizer, load
+
+PROBE_TOKENS = 1024
+UNDER_MUON = (
+    "Trained with Muon: its step is not linear in a visit's gradient and can't be undone from its momentum.\n"
+    "κ_R is that of raw gradients, and the effect of the last step is not measured."
+)
+
+
+HISTORY = {"kappa", "kappa_raw", "similarity"}  # what a picture over training needs of a line
+
+
+def run(args: DiagnoseArgs) -> str:
+    """Diagnoses each run, writes what was found into its folder, and returns what to print."""
+    configs = {path: load_config(path) for path in args.runs}
+    check_family(configs)
+    for path in args.runs:
+        scoreboard.check_writable(results_folder(path))
+    records, texts = {}, []
+    for path, config in configs.items():
+        record = records[path] = diagnose_run(path, config, args)
+        history = [
+            line
+            for line in read_metrics(resolve(path), "diagnose")
+            if line.get("rounds") == record["rounds"] and line.keys() >= HISTORY
+        ]
+        folder = results_folder(path)
+        write_json(folder / "diagnose.json", record)
+        plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
+        said = diagnosis.text(
+            record,
+            config.model,
+            path,
+            conclude(record, last_validation(path, record["step"])),
+            has_alpha=alpha_rule(config.model) is not None,
+        )
+        said += f"\n\n{UNDER_MUON}" if config.optim.kind == "muon" else ""
+        texts.append(f"{said}\n\nwritten: {folder / 'diagnose.json'}, diagnose.png")
+    found: dict[str, Any] = {str(path): record for path, record in records.items()}
+    if len({record["rounds"] for record in records.values()}) > 1:
+        fits, text = gamma_report(records, configs)
+        texts.append(text)
+        found["gamma"] = {title: asdict(fit) for title, fit in fits.items()}
+    return json.dumps(found, indent=1) if args.json else "\n\n".join(texts)
+
+
+def last_validation(run: Path, step: int) -> dict[str, Any] | None:
+    """The last line of metrics until that step with a loss and a floor; None where there is none."""
+    lines = read_metrics(resolve(run), "validation")
+    sound = (line for line in lines if is_number(line.get("loss")) and is_number(line.get("floor")))
+    return max((line for line in sound if line["step"] <= step), key=lambda line: line["step"], default=None)
+
+
+def check_family(configs: dict[Path, TrainConfig]) -> None:
+    """κ_R over R means something only for one model on one corpus, but for the rounds and the seed."""
+    (first, reference), *rest = configs.items()
+    for path, config in rest:
+        if config.data.folders != reference.data.folders:
+            own, other = (", ".join(map(str, data.folders)) for data in (config.data, reference.data))
+            raise ValueError(f"{path}: trained on {own}, but {first} on {other}")
+        for name, old, new in differences(to_dict(reference.model), to_dict(config.model)):
+            if name != "rounds":
+                raise ValueError(
+                    f"{path}: model.{name}={new}, but {first} has {old}; diagnose them separately"
+                )
+
+
+def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[str, Any]:
+    fewer = max(1, probe_sequences(config, args) // 2)
+    advice = memory_advice(f"--device cpu, or --sequences {fewer}")
+    with advice, open_world(replace(config.device, kind=args.device)) as world:
+        model, tokenizer, state, step = weights_of(path, config, args.at, world.device)
+        pick_sublayers(model, args.sublayers)
+        tokens, targets, source = probe(path, config, tokenizer, args)
+        apart = None
+        if config.data.mask_documents:
+            apart = document_bounds(tokens == tokenizer.end_of_text).to(world.device)
+        tokens, targets = tokens.to(world.device), targets.to(world.device)
+        wrong = audit(model, tokens, fresh=args.at == "init")
+        parts = len(pick_sublayers(model, args.sublayers)) + (state is not None)
+        progress = Progress(path, parts, tokens.numel(), world.device)
+        record = examine(
+            model,
+            tokens,
+            targets,
+            documents=apart,
+            sublayers=args.sublayers,
+            state=state,
+            effort=Effort(args.iterations, args.tolerance),
+            progress=progress.begin,
+        )
+        progress.close()
+    return record | {"step": step, "probe": source, "audit": [str(one) for one in wrong], **provenance()}
+
+
+class Progress:
+    """What is measured and how far it is, on stderr: a bar, or in a pipe a line now and then."""
+
+    def __init__(self, path: Path, parts: int, tokens: int, device: torch.device) -> None:
+        duration = "; about half a minute for `tiny` on one CPU thread" if device.type == "cpu" else ""
+        print(f"{path}: measuring {parts} parts on {tokens:,} tokens{duration}", file=sys.stderr, flush=True)
+        self._bar = tqdm(total=parts, desc=path.name, disable=None, leave=False)
+        self._path, self._parts, self._begun = path, parts, 0
+        self._last_line = -math.inf  # the first part always has its line
+
+    def begin(self, name: str) -> None:
+        self._bar.set_postfix_str(name)
+        self._bar.update()
+        self._begun += 1
+        if self._bar.disable and time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._last_line = time.monotonic()
+            print(f"{self._path}: {name} ({self._begun}/{self._parts})", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def weights_of(
+    path: Path, config: TrainConfig, at: str, device: torch.device
+) -> tuple[LoopedGPT, Tokenizer, AdamState | None, int]:
+    """The model, and what its optimizer knew, at the last checkpoint or at the start."""
+    checkpoint = require_checkpoint(path)
+    model, tokenizer = load(path, device=device, checkpoint=checkpoint)
+    if at == "init" and config.init_from is not None:
+        raise ValueError(f"{path}: began with the weights of {config.init_from}; diagnose that run instead")
+    if at == "init":
+        fresh = LoopedGPT(config.model, seed=config.seed)
+        if config.model.unigram_bias:
+            fresh.set_unigram_bias(torch.from_numpy(open_mixture(config.data).counts()))
+        return fresh.to(device).eval(), tokenizer, None, 0
+    step = step_of(checkpoint)
+    # Muon's step is not Adam's, and of a frozen loop no step was taken.
+    if config.optim.kind == "muon" or config.gate.stage == "gate-only":
+        return model, tokenizer, None, step
+    saved = read_whole_state(checkpoint, [OPTIMIZER])
+    moments = load_moments(checkpoint, model)
+    if not moments:  # weights that were published without their optimizer
+        return model, tokenizer, None, step
+    # Of checkpoints that do not say it, which were written before anything could change the schedule.
+    scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
+    state = AdamState(
+        exp_avg={name: own["exp_avg"] for name, own in moments.items()},
+        exp_avg_sq={name: own["exp_avg_sq"] for name, own in moments.items()},
+        step=int(next(iter(moments.values()))["step"]),  # Adam's own: skipped steps are not in it
+        lr=saved.get("lr", scheduled),
+        betas=config.optim.betas,
+        eps=config.optim.eps,
+        weight_decay=config.optim.weight_decay,
+    )
+    return model, tokenizer, state, step
+
+
+def probe(
+    run: Path, config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs
+) -> tuple[Tensor, Tensor, str]:
+    """Inputs and targets (B, T), the first of the validation set, and where they come from.
+
+    Of a mixture each corpus gives its share, one sequence at least.
+    """
+    context = config.model.context
+    count = probe_sequences(config, args)
+    if args.data is None and not all((path / "corpus.json").is_file() for path in config.data.folders):
+        return *stdlib_windows(tokenizer, context, count), "Python's standard library"
+    if args.data is None and config.data.mix:
+        mixture = open_mixture(config.data)
+        check_tokenizer(mixture.corpora[0].folder, mixture.tokenizer_name, tokenizer, run)
+        pairs = mixture_windows(mixture, context, count).values()
+        inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return inputs, targets, " ".join(config.data.mix)
+    path = args.data or config.data.folders[0]
+    corpus = Corpus.open(path)
+    check_tokenizer(corpus.folder, corpus.tokenizer_name, tokenizer, run)
+    inputs, targets = validation_windows(
+        corpus.validation, context, max(count, config.data.validation_sequences)
+    )
+    return inputs[:count], targets[:count], str(path)
+
+
+def probe_sequences(config: TrainConfig, args: DiagnoseArgs) -> int:
+    return args.sequences or -(-PROBE_TOKENS // config.model.context)
+
+
+def stdlib_windows(tokenizer: Tokenizer, context: int, count: int) -> tuple[Tensor, Tensor]:
+    ids: list[int] = []
+    for text in stdlib():
+        ids += [tokenizer.end_of_text, *tokenizer.encode(text)]
+        if len(ids) > count * context:
+            break
+    windows = torch.tensor(ids[: count * context + 1])
+    return windows[:-1].view(count, context), windows[1:].view(count, context)
+
+
+def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
+    """What is wrong with the loop itself; the matrices' spread is judged only where they were just drawn."""
+    parts = {"blocks": model.config} | {
+        name: model.config.part(name) for name in PARTS if getattr(model.config, name)
+    }
+    findings = []
+    for part, config in parts.items():
+        blocks = {f"{part}.{k}": block for k, block in enumerate(getattr(model, part))}
+        rounds = model.rounds if part == "blocks" else 1
+        visits = count_visits(blocks, lambda: model(tokens[:1]))
+        findings += [
+            Finding(f"visits of {name}", str(rounds), str(count), count == rounds)
+            for name, count in visits.items()
+        ]
+        if rule := alpha_rule(config):
+            findings += audit_alpha(model, rule, lambda: model(tokens[:1]), within=f"{part}.")
+    if fresh:
+        matrices = {
+            f"{sublayer.name}.{name}": (
+                sublayer.module.get_parameter(name),
+                parts[sublayer.name.partition(".")[0]].init_rule.std(name.split(".")[-2]),
+            )
+            for sublayer in residual_sublayers(model)
+            for name in sublayer.parameters
+        }
+        findings += audit_beta(matrices)
+    return problems(findings)
+
+
+def alpha_rule(config: GPTConfig) -> ScalingRule | Callable[[int, int], float] | None:
+    """What the α of a model must follow; nothing where it has none."""
+    rule = config.residual
+    if rule.law or not rule.has_alpha:
+        return rule.law
+    return lambda K, R: replace(config, blocks=K, rounds=R).scales.alpha
+
+
+def gamma_report(
+    records: dict[Path, dict[str, Any]], configs: dict[Path, TrainConfig]
+) -> tuple[dict[str, GammaFit], str]:
+    """γ over the runs given, by each sublayer's own κ and by the paper's κ_R; and that in words."""
+    points = gamma_points([(config.seed, records[path]) for path, config in configs.items()])
+    fits = {title: fit_gamma(own) for title, own in points.items()}
+    target = results_folder(next(iter(records))) / "gamma.png"
+    plots.save_png(gamma_figure(as_series(points["own κ"]), "own κ", fits["own κ"].gamma), target)
+    lines = [f"{title}: {describe(fit)}" for title, fit in fits.items()]
+    return fits, "\n".join(
+        ["γ of κ ~ R^γ over these runs", *lines, verdict(fits["own κ"], "own κ"), f"written: {target}"]
+    )

@@ -1,0 +1,235 @@
+"""`deeploop eval` for language models: in one step, or in three where the harness is not beside the run.
+
+With the harness and the run on one machine it is one command. Else it is three, of which only the first and
+the last need the harness: requests are written (`--requests FILE`), scored (`RUN --requests FILE`) and judged
+(`--scores FILE`).
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deeploop.data.bpe import find_tokenizer, how_to_ask, load_tokenizer
+from deeploop.eval.requests import Requests, Scores, load_scores, save_scores
+from deeploop.eval.scoring import default_batch_tokens, fitting, input_lengths, score
+from deeploop.eval.tasks import deviations, load_tasks
+from deeploop.exits import memory_advice
+from deeploop.files import resolve
+from deeploop.models.gpt import LoopedGPT
+from deeploop.report import scoreboard
+from deeploop.runs.folder import load_config, provenance, require_checkpoint, results_folder, tokenizer_name
+from deeploop.tasks.options import EvalArgs
+from deeploop.train.distributed import arithmetic, how_computed, open_world
+from deeploop.train.rundir import load_model
+
+
+def evaluate_run(args: EvalArgs, folder: Path) -> str:
+    """Everything on this machine."""
+    scoreboard.check(results_folder(folder))
+    with open_session(args, folder) as session:
+        from deeploop.eval.harness import HarnessLM
+
+        tokenizer = load_tokenizer(session.tokenizer, resolve(folder))
+        lm = HarnessLM(tokenizer, session.score, session.model)
+        rows, notes = ask_harness(lm, args.settings, session.rounds, session.scorer_at)
+        return finish(args, results_folder(folder), args.settings, session.stamp(), rows, notes)
+
+
+def write_requests(args: EvalArgs, path: Path) -> str:
+    """Step 1 of 3."""
+    from deeploop.eval.harness import HarnessLM, Recorder
+
+    if path.exists():
+        raise ValueError(f"requests={path}: is already there; name a run folder to score it, or another file")
+    recorder = Recorder()
+    lm = HarnessLM(find_tokenizer(args.tokenizer), recorder)
+    ask_harness(lm, args.settings, [0], lambda _: recorder)
+    requests = Requests.join(recorder.asked, args.settings)
+    requests.save(path)
+    return (
+        f"written: {path}, {len(requests):,} requests of {requests.items:,} items, "
+        f"{path.stat().st_size / 1e6:.1f} MB\n"
+        f"next, where the run is (it needs no harness): deeploop eval RUN --requests {path}"
+    )
+
+
+def score_requests(args: EvalArgs, folder: Path, path: Path) -> str:
+    """Step 2 of 3: needs neither the harness nor a tokenizer."""
+    requests = Requests.load(path)
+    with open_session(args, folder) as session:
+        if session.tokenizer != requests.tokenizer:
+            raise ValueError(
+                f"requests={path}: holds {requests.tokenizer} tokens, the run was trained on "
+                f"{session.tokenizer}; write them with --tokenizer {how_to_ask(session.tokenizer, folder)}"
+            )
+        parts = [requests.with_shots(shots) for shots in requests.shots]
+        digests = [part.digest() for part in parts]
+        answers = {
+            R: dict(zip(digests, map(session.scorer_at(R), parts), strict=True)) for R in session.rounds
+        }
+        stamp = session.stamp()
+    out = results_folder(folder) / "scores.npz"
+    save_scores(out, {"settings": requests.settings, "stamp": stamp}, answers)
+    data = requests.settings.get("data")
+    return (
+        f"{scoreboard.speed(stamp, requests.items)}\nwritten: {out}\n"
+        f"next, where the harness is: deeploop eval --scores {out}" + (f" --data {data}" if data else "")
+    )
+
+
+def judge_scores(args: EvalArgs, path: Path) -> str:
+    """Step 3 of 3: the harness asks again, and is answered from the file."""
+    from deeploop.eval.harness import HarnessLM, ScoreReplay
+
+    meta, answers = load_scores(path)
+    try:
+        settings, stamp = checked_settings(meta["settings"]), dict(meta["stamp"])
+        tokenizer = load_tokenizer(stamp["tokenizer"], path.parent)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not a file of scores ({error})") from None
+    if args.data:
+        settings["data"] = str(args.data)
+    replays = {R: ScoreReplay(scores) for R, scores in answers.items()}
+    lm = HarnessLM(tokenizer, replays[min(replays)])
+    rows, notes = ask_harness(lm, settings, sorted(replays), replays.__getitem__)
+    return finish(args, path.parent, settings, stamp, rows, notes)
+
+
+def checked_settings(found: Any) -> dict[str, Any]:
+    """What the harness was asked for, as a file of scores tells it; the data may lie elsewhere here."""
+    settings = dict(found)
+    for name in ("tasks", "shots"):
+        kind = str if name == "tasks" else int
+        if not settings[name] or any(type(value) is not kind for value in settings[name]):
+            raise ValueError(f"settings.{name}: {settings[name]!r:.40}")
+    for name, kinds in (("limit", (int, type(None))), ("data", (str, type(None)))):
+        if type(settings[name]) not in kinds:
+            raise ValueError(f"settings.{name}: {settings[name]!r:.40}")
+    return settings
+
+
+def ask_harness(
+    lm: Any, settings: dict[str, Any], rounds: list[int], scorer_at: Callable[[int], Any]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """One result for each number of rounds, of shots, and task; and where the data deviate."""
+    from deeploop.eval.harness import run_tasks, set_shots
+
+    data = None if settings["data"] is None else Path(settings["data"])
+    rows, notes = [], []
+    for shots in settings["shots"]:
+        loaded = set_shots(load_tasks(settings["tasks"], data), shots)
+        notes = deviations(loaded["tasks"], data, settings["shots"])
+        for R in rounds:
+            lm.scorer = scorer_at(R)
+            results = run_tasks(lm, loaded, shots=shots, limit=settings["limit"])
+            rows += [{"rounds": R, **row} for row in results]
+    return sorted(rows, key=lambda row: (row["shots"], row["rounds"])), notes
+
+
+def finish(
+    args: EvalArgs,
+    folder: Path,
+    settings: dict[str, Any],
+    stamp: dict[str, Any],
+    rows: list[dict[str, Any]],
+    notes: list[str],
+) -> str:
+    """Writes the result into the folder, and returns what to print."""
+    from deeploop.eval.harness import harness_version
+
+    record = {
+        **settings,
+        **stamp,
+        "average": scoreboard.averages(rows),
+        "results": rows,
+        "deviations": notes + scoreboard.deviations(settings, stamp) + scoreboard.left_out(rows),
+        "lm_eval": harness_version(),
+        **provenance(),
+    }
+    files = scoreboard.keep(folder, record)
+    if args.json:
+        return json.dumps(record, indent=1)
+    return f"{scoreboard.report(folder, record)}\n\nwritten: {', '.join(map(str, files))}"
+
+
+@dataclass
+class Session:
+    """A run's model on its device, and what it has scored so far."""
+
+    model: LoopedGPT
+    tokenizer: str
+    checkpoint: str
+    rounds: list[int]
+    recompute_alpha: bool
+    batch_tokens: int
+    device: torch.device
+    arithmetic: Callable[[], AbstractContextManager[object]]
+    requests: int = 0
+    cut: int = 0
+    seconds: float = 0.0
+
+    def scorer_at(self, R: int) -> Callable[[Requests], Scores]:
+        self.model.set_rounds(R, recompute_alpha=self.recompute_alpha)
+        return self.score
+
+    def score(self, requests: Requests) -> Scores:
+        start = time.perf_counter()
+        scores = score(
+            self.model,
+            requests,
+            batch_tokens=self.batch_tokens,
+            device=self.device,
+            arithmetic=self.arithmetic,
+            progress=True,
+        )
+        self.seconds += time.perf_counter() - start
+        self.requests += len(requests)
+        context = self.model.config.context
+        self.cut += int((fitting(requests, context) & (input_lengths(requests) > context)).sum())
+        return scores
+
+    def stamp(self) -> dict[str, Any]:
+        """What scored, and how."""
+        return {
+            "checkpoint": self.checkpoint,
+            "trained_rounds": self.model.config.rounds,
+            "rounds": self.rounds,
+            "recompute_alpha": self.recompute_alpha,
+            "tokenizer": self.tokenizer,
+            "context": self.model.config.context,
+            **how_computed(self.device, self.arithmetic),
+            "batch_tokens": self.batch_tokens,
+            "requests": self.requests,
+            "cut_requests": self.cut,
+            "seconds": round(self.seconds, 3),
+            "scored_by": provenance(),
+        }
+
+
+@contextmanager
+def open_session(args: EvalArgs, folder: Path) -> Iterator[Session]:
+    device_config = replace(load_config(folder).device, kind=args.device)
+    with open_world(device_config) as world:
+        batch_tokens = args.batch_tokens or default_batch_tokens(world.device)
+        with memory_advice(f"--batch-tokens {max(1, batch_tokens // 2)}"):
+            checkpoint = require_checkpoint(folder)
+            model = load_model(folder, device=world.device, checkpoint=checkpoint)
+            rounds = sorted(set(args.rounds)) or [model.config.rounds]
+            model.set_rounds(rounds[0])  # refuses a wrong number before any work
+            yield Session(
+                model,
+                tokenizer_name(folder),
+                checkpoint.name,
+                rounds,
+                args.recompute_alpha or model.config.recompute_alpha,
+                batch_tokens,
+                world.device,
+                partial(arithmetic, device_config, world.device),
+            )

@@ -1,0 +1,109 @@
+"""The loop watched in training: κ_R, stream and step sizes on a fixed probe, and advice on a collapse."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deeploop.config.loop import DiagnoseConfig
+from deeploop.diagnose.examine import Effort, examine, pick_sublayers
+from deeploop.diagnose.perturbation import AdamState
+from deeploop.models.gpt import LoopedGPT
+from deeploop.nn.documents import document_bounds
+from deeploop.tasks.language.config import TrainConfig
+
+Probe = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, and where documents begin if kept apart
+
+
+def check_sublayers(config: DiagnoseConfig, model: LoopedGPT) -> None:
+    """Refuse a misspelt sublayer before training, not at the first diagnosis."""
+    if config.every:
+        try:
+            pick_sublayers(model, config.sublayers)
+        except ValueError as error:
+            raise ValueError(f"diagnose.sublayers: {error}") from None
+
+
+class LoopMonitor:
+    """κ_R and its company every so many steps, and what to say of a collapse."""
+
+    def __init__(self, config: TrainConfig, probe: Probe) -> None:
+        self._config, self._probe = config, probe
+        self.diagnose_every = config.diagnose.every
+
+    def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The record of a diagnosis, on the first validation sequences of this rank."""
+        assert isinstance(model, LoopedGPT)
+        model.set_rounds(self._config.model.rounds)  # the step before may have drawn others
+        return diagnose(model, optimizer, self._probe, self._config.diagnose)
+
+    def collapse_advice(self) -> str:
+        """What to do about a run that is still collapsed after warm-up."""
+        config = self._config
+        ramp = config.optim.peak_lr / max(1, config.optim.warmup_steps)
+        changes = [f"--optim.warmup-steps {4 * max(1, config.optim.warmup_steps)}"]
+        rule = config.model.residual
+        if rule.alpha == "flat":
+            # The highest rate that trains goes with its root (docs/results/flat-cures).
+            changes.insert(0, f"--model.rule {rule.vary(gain=4 * rule.gain)}")
+        if not config.model.unigram_bias:
+            changes.insert(0, "--model.unigram-bias")
+        if rule.law and rule.p < 1:
+            changes.append(f"--model.rule {rule.vary(p=min(1.0, 2 * rule.p))}")
+        return (
+            "COLLAPSED: after warm-up every position still carries the same state, and the loss is no better "
+            f"than the unigram floor. The rate rose by {ramp:.1e} per step, too fast for this block; "
+            f"try {' or '.join(changes)}, or a lower --optim.peak-lr."
+        )
+
+
+def diagnose(
+    model: LoopedGPT,
+    optimizer: torch.optim.Optimizer,
+    probe: Probe,
+    config: DiagnoseConfig,
+) -> dict[str, Any]:
+    """One record for the metrics; model, optimizer and random generators are left as they were."""
+    began = time.perf_counter()
+    device = next(model.parameters()).device
+    cut = slice(None, config.tokens or None)
+    tokens, targets = (part[: config.sequences, cut].to(device) for part in probe[:2])
+    starts = None if probe[2] is None else probe[2][: config.sequences, cut]
+    apart = None if starts is None else document_bounds(starts).to(device)
+    # A visit that is computed twice would be taken for two.
+    recompute, model.recompute = model.recompute, "off"
+    try:
+        record = examine(
+            model,
+            tokens,
+            targets,
+            documents=apart,
+            sublayers=config.sublayers,
+            state=adam_state(model, optimizer),
+            effort=Effort(iterations=config.iterations),
+        )
+    finally:
+        model.recompute = recompute
+    return record | {"seconds": time.perf_counter() - began}
+
+
+def adam_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState | None:
+    """What AdamW knows of the blocks' matrices after its last step; None before the first, and under Muon.
+
+    Muon's step is not linear in a visit's gradient, and its momentum alone does not tell what the step was.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    matrices = optimizer.param_groups[0]  # make_optimizer puts those of the branches first
+    own = {names[parameter]: optimizer.state[parameter] for parameter in matrices["params"]}
+    if not all("exp_avg" in state for state in own.values()):
+        return None
+    return AdamState(
+        exp_avg={name: state["exp_avg"] for name, state in own.items()},
+        exp_avg_sq={name: state["exp_avg_sq"] for name, state in own.items()},
+        step=int(next(iter(own.values()))["step"]),
+        lr=matrices["lr"],
+        betas=matrices["betas"],
+        eps=matrices["eps"],
+        weight_decay=matrices["weight_decay"],
+    )

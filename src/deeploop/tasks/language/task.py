@@ -1,0 +1,346 @@
+"""The task of predicting the next token: build, loss, evaluate."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deeploop.data.bpe import how_to_ask, tokenizer_files, vocabulary_fits
+from deeploop.data.token_loader import Loader, PrefetchLoader
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT, judge, token_similarity, unigram_floor
+from deeploop.eval.depth import count_bytes
+from deeploop.eval.iterated import finite
+from deeploop.eval.validation import validate
+from deeploop.models.accounting import flops_per_token, training_bytes
+from deeploop.models.exit_gate import GATE
+from deeploop.models.gpt import LoopedGPT
+from deeploop.nn.documents import causal_context, document_bounds
+from deeploop.tasks.language.config import TrainConfig
+from deeploop.tasks.language.monitor import LoopMonitor, Probe, check_sublayers
+from deeploop.tasks.language.text import make_loader, mixture_windows, open_mixture
+from deeploop.tasks.rounds import FirstStateSampler, RoundsSampler
+from deeploop.train.distributed import World, arithmetic, share_of_rank
+from deeploop.train.execution import Capabilities
+from deeploop.train.memory import fit, needs_on, shards
+from deeploop.train.task import OnBatch, StepData, Task, ignore_batch, set_rounds
+
+MERGED = 0.5  # token similarity half way into the collapse, or out of it
+MANY_EPOCHS = 10
+
+
+@dataclass
+class Watch:
+    """How much of an evaluation's work is done, for whoever watches it."""
+
+    total: int
+    on_batch: OnBatch
+    done: int = 0
+
+    def at(self, more: int) -> None:
+        self.on_batch((self.done + more) / self.total)
+
+
+class LanguageTask(Task):
+    """A looped GPT on a corpus of tokens."""
+
+    legend: ClassVar[dict[str, str]] = {
+        "floor": "best loss without context, by token frequencies; "
+        "similarity 1 means one state at all positions",
+        "verdict": f"escaped: loss below the floor by {LOSS_MARGIN} and similarity below {SIMILARITY_LIMIT}; "
+        "collapsed: neither; undecided: one of them",
+    }
+    config: TrainConfig
+    tokenizer: Tokenizer
+
+    def __init__(self, config: TrainConfig, world: World) -> None:
+        super().__init__(config, world)
+        self.law = config.rounds.law(config.model.rounds)
+        needs = partial(
+            training_bytes,
+            replace(config.model, rounds=min(self.law.most, config.rounds.backprop or self.law.most)),
+            shards=shards(config.device, world),
+            muon=config.optim.kind == "muon",
+        )
+        self.micro_batch, self.recompute = self.fit = fit(
+            config.optim.batch, config.device, world, needs, tokens=config.model.context
+        )
+        self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
+        self.loader = PrefetchLoader(self.open_data(), pin=world.device.type == "cuda")
+        # Of the very tokens that are scored: no constant prediction goes below their entropy.
+        self.floor = unigram_floor(np.bincount(self.targets.flatten().numpy()))
+        self.examples = self.corpus.tokens
+        self.targets_per_step = config.optim.batch * config.model.context
+        starts = self.validation[2]
+        context = config.model.context if starts is None else causal_context(starts)
+        self.flops_per_step = self.targets_per_step * training_flops_per_token(config, context)
+        per_round = flops_per_token(config.model) / config.model.rounds / 3  # the forward pass
+        scored = self.validation_work * world.size * config.model.context
+        self.validation_steps = scored * per_round / self.flops_per_step
+        self.monitor = LoopMonitor(config, self.validation)
+        self._similarity = 0.0
+        self._parts: list[str] = []  # of a micro-batch, in order
+        self._rounds = RoundsSampler(config.seed)
+        self._states: FirstStateSampler | None = None
+        if config.model.first_state == "noise":
+            self._states = FirstStateSampler(seed=config.seed, batch=config.optim.batch, device=world.device)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Steps can be recorded, unless the similarity of each is read."""
+        config = self.config
+        return Capabilities(
+            recordable=not config.optim.wait_for_escape,
+            draws_rounds=(config.rounds.sample, config.rounds.ramp) != ("fixed", "off"),
+            skippable=config.optim.non_finite == "skip",
+            tokens=self.micro_batch * config.model.context,
+        )
+
+    @classmethod
+    def tokens_and_flops(cls, config: TrainConfig) -> tuple[int, float]:
+        tokens = config.optim.steps * config.optim.batch * config.model.context
+        return tokens, training_flops_per_token(config)
+
+    def open_data(self) -> Loader:
+        """Opens the corpora and sets what is held out; returns the loader of training batches."""
+        config, world, context = self.config, self.world, self.config.model.context
+        self.corpus: Any = open_mixture(config.data)
+        self.tokenizer = self.checked_tokenizer()
+        loader = make_loader(config, self.corpus, world)
+        if (step := config.optim.batch * context) > self.corpus.tokens:
+            raise ValueError(
+                f"optim.batch={config.optim.batch}: a step of {step:,} tokens is more than the "
+                f"{self.corpus.tokens:,} that {', '.join(map(str, config.data.folders))} has to train on"
+            )
+        self.held_out = mixture_windows(self.corpus, context, config.data.validation_sequences)
+        inputs, self.targets = (torch.cat(parts) for parts in zip(*self.held_out.values(), strict=True))
+        self.validation = self.own_share(inputs, self.targets, self.document_starts(inputs))
+        return loader
+
+    def checked_tokenizer(self) -> Tokenizer:
+        """The data's tokenizer, whose vocabulary must be the model's."""
+        rows = self.config.model.vocabulary
+        if not vocabulary_fits(self.corpus.tokenizer_name, self.corpus.vocabulary, rows):
+            raise ValueError(
+                f"model.vocabulary={rows}: {self.config.data.folders[0]} holds "
+                f"{self.corpus.tokenizer_name} tokens, which need model.vocabulary={self.corpus.vocabulary}; "
+                f"{self.other_vocabulary()}"
+            )
+        found: Tokenizer = self.corpus.tokenizer()
+        return found
+
+    def other_vocabulary(self) -> str:
+        """What to do about data of another vocabulary than the model's."""
+        return "set that, or prepare the text with another --tokenizer"
+
+    def own_share(self, inputs: Tensor, targets: Tensor, starts: Tensor | None) -> Probe:
+        """This rank's part of held-out windows."""
+        parts = share_of_rank(inputs, self.world, 0), share_of_rank(targets, self.world, -1)
+        return *parts, None if starts is None else share_of_rank(starts, self.world, 0)
+
+    def document_starts(self, inputs: Tensor) -> Tensor | None:
+        """Where documents begin, if they are kept apart."""
+        return inputs == self.tokenizer.end_of_text if self.config.data.mask_documents else None
+
+    def build(self) -> LoopedGPT:
+        """The model with freshly drawn weights, the same on every machine."""
+        model = LoopedGPT(self.config.model, seed=self.config.seed)
+        model.recompute, model.backprop = self.recompute, self.config.rounds.backprop or None
+        if self.config.model.exit_gate:
+            model.gate_training = self.config.gate
+        if self.config.gate.stage == "gate-only":
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name.startswith(GATE))
+        if self.config.model.unigram_bias:
+            model.set_unigram_bias(torch.from_numpy(self.corpus.counts()))
+        check_sublayers(self.config.diagnose, model)
+        return model
+
+    def stamp(self) -> dict[str, Any]:
+        """What a run folder says of its task."""
+        length = count_bytes(self.tokenizer, self.targets) / self.targets.numel()
+        return {**super().stamp(), "tokenizer": self.tokenizer.name, "bytes_per_token": length}
+
+    def check_source(self, stamp: dict[str, Any], run: Path) -> None:
+        """Raise for weights of another tokenizer, whose vocabulary may be of the same size."""
+        if (name := stamp.get("tokenizer")) != self.tokenizer.name:
+            raise ValueError(
+                f"init_from={run}: reads {name} tokens, {self.config.data.folders[0]} holds "
+                f"{self.tokenizer.name}; prepare the text with --tokenizer {how_to_ask(str(name), run)}"
+            )
+
+    def files(self) -> dict[str, str]:
+        """A trained tokenizer: the run folder needs no corpus to generate."""
+        return tokenizer_files(self.tokenizer)
+
+    def state(self) -> dict[str, Any]:
+        """Where the data stand, for a checkpoint."""
+        return {"loader": self.loader.state(), "corpus": self.corpus.checksum, "held": self.held}
+
+    def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        if state.get("corpus") != self.corpus.checksum:
+            mix, path = self.config.data.mix, self.config.data.path
+            what = "corpora, in their order, that the run was" if mix else "corpus that the run was"
+            field = f"data.mix={' '.join(mix)}" if mix else f"data.path={path}"
+            raise ValueError(f"{field}: not the {what} started on")
+        self.loader.load_state(state.get("loader", {}))
+        self.held = state.get("held", 0)
+
+    def next_batch(self) -> dict[str, Tensor]:
+        """This rank's `inputs`, `targets` and, if documents are kept apart, their `starts`."""
+        inputs, targets = self.loader.step_batch()
+        starts = self.document_starts(inputs)
+        return {"inputs": inputs, "targets": targets} | ({} if starts is None else {"starts": starts})
+
+    def batches(self, step: int) -> StepData:
+        """This rank's share of the step, in pieces that fit the device, and its rounds."""
+        batch = self.next_batch()
+        inputs = batch["inputs"]
+        pieces = {name: batch[name].split(self.micro_batch) for name in ("inputs", "targets")}
+        if self._states is not None:
+            mine = range(self.world.rank * len(inputs), (self.world.rank + 1) * len(inputs))
+            drawn = self._states.at(step, mine, (inputs.shape[1], self.config.model.width))
+            pieces["state"] = drawn.split(self.micro_batch)
+        if "starts" in batch:
+            pieces["documents"] = tuple(map(document_bounds, batch["starts"].split(self.micro_batch)))
+        if "scored" in batch:
+            pieces["scored"] = (batch["scored"],) * len(pieces["inputs"])
+        self._parts = list(pieces)
+        return StepData(list(zip(*pieces.values(), strict=True)), self.rounds_at(step))
+
+    def rounds_at(self, step: int) -> int:
+        """Rounds of training step number `step` (from 0), the same on every rank."""
+        config = self.config
+        law = config.rounds.law_at(step, mean=config.model.rounds, steps=config.optim.steps)
+        return self._rounds.at(step, law)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """Cross-entropy summed over the micro-batch, as a share of the targets that the step scores."""
+        moved = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
+        own = dict(zip(self._parts, moved, strict=True))
+        scored = own.pop("scored", self.targets_per_step)
+        output = model(own.pop("inputs"), own.pop("targets"), **own)
+        if self.config.optim.wait_for_escape:
+            self._similarity = token_similarity(output.states)
+        return output.loss / scored
+
+    def after_step(self, step: int) -> None:
+        """Counts the steps of warm-up whose positions were merged, by the ranks' last micro-batches."""
+        if self.config.optim.wait_for_escape and step - self.held < self.config.optim.warmup_steps:
+            similarity = torch.tensor(self._similarity, device=self.world.device)
+            self.held += float(self.world.sum(similarity)) / self.world.size > MERGED
+
+    def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
+        """Loss, distance to the unigram floor, token similarity, and what they say together.
+
+        At the mean rounds, and the loss alone at those of `data.validation_rounds`.
+        """
+        watch = Watch(self.validation_work, on_batch)
+        depths = sorted(set(self.config.data.validation_rounds))
+        others = [self._loss_and_similarity(model, rounds, watch)[0] for rounds in depths]
+        loss, similarity = self._loss_and_similarity(model, self.config.model.rounds, watch)
+        by_rounds = {"validation_rounds": depths, "loss_by_rounds": [finite(one) for one in others]}
+        return {
+            "loss": loss,
+            "floor": self.floor,
+            "similarity": similarity,
+            "verdict": judge(loss, self.floor, similarity),
+            **(by_rounds if depths else {}),
+            **(self._by_corpus(model, watch) if self.config.data.mix else {}),
+        }
+
+    @property
+    def validation_work(self) -> int:
+        """Of one validation on this rank, rows × rounds."""
+        data, mean = self.config.data, self.config.model.rounds
+        mixed = 2 if data.mix else 1  # of a mixture each corpus too
+        return len(self.validation[0]) * (sum(set(data.validation_rounds)) + mean * mixed)
+
+    def _loss_and_similarity(
+        self, model: nn.Module, rounds: int, watch: "Watch", windows: Probe | None = None
+    ) -> tuple[float, float]:
+        """Means over all ranks at that many rounds, of all windows or those given; leaves the model there."""
+        config, world = self.config, self.world
+        set_rounds(model, rounds)
+        inputs, targets, starts = windows or self.validation
+        result = validate(
+            model,
+            inputs,
+            targets,
+            starts=starts,
+            batch=self.micro_batch,
+            device=world.device,
+            arithmetic=partial(arithmetic, config.device, world.device),
+            before_batch=lambda row: watch.at(row * rounds),
+        )
+        watch.done += len(inputs) * rounds
+        # A rank that has rows of filler alone has no similarity to add.
+        own = [result.similarity, 1] if result.targets else [0, 0]
+        sums = torch.tensor([result.loss, result.targets, *own], dtype=torch.float64)
+        loss, targets, similarity, ranks = world.sum(sums.to(world.device)).tolist()
+        return loss / targets, similarity / ranks
+
+    def _by_corpus(self, model: nn.Module, watch: "Watch") -> dict[str, Any]:
+        """The loss on the held-out text of each corpus, and how often it was gone through."""
+        losses = []
+        for inputs, targets in self.held_out.values():
+            windows = self.own_share(inputs, targets, self.document_starts(inputs))
+            losses.append(self._loss_and_similarity(model, self.config.model.rounds, watch, windows)[0])
+        epochs = dict(zip(self.corpus.names, self.loader.state()["epochs"], strict=True))
+        return {
+            "corpora": list(self.held_out),
+            "loss_by_corpus": [finite(loss) for loss in losses],
+            "epochs_by_corpus": [epochs[name] for name in self.held_out],
+        }
+
+    def warnings(self) -> list[str]:
+        """A corpus that is repeated often, and validations that cost more than the training between them."""
+        config, found = self.config, []
+        epochs = config.optim.steps * self.targets_per_step / self.examples
+        if epochs > MANY_EPOCHS:
+            fewer = max(1, MANY_EPOCHS * self.examples // self.targets_per_step)
+            found.append(
+                f"the corpus is repeated {epochs:,.0f} times; {MANY_EPOCHS} times are --optim.steps {fewer}"
+            )
+        if self.validation_steps > (every := config.data.validate_every):
+            found.append(
+                f"a validation costs {self.validation_steps:,.0f} steps, and there is one every {every}; "
+                "set a larger --data.validate-every or fewer --data.validation-rounds"
+            )
+        return found
+
+    def describe(self, result: dict[str, Any]) -> str:
+        """An evaluation in one line."""
+        by_rounds = zip(result.get("validation_rounds", ()), result.get("loss_by_rounds", ()), strict=True)
+        others = "  ".join(f"{R}: {'–' if loss is None else f'{loss:.4f}'}" for R, loss in by_rounds)
+        return (
+            f"validation {result['loss']:.4f}  unigram floor {result['floor']:.4f}  "
+            f"token similarity {result['similarity']:.2f}  {result['verdict']}"
+            + (f"  by rounds {others}" if others else "")
+            + _described_corpora(result)
+        )
+
+
+def training_flops_per_token(config: TrainConfig, context: float | None = None) -> int:
+    """Those of the mean over the rounds that are drawn, and of those among them in the graph.
+
+    Attention goes over `context` tokens, the model's unless given: less where documents are kept apart.
+    """
+    law, most = config.rounds.law(config.model.rounds), config.rounds.backprop
+    in_graph = law.expect(lambda R: min(R, most or R))
+    flops = flops_per_token(config.model, float(law.mean), float(in_graph), context=context)
+    frozen = config.model.exit_gate and config.gate.stage == "gate-only"
+    return flops // 3 if frozen else flops  # of a frozen model the forward pass alone
+
+
+def _described_corpora(result: dict[str, Any]) -> str:
+    """Loss and epochs of each corpus of a mixture."""
+    columns = (result.get(name, ()) for name in ("corpora", "loss_by_corpus", "epochs_by_corpus"))
+    return "".join(
+        f"  {name} {'–' if loss is None else f'{loss:.4f}'} ({epochs:.2f} epochs)"
+        for name, loss, epochs in zip(*columns, strict=True)
+    )

@@ -1,0 +1,77 @@
+"""The text that a run trains on: a corpus or a mixture, its loader, and the windows held out of it."""
+
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from deeploop.data.mixture import Mixture, MixtureLoader
+from deeploop.data.shards import Corpus
+from deeploop.data.token_loader import Loader, TokenLoader, validation_windows
+from deeploop.files import naming_field
+from deeploop.tasks.language.config import DataConfig, TrainConfig, parse_mix
+from deeploop.train.distributed import World
+
+
+def open_mixture(data: DataConfig) -> Mixture:
+    """The corpora of `data.mix`, or the one of `data.path`."""
+    if not data.mix:
+        return Mixture.of([open_corpus(data.path)], [1.0])
+    parts = parse_mix(data.mix)
+    corpora, weights = [open_corpus(folder, "mix") for folder, _ in parts], [weight for _, weight in parts]
+    return Mixture.of(corpora, weights, data.last_weights, data.mix_last_share)
+
+
+def make_loader(config: TrainConfig, mixture: Mixture, world: World) -> Loader:
+    """Batches of one corpus, or of the mixture; how often that may be gone through is looked at first."""
+    streams = [corpus.train for corpus in mixture.corpora]
+    settings = {
+        "context": config.model.context,
+        "batch": config.optim.batch,
+        "seed": config.seed,
+        "rank": world.rank,
+        "world": world.size,
+    }
+    if not config.data.mix:
+        return TokenLoader(streams[0], **settings)
+    check_epochs(config, mixture)
+    switch = mixture.switch(config.optim.steps) * config.optim.batch if mixture.last_share else None
+    make = partial(
+        MixtureLoader,
+        streams,
+        mixture.first,
+        last=mixture.last,
+        switch=switch,
+        max_epochs=config.data.epochs,
+        **settings,
+    )
+    if any(config.data.epochs) and mixture.last_share:
+        # What the first phase leaves for the last one is up to the draws, which the seed alone decides.
+        make().skip(config.optim.steps * config.optim.batch)
+    return make()
+
+
+def check_epochs(config: TrainConfig, mixture: Mixture) -> None:
+    """Raises where more sequences are planned, in all or in the last phase, than the epochs have."""
+    steps, epochs = config.optim.steps, config.data.epochs
+    for shares, own in ((mixture.shares, steps), (mixture.last, steps - mixture.switch(steps))):
+        found = mixture.sequences_within(epochs, config.model.context, shares)
+        if found is not None and found < (wanted := own * config.optim.batch):
+            raise ValueError(
+                f"data.max_epochs={' '.join(map(str, config.data.max_epochs))}: {wanted:,} sequences are "
+                f"planned, and so many epochs have {found:,}; raise it, or lower optim.steps={steps}"
+            )
+
+
+def mixture_windows(mixture: Mixture, context: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """`count` validation windows, each corpus's by its share; of one that is held back none."""
+    numbers = zip(mixture.names, mixture.corpora, mixture.held_out(count), strict=True)
+    return {name: validation_windows(corpus.validation, context, own) for name, corpus, own in numbers if own}
+
+
+def open_corpus(path: Path, field: str = "path") -> Corpus:
+    """The corpus of a folder, after sizes and counts were found to fit (all: `deeploop data --verify`)."""
+    with naming_field(f"data.{field}", path):
+        corpus = Corpus.open(path)
+        corpus.verify_counts()
+    return corpus

@@ -1,0 +1,103 @@
+"""What can be asked of every kind of run: options of `deeploop eval` and `deeploop diagnose`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from deeploop.eval.tasks import PAPER_TASKS
+from deeploop.tasks.iterate.options import IteratedOptions
+from deeploop.tasks.puzzles.options import ReasonerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalArgs:
+    """Accuracy of a run: a language model's on the paper's eight tasks, or others of lm-evaluation-harness; a
+    reasoner's on the test split of its puzzles, on ARC with votes over the views of each task; an iterated
+    task's at any number of steps and rounds."""
+
+    run: Positional[Path | None] = None
+    """Run folder, as `deeploop train` writes it; unset: --requests are written, or --scores judged."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of the harness; unset: the paper's eight."""
+    shots: tuple[int, ...] = ()
+    """Examples in front of each question; unset: 0 and 1."""
+    limit: int | None = None
+    """So many documents of each task, the first; puzzles, evenly spread; instances of an iterated task."""
+    data: Path | None = None
+    """Folder of <task>/<split>.jsonl (unset: download), or of a reasoner's puzzles (unset: as trained)."""
+    rounds: tuple[int, ...] = ()
+    """Rounds R to evaluate at; several make a picture. Unset: as trained, or as the steps ask."""
+    recompute_alpha: bool = False
+    """Take alpha of each depth instead of the trained one."""
+    requests: Path | None = None
+    """Without a run: write the tokenized requests to this file. With one: score those in the file."""
+    scores: Path | None = None
+    """Judge scores that were made from a file of requests; the result is written beside them."""
+    tokenizer: str = "gpt2"
+    """Tokenizer of the requests that are written, or a folder that has it; with a run it is the run's."""
+    batch_tokens: int | None = None
+    """Tokens computed at once, padding included; unset: 65536 on a GPU, 4096 on a CPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on."""
+    json: bool = False
+    """Print the result as JSON."""
+    reasoner: OmitArgPrefixes[ReasonerOptions] = field(default_factory=ReasonerOptions)
+    iterated: OmitArgPrefixes[IteratedOptions] = field(default_factory=IteratedOptions)
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "batch_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+        if any(shots < 0 for shots in self.shots):
+            raise ValueError(f"shots={min(self.shots)}: must be 0 or more")
+        given = [name for name in ("tasks", "shots", "limit") if getattr(self, name)]
+        if self.scores and (self.run or self.requests):
+            raise ValueError("scores: stand alone; leave the run folder and --requests out")
+        if given and (self.scores or (self.run and self.requests)):
+            raise ValueError(f"{given[0]}: the file says which requests there are; leave --{given[0]} out")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the harness is asked for."""
+        return {
+            "tasks": list(dict.fromkeys(self.tasks or PAPER_TASKS)),
+            "shots": sorted(set(self.shots or (0, 1))),
+            "limit": self.limit,
+            "data": None if self.data is None else str(self.data),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseArgs:
+    """Measures how a run's visits align: κ_R, what it asks of the exponent, and what a real step does.
+
+    Of HRM and TRM: κ_g of each module, κ̄_g and the bound, at the run's horizon and over the last cycle.
+    """
+
+    runs: Positional[tuple[Path, ...]] = (Path("shipped"),)
+    """Run folders; those of one family that differ in rounds (HRM: C_L) are also fitted together, for γ."""
+    at: Literal["last", "init"] = "last"
+    """The weights to look at: the last checkpoint's, or those of the start, drawn anew from the seed."""
+    data: Path | None = None
+    """Corpus or puzzles of the probe; unset: the run's own, or Python's library if a corpus is gone."""
+    sequences: int = 0
+    """Sequences or puzzles of the probe; 0 takes as many as make about a thousand tokens."""
+    sublayers: tuple[str, ...] = ()
+    """Sublayers to compare, such as blocks.0.mlp; unset: both of the first and last block of a module."""
+    iterations: int = 20
+    """Iterations towards an operator norm, at most."""
+    tolerance: float = 0.01
+    """Relative change of a norm at which its iterations stop."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on."""
+    json: bool = False
+    """Print the records as JSON."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("runs: name at least one run folder")
+        for name, least in (("sequences", 0), ("iterations", 1), ("tolerance", 0)):
+            if not getattr(self, name) >= least:  # nor nan
+                raise ValueError(f"{name}={getattr(self, name)}: must be {least} or more")

@@ -1,0 +1,1 @@
+"""A reasoner (HRM, TRM) on puzzles."""

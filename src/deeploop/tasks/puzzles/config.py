@@ -1,0 +1,70 @@
+"""The configs of reasoners on puzzles."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from deeploop.config.loop import HaltingConfig
+from deeploop.config.optim import ReasonerOptimConfig
+from deeploop.config.run import RunConfig
+from deeploop.models.hrm import HRMConfig
+from deeploop.models.reasoner_config import ReasonerConfig
+from deeploop.models.trm import TRMConfig
+
+
+@dataclass(frozen=True)
+class PuzzleDataConfig:
+    """The puzzles, as `deeploop prepare arc | sudoku | maze | pairs` writes them."""
+
+    path: Path = Path("data/arc1")
+    """Folder of puzzles."""
+    test_examples: int = 1_000
+    """Held-out examples that a validation solves, spread evenly over the test split."""
+    validate_every: int = 1_000
+    """Steps between validations; one more comes at the end."""
+
+    def __post_init__(self) -> None:
+        for name in ("test_examples", "validate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+
+
+@dataclass(frozen=True)
+class ReasonerTrainConfig(RunConfig):
+    """One training run of a reasoner."""
+
+    kind: ClassVar[str] = "a reasoner"
+    model: ReasonerConfig = field(default_factory=ReasonerConfig)
+    data: PuzzleDataConfig = field(default_factory=PuzzleDataConfig)
+    optim: ReasonerOptimConfig = field(default_factory=ReasonerOptimConfig)
+    halting: HaltingConfig = field(default_factory=HaltingConfig)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return (self.data.path,)
+
+    def planned(self, examples: int) -> str:
+        return (
+            f"{self.optim.steps * self.optim.batch:,} segments planned, at most {self.halting.segments} "
+            f"per puzzle; {examples:,} training examples"
+        )
+
+
+@dataclass(frozen=True)
+class HRMTrainConfig(ReasonerTrainConfig):
+    """One training run of an HRM."""
+
+    task: ClassVar[str] = "hrm"
+    model: HRMConfig = field(default_factory=HRMConfig)
+
+
+@dataclass(frozen=True)
+class TRMTrainConfig(ReasonerTrainConfig):
+    """One training run of a TRM."""
+
+    task: ClassVar[str] = "trm"
+    kind: ClassVar[str] = "a reasoner"
+    model: TRMConfig = field(default_factory=TRMConfig)
+    optim: ReasonerOptimConfig = field(default_factory=partial(ReasonerOptimConfig, ema=0.999))
+    halting: HaltingConfig = field(default_factory=partial(HaltingConfig, learn_continue=False))

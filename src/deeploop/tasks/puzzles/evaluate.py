@@ -1,0 +1,332 @@
+"""`deeploop eval` for reasoners: the test split of a run's puzzles, and on ARC the votes over a task's views.
+
+More segments, views and first states than in training give accuracy against forward passes. The result goes
+to eval.json in the run folder, that picture to passes.png, and the votes on ARC to gallery.html.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from deeploop.config.loop import HaltingConfig
+from deeploop.data.puzzles import PuzzleSet
+from deeploop.eval.puzzle_votes import Effort, TaskVotes, by_passes, vote
+from deeploop.eval.reasoning import PuzzleScore, Solver, added, by_source, score, spread
+from deeploop.eval.voting import ladder
+from deeploop.exits import memory_advice
+from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.report import scoreboard
+from deeploop.report.page import text_table
+from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES
+from deeploop.runs.folder import (
+    load_any_config,
+    load_reasoner_config,
+    provenance,
+    puzzle_shape,
+    read_stamp,
+    require_checkpoint,
+    step_of,
+)
+from deeploop.tasks.puzzles import gallery as gallery
+from deeploop.tasks.puzzles.load import load_reasoner
+from deeploop.tasks.puzzles.options import ReasonerOptions
+from deeploop.tasks.puzzles.task import arc_differences, open_puzzles
+from deeploop.train.checkpoint import read_state
+from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
+from deeploop.train.execution import choose_execution
+
+# Results that agree in these replace one another; any other stays beside them in eval.json.
+IDENTITY = ("puzzles", "checkpoint", "views", "limit", "halt", "test_time", "precision")
+GALLERY = 60
+NOISE = 0.1
+
+
+def run(
+    folder: Path,
+    options: ReasonerOptions,
+    *,
+    data: Path | None = None,
+    limit: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    as_json: bool = False,
+) -> str:
+    """Solves the puzzles, writes the result into the run folder, and returns what to print."""
+    checkpoint = require_checkpoint(folder)
+    scoreboard.check(folder)
+    puzzles = matching_puzzles(folder, data, checkpoint)
+    check_views(puzzles, options)
+    with open_solver(folder, options, device, checkpoint) as solver:
+        effort = effort_of(options, solver.config)
+        start = time.perf_counter()
+        more = asked_more(options, effort)
+        scaling = more is not None or (puzzles.kind != "arc" and options.views is not None)
+        result, tasks = solve_puzzles(solver, puzzles, effort, limit, scaling)
+        seconds = time.perf_counter() - start
+        record = {
+            **read_model(folder, solver, effort),
+            "views": options.views,
+            "limit": limit,
+            "halt": options.halt,
+            "test_time": more,
+            "kind": puzzles.kind,
+            "puzzles": puzzles.hash,
+            "data": str(puzzles.folder),
+            "checkpoint": checkpoint.name,
+            "seconds": round(seconds, 3),
+            **result,
+        }
+    trained = arc_differences(puzzles, step_of(checkpoint), load_reasoner_config(folder).optim.batch)
+    differs = deviations(record) + trained if puzzles.kind == "arc" else []
+    record |= {"deviations": differs, **provenance()}
+    files = [scoreboard.add(folder, record, IDENTITY)]
+    if len(record.get("passes", ())) > 1:
+        from deeploop.report import passes, plots  # here: other evaluations have no need of matplotlib
+
+        files.append(folder / "passes.png")
+        plots.save_png(passes.accuracy_against_passes(record), files[-1])
+    count = GALLERY if options.gallery is None else options.gallery
+    if puzzles.kind == "arc" and count:
+        files.append(gallery.write(folder, record, tasks, count))
+    if as_json:
+        return json.dumps(record, indent=1)
+    return f"{report(folder, record)}\n\nwritten: {', '.join(map(str, files))}"
+
+
+def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> PuzzleSet:
+    """The puzzles that the run was trained on, and no others."""
+    path = load_reasoner_config(folder).data.path if data is None else data
+    try:
+        puzzles = open_puzzles(path, "data")
+    except ValueError as error:
+        if data is not None or path.exists():  # damaged, and not moved
+            raise
+        raise ValueError(f"{error}; if they moved, say where they are: --data FOLDER") from None
+    trained = str(read_stamp(folder).get("puzzles"))
+    if (saved := str(read_state(checkpoint, ()).get("puzzles"))) != trained:
+        raise ValueError(
+            f"{checkpoint}: a checkpoint of other puzzles ({saved:.12}…) than the run's ({trained:.12}…)"
+        )
+    if puzzles.hash != trained:
+        raise ValueError(
+            f"data={path}: puzzles of hash {puzzles.hash:.12}…, {folder} was trained on {trained:.12}…; "
+            "point --data to those"
+        )
+    shape = PuzzleShape(puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids)
+    if (own := puzzle_shape(folder)) != shape:
+        raise ValueError(f"{folder / 'run.json'}: made for puzzles of {own}, those in {path} are {shape}")
+    return puzzles
+
+
+@contextmanager
+def open_solver(
+    folder: Path, options: ReasonerOptions, device: Literal["auto", "cpu", "cuda"], checkpoint: Path
+) -> Iterator[Solver]:
+    device_config = replace(load_any_config(folder).device, kind=device)
+    with open_world(device_config) as world:
+        batch = options.batch or (512 if world.device.type == "cuda" else 64)
+        with memory_advice(f"--batch {max(1, batch // 2)}"):
+            model, config = load_reasoner(folder, device=world.device, checkpoint=checkpoint)
+            choose_execution(device_config, world, model).apply(wrap(model, device_config, world))
+            yield Solver(
+                model,
+                config.halting,
+                batch,
+                world.device,
+                partial(arithmetic, device_config, world.device),
+                options.halt,
+            )
+
+
+def read_model(folder: Path, solver: Solver, effort: Effort) -> dict[str, Any]:
+    """What solved, and how."""
+    config, stamp = load_any_config(folder), read_stamp(folder)
+    return {
+        "model": stamp["task"],
+        "averaged": bool(getattr(config.optim, "ema", 0)),
+        "most_segments": effort.segments[-1],
+        **how_computed(torch.device(solver.device), solver.arithmetic),
+        "batch": solver.batch,
+    }
+
+
+def check_views(puzzles: PuzzleSet, options: ReasonerOptions) -> None:
+    """Raise where an option asks for what these puzzles do not have."""
+    if puzzles.kind == "arc":
+        return
+    where = f"{puzzles.folder} holds puzzles of kind {puzzles.kind}"
+    if options.gallery is not None:
+        raise ValueError(f"--gallery: for ARC; {where}")
+    if options.views is not None:
+        if not (symmetries := puzzles.test.kind.symmetries):
+            raise ValueError(f"--views: {where}, of which no symmetry is known; --starts has other answers")
+        symmetries(puzzles.test.side, np.arange(options.views))
+
+
+def effort_of(options: ReasonerOptions, config: HaltingConfig) -> Effort:
+    """How puzzles are answered; unless options say otherwise, as the validations of training."""
+    return Effort(
+        segments=tuple(sorted(set(options.segments))) or (config.segments,),
+        views=options.views,
+        starts=options.starts,
+        noise=(options.noise or NOISE) if options.starts > 1 else 0.0,
+        choose=options.choose,
+    )
+
+
+def asked_more(options: ReasonerOptions, effort: Effort) -> dict[str, Any] | None:
+    """What is asked for beyond the validations of training, the views left out; None: nothing."""
+    if not options.segments and options.starts == 1 and options.choose == "vote":
+        return None
+    asked = {name: getattr(effort, name) for name in ("starts", "noise", "choose")}
+    return {"segments": list(effort.segments), **asked}
+
+
+def solve_puzzles(
+    solver: Solver, puzzles: PuzzleSet, effort: Effort, limit: int | None, scaling: bool
+) -> tuple[dict[str, Any], list[TaskVotes]]:
+    """The result as plain values, `scaling`: with accuracy against passes; on ARC with every task's votes."""
+    split = puzzles.test
+    if puzzles.kind != "arc":
+        return solve_boards(solver, puzzles, effort, limit or len(split), scaling), []
+    groups = spread(limit or len(split.groups), len(split.groups))
+    tasks, found = vote(solver, split, groups, effort, keep=gallery.VOTES_SHOWN)
+    return {
+        "examples": int(found.puzzles),
+        **found.means(),
+        "tasks": len(tasks),
+        "inputs": sum(len(task.questions) for task in tasks),
+        "most_views": max(task.votes for task in tasks) // effort.starts,
+        "ladder": {str(K): share for K, share in ladder([task.needed for task in tasks], VOTES).items()},
+        "places": {task.name: [question.place for question in task.questions] for task in tasks},
+        **({"passes": by_passes(tasks)} if scaling else {}),
+    }, tasks
+
+
+def solve_boards(
+    solver: Solver, puzzles: PuzzleSet, effort: Effort, count: int, scaling: bool
+) -> dict[str, Any]:
+    """The scores of boards; those of each file too, where the puzzles come from files."""
+    split, numbers = puzzles.test, spread(count, len(puzzles.test))
+    one = len(puzzles.sources) < 2 or split.sources is None
+    parts = {"": numbers} if one else by_source(puzzles, numbers)
+    if scaling:  # a board's group has its number
+        found = {name: vote(solver, split, own, effort, keep=1) for name, own in parts.items()}
+    else:
+        found = {name: ([], score(solver, split.rows(own), progress=True)) for name, own in parts.items()}
+    tasks, scores = zip(*found.values(), strict=True)
+    whole = board_scores(list(chain(*tasks)), added(list(scores)))
+    return whole if one else {**whole, "sources": {name: board_scores(*own) for name, own in found.items()}}
+
+
+def board_scores(tasks: list[TaskVotes], found: PuzzleScore) -> dict[str, Any]:
+    """Means over single answers; and the choices among them, where puzzles were voted on."""
+    chosen = {"tasks": len(tasks), "passes": by_passes(tasks)} if tasks else {}
+    return {"examples": int(found.puzzles), **found.means(), **chosen}
+
+
+def deviations(record: dict[str, Any]) -> list[str]:
+    """Where this differs from the evaluation behind the paper's Table 3, in words."""
+    checks = [
+        (record["tasks"] != ARC_TASKS, f"{record['tasks']} ARC tasks, not {ARC_TASKS}"),
+        (
+            record["most_views"] < ARC_VIEWS,
+            f"at most {record['most_views']:,} views of a task vote, not 1,001",
+        ),
+        (record["halt"], "puzzles stop when the model says so"),
+        (record["test_time"], "segments, first states or the choice are not those of the paper's evaluation"),
+        (record["precision"] != "bf16", f"{record['precision']} arithmetic, not bf16"),
+    ]
+    return [text for holds, text in checks if holds]
+
+
+def report(folder: Path, record: dict[str, Any]) -> str:
+    """The result for a terminal."""
+    weights = ", averaged weights" if record["averaged"] else ""
+    examples = f"{record['examples']:,} examples of {record['data']}"
+    units = "tasks" if record["kind"] == "arc" else "puzzles"
+    what = f"{record['tasks']:,} {units}, {examples}" if "tasks" in record else examples
+    parts = [
+        f"{folder} at {record['checkpoint']}{weights}: {what}{young_average(folder, record)}",
+        accuracy(record),
+    ]
+    if record["kind"] == "arc":
+        parts.append(ladder_table(record))
+    if "passes" in record:
+        parts.append(passes_table(record))
+    seconds = max(record["seconds"], 1e-3)
+    parts.append(
+        f"{seconds:,.1f} s on {record['device']} ({record['precision']}): "
+        f"{record['examples'] / seconds:,.1f} examples/s"
+    )
+    if record["deviations"]:
+        lines = [f"  {text}" for text in record["deviations"]]
+        parts.append("\n".join(["deviates from the paper's evaluation:", *lines]))
+    return "\n\n".join(parts)
+
+
+def young_average(folder: Path, record: dict[str, Any]) -> str:
+    """A line where the averaged weights reach back beyond the start of the run."""
+    ema, step = getattr(load_any_config(folder).optim, "ema", 0.0), step_of(Path(record["checkpoint"]))
+    if not ema or 1 / (1 - ema) <= step:
+        return ""
+    return (
+        "\nthe averaged weights are still near the start: they average over about "
+        f"{1 / (1 - ema):,.0f} steps (optim.ema={ema:g}), and the run has {step:,}"
+    )
+
+
+def accuracy(record: dict[str, Any]) -> str:
+    """Single answers, and the segments they took or would have."""
+    taken = "segments" if record["halt"] else "segments wanted"
+    heading = ("", "exact, %", "cells, %", "loss", taken)
+    label = record["kind"]
+    if "tasks" in record:
+        label = "each answer by itself" if record["test_time"] else "each view by itself"
+    parts = [(label, record), *record.get("sources", {}).items()]
+    rows = [
+        (
+            name,
+            f"{100 * part['exact']:.2f}",
+            f"{100 * part['cells']:.2f}",
+            f"{part['loss']:.4f}",
+            f"{part['segments']:.2f} of {record['most_segments']}",
+        )
+        for name, part in parts
+    ]
+    return text_table(heading, rows)
+
+
+def passes_table(record: dict[str, Any]) -> str:
+    """Accuracy against forward passes, of each file where the puzzles come from several."""
+    sources = record.get("sources", {})
+    parts = {"all": record, **sources} if sources else {"": record}
+    rows = [
+        (
+            *([name] if sources else []),
+            *(str(row["segments"]), str(row["answers"]), f"{row['passes']:,.1f}"),
+            *(f"{100 * row[name]:.2f}" for name in ("exact", "cells", "any")),
+        )
+        for name, part in parts.items()
+        for row in part["passes"]
+    ]
+    header = ("segments", "answers", "passes", "exact, %", "cells, %", "any right, %")
+    how = (record["test_time"] or {}).get("choose", "vote")
+    chosen = "the answer given most often" if how == "vote" else "the answer with the highest q_halt"
+    return f"exact, cells: {chosen}; any right: one of them; passes: of one puzzle\n\n" + text_table(
+        (*(["file"] if sources else []), *header), rows
+    )
+
+
+def ladder_table(record: dict[str, Any]) -> str:
+    """Tasks solved by the best K answers, under the paper's Table 3."""
+    header, rows = gallery.ladder_rows(record)
+    return text_table(header, rows)

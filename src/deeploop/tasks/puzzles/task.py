@@ -1,0 +1,271 @@
+"""The task of solving puzzles with a reasoner: build, loss, evaluate.
+
+One optimizer step is one segment of every slot. A slot takes a new puzzle only after it halted; the row that
+the loader has for it at other steps is dropped, as published.
+"""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deeploop.accelerate.known import fits_reasoner
+from deeploop.data.arc import PUBLISHED_EPOCHS, differences_from_published, steps_of_epochs
+from deeploop.data.draws import keys, words
+from deeploop.data.puzzle_loader import PuzzleLoader
+from deeploop.data.puzzles import PuzzleSet
+from deeploop.eval.reasoning import PuzzleScore, Solver, score, spread_rows
+from deeploop.files import naming_field, read_json
+from deeploop.models.accounting import flops_per_segment, segment_bytes
+from deeploop.models.halting import Slots, minimum_segments, supervise
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.nn.kernels.products import cast_cache
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
+from deeploop.tasks.puzzles.recipes import PUZZLES
+from deeploop.tasks.puzzles.rows import sign_sgd_
+from deeploop.train.adam_atan2 import AdamATan2, averaged
+from deeploop.train.checks import REAL
+from deeploop.train.distributed import World, arithmetic, uses_bf16
+from deeploop.train.execution import Capabilities, runs_kernels
+from deeploop.train.memory import fit, needs_on, shards
+from deeploop.train.optim import learning_rate, make_reasoner_optimizer
+from deeploop.train.task import OnBatch, StepData, Task, ignore_batch
+from deeploop.train.transfer import OnHost, copy_to_device, copy_to_host
+
+Batch = tuple[Slots, Tensor]  # slots, and the fewest segments before each may halt
+
+
+class PuzzleTask(Task):
+    """A reasoner on a set of puzzles."""
+
+    config: ReasonerTrainConfig
+    model: Reasoner
+    optimizer: AdamATan2
+
+    def __init__(self, config: ReasonerTrainConfig, world: World) -> None:
+        super().__init__(config, world)
+        batch = config.optim.batch
+        self.share = batch // world.size
+        self.puzzles = open_puzzles(config.data.path)
+        self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
+        known = fits_reasoner(config.model.mixer, config.model.head_size)
+        needs = partial(
+            segment_bytes,
+            config.model,
+            self.shape,
+            share=self.share,
+            shards=shards(config.device, world),
+            kernels=runs_kernels(config.device, world.device, known),
+        )
+        self.positions = config.model.puzzle_positions + self.shape.length
+        self.micro_batch, self.recompute = self.fit = fit(
+            batch, config.device, world, needs, tokens=self.positions
+        )
+        self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
+        self.loader = PuzzleLoader(self.puzzles, seed=config.seed)
+        self.first = world.rank * self.share  # this rank's slots are those from here on
+        self.test = spread_rows(self.puzzles.test, config.data.test_examples, world.rank, world.size)
+        self.examples = len(self.puzzles.train)
+        self.targets_per_step = batch * self.shape.length
+        again = config.halting.bootstraps_continue
+        self.flops_per_step = batch * flops_per_segment(config.model, self.shape, forward_again=again)
+        self.segment = 0
+        self._explore = keys(config.seed, 0, 2)[0]  # not a key of the loader's
+        self._halted: list[OnHost] = []  # of the slots, on their way to the host; none: read the slots
+        self._done: list[tuple[Slots, OnHost]] = []
+        self._touched: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Steps can be queued, not recorded: which puzzles go on is up to what the model says.
+
+        It says so in the forward pass, long before the loss is read back. A bad step can't be left out: what
+        is not finite may already be in the carried states.
+        """
+        return Capabilities(queueable=True, tokens=self.micro_batch * self.positions)
+
+    @classmethod
+    def tokens_and_flops(cls, config: ReasonerTrainConfig) -> tuple[int, float] | None:
+        """Tokens are the cells of the boards, at every segment; None for boards of an unknown size."""
+        shape = board(config.data.path)
+        if shape is None:
+            return None
+        segment = flops_per_segment(config.model, shape, forward_again=config.halting.bootstraps_continue)
+        return config.optim.steps * config.optim.batch * shape.length, segment / shape.length
+
+    def build(self) -> Reasoner:
+        """The model with freshly drawn weights, the same on every machine; all slots wait."""
+        self.model = Reasoner(self.config.model, self.shape, seed=self.config.seed).to(self.world.device)
+        self.model.recompute = self.recompute
+        self.slots = Slots.waiting(self.share, self.shape.length, self.model.initial(self.share))
+        return self.model
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        self.optimizer = make_reasoner_optimizer(model, self.config.optim)
+        return self.optimizer
+
+    def stamp(self) -> dict[str, Any]:
+        """What a run folder says of its task."""
+        return {**super().stamp(), "puzzles": self.puzzles.hash, "shape": self.shape._asdict()}
+
+    def state(self) -> dict[str, Any]:
+        """Where the data stand, for a checkpoint."""
+        return {"loader": self.loader.state(), "puzzles": self.puzzles.hash, "segment": self.segment}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The slots of all ranks, for a checkpoint."""
+        return {name: self.world.gather_rows(own).cpu() for name, own in self.slots.tensors().items()}
+
+    def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        config = self.config
+        if (started := str(state.get("puzzles"))) != self.puzzles.hash:
+            raise ValueError(
+                f"data.path={config.data.path}: puzzles of hash {self.puzzles.hash:.12}…, "
+                f"not the puzzles that the run was started on ({started:.12}…); point data.path to those"
+            )
+        ids = tensors.get("ids")
+        if (batch := 0 if ids is None else ids.numel()) != config.optim.batch:
+            raise ValueError(
+                f"optim.batch={config.optim.batch}: the run has {batch} puzzles at work; keep it"
+            )
+        self._check_slots(tensors)
+        mine = slice(self.first, self.first + self.share)
+        types = {name: own.dtype for name, own in self.slots.tensors().items()}
+        if uses_bf16(config.device, self.world.device):  # states that were computed in it stay so
+            types |= {name: tensors[name].dtype for name in ("high", "low")}
+        self.slots = Slots(
+            **{name: whole[mine].to(self.world.device, types[name]) for name, whole in tensors.items()}
+        )
+        self._halted = []
+        self.segment = state.get("segment", 0)
+        self.loader.load_state(state.get("loader", {}))
+
+    def _check_slots(self, tensors: dict[str, Tensor]) -> None:
+        """Raises unless these are puzzles at work of this set and this model."""
+        for name, own in self.slots.tensors().items():
+            found = tensors.get(name)
+            shape = (self.config.optim.batch, *own.shape[1:])
+            if found is None or found.shape != shape:
+                theirs = "absent" if found is None else tuple(found.shape)
+                raise ValueError(f"task.safetensors: {name} is {theirs}, must be {shape}")
+            if found.dtype != own.dtype and not (own.is_floating_point() and found.dtype in REAL):
+                raise ValueError(f"task.safetensors: {name} is of {found.dtype}, must be like {own.dtype}")
+        bounds = {
+            "inputs": self.shape.vocabulary,
+            "labels": self.shape.vocabulary,
+            "ids": self.shape.puzzle_ids,
+        }
+        for name, bound in bounds.items():
+            if not (tensors[name].min() >= 0 and tensors[name].max() < bound):
+                raise ValueError(f"task.safetensors: {name}: must be 0 to {bound - 1}")
+        if unknown := tensors.keys() - self.slots.tensors().keys():
+            raise ValueError(f"task.safetensors: {min(unknown)!r:.40} is no part of a puzzle at work")
+
+    def batches(self, step: int) -> StepData:
+        """This rank's slots, those that halted refilled, in pieces that fit the device."""
+        # Nothing else here waits: the device may still be at the backward pass of the step before.
+        halted = torch.cat([flags.read() for flags in self._halted] or [self.slots.halted.cpu()])
+        waiting = halted.nonzero().squeeze(1)
+        new = self.loader.next_batch(self.config.optim.batch, self.first + waiting.numpy())
+        rows, inputs, labels, ids = (copy_to_device(one, self.world.device) for one in (waiting, *new))
+        self.slots = self.slots.refill_(rows, inputs, labels, ids, self.model.initial(len(waiting)))
+        pieces = zip(self.slots.split(self.micro_batch), self._minimum().split(self.micro_batch), strict=True)
+        self._halted, self._done, self._touched = [], [], []
+        return StepData(list(pieces))
+
+    def _minimum(self) -> Tensor:
+        """The fewest segments of this rank's slots; a draw of its own for every slot and segment."""
+        slots = np.arange(self.first, self.first + self.share)
+        draws = words(self._explore, self.segment * self.config.optim.batch + slots, 2)
+        explore, draw = torch.from_numpy((draws >> np.uint64(11)).astype(np.float64) / 2**53).unbind(1)
+        return copy_to_device(minimum_segments(explore, draw, self.config.halting), self.world.device)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The segment's loss summed over the micro-batch, as a share of the whole step's puzzles."""
+        slots, minimum = batch
+        puzzle = self.model.puzzle_rows(slots.ids).requires_grad_()
+        with cast_cache():  # HRM looks one segment ahead, with the same weights
+            loss, after = supervise(model, slots, puzzle, minimum, self.config.halting)
+        self._done.append((after, copy_to_host(after.halted)))
+        self._touched.append((slots.ids, puzzle))
+        return loss / self.config.optim.batch
+
+    def update(self, step: int, only_if: Tensor | None) -> None:
+        """Trains the touched rows of the puzzle table; the slots move on, to wherever a bad step led them."""
+        optim = self.config.optim
+        ids, gradients = zip(*((ids, puzzle.grad) for ids, puzzle in self._touched), strict=True)
+        sign_sgd_(
+            self.model.puzzles,
+            torch.cat(ids),
+            torch.cat(gradients),
+            lr=learning_rate(step, replace(optim, peak_lr=optim.puzzle_lr)),
+            weight_decay=optim.puzzle_weight_decay,
+            world=self.world,
+            only_if=only_if,
+        )
+        done, halted = zip(*self._done, strict=True)
+        self.slots, self._halted = Slots.joined(done), [*halted]
+        self.segment += 1
+
+    def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
+        """Loss, share of puzzles and of cells that are right, segments until the model wants to halt."""
+        config, world = self.config, self.world
+        with averaged(self.optimizer):
+            solver = Solver(
+                self.model,
+                config.halting,
+                self.micro_batch,
+                world.device,
+                partial(arithmetic, config.device, world.device),
+            )
+            found = score(solver, self.test, before_batch=on_batch)
+        sums = world.sum(torch.tensor(found, dtype=torch.float64, device=world.device))
+        return PuzzleScore(*sums.tolist()).means()
+
+    def warnings(self) -> list[str]:
+        """Say where a training set of ARC, and the epochs over it, are not the paper's."""
+        return arc_differences(self.puzzles, self.config.optim.steps, self.config.optim.batch)
+
+    def describe(self, result: dict[str, Any]) -> str:
+        """An evaluation in one line."""
+        return (
+            f"test loss {result['loss']:.4f}  exact {result['exact']:.1%}  cells {result['cells']:.1%}  "
+            f"segments wanted {result['segments']:.1f}"
+        )
+
+
+def arc_differences(puzzles: PuzzleSet, steps: int, batch: int) -> list[str]:
+    """Say where a set of ARC, and the epochs of so many steps over it, are not the paper's."""
+    if puzzles.kind != "arc":
+        return []
+    published = steps_of_epochs(puzzles.facts["splits"]["train"], batch)
+    epochs = PUBLISHED_EPOCHS * steps / published
+    trained = (
+        f"{steps:,} steps are {epochs:,.0f} epochs of this set, not the paper's {PUBLISHED_EPOCHS:,} "
+        f"(--optim.steps {published})"
+    )
+    unlike = abs(epochs / PUBLISHED_EPOCHS - 1) > 0.005
+    return [*differences_from_published(puzzles.facts["build"]), *[trained] * unlike]
+
+
+def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
+    """The puzzles of a folder, after their content was found to have its hash; `field` named the folder."""
+    with naming_field(field, path):
+        puzzles = PuzzleSet.open(path)
+        puzzles.verify()
+    return puzzles
+
+
+def board(path: Path) -> PuzzleShape | None:
+    """The shape of puzzles that were prepared, or else of those that a recipe expects under this name."""
+    found = read_json(path / "puzzles.json")
+    sizes = [size for name in PuzzleShape._fields if type(size := found.get(name)) is int]
+    if len(sizes) == len(PuzzleShape._fields):
+        return PuzzleShape(*sizes)
+    known = PUZZLES.get(path.name)
+    return known.shape if known else None

@@ -1,0 +1,48 @@
+"""Recipes: named functions that return a full config. Any field can be overridden on the command line."""
+
+from collections.abc import Callable
+
+from deeploop.config.run import RunConfig
+from deeploop.tasks.chat import recipes as chat
+from deeploop.tasks.iterate import recipes as iterate
+from deeploop.tasks.language import recipes as gpt
+from deeploop.tasks.language import recurrent_recipes as recurrent
+from deeploop.tasks.puzzles import recipes as puzzles
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {
+    "gpt2-small": gpt.gpt2_small,
+    "gpt2-medium": gpt.gpt2_medium,
+    "tiny": gpt.tiny,
+    "tiny-recurrent": recurrent.tiny_recurrent,
+    "huginn-small": recurrent.huginn_small,
+    "parcae-small": recurrent.parcae_small,
+    "ouro-small": recurrent.ouro_small,
+    "gpt2-small-stable": gpt.gpt2_small_stable,
+    "gpt2-medium-stable": gpt.gpt2_medium_stable,
+    "tiny-stable": gpt.tiny_stable,
+    "gpt2-small-flat": gpt.gpt2_small_flat,
+    "gpt2-medium-flat": gpt.gpt2_medium_flat,
+    "tiny-flat": gpt.tiny_flat,
+    "chat": chat.chat,
+    "hrm-arc1": puzzles.hrm_arc1,
+    "hrm-arc1-deeploop": puzzles.hrm_arc1_deeploop,
+    "trm-arc1": puzzles.trm_arc1,
+    "hrm-sudoku": puzzles.hrm_sudoku,
+    "trm-sudoku": puzzles.trm_sudoku,
+    "hrm-maze": puzzles.hrm_maze,
+    "hrm-sudoku4": puzzles.hrm_sudoku4,
+    "hrm-sudoku4-deeploop": puzzles.hrm_sudoku4_deeploop,
+    "trm-sudoku4": puzzles.trm_sudoku4,
+    "automaton": iterate.automaton,
+    "automaton-stack": iterate.automaton_stack,
+    "hops": iterate.hops,
+    "induction": iterate.induction,
+    "addition": iterate.addition,
+    "reachability": iterate.reachability,
+}
+
+
+def get_recipe(name: str) -> RunConfig:
+    if name not in RECIPES:
+        raise ValueError(f"recipe={name}: unknown; choose one of {', '.join(RECIPES)}")
+    return RECIPES[name]()

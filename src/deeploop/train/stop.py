@@ -1,0 +1,31 @@
+"""The request to stop that a signal makes: a run saves and ends between two steps."""
+
+import signal
+from types import FrameType, TracebackType
+
+
+class StopRequest:
+    """Turns the first SIGTERM, SIGHUP or Ctrl-C into a request that the loop reads between two batches.
+
+    A second Ctrl-C acts as usual: whoever presses it twice does not want to wait. A second SIGTERM does
+    not: schedulers and `torchrun` both pass theirs on, and the save must outlive that.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        signal.signal(signal.SIGINT, self._previous[signal.SIGINT])  # type: ignore[arg-type]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]

@@ -1,0 +1,90 @@
+"""Configs of 0.2.0: each field of a rule is read as the rule that it described."""
+
+import pytest
+from deeploop.train.config import from_dict
+
+from deeploop.config import old_names
+from deeploop.models import GPTConfig
+
+
+@pytest.mark.parametrize(
+    ("old", "rule"),
+    [
+        ({"block": "sandwich"}, "deeploop"),
+        ({"p": 0.25}, "deepnorm"),
+        ({"block": "sandwich", "p": 0.3, "scale_gate": False}, "deeploop:p=0.3,gate=off"),
+        ({"p": 0.25, "inner_norm": False}, "deepnorm:inner_norm=off"),
+        ({"block": "flat", "flat_gain": 2.0}, "flat:gain=2"),
+        ({"flat_gain": 2.0}, "flat:gain=2"),
+        ({"alpha": "flat", "flat_gain": 2.0}, "deeploop:alpha=flat,gain=2"),
+        ({"alpha": "flat", "beta": "off", "outer_gain": False}, "flat"),
+        ({"block": "prenorm", "epsilon_exponent": 0.5}, "prenorm:q=0.5"),
+        ({"block": "prenorm", "shrink_outputs": False}, "prenorm:shrink=off"),
+        ({"block": "prenorm", "shrink_outputs": True, "scale_gate": False}, "prenorm"),
+        ({"block": "factored", "factored_gain": 2.5}, "factored:gain=2.5"),
+        ({"block": "averaged", "p": 0.5, "alpha": "paper"}, "averaged"),
+        ({"block": "postnorm"}, "postnorm"),
+    ],
+)
+def test_the_fields_of_a_rule_are_one(old, rule):
+    assert from_dict(GPTConfig, {"width": 12, **old}) == GPTConfig(width=12, rule=rule)
+    fields = {f"model.{name}": value for name, value in old.items()}
+    assert old_names.fields({"seed": 1, **fields}, "language") == {"seed": 1, "model.rule": rule}
+
+
+@pytest.mark.parametrize(
+    ("old", "message"),
+    [
+        ({"block": "round"}, "model.block='round': must be one of sandwich, flat"),
+        ({"block": ["flat"]}, "model.block=['flat']: must be one of sandwich, flat"),
+        ({"block": "flat", "p": 0.3}, "model.p=0.3: must be 0.5 with model.block=flat"),
+        ({"p": "half"}, "model.rule=deeploop:p=half: p=half: must be a number"),
+        ({"p": {}}, "model.rule=deeploop:p={}: p={}: must be a number"),
+    ],
+)
+def test_what_0_2_0_refused_still_is(old, message):
+    with pytest.raises(ValueError) as error:
+        from_dict(GPTConfig, old)
+    assert str(error.value).startswith(message)
+
+
+def test_what_is_not_old_stays():
+    new = {"width": 8, "rule": "flat"}
+    assert old_names.model_section(new) == new
+    assert old_names.model_section({"width": 8}) == {"width": 8}
+    reasoner = {"model.p": 0.5, "model.flat_gain": 1.0}
+    assert old_names.fields(reasoner, "hrm") == reasoner
+    assert old_names.settings(reasoner, "trm-sudoku4") == reasoner
+
+
+def test_the_rule_takes_the_place_of_the_first_old_field():
+    found = old_names.fields({"seed": 0, "model.block": "flat", "optim.steps": 1, "model.p": 0.5}, "language")
+    assert [*found] == ["seed", "model.rule", "optim.steps"]
+
+
+def test_settings_of_a_cell_are_canonical():
+    assert old_names.settings({"model.rule": "deeploop:p=0.25"}, "tiny") == {"model.rule": "deepnorm"}
+    assert old_names.settings({"model.p": 0.25, "seed": 1}, "tiny") == {"model.rule": "deepnorm", "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "--model.block sandwich --model.p 0.25",
+            "--model.block sandwich --model.p 0.25: is now --model.rule deepnorm",
+        ),
+        ("--seed 1 --model.flat-gain=2", "--model.flat-gain=2: is now --model.rule flat:gain=2"),
+        ("--model.no-outer-gain", "--model.no-outer-gain: is now --model.rule deeploop:outer_gain=off"),
+        ("--model.no_scale_gate", "--model.no_scale_gate: is now --model.rule deeploop:gate=off"),
+        ("--model.block flat", "--model.block flat: is now --model.rule flat"),
+    ],
+)
+def test_old_flags_are_answered_with_the_new_one(words, says):
+    with pytest.raises(ValueError) as error:
+        old_names.require_new_flags(words.split())
+    assert str(error.value) == says
+
+
+def test_new_flags_pass():
+    old_names.require_new_flags("--model.rule flat --model.width 8 --out model.p --seed 1".split())  # noqa: SIM905
