@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import deeploop
 from deeploop.cli import main
 from deeploop.eval.generation import GREEDY, generate
 from deeploop.report.packed import unpack
+from deeploop.runs.folder import load_any_config
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import read_grid
 from deeploop.sweep.run import cell_with_vocabulary
@@ -152,6 +154,13 @@ def test_an_old_config_trains_the_same_model(name, deep, tmp_path):
     steps = "--optim.steps 3 --optim.warmup-steps 2 --optim.batch 4 --quiet"
     deep(f"train --config {name}/config.json --out {tmp_path / 'again'} {steps}")
     assert losses(tmp_path / "again")[-1] == close(EXPECTED["repeated"][name])
+
+
+def test_an_old_reasoner_keeps_the_alpha_that_it_was_trained_with():
+    """0.2.0 counted N in the graph, 2 blocks; the paper's count of this schedule is 3."""
+    saved = load_any_config(Path("hrm")).model
+    assert (saved.N, saved.depth_from, saved.alpha("L")) == (2, "graph", 2.0)
+    assert replace(saved, depth_from="cycles").N == 3
 
 
 def test_an_old_config_in_toml(deep, tmp_path):

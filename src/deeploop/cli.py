@@ -22,6 +22,7 @@ COMMANDS = (
     "data",
     "inspect",
     "retrofit",
+    "import",
     "train",
     "validate",
     "eval",
@@ -38,6 +39,7 @@ COMMANDS = (
     "demo",
     "doctor",
 )
+MODULES = {"import": "import_reasoner"}  # where a command's name is no module's: a keyword can't be one
 USAGE = """\
 deeploop: train transformers whose blocks are visited many times
 
@@ -55,6 +57,7 @@ deeploop: train transformers whose blocks are visited many times
                                                 would be trained
   deeploop inspect MODEL                        what a pretrained model is: layers, sizes, what can be looped
   deeploop retrofit MODEL --core 8-15 --out RUN  give a pretrained model a loop; training goes on from RUN
+  deeploop import hrm | trm CHECKPOINT --data FOLDER  weights of the public code into a run that eval takes
   deeploop validate RUN [--rounds 1 2 3 5 8]    its loss and bits per byte, at any test-time depth
   deeploop eval RUN [--shots 0 1]               its accuracy on the paper's eight tasks, or any other;
                                                 a reasoner's on its puzzles, with votes on ARC; an
@@ -141,5 +144,6 @@ def _command(arguments: list[str]) -> Callable[[list[str]], int] | None:
         print(f"deeploop {deeploop.__version__}")
         return None
     require_known("command", arguments[0], COMMANDS)
-    command: Callable[[list[str]], int] = import_module(f"deeploop.commands.{arguments[0]}").main
+    name = MODULES.get(arguments[0], arguments[0])
+    command: Callable[[list[str]], int] = import_module(f"deeploop.commands.{name}").main
     return command

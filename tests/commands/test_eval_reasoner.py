@@ -24,6 +24,7 @@ from deeploop.report import scoreboard
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import arc_table
 from deeploop.runs.folder import require_checkpoint
+from deeploop.sweep.grid import configure
 from deeploop.tasks.puzzles import evaluate as eval_reasoner
 from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
 from deeploop.tasks.puzzles.options import ReasonerOptions
@@ -170,6 +171,11 @@ def test_votes_on_arc_end_in_the_papers_table(trained, tmp_path, command, hashed
     assert (record["tasks"], record["inputs"], record["examples"], record["most_views"]) == (2, 3, 18, 6)
     assert {name: len(places) for name, places in record["places"].items()} == {"b": 1, "c<i>": 2}
     assert "2 ARC tasks, not 400" in record["deviations"]
+    lacks = "without ConceptARC, which --concept-arc of `deeploop prepare arc` adds"
+    assert f"built from 3 tasks, not the paper's 960: {lacks}" in record["deviations"]
+    assert record["deviations"][-1] == (
+        "3 steps are 2 epochs of this set, not the paper's 100,000 (--optim.steps 175000)"
+    )
     page = (run / "gallery.html").read_text()
     assert page.count("<article>") == 2
     assert "c&lt;i&gt;" in page
@@ -330,3 +336,19 @@ def test_a_full_gpu_ends_with_a_code_of_its_own(trained, monkeypatch, capsys):
     monkeypatch.setattr(eval_reasoner, "solve_puzzles", full)
     assert main(["eval", str(trained / "trm"), "--batch", "6"]) == 75
     assert capsys.readouterr().err == "deeploop eval: error: the GPU's memory is full; try --batch 3\n"
+
+
+def test_an_arc_recipe_counts_its_steps_from_the_set_that_is_there(trained, capsys):
+    """7 examples an epoch: 100,000 epochs at batch 8 are 87,500 steps; steps that are given stay."""
+    small = "--model.width 16 --model.heads 2 --model.hidden 32 --optim.batch 8 --device.kind cpu"
+    words = f"train hrm-arc1 {small} --data.path {trained / 'arc'} --out {trained / 'new'} --dry-run".split()
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "87,500 steps" in said
+    assert "warning: built from 3 tasks, not the paper's 960: without ConceptARC" in said
+    assert "epochs of this set" not in said
+    assert main([*words, "--optim.steps", "875"]) == 0
+    assert "875 steps are 1,000 epochs of this set, not the paper's 100,000" in capsys.readouterr().out
+    cell = configure("hrm-arc1", {"data.path": str(trained / "arc"), "optim.batch": 8})
+    assert cell.optim.steps == 87_500
+    assert configure("hrm-arc1", {"data.path": "nowhere"}).optim.steps == 518_226

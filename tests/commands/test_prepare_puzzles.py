@@ -47,7 +47,9 @@ def test_arc_command(say, tmp_path):
     assert out.startswith(
         f"{tmp_path / 'arc'}: arc, 5 groups and {len(puzzles.train):,} examples to train on"
     )
-    assert out.endswith(f"56 puzzle ids; hash {puzzles.hash}")
+    summary, *unlike = out.splitlines()
+    assert summary.endswith(f"56 puzzle ids; hash {puzzles.hash}")
+    assert unlike[0] == "  built from 5 tasks, not the paper's 960"
     assert say(*words, "--concept-arc", tmp_path / "concept") == (0, f"already prepared: {out}", "")
     assert "already holds puzzles with tasks" in say(*words)[2]
 

@@ -12,7 +12,9 @@ from deeploop.data.arc import (
     arc_tasks,
     build_arc,
     concept_tasks,
+    differences_from_published,
     read_task,
+    steps_of_epochs,
     task_shifts,
     task_views,
 )
@@ -219,3 +221,23 @@ def test_a_set_of_one_task(tmp_path):
     assert puzzles.train.names == puzzles.test.names == ["d4"]
     assert puzzles.puzzle_ids == 1 + 3
     assert (puzzles.views[:2] == [0, *range(10)]).all()
+
+
+def test_a_build_that_is_not_the_papers_says_so():
+    """`prepare arc` alone has 800 tasks, over which the recipe's 518,000 steps were 129,235 epochs."""
+    tasks = {"training": 400, "evaluation": 400, "concept": 160}
+    assert differences_from_published({"tasks": tasks, "augmentations": 1000}) == []
+    (line,) = differences_from_published({"tasks": tasks | {"concept": 0}, "augmentations": 1000})
+    assert line == (
+        "built from 800 tasks, not the paper's 960: without ConceptARC, "
+        "which --concept-arc of `deeploop prepare arc` adds"
+    )
+    few = differences_from_published({"tasks": dict.fromkeys(tasks, 3), "augmentations": 10})
+    assert few == [
+        "built from 9 tasks, not the paper's 960",
+        "at most 10 augmented views of a task, not the paper's 1,000",
+    ]
+    whole = {"groups": 960, "puzzles": 876_406, "examples": 3_633_417}
+    without = {"groups": 800, "puzzles": 730_516, "examples": 2_810_936}
+    assert (steps_of_epochs(whole, 768), steps_of_epochs(without, 768)) == (518_226, 400_820)
+    assert round(518_000 / steps_of_epochs(without, 768) * 100_000) == 129_235

@@ -215,7 +215,7 @@ def test_init_is_total_and_repeatable():
 def test_beta_reaches_value_output_and_feed_forward_alone():
     plain, scaled = (Reasoner(HRMConfig(**SMALL, p=p), SHAPE, seed=2).state_dict() for p in (0.0, 0.5))
     beta = HRMConfig(**SMALL, p=0.5).beta("L")
-    assert beta == 0.125
+    assert beta == pytest.approx(1 / math.sqrt(8 * 12))
     for name, tensor in plain.items():
         role = name.split(".")[-2] if "." in name else name
         expected = tensor * beta if role in ("v", "o", "gate", "up", "down") else tensor
@@ -225,14 +225,18 @@ def test_beta_reaches_value_output_and_feed_forward_alone():
 @pytest.mark.parametrize(
     ("config", "depth"),
     [
-        (HRMConfig(p=0.5), 8),
+        (HRMConfig(p=0.5), 12),
+        (HRMConfig(p=0.5, depth_from="graph"), 8),
+        (HRMConfig(p=0.5, high_blocks=2, low_blocks=2), 6),
+        (HRMConfig(p=0.5, high_blocks=2, low_blocks=2, low_cycles=8), 18),
+        (HRMConfig(p=0.5, horizon="full"), 24),
         (HRMConfig(p=0.5, horizon="last_cycle"), 12),
-        (HRMConfig(p=0.5, depth=12), 12),
+        (HRMConfig(p=0.5, depth=7), 7),
         (TRMConfig(p=0.5), 10),
         (TRMConfig(p=0.5, low_cycles=6), 14),
     ],
 )
-def test_alpha_and_beta_follow_from_the_graph_or_from_the_depth_set(config, depth):
+def test_alpha_and_beta_follow_from_the_papers_count_or_from_the_depth_set(config, depth):
     assert depth == config.N
     for module in config.blocks_of:
         assert config.alpha(module) == pytest.approx(math.sqrt(2 * depth))
@@ -270,7 +274,7 @@ def test_modules_may_have_rules_of_their_own():
         name: {module.alpha for module in stack.modules() if isinstance(module, ScaledResidual)}
         for name, stack in model.stacks.items()
     }
-    assert alphas == {"L": {4.0}, "H": {2.0}}
+    assert alphas == {"L": {math.sqrt(24)}, "H": {24**0.25}}
     assert HRMConfig(**SMALL, p=0.5, high_p=0.0).alpha("H") == 1.0
 
 
@@ -294,6 +298,8 @@ def test_initial_carry_is_the_two_vectors():
         (TRMConfig, {"p": math.inf}, r"model\.p=inf: must be 0"),
         (TRMConfig, {"p": 0.5, "flat": True}, r"model\.p=0\.5: must be 0 with model\.flat, which needs none"),
         (HRMConfig, {"depth": 12, "flat": True}, r"model\.depth=12: must be 0 with model\.flat"),
+        (HRMConfig, {"depth_from": "call"}, r"model\.depth_from=call: must be cycles or graph"),
+        (HRMConfig, {"depth": 9, "depth_from": "graph"}, r"model\.depth_from=graph: must be cycles with"),
         (HRMConfig, {"high_p": 0.5, "flat": True}, r"model\.high_p=0\.5: must be left out with model\.flat"),
         (HRMConfig, {"flat_gain": 2.0}, r"model\.flat_gain=2\.0: must be 1 without model\.flat"),
         (TRMConfig, {"flat_gain": 0.0, "flat": True}, r"model\.flat_gain=0\.0: must be 1e-9 to 1e9"),

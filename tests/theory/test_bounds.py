@@ -68,7 +68,7 @@ def double_sum(schedule, U, G):
 def test_aligned_bound_is_the_double_sum_of_identical_visits(sizes, horizon):
     schedule = hierarchy(*sizes, horizon)
     rules = {"H": DEEPNORM, "L": DEEPLOOP}
-    visits = [rules[v.module].ratio(schedule.N_g) for v in schedule.visits]
+    visits = [rules[v.module].ratio(schedule.rule_depth()) for v in schedule.visits]
     assert aligned_bound(schedule, rules).value == pytest.approx(
         sum(double_sum(schedule, visits, visits).values())
     )
@@ -94,7 +94,7 @@ def test_one_rule_gives_the_condensed_form(sizes, horizon):
     """Eq. (hrm-per-module-bound) = M_g kappa_bar (beta/alpha)^2, Eq. (hrm-cond)."""
     schedule = hierarchy(*sizes, horizon)
     kappas = {"H": F(1, 2), "L": F(2, 3)}
-    condensed = schedule.M_g * kappa_bar(schedule, kappas) * DEEPLOOP.ratio_exact(schedule.N_g) ** 2
+    condensed = schedule.M_g * kappa_bar(schedule, kappas) * DEEPLOOP.ratio_exact(schedule.rule_depth()) ** 2
     assert module_bound(schedule, DEEPLOOP, kappas).exact == condensed
 
 

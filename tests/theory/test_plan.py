@@ -37,7 +37,7 @@ def test_gpt2_small_at_three_rounds():
     [
         ("full", 48, 24, 6.9282, 0.07217, {"H": 2, "L": 4}),
         ("last_cycle", 24, 12, 4.8990, 0.10206, {"H": 1, "L": 2}),
-        ("last_call", 16, 8, 4.0, 0.125, {"H": 1, "L": 1}),
+        ("last_call", 16, 8, 4.8990, 0.10206, {"H": 1, "L": 1}),
     ],
 )
 def test_published_hrm(horizon, M_g, N_g, alpha, beta, R_g):
@@ -51,6 +51,31 @@ def test_published_hrm(horizon, M_g, N_g, alpha, beta, R_g):
     assert plan["horizons"].keys() == {"full", "last_cycle", "last_call"}
     flat = {module: 2.0 * rounds for module, rounds in R_g.items()}  # √4 blocks
     assert plan["flat"]["alpha"] == plan["horizons"][horizon]["flat_alpha"] == flat
+
+
+@pytest.mark.parametrize("horizon", ["last_cycle", "last_call"])
+def test_the_papers_hrm_exactly(horizon):
+    """Section 5.3: M_g = 24 visits, N_g = 12, alpha = (2·12)^½, beta = (8·12)^-½."""
+    plan = planned(**HRM, horizon=horizon)
+    assert (plan["rule_depth"], plan["alpha"], plan["beta"]) == (12, 24**0.5, 96**-0.5)
+    assert plan["ratio_exact"] == "1/48"
+    assert plan["horizons"]["last_cycle"]["M_g"] == 24
+
+
+def test_the_graphs_own_count_is_an_option_that_says_so():
+    plan = planned(**HRM, horizon="last_call", depth_from="graph")
+    assert (plan["rule_depth"], plan["depth_from"], plan["alpha"]) == (8, "graph", 4.0)
+    assert "the blocks in the training graph (--depth-from graph)" in run(PlanArgs(**HRM, depth_from="graph"))
+
+
+def test_an_exponent_for_each_module():
+    plan = planned(**HRM, high_p=0.25)
+    assert [plan["modules"][m]["p"] for m in "HL"] == [0.25, 0.5]
+    assert [plan["modules"][m]["aligned_exponent"] for m in "HL"] == [0.25, 0.5]
+    assert plan["modules"]["H"]["alpha"] == 24**0.25
+    assert plan["aligned_bound_exact"] == "13/72"
+    with pytest.raises(ValueError, match=r"--high-p 0.25: goes with --high-blocks"):
+        run(PlanArgs(**LOOP, high_p=0.25))
 
 
 def test_rule_and_exponent_are_chosen_by_flag():
@@ -121,11 +146,12 @@ def test_hierarchy_table_shows_all_horizons():
     table = plan_hierarchy(**HRM).to_table()
     rows = {line[:26].strip(): line[26:].split() for line in table.splitlines()}
     assert rows["visits in the graph M_g"] == ["48", "24", "16"]
-    assert rows["depth in the graph N_g"] == ["24", "12", "8"]
-    assert rows["α"] == ["6.9282", "4.899", "4"]
-    assert rows["β"] == ["0.072169", "0.10206", "0.125"]
+    assert rows["blocks in the graph"] == ["24", "12", "8"]
+    assert rows["depth of α and β"] == ["24", "12", "12"]
+    assert rows["α"] == ["6.9282", "4.899", "4.899"]
+    assert rows["β"] == ["0.072169", "0.10206", "0.10206"]
     assert rows["flat α of L, of H"] == ["8,", "4", "4,", "2", "2,", "2"]
-    assert "HRM's own code keeps only last_call" in table
+    assert "HRM's code keeps last_call" in table
     rows = {line[:20].strip(): line[20:].split() for line in table.splitlines()}
     assert rows["growth in R_g"] == ["Θ(R_g)", "Θ(1)"]
     assert rows["growth in N_g"] == ["Θ(1)", "Θ(1/N_g)"]

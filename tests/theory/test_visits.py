@@ -59,6 +59,16 @@ def test_hierarchy_counts_follow_the_papers_formulas(K_H, K_L, C, C_L):
     assert [(s.R_g_of("H"), s.R_g_of("L")) for s in (full, cycle, call)] == [(C, C * C_L), (1, C_L), (1, 1)]
 
 
+@pytest.mark.parametrize(("K_H", "K_L", "C", "C_L"), [(4, 4, 2, 2), (2, 2, 2, 8), (1, 3, 4, 5), (2, 1, 1, 1)])
+def test_the_depth_of_the_rule_is_the_papers_whatever_part_of_the_last_cycle_has_gradients(K_H, K_L, C, C_L):
+    full, cycle, call = (hierarchy(K_H, K_L, C, C_L, h) for h in ("full", "last_cycle", "last_call"))
+    assert call.rule_depth() == cycle.rule_depth() == K_H + C_L * K_L  # N_g = M_g / 2 of Eq. (hrm-Mg)
+    assert full.rule_depth() == full.N
+    assert [s.rule_depth("graph") for s in (full, cycle, call)] == [full.N, K_H + C_L * K_L, K_H + K_L]
+    assert single_loop(K_H, C_L).rule_depth() == single_loop(K_H, C_L).rule_depth("graph") == K_H * C_L
+    assert shared_hierarchy(K_L, C, C_L, "last_call").rule_depth() == K_L * (C_L + 1)
+
+
 def test_published_hrm():
     by_horizon = {h: hierarchy(4, 4, 2, 2, h) for h in HORIZONS}
     assert {s.M for s in by_horizon.values()} == {48}

@@ -24,6 +24,8 @@ FACTS = Facts(
     device="2 CPU threads",
 )
 
+EQUATION = "no inner norm, x ← Norm(α·x + f(x))"
+
 
 def lines(config, facts=FACTS):
     found = dict(line.split(":", 1) for line in header(config, facts))
@@ -91,13 +93,36 @@ def test_the_header_of_reasoners():
     hrm = lines(get_recipe("hrm-sudoku4-deeploop"))
     model = get_recipe("hrm-sudoku4-deeploop").model
     plan = model.schedule
-    assert hrm["model"].endswith(f"; N = {plan.N}, N_g = {plan.N_g} in the graph")
+    assert hrm["model"].endswith(f"; N = {plan.N}, {plan.N_g} blocks in the graph")
     alpha, beta = (2 * model.N) ** model.p, (8 * model.N) ** -model.p
-    equation = "DeepLoop p=0.5, no inner norm, x ← Norm(α·x + f(x))"
-    assert hrm["rule"] == f"{equation}: α = {alpha:.4g}, β = {beta:.4g}"
+    assert (
+        hrm["rule"]
+        == f"DeepLoop p=0.5, {EQUATION} at N = 6 (the paper's N_g): α = {alpha:.4g}, β = {beta:.4g}"
+    )
     assert hrm["data"].endswith("per puzzle; 120,940 training examples")
     assert hrm["optimizer"].startswith("AdamATan2, peak rate ")
     assert lines(get_recipe("trm-sudoku4"))["rule"] == "post-norm, x ← Norm(x + f(x)): no scales"
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({}, f"DeepLoop p=0.5, {EQUATION} at N = 12 (the paper's N_g): α = 4.899, β = 0.1021"),
+        (
+            {"depth_from": "graph"},
+            f"DeepLoop p=0.5, {EQUATION} at N = 8 (the blocks in the graph): α = 4, β = 0.125",
+        ),
+        ({"depth": 2}, f"DeepLoop p=0.5, {EQUATION} at N = 2 (model.depth): α = 2, β = 0.25"),
+        (
+            {"high_p": 0.25, "depth": 2},
+            f"H: DeepNorm p=0.25, {EQUATION} at N = 2 (model.depth): α = 1.414, β = 0.5; "
+            f"L: DeepLoop p=0.5, {EQUATION} at N = 2 (model.depth): α = 2, β = 0.25",
+        ),
+    ],
+)
+def test_the_header_says_the_exponent_and_the_depth_of_alpha(fields, rule):
+    config = get_recipe("hrm-arc1-deeploop")
+    assert lines(replace(config, model=replace(config.model, **fields)))["rule"] == rule
 
 
 def test_time_and_ranks_where_they_are_known():

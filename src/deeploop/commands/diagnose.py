@@ -1,13 +1,18 @@
-"""`deeploop diagnose`: do the visits of a run's blocks align?"""
+"""`deeploop diagnose`: do the visits of a run's blocks align? `diagnose.py` of each task."""
 
 from deeploop.commands.parsing import run_command
-from deeploop.tasks.language.options import DiagnoseArgs
+from deeploop.runs.folder import load_any_config
+from deeploop.tasks.options import DiagnoseArgs
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 
 
 def run(args: DiagnoseArgs) -> str:
-    from deeploop.tasks.language.diagnose import run
+    from deeploop.tasks.language import diagnose as language
+    from deeploop.tasks.puzzles import diagnose as puzzles
 
-    return run(args)
+    if any(isinstance(load_any_config(path), ReasonerTrainConfig) for path in args.runs):
+        return puzzles.run(args)
+    return language.run(args)
 
 
 def main(arguments: list[str]) -> int:

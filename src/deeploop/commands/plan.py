@@ -9,8 +9,8 @@ from deeploop.commands.parsing import run_command
 from deeploop.rules import parse
 from deeploop.theory.depth_law import rounds_law
 from deeploop.theory.plan import Training, plan_hierarchy, plan_single
-from deeploop.theory.scaling import DEEPLOOP
-from deeploop.theory.visits import Horizon
+from deeploop.theory.scaling import DEEPLOOP, ScalingRule
+from deeploop.theory.visits import DepthFrom, Horizon
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,12 @@ class PlanArgs:
     """Runs C_L of the low-level module in each cycle."""
     horizon: Horizon = "last_cycle"
     """Which of a hierarchy's visits stand in the training graph."""
+    depth_from: DepthFrom = "cycles"
+    """A hierarchy's N: cycles, the paper's, all blocks of the last cycle; graph, those with gradients."""
     rule: str = "deeploop"
     """The --model.rule of train, such as deepnorm, deeploop:p=0.3 or flat."""
+    high_p: float | None = None
+    """A hierarchy's exponent of H, where it is not that of L."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -58,6 +62,8 @@ def run(args: PlanArgs) -> str:
     modules = {name: getattr(args, name) for name in ("high_blocks", "low_blocks", "cycles", "low_cycles")}
     sizes = _whole_set(loop, modules)
     if sizes.keys() == loop.keys():
+        if args.high_p is not None:
+            raise ValueError(f"--high-p {args.high_p:g}: goes with --high-blocks and --low-blocks")
         if args.spread != PlanArgs.spread and args.sample != "poisson-lognormal":
             raise ValueError(f"--spread {args.spread}: goes with --sample poisson-lognormal")
         law = rounds_law(args.sample, sizes["rounds"], limit=args.limit, spread=args.spread)
@@ -72,11 +78,12 @@ def run(args: PlanArgs) -> str:
     else:
         if other:
             raise ValueError(f"--rule {other}: goes with --blocks and --rounds")
+        rules = {"H": rule if args.high_p is None else ScalingRule(args.high_p), "L": rule}
         for name in ("prelude", "coda", "backprop", "sample", "limit", "spread"):
             value = getattr(args, name)
             if value != getattr(PlanArgs, name):
                 raise ValueError(f"--{name} {value}: goes with --blocks and --rounds")
-        plan = plan_hierarchy(**sizes, horizon=args.horizon, rules=rule)
+        plan = plan_hierarchy(**sizes, horizon=args.horizon, rules=rules, depth_from=args.depth_from)
     return json.dumps(plan.to_json(), indent=2, ensure_ascii=False) if args.json else plan.to_table()
 
 

@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from deeploop.data.arc import PARTS, ArcTask, arc_settings, arc_tasks, build_arc, concept_tasks
+from deeploop.data.arc import (
+    PARTS,
+    ArcTask,
+    arc_settings,
+    arc_tasks,
+    build_arc,
+    concept_tasks,
+    differences_from_published,
+)
 from deeploop.data.maze import build_maze, maze_settings
 from deeploop.data.pairs import PairsFile, build_pairs
 from deeploop.data.puzzles import PuzzleSet
@@ -251,4 +259,5 @@ def _summary(puzzles: PuzzleSet) -> str:
         f"to train on, {test['groups']:,} and {test['examples']:,} to test; "
         f"{ids:,} puzzle id{'s' * (ids > 1)}; hash {puzzles.hash}"
     )
-    return "\n  ".join([whole, *describe_files(puzzles)])
+    unlike = differences_from_published(puzzles.facts["build"]) if puzzles.kind == "arc" else []
+    return "\n  ".join([whole, *describe_files(puzzles), *unlike])

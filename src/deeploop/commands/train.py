@@ -16,7 +16,7 @@ from deeploop.tasks import read_config
 from deeploop.tasks.chat.config import ChatTrainConfig
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.puzzles.config import PuzzleDataConfig
-from deeploop.tasks.puzzles.recipes import require_puzzles
+from deeploop.tasks.puzzles.recipes import published_steps, require_puzzles
 from deeploop.tasks.recipes import RECIPES, get_recipe
 from deeploop.terminal import loading_torch, show
 
@@ -67,6 +67,7 @@ def main(arguments: list[str]) -> int:
         raise ValueError(f"{INIT_FROM}: names the run to fine-tune; give {INIT_FROM} RUN")
     if isinstance(config.data, PuzzleDataConfig):
         require_puzzles(config.data.path)
+        config = published_steps(config) if source in RECIPES else config
     size = config.device.micro_batch
     smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
     with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):

@@ -77,11 +77,19 @@ def model_section(model: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "rule": rule_of(old)}
 
 
+def reasoner_section(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a reasoner's config; 0.2.0 counted its N in the training graph."""
+    scaled = model.get("p") or model.get("high_p")
+    old = scaled and model.get("depth") == 0 and "depth_from" not in model
+    return {**model, **({"depth_from": "graph"} if old else {})}
+
+
 def current(kind: type, data: Any) -> Any:
-    """The object that describes a config of this class: changed where the class has a rule by its name."""
-    if "rule" in getattr(kind, "__dataclass_fields__", {}) and isinstance(data, dict):
+    """The object that describes a config of this class, as the class has it now."""
+    known = getattr(kind, "__dataclass_fields__", {}) if isinstance(data, dict) else {}
+    if "rule" in known:
         return model_section(data)
-    return data
+    return reasoner_section(data) if "depth_from" in known else data
 
 
 def readable(paths: Collection[str]) -> set[str]:

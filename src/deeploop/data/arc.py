@@ -31,6 +31,9 @@ ARC_SHA256 = "75b0b7818350a0712133f0eace9342f1775e59958187fdb0542fe40acee1dde3"
 PARTS = ("training", "evaluation", "concept")
 VERSION = 1
 TRIES = 5  # for each view that is wanted
+# The published build, arc-aug-1000: tasks of each part, and views of a task besides itself.
+PUBLISHED_TASKS = dict(zip(PARTS, (400, 400, 160), strict=True))
+PUBLISHED_VIEWS, PUBLISHED_EPOCHS = 1000, 100_000
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -214,6 +217,29 @@ def arc_settings(tasks: Iterable[ArcTask], augmentations: int, seed: int) -> dic
         digest.update(f"{task.part}/{task.name}/{len(task.train)}".encode() + b"".join(pairs))
     asked = {"augmentations": augmentations, "seed": seed}
     return {"builder": "arc", "version": VERSION, "tasks": parts, "tasks_sha256": digest.hexdigest(), **asked}
+
+
+def differences_from_published(build: dict[str, Any]) -> list[str]:
+    """Say where a build's settings, as puzzles.json keeps them, are not those of the paper's arc-aug-1000."""
+    tasks, found = build.get("tasks"), []
+    if tasks != PUBLISHED_TASKS and isinstance(tasks, dict):
+        total, published = sum(tasks.values()), sum(PUBLISHED_TASKS.values())
+        lacks = ": without ConceptARC, which --concept-arc of `deeploop prepare arc` adds" * (
+            not tasks.get("concept")
+        )
+        found.append(f"built from {total} tasks, not the paper's {published}{lacks}")
+    if (views := build.get("augmentations")) != PUBLISHED_VIEWS:
+        found.append(f"at most {views} augmented views of a task, not the paper's {PUBLISHED_VIEWS:,}")
+    return found
+
+
+def steps_of_epochs(train: dict[str, int], batch: int, epochs: float = PUBLISHED_EPOCHS) -> int:
+    """Optimizer steps of so many epochs, as the published code counts them.
+
+    An epoch draws one view of each group; a view has the mean number of examples. `train` are the sizes of
+    the training split in puzzles.json.
+    """
+    return int(epochs * train["groups"] * train["examples"] / train["puzzles"] / batch)
 
 
 def _sorted(tasks: Iterable[ArcTask]) -> list[ArcTask]:

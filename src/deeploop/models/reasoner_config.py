@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from deeploop.rules import DEEPLOOP, FLAT, POSTNORM, Rule, is_gain
 from deeploop.theory.scaling import ScalingRule, flat_alpha
-from deeploop.theory.visits import HORIZONS, Horizon, Schedule
+from deeploop.theory.visits import HORIZONS, DepthFrom, Horizon, Schedule
 
 Mixer = Literal["attention", "mlp"]
 
@@ -34,7 +34,9 @@ class ReasonerConfig:
     flat_gain: float = 1.0
     """Lambda of the flat rule."""
     depth: int = 0
-    """The rule's N; 0 takes N_g, the blocks in the training graph, counted from the schedule."""
+    """The rule's N; 0 counts it from the schedule."""
+    depth_from: DepthFrom = "cycles"
+    """What is counted: cycles, the paper's N_g, all blocks of the last cycle; graph, those with gradients."""
     puzzle_positions: int = 1
     """Positions before the board: the puzzle's vector, and zeros if there are more."""
     mixer: Mixer = "attention"
@@ -48,6 +50,9 @@ class ReasonerConfig:
         self._require("horizon", self.horizon in HORIZONS, f"one of {', '.join(HORIZONS)}")
         self._require("mixer", self.mixer in ("attention", "mlp"), "attention or mlp")
         self._require("depth", self.depth >= 0, "0 (counted) or a number of blocks")
+        self._require("depth_from", self.depth_from in ("cycles", "graph"), "cycles or graph")
+        counted = self.depth_from == "cycles" or not self.depth
+        self._require("depth_from", counted, f"cycles with model.depth={self.depth}, which nobody counts")
         self._require("p", math.isfinite(self.p) and self.p >= 0, "0 (no rule) or more, and finite")
         gain = self.flat_gain
         self._require("flat_gain", is_gain(gain), "1e-9 to 1e9")
@@ -92,8 +97,8 @@ class ReasonerConfig:
 
     @property
     def N(self) -> int:
-        """The depth that the rule is taken at: N_g of the schedule, unless it was set."""
-        return self.depth or self.schedule.N_g
+        """The depth that the rule is taken at: counted from the schedule, unless it was set."""
+        return self.depth or self.schedule.rule_depth(self.depth_from)
 
     def alpha(self, module: str) -> float:
         if self.flat:

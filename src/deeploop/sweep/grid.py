@@ -18,6 +18,7 @@ from typing import Any
 from deeploop.config import old_names
 from deeploop.config.json import from_dict, leaf_hints, to_dict
 from deeploop.files import read_table
+from deeploop.tasks.puzzles.recipes import published_steps
 from deeploop.tasks.recipes import get_recipe
 
 Settings = Mapping[str, Any]
@@ -113,9 +114,10 @@ def configure(recipe: str, settings: Settings) -> Any:
             place = place[parent]
         place[leaf] = str(value) if isinstance(value, Path) else value
     try:
-        return from_dict(type(base), values)
+        config = from_dict(type(base), values)
     except ValueError as error:
         raise ValueError(str(error).removeprefix("config.")) from None
+    return config if "optim.steps" in settings else published_steps(config)
 
 
 def _label(axis: str, label: Any) -> str:

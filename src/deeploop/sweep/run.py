@@ -23,6 +23,7 @@ from deeploop.sweep.launch import Local, local_slots
 from deeploop.sweep.paper_grids import GRIDS, Scale
 from deeploop.sweep.tuning import tuned
 from deeploop.tasks.language.vocabulary import corpus_of_other_vocabulary
+from deeploop.tasks.puzzles.recipes import PUZZLES
 from deeploop.terminal import show
 from deeploop.train.stop import StopRequest
 
@@ -121,9 +122,9 @@ def check_data(folder: SweepFolder) -> None:
     """Says once what every cell would say by itself."""
     for path in sorted({path for config in folder.configs.values() for path in config.folders}):
         if not path.is_dir():
-            raise ValueError(
-                f"data.path={path}: no such folder; make it with `deeploop prepare`, or name one with --data"
-            )
+            known = PUZZLES.get(path.name)
+            how = f"`deeploop prepare {known.prepare} --out {path}`" if known else "`deeploop prepare`"
+            raise ValueError(f"data.path={path}: no such folder; make it with {how}, or name one with --data")
 
 
 def show_done(folder: SweepFolder, record: SweepRecord, args: SweepArgs) -> int:

@@ -1,4 +1,4 @@
-"""What can be asked of every kind of run: options of `deeploop eval`."""
+"""What can be asked of every kind of run: options of `deeploop eval` and `deeploop diagnose`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,3 +67,37 @@ class EvalArgs:
             "limit": self.limit,
             "data": None if self.data is None else str(self.data),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseArgs:
+    """Measures how a run's visits align: κ_R, what it asks of the exponent, and what a real step does.
+
+    Of HRM and TRM: κ_g of each module, κ̄_g and the bound, at the run's horizon and over the last cycle.
+    """
+
+    runs: Positional[tuple[Path, ...]] = (Path("shipped"),)
+    """Run folders; those of one family that differ in rounds (HRM: C_L) are also fitted together, for γ."""
+    at: Literal["last", "init"] = "last"
+    """The weights to look at: the last checkpoint's, or those of the start, drawn anew from the seed."""
+    data: Path | None = None
+    """Corpus or puzzles of the probe; unset: the run's own, or Python's library if a corpus is gone."""
+    sequences: int = 0
+    """Sequences or puzzles of the probe; 0 takes as many as make about a thousand tokens."""
+    sublayers: tuple[str, ...] = ()
+    """Sublayers to compare, such as blocks.0.mlp; unset: both of the first and last block of a module."""
+    iterations: int = 20
+    """Iterations towards an operator norm, at most."""
+    tolerance: float = 0.01
+    """Relative change of a norm at which its iterations stop."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on."""
+    json: bool = False
+    """Print the records as JSON."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("runs: name at least one run folder")
+        for name, least in (("sequences", 0), ("iterations", 1), ("tolerance", 0)):
+            if not getattr(self, name) >= least:  # nor nan
+                raise ValueError(f"{name}={getattr(self, name)}: must be {least} or more")

@@ -4,7 +4,8 @@ All follow from the module-wise bound of Eq. (hrm-per-module-bound), over the vi
 
     sum over modules m of  J_m R_g_m kappa_m (beta_m / alpha_m)^2,     0 <= kappa_m <= R_g_m,
 
-with alpha and beta taken at N_g. A single loop is its one-module case, where M_g = M = JR and N_g = N:
+with alpha and beta taken at `depth`, the schedule's rule_depth() unless it is given. A single loop is its
+one-module case, where M_g = M = JR and the depth is N:
 kappa = 1 gives the untied DeepNorm bound, kappa = kappa_R the tied one, kappa = R the aligned worst case.
 """
 
@@ -27,9 +28,9 @@ class Bound(NamedTuple):
     exact: Fraction | None
 
 
-def untied_bound(schedule: Schedule, rules: Rules) -> Bound:
+def untied_bound(schedule: Schedule, rules: Rules, depth: int = 0) -> Bound:
     """M (beta/alpha)^2, Eq. (update-bound): every visit owns its parameters."""
-    return module_bound(schedule, rules, dict.fromkeys(schedule.modules, 1))
+    return module_bound(schedule, rules, dict.fromkeys(schedule.modules, 1), depth)
 
 
 def tied_bound(schedule: Schedule, rules: Rules, kappa: Real) -> Bound:
@@ -37,20 +38,21 @@ def tied_bound(schedule: Schedule, rules: Rules, kappa: Real) -> Bound:
     return module_bound(schedule, rules, dict.fromkeys(schedule.modules, kappa))
 
 
-def aligned_bound(schedule: Schedule, rules: Rules) -> Bound:
+def aligned_bound(schedule: Schedule, rules: Rules, depth: int = 0) -> Bound:
     """M R (beta/alpha)^2, the worst case of Corollary (aligned-loop): kappa = R_g in every module."""
-    return module_bound(schedule, rules, {m: schedule.R_g_of(m) for m in schedule.modules})
+    return module_bound(schedule, rules, {m: schedule.R_g_of(m) for m in schedule.modules}, depth)
 
 
-def module_bound(schedule: Schedule, rules: Rules, kappas: Mapping[str, Real]) -> Bound:
+def module_bound(schedule: Schedule, rules: Rules, kappas: Mapping[str, Real], depth: int = 0) -> Bound:
     """Eq. (hrm-per-module-bound), with a rule and a kappa for each module."""
     by_module = rules_by_module(schedule, rules)
     weights = _weights(schedule, kappas)
+    depth = depth or schedule.rule_depth()
     value, total = 0.0, Fraction(0)
     rational = True
     for module, weight in weights.items():
-        squared = by_module[module].ratio_squared_exact(schedule.N_g)
-        value += float(weight) * by_module[module].ratio(schedule.N_g) ** 2
+        squared = by_module[module].ratio_squared_exact(depth)
+        value += float(weight) * by_module[module].ratio(depth) ** 2
         if squared is None or isinstance(weight, float):
             rational = False
         else:

@@ -30,7 +30,7 @@ from deeploop.theory.scaling import (
     factored_epsilon,
     flat_alpha,
 )
-from deeploop.theory.visits import HORIZONS, Horizon, Schedule, hierarchy, single_loop
+from deeploop.theory.visits import HORIZONS, DepthFrom, Horizon, Schedule, hierarchy, single_loop
 
 if TYPE_CHECKING:
     from deeploop.rules import Rule
@@ -73,6 +73,11 @@ class Plan:
     once: Mapping[str, int] = field(default_factory=dict)  # blocks of a loop's prelude and coda
     training: Training | None = None  # of a loop whose rounds are drawn, or not all in the graph
     other: "Rule | None" = None  # the chosen rule of a loop, if none of the paper's: `rules` are to compare
+    depth_from: DepthFrom = "cycles"
+
+    def depth(self, schedule: Schedule | None = None) -> int:
+        """The depth that alpha and beta are taken at, of this schedule or of another."""
+        return (schedule or self.schedule).rule_depth(self.depth_from)
 
     @property
     def scales(self) -> Scales:
@@ -82,25 +87,29 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain numbers, exact fractions beside them as strings (null where irrational)."""
-        schedule = self.schedule
+        schedule, depth = self.schedule, self.depth()
         kappa_bar = kappa_bar_range(schedule)
         return {
             **self.settings,
             **{name: getattr(schedule, name) for name in ("N", "M", "J", "N_g", "M_g")},
             "scaled_by": "N_g" if self.horizons else "N",
-            **_scales(schedule, self.rules),
+            "rule_depth": depth,
+            **_scales(schedule, self.rules, depth),
             **(self._of_other() if self.other else {}),
             "kappa_bar_range": [float(end) for end in kappa_bar],
             "kappa_bar_range_exact": [str(end) for end in kappa_bar],
             "exponent_thresholds": {f"gamma_{g}": float(exponent_threshold(g)) for g in (0, 1)},
             "modules": {
-                m: _module(schedule, self.rules[m], m) | (self._of_other() if self.other else {})
+                m: _module(schedule, self.rules[m], m, depth) | (self._of_other() if self.other else {})
                 for m in schedule.modules
             },
             "comparison": {
-                name: _scales(schedule, rules_by_module(schedule, rule)) for name, rule in PAPER_RULES.items()
+                name: _scales(schedule, rules_by_module(schedule, rule), depth)
+                for name, rule in PAPER_RULES.items()
             },
-            "horizons": {name: _horizon(at, self.rules) for name, at in self.horizons.items()},
+            "horizons": {
+                name: _horizon(at, self.rules, self.depth(at)) for name, at in self.horizons.items()
+            },
             "epsilons": dict(self.epsilons),
             "flat": {"formula": "lambda * R * sqrt(K)", "lambda": 1.0, "alpha": flat_alphas(schedule)},
             "once": {name: _visited_once(self.rules["loop"], blocks) for name, blocks in self.once.items()},
@@ -160,19 +169,21 @@ def plan_hierarchy(
     low_cycles: int,
     horizon: Horizon = "last_cycle",
     rules: Rules = DEEPLOOP,
+    depth_from: DepthFrom = "cycles",
 ) -> Plan:
     """Two modules H and L under one rule, or one rule each: {"H": ..., "L": ...}."""
     sizes = {"high_blocks": high_blocks, "low_blocks": low_blocks, "cycles": cycles, "low_cycles": low_cycles}
     schedule = hierarchy(**sizes, horizon=horizon)
     horizons = {h: hierarchy(**sizes, horizon=h) for h in HORIZONS}
-    return Plan({**sizes, "horizon": horizon}, schedule, rules_by_module(schedule, rules), horizons)
+    settings = {**sizes, "horizon": horizon, "depth_from": depth_from}
+    return Plan(settings, schedule, rules_by_module(schedule, rules), horizons, depth_from=depth_from)
 
 
-def _scales(schedule: Schedule, rules: Mapping[str, ScalingRule]) -> dict[str, Any]:
+def _scales(schedule: Schedule, rules: Mapping[str, ScalingRule], depth: int) -> dict[str, Any]:
     """alpha, beta and their ratio (null where the modules' rules differ), and the bounds."""
     first = next(iter(rules.values()))
-    numbers = _rule(first, schedule.N_g)
-    untied, aligned = untied_bound(schedule, rules), aligned_bound(schedule, rules)
+    numbers = _rule(first, depth)
+    untied, aligned = untied_bound(schedule, rules, depth), aligned_bound(schedule, rules, depth)
     return {
         **(numbers if set(rules.values()) == {first} else dict.fromkeys(numbers)),
         "untied_bound": untied.value,
@@ -222,15 +233,16 @@ def _visited_once(rule: ScalingRule, blocks: int) -> dict[str, Any]:
     }
 
 
-def _module(schedule: Schedule, rule: ScalingRule, module: str) -> dict[str, Any]:
+def _module(schedule: Schedule, rule: ScalingRule, module: str, depth: int) -> dict[str, Any]:
     counts = {"J": schedule.J_of(module), "R": schedule.R_of(module), "R_g": schedule.R_g_of(module)}
-    return counts | _rule(rule, schedule.N_g)
+    asked = exponent_threshold(int(schedule.R_g_of(module) > 1))
+    return counts | _rule(rule, depth) | {"aligned_exponent": float(asked)}
 
 
-def _horizon(schedule: Schedule, rules: Mapping[str, ScalingRule]) -> dict[str, Any]:
+def _horizon(schedule: Schedule, rules: Mapping[str, ScalingRule], depth: int) -> dict[str, Any]:
     R_g = {m: schedule.R_g_of(m) for m in schedule.modules}
-    counts = {"M_g": schedule.M_g, "N_g": schedule.N_g, "R_g": R_g}
-    return {**counts, **_scales(schedule, rules), "flat_alpha": flat_alphas(schedule)}
+    counts = {"M_g": schedule.M_g, "N_g": schedule.N_g, "rule_depth": depth, "R_g": R_g}
+    return {**counts, **_scales(schedule, rules, depth), "flat_alpha": flat_alphas(schedule)}
 
 
 def _string(fraction: Fraction | None) -> str | None:

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 WIDTH = 100
 UNTIED, ALIGNED = exponent_threshold(0), exponent_threshold(1)
 THRESHOLDS = f"  γ = 0, decorrelated visits: p ≥ {UNTIED}      γ = 1, aligned visits: p ≥ {ALIGNED}"
+DEPTH_FROM = {
+    "cycles": "α and β are taken at the paper's N_g: the blocks of every cycle that a gradient reaches.",
+    "graph": "α and β are taken at the blocks in the training graph (--depth-from graph).",
+}
 ModuleRules = Mapping[str, ScalingRule]
 LOSSES = "Bounds do not rank rules by their loss; docs/rules.md has the losses."
 
@@ -65,7 +69,9 @@ def verdict(plan: Plan) -> str:
             f"{name} is bounded only while γ ≤ {float(4 * min(tied) - 1):g}; under aligned visits (γ = 1), "
             f"with the blocks fixed, its bound grows as {growth}, where p = 1/2 would hold it."
         )
-    now, under_deepnorm = aligned_bound(plan.schedule, plan.rules), aligned_bound(plan.schedule, DEEPNORM)
+    now, under_deepnorm = (
+        aligned_bound(plan.schedule, rules, plan.depth()) for rules in (plan.rules, DEEPNORM)
+    )
     return (
         f"{name} stays bounded under aligned visits (now {_bound(now)}) however large {R} gets with the "
         f"blocks fixed, while DeepNorm's bound (now {_bound(under_deepnorm)}) grows in proportion to {R}."
@@ -150,8 +156,8 @@ def _hierarchy_parts(plan: Plan) -> list[str]:
         f"  forward visits M = {s.M}, depth N = {s.N} blocks, stored sublayers J = {s.J} "
         f"(H {s.J_of('H')}, L {s.J_of('L')})",
         _horizon_table(plan) + "\n"
-        "  α and β use N_g, the depth the gradient sees. HRM's own code keeps only last_call in the graph;\n"
-        "  the paper counts last_cycle. Flat α = λ·R_g·√K of each module, at λ = 1, with no β and no gain.",
+        f"  {DEPTH_FROM[plan.depth_from]}\n"
+        "  HRM's code keeps last_call in the graph. Flat α = λ·R_g·√K of each module at λ = 1, no β.",
         _to_set(plan, "x ← Norm(α·x + f(x))"),
         _comparison(plan, "N_g", "R_g", lambda p: _theta(R_g=2 - 4 * p)) + "\n"
         "  untied bound M_g(β/α)²; aligned bound (J_H·R_H² + J_L·R_L²)(β/α)², growing in R_g with J fixed",
@@ -164,7 +170,7 @@ def _hierarchy_parts(plan: Plan) -> list[str]:
 
 def _to_set(plan: Plan, update: str) -> str:
     """What to put into the model."""
-    N = plan.schedule.N_g
+    N = plan.depth()
     alpha = _each(plan.rules, lambda rule: f"{rule.alpha(N):.7g}")
     beta = _each(plan.rules, lambda rule: f"{rule.beta(N):.7g}")
     width = max(len(alpha), len(beta))
@@ -195,20 +201,21 @@ def _horizon_table(plan: Plan) -> str:
     return _columns(
         ["gradient horizon", *(f"{name} (chosen)" if name == chosen else name for name in plan.horizons)],
         row("visits in the graph M_g", lambda s: str(s.M_g)),
-        row("depth in the graph N_g", lambda s: str(s.N_g)),
+        row("blocks in the graph", lambda s: str(s.N_g)),
+        row("depth of α and β", lambda s: str(plan.depth(s))),
         row("rounds R_g of L, of H", lambda s: f"{s.R_g_of('L')}, {s.R_g_of('H')}"),
-        row("α", lambda s: _each(rules, lambda rule: f"{rule.alpha(s.N_g):.5g}")),
-        row("β", lambda s: _each(rules, lambda rule: f"{rule.beta(s.N_g):.5g}")),
+        row("α", lambda s: _each(rules, lambda rule: f"{rule.alpha(plan.depth(s)):.5g}")),
+        row("β", lambda s: _each(rules, lambda rule: f"{rule.beta(plan.depth(s)):.5g}")),
         row("flat α of L, of H", lambda s: "{L:.5g}, {H:.5g}".format(**flat_alphas(s))),
         row("mean κ_g lies in", lambda s: "[{}, {}]".format(*kappa_bar_range(s))),
-        row("untied bound", lambda s: _bound(untied_bound(s, rules))),
-        row("aligned bound", lambda s: _bound(aligned_bound(s, rules))),
+        row("untied bound", lambda s: _bound(untied_bound(s, rules, plan.depth(s)))),
+        row("aligned bound", lambda s: _bound(aligned_bound(s, rules, plan.depth(s)))),
     )
 
 
 def _comparison(plan: Plan, N: str, R: str, aligned_growth: Callable[[Fraction], str]) -> str:
     """The paper's summary table (Section 3.6) with this plan's numbers; other chosen rules beside it."""
-    schedule, depth = plan.schedule, plan.schedule.N_g
+    schedule, depth = plan.schedule, plan.depth()
     sides: list[ModuleRules] = [rules_by_module(schedule, rule) for rule in PAPER_RULES.values()]
     sides += [plan.rules] if plan.rules not in sides else []
 
@@ -253,9 +260,9 @@ def _comparison(plan: Plan, N: str, R: str, aligned_growth: Callable[[Fraction],
             lambda rule: ratio.get(rule, f"({rule.c * rule.d}{N}²)^{_power(-rule.p)}"),
             lambda rule: _number(rule.ratio(depth), rule.ratio_exact(depth)),
         ),
-        row("untied bound", lambda rules: _bound(untied_bound(schedule, rules))),
+        row("untied bound", lambda rules: _bound(untied_bound(schedule, rules, depth))),
         each(f"  growth in {N}", lambda rule: _theta(**{N: 1 - 4 * exact(rule.p)})),
-        row("aligned bound", lambda rules: _bound(aligned_bound(schedule, rules))),
+        row("aligned bound", lambda rules: _bound(aligned_bound(schedule, rules, depth))),
         each(f"  growth in {R}", lambda rule: aligned_growth(exact(rule.p))),
     )
 

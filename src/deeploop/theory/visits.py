@@ -16,6 +16,7 @@ MOST_VISITS = 10**6  # listed one by one; deeper than any model, and a second's 
 
 Horizon = Literal["full", "last_cycle", "last_call"]
 HORIZONS: tuple[Horizon, ...] = get_args(Horizon)
+DepthFrom = Literal["cycles", "graph"]
 
 
 class Visit(NamedTuple):
@@ -67,6 +68,18 @@ class Schedule:
     def N_g(self) -> int:
         """Gradient-visible depth in blocks: M_g / 2."""
         return self.M_g // SUBLAYERS_PER_BLOCK
+
+    def rule_depth(self, depth_from: DepthFrom = "cycles") -> int:
+        """The depth in blocks that a rule takes alpha and beta at.
+
+        cycles: the paper's count, all blocks of every cycle that a gradient reaches. A single loop has N; a
+        hierarchy K_H + C_L·K_L under `last_cycle` and `last_call`, and C times that under `full`.
+        graph: N_g, the blocks in the training graph, which under `last_call` are fewer.
+        """
+        if depth_from == "graph":
+            return self.N_g
+        reached = {visit.cycle for visit in self.visits if visit.has_grad}
+        return sum(visit.cycle in reached for visit in self.visits) // SUBLAYERS_PER_BLOCK
 
     @property
     def modules(self) -> tuple[str, ...]:

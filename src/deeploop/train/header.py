@@ -88,7 +88,7 @@ def _loop(model: GPTConfig | ReasonerConfig) -> str:
     modules = ", ".join(
         f"{name}: K = {blocks}, R_g = {plan.R_g_of(name)}" for name, blocks in model.blocks_of.items()
     )
-    return f"{modules}; N = {plan.N}, N_g = {plan.N_g} in the graph"
+    return f"{modules}; N = {plan.N}, {plan.N_g} blocks in the graph"
 
 
 def _rule(model: GPTConfig | ReasonerConfig) -> str:
@@ -101,14 +101,20 @@ def _rule(model: GPTConfig | ReasonerConfig) -> str:
             if getattr(model, name)
         ]
         return "; ".join([f"{rule.title}, {rule.equation}: {_scales(rule, model.scales)}", *parts])
-    rules = {name: model.rule_of(name) for name in model.blocks_of}
-    texts = {
-        name: f"{rule.title}, {rule.equation}: {_scales(rule, Scales(model.alpha(name), model.beta(name)))}"
-        for name, rule in rules.items()
-    }
+    texts = {name: _module_rule(model, name) for name in model.blocks_of}
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
     return "; ".join(f"{name}: {text}" for name, text in texts.items())
+
+
+def _module_rule(model: ReasonerConfig, module: str) -> str:
+    """The block of a reasoner's module, the N that an exponent is taken at, and the scales."""
+    rule, N = model.rule_of(module), ""
+    if model.exponent(module) and not model.flat:
+        counted = {"cycles": "the paper's N_g", "graph": "the blocks in the graph"}[model.depth_from]
+        N = f" at N = {model.N} ({'model.depth' if model.depth else counted})"
+    scales = _scales(rule, Scales(model.alpha(module), model.beta(module)))
+    return f"{rule.title}, {rule.equation}{N}: {scales}"
 
 
 def _scales(rule: Rule, scales: Scales) -> str:

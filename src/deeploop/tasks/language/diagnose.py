@@ -44,8 +44,8 @@ from deeploop.runs.folder import (
     step_of,
 )
 from deeploop.tasks.language.config import TrainConfig
-from deeploop.tasks.language.options import DiagnoseArgs
 from deeploop.tasks.language.text import mixture_windows, open_mixture
+from deeploop.tasks.options import DiagnoseArgs
 from deeploop.theory import ScalingRule
 from deeploop.train.checkpoint import load_moments, read_whole_state
 from deeploop.train.distributed import open_world

@@ -1,4 +1,4 @@
-"""What can be asked of a language model's run: options of `deeploop validate`, `diagnose`, `generate`."""
+"""What can be asked of a language model's run: options of `deeploop validate` and `generate`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,37 +37,6 @@ class ValidateArgs:
     def __post_init__(self) -> None:
         if self.sequences is not None and self.sequences < 1:
             raise ValueError(f"sequences={self.sequences}: must be at least 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiagnoseArgs:
-    """Measures how a run's visits align: κ_R, what it asks of the exponent, and what a real step does."""
-
-    runs: Positional[tuple[Path, ...]] = (Path("shipped"),)
-    """Run folders; those of one family that differ in rounds are also fitted together, for γ."""
-    at: Literal["last", "init"] = "last"
-    """The weights to look at: the last checkpoint's, or those of the start, drawn anew from the seed."""
-    data: Path | None = None
-    """Corpus the probe is read from; unset: the run's own, or Python's standard library if that is gone."""
-    sequences: int = 0
-    """Sequences of the probe; 0 takes as many as make about a thousand tokens."""
-    sublayers: tuple[str, ...] = ()
-    """Sublayers to compare, such as blocks.0.mlp; unset: both of the first and of the last block."""
-    iterations: int = 20
-    """Iterations towards an operator norm, at most."""
-    tolerance: float = 0.01
-    """Relative change of a norm at which its iterations stop."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to compute on."""
-    json: bool = False
-    """Print the records as JSON."""
-
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise ValueError("runs: name at least one run folder")
-        for name, least in (("sequences", 0), ("iterations", 1), ("tolerance", 0)):
-            if not getattr(self, name) >= least:  # nor nan
-                raise ValueError(f"{name}={getattr(self, name)}: must be {least} or more")
 
 
 @dataclass(frozen=True, kw_only=True)

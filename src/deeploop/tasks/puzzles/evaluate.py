@@ -39,7 +39,7 @@ from deeploop.runs.folder import (
 from deeploop.tasks.puzzles import gallery as gallery
 from deeploop.tasks.puzzles.load import load_reasoner
 from deeploop.tasks.puzzles.options import ReasonerOptions
-from deeploop.tasks.puzzles.task import open_puzzles
+from deeploop.tasks.puzzles.task import arc_differences, open_puzzles
 from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
@@ -84,7 +84,9 @@ def run(
             "seconds": round(seconds, 3),
             **result,
         }
-    record |= {"deviations": deviations(record) if puzzles.kind == "arc" else [], **provenance()}
+    trained = arc_differences(puzzles, step_of(checkpoint), load_reasoner_config(folder).optim.batch)
+    differs = deviations(record) + trained if puzzles.kind == "arc" else []
+    record |= {"deviations": differs, **provenance()}
     files = [scoreboard.add(folder, record, IDENTITY)]
     if len(record.get("passes", ())) > 1:
         from deeploop.report import passes, plots  # here: other evaluations have no need of matplotlib

@@ -1,4 +1,4 @@
-"""What can be asked of a reasoner's run: options of `deeploop eval` and `deeploop solve`."""
+"""What can be asked of a reasoner's run: options of `deeploop eval`, `solve` and `import`."""
 
 import math
 from dataclasses import dataclass
@@ -66,3 +66,27 @@ class SolveArgs:
     def __post_init__(self) -> None:
         if self.segments is not None and self.segments < 1:
             raise ValueError(f"segments={self.segments}: must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportArgs:
+    """Reads a checkpoint that the public code of HRM or TRM saved into a run folder that `eval` takes."""
+
+    kind: Positional[Literal["hrm", "trm"]]
+    """The code that saved it: sapientinc/HRM, or SamsungSAILMontreal/TinyRecursiveModels."""
+    checkpoint: Positional[Path]
+    """Its file, such as step_26041."""
+    data: Path
+    """Puzzles of the kind that it was trained on, as `deeploop prepare sudoku | maze` writes them."""
+    out: Path = Path("runs/imported")
+    """Run folder to write."""
+    heads: int = 8
+    """Attention heads."""
+    cycles: int | None = None
+    """H_cycles; unset: the published, 2 of HRM and 3 of TRM."""
+    low_cycles: int | None = None
+    """L_cycles; unset: the published, 2 of HRM and 6 of TRM's boards."""
+    puzzle_positions: int | None = None
+    """Positions of the puzzle's vector; unset: the published, 1 of HRM and 16 of TRM."""
+    segments: int = 16
+    """halt_max_steps."""

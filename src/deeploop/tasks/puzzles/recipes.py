@@ -1,24 +1,30 @@
 """Recipes of the hierarchical reasoners: the published settings, and sizes for a CPU.
 
 Steps are published as epochs; an epoch draws one view of each task, so
-steps = epochs · tasks · examples of a view / batch.
+steps = epochs · tasks · examples of a view / batch. On ARC they follow from the set that is there.
 """
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import CheckpointConfig, LogConfig
+from deeploop.data.arc import steps_of_epochs
+from deeploop.data.puzzles import PuzzleSet
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.models.trm import TRMConfig
-from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
-
-ARC_STEPS = (
-    518_000  # 100,000 epochs of 960 tasks (ConceptARC's 160 among them), 4.15 examples per view, batch 768
+from deeploop.tasks.puzzles.config import (
+    HRMTrainConfig,
+    PuzzleDataConfig,
+    ReasonerTrainConfig,
+    TRMTrainConfig,
 )
+
+# 100,000 epochs of the paper's 960 tasks at batch 768; `published_steps` counts those of another set.
+ARC_STEPS = 518_226
 ARC_OPTIM = ReasonerOptimConfig(steps=ARC_STEPS)
 # Sudoku and mazes: 1,000 puzzles with one example each. They have no ids to tell apart, and more decay.
 BOARD_OPTIM = ReasonerOptimConfig(
@@ -36,7 +42,9 @@ class RecipePuzzles(NamedTuple):
 
 # By the name of their folder in data/.
 PUZZLES = {
-    "arc1": RecipePuzzles(PuzzleShape(vocabulary=12, length=900, puzzle_ids=876_407), "arc"),
+    "arc1": RecipePuzzles(
+        PuzzleShape(vocabulary=12, length=900, puzzle_ids=876_407), "arc --concept-arc ConceptARC/corpus"
+    ),
     "sudoku": RecipePuzzles(PuzzleShape(vocabulary=11, length=81, puzzle_ids=1), "sudoku"),
     "sudoku4": RecipePuzzles(
         PuzzleShape(vocabulary=6, length=16, puzzle_ids=1), "sudoku --size 4 --train 2000 --test 500"
@@ -54,8 +62,21 @@ def require_puzzles(path: Path) -> None:
         )
 
 
+def published_steps(config: Any) -> Any:
+    """Count an ARC recipe's steps from its epochs and the set that is there; steps that were set stay."""
+    if not isinstance(config, ReasonerTrainConfig) or config.optim.steps != ARC_STEPS:
+        return config
+    if not (config.data.path / "puzzles.json").is_file():
+        return config
+    puzzles = PuzzleSet.open(config.data.path)
+    if puzzles.kind != "arc":
+        return config
+    steps = steps_of_epochs(puzzles.facts["splits"]["train"], config.optim.batch)
+    return replace(config, optim=replace(config.optim, steps=steps))
+
+
 def hrm_arc1() -> HRMTrainConfig:
-    """HRM on ARC-AGI-1 as published: 27 M parameters, 100,000 epochs, 8 GPUs."""
+    """HRM on ARC-AGI-1 with ConceptARC as published: 27 M parameters, 100,000 epochs, 8 GPUs."""
     return HRMTrainConfig(
         out=Path("runs/hrm-arc1"),
         data=PuzzleDataConfig(path=Path("data/arc1"), validate_every=10_000),
@@ -65,8 +86,8 @@ def hrm_arc1() -> HRMTrainConfig:
 
 
 def hrm_arc1_deeploop() -> HRMTrainConfig:
-    """The paper's HRM on ARC-AGI-1: p = 1/2 at its N = 12 (the graph of the published code holds 8)."""
-    return replace(hrm_arc1(), out=Path("runs/hrm-arc1-deeploop"), model=HRMConfig(p=0.5, depth=12))
+    """The paper's HRM on ARC-AGI-1: p = 1/2 at N_g = 12 (the graph of the published code holds 8 of them)."""
+    return replace(hrm_arc1(), out=Path("runs/hrm-arc1-deeploop"), model=HRMConfig(p=0.5))
 
 
 def trm_arc1() -> TRMTrainConfig:
@@ -128,7 +149,7 @@ def hrm_sudoku4() -> HRMTrainConfig:
 
 
 def hrm_sudoku4_deeploop() -> HRMTrainConfig:
-    """HRM on 4 × 4 Sudoku with p = 1/2, at the N_g of its schedule."""
+    """HRM on 4 × 4 Sudoku with p = 1/2, at the paper's N_g of its schedule."""
     small = hrm_sudoku4()
     return replace(
         small,

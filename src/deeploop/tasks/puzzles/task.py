@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.accelerate.known import fits_reasoner
+from deeploop.data.arc import PUBLISHED_EPOCHS, differences_from_published, steps_of_epochs
 from deeploop.data.draws import keys, words
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet
@@ -226,12 +227,30 @@ class PuzzleTask(Task):
         sums = world.sum(torch.tensor(found, dtype=torch.float64, device=world.device))
         return PuzzleScore(*sums.tolist()).means()
 
+    def warnings(self) -> list[str]:
+        """Say where a training set of ARC, and the epochs over it, are not the paper's."""
+        return arc_differences(self.puzzles, self.config.optim.steps, self.config.optim.batch)
+
     def describe(self, result: dict[str, Any]) -> str:
         """An evaluation in one line."""
         return (
             f"test loss {result['loss']:.4f}  exact {result['exact']:.1%}  cells {result['cells']:.1%}  "
             f"segments wanted {result['segments']:.1f}"
         )
+
+
+def arc_differences(puzzles: PuzzleSet, steps: int, batch: int) -> list[str]:
+    """Say where a set of ARC, and the epochs of so many steps over it, are not the paper's."""
+    if puzzles.kind != "arc":
+        return []
+    published = steps_of_epochs(puzzles.facts["splits"]["train"], batch)
+    epochs = PUBLISHED_EPOCHS * steps / published
+    trained = (
+        f"{steps:,} steps are {epochs:,.0f} epochs of this set, not the paper's {PUBLISHED_EPOCHS:,} "
+        f"(--optim.steps {published})"
+    )
+    unlike = abs(epochs / PUBLISHED_EPOCHS - 1) > 0.005
+    return [*differences_from_published(puzzles.facts["build"]), *[trained] * unlike]
 
 
 def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:

@@ -1,0 +1,180 @@
+"""Do the visits of HRM's and TRM's modules align? `deeploop diagnose` of a reasoner's run.
+
+Writes diagnose.json into the run folder. Several runs at different C_L give γ along C_L.
+"""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deeploop.config.json import differences, to_dict
+from deeploop.diagnose.examine import Effort
+from deeploop.diagnose.exponent import GammaFit, Point, describe, fit_gamma
+from deeploop.diagnose.reasoner import Probe, examine_reasoner, pick_module_sublayers
+from deeploop.eval.reasoning import spread_rows
+from deeploop.exits import memory_advice
+from deeploop.files import write_json
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import ReasonerConfig
+from deeploop.report import scoreboard
+from deeploop.report.page import text_table
+from deeploop.runs.folder import (
+    load_reasoner_config,
+    provenance,
+    puzzle_shape,
+    require_checkpoint,
+    results_folder,
+    step_of,
+)
+from deeploop.tasks.options import DiagnoseArgs
+from deeploop.tasks.puzzles.config import ReasonerTrainConfig
+from deeploop.tasks.puzzles.load import load_reasoner
+from deeploop.tasks.puzzles.task import open_puzzles
+from deeploop.theory import Horizon
+from deeploop.train.distributed import open_world
+
+PROBE_POSITIONS = 1024
+LEGEND = (
+    "κ_g is Eq. (kappa-def) over a module's visits in the training graph, at most R_g; with one visit it\n"
+    "is at most 1 and asks for 1/4. κ̄_g is Eq. (hrm-cond), the bound Eq. (hrm-per-module-bound) up to its\n"
+    "constant. The exponent is (1 + γ)/4 with γ = log κ_g / log R_g. Updates are raw gradients of the\n"
+    "first segment."
+)
+Record = dict[str, Any]
+
+
+def run(args: DiagnoseArgs) -> str:
+    """Diagnoses each run, writes what was found into its folder, and returns what to print."""
+    configs = {path: load_reasoner_config(path) for path in args.runs}
+    check_family(configs)
+    for path in args.runs:
+        scoreboard.check_writable(results_folder(path))
+    records, texts = {}, []
+    for path, config in configs.items():
+        record = records[path] = diagnose_run(path, config, args)
+        write_json(results_folder(path) / "diagnose.json", record)
+        texts.append(
+            f"{text(path, config.model, record)}\n\nwritten: {results_folder(path) / 'diagnose.json'}"
+        )
+    found: dict[str, Any] = {str(path): record for path, record in records.items()}
+    if len({config.model.low_cycles for config in configs.values()}) > 1:
+        fits = gamma_along_low_cycles(records, configs)
+        found["gamma"] = {name: asdict(fit) for name, fit in fits.items()}
+        texts.append(
+            "\n".join(f"{name} against C_L, last_cycle: {describe(fit)}" for name, fit in fits.items())
+            + "\nthe paper's aligned case is γ = 1, p ≥ 0.50"
+        )
+    return json.dumps(found, indent=1) if args.json else "\n\n".join(texts)
+
+
+def check_family(configs: dict[Path, ReasonerTrainConfig]) -> None:
+    """A fit along C_L means something only for one model on one set of puzzles, but for C_L and the seed."""
+    (first, reference), *rest = configs.items()
+    for path, config in rest:
+        if config.data.path != reference.data.path:
+            raise ValueError(
+                f"{path}: trained on {config.data.path}, but {first} on {reference.data.path}; "
+                "diagnose them separately"
+            )
+        for name, old, new in differences(to_dict(reference.model), to_dict(config.model)):
+            if name != "low_cycles":
+                raise ValueError(
+                    f"{path}: model.{name}={new}, but {first} has {old}; diagnose them separately"
+                )
+
+
+def diagnose_run(path: Path, config: ReasonerTrainConfig, args: DiagnoseArgs) -> Record:
+    """κ_g at the run's own horizon, and over the last cycle, which the paper speaks of."""
+    checkpoint = require_checkpoint(path)
+    advice = memory_advice("--device cpu, or fewer --sequences")
+    with advice, open_world(replace(config.device, kind=args.device)) as world:
+        model, _ = load_reasoner(path, device=world.device, checkpoint=checkpoint)
+        step = step_of(checkpoint)
+        if args.at == "init":
+            if config.init_from is not None:
+                raise ValueError(
+                    f"{path}: began with the weights of {config.init_from}; diagnose that instead"
+                )
+            model, step = Reasoner(config.model, puzzle_shape(path), seed=config.seed), 0
+            model = model.to(world.device)
+        pick_module_sublayers(model, args.sublayers)
+        probe, source = read_probe(model, config, args, world.device)
+        horizons: list[Horizon] = [*dict.fromkeys((config.model.horizon, "last_cycle"))]
+        print(f"{path}: measuring {len(probe.tokens)} puzzles", file=sys.stderr, flush=True)
+        measured = {
+            horizon: examine_reasoner(
+                model,
+                probe,
+                horizon=horizon,
+                sublayers=args.sublayers,
+                effort=Effort(args.iterations, args.tolerance),
+            )
+            for horizon in horizons
+        }
+    return {"step": step, "probe": source, "puzzles": len(probe.tokens), "horizons": measured, **provenance()}
+
+
+def read_probe(
+    model: Reasoner, config: ReasonerTrainConfig, args: DiagnoseArgs, device: torch.device
+) -> tuple[Probe, str]:
+    """Held-out puzzles, spread evenly over the split, and where they come from."""
+    folder = args.data or config.data.path
+    puzzles = open_puzzles(folder, "data")
+    found = puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids
+    if found != model.shape:
+        raise ValueError(f"data={folder}: puzzles of shape {found}, the run has {tuple(model.shape)}")
+    count = args.sequences or -(-PROBE_POSITIONS // model.positions)
+    tokens, labels, ids = (
+        torch.from_numpy(rows).long().to(device) for rows in spread_rows(puzzles.test, count)
+    )
+    return Probe(tokens, labels, model.puzzle_rows(ids)), str(folder)
+
+
+def text(path: Path, model: ReasonerConfig, record: Record) -> str:
+    """One run for a terminal: a table at each horizon."""
+    rules = {m: f"p = {model.exponent(m):g}, α = {model.alpha(m):.4g}" for m in model.blocks_of}
+    rule = (
+        next(iter(rules.values()))
+        if len(set(rules.values())) == 1
+        else "; ".join(map(": ".join, rules.items()))
+    )
+    parts = [
+        f"{path} at step {record['step']}: {rule} at N = {model.N}, C_L = {model.low_cycles}; "
+        f"{record['puzzles']} puzzles of {record['probe']}"
+    ]
+    for horizon, found in record["horizons"].items():
+        trained = "as trained" if horizon == model.horizon else "the paper's, not trained so"
+        rows = [
+            (
+                f"κ_g({name})",
+                str(own["R_g"]),
+                f"{own['kappa']:.3f}",
+                f"{max(one['own_kappa'] for one in own['sublayers'].values()):.3f}",
+                f"{own['exponent']:.2f}",
+            )
+            for name, own in found["modules"].items()
+        ]
+        header = (f"{horizon} ({trained})", "R_g", "κ_g", "largest of one sublayer", "asks for p ≥")
+        bound = "none, there is no p" if found["bound"] is None else f"{found['bound']:.4g}"
+        parts += [text_table(header, rows), f"κ̄_g = {found['kappa_bar']:.3f}; bound {bound}"]
+    return "\n\n".join([*parts, LEGEND])
+
+
+def gamma_along_low_cycles(
+    records: dict[Path, Record], configs: dict[Path, ReasonerTrainConfig]
+) -> dict[str, GammaFit]:
+    """γ of each module's κ_g and of its sublayers' own κ over C_L, with the whole last cycle in the graph."""
+    points: dict[str, list[Point]] = {}
+    for path, config in configs.items():
+        C_L, seed = config.model.low_cycles, f"seed {config.seed}"
+        for name, own in records[path]["horizons"]["last_cycle"]["modules"].items():
+            points.setdefault(f"κ_g({name})", []).append(Point(C_L, own["kappa"], seed))
+            points.setdefault(f"own κ of {name}'s sublayers", []).extend(
+                Point(C_L, one["own_kappa"], f"{sublayer}, {seed}")
+                for sublayer, one in own["sublayers"].items()
+            )
+    return {name: fit_gamma(own) for name, own in points.items()}

@@ -1,0 +1,63 @@
+"""A checkpoint of HRM's or TRM's public code as a run folder, for `eval` and `solve`."""
+
+import hashlib
+import pickle
+
+from deeploop.config.loop import HaltingConfig
+from deeploop.config.optim import ReasonerOptimConfig
+from deeploop.models.public_reasoner import check_shape, config_of, is_hrm, our_names, read_public
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.options import ImportArgs
+from deeploop.tasks.puzzles.task import open_puzzles
+from deeploop.train.checkpoint import save_weights
+from deeploop.train.rundir import create_run
+
+
+def run(args: ImportArgs) -> str:
+    """Write the run folder; return what to print."""
+    if args.out.exists():
+        raise ValueError(f"out={args.out}: already there; choose another --out")
+    try:
+        public = read_public(str(args.checkpoint))
+    except (OSError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        text = str(error).partition("\n")[0]
+        raise ValueError(f"{args.checkpoint}: can't be read as a checkpoint ({text:.80})") from None
+    if is_hrm(public) != (args.kind == "hrm"):
+        raise ValueError(
+            f"{args.checkpoint}: holds {'an HRM' if is_hrm(public) else 'no HRM'}, not {args.kind}"
+        )
+    puzzles = open_puzzles(args.data, "data")
+    if puzzles.kind == "arc":
+        raise ValueError(
+            f"data={args.data}: must be boards; on ARC a checkpoint's puzzle vectors are those of its own "
+            "build's random views, which ours does not have"
+        )
+    shape = PuzzleShape(puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids)
+    weights = our_names(public)
+    check_shape(weights, shape)
+    given = {"heads": args.heads, "low_cycles": 6 if args.kind == "trm" else 2}
+    asked = {name: getattr(args, name) for name in ("cycles", "low_cycles", "puzzle_positions")}
+    given |= {name: value for name, value in asked.items() if value is not None}
+    model = Reasoner(config_of(weights, given, puzzles.length), shape)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"{args.checkpoint}: {' '.join(str(error).split()):.200}") from None
+    config = (HRMTrainConfig if args.kind == "hrm" else TRMTrainConfig)(
+        out=args.out,
+        model=model.config,  # type: ignore[arg-type]
+        data=PuzzleDataConfig(path=args.data),
+        optim=ReasonerOptimConfig(),  # without an average: TRM saves the averaged weights
+        halting=HaltingConfig(segments=args.segments, learn_continue=args.kind == "hrm"),
+    )
+    digest = hashlib.sha256(args.checkpoint.read_bytes()).hexdigest()
+    imported = {"file": args.checkpoint.name, "sha256": digest}
+    stamp = {"task": args.kind, "puzzles": puzzles.hash, "shape": shape._asdict(), "imported": imported}
+    args.out.mkdir(parents=True)
+    create_run(config, stamp, {})
+    save_weights(args.out, model, {"puzzles": puzzles.hash})
+    count = sum(parameter.numel() for parameter in model.parameters())
+    made = f"{args.out}: {args.kind} of {count:,} parameters from {args.checkpoint}"
+    return f"{made}; next: deeploop eval {args.out}"
