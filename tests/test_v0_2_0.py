@@ -17,9 +17,7 @@ import torch
 import deeploop
 from deeploop.cli import main
 from deeploop.eval.generation import GREEDY, generate
-from deeploop.report.evidence import read_evidence
 from deeploop.report.packed import unpack
-from deeploop.report.recommend import recommend
 from deeploop.runs.folder import load_any_config
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import read_grid
@@ -326,12 +324,3 @@ def test_an_old_pack_is_read_and_unpacked(deep, undrawn, tmp_path):
     assert listed(tmp_path / "unpacked") == wanted
     deep(f"pack sweep --out {tmp_path / 'packed'}")
     assert listed(tmp_path / "packed") == wanted
-
-
-# ── Rules ───────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("shape", EXPECTED["recommended"])
-def test_recommend_reads_the_old_rules(shape):
-    found = recommend(*map(int, shape.split()), evidence=read_evidence(Path("rules.json")))
-    rates = {row.rule: row.peak_lr for row in found.compared}
-    wanted = EXPECTED["recommended"][shape]  # another rule is advised since; the rates are those of the file
-    assert rates[wanted["rule"]] == wanted["peak_lr"]

@@ -16,6 +16,7 @@ from deeploop.report.page import filled, markdown_table
 from deeploop.report.sweeps import read_sweep
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results" / "long-training"
+TOKENS = 3_840 * 128 * 256  # of a run
 NAMES = {
     "deeploop": "DeepLoop",
     "prenorm": "pre-norm",

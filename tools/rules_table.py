@@ -1,20 +1,29 @@
 """Makes from docs/results (`make results`): assets/rules.json, and the tables and figures of docs/rules.md.
 
-`deeploop recommend` answers from that file: the best peak rate of every rule at every R that was run.
-`--check` says whether the file and the tables are in step.
+`deeploop recommend` answers from that file: a line through each rule's best peak rates, and the rules in
+order of their loss in long training. `--check` says whether the file and the tables are in step.
 """
 
 import json
+import math
 import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean, linear_regression
+from typing import NamedTuple
 
+import long_training
+from contrasts import contrasts
 from deeploop.report import transfer_views as views
-from deeploop.report.evidence import FILE, evidence_of, to_json
 from deeploop.report.groups import Histories
 from deeploop.report.page import filled, markdown_table, markdown_text
 from deeploop.report.plots import save_png
+from deeploop.report.recommend import BATCH_TOKENS, FILE, WIDTH, Line, Order
 from deeploop.report.runs import find_runs
 from deeploop.report.transfer import Study, find_studies
+from deeploop.rules import NAMED
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -35,9 +44,93 @@ def collect(results: Path) -> list[tuple[str, Study]]:
     return found
 
 
-def rules_json(studies: list[tuple[str, Study]]) -> str:
-    evidence = [evidence_of(study, f"docs/results/{name}") for name, study in studies]
-    return json.dumps(to_json(evidence), indent=1, ensure_ascii=False) + "\n"
+# ── What `deeploop recommend` answers from ──────────────────────────────────────────────────────────────
+# Studies at AdamW whose runs vary in peak rate, with the unigram bias.
+RATES = ("transfer", "shapes", "rules-search", "tokens-per-parameter/search", "long-training/search")
+FEWEST = 4  # best rates that a line is drawn through
+
+
+class Point(NamedTuple):
+    """A best peak rate that lies between others."""
+
+    folder: str
+    blocks: int
+    rounds: int
+    width: int
+    batch_tokens: int
+    peak: float
+
+    @property
+    def at_unit(self) -> float:
+        """The rate at the width and the batch that lines are given at."""
+        return self.peak * self.width / WIDTH * math.sqrt(BATCH_TOKENS / self.batch_tokens)
+
+
+def best_rates(results: Path) -> dict[str, list[Point]]:
+    """Rule → its best rates in all studies; those at an edge or beside a cliff are left out."""
+    found: dict[str, list[Point]] = defaultdict(list)
+    for folder in filter(lambda name: (results / name).is_dir(), RATES):
+        for study in find_studies(find_runs([results / folder]), Histories()):
+            fields = study.runs[0].fields
+            if fields.get("optim.kind", "adamw") != "adamw":
+                continue
+            shape = fields["model.width"], fields["model.context"] * fields["optim.batch"]
+            for rule in study.rules.values():
+                if rule.settings["model.rule"] in NAMED and rule.settings.get("model.unigram_bias"):
+                    found[rule.settings["model.rule"]] += [
+                        Point(f"docs/results/{folder}", fields["model.blocks"], R, *shape, best.peak)
+                        for R, best in rule.optima.items()
+                        if not best.mark
+                    ]
+    return found
+
+
+def line_through(points: Sequence[Point]) -> Line:
+    """Least squares in the logarithms of rate and R."""
+    x, y = [math.log2(one.rounds) for one in points], [math.log2(one.at_unit) for one in points]
+    slope, base = linear_regression(x, y)
+    squares = sum((b - base - slope * a) ** 2 for a, b in zip(x, y, strict=True))
+    spans = {
+        name: (min(values), max(values))
+        for name in ("blocks", "rounds", "width", "batch_tokens")
+        for values in [[getattr(one, name) for one in points]]
+    }
+    return Line(
+        base=_short(2**base),
+        slope=_short(slope),
+        spread=_short(math.sqrt(squares / (len(points) - 2))),
+        points=len(points),
+        folders=tuple(dict.fromkeys(one.folder for one in points)),
+        **spans,
+    )
+
+
+def _short(value: float) -> float:
+    """Six digits, so that the file is the same on every machine."""
+    return float(f"{value:.6g}")
+
+
+def long_order() -> Order:
+    """The rules in long training, the lowest loss first."""
+    losses = long_training.losses_of_seeds(long_training.FOLDER)
+    means = {rule: _short(fmean(seeds.values())) for rule, seeds in losses.items()}
+    return Order(
+        "docs/results/long-training",
+        "nats per byte; K = 4, R = 7, width 128, 151 bytes per parameter",
+        long_training.TOKENS,
+        dict(sorted(means.items(), key=lambda row: row[1])),
+        tuple(long_training.level_with_best(contrasts(losses))),
+    )
+
+
+def rules_json(results: Path) -> str:
+    rates = {rule: line_through(own) for rule, own in best_rates(results).items() if len(own) >= FEWEST}
+    record = {
+        "format": 2,
+        "rates": {rule: asdict(rates[rule]) for rule in sorted(rates)},
+        "order": asdict(long_order()),
+    }
+    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
 def figure_name(name: str, study: Study) -> str:
@@ -74,7 +167,11 @@ if __name__ == "__main__":
     studies = collect(DOCS / "results")
     page = DOCS / "rules.md"
     old = page.read_text(encoding="utf-8")
-    made = {FILE: rules_json(studies), page: filled(old, BEGIN, END, tables(studies)), **losses(studies)}
+    made = {
+        FILE: rules_json(DOCS / "results"),
+        page: filled(old, BEGIN, END, tables(studies)),
+        **losses(studies),
+    }
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text]
         sys.exit(f"{', '.join(stale)}: out of step with docs/results; run: make results" if stale else 0)

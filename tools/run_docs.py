@@ -59,6 +59,7 @@ SKIPPED = {
     r"runs/gpt2-small": "needs a trained gpt2-small",
     r"--data.max-epochs": "needs a corpus of billions of tokens",
     r"exported --context 8192": "needs a source of that context",
+    r"vllm": "needs vLLM in an environment of its own: make test-vllm",
     r"deeploop (export|sweep) --|--config$|generate --cache-rounds B": "is a part of a command",
 }
 
@@ -158,6 +159,7 @@ PREPARED: dict[str, tuple[Prepare, ...]] = {
     "docs/retrofit.md": (make_llama,),
     "docs/alignment.md": (train_tiny, prepare_corpora),
     "docs/inference.md": (train_tiny,),
+    "docs/serving.md": (train_tiny,),
     "docs/recurrent.md": (train_tiny, prepare_corpora),
     "docs/report.md": (train_tiny,),
     "docs/chat.md": (train_tiny,),

@@ -41,6 +41,7 @@ _PACKAGES = (
     "data",
     "diagnose",
     "eval",
+    "export",
     "models",
     "nn",
     "report",

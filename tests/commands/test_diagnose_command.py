@@ -65,7 +65,7 @@ def test_the_report_reads_as_a_page(runs, capsys, undrawn, monkeypatch):
     first, *lines = told.splitlines()
     assert "r3: measuring 2 parts on 1,024 tokens; about half a minute" in first
     assert [line.rpartition(": ")[2] for line in lines] == ["blocks.0.mlp (1/2)", "step (2/2)"]
-    assert "2 blocks × 3 rounds, p = 0.5, α = 3.464" in text
+    assert "2 blocks × 3 rounds, DeepLoop p=0.5, α = 3.464" in text
     assert "audit: each of 2 blocks is visited 3 times, α is right at all 4 residuals" in text
     assert "of at most 3" in text
     assert "last step: ‖ΔF‖/‖F‖ = " in text

@@ -1,9 +1,9 @@
 """Configs of 0.2.0: each field of a rule is read as the rule that it described."""
 
 import pytest
-from deeploop.train.config import from_dict
 
 from deeploop.config import old_names
+from deeploop.config.json import from_dict
 from deeploop.models import GPTConfig
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ transformers = pytest.importorskip(
 )
 
 from deeploop.data.hf_tokenizer import to_transformers  # noqa: E402
-from deeploop.models.hf import DeepLoopConfig, DeepLoopForCausalLM  # noqa: E402
+from deeploop.models.hf import DeepLoopConfig, DeepLoopForCausalLM, DeepLoopModel  # noqa: E402
 
 CONFIG = GPTConfig(blocks=2, rounds=3, width=32, heads=2, hidden=48, vocabulary=257, context=48)
 PROMPTS = [[5, 100, 7, 250, 31], [17], [200, 3, 3, 90, 41, 12, 77, 8, 150, 254, 6]]
@@ -86,7 +87,8 @@ def test_loaded_logits_are_ours_bit_for_bit(gpt, model, tokens):
     out = model(tokens)
     assert torch.equal(out.logits, our_logits(gpt, tokens))
     assert out.logits.shape[-1] == model.config.vocab_size == 257  # not the padded 320
-    assert out.past_key_values is None
+    assert len(out.past_key_values.layers) == 6
+    assert model(tokens, use_cache=False).past_key_values is None
     assert torch.equal(model(tokens, logits_to_keep=2).logits, out.logits[:, -2:])
     assert torch.equal(model(tokens, logits_to_keep=torch.tensor([4, 9])).logits, out.logits[:, [4, 9]])
     assert torch.equal(model(tokens, return_dict=False)[0], out.logits)
@@ -249,10 +251,150 @@ def test_beams_and_samples_do_not_depend_on_the_cache(model, settings):
     assert len(set(found[0])) > 3
 
 
-def test_eager_is_the_same_attention(folder, gpt, tokens):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    with torch.no_grad():
-        assert (model(tokens).logits - our_logits(gpt, tokens)).abs().max() < 1e-4
+@torch.no_grad()
+@pytest.mark.parametrize("kv_heads", [0, 1])
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention"])
+def test_every_attention_of_a_cpu_is_ours(attention, kv_heads, tokens, tmp_path, monkeypatch):
+    """In float64, which eager and flex attention do not have."""
+    gpt = make_gpt(kv_heads=kv_heads)
+    DeepLoopForCausalLM.from_gpt(gpt).save_pretrained(tmp_path)
+    dtype, close = (torch.float64, 1e-9) if attention == "sdpa" else (torch.float32, 2e-3)
+    settings = {"attn_implementation": attention, "dtype": dtype}
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **settings)
+    called = []
+    interface = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    chosen = interface.get_interface
+
+    def watched(name, default):
+        called.append(name)
+        return chosen(name, default)
+
+    monkeypatch.setattr(interface, "get_interface", watched)
+    logits = model(tokens, use_cache=False).logits
+    assert called == [attention] * 6  # "eager" was accepted and ignored once
+    expected = our_logits(gpt.to(dtype), tokens)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=close)
+    padded = nn.functional.pad(tokens, (4, 0), value=PAD)
+    mask = (torch.arange(24) >= 4).long().expand(3, -1)
+    padded_logits = model(padded, attention_mask=mask).logits[:, 4:]
+    torch.testing.assert_close(padded_logits, expected, rtol=0, atol=close)
+
+
+@torch.no_grad()
+def test_the_usual_decoding_loop_has_its_context(gpt, model, tokens):
+    """`out.past_key_values` was None unless asked for, and every further token stood alone."""
+    past, found = None, []
+    for token in tokens[:1].split(1, dim=1):
+        out = model(token, past_key_values=past)
+        past = out.past_key_values
+        found.append(out.logits)
+    assert (torch.cat(found, dim=1) - our_logits(gpt, tokens[:1])).abs().max() < 1e-3
+    assert not torch.equal(found[-1], model(tokens[:1, -1:]).logits)
+
+
+@torch.no_grad()
+def test_embeddings_in_place_of_tokens(gpt, model, tokens):
+    rows = model.get_input_embeddings()(tokens)
+    assert torch.equal(model(inputs_embeds=rows).logits, our_logits(gpt, tokens))
+    assert not torch.equal(model(inputs_embeds=rows + 1).logits, our_logits(gpt, tokens))
+    for given in ({"input_ids": tokens, "inputs_embeds": rows}, {}):
+        with pytest.raises(ValueError, match="input_ids, inputs_embeds: give exactly one"):
+            model(**given)
+    prompt = torch.tensor([PROMPTS[0]])
+    embedded = model.generate(
+        inputs_embeds=model.get_input_embeddings()(prompt),
+        max_new_tokens=9,
+        do_sample=False,
+        pad_token_id=PAD,
+    )
+    assert embedded[0].tolist() == theirs(model, PROMPTS[0], 9, do_sample=False)
+
+
+@torch.no_grad()
+def test_the_base_model_gives_the_states(folder, gpt, model, tokens):
+    base = transformers.AutoModel.from_pretrained(folder)
+    assert type(base) is DeepLoopModel
+    assert type(model.model) is type(model.base_model) is DeepLoopModel
+    assert torch.equal(base(tokens).last_hidden_state, gpt(tokens).states)
+
+
+def test_the_config_speaks_transformers(tmp_path):
+    config = DeepLoopConfig(**CONFIG.__dict__ | {"kv_heads": 1, "tied_head": False}, use_cache=False)
+    assert (config.num_key_value_heads, config.head_dim, config.num_attention_heads) == (1, 16, 2)
+    assert config.tie_word_embeddings is False
+    config.save_pretrained(tmp_path)
+    again = DeepLoopConfig.from_pretrained(tmp_path)
+    assert again.use_cache is False  # it was dropped
+    assert again.to_gpt() == config.to_gpt()
+    other = DeepLoopConfig(vocab_size=99, num_attention_heads=4, num_key_value_heads=2, head_dim=6)
+    assert (other.to_gpt().vocabulary, other.to_gpt().kv_heads, other.to_gpt().head_width) == (99, 2, 6)
+    other.num_hidden_layers = 24
+    assert other.rounds == 2
+    with pytest.raises(ValueError, match="num_hidden_layers=7: must be 12 times the rounds"):
+        other.num_hidden_layers = 7
+
+
+def test_ids_beyond_the_vocabulary_are_refused(model):
+    """The embedding has 320 rows, of which 63 are padding."""
+    with pytest.raises(IndexError, match="input_ids=257: must be below the vocabulary's 257"):
+        model(torch.tensor([[3, 257]]))
+
+
+@torch.no_grad()
+def test_text_past_the_context(gpt, model):
+    """As with other models it goes on; the rotation is that of a longer table."""
+    longer = LoopedGPT(replace(gpt.config, context=80)).eval()
+    longer.load_state_dict(gpt.state_dict())
+    tokens = torch.randint(0, 257, (1, 70), generator=torch.Generator().manual_seed(3))
+    assert torch.equal(model(tokens).logits, our_logits(longer, tokens))
+    expected = list(generate(longer, PROMPTS[0], max_tokens=60))
+    assert theirs(model, PROMPTS[0], 60, do_sample=False) == expected
+    assert theirs(model, PROMPTS[0], 60, do_sample=False, cache_implementation="static") == expected
+    noisy = DeepLoopForCausalLM.from_gpt(make_gpt(**RECURRENT, first_state="noise"))
+    with pytest.raises(ValueError, match="70 tokens: must be at most 48 with first_state=noise"):
+        noisy(tokens)
+
+
+def test_rounds_of_one_call_of_generate(gpt, folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.set_rounds(2, recompute_alpha=True)
+    alpha = model.model.blocks[0].mlp.alpha
+    found = theirs(model, PROMPTS[0], 12, do_sample=False, rounds=5)
+    gpt.set_rounds(5, recompute_alpha=True)
+    expected = list(generate(gpt, PROMPTS[0], max_tokens=12))
+    gpt.set_rounds(3)
+    assert found == expected
+    assert (model.config.rounds, model.model.gpt.rounds, model.model.blocks[0].mlp.alpha) == (2, 2, alpha)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("words", [250, 300, 400])
+def test_another_vocabulary(tied, words, tokens, tmp_path):
+    gpt = make_gpt(tied_head=tied, unigram_bias=True)
+    model = DeepLoopForCausalLM.from_gpt(gpt)
+    before = our_logits(gpt, tokens % 250)
+    assert model.resize_token_embeddings(257) is model.get_input_embeddings()
+    model.resize_token_embeddings(words)
+    kept = min(words, 257)
+    after = model(tokens % 250).logits
+    assert after.shape[-1] == words
+    assert torch.equal(after[..., :kept], before[..., :kept])
+    model.save_pretrained(tmp_path)
+    loaded = DeepLoopForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(tokens % 250).logits, after)
+    assert (model.get_output_embeddings() is None) == tied
+
+
+def test_a_class_from_the_folder_s_code_is_saved(folder, tmp_path):
+    """Taken from its module, not by an Auto class, which would say that it is remote code."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    name = "deeploop_models_hf.DeepLoopForCausalLM"
+    remote = get_class_from_dynamic_module(name, str(folder))
+    remote.from_pretrained(folder).save_pretrained(tmp_path)
+    assert {path.name for path in folder.glob("*.py")} == {path.name for path in tmp_path.glob("*.py")}
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
 
 
 def test_the_loss_is_ours(gpt, model, tokens):
@@ -337,11 +479,7 @@ def test_what_a_file_lacks_is_drawn_by_our_rule(model, tmp_path):
         assert torch.equal(tensor, expected), name
 
 
-def test_what_does_not_fit_is_refused(folder, model):
-    with pytest.raises(ValueError, match="49 tokens: must be at most the model's context 48"):
-        model(torch.zeros(1, 49, dtype=torch.long))
-    with pytest.raises(NotImplementedError, match="vocabulary"):
-        model.resize_token_embeddings(300)
+def test_what_does_not_fit_is_refused(folder):
     with pytest.raises(ValueError, match=r"model\.rounds=0: must be at least 1"):
         DeepLoopForCausalLM.from_pretrained(folder, rounds=0)
 
@@ -366,13 +504,14 @@ def test_hidden_states_are_those_of_every_visit(folder, gpt, tokens, from_config
     assert not any(block._forward_hooks for block in model.model.blocks)
 
 
-def test_attention_weights_are_refused(folder, model, tokens):
-    with pytest.raises(ValueError, match="output_attentions=True: must be False"):
-        model(tokens, output_attentions=True)
-    asked = {"output_attentions": True, "attn_implementation": "eager"}
-    configured = transformers.AutoModelForCausalLM.from_pretrained(folder, **asked)
-    with pytest.raises(ValueError, match="output_attentions=True: must be False"):
-        configured(tokens)
+@torch.no_grad()
+def test_attention_weights_of_every_visit(folder, tokens):
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    found = load(folder, attn_implementation="eager")(tokens, output_attentions=True).attentions
+    assert [weights.shape for weights in found] == [(3, 2, 20, 20)] * 6
+    for weights in found:
+        assert torch.equal(weights, weights.tril())
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 20))
 
 
 def test_gradient_checkpointing_gives_the_same_gradients(folder, tokens):
@@ -396,7 +535,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(folder, tokens):
         torch.testing.assert_close(found[name], grad)
     model.gradient_checkpointing_disable()
     assert not model.is_gradient_checkpointing
-    assert model.model.recompute == "off"
+    assert model.model.gpt.recompute == "off"
     with pytest.raises(ValueError, match="every_n_layers=2: must be 1"):
         model.gradient_checkpointing_enable(every_n_layers=2)
 
@@ -454,7 +593,7 @@ model.save_pretrained(again)
 model = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True)
 tokens = torch.arange(20)[None]
 with torch.no_grad():
-    logits = model(tokens).logits
+    logits = model(tokens, use_cache=False).logits
 torch.save((logits, model.generate(tokens[:, :5], max_new_tokens=10, do_sample=False)), result)
 assert not any(name.split(".")[0] == "deeploop" for name in sys.modules)
 """
@@ -487,7 +626,7 @@ def test_the_folder_brings_its_own_code(tmp_path):
     logits, text = torch.load(result)
     tokens = torch.arange(20)[None]
     with torch.no_grad():
-        assert torch.equal(logits, model(tokens).logits)
+        assert torch.equal(logits, model(tokens, use_cache=False).logits)
     assert torch.equal(text, model.generate(tokens[:, :5], max_new_tokens=10, do_sample=False))
     gpt.set_rounds(4)
     assert torch.equal(logits, our_logits(gpt, tokens))

@@ -22,7 +22,7 @@ def fake(config, **options):
     if what == "waits":
         time.sleep(60)  # until torchrun ends it
 
-train.train = fake
+train.runner = lambda **how: fake
 sys.exit(cli.main(["train", "tiny"]))
 """
 

@@ -1,18 +1,20 @@
-"""`deeploop recommend`: rule, alpha, peak rate and warm-up for a shape, and the runs that say so."""
+"""`deeploop recommend`: a rule, three learning rates to compare, and the command to start with."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 
 from deeploop.commands.parsing import run_command
-from deeploop.report.page import text_table
-from deeploop.report.recommend import BIAS, LONG_TRAINING, Recommendation, recommend
+from deeploop.report.recommend import Recommendation, recommend
+from deeploop.rules import NAMED, parse
 
-SHOWN_RUNS = 3
+RESULTS = "docs/results/"
+HEAD_SIZES = (64, 128, 32, 16, 8, 4, 2)
 
 
 @dataclass(frozen=True)
 class RecommendArgs:
-    """Which rule, at which learning rate, for K blocks, R rounds and a width, by the runs in docs/results."""
+    """Which residual rule, and which learning rates to compare, for a shape, a length and a batch."""
 
     blocks: int
     """Stored blocks K."""
@@ -20,66 +22,92 @@ class RecommendArgs:
     """Rounds R: how often the blocks are visited."""
     width: int
     """Width of the residual stream."""
-    tokens: int | None = None
-    """Tokens that you will train on; unset: what the runs had."""
+    tokens: float
+    """Tokens of the whole training, such as 3e8."""
+    batch: int
+    """Sequences per optimizer step."""
+    context: int = 1024
+    """Tokens per sequence."""
+    rule: str | None = None
+    """Ask for the rates of this rule, such as prenorm; unset: the best one in long training."""
     json: bool = False
     """Print one JSON object instead of text."""
 
 
 def run(args: RecommendArgs) -> str:
     """The text that `deeploop recommend` prints."""
-    found = recommend(args.blocks, args.rounds, args.width, args.tokens)
-    if args.json:
-        record = asdict(found) | {"scales": found.scales._asdict()}
-        return json.dumps(record, indent=1, ensure_ascii=False)
-    answer = "\n".join(f"{name:<12}  {text}".rstrip() for name, text in lines(found))
-    return f"{answer}\n\n{compared(found)}"
-
-
-def lines(found: Recommendation) -> list[tuple[str, str]]:
-    interval = " (95% over seeds: {:.2g} to {:.2g})".format(*found.interval) if found.interval else ""
-    more = f", … ({len(found.runs)} runs)" if len(found.runs) > SHOWN_RUNS else ""
-    scales = [
-        (symbol, f"{value:.4g}") for symbol, value in zip("αβε", found.scales, strict=True) if value != 1
-    ]
-    return [
-        ("rule", f"{found.rule}: {flags(found)}"),
-        *scales,
-        ("long runs", LONG_TRAINING),
-        ("peak rate", f"{found.peak_lr:g}{interval}"),
-        ("warm-up", f"{found.warmup:.0%} of the steps, as in the runs; no other was tried"),
-        ("rests on", f"{found.folder}: {', '.join(found.runs[:SHOWN_RUNS])}{more}"),
-        ("runs with", found.conditions),
-        *(("extrapolated" if not index else "", text) for index, text in enumerate(found.extrapolated)),
-        *(("other widths" if not index else "", text) for index, text in enumerate(found.other_widths)),
-    ]
-
-
-def flags(found: Recommendation) -> str:
-    """What follows `deeploop train RECIPE` to have the rule; the unigram bias too, where the runs had it."""
-    bias = " --model.unigram-bias" if found.settings.get(BIAS) else ""
-    return f"--model.rule {found.settings['model.rule']}{bias}"
-
-
-def compared(found: Recommendation) -> str:
-    header = (
-        "rule",
-        "best loss at this R",
-        "at a peak rate of",
-        "½× or 2× that costs",
-        "one rate for every R?",
+    found = recommend(
+        args.blocks, args.rounds, args.width, round(args.tokens), args.batch * args.context, rule=args.rule
     )
-    rows = [
+    if args.json:
+        record = asdict(found) | {"command": command(args, found)}
+        return json.dumps(record, indent=1, ensure_ascii=False)
+    answer = "\n".join(f"{name:<10}  {text}".rstrip() for name, text in lines(args, found))
+    return f"{answer}\n\n{command(args, found)}"
+
+
+def lines(args: RecommendArgs, found: Recommendation) -> list[tuple[str, str]]:
+    """Name and text of every line of the answer."""
+    rule, line = NAMED[found.rule], found.line
+    folders = [folder.removeprefix(RESULTS) for folder in line.folders]
+    scales = rule.scales(args.blocks, args.rounds)
+    told = [f"{symbol} = {value:.4g}" for symbol, value in zip("αβε", scales, strict=True) if value != 1]
+    return [
+        ("rule", f"{rule.label}, {rule.equation}" + f" with {', '.join(told)}" * bool(told)),
+        ("", standing(found)),
+        ("", f"({found.order.conditions})"),
         (
-            one.rule,
-            f"{one.loss:.3f}",
-            f"{one.peak_lr:g}",
-            "–" if one.octave is None else f"{one.octave:+.3f}",
-            one.verdict,
-        )
-        for one in found.compared
+            "rates",
+            f"compare {', '.join(map(milli, found.rates))}; where the best is at an edge, go on by octaves",
+        ),
+        ("rests on", f"{line.points} best rates of this rule, in {RESULTS}: {', '.join(folders)}"),
+        ("", "taken to go as 1/width and √(tokens per step); they lie within"),
+        ("", f"{line.spread:.1f} octaves (one standard deviation) of such a line"),
+        ("warm-up", f"{found.warmup:.0%} of the steps, as in these runs"),
+        *(("beyond" if not index else "", text) for index, text in enumerate(found.notes)),
     ]
-    return text_table(header, rows) + f"\n{found.chosen_in}"
+
+
+def milli(rate: float) -> str:
+    """A rate such as 16e-3."""
+    return f"{rate * 1e3:g}e-3"
+
+
+def standing(found: Recommendation) -> str:
+    """Where the rule stands in long training."""
+    order = found.order
+    if found.rule not in order.losses:
+        return f"not among the rules of {order.folder}"
+    own, best = order.losses[found.rule], min(order.losses.values())
+    others = [name for name in order.losses if name != found.rule]
+    if found.rule in order.level:
+        level = [name for name in order.level if name != found.rule]
+        behind = [f"{order.losses[name] - own:.3f} of {name}" for name in others if name not in level]
+        same = f"not told apart from {', '.join(level)}; " if level else ""
+        return f"in long training {same}ahead by {', '.join(behind)}"
+    return f"in long training {own - best:.3f} behind {order.level[0]}"
+
+
+def command(args: RecommendArgs, found: Recommendation) -> str:
+    """The training to start with, at the middle rate."""
+    steps = math.ceil(args.tokens / (args.batch * args.context))
+    size = next(size for size in HEAD_SIZES if args.width % size == 0)
+    options = {
+        "data.path": "DATA",
+        "model.rule": str(parse(found.rule)),
+        "model.blocks": args.blocks,
+        "model.rounds": args.rounds,
+        "model.width": args.width,
+        "model.heads": args.width // size,
+        "model.hidden": -(-args.width * 8 // 3 // 16) * 16,
+        "model.context": args.context,
+        "optim.batch": args.batch,
+        "optim.steps": steps,
+        "optim.warmup-steps": round(found.warmup * steps),
+        "optim.peak-lr": f"{found.rates[1]:g}",
+    }
+    words = [f"--{name} {value}" for name, value in options.items()]
+    return " ".join(["deeploop train gpt2-small --model.unigram-bias", *words])
 
 
 def main(arguments: list[str]) -> int:

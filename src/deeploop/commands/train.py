@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from deeploop.commands.parsing import choose, parse, summary
-from deeploop.config.json import to_dict
 from deeploop.config.old_names import REASONERS, require_new_flags
 from deeploop.config.run import RunConfig
 from deeploop.exits import memory_advice
@@ -191,26 +190,29 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list
         if word.replace("_", "-").startswith(("--optim.peak-lr", "--optim.warmup-steps")):
             raise ValueError(f"{word}: settles what {AUTO_LR} would; give one of the two")
     from deeploop.report.recommend import recommend  # now: it reads what was measured
-    from deeploop.report.runs import flatten
 
     model, optim = config.model, config.optim
     model.require_plain_loop(AUTO_LR)
+    batch_tokens = optim.batch * model.context
     try:
+        if optim.kind != "adamw":
+            raise ValueError(f"optim.kind={optim.kind}: our rates are AdamW's")
         found = recommend(
             model.blocks,
             model.rounds,
             model.width,
-            optim.steps * optim.batch * model.context,
-            settings=flatten(to_dict(config)),
-            optimizer=getattr(optim, "kind", "adamw"),
+            optim.steps * batch_tokens,
+            batch_tokens,
+            rule=model.rule,
         )
     except ValueError as error:
         raise ValueError(f"{error}; or leave {AUTO_LR} out and give --optim.peak-lr") from None
-    peak, warm = found.peak_lr, round(found.warmup * optim.steps)
+    low, peak, high = found.rates
+    warm = round(found.warmup * optim.steps)
     rate = replace(optim, peak_lr=peak, warmup_steps=warm, floor_lr=min(optim.floor_lr, peak))
-    beyond = "".join(f"\n  {text}" for text in found.extrapolated)
+    beyond = "".join(f"\n  {text}" for text in found.notes)
     told = (
-        f"{AUTO_LR}: peak rate {peak:g}, {warm:,} steps of warm-up, by {found.folder}{beyond}\n"
-        f"  measured in short runs: compare {peak / 2:g} and {peak * 2:g} before a long one"
+        f"{AUTO_LR}: peak rate {peak:g}, {warm:,} steps of warm-up{beyond}\n"
+        f"  compare {low:g} and {high:g} before a long run"
     )
     return replace(config, optim=rate), [told]

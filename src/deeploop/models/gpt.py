@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from deeploop.config.loop import GateConfig
 from deeploop.models.exit_gate import ExitGate, exit_loss
 from deeploop.models.gpt_config import PARTS, GPTConfig, Part
-from deeploop.nn.cache import Cache, KeyValueCache, causal_mask
+from deeploop.nn.cache import Cache, EngineAttention, KeyValueCache, causal_mask
 from deeploop.nn.context import Context, Mask
 from deeploop.nn.documents import document_mask, document_positions
 from deeploop.nn.init import init_weights_
@@ -181,6 +181,7 @@ class LoopedGPT(nn.Module):
         noise: Tensor | None = None,
         state: Tensor | None = None,
         documents: Tensor | None = None,
+        embedded: Tensor | None = None,
     ) -> GPTOutput:
         """tokens and targets (B, T); targets below 0 are not counted.
 
@@ -190,13 +191,14 @@ class LoopedGPT(nn.Module):
         `state` (B, T, width) is the first state of a model whose `first_state` is noise: training draws it
         anew for every step; without it there is one draw per position, so that a cache changes nothing.
         `documents` are bounds (`nn/documents.py`): each document is then computed as if it stood alone.
+        `embedded` (B, T, width) stands in for the tokens' rows of the embedding.
         """
         if isinstance(cache, KeyValueCache) and tokens.shape[1] > 1 and self.kept_rounds < self.rounds:
             # Under a budget a token needs the last round of those before it: they are read one by one.
             read = [self.forward(token, cache=cache).states for token in tokens.split(1, dim=1)]
             return self.output(torch.cat(read, dim=1), targets)
         context, state = self.begin(tokens, cache, places, documents, state)
-        x, entered = self.enter_loop(tokens, context, state)  # embedding, prelude, first state
+        x, entered = self.enter_loop(tokens, context, state, embedded)  # embedding, prelude, first state
         if self.gate_training is not None and self.training and targets is not None:
             x, loss = exit_loss(self, self.gate_training, x, entered, context, targets)
             return GPTOutput(self.final_norm(x), loss)
@@ -252,13 +254,15 @@ class LoopedGPT(nn.Module):
     ) -> tuple[Callable[[Tensor, Context], Tensor], Context]:
         """Visit `number` of a forward pass: the block, or its recomputation, and what it takes beside x."""
         if context.cache is not None:
-            return block, context._replace(slot=self.slot_of(number))
+            context = context._replace(slot=self.slot_of(number))
         again = self.recomputes("block", context) and number < self.visits - 1
         return recomputed(block) if again else block, context
 
     def recomputes(self, unit: Recompute, context: Context) -> bool:
         """Whether activations of such a unit are computed again in the backward pass."""
-        return self.recompute == unit and context.cache is None and torch.is_grad_enabled()
+        cache = context.cache
+        kept = cache is not None and not (isinstance(cache, EngineAttention) and not cache.keeps)
+        return self.recompute == unit and not kept and torch.is_grad_enabled()
 
     @property
     def free_rounds(self) -> int:
@@ -285,10 +289,10 @@ class LoopedGPT(nn.Module):
         return Context(*places, cache), state
 
     def enter_loop(
-        self, tokens: Tensor, context: Context, state: Tensor | None = None
+        self, tokens: Tensor, context: Context, state: Tensor | None = None, embedded: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """What the first round starts from, and what enters every round: embedding, prelude, first state."""
-        e = self.input_norm(self.embedding(tokens))
+        e = self.input_norm(self.embedding(tokens) if embedded is None else embedded)
         e = self.once("prelude", e, context)
         start = context.cache.length if isinstance(context.cache, KeyValueCache) else 0
         entered = None if self.injection is None else self.injection.enter(e)

@@ -1,4 +1,4 @@
-"""The Hugging Face wrapper of LoopedGPT: config, cache, masks and files are theirs, the model is ours.
+"""LoopedGPT for transformers: config, cache, masks, attention and files are theirs, the model is ours.
 
 import deeploop.models.hf  # teaches transformers the model type "deeploop"
 model = AutoModelForCausalLM.from_pretrained("exported", rounds=5)
@@ -10,13 +10,14 @@ A folder that `save_pretrained` writes carries its own code (`hf_source`), so th
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     Cache,
     DynamicCache,
@@ -25,12 +26,17 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward
 from transformers.utils import can_return_tuple
 
 from deeploop.config.old_names import model_section
-from deeploop.models.gpt import LoopedGPT, Places
+from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
+from deeploop.models.hf_source import write_source
+from deeploop.nn.cache import EngineAttention
+from deeploop.nn.layers import rotary_table
 
 
 class DeepLoopConfig(PreTrainedConfig):
@@ -49,12 +55,18 @@ class DeepLoopConfig(PreTrainedConfig):
         "intermediate_size": "hidden",
         "num_attention_heads": "heads",
         "max_position_embeddings": "context",
+        "rms_norm_eps": "norm_eps",
+        "tie_word_embeddings": "tied_head",
     }
 
     blocks: int = GPTConfig.blocks
     rounds: int = GPTConfig.rounds
     trained_rounds: int | None = None
     cache_rounds: int | None = None
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs = model_section(kwargs)
@@ -68,9 +80,42 @@ class DeepLoopConfig(PreTrainedConfig):
     @property
     def num_hidden_layers(self) -> int:
         """Slots of the cache, which `generate` sizes by this: one per visit, or fewer under a budget."""
+        return self._once + self.blocks * min(self.cache_rounds or self.rounds, self.rounds)
+
+    @num_hidden_layers.setter
+    def num_hidden_layers(self, visits: int) -> None:
+        rounds, rest = divmod(visits - self._once, self.blocks)
+        if rest or rounds < 1:
+            whole = (
+                f"{self._once} + {self.blocks} times the rounds"
+                if self._once
+                else f"{self.blocks} times the rounds"
+            )
+            raise ValueError(f"num_hidden_layers={visits}: must be {whole}, the visits of a forward pass")
+        self.rounds = rounds
+
+    @property
+    def _once(self) -> int:
         own = {name: getattr(self, name) for name in PARTS}
-        kept = min(self.cache_rounds or self.rounds, self.rounds)
-        return own["prelude"] + self.blocks * kept + own["coda"]
+        return own["prelude"] + own["coda"]
+
+    @property
+    def num_key_value_heads(self) -> int:
+        own: dict[str, int] = vars(self)
+        return own["kv_heads"] or own["heads"]
+
+    @num_key_value_heads.setter
+    def num_key_value_heads(self, heads: int) -> None:
+        self.kv_heads = heads
+
+    @property
+    def head_dim(self) -> int:
+        own: dict[str, int] = vars(self)
+        return own["head_width"] or own["width"] // own["heads"]
+
+    @head_dim.setter
+    def head_dim(self, size: int) -> None:
+        self.head_width = size
 
     def to_gpt(self) -> GPTConfig:
         """The config of the model as it was trained."""
@@ -79,98 +124,78 @@ class DeepLoopConfig(PreTrainedConfig):
         return GPTConfig(**own | {"rounds": self.trained_rounds})
 
 
-class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
-    """A LoopedGPT that transformers can load, save, generate with and train.
+class Visit:
+    """A block's visit, with what transformers' attention functions read of an attention module."""
 
-    Logits are over the real vocabulary. With `tied_head` the head reads the embedding itself, so transformers
-    has nothing to tie.
+    is_causal = True
+
+    def __init__(self, config: DeepLoopConfig, slot: int, training: bool) -> None:
+        self.config, self.layer_idx, self.training = config, slot, training
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+
+
+class TransformersAttention(EngineAttention):
+    """The attention of `attn_implementation`, over keys and values in transformers' cache, if there is one.
+
+    `weights` collects what the eager implementation computes at every visit.
     """
 
+    def __init__(
+        self,
+        model: "DeepLoopModel",
+        cache: Cache | None,
+        mask: Any,
+        options: dict[str, Any],
+        wanted: bool = False,
+    ) -> None:
+        self.config, self.training = model.config, model.training
+        self.cache, self.mask, self.options = cache, mask, options
+        self.keeps = cache is not None or "cache" in options  # continuous batching has a cache of its own
+        self.weights: list[Tensor] | None = [] if wanted else None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, slot: int) -> Tensor:
+        if self.cache is not None:
+            k, v = self.cache.update(k, v, slot)
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        visit: Any = Visit(self.config, slot, self.training)
+        y, weights = attention(
+            visit, q, k, v, self.mask, scaling=q.shape[-1] ** -0.5, dropout=0.0, **self.options
+        )
+        if self.weights is not None and weights is not None:
+            self.weights.append(weights)
+        return y.transpose(1, 2)  # (B, T, H, D) → (B, H, T, D)
+
+
+class DeepLoopPreTrainedModel(PreTrainedModel):
+    """What the classes share: flags, files, initialization."""
+
+    config: DeepLoopConfig
     config_class = DeepLoopConfig
     base_model_prefix = "model"
     _input_embed_layer = "embedding"
     _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     supports_gradient_checkpointing = True
-    _no_split_modules = ["LoopedGPT"]  # noqa: RUF012 (the head reads the embedding)
+    _no_split_modules = ["DeepLoopModel"]  # noqa: RUF012 (the head reads the embedding)
 
-    def __init__(self, config: DeepLoopConfig) -> None:
-        super().__init__(config)
-        self.model = LoopedGPT(config.to_gpt(), seed=torch.initial_seed() % 2**63)
-        self.model.set_rounds(config.rounds)
-        self.model.set_cache_rounds(config.cache_rounds)
-        # Unless on the meta device, it has drawn its weights: by its own rule, not by a common std.
-        self.model._is_hf_initialized = not self.model.cos.is_meta
-        self.post_init()
-
-    @classmethod
-    def from_gpt(cls, gpt: LoopedGPT) -> Self:
-        """Wraps a LoopedGPT; the weights are shared, not copied."""
-        trained = asdict(gpt.config)
-        now = {"rounds": gpt.rounds, "trained_rounds": gpt.config.rounds, "cache_rounds": gpt.cache_rounds}
-        config = DeepLoopConfig(**trained | now)
-        with torch.device("meta"):
-            model = cls(config)
-        model.model = gpt
-        return model
-
-    def set_rounds(self, rounds: int, *, recompute_alpha: bool | None = None) -> None:
-        """Test-time depth, as in `LoopedGPT.set_rounds`; caches made before no longer fit."""
-        self.model.set_rounds(rounds, recompute_alpha=recompute_alpha)
-        self.config.rounds = rounds
-
-    def set_cache_rounds(self, budget: int | None) -> None:
-        """The key-value budget, as in `LoopedGPT.set_cache_rounds`; caches made before no longer fit."""
-        self.model.set_cache_rounds(budget)
-        self.config.cache_rounds = budget
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool = False,
-        logits_to_keep: int | Tensor = 0,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Next-token logits, and with `labels` (the input ids; -100 is left out) their mean loss.
-
-        `output_hidden_states` gives one more than there are visits: what enters the first block, then the
-        stream after every visit; the last is behind the final norm, as in transformers' own models.
-        """
-        if self.config.output_attentions if output_attentions is None else output_attentions:
-            raise ValueError(
-                "output_attentions=True: must be False; "
-                "the model's scaled_dot_product_attention computes no attention weights to return"
-            )
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        positions = self._positions(input_ids, attention_mask, position_ids, past_key_values)
-        places = self._places(input_ids, attention_mask, positions, past_key_values)
-        noise = self.model.first_noise
-        first = None if noise is None else noise[positions].expand(*input_ids.shape, -1)  # padding moves it
-        budgeted = past_key_values if self.model.kept_rounds < self.model.rounds else None
-        if budgeted is not None and wanted:
-            raise ValueError("output_hidden_states=True: must be False with cache_rounds, or use_cache=False")
-        with _recorded_visits(self.model if wanted else None) as visits:
-            if budgeted is not None:
-                states = torch.cat([*self._one_by_one(input_ids, budgeted, places, first)], dim=1)
-            else:
-                states = self.model(input_ids, cache=past_key_values, places=places, state=first).states
-        hidden: Any = (*visits[:-1], states) if wanted else None
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.model.logits(states[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=past_key_values, hidden_states=hidden
-        )
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Set what a loaded file has not given: the rotary table always, weights where some were missing."""
+        if not isinstance(module, DeepLoopModel):
+            return
+        parameters = dict(module.named_parameters())
+        given = {k: v for k, v in parameters.items() if getattr(v, "_is_hf_initialized", False)}
+        if len(given) < len(parameters):
+            kept = {name: parameter.clone() for name, parameter in given.items()}
+            module.gpt.init_weights(torch.initial_seed() % 2**63)
+            module.load_state_dict(kept, strict=False)
+        module.gpt.init_tables()
 
     def _set_gradient_checkpointing(
         self,
@@ -178,91 +203,299 @@ class DeepLoopForCausalLM(PreTrainedModel, GenerationMixin):
         gradient_checkpointing_func: Callable[..., Any] | None = None,
         every_n_layers: int = 1,
     ) -> None:
-        """Recomputes each block visit by `maybe_checkpoint`; transformers' function is not used."""
+        """Recompute each block visit by `maybe_checkpoint`; transformers' function is not used."""
         if every_n_layers != 1:
             raise ValueError(f"every_n_layers={every_n_layers}: must be 1, every visit is recomputed")
-        self.gradient_checkpointing = enable  # what `is_gradient_checkpointing` reads
-        self.model.recompute = "block" if enable else "off"
+        model: Any = self.base_model
+        model.gradient_checkpointing = enable  # what `is_gradient_checkpointing` reads
+        model.gpt.recompute = "block" if enable else "off"
 
-    def _one_by_one(
-        self, tokens: Tensor, cache: Cache, places: Places, first: Tensor | None
-    ) -> Iterator[Tensor]:
+    @torch.no_grad()
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """Give the vocabulary another size; a new word has the mean of the old rows, and their lowest bias.
+
+        As always, the embedding has rows up to the next multiple of 64.
+        """
+        model: Any = self.base_model
+        gpt: LoopedGPT = model.gpt
+        multiple = pad_to_multiple_of or 1
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return gpt.embedding
+        old = gpt.config.vocabulary
+        words = -(-(new_num_tokens or old) // multiple) * multiple
+        if words == old:
+            return gpt.embedding
+        self.config.vocabulary = words
+        gpt.config = replace(gpt.config, vocabulary=words)
+        rows = gpt.config.padded_vocabulary
+        gpt.embedding.weight = _resized(gpt.embedding.weight, old, rows, gpt.embedding.weight[:old].mean(0))
+        gpt.embedding.num_embeddings = rows
+        if gpt.head is not None:
+            gpt.head.weight = _resized(gpt.head.weight, old, rows, gpt.head.weight[:old].mean(0))
+            gpt.head.out_features = rows
+        if gpt.output_bias is not None:
+            gpt.output_bias = _resized(gpt.output_bias, old, rows, gpt.output_bias[:old].min())
+        return gpt.embedding
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save as every model of transformers, with the code beside the weights."""
+        if not self.is_remote_code():  # else transformers copies the files that the class came from
+            name = write_source(save_directory, __name__, __file__)
+            self.config.auto_map = {
+                "AutoConfig": f"{name}.DeepLoopConfig",
+                "AutoModel": f"{name}.DeepLoopModel",
+                "AutoModelForCausalLM": f"{name}.DeepLoopForCausalLM",
+            }
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+
+class DeepLoopModel(DeepLoopPreTrainedModel):
+    """A LoopedGPT without its readout.
+
+    Its parts are those of `gpt`, which is no submodule: so parameters have the names of `deeploop export`.
+    """
+
+    gpt: LoopedGPT
+
+    def __init__(self, config: DeepLoopConfig) -> None:
+        super().__init__(config)
+        self.share(LoopedGPT(config.to_gpt(), seed=torch.initial_seed() % 2**63))
+        self._follow_config()
+        # Unless on the meta device, it has drawn its weights: by its own rule, not by a common std.
+        self._is_hf_initialized = not self.gpt.cos.is_meta
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def share(self, gpt: LoopedGPT) -> None:
+        """Take over the parts of a LoopedGPT: both have one set of parameters, buffers and submodules."""
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            vars(self)[name] = vars(gpt)[name]
+        vars(self)["gpt"] = gpt
+
+    def _follow_config(self) -> None:
+        """Set the rounds that the config asks for now."""
+        gpt, config = self.gpt, self.config
+        if gpt.rounds != config.rounds:
+            gpt.set_rounds(config.rounds, recompute_alpha=config.recompute_alpha)
+        if gpt.cache_rounds != config.cache_rounds:
+            gpt.set_cache_rounds(config.cache_rounds)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Compute the states behind the final norm.
+
+        `output_hidden_states` gives one more than there are visits: what enters the first block, then the
+        stream after every visit; the last is behind the final norm, as in transformers' own models.
+        """
+        self._follow_config()
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input_ids, inputs_embeds: give exactly one of them")
+        if inputs_embeds is None:
+            assert input_ids is not None
+            self._check(input_ids)
+            inputs_embeds = self.gpt.embedding(input_ids)
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            position_ids = _positions(inputs_embeds, attention_mask, past_key_values)
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        weights = self.config.output_attentions if output_attentions is None else output_attentions
+        budgeted = past_key_values is not None and self.gpt.kept_rounds < self.gpt.rounds
+        if budgeted and (hidden or weights):
+            name = "output_hidden_states" if hidden else "output_attentions"
+            raise ValueError(f"{name}=True: must be False with cache_rounds, or use_cache=False")
+        if weights:
+            kwargs["output_attentions"] = True  # implementations that compute no weights warn of it
+        attention = TransformersAttention(self, past_key_values, mask, kwargs, bool(weights))
+        with _recorded_visits(self.gpt if hidden else None) as visits:
+            compute = self._one_by_one if budgeted else self._states
+            states: Any = compute(inputs_embeds, position_ids, attention)
+        stream: Any = (*visits[:-1], states) if hidden else None
+        seen: Any = None if attention.weights is None else tuple(attention.weights)
+        return BaseModelOutputWithPast(
+            last_hidden_state=states,
+            past_key_values=past_key_values,
+            hidden_states=stream,
+            attentions=seen,
+        )
+
+    def _states(self, embedded: Tensor, positions: Tensor, attention: TransformersAttention) -> Tensor:
+        """States (B, T, width) behind the final norm of embedded tokens at these positions (B or 1, T)."""
+        gpt = self.gpt
+        rotary = self._rotary(positions, attention.cache)
+        noise = gpt.first_noise
+        state = None if noise is None else noise[positions].expand_as(embedded)  # padding moves it
+        return gpt(positions, cache=attention, places=(rotary, None), state=state, embedded=embedded).states
+
+    def _one_by_one(self, embedded: Tensor, positions: Tensor, attention: TransformersAttention) -> Tensor:
         """States of token after token, as a budget of rounds asks: see `LoopedGPT.set_cache_rounds`."""
+        cache, mask = attention.cache, attention.mask
         if not isinstance(cache, DynamicCache):
             raise ValueError(
                 f"cache_rounds={self.config.cache_rounds}: needs a DynamicCache, not a {type(cache).__name__}"
             )
-        (cos, sin), mask = places
-        assert mask is None or isinstance(mask, Tensor)  # documents are for training
-        start, count = cache.get_seq_length(), tokens.shape[1]
-        for t in range(count):
+        if not (mask is None or isinstance(mask, Tensor)):
+            raise ValueError(
+                f'cache_rounds={self.config.cache_rounds}: needs attn_implementation="sdpa" or "eager"'
+            )
+        start, states = cache.get_seq_length(), []
+        for t in range(embedded.shape[1]):
             one = slice(t, t + 1)
             seen = None if mask is None else mask[:, :, one, : start + t + 1]
-            yield self.model(
-                tokens[:, one],
-                cache=_Overwritten(cache, start + t),
-                places=((cos[:, :, one], sin[:, :, one]), seen),
-                state=None if first is None else first[:, one],
-            ).states
+            overwritten: Any = _Overwritten(cache, start + t)
+            token = TransformersAttention(self, overwritten, seen, attention.options)
+            states.append(self._states(embedded[:, one], positions[:, one], token))
+        return torch.cat(states, dim=1)
 
-    def _positions(
-        self, tokens: Tensor, attention_mask: Tensor | None, positions: Tensor | None, cache: Cache | None
-    ) -> Tensor:
-        """Where the tokens stand, (B or 1, T): padding has no position."""
-        if positions is None:
-            start = 0 if cache is None else cache.get_seq_length()
-            if attention_mask is not None and attention_mask.ndim == 2:
-                positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-            else:
-                positions = torch.arange(tokens.shape[1], device=tokens.device)[None] + start
-        context = self.config.max_position_embeddings
-        if not torch.compiler.is_compiling() and int(positions.max()) >= context:
+    def _rotary(self, positions: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
+        """Rows of the rotary table, made longer where text goes past the context."""
+        gpt = self.gpt
+        if not torch.compiler.is_compiling():
+            # A static cache is compiled later, when no table can grow.
+            room = cache.get_max_length() if isinstance(cache, Cache) else 0
+            longest = max(int(positions.max()) + 1, room)
+            if longest > len(gpt.cos):
+                self._lengthen(longest)
+        return gpt.cos[positions][:, None], gpt.sin[positions][:, None]
+
+    def _lengthen(self, length: int) -> None:
+        gpt, own = self.gpt, self.gpt.config
+        if gpt.first_noise is not None:
             raise ValueError(
-                f"{int(positions.max()) + 1} tokens: must be at most the model's context {context}"
+                f"{length} tokens: must be at most {own.context} with first_state=noise, drawn by position"
             )
-        return positions
+        table = rotary_table(length, own.head_size, own.rotary_base, own.rotary_scaling)
+        gpt.cos, gpt.sin = (half.to(gpt.cos.device) for half in table)
 
-    def _places(
-        self, tokens: Tensor, attention_mask: Tensor | None, positions: Tensor, cache: Cache | None
-    ) -> Places:
-        """Rotary table and mask of the tokens: nobody sees padding."""
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=torch.empty((*tokens.shape, 0), dtype=self.dtype, device=tokens.device),  # a shape
+    def _check(self, tokens: Tensor) -> None:
+        """Refuse ids beyond the vocabulary, which the padded embedding would take."""
+        words = self.config.vocab_size
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and tokens.numel():
+            if int(tokens.max()) >= words:
+                raise IndexError(f"input_ids={int(tokens.max())}: must be below the vocabulary's {words}")
+        else:  # as theirs, when the device gets there
+            torch._assert_async((tokens < words).all(), "input_ids: must be below vocab_size")
+
+
+class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
+    """A LoopedGPT that transformers can load, save, generate with and train.
+
+    Logits are over the real vocabulary. With `tied_head` the head reads the embedding itself, so transformers
+    has nothing to tie.
+    """
+
+    def __init__(self, config: DeepLoopConfig) -> None:
+        super().__init__(config)
+        self.model = DeepLoopModel(config)
+        self.post_init()
+
+    @classmethod
+    def from_gpt(cls, gpt: LoopedGPT) -> Self:
+        """Wrap a LoopedGPT; the weights are shared, not copied."""
+        trained = asdict(gpt.config)
+        now = {"rounds": gpt.rounds, "trained_rounds": gpt.config.rounds, "cache_rounds": gpt.cache_rounds}
+        config = DeepLoopConfig(**trained | now)
+        with torch.device("meta"):
+            model = cls(config)
+        model.model.share(gpt)
+        return model.train(gpt.training)
+
+    def set_rounds(self, rounds: int, *, recompute_alpha: bool | None = None) -> None:
+        """Set the test-time depth, as `LoopedGPT.set_rounds`; caches made before no longer fit."""
+        if recompute_alpha is not None:
+            self.config.recompute_alpha = recompute_alpha
+        self.model.gpt.set_rounds(rounds, recompute_alpha=self.config.recompute_alpha)
+        self.config.rounds = rounds
+
+    def set_cache_rounds(self, budget: int | None) -> None:
+        """Set the key-value budget, as `LoopedGPT.set_cache_rounds`; caches made before no longer fit."""
+        self.model.gpt.set_cache_rounds(budget)
+        self.config.cache_rounds = budget
+
+    def generate(self, *args: Any, rounds: int | None = None, **kwargs: Any) -> Any:
+        """Generate as every model of transformers; at another depth where `rounds` is given."""
+        generate: Any = super().generate  # type: ignore[misc]
+        if rounds is None:
+            return generate(*args, **kwargs)
+        before = self.config.rounds
+        self.set_rounds(rounds)
+        try:
+            return generate(*args, **kwargs)
+        finally:
+            self.set_rounds(before)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Compute next-token logits, and with `labels` (the input ids; -100 is left out) their mean loss."""
+        out: BaseModelOutputWithPast = self.model(
+            input_ids=input_ids,
             attention_mask=attention_mask,
-            past_key_values=cache,
-            position_ids=positions,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            **kwargs,
         )
-        assert mask is None or isinstance(mask, Tensor)  # flex attention is not offered
-        return (self.model.cos[positions][:, None], self.model.sin[positions][:, None]), mask
+        assert out.last_hidden_state is not None
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.model.gpt.logits(out.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+        )
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Sets what a loaded file has not given: the rotary table always, weights where some were missing."""
-        if not isinstance(module, LoopedGPT):
-            return
-        parameters = dict(module.named_parameters())
-        given = {k: v for k, v in parameters.items() if getattr(v, "_is_hf_initialized", False)}
-        if len(given) < len(parameters):
-            kept = {name: parameter.clone() for name, parameter in given.items()}
-            module.init_weights(torch.initial_seed() % 2**63)
-            module.load_state_dict(kept, strict=False)
-        module.init_tables()
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Return the head; None where it is the embedding."""
+        return self.model.gpt.head
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        raise NotImplementedError("deeploop: the vocabulary of a trained model is fixed")
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """As ever, with the code beside the weights."""
-        if not self.is_remote_code():  # else transformers copies the files that the class came from
-            from deeploop.models.hf_source import write_source
-
-            name = write_source(save_directory, "deeploop.models.hf")
-            self.config.auto_map = {
-                "AutoConfig": f"{name}.DeepLoopConfig",
-                "AutoModelForCausalLM": f"{name}.DeepLoopForCausalLM",
-            }
-        super().save_pretrained(save_directory, *args, **kwargs)
+    def set_output_embeddings(self, new: nn.Module) -> None:
+        self.model.head = new
 
 
 class _Overwritten:
@@ -276,6 +509,22 @@ class _Overwritten:
             layer: Any = self._cache.layers[slot]  # a DynamicLayer
             layer.crop(-1)
         return self._cache.update(k, v, slot)
+
+
+def _resized(weight: Tensor, old: int, rows: int, new: Tensor) -> nn.Parameter:
+    """Return `rows` rows: the first of the `old` ones that were in use, then `new`."""
+    kept = weight[: min(old, rows)]
+    added = new.expand(rows - len(kept), *weight.shape[1:])
+    return nn.Parameter(torch.cat((kept, added)), requires_grad=weight.requires_grad)
+
+
+def _positions(embedded: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
+    """Return where tokens (B, T) stand, (B or 1, T): padding has no position."""
+    count = embedded.shape[1]
+    if attention_mask is not None and attention_mask.ndim == 2:
+        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -count:]
+    start = 0 if cache is None else cache.get_seq_length()
+    return torch.arange(count, device=embedded.device)[None] + start
 
 
 @contextmanager
@@ -298,4 +547,5 @@ def _recorded_visits(gpt: LoopedGPT | None) -> Iterator[list[Tensor]]:
 # Not in the copy that an exported folder carries: it must not stand for other folders of this type.
 if __name__ == "deeploop.models.hf":
     AutoConfig.register("deeploop", DeepLoopConfig)
+    AutoModel.register(DeepLoopConfig, DeepLoopModel)
     AutoModelForCausalLM.register(DeepLoopConfig, DeepLoopForCausalLM)

@@ -7,19 +7,25 @@ side and import each other relatively. So deeploop/nn/cache.py becomes deeploop_
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 IMPORT = re.compile(r"^( *)from (deeploop\.[\w.]+) import", re.MULTILINE)
 
 
-def write_source(folder: str | os.PathLike[str], module: str) -> str:
-    """Writes `module` and all it needs of ours into the folder; returns the name it has there.
+def write_source(folder: str | os.PathLike[str], module: str, file: str) -> str:
+    """Write `module`, which lies in `file`, and all it needs of ours into the folder; return its name there.
 
-    Its imports must name modules, not packages: a package's `__init__` would bring everything along.
+    Its imports must name modules, not packages: a package's `__init__` would bring everything along. In a
+    folder that was written so, the files are copied as they are.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    if not module.startswith("deeploop."):
+        for path in Path(file).parent.glob("deeploop_*.py"):
+            shutil.copyfile(path, folder / path.name)
+        return Path(file).stem
     needed = [module]
     for name in needed:  # grows on the way
         path = PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")

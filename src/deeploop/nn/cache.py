@@ -6,18 +6,33 @@ K·R slots; visit number round·K + block has the slot of that number. Under a b
 Blocks before and after the loop have a slot each, in front of these and behind them.
 """
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
-class Cache(Protocol):
+class UpdatedCache(Protocol):
     """All that attention asks of a cache (transformers' `Cache` answers to it as well)."""
 
     def update(self, k: Tensor, v: Tensor, slot: int, /) -> tuple[Tensor, Tensor]:
         """Takes the new positions' keys and values; returns those of all positions to attend to."""
         ...
+
+
+class EngineAttention(ABC):
+    """Attention computed by an engine, which keeps keys, values and mask itself; it is given as a cache."""
+
+    keeps: bool = True
+    """Keys and values are kept: a visit must not be computed twice."""
+
+    @abstractmethod
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, slot: int) -> Tensor:
+        """Return the heads' outputs (B, H, T, D) for q (B, H, T, D), k and v with H heads or fewer."""
+
+
+Cache = UpdatedCache | EngineAttention
 
 
 class KeyValueCache:

@@ -18,5 +18,4 @@ class Context(NamedTuple):
     mask: Mask = None
     cache: Cache | None = None
     slot: int = 0
-    """The slot of the cache that this visit has; always 0 without one, as compiled blocks must not see a
-    number that changes."""
+    """The visit's slot of the cache; 0 without one: compiled blocks must not see a number that changes."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deeploop.config.kinds import AttentionBias, QKNorm
-from deeploop.nn.cache import Cache
+from deeploop.nn.cache import Cache, EngineAttention
 from deeploop.nn.documents import Documents, document_attention
 from deeploop.nn.written import as_written
 
@@ -162,6 +162,8 @@ class CausalSelfAttention(SelfAttention):
         q = self._rotated(self.q(x), self.q_norm, rotary)
         k = self._rotated(self.k(x), self.k_norm, rotary)
         v = self._heads(self.v(x))
+        if isinstance(cache, EngineAttention):
+            return self._merge(cache.attend(q, k, v, slot))
         if cache is not None:
             k, v = cache.update(k, v, slot)
         if isinstance(mask, Documents):

@@ -1,0 +1,1 @@
+"""Trained models for other engines: transformers and vLLM."""
