@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import CheckpointConfig, LogConfig
-from deeploop.data.arc import steps_of_epochs
-from deeploop.data.puzzles import PuzzleSet
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.models.trm import TRMConfig
@@ -68,6 +66,9 @@ def published_steps(config: Any) -> Any:
         return config
     if not (config.data.path / "puzzles.json").is_file():
         return config
+    from deeploop.data.arc import steps_of_epochs  # now: numpy, which no --help needs
+    from deeploop.data.puzzles import PuzzleSet
+
     puzzles = PuzzleSet.open(config.data.path)
     if puzzles.kind != "arc":
         return config
