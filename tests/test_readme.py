@@ -95,7 +95,8 @@ def test_every_block_runs(place, monkeypatch, capsys):
     assert x.shape == (1, 16, 64)
     branch = layer.branch(F.rms_norm(x, (64,), eps=1e-5))
     assert torch.allclose(layer(x), F.rms_norm(32**0.5 * x + branch, (64,), eps=1e-5), atol=1e-6)
-    assert layer.branch.weight.std().item() == pytest.approx(0.5 / 8 / 128**0.5, rel=0.1)  # β = (8N)^-½
+    drawn = 1 / (8 * 3**0.5)  # the standard deviation of torch's Linear of width 64
+    assert layer.branch.weight.std().item() == pytest.approx(drawn / 128**0.5, rel=0.1)  # β = (8N)^-½
 
 
 def test_a_wrong_word_in_a_block_is_found(monkeypatch, place):

@@ -1,10 +1,10 @@
-"""Makes the tables of docs/paper.md and README from docs/results (`make results`); `--check`: in step?
+"""Makes the tables of docs/paper.md from docs/results (`make results`); `--check`: in step?
 
-Each docs/results/FOLDER with a results.json is a row of docs/paper.md:
+Each docs/results/FOLDER with a results.json is a row of the full table:
 
 {"order": 1, "what": "…", "result": "validation loss {loss:.3f}", "values": {"loss": SELECTOR}}
 
-and, where it has "paper": {"order": 1, "says": "…", "here": "…"}, one of README's, the paper beside ours;
+and, where it has "paper": {"order": 1, "says": "…", "here": "…"}, one of the short table beside the paper's;
 where a SELECTOR names one number of the files beside it:
 
 {"last": "validation", "field": "loss"}           of the last such line of metrics.jsonl
@@ -33,7 +33,7 @@ from deeploop.report.page import filled
 from deeploop.train.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results -->"
+PAGE = ROOT / "docs" / "paper.md"
 
 
 def value(folder: Path, selector: dict[str, Any] | float) -> float:
@@ -98,7 +98,7 @@ def read_entry(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
 
 
 def full_table(results: Path) -> str:
-    """Every row, for a page in docs/."""
+    """Every row."""
     rows = []
     for path in sorted(results.glob("*/results.json")):
         entry, values = read_entry(path.parent)
@@ -109,14 +109,16 @@ def full_table(results: Path) -> str:
 
 
 def short_table(results: Path) -> str:
-    """The paper beside ours, for README."""
+    """The paper beside ours."""
     rows = []
     for path in sorted(results.glob("*/results.json")):
         entry, values = read_entry(path.parent)
         if "paper" in entry:
             told = entry["paper"]
             cells = [told["says"].format(**values), told["here"].format(**values)]
-            rows.append((told["order"], [*cells, f"[{path.parent.name}](docs/results/{path.parent.name})"]))
+            rows.append(
+                (told["order"], [*cells, f"[results/{path.parent.name}](results/{path.parent.name})"])
+            )
     return table(["the paper", "here", "files"], rows)
 
 
@@ -126,19 +128,20 @@ def table(header: list[str], rows: list[tuple[int, list[str]]]) -> str:
     return "\n".join([head, "|" + "---|" * len(header), *lines])
 
 
-PAGES = {"README.md": short_table, "docs/paper.md": full_table}
+TABLES = {"beside": short_table, "results": full_table}
 
 
-def renewed(page: str, text: str, results: Path) -> str:
-    """The page's text with the table between the two markers made anew."""
-    return filled(text, BEGIN, END, PAGES[page](results))
+def renewed(text: str, results: Path) -> str:
+    """The page's text with each table made anew between its markers."""
+    for name, make in TABLES.items():
+        begin, end = f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->"
+        text = filled(text, begin, end, make(results))
+    return text
 
 
 if __name__ == "__main__":
-    old = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
-    new = {page: renewed(page, text, ROOT / "docs" / "results") for page, text in old.items()}
+    old = PAGE.read_text(encoding="utf-8")
+    new = renewed(old, ROOT / "docs" / "results")
     if "--check" in sys.argv[1:]:
-        stale = [page for page in PAGES if old[page] != new[page]]
-        sys.exit(f"{', '.join(stale)}: out of step with docs/results; run: make results" if stale else 0)
-    for page, text in new.items():
-        (ROOT / page).write_text(text, encoding="utf-8")
+        sys.exit(f"{PAGE.name}: out of step with docs/results; run: make results" if old != new else 0)
+    PAGE.write_text(new, encoding="utf-8")

@@ -1,8 +1,8 @@
 """deeploop: train transformers whose blocks are visited many times.
 
 `deeploop.load(run)` gives the model and tokenizer of a run folder, `deeploop.generate(model, tokenizer,
-prompt)` text, `deeploop.generate_batch` that of several prompts, `deeploop.recommend(blocks=12, rounds=3,
-width=768)` a rule and its learning rate.
+prompt)` text, `deeploop.generate_batch` that of several prompts, `deeploop.recommend(blocks=4, rounds=16,
+width=384, tokens=300_000_000, batch_tokens=32_768)` a rule and the learning rates to compare.
 `deeploop.LoopedGPT(deeploop.GPTConfig())` is the model, `deeploop.ScaledResidual` the residual equation for
 any other; `deeploop.train.train(config)` trains.
 `deeploop.theory` has the visit counts, the scaling rules and the bounds; `deeploop.nn` the residual module

@@ -44,7 +44,7 @@ USAGE = """\
 deeploop: train transformers whose blocks are visited many times
 
   deeploop plan --blocks 12 --rounds 3          alpha, beta, visit counts and bounds of an architecture
-  deeploop recommend --blocks 4 --rounds 16 --width 384   which rule, at which learning rate, by our runs
+  deeploop recommend --blocks 4 --rounds 16 …   which rule, and which learning rates to compare, by our runs
   deeploop prepare stdlib | text | fineweb-edu  text into token shards
   deeploop prepare chat FILE.jsonl              conversations to fine-tune on: deeploop train chat
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
