@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from deeploop.nn import RMSNorm, init_residual_branch_
-from deeploop.nn.init import InitRule, init_weights_
+from deeploop.nn.init import InitRule, init_weights_, scale_branch_
 
 
 def test_beta_reaches_the_branch_matrices_and_no_other():
@@ -83,3 +83,18 @@ def test_the_draw_does_not_depend_on_the_default_dtype():
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(other, plain)
+
+
+@pytest.mark.parametrize("name", ["wq", "wk", "to_q", "to_k", "k_lin", "q_proj", "query"])
+def test_queries_and_keys_stay_by_any_of_their_names(name):
+    branch = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4, bias=False), "wv": torch.nn.Linear(4, 4)})
+    before, value = branch[name].weight.clone(), branch["wv"].weight.clone()
+    scale_branch_(branch, 0.5)
+    assert torch.equal(branch[name].weight, before)
+    assert torch.equal(branch["wv"].weight, 0.5 * value)
+
+
+@pytest.mark.parametrize("name", ["kv_proj", "to_kv", "wqkv", "qkv"])
+def test_projections_of_several_in_one_are_refused(name):
+    with pytest.raises(ValueError, match=rf"branch: {name}\.weight holds"):
+        scale_branch_(torch.nn.ModuleDict({name: torch.nn.Linear(4, 8)}), 0.5)

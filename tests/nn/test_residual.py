@@ -172,7 +172,7 @@ def test_another_norm_loses_its_outer_gain_too(kind, x):
         ({}, "blocks: must be given with rule=deeploop, the stored blocks K (and their rounds R); or alpha"),
         ({"rule": "factored"}, "blocks: must be given with rule=factored"),
         ({"rule": "factored", "epsilon": -1.0}, "epsilon=-1.0: must be a positive number"),
-        ({"blocks": 2, "alpha": 2.0}, "alpha=2.0: must be left out with blocks=2, which settle it"),
+        ({"blocks": 2, "alpha": 2.0}, "alpha=2.0: must be left out with blocks=2, which determine it"),
         ({"rule": "lnscale"}, "number=None: must be given with rule=lnscale, the stored block's, from 1"),
         ({"blocks": 0}, "N=0: the depth in blocks must be at least 1"),
     ],

@@ -8,6 +8,7 @@ import torch
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.tasks.language.task import LanguageTask
+from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train import header as header_module
 from deeploop.train.distributed import World
@@ -44,13 +45,13 @@ def test_the_header_of_a_language_model():
         "cost:      2e+11 FLOPs; memory about 1.5 GiB (estimate)",
         "device:    2 CPU threads",
     ]
-    assert legend(config) == [
+    assert legend(LanguageTask) == [
         "floor:     best loss without context, by token frequencies; "
         "similarity 1 means one state at all positions",
         "verdict:   escaped: loss below the floor by 0.1 and similarity below 0.95; collapsed: neither; "
         "undecided: one of them",
     ]
-    assert legend(get_recipe("hrm-sudoku4")) == []
+    assert legend(PuzzleTask) == []
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_plan_that_makes_little_sense_is_warned_of(tiny_config, monkeypatch):
     steps = 10 * 23_510 // (8 * 32)  # the corpus has 23,510 tokens
     assert warnings(optim={"steps": steps}) == []
     (line,) = warnings(optim={"steps": 40 * steps})
-    assert line == f"warning: the corpus is repeated 400 times; 10 times are --optim.steps {steps}"
+    assert line == f"warning: the corpus is repeated 400 times; for 10 epochs use --optim.steps {steps}"
 
     # 15 of 8 sequences, forward only, in 3 + 96 rounds in place of 3.
     rounds = 15 / 8 / 3 * (3 + 96) / 3

@@ -37,6 +37,7 @@ PARAMETERS = {
     "postnorm": {},
     "averaged": {},
 }
+UNUSED = (("postnorm", "inner_norm"),)  # was accepted without an effect, as scale_gate was elsewhere
 NAMES = {"sandwich": "deeploop"}
 REASONERS = ("hrm", "trm")  # whose configs have fields p, flat and flat_gain still
 
@@ -49,7 +50,7 @@ def rule_of(old: Mapping[str, Any]) -> str:
     known = {**PARAMETERS[block], "shrink_outputs": "shrink"}
     given = {name: value for name, value in old.items() if name != "block" and value != OLD[name]}
     for name, value in given.items():
-        if name not in known and name != "scale_gate":  # which had no effect there
+        if name not in known and (block, name) not in UNUSED and name != "scale_gate":
             raise ValueError(f"model.{name}={value!r:.80}: must be {OLD[name]} with model.block={block}")
     own = [f"{known[name]}={_text(value)}" for name, value in given.items() if name in known]
     return str(parse(":".join(filter(None, [NAMES.get(block, block), ",".join(own)])), "model.rule"))
@@ -100,6 +101,10 @@ def readable(paths: Collection[str]) -> set[str]:
 def fields(found: Mapping[str, Any], task: object) -> dict[str, Any]:
     """A config as paths and values: {"model.p": 0.25} → {"model.rule": "deepnorm"}."""
     old = {name: value for name, value in found.items() if name in PATHS}
+    if task in REASONERS and "model.depth" in found:
+        own = {name.removeprefix("model."): value for name, value in found.items()}
+        counted = reasoner_section(own).get("depth_from", "cycles")
+        return {**found, "model.depth_from": counted}
     if not old or "model.rule" in found or task in REASONERS:
         return dict(found)
     rule = rule_of({name.removeprefix("model."): value for name, value in old.items()})

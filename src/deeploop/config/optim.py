@@ -17,7 +17,7 @@ class BaseOptimConfig:
     peak_lr: float = 1e-3
     """Learning rate at the end of warm-up."""
     warmup_steps: int = 2_000
-    """Steps of linear warm-up. A sandwich collapses when the rate rises too fast: see docs/training.md."""
+    """Steps of linear warm-up. Too fast a rise collapses a model with outer norms: see docs/training.md."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Adam's two decay rates."""
     weight_decay: float = 0.1

@@ -14,9 +14,15 @@ from torch import Tensor, nn
 from deeploop.rules import InitRule
 
 # What others call the matrices that β leaves alone, by the last words of their names.
-QUERY_KEY = frozenset(f"{word}{end}" for word in ("q", "k", "query", "key") for end in ("", "_proj"))
+QUERY_KEY = frozenset(
+    name.format(word)
+    for name in ("{}", "{}_proj", "w{}", "W{}", "to_{}", "{}_lin")
+    for word in ("q", "k", "query", "key")
+)
 GATE = frozenset({"gate", "gate_proj"})
-FUSED = frozenset({"qkv", "qkv_proj", "c_attn", "Wqkv", "query_key_value"})
+FUSED = frozenset({"c_attn", "query_key_value"}) | frozenset(
+    name.format(words) for name in ("{}", "{}_proj", "w{}", "W{}", "to_{}") for words in ("qkv", "kv", "qk")
+)
 MULTIHEAD = ("in_proj_weight", "in_proj_bias")  # of torch.nn.MultiheadAttention
 CUT = 2.0  # where a truncated normal ends, in its own standard deviations before the cut
 

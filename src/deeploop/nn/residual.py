@@ -152,7 +152,7 @@ def _scales(
                     f"or {name}"
                 )
         elif blocks is not None:
-            raise ValueError(f"{name}={value}: must be left out with blocks={blocks}, which settle it")
+            raise ValueError(f"{name}={value}: must be left out with blocks={blocks}, which determine it")
         elif not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value}: must be a positive number")
         elif value != 1 and not has:

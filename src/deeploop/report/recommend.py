@@ -17,6 +17,7 @@ from typing import Any
 
 import deeploop
 from deeploop.files import read_object
+from deeploop.rules import parse
 
 FILE = Path(deeploop.__file__).parent / "assets" / "rules.json"
 WIDTH, BATCH_TOKENS = 384, 4096  # at which `base` is given
@@ -83,7 +84,7 @@ def recommend(
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1")
     lines, order = read_lines()
-    rule = rule or order.level[0]
+    rule = str(parse(rule)) if rule else order.level[0]
     if rule not in lines:
         raise ValueError(f"rule={rule}: none of our runs has it; they have {', '.join(lines)}")
     line = lines[rule]

@@ -314,7 +314,8 @@ def reasoner_method(model: str, run: Run) -> str:
     if not p and not high_p:
         return f"Vanilla {model.upper()}"
     rule = f"p={setting(p)}" + (f", H p={setting(high_p)}" if high_p is not None else "")
-    return ARC_ROWS.get((model, p, high_p), f"{model.upper()} {rule}")
+    graph = ", N by the graph" if run.fields.get("model.depth_from") == "graph" else ""
+    return ARC_ROWS.get((model, p, high_p), f"{model.upper()} {rule}") + graph
 
 
 def arc_label(run: Run, record: dict[str, Any]) -> str:

@@ -69,7 +69,7 @@ class SweepArgs:
     status: bool = False
     """Print how far the cells are that were started, with the settings of that start, and do nothing."""
     utilization: float = UTILIZATION
-    """Share of the H200's peak that --dry-run reckons with."""
+    """Share of the H200's peak that --dry-run assumes."""
 
     def __post_init__(self) -> None:
         for name in ("jobs", "gpus"):

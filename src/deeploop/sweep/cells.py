@@ -150,7 +150,9 @@ class SweepFolder:
         self.out.mkdir(parents=True, exist_ok=True)
         write_json(self.out / "sweep.json", record)
         for cell in self.cells:
-            write_json(self.config_file(cell), to_dict(self.configs[cell.name]))
+            # A cell that was begun keeps its config: a default may be another since.
+            if old is None or cell.name not in old.cells or not self.config_file(cell).exists():
+                write_json(self.config_file(cell), to_dict(self.configs[cell.name]))
 
     # ── one cell ──
     def progress(self, cell: Cell, *, running: bool = False) -> Progress:

@@ -43,7 +43,7 @@ def read_config(path: Path) -> RunConfig:
     if not isinstance(data, dict):
         raise ValueError(f"{path}: must be an object with the fields of a config")
     stamp = read_json(path.with_name("run.json")) if path.name == "config.json" else {}
-    task = stamp.get("task")
+    task = str(stamp.get("task"))
     kind = config_class(task) if task in KINDS else _kind_with(_leaves(data))
     try:
         config: RunConfig = from_dict(kind, {**data, "resume": False})

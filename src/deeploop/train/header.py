@@ -11,6 +11,7 @@ from deeploop.theory.scaling import Scales
 from deeploop.train.active import ActiveRun
 from deeploop.train.memory import memory_of
 from deeploop.train.progress import device_name, hours_minutes_seconds
+from deeploop.train.task import Task
 
 # What to do about a run that ends inside its warm-up.
 SHORTER_WARMUP = "; raise --optim.steps or lower --optim.warmup-steps"
@@ -68,9 +69,9 @@ def header(config: RunConfig, facts: Facts) -> list[str]:
     return _aligned(lines)
 
 
-def legend(config: RunConfig) -> list[str]:
+def legend(task: Task | type[Task]) -> list[str]:
     """What the numbers of a validation mean."""
-    return _aligned(task_class(config.task).legend)
+    return _aligned(task.legend)
 
 
 def _aligned(lines: dict[str, str]) -> list[str]:
@@ -155,7 +156,7 @@ def introduction(run: ActiveRun, source: str | None) -> list[str]:
         seconds=run.clock.total,
         validation_steps=task.validation_steps,
     )
-    return [*header(run.config, facts), *_notes(run), *legend(run.config)]
+    return [*header(run.config, facts), *_notes(run), *legend(run.task)]
 
 
 def _notes(run: ActiveRun) -> list[str]:

@@ -44,10 +44,11 @@ from deeploop.train.checkpoint import load_weights, read_whole_state
 def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
     """Writes what is known before the first step, and the `files` of the task's own."""
     folder = config.out
+    made = provenance() | {"torch": torch.__version__}  # the metadata lack the CUDA build
     try:
         for name, text in files.items():
             write_text(folder / name, text)
-        write_json(folder / "run.json", {"format": FORMAT, **stamp, **hardware(config), **provenance()})
+        write_json(folder / "run.json", {"format": FORMAT, **stamp, **hardware(config), **made})
         write_config(config)
         # What an earlier run left without a checkpoint is put aside, not lost.
         if (metrics := folder / "metrics.jsonl").exists():

@@ -11,6 +11,7 @@ Schedule, clipping, micro-batches, ranks, checkpoints, resume and metrics are th
 examples/own_task.py.
 """
 
+from functools import cached_property
 from inspect import signature
 from typing import Any
 
@@ -79,7 +80,7 @@ class CustomTask(Task):
         return "validation  " + "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
 
     # ── The loop's ──────────────────────────────────────────────────────────────────────────────────────
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         """Steps can't be recorded or queued: what `batch_loss` does is not known."""
         # Making a batch can be slow, and FP8 alone asks for its tokens.

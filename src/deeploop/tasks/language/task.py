@@ -304,7 +304,8 @@ class LanguageTask(Task):
         if epochs > MANY_EPOCHS:
             fewer = max(1, MANY_EPOCHS * self.examples // self.targets_per_step)
             found.append(
-                f"the corpus is repeated {epochs:,.0f} times; {MANY_EPOCHS} times are --optim.steps {fewer}"
+                f"the corpus is repeated {epochs:,.0f} times; "
+                f"for {MANY_EPOCHS} epochs use --optim.steps {fewer}"
             )
         if self.validation_steps > (every := config.data.validate_every):
             found.append(

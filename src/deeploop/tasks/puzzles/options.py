@@ -26,7 +26,7 @@ class ReasonerOptions:
     noise: float | None = None
     """Standard deviation of that noise, where the states' own is about 1; unset: 0.1."""
     choose: Literal["vote", "q"] = "vote"
-    """Of a puzzle's answers (views times starts) take the one given most often, or of the highest q_halt."""
+    """How to choose among a puzzle's answers (views × starts): the most frequent, or the highest q_halt."""
     batch: int | None = None
     """Puzzles computed at once; unset: 512 on a GPU, 64 on a CPU."""
     gallery: int | None = None
