@@ -209,3 +209,14 @@ def test_the_kernels_compute_the_block_that_is_written(model, monkeypatch):
         monkeypatch.setattr(SwiGLU, "forward", lambda self, x: self.down(self.gate(x) * self.up(x)))
         with pytest.raises(RuntimeError, match="compute another block than its modules"):
             install.check_block(block, x, rotary)
+
+
+@pytest.mark.parametrize("name", ["positions", "begin", "loop", "round"])
+def test_a_loop_that_was_overridden_is_left_to_the_modules(monkeypatch, name):
+    """A mask of one's own in `positions`, say, which no kernel would apply."""
+    monkeypatch.setattr(known, "HAS_TRITON", True)
+    edited = type("Edited", (LoopedGPT,), {name: lambda self, *own, **options: None})
+    assert known.has_plain_loop(LoopedGPT(CONFIG))
+    assert known.fits_rounds(LoopedGPT(CONFIG))
+    assert not known.has_plain_loop(edited(CONFIG))
+    assert not known.fits_rounds(edited(CONFIG))

@@ -21,7 +21,8 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 SMALLEST_HEAD = 16
 MOST_ALPHA = 128  # in FP8 without inner norms: a state of size α is cast as it is, and e4m3 ends at 448
 QK_NORMS = "q_norm", "k_norm"
-LOOP = "loop", "round", "visit"  # of a looped GPT, which a chain of kernels computes
+# Methods of a looped GPT that a chain of kernels, and those of decoding, stand in for.
+LOOP = "begin", "positions", "document_places", "enter_loop", "loop", "round", "visit", "once"
 KNOWN_FORMS = frozenset({FORM})  # of a residual rule
 
 
@@ -131,11 +132,12 @@ def fits_rounds(model: nn.Module) -> bool:
     """Whether the kernels know a model's loop: blocks they know, in its rounds or in stacks."""
     own = list(stacks(model))
     blocks = [block for owner in own or [model] for block in getattr(owner, "blocks", ())]
-    loop = all(map(_is_plain_stack, own)) if own else _has_plain_loop(model)
+    loop = all(map(_is_plain_stack, own)) if own else has_plain_loop(model)
     return loop and all(map(fits_block, blocks))
 
 
-def _has_plain_loop(model: nn.Module) -> bool:
+def has_plain_loop(model: nn.Module) -> bool:
+    """Return whether a looped GPT's loop, and where its tokens stand, are as they are written here."""
     return all(is_written(model, name) and name not in vars(model) for name in LOOP)
 
 

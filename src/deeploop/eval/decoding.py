@@ -197,4 +197,4 @@ def describe(model: nn.Module) -> str:
 def fits_kernels(model: LoopedGPT) -> bool:
     """Whether the kernels can decode with a model: it is on a GPU, and they know all of its blocks."""
     blocks = (*model.prelude, *model.blocks, *model.coda)
-    return model.cos.is_cuda and all(map(known.fits_decoding, blocks))
+    return model.cos.is_cuda and known.has_plain_loop(model) and all(map(known.fits_decoding, blocks))

@@ -53,8 +53,8 @@ def header(config: RunConfig, facts: Facts) -> list[str]:
         "rule": _rule(config.model),
         "data": config.planned(facts.examples),
         "optimizer": _optimizer(config),
-        "cost": f"{steps * facts.flops_per_step:.2g} FLOPs; "
-        f"memory about {bytes_text(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)"
+        "cost": (f"{steps * facts.flops_per_step:.2g} FLOPs; " if facts.flops_per_step else "not known; ")
+        + f"memory about {bytes_text(facts.step_bytes)}{' per rank' if facts.ranks > 1 else ''} (estimate)"
         + (
             f"; a validation costs {facts.validation_steps:,.0f} steps"
             if round(facts.validation_steps) > 1

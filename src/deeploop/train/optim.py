@@ -82,6 +82,7 @@ def make_optimizer(
     settings: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
     if config.kind == "adamw":
         return torch.optim.AdamW(built.values(), fused=fused, **settings)
+    assert config.kind == "muon", config.kind
     matrices = [built.pop(kind) for kind in ("branch", "matrices") if kind in built]
     return MuonAdamW(matrices, [*built.values()], fused=fused, **settings)
 

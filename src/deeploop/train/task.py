@@ -59,7 +59,8 @@ class Monitor(Protocol):
 class Task(ABC):
     """A model, its data, its loss and its evaluation: `build`, `batches`, `loss`, `evaluate`, `describe`.
 
-    With a config that names it, these make a kind of run; everything else has a default.
+    With a config that names it, these make a kind of run. `__init__` sets `fit`, `examples` and
+    `targets_per_step`; everything else has a default.
     """
 
     is_given: ClassVar[bool] = False
