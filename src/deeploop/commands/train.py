@@ -21,6 +21,7 @@ from deeploop.tasks.puzzles.config import PuzzleDataConfig
 from deeploop.tasks.puzzles.recipes import require_puzzles
 from deeploop.tasks.recipes import RECIPES, get_recipe
 from deeploop.terminal import loading_torch, show
+from deeploop.train.stop import StopRequest
 
 # What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
 TRAIN_WORDS = {
@@ -76,14 +77,16 @@ def main(arguments: list[str]) -> int:
         start = runner(dry_run=DRY_RUN in switches, quiet=QUIET in switches)
         # What is not as `words_of_source` has it was typed, or stands in the file.
         named = [f"model.{name}" for name in getattr(config.model, "__dataclass_fields__", ())]
-        result = start(config, source=source, quiet=QUIET in switches, named=named)
+        stop = StopRequest()
+        result = start(config, source=source, quiet=QUIET in switches, named=named, stop=stop)
+    code = stop.exit_code if result and result["ended"] == "stopped" else 0
     if result is None or not is_first_rank:
-        return 0
+        return code
     if result["ended"] != "stopped" or QUIET in switches:  # that was said already
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
         )
-    return 0
+    return code
 
 
 def words_of_source(base: RunConfig, start: str, words: list[str]) -> list[str]:
@@ -132,7 +135,9 @@ def runner(*, dry_run: bool, quiet: bool) -> Callable[..., dict[str, Any] | None
     return preview if dry_run else train
 
 
-def preview(config: RunConfig, *, source: str, quiet: bool, named: Collection[str]) -> None:
+def preview(
+    config: RunConfig, *, source: str, quiet: bool, named: Collection[str], stop: StopRequest
+) -> None:
     """Say what would be trained; nothing is written."""
     from deeploop.train.distributed import open_world
     from deeploop.train.opening import preview_run
