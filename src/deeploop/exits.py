@@ -1,18 +1,23 @@
 """The exit codes of `deeploop`, which a sweep decides by, and the error that has one of its own.
 
-0    done, or saved when asked to stop
+0    done
 1    some of the work failed (cells of a sweep), or a defect of ours, with a traceback
 2    a mistake in what was asked for or in a file: one line on stderr
 75   a device's memory is full: one line too; beside fewer neighbours the same command may work
-130  interrupted, or cells of a sweep are left: the same command goes on
+130  interrupted by Ctrl-C, after a training has saved; or cells of a sweep are left: the same command goes on
+143  a training was stopped by SIGTERM, and has saved (129: by SIGHUP)
 """
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 MISTAKE = 2
 OUT_OF_MEMORY = 75  # EX_TEMPFAIL of sysexits.h: worth another try
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+STOPPED = frozenset((INTERRUPTED, TERMINATED, 128 + signal.SIGHUP))
+"""Of a process that was asked to stop: it has not failed, and goes on with the same command."""
 
 
 class OutOfDeviceMemory(RuntimeError):

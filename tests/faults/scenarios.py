@@ -120,7 +120,7 @@ def terminations(folder: Path, times: int) -> Row:
         "SIGTERM (30 s notice)",
         "between two steps of a run that would not save by itself",
         times,
-        f"saved and left with exit 0 within {slowest:.1f} s; resumed to the undisturbed end",
+        f"saved and left within {slowest:.1f} s; resumed to the undisturbed end",
         NOTHING,
     )
 

@@ -26,7 +26,7 @@ from deeploop.report.runs import find_runs
 from deeploop.report.tables import Table
 from deeploop.retrofit.layers import build, choose_layers, looped_config
 from deeploop.retrofit.source import open_source
-from deeploop.runs.folder import last_checkpoint, read_stamp
+from deeploop.runs.folder import last_checkpoint, load_config, read_stamp
 from deeploop.train.metrics import read_metrics
 from deeploop.train.rundir import load
 from llama_family import TOKENS, logits_of, make_model, save_model, save_tokenizer
@@ -234,6 +234,10 @@ def test_a_retrofit_is_fine_tuned_on_conversations(folder, corpus, tmp_path, cap
     tokenizer, tokens = find_tokenizer(str(run)), ChatSet.open(chat).train.tokens
     # Before each of two messages, where the template has it; the one in the question is plain text.
     assert (tokens == tokenizer.special_tokens["<user>"]).sum() == 2 * len(ChatSet.open(chat).train)
+    # Whatever recipe takes it up, its model is that of the source.
+    words = f"train tiny --init-from {run} --data.path {corpus} --out {tmp_path / 'more'} --device.kind cpu"
+    assert main([*words.split(), "--optim.steps", "1", "--optim.batch", "2", "--quiet"]) == 0
+    assert load_config(tmp_path / "more").model == load_config(run).model
     # From the export, whose tokenizer has another name, on the same conversations.
     assert main(["export", str(run), str(tmp_path / "exported")]) == 0
     words = f"train chat --init-from {tmp_path / 'exported'} --data.path {chat} --dry-run --device.kind cpu"

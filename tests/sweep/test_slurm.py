@@ -59,7 +59,7 @@ def test_a_failed_job_says_why(sweep):
 
 def test_a_warned_job_saves_and_is_queued_again(sweep):
     """SLURM's warning goes to all processes; only submitit's acts on it, and asks training to save."""
-    wait = "trap 'echo saved; exit 0' TERM; kill -USR2 $$; echo ready; while :; do sleep 0.05; done"
+    wait = "trap 'echo saved; exit 143' TERM; kill -USR2 $$; echo ready; while :; do sleep 0.05; done"
     job = slurm.CellJob(with_command(sweep, wait), sweep.cells[0], True)
     log = sweep.log_file(sweep.cells[0])
 

@@ -344,6 +344,16 @@ def test_why_a_cell_failed_is_kept(run_fakes, line, error):
     assert read_run(folder.run_folder(cell)).state == "failed"
 
 
+HALF = 'mkdir -p {run}; echo \'{{"kind": "train", "step": 2}}\' > {run}/metrics.jsonl'
+
+
+@pytest.mark.parametrize("code", [129, 130, 143])
+def test_a_cell_that_somebody_told_to_stop_goes_on(run_fakes, code):
+    folder, cell, failed = run_fakes(f"[ -e {{run}} ] || {{{{ {HALF}; exit {code}; }}}}; {FINISH}")
+    assert failed == {}
+    assert folder.progress(cell).state == "finished"
+
+
 def test_a_cell_fails_by_its_exit_code_whatever_it_prints(run_fakes):
     folder, cell, failed = run_fakes(FINISH + "; echo deeploop train: error: only a word; exit 0")
     assert failed == {}

@@ -42,7 +42,9 @@ def test_the_exit_code_tells_of_a_full_device(torchrun):
     assert "deeploop train: error: the GPU's memory is full; try --device" in done.stderr
 
 
-@pytest.mark.parametrize(("codes", "told"), [((2, -15), 1), ((-15, OUT_OF_MEMORY), OUT_OF_MEMORY)])
+@pytest.mark.parametrize(
+    ("codes", "told"), [((2, -15), 1), ((-15, OUT_OF_MEMORY), OUT_OF_MEMORY), ((143, -15), 143)]
+)
 def test_any_other_error_is_torchruns_own(monkeypatch, capsys, codes, told):
     """What torchrun raises once its ranks have ended, with their exit codes."""
 

@@ -11,7 +11,8 @@ import torch
 
 from deeploop.cli import main
 from deeploop.commands import validate
-from deeploop.commands.train import with_model_of_run
+from deeploop.commands.parsing import parse
+from deeploop.commands.train import words_of_source
 from deeploop.data.chat import prepare_chat
 from deeploop.data.chat_template import find_template
 from deeploop.data.tokenizers import get_tokenizer
@@ -178,7 +179,9 @@ def test_rounds_and_gate_are_those_of_the_run_and_the_mean_does_not_rise_anew(ba
     config.out.mkdir()
     (config.out / "run.json").write_bytes((base / "run.json").read_bytes())
     write_config(config)
-    found = with_model_of_run(get_recipe("chat"), ["--init-from", str(config.out)])
+    base = get_recipe("chat")
+    words = ["--init-from", str(config.out)]
+    found = parse(type(base), [*words_of_source(base, "chat", words), *words], prog="", default=base)
     assert (found.model, found.gate) == (config.model, config.gate)
     assert found.rounds == replace(config.rounds, ramp="off")
 

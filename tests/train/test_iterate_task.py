@@ -9,7 +9,7 @@ import torch
 
 from deeploop.cli import main
 from deeploop.config.json import from_dict, to_dict
-from deeploop.data.iterate.task import is_test
+from deeploop.data.iterate.task import draw, is_test
 from deeploop.models.gpt import LoopedGPT
 from deeploop.runs.folder import last_checkpoint, list_checkpoints, load_any_config, load_config
 from deeploop.tasks import read_config
@@ -59,6 +59,17 @@ def test_rounds_are_the_steps_asked_for_and_all_of_them_come(tmp_path):
         assert not is_test(task.task, rows).any()
         seen.add(rounds)
     assert seen == {1, 2, 3}
+
+
+def test_another_batch_on_resume_repeats_no_instance(tmp_path, monkeypatch):
+    numbers = []
+    monkeypatch.setattr(
+        "deeploop.tasks.iterate.task.draw",
+        lambda *given: numbers.extend(given[-1].tolist()) or draw(*given),
+    )
+    for steps, batch in ((2, 4), (4, 2), (6, 8)):
+        train(make_iterate_config(tmp_path / "run", optim={"steps": steps, "batch": batch}, resume=steps > 2))
+    assert numbers == [*range(2 * 4 + 2 * 2 + 2 * 8)]
 
 
 def test_a_step_is_repeated_at_its_own_rounds(tmp_path):

@@ -1,6 +1,7 @@
 """Runs on a mixture of corpora: validation per corpus, exact resume, and a changed mixture that is named."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -164,6 +165,20 @@ def test_a_last_phase_on_other_weights(mixed, corpora, capsys):
     for name in ("low", "high"):  # four steps of eight sequences each
         windows = len(Corpus.open(corpora / name).train) / 32
         assert epochs[name] * windows == pytest.approx(32, rel=0.05)
+
+
+@pytest.mark.parametrize("batch", [2, 4, 16])
+def test_another_batch_on_resume_keeps_the_last_phase_at_its_steps(batch, mixed, corpora):
+    data = {"mix_last": (f"{corpora / 'high'}=1",), "mix_last_share": 0.25}
+    train(mixed(low=1, high=0, data=data, optim={"steps": 8, "batch": 8}, checkpoint={"every": 4, "keep": 9}))
+    run = mixed().out
+    shutil.rmtree(run / "checkpoints/step-00000008")
+    train(mixed(low=1, high=0, data=data, optim={"steps": 8, "batch": batch}, resume=True))
+    last = validations(mixed())[-1]
+    epochs = dict(zip(last["corpora"], last["epochs_by_corpus"], strict=True))
+    for name, sequences in (("low", 4 * 8 + 2 * batch), ("high", 2 * batch)):
+        windows = len(Corpus.open(corpora / name).train) / 32
+        assert epochs[name] * windows == pytest.approx(sequences, rel=0.05)
 
 
 def test_a_corpus_held_back_has_no_validation(mixed):

@@ -1,6 +1,7 @@
 """Training with a prelude, a coda, an injection and a first state."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,13 @@ from resumed_runs import losses, resumed_in_the_middle, tensors
 
 from deeploop.cli import main
 from deeploop.models.accounting import parameter_count
+from deeploop.runs.folder import list_checkpoints
 from deeploop.tasks.iterate.config import IterateRoundsConfig
 from deeploop.tasks.language.config import RoundsConfig
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.tasks.recipes import get_recipe
 from deeploop.tasks.rounds import FirstStateSampler, RoundsSampler
+from deeploop.train.active import ActiveRun
 from deeploop.train.distributed import World, physical_blocks
 from deeploop.train.header import Facts, header
 from deeploop.train.loop import train
@@ -35,16 +38,53 @@ def test_a_run_whose_first_state_is_noise_resumes_bit_for_bit(tiny_config):
     assert "rounds" not in read_metrics(copy, "train")[-1]  # they are fixed
 
 
-def test_first_states_are_functions_of_seed_step_and_place_in_the_batch():
-    def draw(step, sequences, seed=1):
-        sampler = FirstStateSampler(seed=seed, batch=4, device=CPU)
-        return sampler.at(step, sequences, (32, 8))
+def test_first_states_are_functions_of_seed_and_sequence():
+    def draw(sequences, seed=1):
+        return FirstStateSampler(seed=seed, device=CPU).at(sequences, (32, 8))
 
-    whole = draw(5, range(4))
-    assert torch.equal(torch.cat([draw(5, range(2)), draw(5, range(2, 4))]), whole)  # two ranks
-    for other in (draw(6, range(4)), draw(5, range(4), seed=2), whole.roll(1, 0)):
+    whole = draw(range(20, 24))
+    assert torch.equal(torch.cat([draw(range(20, 22)), draw(range(22, 24))]), whole)  # two ranks
+    for other in (draw(range(24, 28)), draw(range(20, 24), seed=2), whole.roll(1, 0)):
         assert not torch.isclose(other, whole).all(-1).any()
     assert whole.std().item() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("counted", [True, False])  # version 0.2.0 did not
+def test_another_batch_on_resume_repeats_no_first_state(counted, tiny_config, monkeypatch):
+    numbers, real, state = [], FirstStateSampler.at, ActiveRun.state
+    monkeypatch.setattr(
+        FirstStateSampler, "at", lambda own, these, shape: numbers.extend(these) or real(own, these, shape)
+    )
+    new = () if counted else ("drawn", "begun_with")
+    monkeypatch.setattr(
+        ActiveRun, "state", lambda run: {name: own for name, own in state(run).items() if name not in new}
+    )
+    train(tiny_config(model=PARTS, optim={"steps": 2, "batch": 2}))
+    train(tiny_config(model=PARTS, optim={"steps": 4, "batch": 4}, resume=True))
+    assert numbers == [*range(2 * 2 + 2 * 4)]
+    if counted:  # a second change: the sequences of both batches are behind it
+        train(tiny_config(model=PARTS, optim={"steps": 6, "batch": 2}, resume=True))
+        assert numbers == [*range(2 * 2 + 2 * 4 + 2 * 2)]
+
+
+def test_more_steps_on_resume_keep_the_ramp_that_was_begun(tiny_config, capsys):
+    ramp = {"ramp": "linear", "ramp_share": 0.5}
+    short = tiny_config(model={"rounds": 5}, rounds=ramp, optim={"steps": 12})
+    copy = short.out.with_name("longer")
+    train(short, quiet=True)
+    shutil.copytree(short.out, copy)
+    train(replace(short, out=copy, resume=True, optim=replace(short.optim, steps=16)), source="here")
+    whole = [record["rounds"] for record in read_metrics(copy, "train")]
+    assert whole == [record["rounds"] for record in read_metrics(short.out, "train")] + [5] * 4
+    assert whole[:7] == [1, 2, 2, 3, 4, 4, 5]
+    assert "mean from 1 to 5 over 6 steps" in capsys.readouterr().out
+    shutil.rmtree(copy)  # and in the middle of it, twice
+    shutil.copytree(short.out, copy)
+    for checkpoint in list_checkpoints(copy)[1:]:
+        shutil.rmtree(checkpoint)
+    for steps in (24, 48):
+        train(replace(short, out=copy, resume=True, optim=replace(short.optim, steps=steps)), quiet=True)
+    assert [record["rounds"] for record in read_metrics(copy, "train")] == whole[:12] + [5] * 36
 
 
 def test_ranks_share_the_first_states_of_a_step(tiny_config):

@@ -71,17 +71,18 @@ def tensors(folder):
     return {path.name: path.read_bytes() for path in last_checkpoint(folder).glob("*.safetensors")}
 
 
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
-    start, uninterrupted, train_arguments, tmp_path, capsys
+    start, uninterrupted, train_arguments, tmp_path, capsys, sent, code
 ):
     out = tmp_path / "run"
     process = start(train_arguments(out, *LENGTH))
     wait_for_checkpoint(process, out)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(sent)
     stdout, stderr = process.communicate(timeout=PATIENCE)
     reached = read_state(last_checkpoint(out))["step"]
     assert reached < 60, "the run ended before the signal came"
-    assert (process.returncode, stderr) == (0, "")
+    assert (process.returncode, stderr) == (code, "")
     command = f"deeploop train --resume {out}"
     said = f"stopped at step {reached}; saved {last_checkpoint(out)}; continue with: {command}"
     assert stdout.splitlines()[-1] == said
@@ -155,7 +156,7 @@ def test_a_stop_before_the_next_validation_reports_the_last_one(
     capsys.readouterr()
 
     class StopAtOnce(StopRequest):
-        requested = True
+        requested, exit_code = True, 143
 
         def __init__(self): ...
 
@@ -164,8 +165,8 @@ def test_a_stop_before_the_next_validation_reports_the_last_one(
 
         def __exit__(self, *error): ...
 
-    monkeypatch.setattr(loop, "StopRequest", StopAtOnce)
-    assert main(train_arguments(tmp_path / "run", "--optim.steps", 9, "--resume", "--quiet")) == 0
+    monkeypatch.setattr("deeploop.commands.train.StopRequest", StopAtOnce)
+    assert main(train_arguments(tmp_path / "run", "--optim.steps", 9, "--resume", "--quiet")) == 143
     assert f"last validation {loss:.4f}" in capsys.readouterr().out
 
 

@@ -3,11 +3,13 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 import deeploop
+from deeploop.cli import main
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.eval.validation import validate
@@ -77,6 +79,92 @@ def test_init_from_starts_where_the_other_run_ended(config, tiny_config):
 def test_init_from_may_change_the_rounds(config, tiny_config):
     """The stored weights are the same at every number of rounds."""
     train(tiny_config("deeper", init_from=config.out, model={"rounds": 5}))
+
+
+OTHERWISE = {  # shapes agree, and the function is another
+    "rotary_scaling": (4.0,),
+    "rotary_base": 100.0,
+    "norm_eps": 0.1,
+    "mup_base_width": 64,
+    "first_state": "zeros",
+    "qk_norm": "before-rotary",
+    "recompute_alpha": True,
+}
+
+
+@pytest.fixture(scope="module")
+def others(make_config, tmp_path_factory):
+    """Runs of models that have the shapes of the defaults, and compute something else."""
+    out = tmp_path_factory.mktemp("others")
+    own = {"rotary_scaling": (4.0,), "rotary_base": 100.0, "norm_eps": 0.1, "mup_base_width": 64}
+    made = {}
+    for name, model in {
+        "scaled": own,
+        "averaged": {"rule": "averaged"},
+        "lnscale": {"rule": "lnscale"},
+        "zeros": {"injection": "add", "first_state": "zeros", "prelude": 1},
+    }.items():
+        made[name] = make_config(out / name, model=model, optim={"steps": 2})
+        train(made[name], quiet=True)
+    return made
+
+
+@pytest.mark.parametrize("name", ["scaled", "averaged", "lnscale", "zeros"])
+@pytest.mark.parametrize("is_exported", [False, True])
+def test_init_from_takes_the_models_settings(name, is_exported, others, corpus, tmp_path):
+    source = run = others[name].out
+    if is_exported:
+        source = tmp_path / "exported"
+        assert main(["export", str(run), str(source)]) == 0
+    amount = "--optim.steps 1 --data.validation-sequences 15 --device.kind cpu --quiet"
+    words = f"train tiny --init-from {source} --data.path {corpus} --out {tmp_path / 'run'} {amount}"
+    assert main(words.split()) == 0
+    assert load_config(tmp_path / "run").model == others[name].model
+    last = read_metrics(run, "validation")[-1]["loss"]
+    assert read_metrics(tmp_path / "run", "validation")[0]["loss"] == pytest.approx(last, rel=1e-6)
+
+
+def test_what_is_named_differs_and_is_said(others, corpus, tmp_path, capsys):
+    source = others["averaged"].out
+    file = tmp_path / "own.toml"
+    file.write_text(f'init_from = "{source}"\n[model]\nrotary_base = 100.0\n[data]\npath = "{corpus}"\n')
+    more = f"--model.rule prenorm --model.rounds 2 --out {tmp_path / 'run'} --optim.batch 8 --dry-run"
+    assert main(["train", "--config", str(file), *more.split()]) == 0
+    said = capsys.readouterr().out
+    for field, ours, theirs in (
+        ("rule", "prenorm", "averaged"),
+        ("rounds", 2, 3),
+        ("rotary_base", "100.0", "10000.0"),
+    ):
+        assert f"starting from {source} with model.{field}={ours} (it has {theirs})" in said
+    assert said.count("starting from") == 3
+
+
+@pytest.mark.parametrize("field", OTHERWISE)
+def test_another_function_of_the_same_shapes_is_refused(config, tiny_config, field):
+    model = {field: OTHERWISE[field]} | ({"injection": "add"} if field == "first_state" else {})
+    fresh = tiny_config("other", init_from=config.out, model=model)
+    with pytest.raises(ValueError, match=rf"^init_from=.*model\.{field}=.*\(this run .*; add --model\."):
+        train(fresh)
+    assert not fresh.out.exists()
+    changed = train(
+        replace(fresh, optim=replace(fresh.optim, steps=1)), named={f"model.{name}" for name in model}
+    )
+    assert changed["step"] == 1
+
+
+def test_a_rule_of_the_same_shapes_is_refused(others, tiny_config):
+    for theirs, ours in (("averaged", "prenorm"), ("lnscale", "prenorm"), ("averaged", "factored")):
+        with pytest.raises(
+            ValueError, match=rf"model\.rule={theirs} \(this run {ours}\); add --model.rule {theirs}$"
+        ):
+            train(tiny_config("other", init_from=others[theirs].out, model={"rule": ours}))
+
+
+def test_spellings_of_one_function_are_taken(config, tiny_config, capsys):
+    model = {"context": 16, "head_width": 16, "kv_heads": 2}
+    train(tiny_config("same", init_from=config.out, model=model), source="a test")
+    assert "starting from" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from subprocess import Popen
 from tqdm import tqdm
 
 from deeploop.config.json import to_dict
+from deeploop.exits import STOPPED
 from deeploop.files import write_json
 from deeploop.report.endings import log_file
 from deeploop.runs.folder import changes_since, read_ending
@@ -92,8 +93,9 @@ def _stop(working: Mapping[str, Popen[bytes]]) -> None:
 
 def _check(name: str, run: Path, work: Popen[bytes]) -> None:
     code = work.returncode
-    error = note_exit(run, code, failed=code != 0)
-    if code:
+    failed = code not in (0, *STOPPED)
+    error = note_exit(run, code, failed=failed)
+    if failed:
         raise ValueError(f"{name}: {error}; its log: {log_file(run)}")
     if (read_ending(run) or {}).get("how") != "finished":
         raise KeyboardInterrupt  # told to stop by somebody else: it saved

@@ -1,17 +1,19 @@
 """`deeploop train`: one run of a recipe, of a file or of a run folder, with any field overridden."""
 
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deeploop.commands.parsing import choose, parse, summary
-from deeploop.config.old_names import REASONERS, require_new_flags
+from deeploop.config.old_names import REASONERS, current, require_new_flags
 from deeploop.config.run import RunConfig
 from deeploop.exits import memory_advice
-from deeploop.runs.folder import config_to_resume, is_export, load_config
+from deeploop.files import read_table
+from deeploop.runs.folder import check_kind, config_to_resume, is_export, load_config
 from deeploop.tasks import read_config
 from deeploop.tasks.chat.config import ChatTrainConfig
 from deeploop.tasks.language.config import TrainConfig
@@ -19,6 +21,7 @@ from deeploop.tasks.puzzles.config import PuzzleDataConfig
 from deeploop.tasks.puzzles.recipes import published_steps, require_puzzles
 from deeploop.tasks.recipes import RECIPES, get_recipe
 from deeploop.terminal import loading_torch, show
+from deeploop.train.stop import StopRequest
 
 # What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
 TRAIN_WORDS = {
@@ -45,13 +48,14 @@ def main(arguments: list[str]) -> int:
     base, source, rest = choose_base(arguments)
     if base is None:
         return 0
-    if isinstance(base, ChatTrainConfig) and source == "chat":
-        base = with_model_of_run(base, rest)
     prog = f"deeploop train {source}"
     switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
     if base.task not in REASONERS:
         require_new_flags(rest)
-    config = parse(type(base), rest, prog=prog, default=base, words=TRAIN_WORDS, description=HELP)
+    settled = words_of_source(base, source, rest)  # before those that are typed: of two the last one counts
+    config = parse(
+        type(base), [*settled, *rest], prog=prog, default=base, words=TRAIN_WORDS, description=HELP
+    )
     check_path(config, base)
     is_first_rank = int(os.environ.get("RANK", 0)) == 0
     told = []
@@ -72,28 +76,48 @@ def main(arguments: list[str]) -> int:
     smaller = str(max(1, size // 2)) if size else "N with an N below the one printed at the start"
     with memory_advice(f"--device.no-graph, --device.recompute block, or --device.micro-batch {smaller}"):
         start = runner(dry_run=DRY_RUN in switches, quiet=QUIET in switches)
-        result = start(config, source=source, quiet=QUIET in switches)
+        # What is not as `words_of_source` has it was typed, or stands in the file.
+        named = [f"model.{name}" for name in getattr(config.model, "__dataclass_fields__", ())]
+        stop = StopRequest()
+        result = start(config, source=source, quiet=QUIET in switches, named=named, stop=stop)
+    code = stop.exit_code if result and result["ended"] == "stopped" else 0
     if result is None or not is_first_rank:
-        return 0
+        return code
     if result["ended"] != "stopped" or QUIET in switches:  # that was said already
         print(
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
         )
-    return 0
+    return code
 
 
-def with_model_of_run(base: ChatTrainConfig, words: list[str]) -> ChatTrainConfig:
-    """The recipe with the model, the rounds and the gate of the run that the words name to start from."""
-    run, _ = take_value([word.replace("--init_from", INIT_FROM) for word in words], INIT_FROM)
-    if run is None:
-        return base
-    if is_export(Path(run)):
-        from deeploop.train.exported import read_export  # now: it imports torch
+def words_of_source(base: RunConfig, start: str, words: list[str]) -> list[str]:
+    """The model's settings of the run or export that is started from, as words; not those of a --config FILE.
 
-        return replace(base, model=read_export(Path(run)), init_from=Path(run))
-    config = load_config(Path(run))
-    rounds = replace(config.rounds, ramp="off")  # the model has had its rise to the mean
-    return replace(base, model=config.model, rounds=rounds, gate=config.gate, init_from=Path(run))
+    A fine-tuning has the rounds and the gate of the run too.
+    """
+    given, _ = take_value([word.replace("--init_from", INIT_FROM) for word in words], INIT_FROM)
+    source = Path(given) if given else base.init_from
+    if source is None or start.startswith(RESUME):
+        return []
+    from deeploop.train.initial import model_of, option  # now: it imports torch
+
+    parts = {"model": model_of(source)}
+    if not is_export(source):
+        check_kind(base, source, "init_from")
+        if isinstance(base, ChatTrainConfig):
+            run = load_config(source)  # its model has had the rise to the mean
+            parts |= {"rounds": replace(run.rounds, ramp="off"), "gate": run.gate}
+    file = read_table(Path(start.removeprefix(f"{CONFIG} "))) if start.startswith(CONFIG) else {}
+    found: list[str] = []
+    for part, theirs in parts.items():
+        if type(ours := getattr(base, part)) is not type(theirs):
+            continue  # which is told when the weights are read
+        named = current(type(ours), file.get(part, {}))
+        for field in dataclasses.fields(theirs):
+            value = getattr(theirs, field.name)
+            if field.name not in named and value != getattr(ours, field.name):
+                found += option(f"{part}.{field.name}", value)
+    return found
 
 
 def check_path(config: Any, base: Any) -> None:
@@ -112,13 +136,15 @@ def runner(*, dry_run: bool, quiet: bool) -> Callable[..., dict[str, Any] | None
     return preview if dry_run else train
 
 
-def preview(config: RunConfig, *, source: str, quiet: bool) -> None:
+def preview(
+    config: RunConfig, *, source: str, quiet: bool, named: Collection[str], stop: StopRequest
+) -> None:
     """Say what would be trained; nothing is written."""
     from deeploop.train.distributed import open_world
     from deeploop.train.opening import preview_run
 
     with open_world(config.device) as world:
-        lines = preview_run(config, world, source)
+        lines = preview_run(config, world, source, named)
         if world.is_main:
             show("\n".join(lines))
 

@@ -126,6 +126,6 @@ class RunConfig:
         """The data of the whole run in a line of the header; there are `examples` tokens, or examples."""
         return f"{self.optim.steps * self.optim.batch:,} rows planned"
 
-    def more_of_header(self) -> dict[str, str]:
-        """Lines of the header that the task adds."""
+    def more_of_header(self, begun_with: int) -> dict[str, str]:
+        """Lines of the header that the task adds; the run was begun with so many steps."""
         return {}

@@ -122,8 +122,9 @@ class MixtureLoader:
     """An endless, deterministic sequence of batches out of several streams, resumable to the sequence.
 
     A stream that has had its `max_epochs` epochs is drawn no more, and the others keep their proportions;
-    0 is no limit. From sequence number `switch` on the shares are `last`. `batch` counts the sequences of
-    all ranks together.
+    0 is no limit. From sequence number `switch` on the shares are `last`: a whole number of batches, which
+    stays at its step where the batches before had another size. `batch` counts the sequences of all ranks
+    together.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class MixtureLoader:
     ) -> None:
         self._streams = streams
         self._first, self._last = (np.array(own, dtype=np.float64) for own in (shares, last or shares))
-        self._switch = switch
+        self._planned = self._switch = switch
         self._orders = [
             TokenLoader(stream, context=context, batch=batch, seed=seed, rank=rank, world=world)
             for stream in streams
@@ -216,7 +217,10 @@ class MixtureLoader:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continues from a state over the same streams; the shares may be others."""
+        """Continues from a state over the same streams; the shares may be others.
+
+        With the finished `step`s beside it, batches may have had another size.
+        """
         corpora = state.get("corpora") if isinstance(state, dict) else None
         if not isinstance(corpora, list) or len(corpora) != len(self._orders):
             raise ValueError(f"loader state: {len(self._orders)} corpora are mixed, not {corpora!r:.40}")
@@ -225,3 +229,5 @@ class MixtureLoader:
         for order, own in zip(self._orders, corpora, strict=True):
             order.load_state(own)
         self._drawn = drawn
+        if self._planned is not None and "step" in state:
+            self._switch = self._planned + drawn - state["step"] * self._batch

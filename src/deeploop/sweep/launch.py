@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from deeploop.exits import OUT_OF_MEMORY
+from deeploop.exits import OUT_OF_MEMORY, STOPPED
 from deeploop.files import append_file, is_locked, lock, write_json
 from deeploop.report.endings import exit_file, log_error, log_file
 from deeploop.sweep.cells import SweepFolder
@@ -120,7 +120,7 @@ class Local:
                 waiting.append(cell)
                 if len(self._open_slots(number)) > 1:
                     self.given_up.add(number)
-            elif code != 0:
+            elif code not in (0, *STOPPED):
                 failed = True
             elif self._left(cell):
                 failed = self._begun_at.get(cell.name) == self._stand(cell)  # no progress

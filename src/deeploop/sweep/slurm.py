@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+from deeploop.exits import STOPPED
 from deeploop.extras import require
 from deeploop.sweep.arguments import SlurmConfig
 from deeploop.sweep.cells import SweepFolder
@@ -40,7 +41,7 @@ class CellJob:
             except BlockingIOError:
                 return "another job is at it"
             code = self._wait(process)
-            error = note_exit(run, code, failed=code != 0)
+            error = note_exit(run, code, failed=code not in (0, *STOPPED))
             if error:
                 raise RuntimeError(f"{self.cell.name}: {error}")
         if not self.keep_weights:

@@ -1,4 +1,4 @@
-"""`torchrun` whose exit code tells that a rank's device was full: `python -m deeploop.sweep.torchrun …`.
+"""`torchrun` that tells by its exit code of a full device or a stop: `python -m deeploop.sweep.torchrun …`.
 
 It takes torchrun's own arguments. torchrun itself ends with 1 whatever its ranks ended with.
 """
@@ -8,7 +8,7 @@ import sys
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
-from deeploop.exits import OUT_OF_MEMORY
+from deeploop.exits import OUT_OF_MEMORY, STOPPED
 
 
 def run() -> int:
@@ -18,7 +18,7 @@ def run() -> int:
         print(error, file=sys.stderr)
         codes = {failure.exitcode for failure in error.failures.values()}
         # The ranks that are not full end too, by torchrun's signal or because a peer is gone.
-        return OUT_OF_MEMORY if OUT_OF_MEMORY in codes else 1
+        return next((code for code in (OUT_OF_MEMORY, *STOPPED) if code in codes), 1)
     return 0
 
 

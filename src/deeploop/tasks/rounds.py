@@ -41,17 +41,16 @@ class NoiseSampler:
 class FirstStateSampler:
     """The first states of each training step, one draw per sequence, of unit variance."""
 
-    def __init__(self, *, seed: int, batch: int, device: torch.device) -> None:
-        self._key, self._batch = keys(seed, STATE_KEY)[0], batch
+    def __init__(self, *, seed: int, device: torch.device) -> None:
+        self._key = keys(seed, STATE_KEY)[0]
         self._generator = torch.Generator(device)
 
-    def at(self, step: int, sequences: range, shape: tuple[int, ...]) -> Tensor:
-        """(sequences, *shape) for training step number `step` (from 0); the step's batch is numbered from 0.
+    def at(self, sequences: range, shape: tuple[int, ...]) -> Tensor:
+        """(sequences, *shape) for the sequences of these numbers, counted from the start of the run.
 
         A sequence's draw does not depend on the rank that has it.
         """
-        numbers = step * self._batch + np.array(sequences)
-        seeds = words(self._key, numbers, 1)[:, 0] >> np.uint64(1)
+        seeds = words(self._key, np.array(sequences), 1)[:, 0] >> np.uint64(1)
         device = self._generator.device
         return torch.stack(
             [

@@ -80,6 +80,8 @@ class ActiveRun:
         return {
             **self.task.state(),
             "tokens": self.tokens,
+            "drawn": self.task.drawn(self.step),
+            "begun_with": self.task.begun_with,
             "seconds": self.clock.total,
             "lr": self.optimizer.param_groups[0]["lr"],
             "schedule_lr": self.lr,
@@ -95,6 +97,7 @@ class ActiveRun:
         """Goes on from a checkpoint's JSON."""
         self.step = state.get("step", 0)
         self.tokens = state.get("tokens", 0)
+        self._load_counts(state)
         self.clock.total = state.get("seconds", 0.0)
         self.warned = state.get("warned", False)
         self.skipped = state.get("skipped", 0)
@@ -103,6 +106,17 @@ class ActiveRun:
         if self.step:  # for whoever looks at the last step before the next one is taken
             before = learning_rate(self.step - 1, self.config.optim, self.task.held)
             self.set_rate(state.get("schedule_lr") or before, self.step - 1)
+
+    def _load_counts(self, state: dict[str, Any]) -> None:
+        """What version 0.2.0 did not keep: the batch and the steps were those of its config throughout."""
+
+        def before(name: str) -> int:
+            value = state.get("config", {}).get("optim", {}).get(name)
+            return value if type(value) is int and 0 < value < 2**31 else getattr(self.config.optim, name)
+
+        drawn = state.get("drawn", self.step * before("batch"))
+        self.task.ahead = drawn - self.step * self.config.optim.batch
+        self.task.begun_with = state.get("begun_with", before("steps"))
 
     def set_rate(self, lr: float, step: int) -> None:
         """The schedule's rate for the step after `step` finished ones, in every group of the optimizer."""

@@ -39,6 +39,8 @@ class Facts:
     step: int = 0
     """Steps that are done, and the seconds they took."""
     seconds: float = 0.0
+    begun_with: int = 0
+    """Steps that the run was begun with; 0: those that it has."""
     validation_steps: float = 0.0
     """What one validation costs, in steps; 0: not known."""
 
@@ -62,7 +64,7 @@ def header(config: RunConfig, facts: Facts) -> list[str]:
         ),
         "device": facts.device + (f" × {facts.ranks} ranks" if facts.ranks > 1 else ""),
     }
-    lines |= config.more_of_header()
+    lines |= config.more_of_header(facts.begun_with or steps)
     if 0 < done < steps and facts.seconds:
         left = hours_minutes_seconds((steps - done) * facts.seconds / done)
         lines["time"] = f"{left} left at the speed so far, validation not counted"
@@ -154,6 +156,7 @@ def introduction(run: ActiveRun, source: str | None) -> list[str]:
         ranks=run.world.size,
         step=run.step,
         seconds=run.clock.total,
+        begun_with=task.begun_with,
         validation_steps=task.validation_steps,
     )
     return [*header(run.config, facts), *_notes(run), *legend(run.task)]

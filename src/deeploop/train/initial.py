@@ -1,66 +1,124 @@
 """The weights of another run, or of an export, to start from."""
 
+from collections.abc import Collection, Iterable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from deeploop.config.run import RunConfig
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.models.reasoner_config import ReasonerConfig
 from deeploop.runs.folder import check_kind, is_export, load_any_config, read_stamp, require_checkpoint
 from deeploop.train.checkpoint import load_weights, read_whole_state
 from deeploop.train.checks import ShapeMismatch
 from deeploop.train.exported import load_export, read_export
 from deeploop.train.task import Task
 
-# Fields of a looped GPT that names and shapes of its weights depend on.
-SHAPING = (
-    *("blocks", "prelude", "coda", "injection", "exit_gate", "width", "heads", "kv_heads", "head_width"),
-    *("qk_norm", "attention_bias", "mlp_bias", "hidden", "vocabulary", "rule"),
-    *("input_norm", "final_norm", "tied_head", "unigram_bias"),
-)
+
+class Change(NamedTuple):
+    """A field of the model that is not as in the source."""
+
+    name: str
+    old: Any
+    new: Any
+
+    @property
+    def option(self) -> str:
+        """What gives the source's value back, as words of the command line."""
+        return " ".join(option(f"model.{self.name}", self.old))
 
 
-def start_from(config: RunConfig, source: Path, task: Task, model: nn.Module) -> None:
-    """Start from the weights of another run, or of an export."""
+def option(field: str, value: Any) -> list[str]:
+    """A field of a config and its value as words of the command line."""
+    part, _, name = field.replace("_", "-").rpartition(".")
+    if isinstance(value, bool):
+        return [f"--{part}.{name}" if value else f"--{part}.no-{name}"]
+    return [f"--{part}.{name}", *map(str, value if isinstance(value, tuple) else [value])]
+
+
+def start_from(
+    config: RunConfig, source: Path, task: Task, model: nn.Module, named: Collection[str] = ()
+) -> list[str]:
+    """Start from the weights of another run, or of an export; returns lines on what the model has otherwise.
+
+    A field of the model that changes what is computed must be the source's, unless it is `named`. The rounds
+    and the scales of a rule may differ without that: they are what a start from other weights is made for.
+    """
+    if not is_export(source):
+        check_kind(config, source, "init_from")
+    changes = changes_from(config.model, source)
+    free = [change for change in changes if f"model.{change.name}" in named or _is_scale(change, config)]
     try:
-        _load_initial(config, source, task, model)
+        if len(free) < len(changes):
+            raise _other_model(source, [change for change in changes if change not in free])
+        _load_weights(source, task, model)
     except ShapeMismatch as error:
-        raise _other_model(config, source) or error from None
+        shaping = [change for change in changes if not _is_scale(change, config)]
+        raise (_other_model(source, shaping) if shaping else error) from None
+    return [
+        f"starting from {source} with model.{name}={_shown(new)} (it has {_shown(old)})"
+        for name, old, new in free
+    ]
 
 
-def _other_model(config: RunConfig, source: Path) -> ValueError | None:
-    """What to add to the command where the model of `source` has other weights; None if no field tells."""
-    ours = getattr(config, "model", None)
-    if not isinstance(ours, GPTConfig):
-        return None
-    theirs = read_export(source) if is_export(source) else getattr(load_any_config(source), "model", None)
-    told, options = [], []
-    for name in SHAPING:
-        old, new = getattr(theirs, name, None), getattr(ours, name)
-        if name == "rule" and isinstance(theirs, GPTConfig) and theirs.residual.block == ours.residual.block:
-            continue  # other scales, the same weights
-        # A source without a gate is taken: this run's is drawn anew.
-        if old != new and (name, old) != ("exit_gate", False):
-            told.append(f"model.{name}={old} (this run {new})")
-            word = name.replace("_", "-")
-            options.append(f"--model.{word} {old}" if type(old) is not bool else _switch(word, old))
-    if not told:
-        return None
-    return ValueError(f"init_from={source}: has {', '.join(told)}; add {' '.join(options)}")
+def model_of(source: Path) -> Any:
+    """The model's settings of a run or an export."""
+    return read_export(source) if is_export(source) else load_any_config(source).model
 
 
-def _switch(word: str, on: bool) -> str:
-    return f"--model.{word}" if on else f"--model.no-{word}"
+def changes_from(ours: Any, source: Path) -> list[Change]:
+    """Fields of our model that compute something else than the source's."""
+    theirs = model_of(source)
+    if not isinstance(ours, GPTConfig | ReasonerConfig) or type(theirs) is not type(ours):
+        return []
+    names = (field.name for field in fields(ours))
+    found = (Change(name, getattr(theirs, name), getattr(ours, name)) for name in names)
+    return [change for change in found if change.old != change.new and not _is_same(change, theirs, ours)]
 
 
-def _load_initial(config: RunConfig, source: Path, task: Task, model: nn.Module) -> None:
+def _is_same(change: Change, theirs: Any, ours: Any) -> bool:
+    """Whether two values compute one function: of the same tokens the loss is the same."""
+    match change.name:
+        case "context":  # how much is read
+            return True
+        case "exit_gate":  # drawn anew, beside the readout
+            return not change.old
+        case "head_width":  # 0 is width / heads
+            return bool(theirs.head_size == ours.head_size)
+        case "kv_heads":
+            return bool(theirs.grouped_heads == ours.grouped_heads)
+    return False
+
+
+def _is_scale(change: Change, config: RunConfig) -> bool:
+    """Whether the weights were trained in the same block, at other rounds or scales."""
+    if not isinstance(config.model, GPTConfig):
+        return False
+    if change.name == "rule":
+        old = GPTConfig(rule=change.old).residual
+        return old.block == config.model.residual.block and old.by_block == config.model.residual.by_block
+    return change.name == "rounds"
+
+
+def _other_model(source: Path, changes: Iterable[Change]) -> ValueError:
+    """The fields that are not the source's, and what to add to the command to have them."""
+    changes = list(changes)
+    told = ", ".join(f"model.{name}={_shown(old)} (this run {_shown(new)})" for name, old, new in changes)
+    return ValueError(f"init_from={source}: has {told}; add {' '.join(change.option for change in changes)}")
+
+
+def _shown(value: Any) -> str:
+    return (" ".join(map(str, value)) or "()") if isinstance(value, tuple) else str(value)
+
+
+def _load_weights(source: Path, task: Task, model: nn.Module) -> None:
     if is_export(source):
         load_export(model, source, task.tokenizer)
         return
     checkpoint = require_checkpoint(source)
-    check_kind(config, source, "init_from")
     task.check_source(read_stamp(source), source)
     read_whole_state(checkpoint)
     load_weights(model, checkpoint, may_lack=GATE)

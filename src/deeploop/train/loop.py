@@ -6,6 +6,7 @@ what is built, what the loss is and how it is evaluated; everything else is the 
 
 import math
 import shlex
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Literal
 
@@ -28,14 +29,17 @@ def train(
     source: str | None = None,
     quiet: bool = False,
     stop: StopRequest | None = None,
+    named: Collection[str] = (),
 ) -> dict[str, Any]:
     """Run `config` to its last step; returns the last validation and how the run ended.
 
     A `CustomTrainConfig` needs its `task`, a subclass of `CustomTask`; any other takes a subclass of its own
-    kind's. With the `source` of the config a header comes first; `quiet`: nothing is printed.
+    kind's. With the `source` of the config a header comes first; `quiet`: nothing is printed. A start from
+    other weights (`init_from`) has the model that they were trained in, but for the fields `named`, such as
+    `model.rotary_base`.
     """
     with open_world(config.device) as world, stop or StopRequest() as asked:
-        run = open_run(config, world, task=task, source=source, quiet=quiet)
+        run = open_run(config, world, task=task, source=source, quiet=quiet, named=named)
         try:
             ended = run_steps(run, asked)
         except FloatingPointError:

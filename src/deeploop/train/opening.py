@@ -1,5 +1,6 @@
 """Everything up to the first step: folder, task, model, optimizer, execution, and what a checkpoint says."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -42,17 +43,20 @@ def open_run(
     task: TaskFactory | None = None,
     source: str | None = None,
     quiet: bool = False,
+    named: Collection[str] = (),
 ) -> ActiveRun:
     """A run ready for its next step, made in an order in which a mistake shows before anything is written.
 
-    With the `source` of its config it is introduced by a header; `quiet`: it says nothing.
+    With the `source` of its config it is introduced by a header; `quiet`: it says nothing. The fields `named`
+    may differ from the model's whose weights it starts from.
     """
     has_run = check_folder(config) is not None
     lock = lock_folder(config.out) if has_run and world.is_main else None  # before anything in it is touched
     own, model, optimizer, execution = _build(config, world, task)
     state, damaged = _load(config, world, own, model, optimizer) if has_run else ({}, [])
+    changed: list[str] = []
     if not has_run and config.init_from is not None:
-        start_from(config, config.init_from, own, model)
+        changed = start_from(config, config.init_from, own, model, named)
     display = Display(
         total=config.optim.steps,
         done=state.get("step", 0),
@@ -66,7 +70,7 @@ def open_run(
         run.last_evaluated_step = run.step
         last = last_lines(config.out)[1]
         run.last_validation = {key: last[key] for key in last if key not in ("kind", "step")}
-    for line in (*damaged, *introduction(run, source)):
+    for line in (*damaged, *changed, *introduction(run, source)):
         display.say(line)
     if world.is_main:
         run.lock = lock or lock_folder(config.out)
@@ -76,16 +80,17 @@ def open_run(
     return run
 
 
-def preview_run(config: RunConfig, world: World, source: str) -> list[str]:
+def preview_run(config: RunConfig, world: World, source: str, named: Collection[str] = ()) -> list[str]:
     """What a run would be introduced with; nothing is written, and no weights of a checkpoint are read."""
     task, model, optimizer, execution = _build(config, world)
     checkpoint = check_folder(config)  # last: a taken folder must not hide another mistake
+    changed: list[str] = []
     if checkpoint is None and config.init_from is not None:
-        start_from(config, config.init_from, task, model)
+        changed = start_from(config, config.init_from, task, model, named)
     display = Display(total=config.optim.steps, done=0, shown=False, title="")
     run = ActiveRun(config, world, task, model, optimizer, execution, display)
     run.load_state(read_state(checkpoint, []) if checkpoint else {})
-    return introduction(run, source)
+    return [*changed, *introduction(run, source)]
 
 
 def _build(

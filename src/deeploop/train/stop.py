@@ -3,6 +3,8 @@
 import signal
 from types import FrameType, TracebackType
 
+from deeploop.exits import TERMINATED
+
 
 class StopRequest:
     """Turns the first SIGTERM, SIGHUP or Ctrl-C into a request that the loop reads between two batches.
@@ -13,6 +15,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
+        self.exit_code = TERMINATED
+        """Of a command that ends for it; under torchrun another rank may have had the signal."""
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -21,7 +25,7 @@ class StopRequest:
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        self.requested, self.exit_code = True, 128 + number
         signal.signal(signal.SIGINT, self._previous[signal.SIGINT])  # type: ignore[arg-type]
 
     def __exit__(

@@ -83,11 +83,20 @@ class Task(ABC):
     """What is watched of the loop while it trains."""
     tokenizer: Tokenizer | None = None
     """Of a task on text, for weights that were trained on another one's tokens."""
+    ahead: int = 0
+    """Sequences drawn beyond step × batch, in a run that had another batch before."""
+    begun_with: int = 0
+    """Steps that the run was begun with, over a share of which rounds rise."""
     held: int = 0
     """Steps for which the warm-up of the learning rate was held."""
 
     def __init__(self, config: Any, world: World) -> None:
         self.config, self.world = config, world
+        self.begun_with = config.optim.steps
+
+    def drawn(self, step: int) -> int:
+        """Sequences drawn in the first `step` steps: the number of the next one."""
+        return self.ahead + step * int(self.config.optim.batch)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -108,7 +108,7 @@ class IterateTask(Task):
         """This rank's share of the step, in pieces that fit the device, and its rounds."""
         batch = self.config.optim.batch
         steps = draw_upto(self._steps_key, step, self.config.data.train_steps)
-        instances = draw(self.task, "train", self._key, step * batch + np.arange(batch))
+        instances = draw(self.task, "train", self._key, self.drawn(step) + np.arange(batch))
         inputs, targets = map(torch.from_numpy, self.shown.batch(instances, steps))
         law = self.config.rounds.law(self.config.model.rounds, steps)
         rounds = self._rounds.at(step, law)

@@ -258,9 +258,9 @@ class TrainConfig(RunConfig):
             planned += f"; the last {self.data.mix_last_share:.0%}: {' '.join(self.data.mix_last)}"
         return planned + (f"; {self.kept_apart} kept apart" if self.data.mask_documents else "")
 
-    def more_of_header(self) -> dict[str, str]:
+    def more_of_header(self, begun_with: int) -> dict[str, str]:
         """How the rounds of a step are drawn and trained, where they are drawn, and the exit gate."""
-        lines = {"rounds": "; ".join(self._drawn_rounds())}
+        lines = {"rounds": "; ".join(self._drawn_rounds(begun_with))}
         if self.model.exit_gate:
             lines["gate"] = (
                 "gate-only: the rest is frozen, the loss is the gate's binary cross-entropy"
@@ -269,13 +269,13 @@ class TrainConfig(RunConfig):
             )
         return {name: text for name, text in lines.items() if text}
 
-    def _drawn_rounds(self) -> Iterator[str]:
+    def _drawn_rounds(self, begun_with: int) -> Iterator[str]:
         rounds, mean = self.rounds, self.model.rounds
         law = rounds.law(mean)
         if rounds.sample != "fixed":
             yield f"{rounds.sample}, mean {float(law.mean):.4g}, {law.least} to {law.most}"
         if rounds.ramp != "off":
-            over = math.ceil(rounds.ramp_share * self.optim.steps)
+            over = math.ceil(rounds.ramp_share * begun_with)
             yield f"mean from 1 to {mean} over {over:,} steps ({rounds.ramp})"
         if rounds.truncates(mean):
             yield f"gradient through the last {rounds.backprop}"

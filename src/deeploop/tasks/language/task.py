@@ -87,7 +87,7 @@ class LanguageTask(Task):
         self._rounds = RoundsSampler(config.seed)
         self._states: FirstStateSampler | None = None
         if config.model.first_state == "noise":
-            self._states = FirstStateSampler(seed=config.seed, batch=config.optim.batch, device=world.device)
+            self._states = FirstStateSampler(seed=config.seed, device=world.device)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -187,7 +187,8 @@ class LanguageTask(Task):
             what = "corpora, in their order, that the run was" if mix else "corpus that the run was"
             field = f"data.mix={' '.join(mix)}" if mix else f"data.path={path}"
             raise ValueError(f"{field}: not the {what} started on")
-        self.loader.load_state(state.get("loader", {}))
+        # The last phase of a mixture is a share of the steps, which its loader does not count.
+        self.loader.load_state({**state.get("loader", {}), "step": state.get("step", 0)})
         self.held = state.get("held", 0)
 
     def next_batch(self) -> dict[str, Tensor]:
@@ -202,9 +203,10 @@ class LanguageTask(Task):
         inputs = batch["inputs"]
         pieces = {name: batch[name].split(self.micro_batch) for name in ("inputs", "targets")}
         if self._states is not None:
-            mine = range(self.world.rank * len(inputs), (self.world.rank + 1) * len(inputs))
-            drawn = self._states.at(step, mine, (inputs.shape[1], self.config.model.width))
-            pieces["state"] = drawn.split(self.micro_batch)
+            first = self.drawn(step) + self.world.rank * len(inputs)
+            mine = range(first, first + len(inputs))
+            states = self._states.at(mine, (inputs.shape[1], self.config.model.width))
+            pieces["state"] = states.split(self.micro_batch)
         if "starts" in batch:
             pieces["documents"] = tuple(map(document_bounds, batch["starts"].split(self.micro_batch)))
         if "scored" in batch:
@@ -215,7 +217,7 @@ class LanguageTask(Task):
     def rounds_at(self, step: int) -> int:
         """Rounds of training step number `step` (from 0), the same on every rank."""
         config = self.config
-        law = config.rounds.law_at(step, mean=config.model.rounds, steps=config.optim.steps)
+        law = config.rounds.law_at(step, mean=config.model.rounds, steps=self.begun_with)
         return self._rounds.at(step, law)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
