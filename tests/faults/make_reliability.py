@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import consistency
 import fuzz
 import load
 import scenarios
@@ -20,6 +21,7 @@ import torch
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 FUZZ_CASES = 24_000
+DRAWS = 240  # configurations that must agree with themselves
 FORGED_CASES = 20_000  # more of those behind a checksum
 
 
@@ -38,6 +40,11 @@ def fuzz_half(seed: int, cases: int, only: str = "") -> tuple[Counter[str], list
     return fuzz.fuzz(cases // 2, seed, only)
 
 
+def agree(seed: int) -> list[str]:
+    torch.set_num_threads(1)
+    return consistency.consistency(DRAWS // 2, seed)
+
+
 def main() -> int:
     began = time.perf_counter()
     # Two at a time: one for each of two cores. The faults with most waiting go first.
@@ -49,6 +56,7 @@ def main() -> int:
         loads = [pool.submit(in_own_folder, one) for one in load.LOADS]
         halves = [pool.submit(fuzz_half, seed, FUZZ_CASES) for seed in (0, 1)]
         halves += [pool.submit(fuzz_half, seed, FORGED_CASES, "forged") for seed in (2, 3)]
+        drawn = [pool.submit(agree, seed) for seed in (1, 2)]
         failed = []
         table, loaded = [], []
         for name, future in rows.items():
@@ -68,6 +76,8 @@ def main() -> int:
             own, findings = half.result()
             counts += own
             failed += findings
+        for own in drawn:
+            failed += own.result()
     print(f"        fuzz: {sum(counts.values()):,} cases, {len(failed)} findings or failures", flush=True)
     minutes = (time.perf_counter() - began) / 60
     if failed:
@@ -93,6 +103,7 @@ def page(table: list[Any], loaded: list[Any], counts: Counter[str], minutes: flo
         "\n".join(fuzzed),
         f"\n{sum(counts.values()):,} cases in all, {forged:,} of them forged; no other exception, "
         "and none took 10 s.\n",
+        AGREED.format(draws=DRAWS),
         "## Load\n| what | how much | measured |\n|---|---|---|",
         "\n".join(f"| {one.what} | {one.amount} | {one.measured} |" for one in loaded),
         OTHER,
@@ -138,6 +149,17 @@ that are read (5 MiB) and a report's figures (3 MiB). The first case of a kind l
 GiB. An archive that asks for a larger window, as `xz -9` writes, is refused.
 [SECURITY.md](../SECURITY.md) names the one reader of each file."""
 
+AGREED = """## Any configuration
+{draws} tiny models are drawn: rule, prelude, coda, injection, first state, gate, rounds and how they are
+sampled, batch, one corpus or a mixture, with or without a last phase. Of each,
+- a resume is the uninterrupted run bit for bit, and within 1e-4 with another micro-batch;
+- with another batch and more steps no sequence comes twice, the last phase has its share of all steps,
+  and the rounds go on rising as they did;
+- `--init-from` starts at the loss of the run or of its export, and a field that would change it is refused
+  from Python;
+- `deeploop validate` says what training said, and the export in transformers gives the run's logits.
+"""
+
 OTHER = """
 ## Other conditions
 - **A file system without locks** (`flock` fails, as on some NFS mounts): `train`, `sweep`, `prepare`
@@ -147,8 +169,9 @@ OTHER = """
   likewise (`tests/test_files.py`, `tests/train/test_checkpoint.py`). Tested by the order of the calls.
 - **A read-only folder**: commands that write there refuse in one line; `runs`, `data` and `generate`
   work (`tests/faults/test_unprivileged.py`).
-- **`--init-from` that does not fit** (another width, number of blocks or kind of model, or no run): one
-  line, and nothing is written (`tests/train/test_rundir.py`, `tests/train/test_puzzle_task.py`).
+- **`--init-from` that does not fit** (another width, number of blocks or kind of model, another function
+  of the same shapes from Python, or no run): one line, and nothing is written
+  (`tests/train/test_rundir.py`, `tests/train/test_puzzle_task.py`).
 - **100,000,000 steps and more**: checkpoints are found and rotated by their number, whose name then has
   nine digits (`tests/train/test_checkpoint.py`).
 - **A full GPU**: one line and exit code 75 in every command (`tests/test_cli.py`).

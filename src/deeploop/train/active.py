@@ -110,13 +110,15 @@ class ActiveRun:
     def _load_counts(self, state: dict[str, Any]) -> None:
         """What version 0.2.0 did not keep: the batch and the steps were those of its config throughout."""
 
+        optim = state.get("config", {}).get("optim")
+
         def before(name: str) -> int:
-            value = state.get("config", {}).get("optim", {}).get(name)
+            value = optim.get(name) if isinstance(optim, dict) else None
             return value if type(value) is int and 0 < value < 2**31 else getattr(self.config.optim, name)
 
         drawn = state.get("drawn", self.step * before("batch"))
         self.task.ahead = drawn - self.step * self.config.optim.batch
-        self.task.begun_with = state.get("begun_with", before("steps"))
+        self.task.begun_with = state.get("begun_with") or before("steps")
 
     def set_rate(self, lr: float, step: int) -> None:
         """The schedule's rate for the step after `step` finished ones, in every group of the optimizer."""
