@@ -91,7 +91,7 @@ def draw_depth(axes: Axes, runs: list[Run]) -> None:
     axes.xaxis.set_major_locator(FixedLocator([1, 4, 16, 64, 200]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_title("200 rounds, trained on 4", fontsize=12, fontweight="bold")
+    axes.set_title("200 rounds, trained on 1 to 4", fontsize=12, fontweight="bold")
     axes.set_xlabel("rounds = steps of the automaton")
     axes.set_ylabel("share of cells right (5 seeds each)")
 
