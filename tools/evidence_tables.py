@@ -414,12 +414,6 @@ def tokens(results: Path) -> str:
     return "\n\n".join(final_tables(final)) if final else NOT_RUN
 
 
-def gains(results: Path) -> str:
-    """The gain over pre-norm alone."""
-    final = curves_of(runs_of(results / "tokens-per-parameter" / "grid"), rule_and_rounds)
-    return final_tables(final)[1] if final else NOT_RUN
-
-
 def tokens_search(results: Path) -> str:
     """Where the rates of these losses come from."""
     curves = curves_of(runs_of(results / "tokens-per-parameter" / "search"), rule_and_rounds)
@@ -500,8 +494,9 @@ def sudoku_fp8(results: Path) -> str:
 
 # ── The page ────────────────────────────────────────────────────────────────────────────────────────────
 PAGES: dict[str, dict[str, Callable[[Path], str]]] = {
-    "rules.md": {"pairs": pairs, "shapes": shapes, "part-effects": part_effects, "gains": gains},
-    "results/parts/README.md": {"parts": parts},
+    "results/transfer/README.md": {"pairs": pairs},
+    "results/shapes/README.md": {"shapes": shapes},
+    "results/parts/README.md": {"part-effects": part_effects, "parts": parts},
     "results/bias/README.md": {"bias": bias},
     "results/flat-cures/README.md": {"flat-cures": flat_cures},
     "results/muon/README.md": {"muon": muon},

@@ -1,4 +1,4 @@
-"""Makes from docs/results (`make results`): assets/rules.json, and the tables and figures of docs/rules.md.
+"""Makes from docs/results (`make results`): assets/rules.json, and the tables and figures of its studies.
 
 `deeploop recommend` answers from that file: a line through each rule's best peak rates, and the rules in
 order of their loss in long training. `--check` says whether the file and the tables are in step.
@@ -29,10 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 FOLDERS = ("transfer", "shapes")  # those under docs/results whose runs vary in rule, R and peak rate
 BEGIN, END = "<!-- rates: written by `make results` -->", "<!-- end of rates -->"
-LOSSES = (
-    "<!-- losses: written by `make results` -->",
-    "<!-- end of losses -->",
-)  # in the README of the results
+LOSSES = "<!-- losses: written by `make results` -->", "<!-- end of losses -->"
 
 
 def collect(results: Path) -> list[tuple[str, Study]]:
@@ -133,45 +130,33 @@ def rules_json(results: Path) -> str:
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
-def figure_name(name: str, study: Study) -> str:
-    return f"results/{name}/rates-{study.letter.lower()}.png"
+def figure_name(study: Study) -> str:
+    return f"rates-{study.letter.lower()}.png"
 
 
-def tables(studies: list[tuple[str, Study]]) -> str:
-    """Markdown: for each study that spans R its table and its figure."""
-    parts = []
-    for name, study in studies:
-        if not study.over_rounds:
-            continue
-        first = views.rules_table(study, name)
-        caption = markdown_text(views.caption(study))
-        parts += [f"[results/{name}](results/{name}). {markdown_text(first.title)}"]
-        parts += [markdown_table(first.header, first.rows), markdown_text(first.note)]
-        alt = "Validation loss against peak learning rate, by rule and R"
-        parts += [f"![{alt}]({figure_name(name, study)})", f"*What to see: {caption}*"]
-    return "\n\n".join(parts) or "No runs are here yet."
+def rates(name: str, study: Study) -> str:
+    """Markdown: the best rates of a study that spans R, and its figure."""
+    table, caption = views.rules_table(study, name), markdown_text(views.caption(study))
+    alt = "Validation loss against peak learning rate, by rule and R"
+    parts = [markdown_text(table.title), markdown_table(table.header, table.rows), markdown_text(table.note)]
+    return "\n\n".join([*parts, f"![{alt}]({figure_name(study)})", f"*What to see: {caption}*"])
 
 
-def losses(studies: list[tuple[str, Study]]) -> dict[Path, str]:
-    """The README of each study that spans R, with the losses at every rate."""
+def pages(studies: list[tuple[str, Study]]) -> dict[Path, str]:
+    """The README of each study that spans R, with its best rates and the losses at every rate."""
     made = {}
     for name, study in studies:
         if study.over_rounds:
             table, page = views.losses_table(study, name), DOCS / "results" / name / "README.md"
             body = f"{markdown_table(table.header, table.rows)}\n\n{markdown_text(table.note)}"
-            made[page] = filled(page.read_text(encoding="utf-8"), *LOSSES, body)
+            text = filled(page.read_text(encoding="utf-8"), BEGIN, END, rates(name, study))
+            made[page] = filled(text, *LOSSES, body)
     return made
 
 
 if __name__ == "__main__":
     studies = collect(DOCS / "results")
-    page = DOCS / "rules.md"
-    old = page.read_text(encoding="utf-8")
-    made = {
-        FILE: rules_json(DOCS / "results"),
-        page: filled(old, BEGIN, END, tables(studies)),
-        **losses(studies),
-    }
+    made = {FILE: rules_json(DOCS / "results"), **pages(studies)}
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text]
         sys.exit(f"{', '.join(stale)}: out of step with docs/results; run: make results" if stale else 0)
@@ -179,4 +164,4 @@ if __name__ == "__main__":
         path.write_text(text, encoding="utf-8")
     for name, study in studies:
         if study.over_rounds:
-            save_png(views.transfer_figure(study), DOCS / figure_name(name, study))
+            save_png(views.transfer_figure(study), DOCS / "results" / name / figure_name(study))
