@@ -152,6 +152,8 @@ Prepare = Callable[[Path], None]
 PREPARED: dict[str, tuple[Prepare, ...]] = {
     "README.md": (),
     "docs/training.md": (prepare_corpora,),
+    "docs/model.md": (prepare_corpora,),
+    "docs/custom-task.md": (train_tiny,),
     "docs/data.md": (prepare_corpora,),
     "docs/paper.md": (prepare_corpora,),
     "docs/rules.md": (prepare_corpora,),

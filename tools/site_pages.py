@@ -23,9 +23,9 @@ from api_page import api_page
 from deeploop.cli import COMMANDS, USAGE, main
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDES = "rules training data recurrent retrofit chat inference serving evaluation"
+GUIDES = "training model data rules recurrent retrofit chat inference serving evaluation"
 SECTIONS = {
-    "Guides": [*GUIDES.split(), "reasoners", "iterate", "sweeps", "report", "scaling-out"],
+    "Guides": [*GUIDES.split(), "reasoners", "iterate", "sweeps", "report", "scaling-out", "custom-task"],
     "Reference": ["commands", "api", "run-folder", "architecture"],
     "Evidence": ["paper", "depth", "alignment", "escape", "performance", "reliability", "testing", "log"],
     "Results": ["results/README"],

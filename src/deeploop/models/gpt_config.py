@@ -58,7 +58,7 @@ class GPTConfig:
     context: int = 1024
     """Longest sequence, in tokens."""
     rule: str = "deeploop"
-    """Residual rule, such as deeploop, deepnorm, prenorm or flat:gain=2; docs/training.md has all of them."""
+    """Residual rule, such as deeploop, deepnorm, prenorm or flat:gain=2; docs/model.md has all of them."""
     input_norm: bool = True
     """Keep the RMSNorm of the embedding."""
     final_norm: bool = True
