@@ -1,4 +1,4 @@
-"""The tables of docs/recurrent.md are those that docs/results makes, to the byte."""
+"""The tables of docs/results/recurrent are those that docs/results makes, to the byte."""
 
 import importlib.util
 from pathlib import Path
@@ -10,5 +10,5 @@ def test_page_is_in_step():
     spec = importlib.util.spec_from_file_location("recurrent_tables", ROOT / "tools" / "recurrent_tables.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    text = (ROOT / "docs" / "recurrent.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results" / "recurrent" / "README.md").read_text(encoding="utf-8")
     assert tool.make(text, ROOT / "docs" / "results" / "recurrent") == text, "run: make results"

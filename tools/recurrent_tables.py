@@ -1,4 +1,4 @@
-"""Makes the tables of docs/recurrent.md from docs/results/recurrent (`make results`); `--check`: in step?"""
+"""Makes the tables of docs/results/recurrent (`make results`); `--check`: in step?"""
 
 import json
 import sys
@@ -128,10 +128,10 @@ def make(text: str, results: Path) -> str:
 
 
 if __name__ == "__main__":
-    page = DOCS / "recurrent.md"
+    page = DOCS / "results" / "recurrent" / "README.md"
     old = page.read_text(encoding="utf-8")
     new = make(old, DOCS / "results" / "recurrent")
     if "--check" not in sys.argv[1:]:
         page.write_text(new, encoding="utf-8")
     elif new != old:
-        sys.exit("docs/recurrent.md: out of step with docs/results; run: make results")
+        sys.exit("results/recurrent: out of step with docs/results; run: make results")
