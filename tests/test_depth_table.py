@@ -1,4 +1,4 @@
-"""The tables of docs/depth.md and of the READMEs behind it are those that docs/results makes, to the byte."""
+"""The tables behind docs/depth.md are those that docs/results makes, to the byte."""
 
 import importlib.util
 from pathlib import Path
@@ -14,6 +14,6 @@ def test_pages_are_in_step():
     for page, parts in tool.tables(ROOT / "docs").items():
         texts[page.parent.name] = text = page.read_text(encoding="utf-8")
         assert tool.with_tables(text, parts) == text, f"{page}: run: make results"
-    assert set(texts) == {"docs", "depth", "iterate", "demo-every", "two-blocks"}
-    assert "| flat, noise 0.3 | 28 of 30 | 0.004: 10 of 10, " in texts["docs"]
+    assert set(texts) == {"depth", "demo-seeds", "recall", "iterate", "demo-every", "two-blocks"}
+    assert "| flat, noise 0.3 | 28 of 30 | 0.004: 10 of 10, " in texts["depth"]
     assert "| flat, noise 0.3 | 0.004 | 10 of 10 |" in texts["depth"]

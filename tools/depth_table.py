@@ -1,4 +1,4 @@
-"""Makes the tables of docs/depth.md and its results from docs/results (`make results`); `--check`: in step?
+"""Makes the tables behind docs/depth.md from docs/results (`make results`); `--check`: in step?
 
 The page has the short ones. The long ones go to the READMEs of the results that they are made of.
 """
@@ -164,12 +164,14 @@ def tables(docs: Path) -> dict[Path, dict[str, str]]:
     results = docs / "results"
     study, stream = (json.loads((results / "depth" / f"{n}.json").read_text()) for n in ("study", "stream"))
     return {
-        docs / "depth.md": {
+        results / "depth" / "README.md": {
             "depth": f"{variants_table(study)}\n\n{stream_table(stream)}",
-            "demo-seeds": seed_table(results / "demo-seeds", "rule", "model"),
-            "recall": recall_table(results / "recall"),
+            "study": study_table(study),
         },
-        results / "depth" / "README.md": {"study": study_table(study)},
+        results / "demo-seeds" / "README.md": {
+            "demo-seeds": seed_table(results / "demo-seeds", "rule", "model")
+        },
+        results / "recall" / "README.md": {"recall": recall_table(results / "recall")},
         results / "iterate" / "README.md": {"iterate": task_tables(results / "iterate")},
         results / "demo-every" / "README.md": {
             "demo-every": seed_table(results / "demo-every", "trial", "flat loop")
