@@ -165,6 +165,8 @@ PREPARED: dict[str, tuple[Prepare, ...]] = {
     "docs/recurrent.md": (train_tiny, prepare_corpora),
     "docs/report.md": (train_tiny,),
     "docs/chat.md": (train_tiny,),
+    "docs/metrics.md": (train_tiny,),
+    "docs/run-folder.md": (train_tiny,),
 }
 # Names that a Python block takes from the sentence before it.
 GIVEN = {

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GUIDES = "training model data puzzles rules recurrent retrofit chat inference serving evaluation"
 SECTIONS = {
     "Guides": [*GUIDES.split(), "reasoners", "iterate", "sweeps", "report", "scaling-out", "custom-task"],
-    "Reference": ["commands", "api", "run-folder", "architecture"],
+    "Reference": ["commands", "api", "run-folder", "metrics", "architecture"],
     "Evidence": ["paper", "depth", "alignment", "escape", "performance", "reliability", "testing", "log"],
     "Results": ["results/README"],
 }
