@@ -3,8 +3,8 @@
 Nothing of deeploop, and nothing left lying: q, k, v and SwiGLU's two inputs as one product each, cuDNN or
 flash attention, bf16 autocast, all visits as one graph under `torch.compile` (beyond `WHOLE` visits, where
 that takes minutes, block by block), a cross-entropy in compiled chunks that takes its gradients on the way
-and never holds all logits, fused AdamW; in FP8 torchao's products, if it is installed. The same model: DeepLoop's block, QK-norm after rotary, SwiGLU, tied
-embedding.
+and never holds all logits, fused AdamW. In FP8 its products are torchao's. The same model: DeepLoop's block,
+QK-norm after rotary, SwiGLU, tied embedding.
 """
 
 from typing import Any
