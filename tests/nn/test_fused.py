@@ -335,7 +335,7 @@ def test_a_reasoners_config_says_whether_its_blocks_are_known(monkeypatch, chang
         monkeypatch.setattr(known, "HAS_TRITON", has_triton)
         config = HRMConfig(**{"width": 32, "heads": 2, "hidden": 48} | changes)
         block = ReasonerBlock(config, "L", 9)
-        assert known.fits_block(block) == known.fits_reasoner(config.mixer, config.head_size)
+        assert known.fits_block(block) == known.fits_reasoner(config.mixer, config.head_size, config.width, 9)
     assert known.SMALLEST_HEAD == 16  # so that heads of 8 and 16 lie on both sides
 
 

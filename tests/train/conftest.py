@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from puzzle_runs import MODELS, write_boards
 
 from deeploop.config.loop import HaltingConfig

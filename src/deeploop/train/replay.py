@@ -21,7 +21,7 @@ MOST_GRAPHS = 16
 
 @dataclass
 class Recorded:
-    """A graph, the memory that it reads its batch from, and where it leaves the loss and what comes with it."""
+    """A graph, the memory that it reads its batch from, and where it leaves the loss and the like."""
 
     graph: torch.cuda.CUDAGraph
     batch: Batch

@@ -53,7 +53,9 @@ class PuzzleTask(Task):
         self.share = batch // world.size
         self.puzzles = open_puzzles(config.data.path)
         self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
-        known = fits_reasoner(config.model.mixer, config.model.head_size)
+        self.positions = config.model.puzzle_positions + self.shape.length
+        model = config.model
+        known = fits_reasoner(model.mixer, model.head_size, model.width, self.positions)
         needs = partial(
             segment_bytes,
             config.model,
@@ -62,7 +64,6 @@ class PuzzleTask(Task):
             shards=shards(config.device, world),
             kernels=runs_kernels(config.device, world.device, known),
         )
-        self.positions = config.model.puzzle_positions + self.shape.length
         self.micro_batch, self.recompute = self.fit = fit(
             batch, config.device, world, needs, tokens=self.positions
         )
@@ -193,7 +194,7 @@ class PuzzleTask(Task):
         return loss / self.config.optim.batch
 
     def leave(self) -> Batch:
-        """The slots after the segment, as far as it changed them, and the gradient of the puzzles' vectors."""
+        """What the segment changed of the slots, and the gradient of the puzzles' vectors."""
         assert self._left is not None
         after, puzzle = self._left
         self._left = None
