@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import nn
 
 from deeploop.nn import fp8
@@ -33,11 +34,16 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
     return HAS_TRITON and not any(_against_training({"attention": first, "mlp": second}))
 
 
-def fits_reasoner(mixer: str, head_size: int, width: int, positions: int) -> bool:
-    """What `fits` will say of a reasoner's blocks, by their config: memory is planned before they exist."""
-    if mixer == "mlp":
-        return HAS_TRITON and positions <= MOST_POSITIONS and width % WHOLE == 0
-    return HAS_TRITON and head_size >= SMALLEST_HEAD
+def fits_reasoner(config: Any, positions: int) -> bool:
+    """What `fits_block` will say of a reasoner's blocks: memory is planned before they exist."""
+    if config.mixer == "mlp":
+        return HAS_TRITON and positions <= MOST_POSITIONS and config.width % WHOLE == 0
+    return HAS_TRITON and config.head_size >= SMALLEST_HEAD
+
+
+def runs_mixers(device: torch.device) -> bool:
+    """Whether the kernels of an MLP across positions were cut for this GPU: a Hopper."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def fits_decoding(block: nn.Module) -> bool:
@@ -57,7 +63,7 @@ def obstacle(block: nn.Module, place: str = "block") -> str:
 
     Needs no Triton: an edited layer is found on a CPU too.
     """
-    against = chain(_against_block(block), _against_training(_named_sublayers(block), _mixes(block)))
+    against = chain(_against_block(block), _against_training(_named_sublayers(block), mixes(block)))
     where, what = next(against, ("", ""))
     return f"{'.'.join(filter(None, (place, where)))} {what}" if what else ""
 
@@ -75,10 +81,10 @@ def _against_block(block: nn.Module) -> Against:
         yield from _against_class(block, "", (), own=_installed(block))
     elif not is_written(block, "forward"):
         yield "", "has another forward, which the Triton kernels do not know"
-    yield from _against_form(pair, _mixes(block))
+    yield from _against_form(pair, mixes(block))
 
 
-def _mixes(block: nn.Module) -> bool:
+def mixes(block: nn.Module) -> bool:
     """Whether a block's first sublayer is an MLP across positions."""
     return getattr(block, "across", False)
 
@@ -188,7 +194,7 @@ def stacks(model: nn.Module) -> Iterable[nn.Module]:
 def against_fp8(block: nn.Module, tokens: int) -> str:
     """Why products of a block that the kernels know, with so many tokens, can't be FP8; empty if they can."""
     pair = sublayers(block)
-    if _mixes(block):
+    if mixes(block):
         return "an MLP across positions has no FP8 products; use bf16"
     if not (all(map(_has_inner_norm, pair)) or all(map(_ends_in_plain_norm, pair))):
         return "needs a norm before each branch, whose scale follows from it; choose another model.rule"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deeploop.accelerate.known import fits_reasoner
+from deeploop.accelerate.known import fits_reasoner, runs_mixers
 from deeploop.data.arc import PUBLISHED_EPOCHS, differences_from_published, steps_of_epochs
 from deeploop.data.draws import keys, words
 from deeploop.data.puzzle_loader import PuzzleLoader
@@ -54,8 +54,8 @@ class PuzzleTask(Task):
         self.puzzles = open_puzzles(config.data.path)
         self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
         self.positions = config.model.puzzle_positions + self.shape.length
-        model = config.model
-        known = fits_reasoner(model.mixer, model.head_size, model.width, self.positions)
+        known = fits_reasoner(config.model, self.positions)
+        known = known and (config.model.mixer == "attention" or runs_mixers(world.device))
         needs = partial(
             segment_bytes,
             config.model,
