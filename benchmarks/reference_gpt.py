@@ -3,8 +3,8 @@
 Nothing of deeploop, and nothing left lying: q, k, v and SwiGLU's two inputs as one product each, cuDNN or
 flash attention, bf16 autocast, all visits as one graph under `torch.compile` (beyond `WHOLE` visits, where
 that takes minutes, block by block), a cross-entropy in compiled chunks that takes its gradients on the way
-and never holds all logits, fused AdamW. The same model: DeepLoop's block, QK-norm after rotary, SwiGLU, tied
-embedding.
+and never holds all logits, fused AdamW. In FP8 its products are torchao's. The same model: DeepLoop's block,
+QK-norm after rotary, SwiGLU, tied embedding.
 """
 
 from typing import Any
@@ -123,6 +123,15 @@ class ReferenceGPT(nn.Module):
             lambda m: nn.init.normal_(m.weight, std=0.02) if isinstance(m, nn.Linear | nn.Embedding) else None
         )
         self.run, self.chunk_loss = self.states, chunk_loss
+
+    def to_float8(self) -> None:
+        """FP8 products by torchao, scaled by tensor, for every Linear whose sides are multiples of 16."""
+        from torchao.float8 import convert_to_float8_training
+
+        def fits(module: nn.Module, name: str) -> bool:
+            return isinstance(module, nn.Linear) and not any(side % 16 for side in module.weight.shape)
+
+        convert_to_float8_training(self, module_filter_fn=fits)
 
     def compile_for_training(self) -> None:
         """All visits as one graph where that is a matter of a minute or two, else block by block."""

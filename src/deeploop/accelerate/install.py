@@ -41,7 +41,7 @@ def eager_modules() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LowPrecision:
-    """What training steps have in lower precision than bf16 autocast; evaluations are in bf16 always."""
+    """Parts of training steps in lower precision than bf16 autocast; evaluation is always in bf16."""
 
     fp8: bool = False
     """The blocks' products in FP8."""
@@ -129,7 +129,7 @@ class Rounds:
     low_precision: LowPrecision
 
     def takes(self, model: Any, context: Context, noise: Tensor | None) -> bool:
-        """Whether a call is one for the kernels."""
+        """Return True if the kernels support a call."""
         dense, _ = _split_mask(context.mask)
         # Blocks that are recomputed one by one are called one by one.
         return _applies(context.rotary[0], dense, context.cache, noise) and model.recompute != "block"
@@ -181,7 +181,7 @@ def _run_stack(
 
 
 def _uses_forward_kernels(x: Tensor) -> bool:
-    """Whether the kernels without a backward pass take a call: no gradient, bf16, a GPU they are cut for."""
+    """Return True if the kernels without a backward pass support a call: no gradient, bf16, Hopper."""
     narrow = torch.get_autocast_dtype("cuda") == torch.bfloat16
     return narrow and not torch.is_grad_enabled() and on_hopper(x)
 
@@ -221,6 +221,6 @@ def _split_mask(mask: Any) -> tuple[Any, Documents | None]:
 
 
 def _applies(x: Tensor, *extras: object) -> bool:
-    """Whether this call is one for the kernels: in bf16 on a GPU, without a mask or a cache, unwatched."""
+    """Return True if the kernels support this call: bf16 on a GPU, no mask, no cache, no hooks wanted."""
     unwatched = not _eager and all(extra is None for extra in extras)
     return unwatched and x.is_cuda and torch.is_autocast_enabled("cuda")

@@ -1,4 +1,4 @@
-"""What the Triton kernels (`nn/kernels/`) know of a built model, compared by class, method and hook.
+"""Find the blocks that the Triton kernels (`nn/kernels/`) support, by class, method and hook.
 
 Needs no Triton and no GPU: an edited layer is found on a CPU too.
 """
@@ -30,12 +30,12 @@ KNOWN_FORMS = frozenset({FORM})  # of a residual rule
 
 
 def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
-    """Whether the kernels of training know these sublayers."""
+    """Return True if the training kernels support these sublayers."""
     return HAS_TRITON and not any(_against_training({"attention": first, "mlp": second}))
 
 
 def fits_reasoner(config: Any, positions: int) -> bool:
-    """What `fits_block` will say of a reasoner's blocks: memory is planned before they exist."""
+    """Predict `fits_block` for a reasoner's blocks from their config: memory is planned before they exist."""
     if config.mixer == "mlp":
         return HAS_TRITON and positions <= MOST_POSITIONS and config.width % WHOLE == 0
     return HAS_TRITON and config.head_size >= SMALLEST_HEAD
@@ -47,19 +47,19 @@ def runs_mixers(device: torch.device) -> bool:
 
 
 def fits_decoding(block: nn.Module) -> bool:
-    """Whether the kernels of decoding know a block: grouped-query attention, biases and any QK-norm too."""
+    """Return True if the decoding kernels support a block: also grouped queries, biases and any QK-norm."""
     if not HAS_TRITON or any(_against_block(block)):
         return False
     return isinstance(sublayers(block)[0].branch, CausalSelfAttention)
 
 
 def fits_block(block: nn.Module) -> bool:
-    """Whether the kernels know a block."""
+    """Return True if the kernels support a block."""
     return HAS_TRITON and not obstacle(block)
 
 
 def obstacle(block: nn.Module, place: str = "block") -> str:
-    """Say what of a block, whose name in its model is `place`, no kernel knows; empty if they know it all.
+    """Name the first part of a block that no kernel supports; empty if all are. `place` is the block's name.
 
     Needs no Triton: an edited layer is found on a CPU too.
     """
@@ -159,7 +159,7 @@ def _is_sharded(block: nn.Module) -> bool:
 
 
 def fits_rounds(model: nn.Module) -> bool:
-    """Whether the kernels know a model's loop: blocks they know, in its rounds or in stacks."""
+    """Return True if the kernels support a model's loop: supported blocks, in rounds or in stacks."""
     own = list(stacks(model))
     blocks = [block for owner in own or [model] for block in getattr(owner, "blocks", ())]
     loop = all(map(_is_plain_stack, own)) if own else has_plain_loop(model)
@@ -212,7 +212,7 @@ def _has_inner_norm(sublayer: ScaledResidual) -> bool:
 
 
 def _ends_in_plain_norm(sublayer: ScaledResidual) -> bool:
-    """Whether it has no norm but an outer one without a gain: the next branch reads rows of size 1.
+    """Return True if its only norm is an outer one without a gain: the next branch then reads rows of RMS 1.
 
     A call's first branch reads a sum of some such states and of the input, which is of their size.
     """

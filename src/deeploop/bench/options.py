@@ -53,7 +53,7 @@ class BenchArgs:
     new_tokens: int = 128
     """Tokens that are added to each prompt, with --decode."""
     reference: Path | None = None
-    """A file with a class ReferenceGPT to time in the same run: benchmarks/reference_gpt.py."""
+    """A file with a class ReferenceGPT to time too: benchmarks/reference_gpt.py. In FP8 it needs torchao."""
     data: Path | None = None
     """Corpus; unset: Python's standard library, prepared on the way."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -47,8 +47,8 @@ def time_training(config: RunConfig, world: World, steps: int) -> tuple[Timing, 
         gc.collect()  # a CUDA graph has memory of its own, and is part of a reference cycle
 
 
-def time_reference(file: Path, config: TrainConfig, world: World, steps: int) -> Timing:
-    step, close = reference_step(file, config, world)
+def time_reference(file: Path, config: TrainConfig, world: World, steps: int, *, fp8: bool = False) -> Timing:
+    step, close = reference_step(file, config, world, fp8=fp8)
     try:
         return time_steps(step, world.device, steps)
     finally:
@@ -56,14 +56,18 @@ def time_reference(file: Path, config: TrainConfig, world: World, steps: int) ->
 
 
 def reference_step(
-    file: Path, config: TrainConfig, world: World
+    file: Path, config: TrainConfig, world: World, *, fp8: bool = False
 ) -> tuple[Callable[[], None], Callable[[], None]]:
     """A step of the same sizes in the reference: compiled as it asks for, fused AdamW, clipping at 1.
 
-    In bf16 autocast. The second function frees its memory.
+    In bf16 autocast, with FP8 products by the file's own `to_float8`. The second function frees its memory.
     """
     with world.device:
         model = reference_model(file, config.model)
+    if fp8:
+        if not hasattr(model, "to_float8"):
+            raise ValueError(f"reference={file}: ReferenceGPT has no method to_float8")
+        model.to_float8()  # type: ignore[operator]
     cuda = world.device.type == "cuda"
     if cuda:
         compile_reference(model)

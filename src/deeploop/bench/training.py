@@ -4,6 +4,7 @@ The real training step is timed, with its loader, clipping and optimizer, beside
 same process reaches and, if asked, a reference implementation of the same model: every figure has a ratio.
 """
 
+import importlib.util
 import json
 import tempfile
 from collections.abc import Iterator
@@ -126,6 +127,13 @@ def measure(name: str, config: RunConfig, world: World, args: BenchArgs, ceiling
             "reference_first_step_s": theirs.first,
             "reference_peak_memory": theirs.peak_memory,
         }
+        if args.precision == "fp8" and importlib.util.find_spec("torchao"):
+            fp8 = time_reference(args.reference, config, world, args.steps, fp8=True)
+            row |= {
+                "reference_fp8_tokens_per_s": tokens / fp8.seconds,
+                "ratio_fp8": fp8.seconds / ours.seconds,
+                "reference_fp8_first_step_s": fp8.first,
+            }
     return row
 
 
@@ -148,12 +156,16 @@ def report(record: dict[str, Any]) -> str:
             cells += [f"{row['bf16_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio_to_bf16']:.2f}×"]
         if "ratio" in row:
             cells += [f"{row['reference_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio']:.2f}×"]
+        if "ratio_fp8" in row:
+            cells += [f"{row['reference_fp8_tokens_per_s'] / 1e3:.1f} K", f"{row['ratio_fp8']:.2f}×"]
         rows.append(cells)
     header = ["recipe", "batch", "steps/s", "tokens/s", "TFLOP/s", "of ceiling", "first step", "peak memory"]
     if any("ratio_to_bf16" in row for row in record["cells"]):
         header += ["bf16", "to bf16"]
     if any("ratio" in row for row in record["cells"]):
         header += ["reference", "to reference"]
+        if any("ratio_fp8" in row for row in record["cells"]):
+            header += ["its FP8", "to its FP8"]
         rows = [row + ["–"] * (len(header) - len(row)) for row in rows]
     return (
         f"{record['device']}: products reach {record['ceiling_flops'] / 1e12:.3g} TFLOP/s; model FLOPs are 6 "

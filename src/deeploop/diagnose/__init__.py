@@ -1,4 +1,4 @@
-"""What a looped model is doing: measurements on built models, never on paths.
+"""Measurements on built looped models: alignment, updates, collapse.
 
 `measure` and `kappa` give the alignment κ_R of any looped module, `audit_tying`, `audit_alpha` and
 `audit_beta` check an own model, `token_similarity`, `unigram_floor` and `judge` tell a collapsed one.

@@ -41,7 +41,7 @@ def token_similarity(states: Tensor) -> float:
 
 
 def judge(loss: float, floor: float, similarity: float) -> Verdict:
-    """Whether a validation shows a collapsed model, one that escaped, or neither."""
+    """Judge a validation: collapsed, escaped, or between."""
     off_the_floor = loss < floor - LOSS_MARGIN
     if off_the_floor and similarity < SIMILARITY_LIMIT:
         return "escaped"

@@ -1,4 +1,4 @@
-"""What a diagnosis says of a run, in plain words, by thresholds that docs/alignment.md and the guard have."""
+"""Conclusions of a diagnosis in plain words, by the thresholds of docs/alignment.md and of the guard."""
 
 import math
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ def on_collapse(similarity: float, validation: Mapping[str, Any] | None) -> str:
 
 
 def on_step(effect: Mapping[str, Any], step: int) -> str:
-    """What the last step did, beside its linear prediction."""
+    """Describe the effect of the last step beside its linear prediction."""
     text = f"The last step changed the output by {effect['measured']:.2g} of its norm"
     text += f", and its linear prediction is off by {effect['error']:.1%}"
     if step < FIRST_COMPARED:

@@ -1,4 +1,4 @@
-"""What a real optimizer step does to the output, beside its first-order prediction.
+"""Effect of a real optimizer step on the output, beside its first-order prediction.
 
 Adam's last step can be undone exactly from its state, so the comparison needs nothing but a checkpoint:
 F(θ) against F(θ − δ), where δ moved the matrices of all residual branches and nothing else.

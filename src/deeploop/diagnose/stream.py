@@ -1,4 +1,4 @@
-"""What each visit adds to the residual stream: its size, and how much of it is the same at every position."""
+"""Contribution of each visit to the residual stream: its size, and the share equal at all positions."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -135,7 +135,7 @@ class Aliases:
         return leaves
 
     def gradients(self, of: Tensor) -> dict[str, list[Values]]:
-        """What comes back from `of` to each visit's leaves, in one backward pass."""
+        """Gradients of `of` in each visit's leaves, from one backward pass."""
         leaves = [leaf for visits in self.of.values() for visit in visits for leaf in visit]
         rest = iter(torch.autograd.grad(of, leaves, materialize_grads=True))
         return {
@@ -144,7 +144,7 @@ class Aliases:
 
 
 def linearise(sublayers: Sequence[Sublayer], compute: Callable[[], Tensor]) -> tuple[Tensor, Aliases]:
-    """What `compute` returns, as a function of every visit's own alias."""
+    """Result of `compute` as a function of every visit's own alias."""
     aliases = Aliases()
     with separate_visits(sublayers, aliases):
         value = compute()

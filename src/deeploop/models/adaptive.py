@@ -42,7 +42,7 @@ class ExitRule:
 
 
 def decodes_to_validate(config: GPTConfig, criterion: Criterion) -> bool:
-    """Whether tokens are read one by one even where all of them are given, which is slow."""
+    """Return True if given tokens too are read one by one, which is slow."""
     return criterion == "kl" and config.coda > 0
 
 
@@ -146,7 +146,7 @@ class AdaptiveDepth(nn.Module):
         return settled
 
     def _compared(self, x: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the rule compares from round to round: states, or log-probabilities (B, T, V)."""
+        """Values that the rule compares from round to round: states, or log-probabilities (B, T, V)."""
         if self.rule.criterion == "change":
             return x
         return self.model.logits(self.model.final_norm(finish(x))).log_softmax(-1)
@@ -177,5 +177,5 @@ class _Latest:
             self.cache.update(*self.previous(slot, count), slot)
 
     def previous(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
-        """What the same block made of the new tokens a round before."""
+        """Keys and values of the new tokens, by the same block in the round before."""
         return self.cache.newest(slot - self.blocks, count)

@@ -40,7 +40,7 @@ class Chain(Protocol):
     """Another way to compute all rounds at once, as Triton kernels do (`deeploop.accelerate`)."""
 
     def takes(self, model: "LoopedGPT", context: Context, noise: Tensor | None) -> bool:
-        """Whether a call is one for it."""
+        """Return True if it supports a call."""
         ...
 
     def __call__(
@@ -259,7 +259,7 @@ class LoopedGPT(nn.Module):
         return recomputed(block) if again else block, context
 
     def recomputes(self, unit: Recompute, context: Context) -> bool:
-        """Whether activations of such a unit are computed again in the backward pass."""
+        """Return True if activations of such a unit are recomputed in the backward pass."""
         cache = context.cache
         kept = cache is not None and not (isinstance(cache, EngineAttention) and not cache.keeps)
         return self.recompute == unit and not kept and torch.is_grad_enabled()
@@ -291,7 +291,7 @@ class LoopedGPT(nn.Module):
     def enter_loop(
         self, tokens: Tensor, context: Context, state: Tensor | None = None, embedded: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """What the first round starts from, and what enters every round: embedding, prelude, first state."""
+        """First state of the loop and the input of every round, from embedding and prelude."""
         e = self.input_norm(self.embedding(tokens) if embedded is None else embedded)
         e = self.once("prelude", e, context)
         start = context.cache.length if isinstance(context.cache, KeyValueCache) else 0
@@ -299,7 +299,7 @@ class LoopedGPT(nn.Module):
         return self.initial_state(e, start, state), entered
 
     def initial_state(self, e: Tensor, start: int, state: Tensor | None = None) -> Tensor:
-        """What the first round starts from, where e (B, T, width) stands from position `start` on."""
+        """First state of the loop for e (B, T, width), whose first position is `start`."""
         if self.config.first_state == "embedding":
             return e
         if self.config.first_state == "zeros":

@@ -28,7 +28,7 @@ class GPTConfig:
     injection: InjectionKind = "none"
     """How the prelude's output e enters every round: x + e, W [x; e], or gated, whose carry contracts."""
     first_state: FirstState = "embedding"
-    """What the first round starts from: the prelude's output, zeros, or Gaussian noise of unit size."""
+    """First state of the loop: the prelude's output, zeros, or Gaussian noise of unit RMS."""
     exit_gate: bool = False
     """Add a gate that says after each round whether a token may stop; trained as --gate.stage says."""
     width: int = 768
@@ -106,7 +106,7 @@ class GPTConfig:
         )
 
     def _check_loop(self) -> None:
-        """What stands around the loop, and what enters it."""
+        """Check prelude, coda, injection and first state."""
         for name in PARTS:
             self._require(name, getattr(self, name) >= 0, "0 (none) or more")
         for field, kinds in (("injection", InjectionKind), ("first_state", FirstState)):
@@ -185,7 +185,7 @@ class GPTConfig:
 
     @property
     def matrix_lr_multiplier(self) -> float:
-        """What width-µP multiplies the logits by, and the learning rate of the blocks' matrices."""
+        """Factor of width-µP for the logits and for the learning rate of the blocks' matrices."""
         return self.mup_base_width / self.width if self.mup_base_width else 1.0
 
     @property

@@ -26,7 +26,7 @@ class ReasonerConfig:
     low_cycles: int = 2
     """Calls C_L of L in a cycle."""
     horizon: Horizon = "last_call"
-    """What stands in the training graph: the last call of each role, the last cycle, or everything."""
+    """Calls with gradients: the last of each role, the last cycle, or all."""
     p: float = 0.0
     """Exponent of alpha = (2N)^p and beta = (8N)^-p: 0 the published block, 1/2 DeepLoop, 1/4 DeepNorm."""
     flat: bool = False
@@ -36,11 +36,11 @@ class ReasonerConfig:
     depth: int = 0
     """The rule's N; 0 counts it from the schedule."""
     depth_from: DepthFrom = "cycles"
-    """What is counted: cycles, the paper's N_g, all blocks of the last cycle; graph, those with gradients."""
+    """Blocks that N counts: cycles, the paper's N_g, all of the last cycle; graph, those with gradients."""
     puzzle_positions: int = 1
     """Positions before the board: the puzzle's vector, and zeros if there are more."""
     mixer: Mixer = "attention"
-    """What mixes positions: attention with rotary embedding, or an MLP over the sequence without."""
+    """Mixer of positions: attention with rotary embedding, or an MLP over the sequence without."""
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "hidden", "cycles", "low_cycles", "puzzle_positions"):
@@ -112,7 +112,7 @@ class ReasonerConfig:
 
 
 class PuzzleShape(NamedTuple):
-    """What the data decide of a model's shape."""
+    """Sizes of a model that the data decide."""
 
     vocabulary: int
     length: int

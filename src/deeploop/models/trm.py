@@ -16,7 +16,7 @@ class TRMConfig(ReasonerConfig):
     low_cycles: int = 4
     """Calls n in the role of L in a cycle."""
     horizon: Horizon = "last_cycle"
-    """What stands in the training graph: the last call of each role, the last cycle, or everything."""
+    """Calls with gradients: the last of each role, the last cycle, or all."""
     puzzle_positions: int = 16
     """Positions before the board: the puzzle's vector, and zeros if there are more."""
     blocks: int = 2

@@ -65,7 +65,7 @@ class KeyValueCache:
             raise ValueError(f"cache of capacity {self.capacity}: is too small for {length} positions")
 
     def newest(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
-        """What a slot holds of the `count` positions behind the first `length`."""
+        """Keys and values of a slot at the `count` positions behind the first `length`."""
         keys, values = self.memory(slot)
         new = slice(self.length, self.length + count)
         return keys[:, :, new], values[:, :, new]

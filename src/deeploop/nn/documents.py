@@ -16,7 +16,7 @@ CAUSAL: dict[str, Any] = {}
 
 
 class Spans(NamedTuple):
-    """Of each token, the first token of its document and the one after the last, counted in its row (B, T).
+    """First token of each token's document and the one after its last, counted in the row, (B, T) each.
 
     Neither falls along a row.
     """
@@ -80,7 +80,7 @@ def causal_context(starts: Tensor) -> float:
 def document_mask(
     bounds: Tensor, shape: torch.Size, head_size: int, dtype: torch.dtype
 ) -> Tensor | Documents:
-    """What keeps documents apart in attention of this head size and dtype.
+    """Build the mask that keeps documents apart in attention of this head size and dtype.
 
     In half precision on a GPU the bounds themselves, for kernels of variable length; elsewhere which keys
     each query sees, bool (B, 1, T, T).

@@ -79,12 +79,12 @@ def multiply(
 
 
 class Scales(NamedTuple):
-    """What operands are multiplied by, (K, 4) each: blocks, and qkv, o, gate and up, down."""
+    """Factors of the operands, (K, 4) each: a row per block; qkv, o, gate and up, down."""
 
     weight: Tensor
     input: Tensor
     gradient: Tensor
-    """Of the gradients of the products' outputs, if that of the loop's output has the peak `PEAK`."""
+    """Factors of the gradients of the products' outputs, for a peak `PEAK` of the loop output's gradient."""
 
 
 @cached_cast

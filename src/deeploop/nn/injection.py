@@ -31,7 +31,7 @@ class Injection(nn.Module):
         """Set every parameter to its first value; nothing is drawn."""
 
     def enter(self, e: Tensor) -> Tensor:
-        """What `forward` adds in every round, (B, T, width)."""
+        """The tensor that `forward` adds in every round, (B, T, width)."""
         return e
 
     def forward(self, x: Tensor, entered: Tensor) -> Tensor:

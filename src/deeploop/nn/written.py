@@ -47,12 +47,12 @@ def difference(module: nn.Module, known: Collection[type] = (), *, own: Collecti
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module calls something besides its `forward`."""
+    """Return True if a call of the module runs hooks besides its `forward`."""
     return any(getattr(module, hooks) for hooks in HOOKS)
 
 
 def is_written(module: nn.Module, method: str) -> bool:
-    """Whether a method, own or inherited, is the one that a recorded class had when it was defined."""
+    """Return True if a method, own or inherited, is the one that a recorded class was defined with."""
     found = getattr(type(module), method, None)
     return found is not None and any(
         found is _methods.get(base, {}).get(method) for base in type(module).__mro__

@@ -11,5 +11,5 @@ from torch import Tensor
 
 
 def on_hopper(x: Tensor) -> bool:
-    """Whether x lies on a GPU of the generation for which kernels with tiles of their own were cut."""
+    """Return True if x is on a Hopper GPU, for which some kernels have tile sizes of their own."""
     return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9

@@ -134,7 +134,7 @@ def attend_with_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def has_backward() -> bool:
-    """Whether cuDNN's backward pass may be called: its operator is not public, and not deterministic."""
+    """Return True if cuDNN's backward pass may be called: its operator is private and not deterministic."""
     operator = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
     names = " ".join(argument.name for argument in operator._schema.arguments)
     allowed = torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()

@@ -234,7 +234,7 @@ def _attention(
 
 
 class Attended(NamedTuple):
-    """What attention leaves: the heads (B, width), or the unfinished sums of every split and their scales."""
+    """Output of attention: the heads (B, width), or the partial sums of every split with their scales."""
 
     y: Tensor
     tops: Tensor | None = None

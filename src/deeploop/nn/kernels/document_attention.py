@@ -318,7 +318,7 @@ def _options(q: Tensor, k: Tensor, tiles: Tiles) -> dict[str, int]:
 
 
 def _descriptors(rows: int, *tensors: Tensor) -> list[Any]:
-    """Of tensors (B, H, T, D), by tiles of so many rows of a head; read as (B, T, H·D)."""
+    """Tensor descriptors of (B, H, T, D) tensors, read as (B, T, H·D) in tiles of `rows` rows of a head."""
     flat = [x.transpose(1, 2).flatten(2) for x in tensors]
     return [
         TensorDescriptor(y, y.shape, y.stride(), [1, rows, x.shape[3]])
@@ -377,7 +377,7 @@ def attend_documents(q: Tensor, k: Tensor, v: Tensor, spans: Spans, cut: Cut | N
 
 
 def attend_inside(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-    """The same by whichever is known to be faster: these kernels or torch's."""
+    """Attend within documents, by these kernels or by torch's, whichever was timed to be faster."""
     if q.shape[3] in TIMED and on_hopper(q):
         return attend_documents(q, k, v, documents.spans)
     return document_attention(q, k, v, documents)

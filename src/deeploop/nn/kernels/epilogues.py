@@ -66,7 +66,7 @@ class State(NamedTuple):
 
     @property
     def operand(self) -> Tensor:
-        """What a product reads."""
+        """The operand of a product: FP8 if there is a copy in it."""
         return self.rows if self.fp8 is None else self.fp8
 
 
@@ -75,7 +75,7 @@ class Matrix(NamedTuple):
 
     rows: Tensor
     scale: Tensor | None = None
-    """What the other operand is multiplied by before it is FP8; unset: nothing."""
+    """Factor of the other operand before it is cast to FP8; unset: none."""
     inverse: Tensor | None = None
     """One over both scales, which the product is multiplied by."""
 
@@ -202,7 +202,7 @@ def _multiprocessors(tensor: Tensor) -> int:
 
 
 def fits_tiles(width: int, hidden: int, head_size: int) -> bool:
-    """Whether the products of such blocks are whole tiles, and those of queries and keys whole heads."""
+    """Return True if the products of such blocks split into whole tiles, queries and keys into heads."""
     whole = width % ROTATE.columns == 0 and 2 * hidden % GATE.columns == 0 and hidden % JOIN.depth == 0
     return whole and head_size in HEAD_SIZES
 

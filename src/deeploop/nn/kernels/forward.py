@@ -45,7 +45,7 @@ class Matrices(NamedTuple):
 
 
 def fits(block: Sublayers) -> bool:
-    """Whether these kernels know a block: one norm a sublayer, outside and without a gain; whole tiles."""
+    """Return True if these kernels support a block: per sublayer one outer norm without a gain."""
     bare = all(
         isinstance(sublayer.inner, nn.Identity)
         and isinstance(sublayer.outer, RMSNorm)
@@ -147,7 +147,7 @@ def _paired(attention: Any, packed: Attention) -> tuple[Matrix, Matrix]:
 
 @cached_cast
 def _matrices_fp8(blocks: Sequence[Sublayers]) -> list[Matrices]:
-    """The same in FP8. The products of a state read it as it is, the others what was scaled for them."""
+    """Matrices of the blocks in FP8. Products of a state read it unscaled, the others scaled operands."""
     found = []
     for qkv, o, gate_up, down in fp8_operands(blocks, block_scales(blocks), in_pairs=True):
         both = interleaved(*gate_up.rows.view(torch.uint8).chunk(2)).view(E4M3)

@@ -65,7 +65,7 @@ class Entering(NamedTuple):
 
 
 class SavedLeaving(NamedTuple):
-    """What the backward pass reads between attention's output and the block's, but for the norms."""
+    """Tensors saved for backward between attention's output and the block's, the norms' excepted."""
 
     y_columns: Tensor
     h: Tensor
@@ -73,7 +73,7 @@ class SavedLeaving(NamedTuple):
 
 
 class SavedEntering(NamedTuple):
-    """What it reads between the norm and attention's input."""
+    """Tensors saved for backward between the norm and attention's input."""
 
     h: Tensor
     packed: Tensor | None
@@ -177,7 +177,7 @@ def _round(
 
 
 def _rotates(blocks: Sequence[Sublayers], x: Tensor) -> bool:
-    """Whether `rotate` and `attend` take these blocks' calls: a reasoner's, on a GPU they are cut for."""
+    """Return True if `rotate` and `attend` support these blocks: a reasoner's, in bf16 on a Hopper GPU."""
     return on_hopper(x) and x.dtype == torch.bfloat16 and all(map(fits, blocks)) and has_backward()
 
 

@@ -108,7 +108,7 @@ def _launch(width: int) -> dict[str, int]:
 
 
 class SavedNorms(NamedTuple):
-    """What the backward pass reads: x, f, both gains, 1/RMS of both norms."""
+    """Tensors saved for backward: x, f, both gains, 1/RMS of both norms."""
 
     x: Tensor
     f: Tensor | None

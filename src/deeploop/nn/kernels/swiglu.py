@@ -52,7 +52,7 @@ def _swiglu_backward_fp8(
     P, DA, DP, DPT, AT, D_SCALE, D_SCALE_AGAIN, A_SCALE, n, W, D_LIMIT: tl.constexpr, A_LIMIT: tl.constexpr,
     TILE_N: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """The same, in tiles: what the products of the backward pass read, along rows and transposed.
+    """Gradients of SwiGLU in FP8 tiles, row-wise and transposed, for the products of the backward pass.
 
     Cast twice for a reason that `casts` gives.
     """
