@@ -3,7 +3,8 @@
 At R rounds a step has a few dozen launches per visit, which at small widths take the host longer than the
 device. A graph has fixed sizes and memory: one is recorded for every shape and number of rounds that comes,
 the second time it does; the first time compiles the kernels. At most `MOST_GRAPHS` are kept, in one pool of
-memory, as only one of them runs at a time.
+memory, as only one of them runs at a time. What else a task needs of a micro-batch leaves the graph with the
+loss (`Task.leave`).
 """
 
 from collections import Counter
