@@ -201,7 +201,7 @@ class SweepFolder:
         )
 
     def _left(self, cell: Cell, over: Ending | None, validation: Record) -> Literal["train", "eval"] | None:
-        """Next step of a cell: train until its last validation has weights after it, then eval for its scores.
+        """Next step of a cell: train until its last validation has weights after it, then eval for scores.
 
         Weights that were dropped on purpose are missed only if they are yet to be scored.
         """
