@@ -27,7 +27,7 @@ class AdamATan2(torch.optim.Optimizer):
     found_inf: Tensor | None = None
     """Other than 0: parameters, moments and average keep their values, whatever the gradients are."""
     grad_scale: Tensor | None = None
-    """What the gradients are divided by."""
+    """Divisor of the gradients."""
 
     def __init__(
         self,
