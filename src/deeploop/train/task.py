@@ -141,6 +141,16 @@ class Task(ABC):
         """More numbers, or lists of them, for the line of training metrics that is due after a step."""
         return {}
 
+    def leave(self) -> tuple[Tensor, ...]:
+        """What the last `loss` and its backward pass left behind for `receive`, beside the gradients.
+
+        Asked for where they are recorded too: a graph that is replayed calls neither, and gives these anew.
+        """
+        return ()
+
+    def receive(self, batch: Any, left: tuple[Tensor, ...]) -> None:  # noqa: B027
+        """Take what a micro-batch left behind."""
+
     def update(self, step: int, only_if: Tensor | None) -> None:  # noqa: B027
         """Train what the optimizer does not hold, right behind its step number `step` (from 0).
 
