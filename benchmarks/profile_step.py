@@ -35,9 +35,10 @@ KINDS = (  # the first that matches; names are those of CUDA kernels
     ("norms and residuals", r"_norm_(for|back)ward|rms_norm"),
     ("rotary and QK-norm", r"_rotary_|_paired_"),
     ("SwiGLU", r"_swiglu_|silu"),
+    ("mixing of positions", r"^_mix_"),
     ("FP8 casts", r"^_cast"),
     ("softmax and loss", r"_cross_entropy|softmax|SoftMax|nll"),
-    ("optimizer and clipping", r"multi_tensor|lpnorm|Optimizer"),
+    ("optimizer and clipping", r"^_step|multi_tensor|lpnorm|Optimizer"),
     ("sums of gains' gradients", r"reduce_kernel"),
     ("the rest: copies, casts, additions", r""),
 )

@@ -17,7 +17,7 @@ OUT_OF_MEMORY = 75  # EX_TEMPFAIL of sysexits.h: worth another try
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 STOPPED = frozenset((INTERRUPTED, TERMINATED, 128 + signal.SIGHUP))
-"""Of a process that was asked to stop: it has not failed, and goes on with the same command."""
+"""Exit codes of a process that was asked to stop: it has not failed, and the same command continues it."""
 
 
 class OutOfDeviceMemory(RuntimeError):

@@ -38,7 +38,7 @@ PARTS = ("p", "alpha", "gain", "beta", "outer_gain", "inner_norm", "gate", "shri
 
 
 def is_gain(gain: float) -> bool:
-    """Whether fp32 holds the gain of a rule, and any alpha or epsilon that it makes."""
+    """Return True if fp32 can hold the gain of a rule, and any alpha or epsilon that it makes."""
     return 1e-9 <= gain <= 1e9
 
 
@@ -104,7 +104,7 @@ class Rule:
     """Its name in tables and figures."""
     colour: str
     claim: str
-    """What its scale does as R grows."""
+    """How its scale changes as R grows."""
     options: tuple[str, ...]
     """The fields below that may be varied."""
     outer_norm: bool = True
@@ -130,7 +130,7 @@ class Rule:
     shrink: bool = False
     """Divide the initial output projections by √K."""
     form: str = FORM
-    """What the Triton kernels must know of it."""
+    """Form of the equation, which the Triton kernels must support."""
 
     def __post_init__(self) -> None:
         for name, holds, what in (
@@ -229,7 +229,7 @@ class Rule:
 
     @property
     def block(self) -> tuple[object, ...]:
-        """What the weights were trained in: rules that agree in it differ in their scales alone."""
+        """The rule without its scales: weights can move between rules that agree in it."""
         return self.outer_norm, self.outer_gain, self.inner_norm, self.has_alpha, self.epsilon, self.form
 
     @property

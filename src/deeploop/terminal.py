@@ -1,4 +1,4 @@
-"""What is written on a terminal: text of others without its control characters, and a line that passes."""
+"""Write to a terminal: untrusted text without its control characters, and a line that is overwritten."""
 
 import contextlib
 import os

@@ -134,7 +134,7 @@ def test_only_rows_that_halted_are_new_and_start_afresh():
         halted=tensor(True, False, True),
     )
     after = before.refill_(
-        tensor(0, 2), tensor([10], [30]), tensor([40], [60]), tensor(70, 90), carry(2, 8.0)
+        tensor([10], [20], [30]), tensor([40], [50], [60]), tensor(70, 80, 90), carry(1, 8.0)
     )
     assert after.inputs.flatten().tolist() == [10, 2, 30]
     assert after.labels.flatten().tolist() == [40, 5, 60]
@@ -155,7 +155,7 @@ def test_slots_split_and_join():
 def test_a_segment_of_training_moves_the_slots_on_and_looks_one_segment_ahead():
     model = Counting()
     puzzle = tensor([1.0, 0.0], [3.0, 0.0])  # halt after one and after three segments
-    now = slots(2).refill_(tensor(0, 1), tensor([1], [1]), tensor([1], [1]), tensor(0, 0), carry(2))
+    now = slots(2).refill_(tensor([1], [1]), tensor([1], [1]), tensor(0, 0), carry(1))
     history = []
     for _ in range(3):
         loss, now = supervise(model, now, puzzle, tensor(0, 0), HRM)

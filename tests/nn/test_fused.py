@@ -329,13 +329,17 @@ def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
     assert not install.install_rounds(LoopedGPT(replace(config, heads=16)))  # heads of 2
 
 
-@pytest.mark.parametrize("changes", [{}, {"heads": 4}, {"mixer": "mlp"}, {"flat": True}, {"p": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"heads": 4}, {"mixer": "mlp"}, {"mixer": "mlp", "width": 64}, {"flat": True}, {"p": 0.5}],
+    ids=str,
+)
 def test_a_reasoners_config_says_whether_its_blocks_are_known(monkeypatch, changes):
     for has_triton in (True, False):
         monkeypatch.setattr(known, "HAS_TRITON", has_triton)
         config = HRMConfig(**{"width": 32, "heads": 2, "hidden": 48} | changes)
         block = ReasonerBlock(config, "L", 9)
-        assert known.fits_block(block) == known.fits_reasoner(config.mixer, config.head_size)
+        assert known.fits_block(block) == known.fits_reasoner(config, 9)
     assert known.SMALLEST_HEAD == 16  # so that heads of 8 and 16 lie on both sides
 
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from puzzle_runs import MODELS, write_boards
 
 from deeploop.config.loop import HaltingConfig
@@ -67,13 +66,17 @@ class Recording:
     """In place of a graph: does the work again, on the memory and at the rounds it was recorded at."""
 
     def __init__(self, replay, batch):
-        self.replay_of, self.batch, self.rounds = replay, batch, replay._model.rounds
-        self.loss = torch.zeros(())
+        self.replay_of, self.batch, self.rounds = replay, batch, getattr(replay._model, "rounds", None)
+        self.left = []
 
     def replay(self):
         model = self.replay_of._model
-        rounds, model.rounds = model.rounds, self.rounds
-        self.loss.copy_(self.replay_of._gradients(self.batch))
+        rounds = getattr(model, "rounds", None)
+        model.rounds = self.rounds
+        left = [tensor.clone() for tensor in self.replay_of._gradients(self.batch)]
+        self.left.extend(left[len(self.left) :])
+        for place, tensor in zip(self.left, left, strict=True):
+            place.copy_(tensor)
         model.rounds = rounds
 
 
@@ -83,7 +86,7 @@ def recordings(monkeypatch):
 
     def record(self, batch):
         made.append(Recording(self, tuple(tensor.clone() for tensor in batch)))
-        return Recorded(made[-1], made[-1].batch, made[-1].loss)
+        return Recorded(made[-1], made[-1].batch, made[-1].left)
 
     monkeypatch.setattr(GraphReplay, "_record", record)
     return made

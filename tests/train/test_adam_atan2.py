@@ -136,3 +136,33 @@ def test_the_rate_is_constant_after_warm_up_and_everything_decays():
 def test_a_wrong_setting_is_named(change):
     with pytest.raises(ValueError, match=rf"optim\.{next(iter(change))}="):
         ReasonerOptimConfig(**change)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+@pytest.mark.parametrize("divisor", [None, 3.0])
+@pytest.mark.parametrize("skip", [None, 0.0, 1.0])
+def test_the_kernel_takes_the_step(ema, divisor, skip):
+    from deeploop.nn.kernels.adam_atan2 import adam_atan2_, fits
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    draw = torch.Generator().manual_seed(0)
+    m, p = torch.randn(2, 3, 1111, generator=draw)
+    v, sizes = torch.rand(3, 1111, generator=draw) ** 8, torch.randint(-6, 3, (3, 1111), generator=draw)
+    gradient = torch.randn(3, 1111, generator=draw) * 10.0**sizes
+    m[0], v[0], gradient[0] = 0, 0, 0  # atan2(0, 0)
+    start = [p, m, v, *([p / 2] if ema else [])]
+    values = [value.clone().to(device) for value in start]
+    told = [None if given is None else torch.tensor(given, device=device) for given in (skip, divisor)]
+    assert fits(torch.nn.Parameter(values[0]), gradient.to(device))
+    settings = {"decay": 0.97, "rate": 0.2, "root": 0.4, "betas": (0.9, 0.95), "ema": ema}
+    adam_atan2_(values, gradient.to(device), **settings, skip=told[0], divisor=told[1])
+    wide, g = [value.double() for value in start], gradient.double() / (divisor or 1.0)
+    if not skip:
+        wide[1] = 0.9 * wide[1] + 0.1 * g
+        wide[2] = 0.95 * wide[2] + 0.05 * g * g
+        wide[0] = 0.97 * wide[0] - 0.2 * torch.atan2(wide[1], wide[2].sqrt() / 0.4)
+        if ema:
+            wide[3] = ema * wide[3] + (1 - ema) * wide[0]
+    for found, expected in zip(values, wide, strict=True):
+        torch.testing.assert_close(found.cpu().double(), expected, rtol=2e-6, atol=2e-6)

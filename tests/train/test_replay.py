@@ -35,7 +35,7 @@ def steps(rounds, *, recorded, device="cpu"):
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = model(tokens, targets).loss / 512
         loss.backward()
-        return loss.detach()
+        return (loss.detach(),)
 
     said = []
     replay, memory = GraphReplay(gradients, model, said.append), GradientMemory(model)
@@ -45,7 +45,7 @@ def steps(rounds, *, recorded, device="cpu"):
             memory.begin_step()
         for size in (4, 4, 2):
             tokens = torch.randint(1000, (size, 64), generator=draw)
-            losses.append((replay if recorded else gradients)((tokens, tokens.roll(-1, 1))).clone())
+            losses += (replay if recorded else gradients)((tokens, tokens.roll(-1, 1)))
         optimizer.step()
         optimizer.zero_grad()
     assert said == []
@@ -65,7 +65,7 @@ def test_replayed_steps_are_the_steps_that_would_have_been_called(recordings):
 def test_the_least_used_graph_is_given_up_for_one_that_comes_twice_as_often(recordings, monkeypatch):
     monkeypatch.setattr(replay_module, "MOST_GRAPHS", 2)
     model = nn.Linear(3, 1, bias=False)
-    replay = GraphReplay(lambda batch: model(batch[0]).sum().backward() or torch.ones(()), model, print)
+    replay = GraphReplay(lambda batch: model(batch[0]).sum().backward() or (), model, print)
     memory = GradientMemory(model)
 
     def recorded_after(*rounds):
@@ -127,13 +127,13 @@ def refused(monkeypatch, error, on_leaving=None):
     monkeypatch.setattr(torch.cuda, "graph", refuse)
     model, said = nn.Linear(3, 1, bias=False), []
     nn.init.ones_(model.weight)
-    return GraphReplay(lambda batch: model(batch[0]).sum().detach(), model, said.append), said
+    return GraphReplay(lambda batch: (model(batch[0]).sum().detach(),), model, said.append), said
 
 
 def test_without_memory_for_a_graph_the_batch_is_called(monkeypatch):
     replay, said = refused(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
     for _ in range(3):
-        assert replay((torch.ones(2, 3),)) == 6
+        assert replay((torch.ones(2, 3),)) == (6,)
     assert said == ["no memory for a CUDA graph: kernels are launched one by one"]
 
 
@@ -197,6 +197,26 @@ def test_a_recurrent_run_is_recorded_once_for_each_number_of_rounds_that_comes_a
     drawn = [result.rounds for result in results]
     assert {recording.rounds for recording in recordings} == {R for R in drawn if drawn.count(R) > 1}
     assert found[True] == pytest.approx(found[False], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["hrm", "trm"])
+def test_segments_of_a_reasoner_are_replayed_over_the_same_memory(
+    kind, make_puzzle_config, tmp_path, monkeypatch, recordings
+):
+    """Slots halt and are refilled, in two micro-batches: the weights, puzzle rows and slots are the same."""
+    found = {}
+    for graph in (False, True):
+        chosen = Execution("eager", chained=False, precision="fp32", graph=graph, lag=0)
+        monkeypatch.setattr(opening, "choose_execution", lambda *_, chosen=chosen, **__: chosen)
+        config = make_puzzle_config(tmp_path / str(graph), kind, device={"micro_batch": 4})
+        run = open_run(config, ALONE)
+        queue = StepQueue(run, StopRequest())
+        for _ in range(8):
+            queue.take()
+        assert 0 < run.task.slots.steps.sum() < 8 * len(run.task.slots.steps)
+        found[graph] = {**run.model.state_dict(), **run.task.slots.tensors()}
+    assert len(recordings) == 1
+    assert all(torch.equal(own, found[True][name]) for name, own in found[False].items())
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import nn
 
 from deeploop.nn import fp8
@@ -19,6 +20,8 @@ from deeploop.rules import FORM
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SMALLEST_HEAD = 16
+MOST_POSITIONS = 128  # of a board that an MLP mixes: a tile holds them all
+WHOLE = 64  # channels and hidden values of its tiles
 MOST_ALPHA = 128  # in FP8 without inner norms: a state of size α is cast as it is, and e4m3 ends at 448
 QK_NORMS = "q_norm", "k_norm"
 # Methods of a looped GPT that a chain of kernels, and those of decoding, stand in for.
@@ -31,9 +34,16 @@ def fits(first: ScaledResidual, second: ScaledResidual) -> bool:
     return HAS_TRITON and not any(_against_training({"attention": first, "mlp": second}))
 
 
-def fits_reasoner(mixer: str, head_size: int) -> bool:
-    """Predict `fits` for a reasoner's blocks from their config: memory is planned before they exist."""
-    return HAS_TRITON and mixer == "attention" and head_size >= SMALLEST_HEAD
+def fits_reasoner(config: Any, positions: int) -> bool:
+    """Predict `fits_block` for a reasoner's blocks from their config: memory is planned before they exist."""
+    if config.mixer == "mlp":
+        return HAS_TRITON and positions <= MOST_POSITIONS and config.width % WHOLE == 0
+    return HAS_TRITON and config.head_size >= SMALLEST_HEAD
+
+
+def runs_mixers(device: torch.device) -> bool:
+    """Whether the kernels of an MLP across positions were cut for this GPU: a Hopper."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def fits_decoding(block: nn.Module) -> bool:
@@ -53,7 +63,7 @@ def obstacle(block: nn.Module, place: str = "block") -> str:
 
     Needs no Triton: an edited layer is found on a CPU too.
     """
-    against = chain(_against_block(block), _against_training(_named_sublayers(block)))
+    against = chain(_against_block(block), _against_training(_named_sublayers(block), mixes(block)))
     where, what = next(against, ("", ""))
     return f"{'.'.join(filter(None, (place, where)))} {what}" if what else ""
 
@@ -71,7 +81,12 @@ def _against_block(block: nn.Module) -> Against:
         yield from _against_class(block, "", (), own=_installed(block))
     elif not is_written(block, "forward"):
         yield "", "has another forward, which the Triton kernels do not know"
-    yield from _against_form(pair)
+    yield from _against_form(pair, mixes(block))
+
+
+def mixes(block: nn.Module) -> bool:
+    """Whether a block's first sublayer is an MLP across positions."""
+    return getattr(block, "across", False)
 
 
 def _against_class(
@@ -81,8 +96,8 @@ def _against_class(
         yield where, f"{what}, which the Triton kernels do not know"
 
 
-def _against_form(pair: dict[str, ScaledResidual]) -> Against:
-    branches = (SelfAttention, CausalSelfAttention), (SwiGLU,)
+def _against_form(pair: dict[str, ScaledResidual], mixes: bool = False) -> Against:
+    branches = (SwiGLU,) if mixes else (SelfAttention, CausalSelfAttention), (SwiGLU,)
     for (name, sublayer), known in zip(pair.items(), branches, strict=True):
         yield from _against_class(sublayer, name, (ScaledResidual,))
         if sublayer.rule.form not in KNOWN_FORMS:
@@ -97,25 +112,40 @@ def _against_form(pair: dict[str, ScaledResidual]) -> Against:
             yield f"{name}.inner", "has no gain, which the Triton kernels need"
 
 
-def _against_training(pair: dict[str, ScaledResidual]) -> Against:
+def _against_training(pair: dict[str, ScaledResidual], mixes: bool = False) -> Against:
     """That form; as many keys as queries, width / heads numbers each, no bias, where causal our QK-norm."""
-    against = list(_against_form(pair))
+    against = list(_against_form(pair, mixes))
     yield from against
     if against:
         return
     (name, first), (second_name, second) = pair.items()
     attention: Any = first.branch
     mlp: Any = second.branch
-    if attention.head_size < SMALLEST_HEAD:
+    if mixes:
+        yield from _against_mixer(name, first, mlp.gate.in_features)
+    elif attention.head_size < SMALLEST_HEAD:
         text = f"has heads of {attention.head_size}, the Triton kernels need {SMALLEST_HEAD} or more"
         yield f"{name}.branch", text
-    if not _is_plain(attention):
+    if not (mixes or _is_plain(attention)):
         yield (
             f"{name}.branch",
             "has grouped queries, a bias or another QK-norm, which the Triton kernels lack",
         )
     if mlp.down.bias is not None:
         yield f"{second_name}.branch", "has a bias, which the Triton kernels lack"
+
+
+def _against_mixer(name: str, sublayer: ScaledResidual, width: int) -> Against:
+    """An MLP across the positions of a small board, with one norm, outside and without a gain."""
+    swiglu: Any = sublayer.branch
+    hidden, positions = swiglu.gate.weight.shape
+    if positions > MOST_POSITIONS:
+        yield f"{name}.branch", f"mixes {positions} positions, the Triton kernels at most {MOST_POSITIONS}"
+    if hidden % WHOLE or width % WHOLE:
+        yield f"{name}.branch", f"has sizes that are no multiples of {WHOLE}, which the Triton kernels need"
+    plain = _ends_in_plain_norm(sublayer) and sublayer.epsilon == 1 and swiglu.down.bias is None
+    if not plain:
+        yield name, "has a gain, an inner norm, ε or a bias, which the Triton kernels lack"
 
 
 def _is_plain(attention: SelfAttention) -> bool:
@@ -164,6 +194,8 @@ def stacks(model: nn.Module) -> Iterable[nn.Module]:
 def against_fp8(block: nn.Module, tokens: int) -> str:
     """Why products of a block that the kernels know, with so many tokens, can't be FP8; empty if they can."""
     pair = sublayers(block)
+    if mixes(block):
+        return "an MLP across positions has no FP8 products; use bf16"
     if not (all(map(_has_inner_norm, pair)) or all(map(_ends_in_plain_norm, pair))):
         return "needs a norm before each branch, whose scale follows from it; choose another model.rule"
     if all(map(_ends_in_plain_norm, pair)) and (alpha := max(s.alpha for s in pair)) > MOST_ALPHA:

@@ -168,7 +168,7 @@ def time_transformers(model: Any, prompts: Tensor, count: int, settings: dict[st
 
 
 def step_bytes(config: GPTConfig, batch: int, positions: int, size: int) -> int:
-    """What a step must read: matrices of all visits and of the head, keys and values of `positions`."""
+    """Bytes that a step must read: matrices of all visits and of the head, keys and values of `positions`."""
     visits = config.prelude + config.depth + config.coda
     matrices = visits * block_matrix_count(config) + config.vocabulary * config.width
     cache = visits * batch * positions * 2 * config.grouped_heads * config.head_size

@@ -1,4 +1,4 @@
-"""What is timed: the options of `deeploop bench`."""
+"""Options of `deeploop bench`."""
 
 import os
 from dataclasses import dataclass, fields

@@ -52,7 +52,7 @@ def run(args: BenchArgs) -> str:
 
 
 def cells_of(recipe: str, args: BenchArgs, folder: Path) -> Iterator[tuple[str, RunConfig]]:
-    """What is timed of a recipe, each with its name."""
+    """Yield the configs to time of a recipe, each with its name."""
     base = get_recipe(recipe)
     device = replace(
         base.device,

@@ -43,22 +43,21 @@ class Slots:
         waits = torch.ones(count, dtype=torch.bool, device=device)
         return cls(board, board, none, high, low, none, waits)
 
-    def refill_(self, rows: Tensor, inputs: Tensor, labels: Tensor, ids: Tensor, carry: Carry) -> "Slots":
-        """New puzzles, with a fresh carry, in `rows`: all that halted, in their order; the others go on.
+    def refill_(self, inputs: Tensor, labels: Tensor, ids: Tensor, carry: Carry) -> "Slots":
+        """New puzzles, with a fresh carry, in the rows that halted; the others go on.
 
-        `rows` could be read from `halted`, but not without waiting for the device. The states are changed in
-        place, so no backward pass may still need them: a copy of both would be a gigabyte and more.
+        There is a new puzzle for every row: which of them are taken, the device alone knows, and nobody waits
+        for it. The states are changed in place, so no backward pass may still need them: a copy of both would
+        be a gigabyte and more.
         """
-
-        def put(was: Tensor, now: Tensor) -> Tensor:
-            return was.index_copy(0, rows, now)
-
+        halted = self.halted.unsqueeze(1)
         for was, now in ((self.high, carry.high), (self.low, carry.low)):
-            was.index_copy_(0, rows, now.to(was.dtype))  # states that were computed in bf16 stay so
+            # States that were computed in bf16 stay so.
+            torch.where(halted.unsqueeze(2), now.to(was.dtype), was, out=was)
         return Slots(
-            inputs=put(self.inputs, inputs),
-            labels=put(self.labels, labels),
-            ids=put(self.ids, ids),
+            inputs=torch.where(halted, inputs, self.inputs),
+            labels=torch.where(halted, labels, self.labels),
+            ids=torch.where(self.halted, ids, self.ids),
             high=self.high,
             low=self.low,
             steps=self.steps.masked_fill(self.halted, 0),

@@ -44,7 +44,7 @@ def record_execution(folder: Path, execution: dict[str, Any]) -> None:
 
 
 def read_ending(folder: Path) -> dict[str, Any] | None:
-    """The same, read: `how` (finished, collapsed, stopped, failed) and `step`; None of a run that goes on."""
+    """Read how a run ended: `how` (finished, collapsed, stopped, failed) and `step`; None if it has not."""
     ended = read_json(folder / "run.json").get("ended")
     known = isinstance(ended, dict) and isinstance(ended.get("how"), str) and type(ended.get("step")) is int
     return ended if known else None
@@ -95,7 +95,7 @@ def check_kind(config: RunConfig, run: Path, field: str) -> None:
 
 
 def changes_since(config: RunConfig) -> list[tuple[str, Any, Any]]:
-    """What this config changes in the one that the run folder was started with."""
+    """Differences of this config from the one that the run was started with."""
     old = to_dict(load_any_config(config.out))
     ignored = {"resume", "out", "init_from"}
     return [change for change in differences(old, to_dict(config)) if change[0] not in ignored]
@@ -195,7 +195,7 @@ def _start_anew(run: Path) -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """What made this: versions, the source revision, the command, the time."""
+    """Provenance: versions, the source revision, the command, the time."""
     return {
         "deeploop": deeploop.__version__,
         "torch": version("torch"),  # without importing it
@@ -240,7 +240,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _not_a_run(folder: Path, missing: str) -> ValueError:
-    """What to say of a folder that was named as a run and has not what a run has."""
+    """Message for a folder that was named as a run and is not one."""
     if not folder.is_dir():
         return ValueError(f"{folder}: no such run folder; `deeploop runs` lists those under runs/")
     if runs := sorted(file.parent.name for file in folder.glob("*/run.json")):
@@ -253,7 +253,7 @@ def _not_a_run(folder: Path, missing: str) -> ValueError:
 
 
 def is_export(folder: Path) -> bool:
-    """Whether a folder is an export, and not a run."""
+    """Return True for the folder of an export."""
     found = folder / "config.json"
     return not (folder / "run.json").exists() and read_json(found).get("model_type") == "deeploop"
 

@@ -1,4 +1,4 @@
-"""What a sweep is asked for: the options of `deeploop sweep`."""
+"""Options of `deeploop sweep`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

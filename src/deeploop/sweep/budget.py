@@ -1,4 +1,4 @@
-"""What a sweep costs, before it runs: tokens, and GPU-hours by the accounting model beside the paper's.
+"""Cost of a sweep before it runs: tokens, and GPU-hours by the accounting model beside the paper's.
 
 One for a laptop has FLOPs in their place.
 """
@@ -20,7 +20,7 @@ HEADER = ("cell", "tokens", "GFLOP a token", "TFLOP", *HOURS)
 
 
 class Cost(NamedTuple):
-    """Of a whole run; a reasoner's tokens are the cells of its boards, at every segment."""
+    """Tokens of a whole run; a reasoner's are the cells of its boards, at every segment."""
 
     tokens: int
     flops_per_token: float
@@ -41,7 +41,7 @@ def cost(config: RunConfig) -> Cost | None:
 
 
 def papers_hours(grid: Grid, cell: Cell) -> float | None:
-    """What the paper says of the same cell."""
+    """GPU-hours that the paper gives for the cell."""
     axes = cell.axes
     if grid.scale != "paper" or not {"size", "rule", "rounds"} <= axes.keys():
         return None

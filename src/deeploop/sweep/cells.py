@@ -39,7 +39,7 @@ class Progress:
     steps: int
     step: int = 0
     loss: float | None = None
-    """Of the last training step that was logged."""
+    """Training loss of the last step that was logged."""
     validation: float | None = None
     """The last validation loss."""
     similarity: float | None = None
@@ -80,7 +80,7 @@ class SweepFolder:
 
     # ── the grid ──
     def record(self) -> SweepRecord | None:
-        """What earlier starts left here; refuses another sweep's folder."""
+        """Read the cells that earlier starts recorded; refuse another sweep's folder."""
         try:
             old = read_sweep(self.out)
         except FileNotFoundError:
@@ -99,7 +99,7 @@ class SweepFolder:
         return old
 
     def unchanged_record(self) -> SweepRecord | None:
-        """The same; refuses to go on with cells that have other settings now."""
+        """Read the record of earlier starts; refuse to continue cells whose settings changed."""
         old = self.record()
         if old is None:
             return None
@@ -126,7 +126,7 @@ class SweepFolder:
         return SweepFolder(self.out, replace(self.grid, compare_at=record.compare_at), cells)
 
     def is_done(self, record: SweepRecord) -> bool:
-        """Whether nothing is left to run, nor to record."""
+        """Return True if nothing is left to run or to record."""
         return record.compare_at == self.grid.compare_at and all(
             c.name in record.cells and self.progress(c).state in ENDED for c in self.cells
         )
@@ -201,7 +201,7 @@ class SweepFolder:
         )
 
     def _left(self, cell: Cell, over: Ending | None, validation: Record) -> Literal["train", "eval"] | None:
-        """What a cell still needs: its last validation with the weights that come after it, then its scores.
+        """Next step of a cell: train until its last validation has weights after it, then eval for scores.
 
         Weights that were dropped on purpose are missed only if they are yet to be scored.
         """

@@ -1,4 +1,4 @@
-"""What a sweep consists of: a grid of axes over a recipe, each cell a full config; and a grid from a file.
+"""Grids: axes over a recipe, each cell a full config; also read from a file.
 
 A setting is a field's path and its value, as on the command line of `deeploop train` but with underscores:
 {"optim.peak_lr": 6e-4}. The pseudo-field `recipe` chooses the recipe. An axis maps each of its labels to
@@ -62,7 +62,7 @@ class Grid:
 
     @property
     def family(self) -> str:
-        """What its folder and record are named: the same for sweeps that share them."""
+        """Name of its folder and record; sweeps that share cells have the same."""
         return self.shares_folder_of or self.name
 
     def cells(self, overrides: Settings | None = None) -> list[Cell]:

@@ -128,7 +128,7 @@ def check_data(folder: SweepFolder) -> None:
 
 
 def show_done(folder: SweepFolder, record: SweepRecord, args: SweepArgs) -> int:
-    """Of a sweep with nothing left to do: its results, and that they are not new."""
+    """Print the results of a sweep with nothing left to do."""
     if not args.keep_weights:
         for cell in folder.cells:
             folder.drop_weights(cell)

@@ -23,7 +23,7 @@ TIMEOUTS = 1000  # submitit queues a job again three times otherwise
 
 
 class CellJob:
-    """What a job runs: whatever its cell still needs."""
+    """A job: runs whatever its cell still needs."""
 
     def __init__(self, sweep: SweepFolder, cell: Cell, keep_weights: bool) -> None:
         self.sweep, self.cell, self.keep_weights = sweep, cell, keep_weights

@@ -1,4 +1,4 @@
-"""What a search found: the cells of a sweep take the settings of the best trial of another one.
+"""Give the cells of a sweep the settings of the best trial of another one.
 
 A search is a sweep with an axis `trial`, such as `rules-search`. Its trials that agree in all other axes but
 the seed compete, by the last validation loss of their worst seed: near a cliff one lucky seed must not win.
@@ -54,7 +54,7 @@ def _groups(search: Path) -> list[tuple[Axes, Trials]]:
 
 
 def _best(search: Path, trials: Trials) -> Settings:
-    """What the trial with the best worst seed sets that not all of them do."""
+    """Settings that distinguish the trial whose worst seed is best."""
     worst = {trial: max(_loss(search / name) for name in seeds) for trial, seeds in trials.items()}
     if math.isinf(min(worst.values())):
         names = ", ".join(name for seeds in trials.values() for name in seeds)

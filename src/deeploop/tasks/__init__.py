@@ -1,4 +1,4 @@
-"""What can be trained: the kinds of runs by name. Configs and tasks are imported when they are asked for."""
+"""Registry of tasks by name. Configs and tasks are imported when they are asked for."""
 
 from importlib import import_module
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What can be asked of every kind of run: options of `deeploop eval` and `deeploop diagnose`."""
+"""Options of `deeploop eval` and `deeploop diagnose` that every kind of run has."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +60,7 @@ class EvalArgs:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the harness is asked for."""
+        """Arguments for the harness."""
         return {
             "tasks": list(dict.fromkeys(self.tasks or PAPER_TASKS)),
             "shots": sorted(set(self.shots or (0, 1))),

@@ -92,7 +92,7 @@ def flat_alpha(K: int, R: int, gain: float = 1.0) -> float:
 
 
 class Scales(NamedTuple):
-    """What a rule comes to at a depth; 1 where it has none."""
+    """Scales of a rule at a depth; 1 where it has none."""
 
     alpha: float = 1.0  # on the skip, at every visit
     beta: float = 1.0  # in the initial branch matrices

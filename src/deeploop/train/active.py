@@ -57,7 +57,7 @@ class ActiveRun:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run had ended at this step by itself or by the guard when it was opened."""
+        """Return True if the run had finished, or the guard had ended it, at this step when it was opened."""
         ended = self.ended_before or {}
         return ended.get("how") in ("finished", "collapsed") and ended["step"] == self.step
 
@@ -67,7 +67,7 @@ class ActiveRun:
         self.tokens += self.task.targets_per_step
 
     def is_due(self, every: int) -> bool:
-        """Whether what is done every so many steps (0: never), and at the last one, is due now."""
+        """Return True if an action taken every `every` steps (0: never) and at the last one is due now."""
         return every > 0 and (self.is_last_step or self.step % every == 0)
 
     def log(self, kind: str, values: dict[str, Any], step: int | None = None) -> None:
@@ -76,7 +76,7 @@ class ActiveRun:
             self.writer.write(kind, self.step if step is None else step, values)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps as JSON."""
+        """State for a checkpoint's JSON file."""
         return {
             **self.task.state(),
             "tokens": self.tokens,
@@ -108,7 +108,7 @@ class ActiveRun:
             self.set_rate(state.get("schedule_lr") or before, self.step - 1)
 
     def _load_counts(self, state: dict[str, Any]) -> None:
-        """What version 0.2.0 did not keep: the batch and the steps were those of its config throughout."""
+        """Fill in what version 0.2.0 did not save: batch and steps were those of its config throughout."""
 
         optim = state.get("config", {}).get("optim")
 

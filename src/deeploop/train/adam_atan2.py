@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deeploop.accelerate.known import HAS_TRITON
+
 
 class AdamATan2(torch.optim.Optimizer):
     """AdamATan2 over any parameters; `ema` above 0 keeps ema·average + (1 − ema)·p beside the moments.
@@ -25,7 +27,7 @@ class AdamATan2(torch.optim.Optimizer):
     found_inf: Tensor | None = None
     """Other than 0: parameters, moments and average keep their values, whatever the gradients are."""
     grad_scale: Tensor | None = None
-    """What the gradients are divided by."""
+    """Divisor of the gradients."""
 
     def __init__(
         self,
@@ -57,16 +59,25 @@ class AdamATan2(torch.optim.Optimizer):
         # Counted on the host, so a step that the device leaves out counts too: it ends a reasoner's run.
         state["step"] += 1
         t = int(state["step"])
+        values = [p, state["exp_avg"], state["exp_avg_sq"], *([state["average"]] if group["ema"] else [])]
+        decay, rate, root = 1 - lr * group["weight_decay"], lr / (1 - beta1**t), math.sqrt(1 - beta2**t)
+        if p.is_cuda and HAS_TRITON:
+            from deeploop.nn.kernels.adam_atan2 import adam_atan2_, fits  # here there is Triton to import
+
+            if fits(p, grad):
+                adam_atan2_(
+                    values, grad, decay=decay, rate=rate, root=root, betas=(beta1, beta2), ema=group["ema"],
+                    skip=self.found_inf, divisor=self.grad_scale,
+                )  # fmt: skip
+                return
         if self.grad_scale is not None:
             grad = grad / self.grad_scale
-        values = [p, state["exp_avg"], state["exp_avg_sq"], *([state["average"]] if group["ema"] else [])]
         # Beside the old values: what a NaN has touched can't be undone.
         moved = values if stays is None else [value.clone() for value in values]
         p, m, v, *average = moved
         m.lerp_(grad, 1 - beta1)
         v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        root = v.sqrt().div_(math.sqrt(1 - beta2**t))
-        p.mul_(1 - lr * group["weight_decay"]).sub_(torch.atan2(m, root), alpha=lr / (1 - beta1**t))
+        p.mul_(decay).sub_(torch.atan2(m, v.sqrt().div_(root)), alpha=rate)
         if average:
             average[0].lerp_(p, 1 - group["ema"])
         if stays is not None:

@@ -1,4 +1,4 @@
-"""What a checkpoint may hold: files, fields of state.json, tensors. A checksum does not say who wrote it."""
+"""Check the files, fields of state.json and tensors of a checkpoint. A checksum does not say who wrote it."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -41,7 +41,7 @@ class World:
         return self.rank == 0
 
     def is_sharded(self, config: DeviceConfig) -> bool:
-        """Whether each rank holds a part of the model only."""
+        """Return True if each rank holds a shard of the model."""
         return self.size > 1 and config.parallel == "fsdp"
 
     def sum(self, values: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class World:
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether `flag` is set on some rank."""
+        """Return True if `flag` is set on any rank."""
         return flag if self.size == 1 else bool(self.sum(torch.tensor(float(flag), device=self.device)))
 
     def gather_rows(self, rows: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def begin_micro_batch(model: nn.Module, *, last: bool) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `wrap` has sharded this model."""
+    """Return True if `wrap` has sharded this model."""
     return hasattr(model, "first_visits")
 
 

@@ -102,7 +102,7 @@ def choose_execution(
 ) -> Execution:
     """The fastest way that config, device, model, optimizer and task allow."""
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
-    blocks, why_blocks = _choose_blocks(config, world.device, _first_obstacle(model))
+    blocks, why_blocks = _choose_blocks(config, world.device, _first_obstacle(model, world.device))
     sharded = world.is_sharded(config)
     # Sharded blocks are gathered when they are called, so each must be called by itself.
     chained = blocks == "kernels" and not sharded and known.fits_rounds(model)
@@ -174,9 +174,11 @@ def runs_kernels(config: DeviceConfig, device: torch.device, known: bool) -> boo
     return _choose_blocks(config, device, "" if known else UNKNOWN)[0] == "kernels"
 
 
-def _first_obstacle(model: nn.Module) -> str:
+def _first_obstacle(model: nn.Module, device: torch.device) -> str:
     """What of a model's blocks the kernels do not know, and where; empty if they know all."""
     names = {module: name for name, module in model.named_modules()}
+    if any(map(known.mixes, physical_blocks(model))) and not known.runs_mixers(device):
+        return "an MLP across positions has kernels for Hopper GPUs alone"
     found = (known.obstacle(block, names[block]) for block in physical_blocks(model))
     return next(filter(None, found), "")
 

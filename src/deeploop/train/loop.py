@@ -172,7 +172,7 @@ def report_step(run: ActiveRun, result: StepResult) -> None:
 
 
 def recorded(run: ActiveRun, method: str, values: dict[str, Any]) -> dict[str, Any]:
-    """What a method of the task returned, as a checkpoint and the metrics can hold it."""
+    """Check the result of a task's method: numbers that a checkpoint and the metrics can hold."""
     try:
         return as_read_back(values)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What fits the device: the micro-batch, and what is recomputed, where the config leaves them open.
+"""Fit a step to the device's memory: micro-batch and recomputation, where the config leaves them open.
 
 The choice is made once, from an estimate of a step's memory (`models/accounting.py`) and what is free on the
 fullest rank. Another micro-batch changes results by rounding: fix both where a run must repeat bit for bit.
@@ -68,7 +68,7 @@ def needs_on(device: torch.device, config: DeviceConfig, needs: Needs) -> Needs:
 
 
 def plain_needs(needs: Needs, size: int, recompute: Recompute) -> int:
-    """What other blocks need: the same without any sequence, and more for each."""
+    """Bytes of blocks that the kernels do not support: a constant, and more for each sequence."""
     fixed = needs(0, recompute)
     return fixed + PLAIN * (needs(size, recompute) - fixed)
 

@@ -71,12 +71,12 @@ def read_metrics(folder: Path, kind: str | None = None, *, file: str = "metrics.
 
 
 def stream_metrics(folder: Path, file: str = "metrics.jsonl") -> Iterator[Record]:
-    """The same one by one, for files that are better not held whole."""
+    """Yield the records one by one, for files that are too long to hold."""
     return (record for record in stream_lines(folder, file) if record is not None)
 
 
 def stream_lines(folder: Path, file: str = "metrics.jsonl") -> Iterator[Record | None]:
-    """The same with None for each damaged line, unless it is a last one without its end, as a kill leaves."""
+    """Yield each line's record, or None if the line is damaged. A truncated last line is dropped."""
     if (lines := _opened(folder / file)) is None:
         return
     with lines:
@@ -149,12 +149,12 @@ def _parse(line: bytes) -> Record | None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number that a float can hold."""
+    """Return True for a finite number that a float can hold."""
     return type(value) in (int, float) and -1e300 < value < 1e300
 
 
 def is_sound(record: Mapping[str, Any]) -> bool:
-    """Whether all that readers reckon with is of its kind: numbers are finite ones that a float can hold."""
+    """Return True if every field that readers use has its type: numbers are finite and fit a float."""
     for name, value in record.items():
         if value is None:
             continue

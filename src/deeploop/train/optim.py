@@ -102,7 +102,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, branch_mult
 
 
 def supports_conditional_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a device can leave out the optimizer's step by itself, where a tensor says so.
+    """Return True if the optimizer can skip a step on the device, as a tensor says.
 
     AdamW's fused kernel can, and AdamATan2 on a GPU: a CPU has no queue, and nothing to gain. Sharded
     parameters can't have it.

@@ -3,7 +3,8 @@
 At R rounds a step has a few dozen launches per visit, which at small widths take the host longer than the
 device. A graph has fixed sizes and memory: one is recorded for every shape and number of rounds that comes,
 the second time it does; the first time compiles the kernels. At most `MOST_GRAPHS` are kept, in one pool of
-memory, as only one of them runs at a time.
+memory, as only one of them runs at a time. What else a task needs of a micro-batch leaves the graph with the
+loss (`Task.leave`).
 """
 
 from collections import Counter
@@ -21,21 +22,22 @@ MOST_GRAPHS = 16
 
 @dataclass
 class Recorded:
-    """A graph, the memory that it reads its batch from, and where it leaves the loss."""
+    """A graph, the memory that it reads its batch from, and where it leaves the loss and the like."""
 
     graph: torch.cuda.CUDAGraph
     batch: Batch
-    loss: Tensor
+    left: Batch
 
-    def run(self, batch: Batch) -> Tensor:
+    def run(self, batch: Batch) -> Batch:
         for place, tensor in zip(self.batch, batch, strict=True):
             place.copy_(tensor, non_blocking=True)
         self.graph.replay()
-        return self.loss
+        return tuple(tensor.clone() for tensor in self.left)  # the next replay writes over it
 
 
 class GraphReplay:
-    """`gradients(batch)`, which adds to the parameters' gradients and returns the loss, by recorded graphs.
+    """`gradients(batch)`, which adds to the parameters' gradients and returns the loss and what else is left
+    behind, by recorded graphs.
 
     The gradients must stay where they are between steps (`GradientMemory`).
     Without memory for a graph of its own a batch goes on being called, and `say` tells so. Where all places
@@ -43,7 +45,7 @@ class GraphReplay:
     """
 
     def __init__(
-        self, gradients: Callable[[Batch], Tensor], model: nn.Module, say: Callable[[str], object]
+        self, gradients: Callable[[Batch], Batch], model: nn.Module, say: Callable[[str], object]
     ) -> None:
         self._gradients, self._model, self._say = gradients, model, say
         self._recorded: dict[Any, Recorded] = {}
@@ -51,8 +53,9 @@ class GraphReplay:
         self._pool: Any = None
         self._too_large = False
 
-    def __call__(self, batch: Batch) -> Tensor:
-        key = (*(tensor.shape for tensor in batch), getattr(self._model, "rounds", None))
+    def __call__(self, batch: Batch) -> Batch:
+        kinds = ((tensor.shape, tensor.dtype) for tensor in batch)
+        key = (*kinds, getattr(self._model, "rounds", None))
         self._uses[key] += 1
         if key not in self._recorded and self._uses[key] > 1 and self._has_place_for(key):
             recorded = self._record(batch)
@@ -77,7 +80,7 @@ class GraphReplay:
         try:
             # Other threads go on meanwhile: the loader's pins memory.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                loss = self._gradients(static)
+                left = self._gradients(static)
         except torch.OutOfMemoryError:
             self._too_large = True
             self._say("no memory for a CUDA graph: kernels are launched one by one")
@@ -90,4 +93,4 @@ class GraphReplay:
                 f"device.graph=True: can't be recorded ({cause}); start again with --device.no-graph"
             ) from error
         self._pool = self._pool or graph.pool()
-        return Recorded(graph, static, loss)
+        return Recorded(graph, static, left)

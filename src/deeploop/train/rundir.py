@@ -58,7 +58,7 @@ def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) 
 
 
 def hardware(config: RunConfig) -> dict[str, Any]:
-    """What the run started on: hours × ranks are its device-hours."""
+    """Device and ranks that the run started on: hours × ranks are its device-hours."""
     gpu = config.device.kind != "cpu" and torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if gpu else "cpu",

@@ -51,7 +51,7 @@ def shard(model: nn.Module, blocks: list[nn.Module], *, reshard: bool) -> nn.Mod
 
 
 def set_backward(module: nn.Module, *, reduce: bool, reshard: bool) -> None:
-    """What FSDP does with this module alone after a backward of it."""
+    """FSDP's post-backward work for this module alone."""
     assert isinstance(module, FSDPModule)
     module.set_requires_gradient_sync(reduce, recurse=False)
     module.set_reshard_after_backward(reshard, recurse=False)

@@ -152,7 +152,9 @@ class StepQueue:
         with self._checked_once():
             for index, batch in enumerate(data.batches):
                 begin_micro_batch(run.model, last=index == len(data.batches) - 1)
-                total += (self._replay or self._backward)(batch)
+                loss, *left = (self._replay or self._backward)(batch)
+                total += loss
+                run.task.receive(batch, tuple(left))
         if self._memory is not None and self._replicates:
             self._memory.sum_over_ranks()
         return total
@@ -164,14 +166,14 @@ class StepQueue:
             return nullcontext()
         return self._memory.all_used(self._run.world)
 
-    def _backward(self, batch: Any) -> Tensor:
-        """The loss of a micro-batch, whose gradients are added to the parameters'."""
+    def _backward(self, batch: Any) -> tuple[Tensor, ...]:
+        """The loss of a micro-batch, whose gradients are added to the parameters', and what else it left."""
         run = self._run
         with arithmetic(run.config.device, run.world.device):
             loss = run.task.loss(run.model, batch)
         # FSDP averages gradients over ranks; the loss is a share of the global sum.
         (loss * run.world.size if self._shards else loss).backward()
-        return loss.detach()
+        return loss.detach(), *run.task.leave()
 
     def _finish(self, queued: _Queued) -> StepResult:
         """Waits for a step and does what is left of it on the host."""

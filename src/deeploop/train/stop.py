@@ -16,7 +16,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.requested = False
         self.exit_code = TERMINATED
-        """Of a command that ends for it; under torchrun another rank may have had the signal."""
+        """Exit code of a command that stops for it; under torchrun another rank may have had the signal."""
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":

@@ -1,4 +1,4 @@
-"""What a run needs of the thing that it trains. The kinds that there are lie in `deeploop.tasks`."""
+"""Base class of the tasks that a run trains. The tasks themselves are in `deeploop.tasks`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def ignore_batch(share: float) -> None:
 
 @dataclass(frozen=True)
 class StepData:
-    """What a step computes on."""
+    """Data of a step."""
 
     batches: list[Any]
     """This rank's share, in pieces that fit the device."""
@@ -66,7 +66,7 @@ class Task(ABC):
     is_given: ClassVar[bool] = False
     """The config leaves it to its user, who gives a task beside it: `train(config, task=YourTask)`."""
     legend: ClassVar[dict[str, str]] = {}
-    """What the numbers of an evaluation mean, for the header."""
+    """Meaning of an evaluation's numbers, for the header."""
 
     fit: Fit
     """The micro-batch of a rank, and what is recomputed."""
@@ -80,9 +80,9 @@ class Task(ABC):
     validation_steps: float = 0.0
     """Cost of one validation, in steps."""
     monitor: Monitor | None = None
-    """What is watched of the loop while it trains."""
+    """Monitor of the loop during training."""
     tokenizer: Tokenizer | None = None
-    """Of a task on text, for weights that were trained on another one's tokens."""
+    """Tokenizer of a task on text, to refuse weights that were trained on another one's tokens."""
     ahead: int = 0
     """Sequences drawn beyond step × batch, in a run that had another batch before."""
     begun_with: int = 0
@@ -100,7 +100,7 @@ class Task(ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the executor may do with the steps."""
+        """Things the executor may do with the steps."""
         return Capabilities()
 
     @classmethod
@@ -141,6 +141,16 @@ class Task(ABC):
         """More numbers, or lists of them, for the line of training metrics that is due after a step."""
         return {}
 
+    def leave(self) -> tuple[Tensor, ...]:
+        """What the last `loss` and its backward pass left behind for `receive`, beside the gradients.
+
+        Asked for where they are recorded too: a graph that is replayed calls neither, and gives these anew.
+        """
+        return ()
+
+    def receive(self, batch: Any, left: tuple[Tensor, ...]) -> None:  # noqa: B027
+        """Take what a micro-batch left behind."""
+
     def update(self, step: int, only_if: Tensor | None) -> None:  # noqa: B027
         """Train what the optimizer does not hold, right behind its step number `step` (from 0).
 
@@ -151,19 +161,19 @@ class Task(ABC):
         """Follow the optimizer's step number `step` (from 0), once its loss is known to be finite."""
 
     def stamp(self) -> dict[str, Any]:
-        """What run.json says of the task; `task` is a key of `deeploop.tasks.KINDS`."""
+        """Fields of run.json that describe the task; `task` is a key of `deeploop.tasks.KINDS`."""
         return {"task": self.config.task}
 
     def files(self) -> dict[str, str]:
-        """What else a run folder keeps of the task: names and text."""
+        """Other files of the run folder: names and text."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps as JSON."""
+        """State for a checkpoint's JSON file."""
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps as tensors, of all ranks together."""
+        """State for a checkpoint's tensor file, gathered over the ranks."""
         return {}
 
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:  # noqa: B027
@@ -173,9 +183,9 @@ class Task(ABC):
         """Raise for a run of this kind whose weights can't be started from; `stamp` is its run.json."""
 
     def warnings(self) -> list[str]:
-        """What makes little sense about the plan, and the option that changes it."""
+        """Warnings about the plan, each with the option that changes it."""
         return []
 
 
 TaskFactory = Callable[[Any, World], Task]
-"""What `train(config, task=…)` takes: a subclass of `CustomTask`, or a function that returns a task."""
+"""Argument `task` of `train`: a subclass of `CustomTask`, or a function that returns a task."""

@@ -255,9 +255,10 @@ def run(
     pending: Pending | None = None
     for (first, second), packed, biases, keys, values in visits:
         attention: Any = first.branch
-        x, qkv = _normed_product(x, pending, first.inner, packed.qkv, biases.qkv)
+        own: Any = packed.first
+        x, qkv = _normed_product(x, pending, first.inner, own.qkv, biases.qkv)
         attended = _attend(attention, qkv, positions, rotary, keys, values)
-        pending = Pending(first, _product_of(attended, packed.o, biases.o, attention.head_size))
+        pending = Pending(first, _product_of(attended, own.o, biases.o, attention.head_size))
         x, hidden = _normed_product(x, pending, second.inner, packed.gate_up, biases.gate_up, is_swiglu=True)
         pending = Pending(second, _product_of(Attended(hidden), packed.down, biases.down))
     assert pending is not None, "no visits"

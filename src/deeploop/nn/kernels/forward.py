@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from deeploop.nn.fp8 import E4M3, block_scales, in_e4m3
 from deeploop.nn.kernels.attention import attend
 from deeploop.nn.kernels.epilogues import (
+    HEAD_SIZES,
     Matrix,
     State,
     added,
@@ -27,16 +28,18 @@ from deeploop.nn.kernels.epilogues import (
     rotate,
 )
 from deeploop.nn.kernels.fp8_matrices import fp8_operands
+from deeploop.nn.kernels.mixer import Mixer, mix_state, mixes
 from deeploop.nn.kernels.products import cached_cast
-from deeploop.nn.kernels.stack import Sublayers, packs_of
+from deeploop.nn.kernels.stack import Attention, Sublayers, packs_of
 from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
+from deeploop.nn.residual import ScaledResidual
 
 
 class Matrices(NamedTuple):
     """A block's matrices."""
 
-    qkv: Matrix
-    o: Matrix
+    first: tuple[Matrix, Matrix] | Mixer
+    """Those of q, k, v and of o; or of an MLP across positions."""
     gate_up: Matrix
     down: Matrix
 
@@ -53,7 +56,8 @@ def fits(block: Sublayers) -> bool:
     a: Any = block[0].branch
     m: Any = block[1].branch
     sees_all = not isinstance(a, CausalSelfAttention)
-    return bare and sees_all and fits_tiles(a.q.in_features, m.gate.out_features, a.head_size)
+    size = HEAD_SIZES[0] if mixes(block[0]) else a.head_size
+    return bare and sees_all and fits_tiles(m.gate.in_features, m.gate.out_features, size)
 
 
 @torch.no_grad()
@@ -83,11 +87,31 @@ def _block(
 ) -> State:
     first, second = block
     outer: Any = first.outer
-    attention: Any = first.branch
+    eps = outer.eps
+    if isinstance(matrices.first, Mixer):
+        state = mix_state(state, B, matrices.first, first.alpha, eps)
+        if positions is not None:
+            state = State(_first(state.rows, B, positions), None)
+    else:
+        state = _attend(first, matrices.first, state, rotary, B, positions, eps)
+    hidden = gate(state, matrices.gate_up, eps, scale=matrices.down.scale)
+    return join(state, hidden, matrices.down, second.alpha, eps)
+
+
+def _attend(
+    sublayer: ScaledResidual,
+    matrices: tuple[Matrix, Matrix],
+    state: State,
+    rotary: Rotary,
+    B: int,
+    positions: int | None,
+    eps: float,
+) -> State:
+    attention: Any = sublayer.branch
     T, width = len(state.rows) // B, state.rows.shape[1]
-    heads, eps = width // attention.head_size, outer.eps
-    qkv = rotate(state, matrices.qkv, rotary, attention.head_size, eps)
-    scale = matrices.o.scale
+    heads = width // attention.head_size
+    qkv = rotate(state, matrices[0], rotary, attention.head_size, eps)
+    scale = matrices[1].scale
     if positions is None:
         y = attend(qkv, T, heads, scale=scale)
     else:
@@ -97,9 +121,7 @@ def _block(
         y = y if scale is None else in_e4m3(y * scale)
         squares = None if state.squares is None else _first(state.squares, B, positions)
         state = State(_first(state.rows, B, positions), squares)
-    state = join(state, y, matrices.o, first.alpha, eps)
-    hidden = gate(state, matrices.gate_up, eps, scale=matrices.down.scale)
-    return join(state, hidden, matrices.down, second.alpha, eps)
+    return join(state, y, matrices[1], sublayer.alpha, eps)
 
 
 def _first(rows: Tensor, B: int, positions: int) -> Tensor:
@@ -111,12 +133,16 @@ def _matrices(blocks: Sequence[Sublayers], dtype: torch.dtype) -> list[Matrices]
     """Every block's matrices, with their rows in the order in which these products take them."""
     found = []
     for (first, _), packed in zip(blocks, packs_of(blocks, dtype), strict=True):
-        attention: Any = first.branch
-        queries_keys, values = packed.qkv.tensor_split([2 * packed.qkv.shape[1]])
-        qkv = torch.cat((paired(queries_keys, attention.head_size), values))
+        own = packed.first if isinstance(packed.first, Mixer) else _paired(first.branch, packed.first)
         both = interleaved(*packed.gate_up.chunk(2))
-        found.append(Matrices(*map(Matrix, (qkv, packed.o, both, packed.down))))
+        found.append(Matrices(own, Matrix(both), Matrix(packed.down)))
     return found
+
+
+def _paired(attention: Any, packed: Attention) -> tuple[Matrix, Matrix]:
+    queries_keys, values = packed.qkv.tensor_split([2 * packed.qkv.shape[1]])
+    qkv = torch.cat((paired(queries_keys, attention.head_size), values))
+    return Matrix(qkv), Matrix(packed.o)
 
 
 @cached_cast
@@ -127,8 +153,10 @@ def _matrices_fp8(blocks: Sequence[Sublayers]) -> list[Matrices]:
         both = interleaved(*gate_up.rows.view(torch.uint8).chunk(2)).view(E4M3)
         found.append(
             Matrices(
-                Matrix(qkv.rows, inverse=qkv.weight_inverse),
-                Matrix(o.rows, o.scale, o.both_inverse),
+                (
+                    Matrix(qkv.rows, inverse=qkv.weight_inverse),
+                    Matrix(o.rows, o.scale, o.both_inverse),
+                ),
                 Matrix(both, inverse=gate_up.weight_inverse),
                 Matrix(down.rows, down.scale, down.both_inverse),
             )

@@ -48,10 +48,14 @@ def cached_cast(make: Callable[P, T]) -> Callable[P, T]:
 
 
 def product_groups(pair: tuple[ScaledResidual, ScaledResidual]) -> tuple[tuple[nn.Linear, ...], ...]:
-    """A block's four products, each with the layers that share its input: q k v, o, gate up, down."""
+    """A block's products, each with the layers that share its input: q k v, o, gate up, down.
+
+    An MLP across positions has none of these: `mixer.py` takes its matrices as they are.
+    """
     a: Any = pair[0].branch
     m: Any = pair[1].branch
-    return (a.q, a.k, a.v), (a.o,), (m.gate, m.up), (m.down,)
+    attention = ((a.q, a.k, a.v), (a.o,)) if hasattr(a, "q") else ()
+    return *attention, (m.gate, m.up), (m.down,)
 
 
 def weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from deeploop.nn.documents import Documents
 from deeploop.nn.kernels.document_attention import attend_inside
+from deeploop.nn.kernels.mixer import Mixer, mix_with_gradient, mixer, mixes
 from deeploop.nn.kernels.norms import prenorm, residual
 from deeploop.nn.kernels.products import cached_cast, pack, packed_linear, product_groups
 from deeploop.nn.kernels.rotary import rotary_qkv
@@ -22,15 +23,21 @@ from deeploop.nn.layers import CausalSelfAttention, RMSNorm, Rotary
 from deeploop.nn.recompute import maybe_checkpoint
 from deeploop.nn.residual import ScaledResidual
 
-Sublayers = tuple[ScaledResidual, ScaledResidual]  # attention, then SwiGLU
+Sublayers = tuple[ScaledResidual, ScaledResidual]  # attention or an MLP across positions, then SwiGLU
 Inject = Callable[[Tensor], Tensor]
+
+
+class Attention(NamedTuple):
+    """Those of attention."""
+
+    qkv: Tensor
+    o: Tensor
 
 
 class Packed(NamedTuple):
     """A block's matrices as its products take them."""
 
-    qkv: Tensor
-    o: Tensor
+    first: "Attention | Mixer"
     gate_up: Tensor
     down: Tensor
 
@@ -86,7 +93,7 @@ def _round(
     With `inject` it is made here: the round before does not know what the first attention will read.
     """
     if inject is not None:
-        x, h = enter(blocks[0][0].inner, inject(x), packs[0].qkv.dtype)
+        x, h = enter(blocks[0][0].inner, inject(x), packs[0].gate_up.dtype)
         last = True
     assert h is not None
     following = [first.inner for first, _ in (*blocks[1:], blocks[0])]
@@ -94,8 +101,11 @@ def _round(
         ending = last and k == len(blocks) - 1
         after = None if ending else following[k]
         read = positions if ending else None
-        y = _attend(first.branch, packed, h, rotary, documents, read)
-        x, h = join(first, x[:, :read], y, second.inner)
+        if isinstance(packed.first, Mixer):
+            x = h = mix_with_gradient(first, h, packed.first, norm_eps(first.outer))[:, :read]
+        else:
+            y = _attend(first.branch, packed.first, h, rotary, documents, read)
+            x, h = join(first, x[:, :read], y, second.inner)
         x, h = join(second, x, _feed(second.branch, packed, h), after)
     return x, h
 
@@ -105,7 +115,11 @@ def packs_of(blocks: Sequence[Sublayers], narrow: torch.dtype) -> list[Packed]:
     """The matrices of every block in `narrow`, those that share an input in one."""
     groups = [[layer.weight for layer in group] for pair in blocks for group in product_groups(pair)]
     packed = iter(pack(*groups, dtype=narrow))
-    return [Packed(*four) for four in zip(packed, packed, packed, packed, strict=True)]
+
+    def first(sublayer: ScaledResidual) -> Attention | Mixer:
+        return mixer(sublayer.branch, narrow) if mixes(sublayer) else Attention(next(packed), next(packed))
+
+    return [Packed(first(sublayer), next(packed), next(packed)) for sublayer, _ in blocks]
 
 
 def norm_eps(*norms: nn.Module | None) -> float:
@@ -143,7 +157,7 @@ def join(
 
 def _attend(
     attention: Any,
-    packed: Packed,
+    packed: Attention,
     h: Tensor,
     rotary: Rotary,
     documents: Documents | None,

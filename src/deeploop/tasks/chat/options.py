@@ -1,4 +1,4 @@
-"""What can be asked of a chat run: options of `deeploop chat`."""
+"""Options of `deeploop chat`."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -112,7 +112,7 @@ class CustomTask(Task):
         return self.batch_loss(model, *parts) * (len(parts[0]) / self.config.optim.batch)
 
     def stamp(self) -> dict[str, Any]:
-        """What a run folder says of its task."""
+        """Fields of run.json that describe the task."""
         return {**super().stamp(), "class": type(self).__name__}
 
     def state(self) -> dict[str, Any]:

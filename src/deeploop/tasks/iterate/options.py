@@ -1,4 +1,4 @@
-"""What can be asked of an iterated task's run: options of `deeploop eval`."""
+"""Options of `deeploop eval` for iterated tasks."""
 
 from dataclasses import dataclass
 

@@ -30,7 +30,7 @@ DATA_KEY, STEPS_KEY = 1, 2  # with the seed
 
 
 def training_flops_per_token(config: IterateTrainConfig) -> int:
-    """Of a step on average: sequences as long as they are, as many rounds as are drawn."""
+    """FLOPs of a step on average over the rounds drawn."""
     most = {"steps": config.data.train_steps, "uniform": config.model.rounds}.get(config.rounds.sample)
     rounds = config.model.rounds if most is None else (1 + most) / 2
     return flops_per_token(replace(config.model, context=config.examples.tokens), rounds)
@@ -100,7 +100,7 @@ class IterateTask(Task):
         _, self.step = check_position({"epoch": 0, **state.get("loader", {})}, self._identity())
 
     def _identity(self) -> dict[str, Any]:
-        """What the sequence of batches depends on, and a run that goes on must keep."""
+        """Settings that the sequence of batches depends on; a resumed run must keep them."""
         own = {name: getattr(self.config.data, name) for name in IDENTITY}
         return own | {"sample": self.config.rounds.sample}
 

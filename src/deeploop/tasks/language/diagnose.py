@@ -148,7 +148,7 @@ def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[st
 
 
 class Progress:
-    """What is measured and how far it is, on stderr: a bar, or in a pipe a line now and then."""
+    """Show the measurement and its progress on stderr: a bar, or in a pipe a line now and then."""
 
     def __init__(self, path: Path, parts: int, tokens: int, device: torch.device) -> None:
         duration = "; about half a minute for `tiny` on one CPU thread" if device.type == "cpu" else ""
@@ -245,7 +245,7 @@ def stdlib_windows(tokenizer: Tokenizer, context: int, count: int) -> tuple[Tens
 
 
 def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
-    """What is wrong with the loop itself; the matrices' spread is judged only where they were just drawn."""
+    """Faults of the loop itself. The spread of matrices is judged only right after initialization."""
     parts = {"blocks": model.config} | {
         name: model.config.part(name) for name in PARTS if getattr(model.config, name)
     }
@@ -274,7 +274,7 @@ def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
 
 
 def alpha_rule(config: GPTConfig) -> ScalingRule | Callable[[int, int], float] | None:
-    """What the α of a model must follow; nothing where it has none."""
+    """The rule that a model's α must follow; none for a model without α."""
     rule = config.residual
     if rule.law or not rule.has_alpha:
         return rule.law

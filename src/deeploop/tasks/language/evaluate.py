@@ -103,7 +103,7 @@ def judge_scores(args: EvalArgs, path: Path) -> str:
 
 
 def checked_settings(found: Any) -> dict[str, Any]:
-    """What the harness was asked for, as a file of scores tells it; the data may lie elsewhere here."""
+    """Arguments of the harness that a file of scores was made with; the data may be elsewhere here."""
     settings = dict(found)
     for name in ("tasks", "shots"):
         kind = str if name == "tasks" else int
@@ -196,7 +196,7 @@ class Session:
         return scores
 
     def stamp(self) -> dict[str, Any]:
-        """What scored, and how."""
+        """Describe the run and the options that scored."""
         return {
             "checkpoint": self.checkpoint,
             "trained_rounds": self.model.config.rounds,

@@ -39,7 +39,7 @@ class LoopMonitor:
         return diagnose(model, optimizer, self._probe, self._config.diagnose)
 
     def collapse_advice(self) -> str:
-        """What to do about a run that is still collapsed after warm-up."""
+        """Advice for a run that is still collapsed after warm-up."""
         config = self._config
         ramp = config.optim.peak_lr / max(1, config.optim.warmup_steps)
         changes = [f"--optim.warmup-steps {4 * max(1, config.optim.warmup_steps)}"]
@@ -89,7 +89,7 @@ def diagnose(
 
 
 def adam_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState | None:
-    """What AdamW knows of the blocks' matrices after its last step; None before the first, and under Muon.
+    """AdamW's state of the blocks' matrices after its last step; None before the first, and under Muon.
 
     Muon's step is not linear in a visit's gradient, and its momentum alone does not tell what the step was.
     """

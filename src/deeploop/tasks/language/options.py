@@ -1,4 +1,4 @@
-"""What can be asked of a language model's run: options of `deeploop validate` and `generate`."""
+"""Options of `deeploop validate` and `generate`."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -134,7 +134,7 @@ class LanguageTask(Task):
         return found
 
     def other_vocabulary(self) -> str:
-        """What to do about data of another vocabulary than the model's."""
+        """Advice for data of another vocabulary than the model's."""
         return "set that, or prepare the text with another --tokenizer"
 
     def own_share(self, inputs: Tensor, targets: Tensor, starts: Tensor | None) -> Probe:
@@ -161,7 +161,7 @@ class LanguageTask(Task):
         return model
 
     def stamp(self) -> dict[str, Any]:
-        """What a run folder says of its task."""
+        """Fields of run.json that describe the task."""
         length = count_bytes(self.tokenizer, self.targets) / self.targets.numel()
         return {**super().stamp(), "tokenizer": self.tokenizer.name, "bytes_per_token": length}
 
@@ -257,7 +257,7 @@ class LanguageTask(Task):
 
     @property
     def validation_work(self) -> int:
-        """Of one validation on this rank, rows × rounds."""
+        """Batches of one validation on this rank, rows × rounds."""
         data, mean = self.config.data, self.config.model.rounds
         mixed = 2 if data.mix else 1  # of a mixture each corpus too
         return len(self.validation[0]) * (sum(set(data.validation_rounds)) + mean * mixed)

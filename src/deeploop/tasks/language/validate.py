@@ -85,7 +85,7 @@ def run(args: ValidateArgs) -> str:
 
 
 def decoded(args: ValidateArgs, config: TrainConfig) -> str:
-    """What is asked for that reads sequences token by token from a cache; empty: nothing is."""
+    """Options given that need token-by-token decoding with a cache."""
     if args.cache_rounds:
         return f"cache_rounds={' '.join(map(str, args.cache_rounds))}"
     slow = [rule for rule in args.adaptive if decodes_to_validate(config.model, rule)]
@@ -94,7 +94,7 @@ def decoded(args: ValidateArgs, config: TrainConfig) -> str:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What is predicted, and where it comes from."""
+    """Describe the tokens predicted and their source."""
 
     windows: Windows
     data: str

@@ -147,7 +147,7 @@ def open_solver(
 
 
 def read_model(folder: Path, solver: Solver, effort: Effort) -> dict[str, Any]:
-    """What solved, and how."""
+    """Describe the run and the options that solved."""
     config, stamp = load_any_config(folder), read_stamp(folder)
     return {
         "model": stamp["task"],
@@ -183,7 +183,7 @@ def effort_of(options: ReasonerOptions, config: HaltingConfig) -> Effort:
 
 
 def asked_more(options: ReasonerOptions, effort: Effort) -> dict[str, Any] | None:
-    """What is asked for beyond the validations of training, the views left out; None: nothing."""
+    """Options that differ from a validation during training, views excepted; None if there are none."""
     if not options.segments and options.starts == 1 and options.choose == "vote":
         return None
     asked = {name: getattr(effort, name) for name in ("starts", "noise", "choose")}

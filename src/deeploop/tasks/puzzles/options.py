@@ -1,4 +1,4 @@
-"""What can be asked of a reasoner's run: options of `deeploop eval`, `solve` and `import`."""
+"""Options of `deeploop eval`, `solve` and `import` for reasoners."""
 
 import math
 from dataclasses import dataclass

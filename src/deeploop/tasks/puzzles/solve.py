@@ -47,7 +47,7 @@ class Board:
     step: Step
 
     def title(self, count: int) -> str:
-        """What happened in the segment, in words."""
+        """Describe the segment in words."""
         wrong = f", {self.wrong.sum()} wrong" if self.known else ""
         halts = ", would halt" if self.step.halts else ""
         found = f"{self.changed.sum()} cells changed{wrong}, confidence {self.step.confidence:.2f}{halts}"
@@ -109,7 +109,7 @@ def printed(board: Board, colours: bool) -> str:
 
 
 def verdict(boards: list[Board], colours: bool) -> list[str]:
-    """What the marks mean, and whether the last board is right."""
+    """Explain the marks, and say whether the last board is right."""
     marks = "red: wrong, green: changed" if colours else "*: changed in this segment"
     if not boards[-1].known:
         return [marks]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deeploop.accelerate.known import fits_reasoner
+from deeploop.accelerate.known import fits_reasoner, runs_mixers
 from deeploop.data.arc import PUBLISHED_EPOCHS, differences_from_published, steps_of_epochs
 from deeploop.data.draws import keys, words
 from deeploop.data.puzzle_loader import PuzzleLoader
@@ -35,9 +35,9 @@ from deeploop.train.execution import Capabilities, runs_kernels
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.optim import learning_rate, make_reasoner_optimizer
 from deeploop.train.task import OnBatch, StepData, Task, ignore_batch
-from deeploop.train.transfer import OnHost, copy_to_device, copy_to_host
+from deeploop.train.transfer import copy_to_device
 
-Batch = tuple[Slots, Tensor]  # slots, and the fewest segments before each may halt
+Batch = tuple[Tensor, ...]  # the slots' tensors, and the fewest segments before each may halt
 
 
 class PuzzleTask(Task):
@@ -53,7 +53,9 @@ class PuzzleTask(Task):
         self.share = batch // world.size
         self.puzzles = open_puzzles(config.data.path)
         self.shape = PuzzleShape(self.puzzles.vocabulary, self.puzzles.length, self.puzzles.puzzle_ids)
-        known = fits_reasoner(config.model.mixer, config.model.head_size)
+        self.positions = config.model.puzzle_positions + self.shape.length
+        known = fits_reasoner(config.model, self.positions)
+        known = known and (config.model.mixer == "attention" or runs_mixers(world.device))
         needs = partial(
             segment_bytes,
             config.model,
@@ -62,7 +64,6 @@ class PuzzleTask(Task):
             shards=shards(config.device, world),
             kernels=runs_kernels(config.device, world.device, known),
         )
-        self.positions = config.model.puzzle_positions + self.shape.length
         self.micro_batch, self.recompute = self.fit = fit(
             batch, config.device, world, needs, tokens=self.positions
         )
@@ -76,18 +77,17 @@ class PuzzleTask(Task):
         self.flops_per_step = batch * flops_per_segment(config.model, self.shape, forward_again=again)
         self.segment = 0
         self._explore = keys(config.seed, 0, 2)[0]  # not a key of the loader's
-        self._halted: list[OnHost] = []  # of the slots, on their way to the host; none: read the slots
-        self._done: list[tuple[Slots, OnHost]] = []
+        self._left: tuple[Slots, Tensor] | None = None
+        self._done: list[Slots] = []
         self._touched: list[tuple[Tensor, Tensor]] = []
 
     @property
     def capabilities(self) -> Capabilities:
-        """Steps can be queued, not recorded: which puzzles go on is up to what the model says.
+        """Which puzzles go on is up to what the model says, and the device alone reads it.
 
-        It says so in the forward pass, long before the loss is read back. A bad step can't be left out: what
-        is not finite may already be in the carried states.
+        A bad step can't be left out: what is not finite may already be in the carried states.
         """
-        return Capabilities(queueable=True, tokens=self.micro_batch * self.positions)
+        return Capabilities(recordable=True, queueable=True, tokens=self.micro_batch * self.positions)
 
     @classmethod
     def tokens_and_flops(cls, config: ReasonerTrainConfig) -> tuple[int, float] | None:
@@ -141,7 +141,6 @@ class PuzzleTask(Task):
         self.slots = Slots(
             **{name: whole[mine].to(self.world.device, types[name]) for name, whole in tensors.items()}
         )
-        self._halted = []
         self.segment = state.get("segment", 0)
         self.loader.load_state(state.get("loader", {}))
 
@@ -168,14 +167,13 @@ class PuzzleTask(Task):
 
     def batches(self, step: int) -> StepData:
         """This rank's slots, those that halted refilled, in pieces that fit the device."""
-        # Nothing else here waits: the device may still be at the backward pass of the step before.
-        halted = torch.cat([flags.read() for flags in self._halted] or [self.slots.halted.cpu()])
-        waiting = halted.nonzero().squeeze(1)
-        new = self.loader.next_batch(self.config.optim.batch, self.first + waiting.numpy())
-        rows, inputs, labels, ids = (copy_to_device(one, self.world.device) for one in (waiting, *new))
-        self.slots = self.slots.refill_(rows, inputs, labels, ids, self.model.initial(len(waiting)))
-        pieces = zip(self.slots.split(self.micro_batch), self._minimum().split(self.micro_batch), strict=True)
-        self._halted, self._done, self._touched = [], [], []
+        mine = slice(self.first, self.first + self.share)
+        new = self.loader.next_batch(self.config.optim.batch, mine)
+        inputs, labels, ids = (copy_to_device(one, self.world.device) for one in new)
+        self.slots = self.slots.refill_(inputs, labels, ids, self.model.initial(1))
+        columns = (*self.slots.tensors().values(), self._minimum())
+        pieces = zip(*(column.split(self.micro_batch) for column in columns), strict=True)
+        self._done, self._touched = [], []
         return StepData(list(pieces))
 
     def _minimum(self) -> Tensor:
@@ -187,18 +185,34 @@ class PuzzleTask(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The segment's loss summed over the micro-batch, as a share of the whole step's puzzles."""
-        slots, minimum = batch
+        *columns, minimum = batch
+        slots = Slots(*columns)
         puzzle = self.model.puzzle_rows(slots.ids).requires_grad_()
         with cast_cache():  # HRM looks one segment ahead, with the same weights
             loss, after = supervise(model, slots, puzzle, minimum, self.config.halting)
-        self._done.append((after, copy_to_host(after.halted)))
-        self._touched.append((slots.ids, puzzle))
+        self._left = after, puzzle
         return loss / self.config.optim.batch
+
+    def leave(self) -> Batch:
+        """What the segment changed of the slots, and the gradient of the puzzles' vectors."""
+        assert self._left is not None
+        after, puzzle = self._left
+        self._left = None
+        assert puzzle.grad is not None
+        return after.high, after.low, after.steps, after.halted, puzzle.grad
+
+    def receive(self, batch: Batch, left: Batch) -> None:
+        """Keeps what a micro-batch left behind until all of them are through."""
+        before = Slots(*batch[:-1])
+        *moved, gradient = left
+        names = ("high", "low", "steps", "halted")
+        self._done.append(replace(before, **dict(zip(names, moved, strict=True))))
+        self._touched.append((before.ids, gradient))
 
     def update(self, step: int, only_if: Tensor | None) -> None:
         """Trains the touched rows of the puzzle table; the slots move on, to wherever a bad step led them."""
         optim = self.config.optim
-        ids, gradients = zip(*((ids, puzzle.grad) for ids, puzzle in self._touched), strict=True)
+        ids, gradients = zip(*self._touched, strict=True)
         sign_sgd_(
             self.model.puzzles,
             torch.cat(ids),
@@ -208,8 +222,7 @@ class PuzzleTask(Task):
             world=self.world,
             only_if=only_if,
         )
-        done, halted = zip(*self._done, strict=True)
-        self.slots, self._halted = Slots.joined(done), [*halted]
+        self.slots = Slots.joined(self._done)
         self.segment += 1
 
     def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
