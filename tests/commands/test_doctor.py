@@ -58,7 +58,7 @@ def test_a_loss_that_rises_fails_the_test(capsys, monkeypatch):
 
 
 def test_the_documented_completion_knows_every_command():
-    page = (ROOT / "docs" / "training.md").read_text()
+    page = (ROOT / "docs" / "custom-task.md").read_text()
     line = re.search(r"^complete .* -W .*$", page, re.MULTILINE)[0]
     script = f'deeploop() {{ "{sys.executable}" -m deeploop "$@"; }}; {line}; complete -p deeploop'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)

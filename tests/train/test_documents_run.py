@@ -109,7 +109,7 @@ def test_graphs_are_recorded_by_the_number_of_bounds(recordings):
     """More documents than fit are another shape, so no graph reads bounds that it has no memory for."""
     model = torch.nn.Linear(1, 1)
     seen = []
-    replay = GraphReplay(lambda batch: seen.append(batch[0].tolist()) or torch.zeros(()), model, print)
+    replay = GraphReplay(lambda batch: seen.append(batch[0].tolist()) or (torch.zeros(()),), model, print)
     model.rounds = 1
     for bounds in ([0, 3, 9], [0, 4, 9], [0, 5, 9], [0, 1, 2, 3, 9]):
         replay((torch.tensor(bounds),))
