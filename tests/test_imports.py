@@ -32,7 +32,7 @@ ALLOWED = {
     "eval": {"accelerate", "models", "nn", "data", "config", "theory", "diagnose"},
     "train": {"accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
     | {"diagnose", "eval"},
-    "export": {"models", "nn"},
+    "export": {"models", "nn", "data", "config", "configs", "runs", "theory", "train", "tasks"},
     "report": {"train", "eval", "diagnose", "runs", "config", "theory"},
     "tasks": {"accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
     | {"diagnose", "eval", "train", "report"},
@@ -41,7 +41,7 @@ ALLOWED = {
     "retrofit": {"models", "nn", "data", "config", "configs", "runs", "theory", "eval", "train", "tasks"},
     "sweep": {"models", "nn", "data", "config", "configs", "runs", "theory", "train", "tasks", "report"},
     "commands": {"models", "nn", "data", "config", "configs", "runs", "theory", "diagnose", "eval", "train"}
-    | {"tasks", "bench", "report", "sweep", "retrofit"},
+    | {"tasks", "bench", "report", "sweep", "retrofit", "export"},
 }
 # What a package must do without.
 FORBIDDEN = {

@@ -2,7 +2,8 @@
 
     python tools/transformers_tests.py CHECKOUT [pytest options]
 
-CHECKOUT is a checkout of transformers at the version that is installed; its wheel does not bring the tests.
+CHECKOUT is a checkout of transformers, whose wheel does not bring the tests. Its `src` goes before what is
+installed, so library and tests are of one revision.
 `-k averaged` runs one of the models, `-k llama` transformers' own Llama for comparison. See docs/testing.md.
 """
 
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 if CHECKOUT in os.environ:
-    sys.path.insert(0, os.environ[CHECKOUT])
+    sys.path[:0] = [os.environ[CHECKOUT], f"{os.environ[CHECKOUT]}/src"]
     import torch
     from tests.generation.test_utils import GenerationTesterMixin
     from tests.test_configuration_common import ConfigTester

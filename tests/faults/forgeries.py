@@ -22,12 +22,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deeploop.commands.export_run import model_card
 from deeploop.data.puzzle_loader import PuzzleLoader
 from deeploop.data.puzzles import PuzzleSet, _content_hash, _digest, write_puzzles
 from deeploop.data.shards import Corpus, write_shard
 from deeploop.data.token_loader import TokenLoader
 from deeploop.eval.requests import Request, Requests, load_scores, write_archive
+from deeploop.export.card import model_card
 from deeploop.models.trm import TRMConfig
 from deeploop.report.document import make_sections
 from deeploop.report.escapes import read_outcome

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from victims import finish, small_config, start
 
-import deeploop.commands.export_run
+import deeploop.export.run
 import deeploop.models.hf  # noqa: F401
 from deeploop.cli import main
 from deeploop.data.shards import Corpus

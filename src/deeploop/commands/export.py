@@ -1,4 +1,4 @@
-"""`deeploop export`: its arguments; `export_run.py` does the work."""
+"""`deeploop export`: its arguments; the package `export` does the work."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +28,17 @@ class ExportArgs:
 
 
 def run(args: ExportArgs) -> str:
-    """Exports the last checkpoint; returns what to print."""
-    if args.format == "nanbeige":
-        from deeploop.commands import export_nanbeige  # now: it waits for torch, --help does not
+    """Export the last checkpoint; return what to print."""
+    from deeploop.export.nanbeige import export_nanbeige  # now: it waits for torch, --help does not
+    from deeploop.export.run import export_run
 
-        return export_nanbeige.run(args)
-    from deeploop.commands import export_run
-
-    return export_run.run(args)
+    if args.format == "transformers":
+        return export_run(
+            args.run, args.folder, dtype=args.dtype, context=args.context, cache_rounds=args.cache_rounds
+        )
+    if args.cache_rounds is not None:
+        raise ValueError(f"cache_rounds={args.cache_rounds}: must be unset with --format nanbeige")
+    return export_nanbeige(args.run, args.folder, dtype=args.dtype, context=args.context)
 
 
 def main(arguments: list[str]) -> int:

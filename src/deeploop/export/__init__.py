@@ -1,1 +1,1 @@
-"""Trained models for other engines: transformers and vLLM."""
+"""Trained models for other engines: transformers, vLLM, mlx-lm and llama.cpp."""

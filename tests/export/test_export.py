@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 
 import deeploop
 from deeploop.cli import main
-from deeploop.commands import export_run
 from deeploop.data.bpe import find_tokenizer
 from deeploop.data.chat_template import DEFAULT, encode_segments, find_template
 from deeploop.data.iterate.examples import held_out
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.eval.generation import generate
+from deeploop.export.folder import PART
+from deeploop.export.run import save_model
 from deeploop.files import lock_folder
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.runs.folder import last_checkpoint
@@ -172,7 +173,7 @@ def test_a_recurrent_run_trained_at_sampled_rounds_is_exported_with_its_budget(
 def test_every_file_is_there_and_readable(folder):
     expected = {"config.json", "generation_config.json", "model.safetensors", "README.md", "tokenizer.json"}
     assert expected <= {file.name for file in folder.iterdir()}
-    assert not (folder / export_run.PART).exists()
+    assert not (folder / PART).exists()
     assert all(file.stat().st_mode & 0o044 == 0o044 for file in folder.iterdir())
     text = "".join(f.read_text() for f in folder.iterdir() if f.suffix in (".json", ".md", ".py"))
     assert str(folder.parent) not in text  # no path of the machine
@@ -281,7 +282,7 @@ def test_an_exported_chat_of_a_pretrained_tokenizer_ends_answers_as_in_training(
     tokenizer = find_tokenizer(str(save_tokenizer(tmp_path / "tokenizer")))
     shape = {"blocks": 1, "rounds": 2, "width": 16, "heads": 2, "hidden": 16, "context": 32}
     model = LoopedGPT(GPTConfig(**shape, vocabulary=tokenizer.vocabulary))
-    export_run.save_model(model, tokenizer, tmp_path / "out", DEFAULT)
+    save_model(model, tokenizer, tmp_path / "out", DEFAULT)
     end, named = tokenizer.end_of_text, 1  # <s> and </s>
     assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [named, end]
     messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "loops"}]

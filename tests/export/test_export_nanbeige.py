@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import deeploop
 from deeploop.cli import main
-from deeploop.commands.export_nanbeige import (
+from deeploop.export.nanbeige import (
     FITTING,
     is_prenorm,
     nanbeige_config,

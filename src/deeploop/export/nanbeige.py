@@ -6,6 +6,7 @@ multiplied into the weights, ε into the output projections and a block's own s 
 norm is applied to the embedding.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,18 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import deeploop
-from deeploop.commands.export import ExportArgs
-from deeploop.commands.export_run import (
-    CARD_MARK,
-    check_context,
-    load_parts,
-    open_part,
-    replace_export,
-    save_tokenizer,
-)
-from deeploop.data.chat_template import kept_template
+from deeploop.export.folder import CARD_MARK, new_export, written
+from deeploop.export.run import check_context, load_parts, save_tokenizer, template_of
 from deeploop.extras import require
-from deeploop.files import exclusive_folder, resolve, write_json
+from deeploop.files import write_json
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.rules import OUTPUTS, Rule
@@ -37,36 +30,28 @@ FITTING: dict[str, Any] = {
 }
 
 
-def run(args: ExportArgs) -> str:
-    """Export the last checkpoint; return what to print."""
+def export_nanbeige(run: Path, folder: Path, *, dtype: str = "float32", context: int | None = None) -> str:
+    """Export the last checkpoint for mlx-lm and llama.cpp; return what to print."""
     require("transformers", "hf")
-    if args.cache_rounds is not None:
-        raise ValueError(f"cache_rounds={args.cache_rounds}: must be unset with --format nanbeige")
-    checkpoint = require_checkpoint(args.run)
-    model, tokenizer = load_parts(args.run, checkpoint)
+    checkpoint = require_checkpoint(run)
+    model, tokenizer = load_parts(run, checkpoint)
     require_fitting(model.config)
-    longer = check_context(args.run, model.config.context, args.context)
-    context = args.context or model.config.context
-    if args.folder.exists() and not args.folder.is_dir():
-        raise ValueError(f"folder={args.folder}: is a file; name a folder")
-    with exclusive_folder(args.folder, "folder"):
-        part = open_part(args.folder)
-        own = nanbeige_config(model) | {"max_position_embeddings": context, "torch_dtype": args.dtype}
+    longer = check_context(run, model.config.context, context)
+    context = context or model.config.context
+    own = nanbeige_config(model) | {"max_position_embeddings": context, "torch_dtype": dtype}
+    with new_export(folder) as part:
         if tokenizer is not None:
-            template = kept_template(resolve(args.run))
-            defaults = save_tokenizer(tokenizer, part, context, None if template is None else template.text)
+            defaults = save_tokenizer(tokenizer, part, context, template_of(run))
             defaults.save_pretrained(part)
             own |= {name: getattr(defaults, name) for name in ("bos_token_id", "eos_token_id")}
-        weights = nanbeige_weights(model, getattr(torch, args.dtype))
+        weights = nanbeige_weights(model, getattr(torch, dtype))
         save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
         write_json(part / "config.json", own)
-        card = CARD.format(name=args.run.name, mark=CARD_MARK, version=deeploop.__version__, **own)
+        card = CARD.format(name=run.name, mark=CARD_MARK, version=deeploop.__version__, **own)
         (part / "README.md").write_text(card, encoding="utf-8")
-        kept = replace_export(part, args.folder)
-    size = sum(file.stat().st_size for file in args.folder.iterdir() if file.is_file())
     return (
-        f"written: {args.folder} ({size / 1e6:.1f} MB) of {args.run} at {checkpoint.name}{kept}{longer}\n\n"
-        f'  mlx_lm.generate --model {args.folder} --prompt "Once upon a time"'
+        f"{written(folder, run, checkpoint)}{longer}\n\n"
+        f'  mlx_lm.generate --model {folder} --prompt "Once upon a time"'
     )
 
 
