@@ -3,7 +3,8 @@
 #   make test    the whole test suite
 #   make test-gpu   what needs a CUDA device: any Python with torch, triton, pytest; no .venv, no network
 #   make test-vllm  the vLLM plugin, in an environment of its own (3 GB, some minutes to install)
-#   make check   formatting, lint, types and tests: what CI runs
+#   make test-research   the tests of research/, the studies behind docs/results; in a minute
+#   make check   formatting, lint, types and both test suites: what CI runs
 #   make docs    the documentation site, into build/site
 #   make release    sdist and wheel into dist/, and the wheel tried in an environment of its own
 #   make faults     inject every fault, fuzz, load; writes docs/reliability.md (15 minutes)
@@ -21,7 +22,7 @@ RECENT := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 # An interrupted `-m venv` leaves a python without pip.
 VENV_WORKS := $(BIN)/python $(RECENT) && test -x $(BIN)/pip
 
-.PHONY: setup setup-dev demo test test-gpu test-vllm check docs release faults checkpoint results format clean
+.PHONY: setup setup-dev demo test test-research test-gpu test-vllm check docs release faults checkpoint results format clean
 
 setup: .venv/.core
 setup-dev: .venv/.dev
@@ -43,8 +44,11 @@ demo: .venv/.core
 	@$(BIN)/deeploop demo
 
 test: .venv/.dev
-	@$(TEST)
+	@$(TEST) --ignore=tests/research
 	@$(TEST_SAMPLE)
+
+test-research: .venv/.dev
+	@$(TEST) tests/research
 
 # In parallel where pytest-xdist is installed. Prints the end of the log, in which failures are named.
 GPU_LOG := build/test-gpu.log
@@ -75,8 +79,9 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(TEST)
+	$(TEST) --ignore=tests/research
 	$(TEST_SAMPLE)
+	$(TEST) tests/research
 	$(BIN)/python tools/site_pages.py
 
 docs: .venv/.dev
@@ -101,13 +106,13 @@ faults: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/make_reliability.py
 
 results: .venv/.core
-	$(BIN)/python tools/results_table.py
-	$(BIN)/python tools/front_figure.py
-	$(BIN)/python tools/depth_table.py
-	$(BIN)/python tools/rules_table.py
-	$(BIN)/python tools/long_training.py
-	$(BIN)/python tools/evidence_tables.py
-	$(BIN)/python tools/recurrent_tables.py
+	$(BIN)/python -m research.tables.results_table
+	$(BIN)/python -m research.tables.front_figure
+	$(BIN)/python -m research.tables.depth_table
+	$(BIN)/python -m research.tables.rules_table
+	$(BIN)/python -m research.tables.long_training
+	$(BIN)/python -m research.tables.evidence_tables
+	$(BIN)/python -m research.tables.recurrent_tables
 
 format: .venv/.dev
 	$(BIN)/ruff format .

@@ -1,6 +1,8 @@
 """Run folders written by hand, in a millisecond each: what a reader of runs must cope with."""
 
 import json
+import shutil
+import tarfile
 
 from deeploop.rules import parse
 
@@ -71,3 +73,39 @@ def write_sweep(folder, cells, **more):
         json.dumps({"format": 1, "sweep": "s", "scale": "own", "cells": cells} | more)
     )
     return folder
+
+
+def write_mixed_sweep(folder):
+    """Four cells: an escape, a collapse with a diagnosis, one that failed at once, one that never began."""
+    write_run(folder / "a", seed=0, loss=2.0)
+    (folder / "a" / "checkpoints" / "step-00000040").mkdir(parents=True)
+    (folder / "a" / "checkpoints" / "step-00000040" / "state.json").write_text("{}")
+    (folder / "a" / "depth.png").write_bytes(b"\x89PNG")
+    (folder / "a" / "eval.json").write_text(json.dumps({"evaluations": [{"command": ["deeploop", "eval"]}]}))
+    write_run(folder / "b", seed=1, loss=3.1, similarity=0.99, p=0.25)
+    (folder / "b" / "weights-dropped").touch()
+    diagnosis = {
+        "step": 40,
+        "rounds": 3,
+        "updates": "raw",
+        "kappa": 2.5,
+        "kappa_raw": 2.5,
+        "similarity": 0.99,
+    }
+    (folder / "b" / "diagnose.json").write_text(json.dumps(diagnosis))
+    (folder / "c.log").write_text("Segmentation fault\n")
+    (folder / "c.exit.json").write_text(json.dumps({"code": -11, "failed": True, "error": "ended with -11"}))
+    (folder / "README.md").write_text("prose")
+    return write_sweep(folder, {name: {"seed": i} for i, name in enumerate("abcd")}, compare_at=20)
+
+
+def pack_sweep(folder, out):
+    """runs.tar.xz of a sweep's files but pictures and weights, as `tar cJf` makes it, and its sweep.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    runs = [path for path in folder.glob("*/*") if path.is_file() and path.suffix != ".png"]
+    logs = [*folder.glob("*.log"), *folder.glob("*.exit.json")]
+    with tarfile.open(out / "runs.tar.xz", "w:xz") as tar:
+        for path in sorted(runs + logs):
+            tar.add(path, str(path.relative_to(folder)))
+    shutil.copy(folder / "sweep.json", out)
+    return out

@@ -127,6 +127,12 @@ def test_imports_point_one_way(package):
         assert reached <= ALLOWED[package], f"{path.relative_to(SOURCE)} imports {reached - ALLOWED[package]}"
 
 
+def test_the_package_does_without_research():
+    for path in sorted(SOURCE.rglob("*.py")):
+        named = {module.partition(".")[0] for module in imports(path)}
+        assert "research" not in named, f"{path.relative_to(SOURCE)} imports research"
+
+
 def test_training_names_no_task():
     """It asks the registry."""
     named = {module for path in files("train") for module in imports(path) if ".tasks" in module}

@@ -28,6 +28,10 @@ SMALLER = {
 }
 
 
+def test_readme_is_short():
+    assert len(README.split()) <= 700
+
+
 def commands(block):
     """The commands of a shell block, each as its words."""
     for line in block.splitlines():

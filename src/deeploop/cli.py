@@ -33,13 +33,13 @@ COMMANDS = (
     "sweep",
     "runs",
     "report",
-    "pack",
     "export",
     "bench",
     "demo",
     "doctor",
 )
 MODULES = {"import": "import_reasoner"}  # where a command's name is no module's: a keyword can't be one
+MOVED = {"pack": "python -m research.pack, in a clone of the repository"}
 USAGE = """\
 deeploop: train transformers whose blocks are visited many times
 
@@ -69,7 +69,6 @@ deeploop: train transformers whose blocks are visited many times
   deeploop sweep table1 | p-sweep | … | FILE    the paper's grids of runs, or your own, in parallel
   deeploop runs [FOLDER…]                       list and compare runs: settings, progress, losses, cost
   deeploop report RUN… [--out FOLDER]           tables and figures beside the paper's, as one HTML page
-  deeploop pack SWEEP [--out FOLDER]            its runs' metrics as one small file that runs and report read
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
   deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's ceiling, peak memory
   deeploop demo                                 see a loop trained on 4 steps go on to 200, in six minutes
@@ -143,6 +142,8 @@ def _command(arguments: list[str]) -> Callable[[list[str]], int] | None:
     if arguments[0] in ("-V", "--version"):
         print(f"deeploop {deeploop.__version__}")
         return None
+    if arguments[0] in MOVED:
+        raise ValueError(f"is now {MOVED[arguments[0]]}")
     require_known("command", arguments[0], COMMANDS)
     name = MODULES.get(arguments[0], arguments[0])
     command: Callable[[list[str]], int] = import_module(f"deeploop.commands.{name}").main

@@ -49,7 +49,7 @@ from deeploop.eval.requests import Request, Requests, Scores, load_scores, save_
 from deeploop.eval.tasks import read_rows
 from deeploop.files import read_value
 from deeploop.models.gpt import LoopedGPT
-from deeploop.report.packed import PACKED, files_to_pack, unpack, write_packed
+from deeploop.report.packed import PACKED, unpack
 from deeploop.runs.folder import load_config
 from deeploop.sweep.grid import read_grid
 from deeploop.tasks.language.config import TrainConfig
@@ -235,7 +235,9 @@ class Targets:
         (folder / "gguf").mkdir()
         pretrained.write_gguf(folder / "gguf" / "model.gguf")
         (folder / "packed").mkdir()
-        write_packed(files_to_pack(self.run.parent), folder / "packed" / PACKED)
+        with tarfile.open(folder / "packed" / PACKED, "w:xz", preset=3) as tar:  # its window: 4 MiB
+            for path in sorted(self.run.glob("*.json*")):
+                tar.add(path, f"{self.run.name}/{path.name}")
         self.config = to_dict(tiny())
         self.model = LoopedGPT(load_config(self.run).model)
 

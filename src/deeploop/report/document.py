@@ -17,13 +17,12 @@ from matplotlib.figure import Figure
 
 import deeploop
 from deeploop.files import own_folder, write_text
-from deeploop.report import beyond, figures, ledger, page, plots, tables, transfer_views
+from deeploop.report import beyond, figures, ledger, page, plots, tables
 from deeploop.report.boards import boards_table
 from deeploop.report.depths import depths_table
 from deeploop.report.groups import Histories, Setup, letter, setups
 from deeploop.report.runs import Run
 from deeploop.report.tables import Table
-from deeploop.report.transfer import find_studies
 
 OWN = {"report.html", "report.md", "tables", "figures"}
 # What begins a formula, also in full width; a signed number is none.
@@ -72,7 +71,6 @@ def make_sections(runs: Sequence[Run], histories: Histories) -> list[Section]:
         loss_section(groups, histories),
         table_section("Loss at other depths", depths_table(trained)),
         p_sweep_section(groups),
-        transfer_section(trained, histories),
         accuracy_section(groups),
         beyond_section(trained, histories),
         table_section("Reasoners on ARC-AGI-1", tables.arc_table(trained)),
@@ -147,19 +145,6 @@ def p_sweep_section(groups: Sequence[Setup]) -> Section:
         caption = f"Exponent p against loss and escapes: {setup.title}."
         parts.append(Picture(name, figures.p_sweep_figure(sweeps), caption))
     return Section("The exponent p", parts)
-
-
-def transfer_section(runs: Sequence[Run], histories: Histories) -> Section:
-    parts: list[Part] = []
-    for study in find_studies(runs, histories):
-        if not study.over_rounds:
-            continue
-        name = f"transfer-{study.letter.lower()}"
-        parts.append(transfer_views.rules_table(study, name))
-        if figure := transfer_views.transfer_figure(study):
-            parts.append(Picture(name, figure, transfer_views.caption(study)))
-        parts.append(transfer_views.losses_table(study, f"{name}-losses"))
-    return Section("Does the learning rate transfer over R?", parts)
 
 
 def accuracy_section(groups: Sequence[Setup]) -> Section:

@@ -1,7 +1,8 @@
-"""Run folders packed into one file, `runs.tar.xz`, and read from it as if they lay beside it. No torch.
+"""Read run folders from the file that they are packed into, `runs.tar.xz`. No torch.
 
 A tar archive of RUN/FILE, RUN.log and RUN.exit.json: `tar xf runs.tar.xz` restores the folders. Readers call
 `opened`, which unpacks into a temporary folder once per process; the paths shown stay those of the sweep.
+research/pack.py writes the file.
 """
 
 import atexit
@@ -9,27 +10,21 @@ import lzma
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Mapping
 from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from deeploop.files import atomic_file, is_locked, open_regular, parse_json
-from deeploop.report.endings import DROPPED, exit_file, log_file
+from deeploop.files import open_regular
+from deeploop.report.endings import log_file
 
 PACKED = "runs.tar.xz"
-KEPT = (".json", ".jsonl", ".log", ".md", ".txt")
 # A file from elsewhere must not fill the disk or the memory.
 MOST_BYTES = 1 << 30
 MOST_FILES = 100_000
 MEMORY = 10 << 20  # for decompression: what plain `xz` and `tar -J` write needs 9 MiB, ours 5
-WINDOW = 4 << 20  # how far back xz looks for repetitions: what a reader must reserve, however small the file
-XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": WINDOW}]
 BLOCK = 1 << 20
 
 
-# ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────
 def opened(run: Path) -> Path:
     """Where to read a run folder and its log: there, or unpacked, if only the packed file has them."""
     pack = run.parent / PACKED
@@ -39,10 +34,11 @@ def opened(run: Path) -> Path:
 
 def subfolders(folder: Path) -> list[Path]:
     """The folders in a folder, those in its packed file too, sorted."""
-    return [folder / name for name in _entries(folder) if opened(folder / name).is_dir()]
+    return [folder / name for name in names_in(folder) if opened(folder / name).is_dir()]
 
 
-def _entries(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
+    """The names of files and folders in a folder, those in its packed file too, sorted."""
     pack = folder / PACKED
     places = [opened(folder), *([_unpacked(pack)] if pack.is_file() else [])]
     return sorted({path.name for place in places for path in place.iterdir()})
@@ -114,67 +110,3 @@ def is_plain(name: str) -> bool:
     """RUN/FILE, or a file beside the run folders: nothing that leads out of the folder, nothing hidden."""
     parts = name.split("/")
     return len(parts) <= 2 and all(part.isprintable() and part[:1] not in ("", ".") for part in parts)
-
-
-# ── Writing ─────────────────────────────────────────────────────────────────────────────────────────────
-def files_to_pack(folder: Path) -> dict[str, Path]:
-    """Name in the packed file → where it lies: JSON and text of the runs, their logs and exit codes."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder")
-    runs = [run for run in subfolders(folder) if (opened(run) / "config.json").is_file()]
-    if not runs:
-        raise ValueError(f"{folder}: holds no run folder (config.json)")
-    for writing in (folder, *runs):
-        if is_locked(writing / ".lock"):
-            raise ValueError(f"{writing}: is being written; pack it when that has ended")
-    found: dict[str, Path] = {}
-    for run in runs:
-        found |= {f"{run.name}/{path.name}": path for path in opened(run).iterdir() if _is_kept(path)}
-    # A cell that failed at once has a log and no run folder.
-    cells = {name.removesuffix(".log") for name in _entries(folder) if name.endswith(".log")}
-    for cell in {run.name for run in runs} | cells:
-        run = opened(folder / cell)
-        found |= {path.name: path for path in (log_file(run), exit_file(run))}
-    for name in found:
-        if not is_plain(name):
-            raise ValueError(f"{folder / name}: can't be packed under this name; rename it")
-    return {name: path for name, path in found.items() if path.is_file()}
-
-
-def _is_kept(path: Path) -> bool:
-    return path.suffix in KEPT or path.name == DROPPED
-
-
-def write_packed(files: Mapping[str, Path], out: Path, train_every: int = 1) -> None:
-    """Writes the packed file; the same files give the same bytes.
-
-    Of the metrics' training lines those of every so many steps are kept; validations and the rest all are.
-    """
-    with (
-        atomic_file(out) as file,
-        lzma.open(file, "wb", filters=XZ) as xz,
-        tarfile.open(fileobj=xz, mode="w", format=tarfile.PAX_FORMAT) as tar,
-    ):
-        for number, (name, path) in enumerate(sorted(files.items()), start=1):
-            data = _thinned(path, train_every) if path.name == "metrics.jsonl" else path.read_bytes()
-            member = tarfile.TarInfo(name)  # of nobody, at time 0
-            member.size = len(data)
-            tar.addfile(member, BytesIO(data))
-            if number > MOST_FILES or tar.offset > MOST_BYTES - BLOCK:
-                raise ValueError(f"{out}: would hold more than {MOST_FILES:,} files or {MOST_BYTES:,} bytes")
-
-
-def _thinned(path: Path, every: int) -> bytes:
-    if every == 1:
-        return path.read_bytes()
-    lines = path.read_bytes().splitlines(keepends=True)
-    return b"".join(line for line in lines if _stays(line, every))
-
-
-def _stays(line: bytes, every: int) -> bool:
-    """A line that can't be read stays: whoever reads the pack is to be told of it."""
-    try:
-        record = parse_json(line)
-        return record["kind"] != "train" or record["step"] % every == 0
-    except (ValueError, LookupError, TypeError):
-        return True

@@ -6,7 +6,7 @@ OUT/<cell>.config.json  what it is trained by: `deeploop train --config`
 OUT/<cell>/             its run folder, with an empty file weights-dropped once its checkpoints were deleted
 OUT/<cell>.log          what its processes printed, attempt after attempt; locked for as long as one lives
 OUT/<cell>.exit.json    how the last of them ended: {"code", "failed", "error"}
-OUT/runs.tar.xz         by `deeploop pack`: run folders, logs, exit codes; read where a cell has none itself
+OUT/runs.tar.xz         by research/pack.py: run folders, logs, exit codes; read where a cell has none itself
 
 A cell's state is read from these files, never kept elsewhere: a sweep that is killed has nothing to repair.
 """

@@ -10,7 +10,6 @@ from deeploop.theory.bounds import (
     tied_bound,
     untied_bound,
 )
-from deeploop.theory.escape import critical_ramp, critical_sum, ramp_exponent, sum_exponent
 from deeploop.theory.plan import Plan, plan_hierarchy, plan_single
 from deeploop.theory.scaling import (
     DEEPLOOP,
@@ -42,8 +41,6 @@ __all__ = [
     "Visit",
     "aligned_bound",
     "averaged_epsilon",
-    "critical_ramp",
-    "critical_sum",
     "exponent_threshold",
     "factored_epsilon",
     "flat_alpha",
@@ -53,10 +50,8 @@ __all__ = [
     "module_bound",
     "plan_hierarchy",
     "plan_single",
-    "ramp_exponent",
     "shared_hierarchy",
     "single_loop",
-    "sum_exponent",
     "tied_bound",
     "untied_bound",
 ]

@@ -1,0 +1,1 @@
+"""Scripts that trained or measured what docs/results holds."""

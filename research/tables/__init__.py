@@ -1,0 +1,1 @@
+"""Tables and figures of the pages, made from docs/results: `make results`."""

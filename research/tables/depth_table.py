@@ -1,0 +1,199 @@
+"""Makes the tables behind docs/depth.md from docs/results (`make results`); `--check`: in step?
+
+The page has the short ones. The long ones go to the READMEs of the results that they are made of.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from deeploop.data.iterate import make_task
+from deeploop.data.iterate.examples import held_out
+from deeploop.diagnose.exponent import half_width
+from deeploop.eval.iterated import copying
+from deeploop.report.beyond import RIGHT, goes_on
+from deeploop.report.page import MISSING, filled, markdown_table
+from deeploop.report.runs import Run, find_runs
+from deeploop.report.sweeps import read_sweep
+from research import DOCS
+
+TRAINED = 4
+NAMES = {"size": "RMS", "far": "distance"}
+COPIED = 256  # held-out instances that copying is scored on
+SHOWN = ("4", "9", "24", "200")
+HELD_OUT = 11  # no choice was made on seeds from this one on
+SEED_STEPS = (4, 9, 24, 127, 200)
+ROUNDS = (1, 4, 8, 16, 32, 64, 128, 200)
+RECALL_STEPS = (4, 8, 24, 77, 200)
+STEPS = {"automaton": (4, 8, 16, 77, 200), "addition": (4, 8, 16, 24), "hops": (4, 8, 12, 24)}
+
+
+def study_table(study: dict[str, list[dict[str, Any]]]) -> str:
+    """How many models extrapolate, by variant and rate, and the mean share of right cells at some depths."""
+    rows = []
+    for name, models in study.items():
+        for rate, own in by_rate(models).items():
+            shares = [f"{fmean(model['cells'][h] for model in own):.3f}" for h in SHOWN]
+            rows.append([name, f"{rate:g}", f"{extrapolating(own)} of {len(own)}", *shares])
+    header = ["variant", "peak rate", "extrapolates to 200 steps", *(f"{h} steps" for h in SHOWN)]
+    return markdown_table(header, rows)
+
+
+def variants_table(study: dict[str, list[dict[str, Any]]]) -> str:
+    """How many models extrapolate: a row for each variant, with its rates in one cell."""
+    rows = []
+    for name, models in study.items():
+        rates = [f"{rate:g}: {extrapolating(own)} of {len(own)}" for rate, own in by_rate(models).items()]
+        rows.append([name, f"{extrapolating(models)} of {len(models)}", ", ".join(rates)])
+    return markdown_table(["variant", "extrapolates to 200 steps", "by peak rate"], rows)
+
+
+def by_rate(models: list[dict[str, Any]]) -> dict[float, list[dict[str, Any]]]:
+    rates = sorted({model["rate"] for model in models})
+    return {rate: [model for model in models if model["rate"] == rate] for rate in rates}
+
+
+def extrapolating(models: list[dict[str, Any]]) -> int:
+    cells = ({int(h): share for h, share in model["cells"].items()} for model in models)
+    return sum(bool(goes_on(shares, TRAINED)) for shares in cells)
+
+
+def stream_table(stream: dict[str, list[dict[str, float]]]) -> str:
+    """Size of the stream and distance from the trained states, by round."""
+    rows = [
+        [name, NAMES[what], *(format(records[r - 1][what], form) for r in ROUNDS)]
+        for name, records in stream.items()
+        for what, form in (("size", ".2f"), ("far", ".1e"))
+    ]
+    return markdown_table(["block", "", *(f"round {r}" for r in ROUNDS)], rows)
+
+
+def task_tables(folder: Path) -> str:
+    """For every task, each rule at the rate and noise of its search, on seeds that the search did not use."""
+    settings = {name: cell.settings for name, cell in read_sweep(folder).cells.items()}
+    runs = sorted(find_runs([folder]), key=lambda run: list(settings).index(run.folder.name))
+    tables = []
+    for task, steps in STEPS.items():
+        own = [run for run in runs if run.axes["task"] == task]
+        rows = []
+        for rule in dict.fromkeys(run.axes["rule"] for run in own):
+            of_rule = [run for run in own if run.axes["rule"] == rule]
+            tried = settings[of_rule[0].folder.name]
+            trial = f"{tried['optim.peak_lr']:g}, {tried['rounds.noise']:g}"
+            rows.append([task, rule, trial, reached(of_rule), *means(of_rule, steps)])
+        rows.append([task, "copying", "", "", *copied(own[0], steps)])
+        header = ["task", "rule", "rate, noise", "extrapolates", *(f"{h} steps" for h in steps)]
+        tables.append(markdown_table(header, rows))
+    return "\n\n".join(tables)
+
+
+def recall_table(folder: Path) -> str:
+    """Iterated tasks with and without an injection: who learns four steps, who goes on, the mean shares."""
+    rows = []
+    for part in ("grid", "longer", "noise"):
+        order = [*read_sweep(folder / part).cells]
+        groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+        for run in sorted(find_runs([folder / part]), key=lambda run: order.index(run.folder.name)):
+            if run.state == "finished":
+                groups[run.axes["task"], run.axes["rule"]].append(run)
+        for (task, rule), runs in groups.items():
+            fields = runs[0].fields
+            trial = f"{fields['optim.peak_lr']:g}, {fields['rounds.noise']:g}, {fields['optim.steps']:,}"
+            learned = sum(shares_by_steps(run)[TRAINED] >= RIGHT for run in runs)
+            counts = [f"{learned} of {len(runs)}", reached(runs)]
+            rows.append([task, rule, trial, *counts, *means(runs, RECALL_STEPS)])
+    shown = [f"{h} steps" for h in RECALL_STEPS]
+    header = ["task", "rule, injection", "rate, noise, training", "learns 4 steps", "extrapolates", *shown]
+    return markdown_table(header, rows)
+
+
+def seed_table(folder: Path, axis: str, label: str) -> str:
+    """The runs of a sweep over seeds, by one of its axes: how many go on, and the shares of right cells.
+
+    Seeds that a choice was made on and held-out ones stand apart.
+    """
+    groups: dict[tuple[str, bool], list[Run]] = defaultdict(list)
+    for run in find_runs([folder]):
+        groups[str(run.axes[axis]), run.axes["seed"] >= HELD_OUT].append(run)
+    rows = []
+    for (name, _), runs in sorted(groups.items()):
+        seeds = sorted(run.axes["seed"] for run in runs)
+        worst = min(min(shares_by_steps(run)[h] for h in (127, 200)) for run in runs)
+        rows.append([name, spans(seeds), reached(runs), f"{worst:.3f}", *means(runs, SEED_STEPS)])
+    header = [label, "seeds", "extrapolates to 200 steps", "worst", *(f"{h} steps" for h in SEED_STEPS)]
+    return markdown_table(header, rows)
+
+
+def spans(numbers: list[int]) -> str:
+    """Sorted numbers as ranges: [0, 1, 2, 21, 22] is "0–2, 21–22"."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def reached(runs: list[Run]) -> str:
+    return f"{sum(bool(goes_on(shares_by_steps(run), TRAINED)) for run in runs)} of {len(runs)}"
+
+
+def means(runs: list[Run], steps: tuple[int, ...]) -> list[str]:
+    """The mean share of right cells and, where seeds differ, half its 95% interval by Student's t."""
+    texts = []
+    for h in steps:
+        shares = [shares_by_steps(run)[h] for run in runs]
+        half = half_width(shares) if len(shares) > 1 else 0.0
+        texts.append(f"{fmean(shares):.3f}" + (f" ± {half:.3f}" if half >= 5e-4 else ""))
+    return texts
+
+
+def copied(run: Run, steps: tuple[int, ...]) -> list[str]:
+    task = make_task(run.fields["data.task"], run.fields["data.length"], run.fields["data.rule"])
+    found = copying(task, held_out(task, COPIED), steps, run.fields["data.train_steps"])
+    return [f"{found[h]:.3f}" if h in found else MISSING for h in steps]
+
+
+def shares_by_steps(run: Run) -> dict[int, float]:
+    last = run.validation
+    return dict(zip(last["steps"], last["cells_by_steps"], strict=True))
+
+
+def tables(docs: Path) -> dict[Path, dict[str, str]]:
+    """Page → the name and the text of each of its tables."""
+    results = docs / "results"
+    study, stream = (json.loads((results / "depth" / f"{n}.json").read_text()) for n in ("study", "stream"))
+    return {
+        results / "depth" / "README.md": {
+            "depth": f"{variants_table(study)}\n\n{stream_table(stream)}",
+            "study": study_table(study),
+        },
+        results / "demo-seeds" / "README.md": {
+            "demo-seeds": seed_table(results / "demo-seeds", "rule", "model")
+        },
+        results / "recall" / "README.md": {"recall": recall_table(results / "recall")},
+        results / "iterate" / "README.md": {"iterate": task_tables(results / "iterate")},
+        results / "demo-every" / "README.md": {
+            "demo-every": seed_table(results / "demo-every", "trial", "flat loop")
+        },
+        results / "two-blocks" / "README.md": {
+            "two-blocks": seed_table(results / "two-blocks", "blocks", "K")
+        },
+    }
+
+
+def with_tables(text: str, parts: dict[str, str]) -> str:
+    """A page's text with its tables as the files say."""
+    for name, body in parts.items():
+        text = filled(text, f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->", body)
+    return text
+
+
+if __name__ == "__main__":
+    for page, parts in tables(DOCS).items():
+        old = page.read_text(encoding="utf-8")
+        new = with_tables(old, parts)
+        if "--check" not in sys.argv[1:]:
+            page.write_text(new, encoding="utf-8")
+        elif new != old:
+            sys.exit(f"{page.relative_to(DOCS)}: out of step with docs/results; run: make results")

@@ -1,0 +1,533 @@
+"""Makes from docs/results (`make results`) the tables behind docs/rules.md that compare cells seed by seed.
+
+A region for each study, in the README of its results or, for two, on that page, where it also stands how to
+read them; `--check` says whether they are in step.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from deeploop.report import escapes
+from deeploop.report.groups import Histories, is_language, method
+from deeploop.report.page import MISSING, filled, markdown_table
+from deeploop.report.runs import Run, find_runs
+from deeploop.rules import DEEPLOOP
+from deeploop.train.metrics import read_metrics
+from research import DOCS
+from research import transfer as views
+from research.paired import by_seed, paired
+from research.rates import BIAS, Curve, final_loss
+
+NOT_RUN = "Not run yet."
+LOST = "lost"
+FEW = 3  # rates, below which a best one says little
+PICKED = 0  # the seed by which the rates of results/transfer were picked
+Key = tuple[Any, ...]
+Curves = dict[Key, Curve]
+
+
+# ── Runs into curves ────────────────────────────────────────────────────────────────────────────────────
+def runs_of(folder: Path) -> list[Run]:
+    """Its language runs that were started; none where nothing was run yet."""
+    if not any(folder.rglob("sweep.json")):
+        return []
+    return [run for run in find_runs([folder]) if is_language(run)]
+
+
+def curves_of(runs: Iterable[Run], key: Callable[[Run], Key | None]) -> Curves:
+    """Loss against rate for each key, in their order; of runs of one cell and seed the first counts."""
+    histories, seen = Histories(), set()
+    found: dict[Key, list[tuple[Run, float]]] = {}
+    for run in runs:
+        name, loss = key(run), final_loss(run, histories)
+        cell = (name, peak(run), run.seed)
+        if name is not None and loss is not None and cell not in seen:
+            seen.add(cell)
+            found.setdefault(name, []).append((run, loss))
+    return {name: Curve.of(results) for name, results in sorted(found.items(), key=lambda item: item[0])}
+
+
+def rounds(run: Run) -> int:
+    return int(run.fields["model.rounds"])
+
+
+def peak(run: Run) -> float:
+    return float(run.fields["optim.peak_lr"])
+
+
+def biased(run: Run) -> bool:
+    return bool(run.fields.get("model.unigram_bias"))
+
+
+def rule_and_rounds(run: Run) -> Key:
+    return rule_name(run), rounds(run)
+
+
+def rule_name(run: Run) -> str:
+    """The rule without what all runs of a table have."""
+    name = method(run).replace(" + Muon", "").replace(BIAS, "")
+    return name if biased(run) else f"{name}, no bias"
+
+
+SCHEDULE = ("blocks", "width", "context", "vocabulary"), ("steps", "batch", "warmup_steps", "floor_lr")
+
+
+def same_training(run: Run, like: Run) -> bool:
+    """Whether it has the shape, tokens and schedule of another, but for rule, rounds, rate and optimizer."""
+    fields = [
+        f"{part}.{name}" for part, names in zip(("model", "optim"), SCHEDULE, strict=True) for name in names
+    ]
+    return all(run.fields.get(name) == like.fields.get(name) for name in fields)
+
+
+# ── Cells ───────────────────────────────────────────────────────────────────────────────────────────────
+def minus(one: Curve | None, other: Curve | None, *, tuned: bool = False) -> str:
+    """Best loss minus best loss, seed by seed; `tuned`: the rates were chosen elsewhere, so one is enough."""
+    if one is None or other is None or one is other:
+        return MISSING
+    if one.best is None or other.best is None:
+        return LOST
+    difference = paired(one.best.losses, other.best.losses)
+    if difference is None:
+        return MISSING
+    if tuned or min(len(one.cells), len(other.cells)) >= FEW:
+        return str(difference)
+    apart = f" ({one.best.peak:g} against {other.best.peak:g})" * (one.best.peak != other.best.peak)
+    return f"{difference}, few rates{apart}"
+
+
+def best_rate(curve: Curve) -> str:
+    """η* by a parabola, where there are rates enough for one; else the best rate that was run."""
+    if curve.best is None:
+        return LOST
+    if curve.optimum is not None:
+        return views.best_rate(curve.optimum)
+    return f"{curve.best.peak:.2e}" + (f" ({curve.mark})" if curve.mark else "")
+
+
+def octaves(curve: Curve, other: Curve | None) -> str:
+    """How far its best rate is above another's; a bound where one of them is at an edge of its grid."""
+    one, two = ((one.optimum or one.best) if one else None for one in (curve, other))
+    if other is None or other is curve or one is None or two is None:
+        return MISSING
+    own, others = beyond(curve), beyond(other)
+    if own and own == others:
+        return MISSING
+    bound = "" if own == others else "≥ " if own > others else "≤ "
+    return f"{bound}{math.log2(one.peak / two.peak):+.1f}"
+
+
+def beyond(curve: Curve) -> int:
+    """1: the best rate may lie above the highest that was run; -1: below the lowest; 0: it lies between."""
+    if curve.best is None or curve.mark != "edge":
+        return 0
+    return 1 if curve.best is curve.cells[-1] else -1
+
+
+def peaks_of(curves: Curves) -> list[float]:
+    return sorted({cell.peak for curve in curves.values() for cell in curve.cells})
+
+
+def loss_cells(curve: Curve, peaks: Sequence[float]) -> list[str]:
+    cells = {cell.peak: cell for cell in curve.cells}
+    return [views.loss(cells.get(peak)) for peak in peaks]
+
+
+def table(header: Iterable[Any], rows: Sequence[Sequence[str]]) -> str:
+    named = [f"{name:g}" if isinstance(name, float) else str(name) for name in header]
+    return markdown_table(named, rows) if rows else NOT_RUN
+
+
+# ── Rules, shapes, parts ────────────────────────────────────────────────────────────────────────────────
+def pairs(results: Path) -> str:
+    """Every rule of results/transfer minus flat, at each R, and without the seed that picked the rates."""
+    curves = curves_of(runs_of(results / "transfer"), rule_and_rounds)
+    depths = sorted({R for _, R in curves})
+    flat = {R: curve.best for (name, R), curve in curves.items() if name == "flat"}
+    again = [R for R, best in flat.items() if best and len(best.losses) > 1]
+    rows = [
+        [
+            name,
+            *(minus(curves.get((name, R)), curves.get(("flat", R))) for R in depths),
+            *(unpicked(curves.get((name, R)), curves[("flat", R)]) for R in again),
+        ]
+        for name in sorted({name for name, _ in curves} - {"flat"})
+    ]
+    without = [f"R = {R} without seed {PICKED}" for R in again]
+    return table(["rule minus flat", *(f"R = {R}" for R in depths), *without], rows)
+
+
+def unpicked(one: Curve | None, other: Curve) -> str:
+    """Best loss minus best loss over the seeds that did not pick the rates."""
+    if one is None or one.best is None or other.best is None:
+        return MISSING
+    own, others = (
+        {seed: loss for seed, loss in cell.losses.items() if seed != PICKED}
+        for cell in (one.best, other.best)
+    )
+    return str(paired(own, others) or MISSING)
+
+
+def shapes(results: Path) -> str:
+    """Loss against rate over K and width, and how far the best rate moves."""
+    curves = curves_of(
+        runs_of(results / "shapes"),
+        lambda run: (run.fields["model.width"], rule_name(run), run.fields["model.blocks"]),
+    )
+    peaks, narrow = peaks_of(curves), min((width for width, _, _ in curves), default=0)
+    rows = []
+    for (width, rule, K), curve in curves.items():
+        fewest = min(blocks for w, name, blocks in curves if (w, name) == (width, rule))
+        others = curves.get((width, rule, fewest)), curves.get((narrow, rule, K))
+        moved = [octaves(curve, other) for other in others]
+        rows.append([str(width), rule, str(K), *loss_cells(curve, peaks), best_rate(curve), *moved])
+    moved = ["octaves from least K", f"octaves from width {narrow}"]
+    return table(["width", "rule", "K", *peaks, "best rate", *moved], rows)
+
+
+# Place in the key of `part_key` → what it is, the paper's choice, and the other one.
+PARTS = {
+    1: ("bias", "yes", "no"),
+    2: ("α", "(2N)^½", "R√K"),
+    3: ("β", "on", "off"),
+    4: ("outer gain", "yes", "no"),
+}
+
+
+def part_key(run: Run) -> Key | None:
+    """R, then for each of PARTS whether it is the other choice."""
+    rule = run.rule
+    if not rule.has_alpha or rule.p != DEEPLOOP.p:
+        return None
+    return rounds(run), not biased(run), rule.alpha == "flat", not rule.beta, not rule.outer_gain
+
+
+def part_curves(results: Path) -> Curves:
+    own = runs_of(results / "parts")
+    cells = {(rounds(run), biased(run), peak(run)) for run in own}
+    # Flat and DeepLoop are there too, with the same settings.
+    known = [run for run in runs_of(results / "transfer") if own and same_training(run, own[0])]
+    known = [run for run in known if (rounds(run), biased(run), peak(run)) in cells]
+    return curves_of([*own, *known], part_key)
+
+
+def parts(results: Path) -> str:
+    """Loss of every combination of parts."""
+    curves = part_curves(results)
+    if not curves:
+        return NOT_RUN
+    peaks = peaks_of(curves)
+    rows = []
+    for key, curve in curves.items():
+        chosen = [PARTS[place][1 + key[place]] for place in PARTS]
+        flat = curves.get((*key[:2], True, True, True))
+        rows.append([str(key[0]), *chosen, *loss_cells(curve, peaks), best_rate(curve), minus(curve, flat)])
+    header = ["R", *(name for name, *_ in PARTS.values()), *peaks, "best rate", "minus flat"]
+    return table(header, rows)
+
+
+def part_effects(results: Path) -> str:
+    """Each part changed alone, all else held, by R."""
+    curves = part_curves(results)
+    if not curves:
+        return NOT_RUN
+    depths = sorted({key[0] for key in curves})
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for place, (name, papers, other) in PARTS.items():
+        for key, curve in curves.items():
+            changed = curves.get((*key[:place], True, *key[place + 1 :]))
+            if key[place] or changed is None:
+                continue
+            held = [f"{PARTS[at][0]} {PARTS[at][1 + key[at]]}" for at in PARTS if at != place]
+            row = f"{name}: {other} in place of {papers}", ", ".join(held)
+            found.setdefault(row, {})[key[0]] = minus(changed, curve)
+    rows = [[*row, *(by_depth.get(R, MISSING) for R in depths)] for row, by_depth in found.items()]
+    return table(["part", "held", *(f"R = {R}" for R in depths)], rows)
+
+
+# ── The bias, and λ ─────────────────────────────────────────────────────────────────────────────────────
+def ends_by_peak(runs: Sequence[Run], head: Sequence[str], key: Callable[[Run], tuple[Any, ...]]) -> str:
+    """Last loss and similarity of token states, by seed; the last of a key are its words in the table."""
+    if not runs:
+        return NOT_RUN
+    found: dict[tuple[Any, ...], dict[float, dict[int, str]]] = {}
+    for run in runs:
+        last = run.validation
+        by_peak = found.setdefault(key(run), {})
+        by_peak.setdefault(peak(run), {})[run.fields["seed"]] = (
+            f"{last['loss']:.3f} ({last['similarity']:.2f})"
+        )
+    peaks = sorted({peak(run) for run in runs})
+    rows = []
+    for own, by_peak in sorted(found.items()):
+        cells = (by_peak.get(one, {}) for one in peaks)
+        told = (", ".join(cell[seed] for seed in sorted(cell)) or MISSING for cell in cells)
+        rows.append([*own[-len(head) :], *told])
+    return table([*head, *peaks], rows)
+
+
+def bias(results: Path) -> str:
+    """Short runs, most of them still above the floor."""
+
+    def key(run: Run) -> tuple[Any, ...]:
+        steps, rule, with_bias = int(run.fields["optim.steps"]), run.rule.title, biased(run)
+        return steps, rule, not with_bias, f"{steps:,}", rule, "yes" if with_bias else "no"
+
+    runs = [run for part in ("short", "long", "longer") for run in runs_of(results / "bias" / part)]
+    return ends_by_peak(runs, ["steps", "rule", "bias"], key)
+
+
+def flat_cures(results: Path) -> str:
+    """Flat by λ and warm-up, beside 1/N."""
+
+    def key(run: Run) -> tuple[Any, ...]:
+        rule, warmup = run.rule, int(run.fields["optim.warmup_steps"])
+        return rule.alpha != "flat", warmup, rule.gain, rule.title, str(warmup)
+
+    return ends_by_peak(runs_of(results / "flat-cures"), ["rule", "warm-up"], key)
+
+
+# ── Muon ────────────────────────────────────────────────────────────────────────────────────────────────
+def muon(results: Path) -> str:
+    """The rules under Muon, beside AdamW and beside flat."""
+    own = runs_of(results / "muon")
+    if not own:
+        return NOT_RUN
+    curves = curves_of(own, rule_and_rounds)
+    known = [run for run in runs_of(results / "transfer") if same_training(run, own[0])]
+    adamw = curves_of(known, rule_and_rounds)
+    peaks = peaks_of(curves)
+    rows = []
+    for (rule, R), curve in curves.items():
+        least = min(depth for name, depth in curves if name == rule)
+        others = curves.get(("flat", R)), curves.get((rule, least)), adamw.get((rule, R))
+        differences = [minus(curve, other) for other in others]
+        rows.append([rule, str(R), *loss_cells(curve, peaks), best_rate(curve), *differences])
+    return table(["rule", "R", *peaks, "best rate", "minus flat", "minus least R", "minus AdamW"], rows)
+
+
+RAMPS = {"1e-5": 100, "2e-5": 50}  # results/escape-laptop has its warm-ups as rates per step
+
+
+def muon_escape(results: Path) -> str:
+    """Which p escapes under Muon, beside AdamW's results/p-sweep."""
+    return escape_table(results / "muon-escape", results / "p-sweep")
+
+
+def muon_escape_laptop(results: Path) -> str:
+    """The same in the shape of results/escape-laptop."""
+    return escape_table(results / "muon-escape" / "laptop", results / "escape-laptop")
+
+
+def escape_table(muon: Path, adamw: Path) -> str:
+    """Escapes of the paper's start by warm-up and p, of two sweeps that differ in the optimizer."""
+    if not (muon / "sweep.json").is_file():
+        return NOT_RUN
+    under_muon, under_adamw = (
+        {_corner(one): one for one in escapes.count(folder) if one.axes.get("start") != "stable"}
+        for folder in (muon, adamw)
+    )
+    rows = []
+    for warm, p in sorted(under_muon, key=lambda corner: (-corner[0], corner[1])):
+        one = under_muon[warm, p]
+        cut_off = str(one.cut_off or MISSING)
+        other = _escaped(under_adamw.get((warm, p)))
+        rows.append(
+            [str(warm), f"{p:g}", *_escaped(one), views.number(one.mean_loss, ".3f"), cut_off, *other]
+        )
+    header = ["warm-up", "p", "below floor", "escaped", "95%", "mean loss", "cut off"]
+    return table([*header, "AdamW: below floor", "AdamW: escaped", "95%"], rows)
+
+
+def _corner(count: escapes.Count) -> tuple[int, float]:
+    warm = count.axes.get("warmup_steps") or RAMPS[count.axes["ramp"]]
+    return int(warm), float(count.axes["p"])
+
+
+def _escaped(count: escapes.Count | None) -> list[str]:
+    if count is None:
+        return [MISSING] * 3
+    low, high = count.escaped_interval
+    return [
+        f"{count.below_floor}/{count.seeds}",
+        f"{count.escaped}/{count.seeds}",
+        f"{low:.2f} to {high:.2f}",
+    ]
+
+
+# ── The effect of a step ────────────────────────────────────────────────────────────────────────────────
+SHOWN = "blocks.0.mlp"
+BySublayer = dict[str, list[float]]  # a value per seed
+
+
+def step_effect(results: Path) -> str:
+    """What a step changes at the output, and the sums over visits, against R."""
+    values: dict[tuple[str, int, str], dict[int, BySublayer]] = {}
+    for run in runs_of(results / "step-effect"):
+        for record in read_metrics(run.files, "diagnose"):
+            for what, sublayer, value in _measured(record):
+                by_rounds = values.setdefault((what, record["step"], rule_name(run)), {})
+                by_rounds.setdefault(rounds(run), {}).setdefault(sublayer, []).append(value)
+    depths = sorted({R for by_rounds in values.values() for R in by_rounds})
+    rows = []
+    for (what, step, rule), by_rounds in sorted(values.items(), key=lambda item: item[0]):
+        shown = [by_rounds.get(R, {}).get(SHOWN) or by_rounds.get(R, {}).get("") for R in depths]
+        cells = [f"{_short(fmean(own))} ({len(own)})" if own else MISSING for own in shown]
+        rows.append([what, str(step), rule, *cells, *_growth(by_rounds)])
+    return table(
+        ["", "step", "rule", *(f"R = {R}" for R in depths), "most R / R = 1", "over sublayers"], rows
+    )
+
+
+def _measured(record: Mapping[str, Any]) -> Iterable[tuple[str, str, float]]:
+    """What, sublayer (or none), value."""
+    for name, one in record["sublayers"].items():
+        yield f"‖ΣU‖, {record['updates']}", name, one["update_sum"]
+        yield "‖ΣJ‖", name, one["sensitivity_sum"]
+    if "step_effect" in record:
+        yield "‖ΔF‖/‖F‖", "", record["step_effect"]["measured"]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _growth(by_rounds: Mapping[int, BySublayer]) -> list[str]:
+    """At the most rounds over R = 1: of the sublayer that is shown, and least and largest of all."""
+    most = max(by_rounds)
+    if most == 1 or 1 not in by_rounds:
+        return [MISSING, MISSING]
+    ratios = {
+        name: fmean(by_rounds[most][name]) / fmean(own)
+        for name, own in by_rounds[1].items()
+        if name in by_rounds[most]
+    }
+    every = f"{min(ratios.values()):.2f} to {max(ratios.values()):.2f}" if len(ratios) > 1 else MISSING
+    return [f"{ratios.get(SHOWN, ratios.get('', math.nan)):.2f}", every]
+
+
+# ── Tokens per parameter ────────────────────────────────────────────────────────────────────────────────
+def tokens(results: Path) -> str:
+    """The losses, and whether the gain over pre-norm grows with R."""
+    final = curves_of(runs_of(results / "tokens-per-parameter" / "grid"), rule_and_rounds)
+    return "\n\n".join(final_tables(final)) if final else NOT_RUN
+
+
+def tokens_search(results: Path) -> str:
+    """Where the rates of these losses come from."""
+    curves = curves_of(runs_of(results / "tokens-per-parameter" / "search"), rule_and_rounds)
+    if not curves:
+        return NOT_RUN
+    peaks = peaks_of(curves)
+    rows = [
+        [rule, str(R), *loss_cells(curve, peaks), best_rate(curve)] for (rule, R), curve in curves.items()
+    ]
+    return table(["search", "R", *peaks, "best rate"], rows)
+
+
+def final_tables(curves: Curves) -> list[str]:
+    """Losses with the peak rate that each cell was given, and gains over pre-norm."""
+    names, depths = sorted({name for name, _ in curves}), sorted({R for _, R in curves})
+    least, most = depths[0], depths[-1]
+
+    def of(name: str, R: int) -> Curve | None:
+        return curves.get((name, R))
+
+    losses = [
+        [name, *(_final(of(name, R)) for R in depths), minus(of(name, most), of(name, least), tuned=True)]
+        for name in names
+    ]
+    gains = [
+        [
+            name,
+            *(minus(of("pre-norm", R), of(name, R), tuned=True) for R in depths),
+            _gain_growth(curves, name, least, most),
+        ]
+        for name in names
+        if name != "pre-norm"
+    ]
+    bias = [minus(of("flat, no bias", R), of("flat", R), tuned=True) for R in depths]
+    over = [f"R = {R}" for R in depths]
+    return [
+        table(["loss", *over, f"R = {most} minus R = {least}"], losses),
+        table(["gain over pre-norm", *over, f"growth, R = {least} to {most}"], gains),
+        table(["flat", *over], [["no bias minus bias", *bias]]),
+    ]
+
+
+def _final(curve: Curve | None) -> str:
+    """At the rate that the search found; several, if it was changed between the starts."""
+    return ", ".join(f"{views.loss(cell)} at {cell.peak:g}" for cell in curve.cells) if curve else MISSING
+
+
+def _gain_growth(curves: Curves, name: str, least: int, most: int) -> str:
+    """The gain at the most rounds minus that at the least, in each seed that has all four runs."""
+    ends = []
+    for R in (most, least):
+        found = [curves.get((rule, R)) for rule in ("pre-norm", name)]
+        best = [curve.best if curve else None for curve in found]
+        if best[0] is None or best[1] is None:
+            return LOST if all(found) else MISSING
+        ends.append(by_seed(best[0].losses, best[1].losses))
+    return str(paired(*ends) or MISSING)
+
+
+# ── Reasoners in FP8 ────────────────────────────────────────────────────────────────────────────────────
+SCORES = {"exact": "exact accuracy", "cells": "cells that are right", "loss": "test loss"}
+
+
+def sudoku_fp8(results: Path) -> str:
+    """The last scores of both precisions, seed by seed, and FP8 minus bf16."""
+    rows = []
+    for model in ("hrm", "trm"):
+        scores: dict[str, dict[int, Mapping[str, Any]]] = {"bf16": {}, "fp8": {}}
+        for run in find_runs([results / "sudoku6-fp8" / model]):
+            *_, scores[run.fields["device.precision"]][run.fields["seed"]] = read_metrics(
+                run.files, "validation"
+            )
+        for name, title in SCORES.items():
+            bf16, fp8 = ({seed: line[name] for seed, line in scores[p].items()} for p in ("bf16", "fp8"))
+            seeds = [", ".join(f"{own[seed]:.3f}" for seed in sorted(own)) for own in (bf16, fp8)]
+            apart = paired(fp8, bf16) if fp8 != bf16 else None
+            rows.append([model.upper(), title, *seeds, str(apart or MISSING)])
+    return table(["", "", "bf16, by seed", "FP8, by seed", "FP8 minus bf16"], rows)
+
+
+# ── The page ────────────────────────────────────────────────────────────────────────────────────────────
+PAGES: dict[str, dict[str, Callable[[Path], str]]] = {
+    "results/transfer/README.md": {"pairs": pairs},
+    "results/shapes/README.md": {"shapes": shapes},
+    "results/parts/README.md": {"part-effects": part_effects, "parts": parts},
+    "results/bias/README.md": {"bias": bias},
+    "results/flat-cures/README.md": {"flat-cures": flat_cures},
+    "results/muon/README.md": {"muon": muon},
+    "results/muon-escape/README.md": {
+        "muon-escape": muon_escape,
+        "muon-escape-laptop": muon_escape_laptop,
+    },
+    "results/step-effect/README.md": {"step-effect": step_effect},
+    "results/sudoku6-fp8/README.md": {"sudoku-fp8": sudoku_fp8},
+    "results/tokens-per-parameter/README.md": {"tokens-search": tokens_search, "tokens": tokens},
+}
+
+
+def make(text: str, results: Path, page: str) -> str:
+    """A page with its tables as the files say."""
+    for name, made in PAGES[page].items():
+        begin, end = f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->"
+        text = filled(text, begin, end, made(results))
+    return text
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        old = (DOCS / page).read_text(encoding="utf-8")
+        new = make(old, DOCS / "results", page)
+        if "--check" not in sys.argv[1:]:
+            (DOCS / page).write_text(new, encoding="utf-8")
+        elif new != old:
+            sys.exit(f"{page}: out of step with docs/results; run: make results")

@@ -1,0 +1,135 @@
+"""Makes the tables of docs/results/long-training (`make results`): losses, contrasts, rates.
+
+Losses are those of the last weights on the validation windows that did not pick the rate, in windows.npz
+(research/experiments/window_losses.py). `--check` says whether the page is in step with its files.
+"""
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from deeploop.report.page import filled, markdown_table
+from deeploop.report.sweeps import read_sweep
+from research import RESULTS
+from research.contrasts import Contrast, Losses, contrasts, pooled
+
+FOLDER = RESULTS / "long-training"
+TOKENS = 3_840 * 128 * 256  # of a run
+NAMES = {
+    "deeploop": "DeepLoop",
+    "prenorm": "pre-norm",
+    "flat": "flat",
+    "factored": "factored",
+    "averaged": "averaged",
+}
+RATES = {text: float(text) for text in ("8e-3", "1.6e-2", "3.2e-2", "6.4e-2")}
+MARKS = {
+    name: (f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->")
+    for name in ("losses", "contrasts", "search")
+}
+
+
+def mean_losses(windows: Path) -> dict[str, float]:
+    """Run → mean loss over the windows."""
+    with np.load(windows) as file:
+        return {run: float(file[run].mean(dtype=np.float64)) for run in file.files}
+
+
+def losses_of_seeds(folder: Path) -> dict[str, Losses]:
+    """Rule → seed → loss; runs are named RULE-seedN."""
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for run, loss in mean_losses(folder / "windows.npz").items():
+        rule, seed = run.rsplit("-seed", 1)
+        found[rule][int(seed)] = loss
+    return dict(found)
+
+
+def losses_of_the_search(folder: Path) -> dict[str, dict[float, float]]:
+    """Rule → peak rate → loss; runs are named RULE-RATE-seed100."""
+    known = mean_losses(folder / "search-windows.npz")
+    tried = {rule: {text: f"{rule}-{text}-seed100" for text in RATES} for rule in NAMES}
+    return {
+        rule: {RATES[text]: known[run] for text, run in runs.items() if run in known}
+        for rule, runs in tried.items()
+    }
+
+
+def chosen_rates(folder: Path) -> dict[str, float]:
+    """Rule → the peak rate that the search gave it."""
+    cells = read_sweep(folder / "grid").cells.values()
+    return {cell.axes["rule"]: cell.settings["optim.peak_lr"] for cell in cells}
+
+
+def window_error(windows: Path) -> float:
+    """Standard error of one run's loss over windows, the mean over runs."""
+    with np.load(windows) as file:
+        return fmean(float(file[run].std() / len(file[run]) ** 0.5) for run in file.files)
+
+
+def losses_table(folder: Path) -> str:
+    """Each rule's losses at its searched rate, the lowest mean first."""
+    found, rates = losses_of_seeds(folder), chosen_rates(folder)
+    seeds = sorted(next(iter(found.values())))
+    rows = [
+        (NAMES[rule], f"{rates[rule]:g}", *(f"{found[rule][seed]:.4f}" for seed in seeds), f"{mean:.4f}")
+        for rule, mean in sorted(((r, fmean(c.values())) for r, c in found.items()), key=lambda row: row[1])
+    ]
+    spread = pooled(found)
+    note = (
+        f"Standard deviation of seeds, pooled: {spread.sd:.4f} ({spread.dof} degrees of freedom). Standard "
+        f"error of a run's loss over windows, shared by all runs: {window_error(folder / 'windows.npz'):.4f}."
+    )
+    header = ("rule", "peak rate", *(f"seed {seed}" for seed in seeds), "mean")
+    return f"{markdown_table(header, rows)}\n\n{note}"
+
+
+def contrasts_table(folder: Path) -> str:
+    rows = [
+        (f"{NAMES[c.one]} − {NAMES[c.other]}", str(c), f"{c.p:.2g}", "yes" if c.p < 0.05 else "no")
+        for c in contrasts(losses_of_seeds(folder))
+    ]
+    return markdown_table(("contrast", "difference (95%, all ten together)", "p (Holm)", "told apart"), rows)
+
+
+def search_table(folder: Path) -> str:
+    """Loss at every rate that was tried on the search seed, on the windows that are not used to choose."""
+    with np.load(folder / "search-windows.npz") as file:
+        found = {run: float(file[run].mean(dtype=np.float64)) for run in file.files}
+    rows = [
+        (
+            NAMES[rule],
+            *(f"{found[run]:.4f}" if (run := f"{rule}-{rate}-seed100") in found else "–" for rate in RATES),
+        )
+        for rule in NAMES
+    ]
+    return markdown_table(("rule", *RATES), rows)
+
+
+def level_with_best(found: list[Contrast]) -> list[str]:
+    """The best rule, and those that are not told apart from it."""
+    best = found[0].other
+    return [best, *(c.one for c in found if c.other == best and c.p >= 0.05)]
+
+
+def main() -> None:
+    page = FOLDER / "README.md"
+    old = text = page.read_text(encoding="utf-8")
+    made = {
+        "losses": losses_table(FOLDER),
+        "contrasts": contrasts_table(FOLDER),
+        "search": search_table(FOLDER),
+    }
+    for name, table in made.items():
+        text = filled(text, *MARKS[name], table)
+    if "--check" in sys.argv[1:]:
+        sys.exit(
+            "long-training/README.md: out of step with its files; run: make results" if text != old else 0
+        )
+    page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Makes from docs/results (`make results`): assets/rules.json, and the tables and figures of its studies.
+
+`deeploop recommend` answers from that file: a line through each rule's best peak rates, and the rules in
+order of their loss in long training. `--check` says whether the file and the tables are in step.
+"""
+
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, linear_regression
+from typing import NamedTuple
+
+from deeploop.report.groups import Histories
+from deeploop.report.page import filled, markdown_table, markdown_text
+from deeploop.report.plots import save_png
+from deeploop.report.recommend import BATCH_TOKENS, FILE, WIDTH, Line, Order
+from deeploop.report.runs import find_runs
+from deeploop.rules import NAMED
+from research import DOCS
+from research import transfer as views
+from research.contrasts import contrasts
+from research.rates import Study, find_studies
+from research.tables import long_training
+
+FOLDERS = ("transfer", "shapes")  # those under docs/results whose runs vary in rule, R and peak rate
+BEGIN, END = "<!-- rates: written by `make results` -->", "<!-- end of rates -->"
+LOSSES = "<!-- losses: written by `make results` -->", "<!-- end of losses -->"
+
+
+def collect(results: Path) -> list[tuple[str, Study]]:
+    """Folder and study, of the folders that are there."""
+    found = []
+    for name in FOLDERS:
+        if (results / name).is_dir():
+            found += [(name, study) for study in find_studies(find_runs([results / name]), Histories())]
+    return found
+
+
+# ── What `deeploop recommend` answers from ──────────────────────────────────────────────────────────────
+# Studies at AdamW whose runs vary in peak rate, with the unigram bias.
+RATES = ("transfer", "shapes", "rules-search", "tokens-per-parameter/search", "long-training/search")
+FEWEST = 4  # best rates that a line is drawn through
+
+
+class Point(NamedTuple):
+    """A best peak rate that lies between others."""
+
+    folder: str
+    blocks: int
+    rounds: int
+    width: int
+    batch_tokens: int
+    peak: float
+
+    @property
+    def at_unit(self) -> float:
+        """The rate at the width and the batch that lines are given at."""
+        return self.peak * self.width / WIDTH * math.sqrt(BATCH_TOKENS / self.batch_tokens)
+
+
+def best_rates(results: Path) -> dict[str, list[Point]]:
+    """Rule → its best rates in all studies; those at an edge or beside a cliff are left out."""
+    found: dict[str, list[Point]] = defaultdict(list)
+    for folder in filter(lambda name: (results / name).is_dir(), RATES):
+        for study in find_studies(find_runs([results / folder]), Histories()):
+            fields = study.runs[0].fields
+            if fields.get("optim.kind", "adamw") != "adamw":
+                continue
+            shape = fields["model.width"], fields["model.context"] * fields["optim.batch"]
+            for rule in study.rules.values():
+                if rule.settings["model.rule"] in NAMED and rule.settings.get("model.unigram_bias"):
+                    found[rule.settings["model.rule"]] += [
+                        Point(f"docs/results/{folder}", fields["model.blocks"], R, *shape, best.peak)
+                        for R, best in rule.optima.items()
+                        if not best.mark
+                    ]
+    return found
+
+
+def line_through(points: Sequence[Point]) -> Line:
+    """Least squares in the logarithms of rate and R."""
+    x, y = [math.log2(one.rounds) for one in points], [math.log2(one.at_unit) for one in points]
+    slope, base = linear_regression(x, y)
+    squares = sum((b - base - slope * a) ** 2 for a, b in zip(x, y, strict=True))
+    spans = {
+        name: (min(values), max(values))
+        for name in ("blocks", "rounds", "width", "batch_tokens")
+        for values in [[getattr(one, name) for one in points]]
+    }
+    return Line(
+        base=_short(2**base),
+        slope=_short(slope),
+        spread=_short(math.sqrt(squares / (len(points) - 2))),
+        points=len(points),
+        folders=tuple(dict.fromkeys(one.folder for one in points)),
+        **spans,
+    )
+
+
+def _short(value: float) -> float:
+    """Six digits, so that the file is the same on every machine."""
+    return float(f"{value:.6g}")
+
+
+def long_order() -> Order:
+    """The rules in long training, the lowest loss first."""
+    losses = long_training.losses_of_seeds(long_training.FOLDER)
+    means = {rule: _short(fmean(seeds.values())) for rule, seeds in losses.items()}
+    return Order(
+        "docs/results/long-training",
+        "nats per byte; K = 4, R = 7, width 128, 151 bytes per parameter",
+        long_training.TOKENS,
+        dict(sorted(means.items(), key=lambda row: row[1])),
+        tuple(long_training.level_with_best(contrasts(losses))),
+    )
+
+
+def rules_json(results: Path) -> str:
+    rates = {rule: line_through(own) for rule, own in best_rates(results).items() if len(own) >= FEWEST}
+    record = {
+        "format": 2,
+        "rates": {rule: asdict(rates[rule]) for rule in sorted(rates)},
+        "order": asdict(long_order()),
+    }
+    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+
+
+def figure_name(study: Study) -> str:
+    return f"rates-{study.letter.lower()}.png"
+
+
+def rates(name: str, study: Study) -> str:
+    """Markdown: the best rates of a study that spans R, and its figure."""
+    table, caption = views.rules_table(study, name), markdown_text(views.caption(study))
+    alt = "Validation loss against peak learning rate, by rule and R"
+    parts = [markdown_text(table.title), markdown_table(table.header, table.rows), markdown_text(table.note)]
+    return "\n\n".join([*parts, f"![{alt}]({figure_name(study)})", f"*What to see: {caption}*"])
+
+
+def pages(studies: list[tuple[str, Study]]) -> dict[Path, str]:
+    """The README of each study that spans R, with its best rates and the losses at every rate."""
+    made = {}
+    for name, study in studies:
+        if study.over_rounds:
+            table, page = views.losses_table(study, name), DOCS / "results" / name / "README.md"
+            body = f"{markdown_table(table.header, table.rows)}\n\n{markdown_text(table.note)}"
+            text = filled(page.read_text(encoding="utf-8"), BEGIN, END, rates(name, study))
+            made[page] = filled(text, *LOSSES, body)
+    return made
+
+
+if __name__ == "__main__":
+    studies = collect(DOCS / "results")
+    made = {FILE: rules_json(DOCS / "results"), **pages(studies)}
+    if "--check" in sys.argv[1:]:
+        stale = [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text]
+        sys.exit(f"{', '.join(stale)}: out of step with docs/results; run: make results" if stale else 0)
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")
+    for name, study in studies:
+        if study.over_rounds and (figure := views.transfer_figure(study)):
+            save_png(figure, DOCS / "results" / name / figure_name(study))

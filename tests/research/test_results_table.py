@@ -1,0 +1,86 @@
+"""The tables of docs/paper.md, and README's picture, are what docs/results makes."""
+
+import json
+
+import pytest
+
+from deeploop.report.plots import RULE_COLOURS
+from research import RESULTS
+from research.tables import front_figure
+from research.tables import results_table as tool
+
+
+def test_page_is_in_step():
+    text = tool.PAGE.read_text(encoding="utf-8")
+    assert tool.renewed(text, RESULTS) == text, "run: make results"
+
+
+def test_every_row_is_quoted_from_files(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    lines = [
+        {"kind": "train", "step": i, "loss": 9.0, "rate": rate} for i, rate in enumerate((1000, 5000, 3000))
+    ]
+    lines.append({"kind": "validation", "step": 3, "loss": 1.23456})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    values = {
+        "loss": {"last": "validation", "field": "loss"},
+        "rate": {"median": "train", "field": "rate", "times": 1e-3},
+        "published": {"published": "LOSS", "key": ["small", "deeploop", 3]},
+    }
+    paper = {"order": 1, "says": "{published:.4f}", "here": "{loss:.1f}"}
+    entry = {"order": 1, "what": "w", "result": "{loss:.2f} at {rate:.0f} K", "values": values}
+    (folder / "results.json").write_text(json.dumps(entry))
+    assert tool.full_table(tmp_path).splitlines()[2:] == [
+        "| w | 1.23 at 3 K | [results/mine](results/mine) |"
+    ]
+    assert len(tool.short_table(tmp_path).splitlines()) == 2  # it has nothing of the paper
+    (folder / "results.json").write_text(json.dumps(entry | {"paper": paper}))
+    short = tool.short_table(tmp_path)
+    assert short.splitlines()[2:] == ["| 2.7917 | 1.2 | [results/mine](results/mine) |"]
+    marked = "<!-- {0}: written by `make results` -->\n{1}\n<!-- end of {0} -->\n"
+    before = marked.format("beside", "old") + marked.format("results", "old")
+    after = marked.format("beside", short) + marked.format("results", tool.full_table(tmp_path))
+    assert tool.renewed(before, tmp_path) == after
+    with pytest.raises(ValueError, match="lacks the markers"):
+        tool.renewed("no markers", tmp_path)
+    values["loss"]["field"] = "gain"
+    (folder / "results.json").write_text(json.dumps(entry))
+    with pytest.raises(ValueError, match="no validation line has gain"):
+        tool.full_table(tmp_path)
+
+
+def test_numbers_over_run_folders(tmp_path):
+    for name, loss, verdict in (("a-0", 2.0, "escaped"), ("a-1", 3.0, "collapsed"), ("b-0", 9.0, "escaped")):
+        (tmp_path / name).mkdir()
+        lines = [{"kind": "validation", "step": 0, "loss": 99.0, "verdict": "undecided"},
+                 {"kind": "validation", "step": 4, "loss": loss, "verdict": verdict}]  # fmt: skip
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert tool.value(tmp_path, {"escaped_runs": "a-*"}) == 1
+    assert tool.value(tmp_path, {"runs": "a-*"}) == 2
+    assert tool.value(tmp_path, {"mean_loss": "*"}) == 5.5
+    assert tool.value(tmp_path, {"mean": "loss", "of": "a-*", "times": 100}) == 250
+    assert tool.value(tmp_path, {"minus": [{"mean_loss": "b-*"}, {"mean_loss": "a-*"}]}) == 7
+    with pytest.raises(ValueError, match=r"no run is named c-\*"):
+        tool.value(tmp_path, {"mean_loss": "c-*"})
+    (tmp_path / "c-0").mkdir()
+    with pytest.raises(ValueError, match="c-0: its last validation has no loss"):
+        tool.value(tmp_path, {"runs": "c-*"})
+
+
+def test_the_picture_shows_what_readme_says():
+    figure = front_figure.front_figure(RESULTS)
+    rates, depth = figure.axes
+    labels = {text.get_text(): text.get_color() for axes in figure.axes for text in axes.texts}
+    assert labels["flat: 4 of 5 go on"] == RULE_COLOURS["flat"]
+    assert labels["pre-norm: 0 of 5 go on"] == RULE_COLOURS["pre-norm"]
+    assert depth.get_xlim()[1] == 200
+    # Diamonds, the means of four seeds: DeepLoop's is the lowest, by 0.006.
+    means = {
+        line.get_color(): line.get_ydata()[0]
+        for line in rates.lines
+        if line.get_marker() == "D" and len(line.get_ydata())
+    }
+    lowest, second = sorted(means.values())[:2]
+    assert means[labels["DeepLoop"]] == lowest
+    assert round(second - lowest, 3) == 0.006

@@ -1,0 +1,157 @@
+"""assets/rules.json and the tables behind docs/rules.md are those that docs/results makes, to the byte."""
+
+import math
+
+import pytest
+
+from deeploop.report.recommend import FILE
+from research import DOCS, RESULTS
+from research.tables import evidence_tables as tables
+from research.tables import rules_table as tool
+from run_folders import FLOOR, write_run, write_sweep
+
+
+def test_file_and_page_are_in_step():
+    studies = tool.collect(RESULTS)
+    assert tool.rules_json(RESULTS) == FILE.read_text(encoding="utf-8"), "run: make results"
+    made = tool.pages(studies)
+    assert [page.parent.name for page in made] == ["transfer"]
+    for page, text in made.items():
+        assert page.read_text(encoding="utf-8") == text, "run: make results"
+
+
+def test_a_line_is_drawn_through_the_best_rates_of_a_rule(tmp_path):
+    for R, best in ((1, 4e-3), (4, 2e-3), (16, 1e-3)):
+        for peak in (0.5e-3, 1e-3, 2e-3, 4e-3, 8e-3):
+            write_run(
+                tmp_path / "transfer" / f"flat-rounds{R}-peak_lr{peak:g}-seed0",
+                rule="flat", rounds=R, seed=0, peak_lr=peak, similarity=0.2,
+                loss=2 + 0.05 * math.log2(peak / best) ** 2, model={"unigram_bias": True},
+            )  # fmt: skip
+    ((rule, points),) = tool.best_rates(tmp_path).items()
+    assert (rule, len(points)) == ("flat", 3)
+    line = tool.line_through(points)
+    assert line.slope == pytest.approx(-0.5)
+    assert line.spread == pytest.approx(0, abs=1e-6)
+    assert line.rate(4, points[0].width, points[0].batch_tokens) == pytest.approx(2e-3, rel=1e-5)
+    ((name, study),) = tool.collect(tmp_path)
+    assert "](rates-a.png)" in tool.rates(name, study)
+
+
+# ── Tables that compare seed by seed ─────────────────────────────────────────────────────────────────────
+def test_pages_have_the_tables_of_the_studies():
+    for page in tables.PAGES:
+        text = (DOCS / page).read_text(encoding="utf-8")
+        assert tables.make(text, RESULTS, page) == text, f"{page}: run: make results"
+
+
+def study(folder, runs):
+    """A sweep of runs, given as keywords of write_run."""
+    for index, settings in enumerate(runs):
+        model = {"unigram_bias": True, **settings.pop("model", {})}
+        write_run(folder / f"cell{index}", model=model, **settings)
+    write_sweep(folder, {f"cell{index}": {} for index in range(len(runs) + 1)})  # the last was not run
+    return folder
+
+
+def rows(text):
+    """The first cell of each row, or the first few → the others."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {tuple(line[:-1]): line[-1] for line in lines}
+
+
+def test_parts_are_paired_over_shared_seeds_at_the_best_rate(tmp_path):
+    def cell(loss, seed, peak, gain=True, beta="off", **more):
+        rule = f"deeploop:alpha=flat,beta={beta},outer_gain={'on' if gain else 'off'}"
+        return {"loss": loss, "seed": seed, "peak_lr": peak, "rounds": 16, "rule": rule, **more}
+
+    lost = {"similarity": 1.0, "loss": FLOOR}
+    study(
+        tmp_path / "parts",
+        [
+            *(cell(2.0 + shift, seed, 2e-3) for seed, shift in enumerate((0.0, 0.1, 0.2))),
+            # Worse in the mean of its own seeds, better in the one that both rates have.
+            *(cell(1.9 + shift, seed, 2e-3, gain=False) for seed, shift in enumerate((0.0, 0.11, 0.22))),
+            cell(1.95, 0, 4e-3, gain=False),
+            cell(1.0, 0, 8e-3, gain=False),
+            cell(1.0, 1, 8e-3, gain=False) | lost,
+            cell(2.5, 0, 2e-3, beta="on") | lost,
+        ],
+    )  # fmt: skip
+    losses = {key[:5]: (key[5:], last) for key, last in rows(tables.parts(tmp_path)).items()}
+    assert losses["16", "yes", "R√K", "off", "no"] == (
+        ("2.0100 (3)", "1.9500 (1)", "1.0000 (1 of 2 lost)", "2.00e-03 (edge)"),
+        "–",
+    )
+    assert losses["16", "yes", "R√K", "off", "yes"] == (
+        ("2.1000 (3)", "–", "–", "2.00e-03 (edge)"),
+        "+0.0900 (0.0652 to 0.1148; 3), few rates",
+    )
+    assert losses["16", "yes", "R√K", "on", "yes"] == (("lost", "–", "–", "lost"), "lost")
+    effects = rows(tables.part_effects(tmp_path))
+    gain = effects["outer gain: no in place of yes", "bias yes, α R√K, β off"]
+    assert gain == "-0.0900 (-0.1148 to -0.0652; 3), few rates"
+    assert effects["β: off in place of on", "bias yes, α R√K, outer gain yes"] == "lost"
+
+
+def test_rules_are_compared_without_the_seed_that_picked_the_rates_too(tmp_path):
+    losses = {"flat": (2.0, 2.0, 2.0), "averaged": (1.0, 2.1, 2.3), "prenorm": (3.0,)}
+    runs = [
+        {"rule": block, "rounds": R, "seed": seed, "loss": loss, "peak_lr": 2e-3}
+        for block, by_seed in losses.items()
+        for R in (4, 16)
+        for seed, loss in enumerate(by_seed[: 1 if R == 4 else 3])
+    ]
+    study(tmp_path / "transfer", runs)
+    text = tables.pairs(tmp_path)
+    assert text.startswith("| rule minus flat | R = 4 | R = 16 | R = 16 without seed 0 |")
+    found = {key[0]: last for key, last in rows(text).items()}
+    assert found["pre-norm 1/N"] == "+0.2000 (-1.0710 to 1.4710; 2)"
+    assert found["pre-norm"] == "–"
+
+
+def test_a_best_rate_at_an_edge_gives_a_bound(tmp_path):
+    def curve(*losses):
+        runs = [
+            {"rule": "flat", "peak_lr": 1e-3 * 2**place, "loss": loss} for place, loss in enumerate(losses)
+        ]
+        folder = study(tmp_path / "-".join(map(str, losses)), runs)
+        (only,) = tables.curves_of(tables.runs_of(folder), lambda run: ("flat",)).values()
+        return only
+
+    between, above, below = curve(2.1, 2.0, 2.1), curve(2.2, 2.1, 2.0), curve(2.0, 2.1, 2.2)
+    assert tables.octaves(between, above) == "≤ -1.0"
+    assert tables.octaves(above, between) == tables.octaves(between, below) == "≥ +1.0"
+    assert tables.octaves(above, below) == "≥ +2.0"
+    assert tables.octaves(above, curve(2.3, 2.2, 2.1)) == "–"  # both may lie anywhere above
+    assert tables.octaves(between, curve(2.3, 2.2, 2.3)) == "+0.0"
+    assert tables.minus(above, curve(1.5)) == "+0.5000 (1), few rates (0.004 against 0.001)"
+
+
+def test_gain_over_prenorm_and_its_growth_are_taken_seed_by_seed(tmp_path):
+    assert tables.tokens(tmp_path) == tables.NOT_RUN
+    gains = {1: (0.0, 0.02), 7: (0.05, 0.09)}
+    runs = []
+    for R, by_seed in gains.items():
+        for seed, gain in enumerate(by_seed):
+            runs.append({"rule": "prenorm", "rounds": R, "seed": seed, "loss": 2 + seed / 3})
+            runs.append({"rule": "flat", "rounds": R, "seed": seed, "loss": 2 + seed / 3 - gain})
+    runs.append({"rule": "flat", "rounds": 7, "seed": 2, "loss": 1.0})  # pre-norm has no such seed
+    study(tmp_path / "tokens-per-parameter" / "grid", runs)
+    _, gained, bias = tables.tokens(tmp_path).split("\n\n")
+    assert rows(gained)["flat", "+0.0100 (-0.1171 to 0.1371; 2)", "+0.0700 (-0.1842 to 0.3242; 2)"] == (
+        "+0.0600 (-0.0671 to 0.1871; 2)"
+    )
+    assert rows(bias)["no bias minus bias", "–"] == "–"
+
+
+def test_escapes_under_muon_stand_beside_those_under_adamw(tmp_path):
+    assert tables.muon_escape(tmp_path) == tables.NOT_RUN
+    for folder, fallen in (("muon-escape", ()), ("p-sweep", (0, 1))):
+        for seed in (0, 1):
+            similarity, loss = (1.0, FLOOR) if seed in fallen else (0.2, 2.0)
+            write_run(tmp_path / folder / f"seed{seed}", seed=seed, similarity=similarity, loss=loss)
+        axes = {f"seed{seed}": {"warmup_steps": 600, "p": 0.25, "seed": seed} for seed in (0, 1)}
+        write_sweep(tmp_path / folder, axes)
+    found = rows(tables.muon_escape(tmp_path))
+    assert ("600", "0.25", "2/2", "2/2", "0.34 to 1.00", "2.000", "–", "0/2", "0/2") in found
