@@ -18,7 +18,7 @@ from deeploop.tasks.recipes import RECIPES
 SOURCE = Path(deeploop.__file__).parent
 
 # Which packages a package may import, besides itself and the files of the root that all may import.
-# "configs" are the files of `tasks` that need no torch: the registry, each task's config and its recipes.
+# "configs" are the files of `tasks` that need no torch: the registry, each task's config, recipes and examples.
 ALLOWED = {
     "theory": set(),
     "config": {"theory"},
@@ -88,8 +88,10 @@ def package_of(module):
 
 
 def is_config(module):
-    """Whether a module or a name of `deeploop.tasks` is one of the registry, a config or recipes."""
+    """Return True for the registry, a config, recipes, and what a task's examples are made of."""
     path = file_of(module)
+    if path.parent.name in ("problems", "data"):
+        return path.name != "loader.py"
     return path.name in ("__init__.py", "config.py", "looped.py") or path.stem.endswith("recipes")
 
 

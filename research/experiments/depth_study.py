@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from deeploop.data.iterate.automaton import BEGIN
-from deeploop.data.iterate.examples import held_out
 from deeploop.files import write_json
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.context import Context
+from deeploop.tasks.iterate.problems.automaton import BEGIN
+from deeploop.tasks.iterate.problems.examples import held_out
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.optim import learning_rate
 
@@ -191,8 +191,8 @@ def stream(run: Path, deepest: int = 200, rows: int = 64) -> list[dict[str, floa
     Far: 1 − the cosine of a position's state to the nearest state of the same position in rounds 1 to 4,
     over other rows than these, in the median.
     """
-    from deeploop.eval.iterated import positions
     from deeploop.tasks.iterate.load import load_iterate
+    from deeploop.tasks.iterate.scoring import positions
 
     model, config = load_iterate(run)
     task = config.examples.task

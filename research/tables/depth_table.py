@@ -10,14 +10,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from deeploop.data.iterate import make_task
-from deeploop.data.iterate.examples import held_out
 from deeploop.diagnose.exponent import half_width
-from deeploop.eval.iterated import copying
 from deeploop.report.beyond import RIGHT, goes_on
 from deeploop.report.page import MISSING, filled, markdown_table
 from deeploop.report.runs import Run, find_runs
 from deeploop.report.sweeps import read_sweep
+from deeploop.tasks.iterate.problems import make_task
+from deeploop.tasks.iterate.problems.examples import held_out
+from deeploop.tasks.iterate.scoring import copying
 from research import DOCS
 
 TRAINED = 4

@@ -17,11 +17,11 @@ from deeploop.commands import demo_training
 from deeploop.commands.demo import DemoConfig, run
 from deeploop.commands.demo_models import DRAWN, MODELS, QUICK_ROWS, cell
 from deeploop.commands.demo_training import is_finished, standing, train_beside
-from deeploop.data.iterate.examples import held_out
-from deeploop.data.iterate.task import solve
-from deeploop.eval.iterated import score_sums, scores
 from deeploop.report.demo import TABLE
 from deeploop.tasks.iterate.load import load_iterate
+from deeploop.tasks.iterate.problems.base import solve
+from deeploop.tasks.iterate.problems.examples import held_out
+from deeploop.tasks.iterate.scoring import score_sums, scores
 from deeploop.train.metrics import read_metrics
 
 

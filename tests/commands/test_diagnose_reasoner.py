@@ -9,10 +9,10 @@ from deeploop.cli import main
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
-from deeploop.data.sudoku import build_sudoku
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
 from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.train.loop import train
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "cycles": 2, "low_cycles": 2}

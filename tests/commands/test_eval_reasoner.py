@@ -11,13 +11,6 @@ from deeploop.cli import main
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
-from deeploop.data.arc import ArcTask, build_arc
-from deeploop.data.maze import build_maze
-from deeploop.data.pairs import PairsFile, build_pairs
-from deeploop.data.puzzles import PuzzleSet
-from deeploop.data.sudoku import build_sudoku
-from deeploop.data.sudoku_files import SudokuFiles, build_from_files
-from deeploop.eval.reasoning import score
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
 from deeploop.report import scoreboard
@@ -27,7 +20,14 @@ from deeploop.runs.folder import require_checkpoint
 from deeploop.sweep.grid import configure
 from deeploop.tasks.puzzles import evaluate as eval_reasoner
 from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.data.arc import ArcTask, build_arc
+from deeploop.tasks.puzzles.data.maze import build_maze
+from deeploop.tasks.puzzles.data.pairs import PairsFile, build_pairs
+from deeploop.tasks.puzzles.data.sets import PuzzleSet
+from deeploop.tasks.puzzles.data.sudoku import build_sudoku
+from deeploop.tasks.puzzles.data.sudoku_files import SudokuFiles, build_from_files
 from deeploop.tasks.puzzles.options import ReasonerOptions
+from deeploop.tasks.puzzles.scoring import score
 from deeploop.train.loop import train
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "cycles": 1, "low_cycles": 1}

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from deeploop.eval.puzzle_votes import Question, TaskVotes
-from deeploop.eval.voting import Vote
 from deeploop.tasks.puzzles import gallery as gallery
+from deeploop.tasks.puzzles.test_time import Question, TaskVotes
+from deeploop.tasks.puzzles.voting import Vote
 
 RECORD = {
     "model": "hrm", "checkpoint": "step-00000007", "tasks": 4, "inputs": 5, "most_views": 9, "examples": 45,

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.data.sudoku import build_sudoku
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.public_reasoner import PARTS, TOP
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.models.trm import TRMConfig
+from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.tasks.puzzles.load import load_reasoner
 
 SHAPE = PuzzleShape(6, 16, 1)

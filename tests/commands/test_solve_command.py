@@ -12,16 +12,16 @@ from deeploop.cli import main
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
-from deeploop.data.board_text import BoardText
-from deeploop.data.maze import build_maze
-from deeploop.data.pairs import PairsFile, build_pairs
-from deeploop.data.sudoku import build_sudoku
-from deeploop.data.sudoku import solve as solve_sudoku
-from deeploop.eval.reasoning import Step
 from deeploop.models.halting import solve
 from deeploop.models.trm import TRMConfig
 from deeploop.tasks.puzzles.config import PuzzleDataConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.data.board_text import BoardText
+from deeploop.tasks.puzzles.data.maze import build_maze
+from deeploop.tasks.puzzles.data.pairs import PairsFile, build_pairs
+from deeploop.tasks.puzzles.data.sudoku import build_sudoku
+from deeploop.tasks.puzzles.data.sudoku import solve as solve_sudoku
 from deeploop.tasks.puzzles.load import load_reasoner
+from deeploop.tasks.puzzles.scoring import Step
 from deeploop.tasks.puzzles.solve import RED, compare, printed, verdict, write
 from deeploop.train.loop import train
 

@@ -9,9 +9,9 @@ import pytest
 
 from deeploop.cli import main
 from deeploop.data.corpus_writer import CorpusWriter
-from deeploop.data.maze import build_maze
 from deeploop.data.shards import Corpus
 from deeploop.files import lock_folder
+from deeploop.tasks.puzzles.data.maze import build_maze
 
 SMALL = "--tokenizer bytes --validation-tokens 200 --workers 1 --shard-tokens 300".split()  # noqa: SIM905
 

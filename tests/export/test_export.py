@@ -15,8 +15,6 @@ from safetensors.torch import load_file, save_file
 import deeploop
 from deeploop.cli import main
 from deeploop.data.bpe import find_tokenizer
-from deeploop.data.chat_template import DEFAULT, encode_segments, find_template
-from deeploop.data.iterate.examples import held_out
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.eval.generation import generate
@@ -25,7 +23,9 @@ from deeploop.export.run import save_model
 from deeploop.files import lock_folder
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.chat.template import DEFAULT, encode_segments, find_template
 from deeploop.tasks.iterate.load import load_iterate
+from deeploop.tasks.iterate.problems.examples import held_out
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from iterate_runs import make_iterate_config

@@ -26,12 +26,12 @@ os.environ.update(SETTINGS)
 
 import vllm  # noqa: E402
 
-from deeploop.data.chat_template import DEFAULT  # noqa: E402
 from deeploop.data.hf_tokenizer import to_transformers  # noqa: E402
 from deeploop.data.tokenizers import get_tokenizer  # noqa: E402
 from deeploop.models.gpt import LoopedGPT  # noqa: E402
 from deeploop.models.gpt_config import GPTConfig  # noqa: E402
 from deeploop.models.hf import DeepLoopForCausalLM  # noqa: E402
+from deeploop.tasks.chat.template import DEFAULT  # noqa: E402
 
 # vLLM's attention on a CPU has heads of 32 and more.
 SHAPE = {"blocks": 2, "rounds": 3, "width": 64, "heads": 2, "hidden": 48, "vocabulary": 257, "context": 256}

@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from deeploop.commands.export_run import model_card
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deeploop.data.puzzle_loader import PuzzleLoader
-from deeploop.data.puzzles import PuzzleSet, _content_hash, _digest, write_puzzles
 from deeploop.data.shards import Corpus, write_shard
 from deeploop.data.token_loader import TokenLoader
 from deeploop.eval.requests import Request, Requests, load_scores, write_archive
@@ -37,6 +36,8 @@ from deeploop.report.runs import differing, find_runs
 from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.tasks.puzzles.config import TRMTrainConfig
+from deeploop.tasks.puzzles.data.loader import PuzzleLoader
+from deeploop.tasks.puzzles.data.sets import PuzzleSet, _content_hash, _digest, write_puzzles
 from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.train.checkpoint import load_checkpoint, load_tensors, read_state
 from deeploop.train.distributed import World, open_world

@@ -36,13 +36,7 @@ from forgeries import Forgeries
 
 from deeploop.cli import main as command_line
 from deeploop.config.json import from_dict, to_dict
-from deeploop.data import arc
-from deeploop.data.chat import ChatSet, prepare_chat
-from deeploop.data.chat_loader import held_out_rows
-from deeploop.data.chat_template import find_template
-from deeploop.data.maze import build_maze
 from deeploop.data.prepare import prepare
-from deeploop.data.puzzles import PuzzleSet
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.requests import Request, Requests, Scores, load_scores, save_scores
@@ -52,8 +46,14 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.report.packed import PACKED, unpack
 from deeploop.runs.folder import load_config
 from deeploop.sweep.grid import read_grid
+from deeploop.tasks.chat.data import ChatSet, prepare_chat
+from deeploop.tasks.chat.loader import held_out_rows
+from deeploop.tasks.chat.template import find_template
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.recipes import tiny
+from deeploop.tasks.puzzles.data import arc
+from deeploop.tasks.puzzles.data.maze import build_maze
+from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.train.checkpoint import load_moments, load_weights, read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics, rewind_metrics

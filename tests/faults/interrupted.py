@@ -20,8 +20,8 @@ import deeploop.commands.report
 import deeploop.eval.harness
 import deeploop.report.document  # noqa: F401  before the forks: each would import it again
 from deeploop.cli import main
-from deeploop.data.puzzles import PuzzleSet
 from deeploop.files import read_value
+from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.train.metrics import read_metrics
 
 WORKERS_SECONDS = 60.0  # a worker that is still importing torch on a busy machine goes after that

@@ -13,7 +13,6 @@ import torch
 
 from deeploop.cli import main
 from deeploop.data.bpe import find_tokenizer
-from deeploop.data.chat import ChatSet
 from deeploop.data.prepare import prepare
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
@@ -27,6 +26,7 @@ from deeploop.report.tables import Table
 from deeploop.retrofit.layers import build, choose_layers, looped_config
 from deeploop.retrofit.source import open_source
 from deeploop.runs.folder import last_checkpoint, load_config, read_stamp
+from deeploop.tasks.chat.data import ChatSet
 from deeploop.train.metrics import read_metrics
 from deeploop.train.rundir import load
 from llama_family import TOKENS, logits_of, make_model, save_model, save_tokenizer

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from deeploop.data.puzzles import write_puzzles
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
 from deeploop.tasks.puzzles.config import HRMTrainConfig, TRMTrainConfig
+from deeploop.tasks.puzzles.data.sets import write_puzzles
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "low_cycles": 2, "cycles": 2}
 MODELS = {

@@ -13,17 +13,17 @@ from deeploop.cli import main
 from deeploop.commands import validate
 from deeploop.commands.parsing import parse
 from deeploop.commands.train import words_of_source
-from deeploop.data.chat import prepare_chat
-from deeploop.data.chat_template import find_template
 from deeploop.data.tokenizers import get_tokenizer
-from deeploop.eval.conversation import Conversation
 from deeploop.eval.decoding import Choice
 from deeploop.eval.generation import GREEDY
 from deeploop.models import GPTConfig, LoopedGPT
 from deeploop.report.runs import read_run
 from deeploop.runs.folder import write_config
 from deeploop.tasks.chat.config import ChatDataConfig, ChatTrainConfig
+from deeploop.tasks.chat.conversation import Conversation
+from deeploop.tasks.chat.data import prepare_chat
 from deeploop.tasks.chat.task import ChatTask
+from deeploop.tasks.chat.template import find_template
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World
 from deeploop.train.loop import train
@@ -325,7 +325,8 @@ def test_what_the_template_writes_behind_an_answer_is_not_part_of_it(drawn, answ
     }
     tokens = iter([*tokenizer.encode(drawn), tokenizer.end_of_text] * 2)
     monkeypatch.setattr(
-        "deeploop.eval.conversation.choose", lambda *_: Choice(torch.tensor([next(tokens)]), torch.zeros(1))
+        "deeploop.tasks.chat.conversation.choose",
+        lambda *_: Choice(torch.tensor([next(tokens)]), torch.zeros(1)),
     )
     talk = Conversation(LoopedGPT(GPTConfig(**shape)).eval(), tokenizer, find_template("chatml"))
     for turn in (1, 2):

@@ -9,11 +9,11 @@ import torch
 
 from deeploop.cli import main
 from deeploop.config.json import from_dict, to_dict
-from deeploop.data.iterate.task import draw, is_test
 from deeploop.models.gpt import LoopedGPT
 from deeploop.runs.folder import last_checkpoint, list_checkpoints, load_any_config, load_config
 from deeploop.tasks import read_config
 from deeploop.tasks.iterate.load import load_iterate
+from deeploop.tasks.iterate.problems.base import draw, is_test
 from deeploop.tasks.iterate.task import IterateTask
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import World

@@ -9,16 +9,16 @@ from puzzle_runs import MODELS, write_boards
 
 from deeploop.cli import main
 from deeploop.config.loop import HaltingConfig
-from deeploop.data.puzzle_loader import PuzzleLoader
-from deeploop.data.puzzles import PuzzleSet
-from deeploop.data.sudoku import build_sudoku
-from deeploop.eval.reasoning import Solver, score, spread_rows
 from deeploop.models.accounting import flops_per_segment
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn.kernels.products import cached_cast
 from deeploop.runs.folder import last_checkpoint, list_checkpoints, load_any_config, load_config
+from deeploop.tasks.puzzles.data.loader import PuzzleLoader
+from deeploop.tasks.puzzles.data.sets import PuzzleSet
+from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.tasks.puzzles.load import load_reasoner
+from deeploop.tasks.puzzles.scoring import Solver, score, spread_rows
 from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.train.checkpoint import load_tensors
 from deeploop.train.distributed import World

@@ -7,8 +7,8 @@ import pytest
 import torch
 from test_loss_readback import lines, note_lag
 
-from deeploop.data.sudoku import build_sudoku
 from deeploop.runs.folder import last_checkpoint
+from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.train import opening, steps
 from deeploop.train.checkpoint import read_state

@@ -8,11 +8,11 @@ from textwrap import indent
 from tyro.conf import Positional
 
 from deeploop.commands.parsing import run_command
-from deeploop.data.chat import ChatSet
-from deeploop.data.puzzles import SPLITS, PuzzleSet
 from deeploop.data.scan import Scan, excerpt, scan
 from deeploop.data.shards import Corpus
 from deeploop.report.page import text_table
+from deeploop.tasks.chat.data import ChatSet
+from deeploop.tasks.puzzles.data.sets import SPLITS, PuzzleSet
 from deeploop.terminal import printable
 
 SCANNED_TOKENS = 500_000_000  # of each split: a gigabyte, some seconds

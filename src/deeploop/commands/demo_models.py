@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeploop.data.iterate.examples import held_out
-from deeploop.data.iterate.task import solve
-from deeploop.eval.iterated import copying, read_outs
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.demo import TABLE
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.iterate.load import load_iterate
+from deeploop.tasks.iterate.problems.base import solve
+from deeploop.tasks.iterate.problems.examples import held_out
+from deeploop.tasks.iterate.scoring import copying, read_outs
 from deeploop.tasks.recipes import get_recipe
 
 DRAWN = tuple(sorted({*TABLE, 5, 6, 7, 11, 18, 34, 47, 60, 100, 150}))

@@ -7,11 +7,11 @@ import numpy as np
 from tyro.conf import Positional
 
 from deeploop.data.bpe import find_tokenizer
-from deeploop.data.chat import ChatSet, prepare_chat
-from deeploop.data.chat_template import find_template
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import resolve
 from deeploop.runs.folder import load_config
+from deeploop.tasks.chat.data import ChatSet, prepare_chat
+from deeploop.tasks.chat.template import find_template
 
 
 @dataclass(frozen=True, kw_only=True)

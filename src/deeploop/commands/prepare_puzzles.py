@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from deeploop.data.arc import (
+from deeploop.tasks.puzzles.data.arc import (
     PARTS,
     ArcTask,
     arc_settings,
@@ -22,11 +22,11 @@ from deeploop.data.arc import (
     concept_tasks,
     differences_from_published,
 )
-from deeploop.data.maze import build_maze, maze_settings
-from deeploop.data.pairs import PairsFile, build_pairs
-from deeploop.data.puzzles import PuzzleSet
-from deeploop.data.sudoku import build_sudoku, sudoku_settings
-from deeploop.data.sudoku_files import SudokuFiles, build_from_files, describe_files
+from deeploop.tasks.puzzles.data.maze import build_maze, maze_settings
+from deeploop.tasks.puzzles.data.pairs import PairsFile, build_pairs
+from deeploop.tasks.puzzles.data.sets import PuzzleSet
+from deeploop.tasks.puzzles.data.sudoku import build_sudoku, sudoku_settings
+from deeploop.tasks.puzzles.data.sudoku_files import SudokuFiles, build_from_files, describe_files
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deeploop.data.chat_template import kept_template
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.export.card import model_card
 from deeploop.export.folder import new_export, written
@@ -14,6 +13,7 @@ from deeploop.extras import require
 from deeploop.files import resolve
 from deeploop.models.gpt import LoopedGPT
 from deeploop.runs.folder import load_any_config, read_stamp, require_checkpoint
+from deeploop.tasks.chat.template import kept_template
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.iterate.load import load_iterate
 from deeploop.train.rundir import load

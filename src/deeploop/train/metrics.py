@@ -183,9 +183,13 @@ def scalars(values: Record) -> Iterator[tuple[str, float]]:
             yield from scalars({f"{name}/{index}": item for index, item in enumerate(value)})
 
 
-def finite(values: Record) -> Record:
-    """JSON has no NaN: a number that is none is written as null."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+def finite(value: Any) -> Any:
+    """Replace NaN and infinities by None, in lists and dictionaries too: JSON has no name for them."""
+    if isinstance(value, Mapping):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_read_back(values: Record) -> Record:

@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from deeploop.config.run import DeviceConfig
-from deeploop.data.chat_template import ChatTemplate, kept_template
-from deeploop.eval.conversation import Conversation
 from deeploop.exits import memory_advice
 from deeploop.files import resolve
 from deeploop.runs.folder import load_config, require_checkpoint
+from deeploop.tasks.chat.conversation import Conversation
 from deeploop.tasks.chat.options import ChatArgs
+from deeploop.tasks.chat.template import ChatTemplate, kept_template
 from deeploop.terminal import printable, show
 from deeploop.train.distributed import open_world
 from deeploop.train.rundir import load

@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 
 from deeploop.data.bpe import tokenizer_files
-from deeploop.data.chat import ChatSet
-from deeploop.data.chat_loader import ChatLoader, held_out_rows
-from deeploop.data.chat_template import TEMPLATE_FILE
 from deeploop.data.token_loader import Loader
 from deeploop.files import naming_field
 from deeploop.tasks.chat.config import ChatDataConfig
+from deeploop.tasks.chat.data import ChatSet
+from deeploop.tasks.chat.loader import ChatLoader, held_out_rows
+from deeploop.tasks.chat.template import TEMPLATE_FILE
 from deeploop.tasks.language.task import LanguageTask
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from deeploop.config.optim import OptimConfig
 from deeploop.config.run import RunConfig
-from deeploop.data.iterate import TASKS, make_examples
 from deeploop.models.gpt_config import GPTConfig
+from deeploop.tasks.iterate.problems import TASKS, make_examples
 from deeploop.tasks.looped import check_optim
 from deeploop.theory.depth_law import DepthLaw, uniform_law
 
 if TYPE_CHECKING:
-    from deeploop.data.iterate.examples import Examples
+    from deeploop.tasks.iterate.problems.examples import Examples
 
 IDENTITY = ("task", "rule", "length", "train_steps")  # fields that say which sequence of batches it is
 

@@ -13,9 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from deeploop.data.iterate.examples import Examples, held_out
-from deeploop.data.iterate.task import solve
-from deeploop.eval.iterated import copying, finite, rollout, score_sums, scores
 from deeploop.exits import memory_advice
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report import scoreboard
@@ -23,8 +20,12 @@ from deeploop.runs.folder import provenance, require_checkpoint
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.iterate.options import IteratedOptions
+from deeploop.tasks.iterate.problems.base import solve
+from deeploop.tasks.iterate.problems.examples import Examples, held_out
+from deeploop.tasks.iterate.scoring import copying, rollout, score_sums, scores
 from deeploop.train.distributed import World, arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
+from deeploop.train.metrics import finite
 
 # Results that agree in these replace one another; any other stays beside them in eval.json.
 IDENTITY = (
@@ -134,7 +135,7 @@ def evaluate(
         "steps": steps,
         "rounds": rounds,
         **{
-            name: [[finite(found[R, h][name]) for h in steps] for R in rounds]
+            name: finite([[found[R, h][name] for h in steps] for R in rounds])
             for name in ("cells", "exact", "loss")
         },
         "copying": {str(h): share for h, share in copied.items()},

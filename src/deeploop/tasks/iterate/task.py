@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.data.draws import keys
-from deeploop.data.iterate.examples import held_out
-from deeploop.data.iterate.task import draw
 from deeploop.data.loader_state import check_position
-from deeploop.eval.iterated import IteratedScore, finite, score_sums, scores
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.gpt import LoopedGPT
 from deeploop.tasks.iterate.config import IDENTITY, IterateTrainConfig
+from deeploop.tasks.iterate.problems.base import draw
+from deeploop.tasks.iterate.problems.examples import held_out
+from deeploop.tasks.iterate.scoring import IteratedScore, score_sums, scores
 from deeploop.tasks.rounds import NoiseSampler, RoundsSampler, draw_upto
 from deeploop.train.distributed import World, arithmetic
 from deeploop.train.execution import Capabilities
@@ -170,7 +170,7 @@ def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]
     mean = scores({(0, 0): torch.stack([sums[cell] for cell in inside]).sum(0)})[0, 0]
     found = scores(sums)
     lists = {
-        f"{name}_by_steps": [finite(getattr(found[cell], name)) for cell in sums]
+        f"{name}_by_steps": [getattr(found[cell], name) for cell in sums]
         for name in ("loss", "cells", "exact")
     }
     return {

@@ -14,7 +14,6 @@ from deeploop.data.token_loader import Loader, PrefetchLoader
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT, judge, token_similarity, unigram_floor
 from deeploop.eval.depth import count_bytes
-from deeploop.eval.iterated import finite
 from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
 from deeploop.models.exit_gate import GATE
@@ -245,7 +244,7 @@ class LanguageTask(Task):
         depths = sorted(set(self.config.data.validation_rounds))
         others = [self._loss_and_similarity(model, rounds, watch)[0] for rounds in depths]
         loss, similarity = self._loss_and_similarity(model, self.config.model.rounds, watch)
-        by_rounds = {"validation_rounds": depths, "loss_by_rounds": [finite(one) for one in others]}
+        by_rounds = {"validation_rounds": depths, "loss_by_rounds": others}
         return {
             "loss": loss,
             "floor": self.floor,
@@ -295,7 +294,7 @@ class LanguageTask(Task):
         epochs = dict(zip(self.corpus.names, self.loader.state()["epochs"], strict=True))
         return {
             "corpora": list(self.held_out),
-            "loss_by_corpus": [finite(loss) for loss in losses],
+            "loss_by_corpus": losses,
             "epochs_by_corpus": [epochs[name] for name in self.held_out],
         }
 

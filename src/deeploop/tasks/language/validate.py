@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeploop.data.chat_loader import held_out_rows
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
 from deeploop.data.tokenizers import Tokenizer
@@ -33,6 +32,7 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.report import page, plots, scoreboard
 from deeploop.runs.folder import load_config, provenance, require_checkpoint, results_folder
 from deeploop.tasks.chat.config import ChatDataConfig
+from deeploop.tasks.chat.loader import held_out_rows
 from deeploop.tasks.chat.task import open_chat
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.options import ValidateArgs

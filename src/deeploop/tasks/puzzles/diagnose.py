@@ -15,7 +15,6 @@ from deeploop.config.json import differences, to_dict
 from deeploop.diagnose.examine import Effort
 from deeploop.diagnose.exponent import GammaFit, Point, describe, fit_gamma
 from deeploop.diagnose.reasoner import Probe, examine_reasoner, pick_module_sublayers
-from deeploop.eval.reasoning import spread_rows
 from deeploop.exits import memory_advice
 from deeploop.files import write_json
 from deeploop.models.reasoner import Reasoner
@@ -33,6 +32,7 @@ from deeploop.runs.folder import (
 from deeploop.tasks.options import DiagnoseArgs
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 from deeploop.tasks.puzzles.load import load_reasoner
+from deeploop.tasks.puzzles.scoring import spread_rows
 from deeploop.tasks.puzzles.task import open_puzzles
 from deeploop.theory import Horizon
 from deeploop.train.distributed import open_world

@@ -18,10 +18,6 @@ import numpy as np
 import torch
 
 from deeploop.config.loop import HaltingConfig
-from deeploop.data.puzzles import PuzzleSet
-from deeploop.eval.puzzle_votes import Effort, TaskVotes, by_passes, vote
-from deeploop.eval.reasoning import PuzzleScore, Solver, added, by_source, score, spread
-from deeploop.eval.voting import ladder
 from deeploop.exits import memory_advice
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.report import scoreboard
@@ -37,9 +33,13 @@ from deeploop.runs.folder import (
     step_of,
 )
 from deeploop.tasks.puzzles import gallery as gallery
+from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.tasks.puzzles.load import load_reasoner
 from deeploop.tasks.puzzles.options import ReasonerOptions
+from deeploop.tasks.puzzles.scoring import PuzzleScore, Solver, added, by_source, score, spread
 from deeploop.tasks.puzzles.task import arc_differences, open_puzzles
+from deeploop.tasks.puzzles.test_time import Effort, TaskVotes, by_passes, vote
+from deeploop.tasks.puzzles.voting import ladder
 from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from deeploop.eval.puzzle_votes import Question, TaskVotes
-from deeploop.eval.voting import Vote
 from deeploop.files import atomic_file
 from deeploop.report import page
 from deeploop.report.published import ARC, VOTES
+from deeploop.tasks.puzzles.test_time import Question, TaskVotes
+from deeploop.tasks.puzzles.voting import Vote
 from deeploop.terminal import printable
 
 VOTES_SHOWN = 3

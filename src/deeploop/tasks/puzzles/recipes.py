@@ -66,8 +66,8 @@ def published_steps(config: Any) -> Any:
         return config
     if not (config.data.path / "puzzles.json").is_file():
         return config
-    from deeploop.data.arc import steps_of_epochs  # now: numpy, which no --help needs
-    from deeploop.data.puzzles import PuzzleSet
+    from deeploop.tasks.puzzles.data.arc import steps_of_epochs  # now: numpy, which no --help needs
+    from deeploop.tasks.puzzles.data.sets import PuzzleSet
 
     puzzles = PuzzleSet.open(config.data.path)
     if puzzles.kind != "arc":

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from deeploop.data.board_text import BoardText
-from deeploop.data.puzzles import PuzzleSet
-from deeploop.data.sudoku import solve as solve_sudoku
-from deeploop.data.sudoku_symmetry import BLANK
-from deeploop.eval.reasoning import Step, trace
 from deeploop.files import write_text
 from deeploop.report import page
 from deeploop.runs.folder import require_checkpoint
 from deeploop.tasks.puzzles import gallery as gallery
+from deeploop.tasks.puzzles.data.board_text import BoardText
+from deeploop.tasks.puzzles.data.sets import PuzzleSet
+from deeploop.tasks.puzzles.data.sudoku import solve as solve_sudoku
+from deeploop.tasks.puzzles.data.sudoku_symmetry import BLANK
 from deeploop.tasks.puzzles.evaluate import matching_puzzles, open_solver
 from deeploop.tasks.puzzles.options import ReasonerOptions, SolveArgs
+from deeploop.tasks.puzzles.scoring import Step, trace
 from deeploop.terminal import GREEN, RED, RESET, printable
 
 STYLE = """

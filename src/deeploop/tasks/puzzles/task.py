@@ -14,11 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.accelerate.known import fits_reasoner, runs_mixers
-from deeploop.data.arc import PUBLISHED_EPOCHS, differences_from_published, steps_of_epochs
 from deeploop.data.draws import keys, words
-from deeploop.data.puzzle_loader import PuzzleLoader
-from deeploop.data.puzzles import PuzzleSet
-from deeploop.eval.reasoning import PuzzleScore, Solver, score, spread_rows
 from deeploop.files import naming_field, read_json
 from deeploop.models.accounting import flops_per_segment, segment_bytes
 from deeploop.models.halting import Slots, minimum_segments, supervise
@@ -26,8 +22,12 @@ from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.nn.kernels.products import cast_cache
 from deeploop.tasks.puzzles.config import ReasonerTrainConfig
+from deeploop.tasks.puzzles.data.arc import PUBLISHED_EPOCHS, differences_from_published, steps_of_epochs
+from deeploop.tasks.puzzles.data.loader import PuzzleLoader
+from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.tasks.puzzles.recipes import PUZZLES
 from deeploop.tasks.puzzles.rows import sign_sgd_
+from deeploop.tasks.puzzles.scoring import PuzzleScore, Solver, score, spread_rows
 from deeploop.train.adam_atan2 import AdamATan2, averaged
 from deeploop.train.checks import REAL
 from deeploop.train.distributed import World, arithmetic, uses_bf16

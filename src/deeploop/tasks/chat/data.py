@@ -1,0 +1,378 @@
+"""Conversations as tokens: the chat folder, and how it is made from JSON lines.
+
+    train_tokens.npy          uint16, or uint32 of a large vocabulary: conversations, end-of-text before each
+    train_answers.npy         bool (tokens,): which of them belong to answers
+    train_bounds.npy          int64 (conversations + 1,): where each begins, and where the last ends
+    validation_….npy          the same, held out
+    template.jinja            what made text of the messages
+    merges.txt                of a tokenizer that was trained; or tokenizer.json, tokenizer_config.json
+    chat.json                 tokenizer, source, settings, checksums
+
+chat.json is written last: where it stands, the folder is whole.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deeploop.data.arrays import read_npy
+from deeploop.data.bpe import load_tokenizer, tokenizer_files
+from deeploop.data.corpora import json_lines
+from deeploop.data.pretrained_tokenizer import LARGEST
+from deeploop.data.shards import check_fields
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.files import atomic_file, exclusive_folder, read_object, refuse_other, write_text
+from deeploop.tasks.chat.template import (
+    TEMPLATE_FILE,
+    ChatTemplate,
+    Message,
+    check_messages,
+    encode_segments,
+    guarded,
+    read_template,
+)
+
+CHAT_FORMAT = 1
+SPLITS = ("train", "validation")
+TYPES = {"tokens": ("<u2", "<u4"), "answers": ("|b1",), "bounds": ("<i8",)}
+HASHED = {"template": "another template", "text_sha256": "other text"}  # settings that are a hash
+COUNTS = ("conversations", "shortened", "left_out")
+FIELDS = {
+    "source": str,
+    "tokenizer": str,
+    "vocabulary": int,
+    "end_of_text": int,
+    "settings": dict,
+    "template": {"file": str, "sha256": str},
+    "counts": dict.fromkeys(COUNTS, int),
+    "arrays": {f"{split}_{name}": {"shape": [int], "sha256": str} for split in SPLITS for name in TYPES},
+}
+
+
+@dataclass(frozen=True)
+class ChatSplit:
+    """Conversations of one split, read from memory maps."""
+
+    tokens: np.ndarray
+    answers: np.ndarray
+    bounds: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Positions that each conversation takes: its last token is only predicted."""
+        return np.diff(self.bounds) - 1
+
+    def scored(self) -> np.ndarray:
+        """Tokens of answers in each conversation; the first token of one is never predicted."""
+        return np.add.reduceat(np.asarray(self.answers, dtype=np.int64), self.bounds[:-1])
+
+
+@dataclass(frozen=True)
+class ChatSet:
+    """A prepared set of conversations."""
+
+    folder: Path
+    tokenizer_name: str
+    vocabulary: int
+    end_of_text: int
+    source: str
+    train: ChatSplit
+    validation: ChatSplit
+    facts: dict[str, Any]
+    """chat.json, as read."""
+
+    @classmethod
+    def open(cls, folder: Path | str) -> "ChatSet":
+        """Opens a folder; checks names, types, shapes, bounds and tokens, but not the checksums."""
+        folder = Path(folder)
+        facts = _read_facts(folder)
+        arrays = {name: _read_array(folder, name, entry) for name, entry in facts["arrays"].items()}
+        splits = [ChatSplit(**{kind: arrays[f"{split}_{kind}"] for kind in TYPES}) for split in SPLITS]
+        for name, split in zip(SPLITS, splits, strict=True):
+            _check_split(folder, name, split, facts["vocabulary"])
+        return cls(
+            folder=folder,
+            tokenizer_name=facts["tokenizer"],
+            vocabulary=facts["vocabulary"],
+            end_of_text=facts["end_of_text"],
+            source=facts["source"],
+            train=splits[0],
+            validation=splits[1],
+            facts=facts,
+        )
+
+    @property
+    def checksum(self) -> str:
+        """sha256 over the arrays' own checksums: which conversations these are, wherever the folder lies."""
+        own = [self.facts["arrays"][name]["sha256"] for name in sorted(self.facts["arrays"])]
+        return hashlib.sha256(" ".join(own).encode()).hexdigest()
+
+    @property
+    def tokens(self) -> int:
+        return len(self.train.tokens)
+
+    def counts(self) -> np.ndarray:
+        """How often each token of the vocabulary occurs in the training conversations, int64."""
+        return np.bincount(self.train.tokens, minlength=self.vocabulary)
+
+    @property
+    def longest(self) -> int:
+        """Positions of the longest conversation."""
+        return int(max(split.lengths.max() for split in (self.train, self.validation)))
+
+    def tokenizer(self) -> Tokenizer:
+        """What made the tokens; a trained one is read from the folder."""
+        return load_tokenizer(self.tokenizer_name, self.folder)
+
+    def template(self) -> ChatTemplate:
+        """What made text of the messages."""
+        template = read_template(self.folder / TEMPLATE_FILE)
+        _compare(
+            self.folder / TEMPLATE_FILE, _sha256(template.text.encode()), self.facts["template"]["sha256"]
+        )
+        return template
+
+    def verify(self) -> None:
+        """Reads everything and compares it with the checksums of chat.json; names the first bad file."""
+        for split, own in zip(SPLITS, (self.train, self.validation), strict=True):
+            for kind in TYPES:
+                wanted = self.facts["arrays"][f"{split}_{kind}"]["sha256"]
+                _compare(self.folder / f"{split}_{kind}.npy", _sha256(getattr(own, kind)), wanted)
+        self.template()
+        self.tokenizer()  # a trained one has its checksum in its name
+
+
+def prepare_chat(
+    file: Path,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    out: Path,
+    *,
+    context: int,
+    validation_share: float,
+) -> ChatSet:
+    """Writes a chat folder, or returns the one already there with the same settings."""
+    if context < 1:
+        raise ValueError(f"context={context}: must be at least 1")
+    if not (math.isfinite(validation_share) and 0 < validation_share <= 0.5):
+        raise ValueError(f"validation_share={validation_share}: must be above 0 and at most 0.5")
+    if not file.is_file():
+        raise ValueError(f"{file}: no such file")
+    settings = {
+        "tokenizer": tokenizer.name,
+        "template": _sha256(template.text.encode()),
+        "context": context,
+        "validation_share": validation_share,
+        "text_sha256": _file_sha256(file),
+    }
+    if (found := _prepared(out, settings)) is not None:
+        return found
+    with exclusive_folder(out):
+        if (found := _prepared(out, settings)) is not None:  # by another process, meanwhile
+            return found
+        splits, counts = _encode(file, tokenizer, template, context, validation_share)
+        _write(out, file.name, tokenizer, template, settings, splits, counts)
+    return ChatSet.open(out)
+
+
+def read_conversations(file: Path) -> Iterator[tuple[str, list[Message]]]:
+    """Every conversation, and the place of its line: `messages`, or `prompt` and `response`."""
+    for where, row in json_lines(file):
+        try:
+            if not isinstance(row, dict):
+                raise ValueError("must be an object")
+            if "messages" not in row and {"prompt", "response"} <= row.keys():
+                pair = {"user": row["prompt"], "assistant": row["response"]}
+                row = {"messages": [{"role": role, "content": text} for role, text in pair.items()]}
+            if "messages" not in row:
+                raise ValueError('has neither "messages" nor "prompt" and "response"')
+            yield where, check_messages(row["messages"])
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def fit_turns(
+    messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer, most: int
+) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """Tokens and answers of a conversation of at most `most` tokens, and how many turns were cut for it.
+
+    Whole turns go, a question with what follows it, from the front; a system message stays. None: not even
+    the last turn fits.
+    """
+    for cut, kept in enumerate(cut_at_front(messages)):
+        tokens, answers = encode_segments(template.segments(guarded(kept, tokenizer)), tokenizer)
+        if len(tokens) <= most:
+            return tokens, answers, cut
+    return None
+
+
+def cut_at_front(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """The conversation whole, then without its first turn, its first two, …; to the last turn."""
+    first = 1 if messages[0]["role"] == "system" else 0
+    rest = messages[first:]
+    starts = [index for index, message in enumerate(rest) if message["role"] == "user"]
+    for start in [0, *(index for index in starts if index > 0)]:
+        yield [*messages[:first], *rest[start:]]
+
+
+def _encode(
+    file: Path, tokenizer: Tokenizer, template: ChatTemplate, context: int, share: float
+) -> tuple[dict[str, list[tuple[np.ndarray, np.ndarray]]], dict[str, int]]:
+    kept: list[tuple[np.ndarray, np.ndarray]] = []
+    counts = dict.fromkeys(COUNTS, 0)
+    for where, messages in read_conversations(file):
+        counts["conversations"] += 1
+        try:
+            found = fit_turns(messages, template, tokenizer, context + 1)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if found is None:
+            counts["left_out"] += 1
+            continue
+        tokens, answers, cut = found
+        counts["shortened"] += cut > 0
+        kept.append((tokens, answers))
+    if len(kept) < 2:
+        raise ValueError(
+            f"{file}: {counts['conversations']} conversations, of which {counts['left_out']} are longer than "
+            f"--context {context}; at least two must be left, one of them to hold out"
+        )
+    # Held out are conversations spread evenly over the file.
+    number = np.arange(len(kept) + 1)
+    is_held = np.diff(np.ceil(number * max(share, 1 / len(kept)) - 1e-9)) > 0
+    return {
+        "train": [one for one, held in zip(kept, is_held, strict=True) if not held],
+        "validation": [one for one, held in zip(kept, is_held, strict=True) if held],
+    }, counts
+
+
+def _write(
+    out: Path,
+    source: str,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    settings: dict[str, Any],
+    splits: dict[str, list[tuple[np.ndarray, np.ndarray]]],
+    counts: dict[str, int],
+) -> None:
+    arrays: dict[str, np.ndarray] = {}
+    for split, conversations in splits.items():
+        tokens, answers = zip(*conversations, strict=True)
+        arrays[f"{split}_tokens"] = np.concatenate(tokens)
+        arrays[f"{split}_answers"] = np.concatenate(answers)
+        arrays[f"{split}_bounds"] = np.cumsum([0, *map(len, tokens)], dtype="<i8")
+    for name, array in arrays.items():
+        with atomic_file(out / f"{name}.npy") as file:
+            np.save(file, array, allow_pickle=False)
+    for name, text in {TEMPLATE_FILE: template.text, **tokenizer_files(tokenizer)}.items():
+        write_text(out / name, text)
+    facts = {
+        "format": CHAT_FORMAT,
+        "source": source,
+        "tokenizer": tokenizer.name,
+        "vocabulary": tokenizer.vocabulary,
+        "end_of_text": tokenizer.end_of_text,
+        "settings": settings,
+        "template": {"file": TEMPLATE_FILE, "sha256": settings["template"]},
+        "counts": {name: int(count) for name, count in counts.items()},
+        "arrays": {
+            name: {"shape": list(array.shape), "sha256": _sha256(array)} for name, array in arrays.items()
+        },
+    }
+    with atomic_file(out / "chat.json") as file:
+        file.write(json.dumps(facts, indent=1).encode())
+
+
+def _prepared(out: Path, settings: dict[str, Any]) -> ChatSet | None:
+    if not (out / "chat.json").exists():
+        refuse_other(out, "chat.json", "choose another folder with --out")
+        return None
+    found = ChatSet.open(out)
+    for name, value in settings.items():
+        if (before := found.facts["settings"].get(name)) != value:
+            other = HASHED.get(name, f"{name} {before!r:.40}, not {value!r:.40}")
+            raise ValueError(
+                f"{out}: already holds conversations with {other}; "
+                "remove it or choose another folder with --out"
+            )
+    return found
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    path = folder / "chat.json"
+    if not path.is_file():
+        refuse_other(folder, "chat.json", "`deeploop prepare chat FILE.jsonl --out ANOTHER` makes one")
+        what = "not a whole chat folder (no chat.json)" if folder.is_dir() else "no such folder"
+        raise ValueError(f"{folder}: {what}; make it with `deeploop prepare chat FILE.jsonl --out {folder}`")
+    try:
+        facts = read_object(path)
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+    if (version := facts.get("format")) != CHAT_FORMAT:
+        raise ValueError(f"{path}: chat format {version!r:.40}, this version reads {CHAT_FORMAT}")
+    try:
+        check_fields(facts, FIELDS, "chat")
+        if unknown := facts["arrays"].keys() - FIELDS["arrays"].keys():  # type: ignore[attr-defined]
+            raise ValueError(f"chat.arrays: {min(unknown)!r:.40} is no array of conversations")
+        if not 1 <= facts["vocabulary"] <= LARGEST:
+            raise ValueError(f"chat.vocabulary: must be 1 to {LARGEST}, not {facts['vocabulary']!r:.40}")
+        if not 0 <= facts["end_of_text"] < facts["vocabulary"]:
+            raise ValueError(f"chat.end_of_text: must be a token, not {facts['end_of_text']!r:.40}")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return facts
+
+
+def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
+    path, kinds = folder / f"{name}.npy", TYPES[name.partition("_")[2]]
+    try:
+        array = read_npy(path)
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror}); prepare it again") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: unreadable ({error}); prepare it again") from None
+    if array.dtype.str not in kinds or list(array.shape) != entry["shape"] or array.ndim != 1:
+        wanted = f"{entry['shape']} of {' or '.join(kinds)}"
+        raise ValueError(f"{path}: {array.shape} of {array.dtype.str}, chat.json has {wanted}")
+    return array
+
+
+def _check_split(folder: Path, name: str, split: ChatSplit, vocabulary: int) -> None:
+    bounds, tokens = split.bounds, split.tokens
+    whole = len(bounds) > 1 and bounds[0] == 0 and bounds[-1] == len(tokens) == len(split.answers)
+    inside = whole and bounds.min() == 0 and bounds.max() == len(tokens)  # so that differences can't overflow
+    # Of two tokens at least, the second of which may be an answer.
+    if not inside or np.diff(bounds).min() < 2:
+        raise ValueError(f"{folder}: {name}_bounds.npy does not cut its tokens into conversations")
+    if (most := int(tokens.max())) >= vocabulary:
+        raise ValueError(
+            f"{folder}: {name}_tokens.npy: token {most} is outside the vocabulary of {vocabulary}"
+        )
+    if not split.scored().all() or split.answers[bounds[:-1]].any():
+        raise ValueError(f"{folder}: {name}_answers.npy: a conversation without an answer")
+
+
+def _compare(path: Path, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise ValueError(
+            f"{path}: damaged: sha256 {found:.12}…, chat.json has {wanted:.12}…; prepare it again"
+        )
+
+
+def _sha256(content: bytes | np.ndarray) -> str:
+    data = content if isinstance(content, bytes) else np.ascontiguousarray(content).data
+    return hashlib.sha256(data).hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

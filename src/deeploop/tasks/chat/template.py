@@ -1,0 +1,207 @@
+"""Chat templates: how a conversation becomes text, and which parts of the text are answers.
+
+A template is Jinja, as transformers has them, with `messages`, `bos_token`, `eos_token` and
+`add_generation_prompt`. It runs in Jinja's sandbox. Answers are found by rendering prefixes of the
+conversation, so any template will do that only ever adds text behind what it has written.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
+from deeploop.data.tokenizers import Tokenizer, token_dtype
+from deeploop.files import read_text
+from deeploop.tasks.chat.template_sandbox import sandbox
+
+Message = dict[str, str]  # role and content
+Segment = tuple[str, bool]  # text, and whether it is an answer
+
+ROLES = ("system", "user", "assistant")
+# No characters, so no text holds them: END stands for end-of-text while rendering, and no special word
+# begins behind GUARD.
+END, GUARD = "\ufdd0", "\ufdd1"
+LARGEST_TEMPLATE = 2**20
+LARGEST_TEXT = 2**24
+TEMPLATE_FILE = "template.jinja"  # not transformers' name: a tokenizer of theirs may lie beside it
+
+DEFAULT = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{- '<|' + message['role'] + '|>\\n' + message['content'] -}}
+{{- eos_token if message['role'] == 'assistant' -}}
+{{- '\\n' -}}
+{%- endfor -%}
+{{- '<|assistant|>\\n' if add_generation_prompt -}}
+"""
+CHATML = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' -}}
+{{- eos_token if message['role'] == 'assistant' -}}
+{{- '\\n' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt -}}
+"""
+TEMPLATES = {"default": DEFAULT, "chatml": CHATML}
+
+
+class ChatTemplate:
+    """A template that was compiled; `name` is what errors call it."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.text, self.name = text, name
+        try:
+            self._template = sandbox(LARGEST_TEXT).from_string(text)
+        except Exception as error:  # whatever a stranger's template brings up in Jinja
+            raise ValueError(f"template {name}: not a Jinja template ({_one_line(error)})") from None
+
+    def render(self, messages: Sequence[Message], *, ask: bool) -> str:
+        """The conversation as text, up to where an answer begins if one is asked for; END is end-of-text."""
+        try:
+            text = self._template.render(
+                messages=list(messages), bos_token=END, eos_token=END, add_generation_prompt=ask
+            )
+        except Exception as error:
+            raise ValueError(f"template {self.name}: fails ({_one_line(error)})") from None
+        if len(text) > LARGEST_TEXT:
+            raise ValueError(f"template {self.name}: writes more than {LARGEST_TEXT:,} characters")
+        return text
+
+    def segments(self, messages: Sequence[Message], *, ask: bool = False) -> list[Segment]:
+        """What stands before each answer, and the answer, in turn; nothing follows the last answer.
+
+        An answer ends with END: where the template writes one, or else behind all that it writes. `ask`: then
+        comes what asks for one more answer.
+        """
+        found: list[Segment] = []
+        done = ""
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before = self._rest(self.render(messages[:index], ask=True), done)
+                whole = self.render(messages[: index + 1], ask=False)
+                body, end, _ = self._rest(whole, done + before).partition(END)
+                if not body.strip() and message["content"].strip():
+                    raise ValueError(f"template {self.name}: leaves the answers out")
+                found += [(before, False), (body + END, True)]
+                done += before + body + end
+        if ask:
+            found.append((self._rest(self.render(messages, ask=True), done), False))
+        return found
+
+    def _rest(self, text: str, done: str) -> str:
+        if not text.startswith(done):
+            raise ValueError(
+                f"template {self.name}: does not only add text from message to message, so that answers "
+                "can't be told from the rest; take one that does, such as default"
+            )
+        return text[len(done) :]
+
+
+def find_template(asked: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
+    """A template by its name or by a file; `tokenizer` is the one that a pretrained tokenizer has."""
+    if asked in TEMPLATES:
+        return ChatTemplate(TEMPLATES[asked], asked)
+    if asked == "tokenizer":
+        own = tokenizer.settings.get("chat_template") if isinstance(tokenizer, PretrainedTokenizer) else None
+        if own is None:
+            raise ValueError("template tokenizer: the tokenizer has no chat template; take default")
+        return ChatTemplate(own, asked)
+    if not Path(asked).is_file():
+        known = f"must be {', '.join(TEMPLATES)}, tokenizer, or a file of Jinja"
+        if Path(asked).suffix or len(Path(asked).parts) > 1:
+            raise ValueError(f"template {asked}: no such file; {known}")
+        raise ValueError(f"template {asked}: {known}")
+    return read_template(Path(asked))
+
+
+def read_template(path: Path) -> ChatTemplate:
+    """The template in a file."""
+    try:
+        return ChatTemplate(read_text(path, LARGEST_TEMPLATE), str(path))
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
+
+
+def kept_template(folder: Path) -> ChatTemplate | None:
+    """The template that a run folder keeps; None for a run that was not trained on conversations."""
+    path = folder / TEMPLATE_FILE
+    return read_template(path) if path.exists() else None
+
+
+def check_messages(messages: Any) -> list[Message]:
+    """Messages of a conversation, up to its last answer; ValueError says what is wrong with which."""
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("messages: must be a list of messages")
+    found = [_checked(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    answers = [index for index, message in enumerate(found) if message["role"] == "assistant"]
+    if not answers:
+        raise ValueError("messages: has no answer (no message of role assistant)")
+    return found[: answers[-1] + 1]
+
+
+def _checked(message: Any, where: str) -> Message:
+    if not isinstance(message, dict) or "role" not in message:
+        raise ValueError(f'{where}: has no "role"; must be one of {", ".join(ROLES)}')
+    if message["role"] not in ROLES:
+        raise ValueError(f"{where}.role={message['role']!r:.40}: must be one of {', '.join(ROLES)}")
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise ValueError(f'{where}: has no string field "content"')
+    if message["role"] == "assistant" and not content.strip():
+        raise ValueError(f"{where}: an empty answer; leave the conversation out")
+    return {"role": message["role"], "content": plain(content)}
+
+
+def plain(text: str) -> str:
+    """The text without the two that are no characters."""
+    return text.replace(END, "\ufffd").replace(GUARD, "\ufffd")
+
+
+def encode_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of a conversation, and which of them are answers (bool).
+
+    Each segment is encoded by itself, as it is when a conversation grows. End-of-text stands before all.
+    """
+    (first, is_answer), *rest = segments
+    opened = [(first if first.startswith(END) else END + first, is_answer), *rest]
+    parts = [encode_text(text, tokenizer) for text, _ in opened]
+    answers = [np.full(len(tokens), own) for tokens, (_, own) in zip(parts, opened, strict=True)]
+    return np.concatenate(parts), np.concatenate(answers)
+
+
+def encode_text(text: str, tokenizer: Tokenizer) -> np.ndarray:
+    """Tokens of text in which END is end-of-text, and special words of the tokenizer are tokens."""
+    dtype = token_dtype(tokenizer.vocabulary)
+    special = {END: tokenizer.end_of_text, **special_tokens(tokenizer)}
+    parts = [np.empty(0, dtype)]
+    for number, piece in enumerate(re.split(f"(?<!{GUARD})({_any_of(special)})", text)):
+        if number % 2:  # what the pattern matched
+            parts.append(np.array([special[piece]], dtype))
+        elif piece := piece.replace(GUARD, ""):
+            parts.append(tokenizer.encode_array(piece))
+    return np.concatenate(parts)
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return "|".join(map(re.escape, words))
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Words of a pretrained tokenizer that a template may write as tokens, such as <|im_start|>."""
+    return tokenizer.special_tokens if isinstance(tokenizer, PretrainedTokenizer) else {}
+
+
+def guarded(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:
+    """The messages with GUARD before every special word: what a person writes is plain text."""
+    if not (special := special_tokens(tokenizer)):
+        return list(messages)
+    start = re.compile(f"(?={_any_of(special)})")  # looks ahead, so that words which overlap are all found
+    return [{**message, "content": start.sub(GUARD, message["content"])} for message in messages]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,48 @@
+"""Addition of many digits: every step passes each carry on by one place."""
+
+import numpy as np
+
+from deeploop.tasks.iterate.problems.base import IteratedTask, with_begin
+
+BASE = 10
+PAIRS = BASE + 1  # the first token of a pair of digits; below it are answers
+BEGIN = PAIRS + BASE**2
+
+
+class Addition(IteratedTask):
+    """Two numbers of `length` digits, least significant first, one token for each pair of digits.
+
+    The state of a place is a number from 0 to 18: at first the sum of its digits. A step keeps its last digit
+    and adds 1 where the place before it had 10 or more. Answers are 0 to 10; after `length` steps nothing
+    changes, and they are the digits of the sum without the carry out of the last place. Seven of
+    eight pairs add up to 9, so that carries run far: in random numbers nine of ten end at the next place.
+    """
+
+    name = "addition"
+    vocabulary = BEGIN + 1
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.tokens, self.answers = 1 + length, slice(1, None)
+        self.random_words = length
+
+    def make(self, random: np.ndarray) -> np.ndarray:
+        """Pairs of digits, as 10 · first + second."""
+        passes = random >> np.uint64(61) != 0
+        first, second = random % np.uint64(BASE), random // np.uint64(BASE) % np.uint64(BASE)
+        second = np.where(passes, np.uint64(BASE - 1) - first, second)
+        return (np.uint64(BASE) * first + second).astype(np.int64)
+
+    def inputs(self, instances: np.ndarray) -> np.ndarray:
+        return with_begin(PAIRS + instances, BEGIN)
+
+    def start(self, instances: np.ndarray) -> np.ndarray:
+        return instances // BASE + instances % BASE
+
+    def advance(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
+        state, carries = state % BASE, state >= BASE
+        state[:, 1:] += carries[:, :-1]
+        return state
+
+    def read(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
+        return state

@@ -1,0 +1,58 @@
+"""Iterated tasks as arrays: inputs and targets, with the number of steps as tokens where it is told."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from deeploop.data.draws import keys
+from deeploop.tasks.iterate.problems.base import IteratedTask, draw, solve
+
+DIGITS = 3  # decimal digits by which steps are told, behind the begin token: every answer sees them
+TEST_KEY = keys(0x17E5A7ED)[0]  # the test split's instances are the same for every seed
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A task as a model reads it."""
+
+    task: IteratedTask
+    tells_steps: bool
+    """The number of steps is part of the input; else a model knows it by its rounds."""
+
+    @property
+    def vocabulary(self) -> int:
+        return self.task.vocabulary + (10 if self.tells_steps else 0)
+
+    @property
+    def tokens(self) -> int:
+        return self.task.tokens + (DIGITS if self.tells_steps else 0)
+
+    @property
+    def longest(self) -> int:
+        """Most steps that can be asked for."""
+        return min(self.task.longest, 10**DIGITS - 1) if self.tells_steps else self.task.longest
+
+    def inputs(self, instances: np.ndarray, steps: int) -> np.ndarray:
+        """Tokens (instances, tokens); those of `steps` stand behind the begin token."""
+        found = self.task.inputs(instances)
+        if self.tells_steps:
+            digits = [steps // 10**place % 10 for place in reversed(range(DIGITS))]
+            found = np.insert(found, [1] * DIGITS, np.array(digits) + self.task.vocabulary, axis=1)
+        return found
+
+    def targets(self, answers: np.ndarray) -> np.ndarray:
+        """Answers (instances, answers) at their positions (instances, tokens), -1 at all others."""
+        found = np.full((len(answers), self.task.tokens), -1)
+        found[:, self.task.answers] = answers
+        told = np.full((len(answers), self.tokens - self.task.tokens), -1)
+        return np.concatenate([told, found], axis=1)
+
+    def batch(self, instances: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets of instances after `steps` steps."""
+        answers = solve(self.task, instances, [steps])[steps]
+        return self.inputs(instances, steps), self.targets(answers)
+
+
+def held_out(task: IteratedTask, count: int) -> np.ndarray:
+    """The first `count` instances that are held out."""
+    return draw(task, "test", TEST_KEY, np.arange(count))

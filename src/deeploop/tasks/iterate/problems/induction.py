@@ -1,0 +1,55 @@
+"""p-hop induction: look for what stood behind the last occurrence of a symbol, then go on from there."""
+
+import numpy as np
+
+from deeploop.tasks.iterate.problems.base import IteratedTask, with_begin
+
+ALPHABET = 4
+
+
+class Induction(IteratedTask):
+    """`length` symbols of an alphabet of four, none twice in a row, which a hop could not leave.
+
+    A hop from position i goes to the last position j < i behind an occurrence of the symbol at i, as an
+    induction head does. Each position is asked for the symbol that h hops lead to, where there are so many.
+    """
+
+    name = "induction"
+    vocabulary = ALPHABET + 1
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.tokens, self.answers = 1 + length, slice(1, None)
+        self.random_words = length
+        self.longest = max(1, length // ALPHABET)  # a hop goes back by some four positions
+
+    def make(self, random: np.ndarray) -> np.ndarray:
+        """The first symbol is any, each one after it another than the one before."""
+        moves = 1 + random % np.uint64(ALPHABET - 1)
+        moves[:, 0] = random[:, 0] % np.uint64(ALPHABET)
+        return (moves.cumsum(1) % np.uint64(ALPHABET)).astype(np.int64)
+
+    def inputs(self, instances: np.ndarray) -> np.ndarray:
+        return with_begin(instances, ALPHABET)
+
+    def start(self, instances: np.ndarray) -> np.ndarray:
+        """Where each position has come to; -1 where there was no hop left."""
+        return np.broadcast_to(np.arange(self.length), instances.shape)
+
+    def advance(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
+        hop = self._hops(instances)
+        return np.where(state >= 0, np.take_along_axis(hop, np.maximum(state, 0), axis=1), -1)
+
+    def _hops(self, instances: np.ndarray) -> np.ndarray:
+        """Where a hop leads from each position, -1 where its symbol did not occur before."""
+        places = np.arange(self.length)
+        found = np.full(instances.shape, -1)
+        for symbol in range(ALPHABET):
+            here = instances == symbol
+            last = np.maximum.accumulate(np.where(here, places, -1), axis=1)
+            before = np.concatenate([np.full((len(last), 1), -1), last[:, :-1]], axis=1)
+            found = np.where(here & (before >= 0), before + 1, found)
+        return found
+
+    def read(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
+        return np.where(state >= 0, np.take_along_axis(instances, np.maximum(state, 0), axis=1), -1)

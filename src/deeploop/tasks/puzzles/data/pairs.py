@@ -1,0 +1,166 @@
+"""Puzzles of your own: pairs of an input and an output, as JSON lines, to a puzzle folder.
+
+A line is {"input": …, "output": …}; each is a grid (a list of rows of integers or strings), a flat list, or a
+string, of which every character is a symbol and every line a row. All lie in the top left corner of one
+board, as large as the largest. Tokens: 0 pad, 1 end, from 2 the symbols. In an input, 0 fills the board. A
+label is 0 (not scored) outside the largest output, and 1 where a smaller output has ended.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from deeploop.data.corpora import json_lines
+from deeploop.data.draws import keys, orders, words
+from deeploop.files import open_regular
+from deeploop.tasks.puzzles.data.sets import PuzzleSet, group_table, write_puzzles
+
+VERSION = 1
+END, FIRST = 1, 2
+MOST_SYMBOLS = 256 - FIRST  # a token is a byte
+LONGEST_SYMBOL = 16
+Grid = list[list[str]]
+
+
+class Pair(NamedTuple):
+    """Rows of symbols, and where they were found."""
+
+    where: str
+    input: Grid
+    output: Grid
+
+
+@dataclass(frozen=True)
+class PairsFile:
+    """What is built from a file of pairs."""
+
+    file: Path
+    train: int | None = None  # all that are not held out
+    test: int | None = None  # a tenth, at most 1,000
+    seed: int = 0
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the build, as puzzles.json keeps it."""
+        for name in ("train", "test"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ValueError(f"{name} {count}: must be at least 1")
+        with open_regular(self.file) as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        asked = {"train": self.train, "test": self.test, "seed": self.seed, "sha256": sha256}
+        return {"builder": "pairs", "version": VERSION, **asked}
+
+
+def build_pairs(asked: PairsFile, out: Path) -> PuzzleSet:
+    """Write the pairs of a file, each once, as a set of puzzles."""
+    settings = asked.settings()
+    pairs = read_pairs(asked.file)
+    shape = largest(grid for pair in pairs for grid in (pair.input, pair.output))
+    outputs = largest(pair.output for pair in pairs)
+    symbols = find_symbols(pairs)
+    tokens = {symbol: FIRST + number for number, symbol in enumerate(symbols)}
+    blank, ended = np.zeros((2, *shape), np.uint8)
+    ended[: outputs[0], : outputs[1]] = END
+    inputs = np.stack([place(pair.input, blank, tokens) for pair in pairs])
+    labels = np.stack([place(pair.output, ended, tokens) for pair in pairs])
+    return write_puzzles(
+        out,
+        kind="pairs",
+        vocabulary=FIRST + len(symbols),
+        splits={name: _arrays(inputs, labels, rows) for name, rows in draw(asked, len(pairs)).items()},
+        build={**settings, "shape": list(shape), "output": list(outputs), "symbols": symbols},
+    )
+
+
+# ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────
+def read_pairs(file: Path) -> list[Pair]:
+    """The pairs of a file; a pair that repeats an earlier one is left out."""
+    found: dict[str, Pair] = {}
+    for where, value in json_lines(file):
+        if not isinstance(value, dict) or not {"input", "output"} <= set(value):
+            raise ValueError(f'{where}: must be {{"input": …, "output": …}}')
+        pair = Pair(where, *(parse_rows(f"{where}: {name}", value[name]) for name in ("input", "output")))
+        earlier = found.setdefault(repr(pair.input), pair)
+        if earlier.output != pair.output:
+            raise ValueError(f"{where}: the input of line {earlier.where.rpartition(':')[2]}, another output")
+    if not found:
+        raise ValueError(f"{file}: no pair in it")
+    return list(found.values())
+
+
+def parse_rows(where: str, value: Any) -> Grid:
+    """A grid, a list or a string as rows of symbols."""
+    if isinstance(value, str):
+        rows: Any = [list(line) for line in value.splitlines()]
+    elif isinstance(value, list) and all(isinstance(row, list) for row in value):
+        rows = value
+        if len(widths := {len(row) for row in rows}) > 1:
+            raise ValueError(f"{where}: rows of {min(widths)} to {max(widths)} cells, must be of one length")
+    elif isinstance(value, list):
+        rows = [value]
+    else:
+        raise ValueError(f"{where}: must be a string, or a list or grid of integers or strings")
+    if not any(rows):
+        raise ValueError(f"{where}: is empty")
+    return [[_symbol(where, cell) for cell in row] for row in rows]
+
+
+def _symbol(where: str, value: Any) -> str:
+    """The symbol as text: 1 and "1" are the same one."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{where}: cell {value!r:.40}: must be an integer or a string")
+    if not 0 < len(text := str(value)) <= LONGEST_SYMBOL:
+        raise ValueError(f"{where}: symbol {text!r:.40}: must have 1 to {LONGEST_SYMBOL} characters")
+    return text
+
+
+def find_symbols(pairs: Sequence[Pair]) -> list[str]:
+    """All symbols: integers by size, then the others."""
+    found: set[str] = set()
+    for pair in pairs:
+        found |= {cell for grid in (pair.input, pair.output) for row in grid for cell in row}
+        if len(found) > MOST_SYMBOLS:
+            raise ValueError(f"{pair.where}: more than {MOST_SYMBOLS} different symbols up to here")
+    return sorted(found, key=symbol_order)
+
+
+def symbol_order(symbol: str) -> tuple[bool, int, str]:
+    """A key to sort symbols by."""
+    digits = symbol.removeprefix("-")
+    is_number = digits.isascii() and digits.isdigit()
+    return not is_number, int(symbol) if is_number else 0, symbol
+
+
+# ── Placing ─────────────────────────────────────────────────────────────────────────────────────────────
+def largest(grids: Iterable[Grid]) -> tuple[int, int]:
+    """The most rows and the most columns."""
+    sizes = [(len(grid), max(map(len, grid))) for grid in grids]
+    return max(height for height, _ in sizes), max(width for _, width in sizes)
+
+
+def place(grid: Grid, board: np.ndarray, tokens: dict[str, int]) -> np.ndarray:
+    """The tokens of a grid in the top left corner of a copy of a board, flat."""
+    placed = board.copy()
+    for line, row in zip(placed, grid, strict=False):  # the board may be higher
+        line[: len(row)] = [tokens[cell] for cell in row]
+    return placed.reshape(-1)
+
+
+def draw(asked: PairsFile, count: int) -> dict[str, np.ndarray]:
+    """Rows for training and for test, in an order drawn by the seed."""
+    test = min(1000, -(-count // 10)) if asked.test is None else asked.test
+    train = max(1, count - test) if asked.train is None else asked.train
+    if train + test > count:
+        raise ValueError(
+            f"{asked.file}: {count:,} different pairs, {train:,} to train on and {test:,} to test are "
+            "asked for; ask for fewer with --train and --test"
+        )
+    order = orders(words(keys(asked.seed)[0], np.array([0]), count)[0])
+    return {"test": order[:test], "train": order[test : test + train]}
+
+
+def _arrays(inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+    return {"inputs": inputs[rows], "labels": labels[rows], "groups": group_table(len(rows))}

@@ -1,0 +1,349 @@
+"""The puzzle folder: one format for every kind of puzzle.
+
+An example is inputs and labels of the same length, and a puzzle id. Examples belong to puzzles, puzzles to
+groups: a group is a task, a puzzle is one view of it (an augmentation), and a view of each of the task's
+pairs is an example. Stored are the pairs once and the views as parameters; examples are made when they are
+read, as the set's kind says (`puzzle_kinds.py`).
+
+    views.npy              uint8 (puzzle ids, parameters): how a puzzle shows its task; row 0 is the blank id
+    train_inputs.npy …     uint8 (pairs, length), in the order of their groups; train_labels.npy the same
+    train_groups.npy       int64 (groups, 3): number of pairs, number of puzzles, first puzzle id
+    train_shifts.npy       uint8 (examples, 2): where a grid's top left corner lies; optional
+    train_ratings.npy      int32 (groups,): how hard each group is; optional
+    train_sources.npy      int32 (groups,): which of the files in build.sources it comes from; optional
+    test_….npy             the same for the test split
+    puzzles.json           what they are, the build's arguments, checksums of the arrays, the content hash
+
+A folder appears under its name only when whole. Token 0 is padding; a label of 0 is not scored.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deeploop.data.arrays import read_npy
+from deeploop.data.shards import check_fields
+from deeploop.files import atomic_file, read_object, refuse_other
+from deeploop.tasks.puzzles.data.kinds import KINDS, PuzzleKind
+
+PUZZLE_FORMAT = 1
+SPLITS = ("train", "test")
+REQUIRED = ("inputs", "labels", "groups")
+OPTIONAL = ("shifts", "ratings", "sources")
+TYPES = {
+    "inputs": "|u1", "labels": "|u1", "groups": "<i8", "shifts": "|u1", "ratings": "<i4", "sources": "<i4",
+    "views": "|u1",
+}  # fmt: skip
+FIELDS = {
+    "kind": str,
+    "vocabulary": int,
+    "length": int,
+    "puzzle_ids": int,
+    "build": dict,
+    "arrays": dict,
+    "names": {split: list for split in SPLITS},
+    "splits": {split: {"groups": int, "pairs": int, "puzzles": int, "examples": int} for split in SPLITS},
+    "hash": str,
+}
+
+
+class PuzzleSplit:
+    """One split. Its examples are numbered group by group, in a group puzzle by puzzle, then pair by pair."""
+
+    def __init__(
+        self, kind: PuzzleKind, arrays: Mapping[str, np.ndarray], views: np.ndarray, names: list[str]
+    ) -> None:
+        self.kind = kind
+        self.inputs, self.labels = arrays["inputs"], arrays["labels"]
+        self.groups = np.array(arrays["groups"])
+        self.ratings, self._shifts = arrays.get("ratings"), arrays.get("shifts")
+        self.sources = arrays.get("sources")  # each group's place in PuzzleSet.sources
+        self.names = names  # the groups' names; empty where they have none
+        self.views = views
+        pairs, puzzles, _ = self.groups.T
+        self._pair_ends, self._example_ends = np.cumsum(pairs), np.cumsum(pairs * puzzles)
+
+    def __len__(self) -> int:
+        return int(self._example_ends[-1])
+
+    @property
+    def side(self) -> int:
+        """Of a square board."""
+        return int(self.inputs.shape[1] ** 0.5)
+
+    @cached_property
+    def scored(self) -> np.ndarray:
+        """The cells that are scored in some puzzle, (length,)."""
+        found: np.ndarray = (self.labels != 0).any(axis=0)
+        return found
+
+    def first_examples(self) -> np.ndarray:
+        """The number of each group's first example."""
+        return np.concatenate([[0], self._example_ends[:-1]])
+
+    def origin(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Group, puzzle id and pair (counted within its group) of each numbered example."""
+        group = np.searchsorted(self._example_ends, examples, side="right")
+        pairs, puzzles, first_id = self.groups[group].T
+        puzzle, pair = np.divmod(examples - (self._example_ends[group] - pairs * puzzles), pairs)
+        return group, first_id + puzzle, pair
+
+    def rows(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Inputs and labels (uint8, (B, length)) and puzzle ids (B,) of the numbered examples."""
+        if len(examples) and not (examples.min() >= 0 and examples.max() < len(self)):
+            raise ValueError(
+                f"examples {examples.min()} to {examples.max()}: the split has 0 to {len(self) - 1}"
+            )
+        group, ids, pair = self.origin(examples)
+        where = self._pair_ends[group] - self.groups[group, 0] + pair
+        inputs, labels = self.inputs[where], self.labels[where]
+        if self.kind.show is not None:
+            shifts = None if self._shifts is None else self._shifts[examples]
+            inputs, labels = self.kind.show(inputs, labels, self.views[ids], shifts)
+        return inputs, labels, ids
+
+
+@dataclass(frozen=True)
+class PuzzleSet:
+    """A prepared set of puzzles, read from memory maps."""
+
+    folder: Path
+    kind: str
+    vocabulary: int
+    length: int
+    puzzle_ids: int
+    """How many puzzle ids there are, the blank id 0 among them."""
+
+    views: np.ndarray
+    train: PuzzleSplit
+    test: PuzzleSplit
+    hash: str
+    """The content hash: the same wherever the set was built."""
+
+    facts: dict[str, Any]
+    """puzzles.json, as read."""
+
+    @classmethod
+    def open(cls, folder: Path | str) -> "PuzzleSet":
+        """Opens a folder; checks names, types, shapes and puzzle ids, but not the hash."""
+        folder = Path(folder)
+        _check_whole(folder)
+        with _damage_named(folder):
+            facts = _read_facts(folder)
+            arrays = {name: _read_array(folder, name, entry) for name, entry in facts["arrays"].items()}
+            _check_arrays(facts, arrays)
+        views = np.array(arrays["views"])
+        kind = KINDS[facts["kind"]]
+        train, test = (PuzzleSplit(kind, _of(arrays, name), views, facts["names"][name]) for name in SPLITS)
+        named = {name: facts[name] for name in ("kind", "vocabulary", "length", "puzzle_ids", "hash")}
+        return cls(folder=folder, views=views, train=train, test=test, facts=facts, **named)
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the files that the puzzles come from; empty where none are recorded."""
+        return list(self.facts["build"].get("sources", []))
+
+    def verify(self) -> None:
+        """Reads every array; raises unless its content has the hash of puzzles.json."""
+        with _damage_named(self.folder):
+            for name, entry in self.facts["arrays"].items():
+                found, wanted = _digest(_read_array(self.folder, name, entry)), entry["sha256"]
+                if found != wanted:
+                    raise ValueError(f"{name}.npy has sha256 {found:.12}…, puzzles.json {wanted:.12}…")
+            if (found := _content_hash(self.facts)) != self.hash:
+                raise ValueError(f"its content has hash {found:.12}…, puzzles.json {self.hash:.12}…")
+            self._check_values()
+
+    def _check_values(self) -> None:
+        """Raises where a token or a view is one that there is not: a model would have no row for it."""
+        for name, split in zip(SPLITS, (self.train, self.test), strict=True):
+            for what, tokens in (("inputs", split.inputs), ("labels", split.labels)):
+                if (most := int(tokens.max(initial=0))) >= self.vocabulary:
+                    raise ValueError(f"{name}_{what}: token {most}: must be below {self.vocabulary}")
+        if check := KINDS[self.kind].check:
+            check(self.vocabulary, self.length, self.views)
+
+
+def write_puzzles(
+    folder: Path,
+    *,
+    kind: str,
+    vocabulary: int,
+    splits: Mapping[str, Mapping[str, np.ndarray]],
+    build: Mapping[str, Any],
+    views: np.ndarray | None = None,
+    names: Mapping[str, list[str]] | None = None,
+) -> PuzzleSet:
+    """Writes a whole folder, atomically; `build` is what decides its content."""
+    views = np.zeros((1, 0), dtype=np.uint8) if views is None else views
+    arrays = {f"{split}_{name}": array for split in SPLITS for name, array in splits[split].items()}
+    arrays["views"] = views
+    facts: dict[str, Any] = {
+        "format": PUZZLE_FORMAT,
+        "kind": kind,
+        "vocabulary": vocabulary,
+        "length": splits["train"]["inputs"].shape[1],
+        "puzzle_ids": len(views),
+        "build": dict(build),
+        "splits": {name: _sizes(splits[name]["groups"]) for name in SPLITS},
+        "names": {name: list(names[name]) if names else [] for name in SPLITS},
+        "arrays": {
+            name: {"dtype": array.dtype.str, "shape": list(array.shape), "sha256": _digest(array)}
+            for name, array in sorted(arrays.items())
+        },
+    }
+    facts["hash"] = _content_hash(facts)
+    _check_arrays(facts, arrays)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    whole = folder.resolve()
+    partial = whole.with_name(f".{whole.name}.{os.getpid()}.part")  # another process may write the same set
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        for name, array in arrays.items():
+            with atomic_file(partial / f"{name}.npy") as file:
+                np.save(file, array, allow_pickle=False)
+        with atomic_file(partial / "puzzles.json") as file:
+            file.write(json.dumps(facts, indent=1).encode())
+        os.replace(partial, whole)
+    except OSError:
+        if not (whole / "puzzles.json").is_file() or PuzzleSet.open(whole).hash != facts["hash"]:
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return PuzzleSet.open(folder)
+
+
+def group_table(groups: int) -> np.ndarray:
+    """The group table of puzzles that stand alone: a pair and a puzzle each, all with the blank id."""
+    return np.repeat(np.array([[1, 1, 0]], dtype="<i8"), groups, axis=0)
+
+
+def _sizes(groups: np.ndarray) -> dict[str, int]:
+    pairs, puzzles, _ = groups.T
+    counts = {"pairs": pairs.sum(), "puzzles": puzzles.sum(), "examples": (pairs * puzzles).sum()}
+    return {"groups": len(groups), **{name: int(count) for name, count in counts.items()}}
+
+
+def _digest(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+
+
+def _content_hash(facts: dict[str, Any]) -> str:
+    """Over all of puzzles.json but the hash itself; the arrays are in it by their checksums."""
+    content = {name: value for name, value in facts.items() if name != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _of(arrays: Mapping[str, np.ndarray], split: str) -> dict[str, np.ndarray]:
+    found = {name: arrays.get(f"{split}_{name}") for name in (*REQUIRED, *OPTIONAL)}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def _check_whole(folder: Path) -> None:
+    if not (folder / "puzzles.json").is_file():
+        advice = f"`deeploop prepare {' | '.join(KINDS)} --out ANOTHER` makes one"
+        refuse_other(folder, "puzzles.json", advice)
+        what = "not a whole set of puzzles (no puzzles.json)" if folder.is_dir() else "no such set of puzzles"
+        raise ValueError(
+            f"{folder}: {what}; make it with `deeploop prepare {' | '.join(KINDS)} --out {folder}`"
+        )
+
+
+@contextmanager
+def _damage_named(folder: Path) -> Iterator[None]:
+    """Adds the folder and the way out to what is found wrong inside: `prepare` replaces nothing."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}; delete the folder and prepare it again") from None
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    try:
+        facts = read_object(folder / "puzzles.json")
+        version = facts["format"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"puzzles.json: not a description of puzzles ({error!r})") from None
+    if version != PUZZLE_FORMAT:
+        raise ValueError(f"puzzles.json: puzzle format {version}, this version reads {PUZZLE_FORMAT}")
+    try:
+        check_fields(facts, FIELDS, "puzzles")
+        for name, entry in facts["arrays"].items():
+            check_fields(entry, {"dtype": str, "shape": [int], "sha256": str}, f"puzzles.arrays.{name}")
+            if name != "views" and name not in {f"{s}_{n}" for s in SPLITS for n in (*REQUIRED, *OPTIONAL)}:
+                raise ValueError(f"puzzles.arrays: unknown array {name!r:.40}")
+    except ValueError as error:
+        raise ValueError(f"puzzles.json: {error}") from None
+    return facts
+
+
+def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
+    path = folder / f"{name}.npy"
+    try:
+        array = read_npy(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path.name}: missing") from None
+    except OSError as error:
+        raise ValueError(f"{path.name}: can't be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"{path.name}: unreadable ({error})") from None
+    found = [array.dtype.str, list(array.shape)]
+    if found != [entry["dtype"], entry["shape"]]:
+        raise ValueError(f"{path.name}: holds {found[1]} of {found[0]}, puzzles.json has {entry['shape']}")
+    return array
+
+
+def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Raises unless the arrays fit one another and no puzzle id lies outside the views."""
+    if facts["kind"] not in KINDS:
+        raise ValueError(f"kind {facts['kind']!r}: must be one of {', '.join(KINDS)}")
+    wanted = (facts["puzzle_ids"], KINDS[facts["kind"]].view_parameters)
+    if "views" not in arrays or arrays["views"].shape != wanted:
+        raise ValueError(f"views: must be there with shape {wanted}")
+    for name, values in arrays.items():
+        if values.dtype.str != (kind := TYPES[name.removeprefix("train_").removeprefix("test_")]):
+            raise ValueError(f"{name}: is of {values.dtype.str}, must be of {kind}")
+    for name in SPLITS:
+        split = _of(arrays, name)
+        if missing := set(REQUIRED) - set(split):
+            raise ValueError(f"{name}: no {', '.join(sorted(missing))}")
+        groups, sizes = split["groups"], facts["splits"][name]
+        if groups.ndim != 2 or groups.shape[1] != 3 or not len(groups) or groups.min() < 0:
+            raise ValueError(f"{name}_groups: must be a table of pairs, puzzles and first ids, and not empty")
+        if groups.max() > facts["puzzle_ids"] + sizes["pairs"]:  # sums of such would wrap around
+            raise ValueError(f"{name}_groups: numbers beyond the {facts['puzzle_ids']} puzzle ids")
+        if _sizes(groups) != sizes or groups[:, :2].min() < 1:
+            raise ValueError(f"{name}_groups: does not add up to the sizes {sizes}")
+        shapes: dict[str, tuple[int, ...]] = {
+            "inputs": (sizes["pairs"], facts["length"]),
+            "shifts": (sizes["examples"], 2),
+        }
+        shapes |= dict.fromkeys(("ratings", "sources"), (sizes["groups"],))
+        shapes |= {"labels": shapes["inputs"], "groups": groups.shape}
+        for array in split:
+            if split[array].shape != shapes[array]:
+                raise ValueError(f"{name}_{array}: shape {split[array].shape}, must be {shapes[array]}")
+        if (last := int((groups[:, 1] + groups[:, 2]).max()) - 1) >= facts["puzzle_ids"]:
+            raise ValueError(f"{name}_groups: puzzle id {last}: must be below {facts['puzzle_ids']}")
+        if facts["names"][name] and len(facts["names"][name]) != len(groups):
+            raise ValueError(f"names.{name}: {len(facts['names'][name])} names of {len(groups)} groups")
+        _check_sources(name, split.get("sources"), facts["build"].get("sources", []))
+
+
+def _check_sources(split: str, sources: np.ndarray | None, names: Any) -> None:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("build.sources: must be a list of names")
+    if sources is not None and not (sources.min() >= 0 and sources.max() < len(names)):
+        raise ValueError(
+            f"{split}_sources: must be from 0 to below {len(names)}, the number of build.sources"
+        )

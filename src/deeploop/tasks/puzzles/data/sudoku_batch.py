@@ -1,0 +1,131 @@
+"""Solve many Sudoku at once, in numpy: the search of `sudoku.py`, a batch of boards at a time.
+
+A board is a column of 16-bit masks, one per cell: the values that it may have. A sweep removes what naked and
+hidden singles exclude on all boards together. A board on which nothing more follows is branched on its first
+cell with the fewest values. All branches are searched, so the guesses of a puzzle with one answer are those
+that `sudoku.solve` counts.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from deeploop.tasks.puzzles.data.sudoku_symmetry import BOXES
+
+BATCH = 2048  # boards of a sweep: they and what is computed of them stay in a core's cache
+
+
+@dataclass(frozen=True)
+class Solutions:
+    """What was found out about each of some puzzles."""
+
+    counts: np.ndarray  # (B,) answers: 0, 1, or 2 for more than one
+    answers: np.ndarray  # uint8 (B, cells) digits; one of the answers where there are several
+    guesses: np.ndarray  # (B,) values tried, until all or more than one answer were found
+
+
+def solve_batch(puzzles: np.ndarray) -> Solutions:
+    """Solve boards of digits (B, cells), 0 for blank."""
+    size = int(puzzles.shape[1] ** 0.5)
+    found = Solutions(
+        np.zeros(len(puzzles), np.int64), np.zeros_like(puzzles), np.zeros(len(puzzles), np.int64)
+    )
+    boards, owners = np.ascontiguousarray(_masks(puzzles, size).T), np.arange(len(puzzles))
+    while len(owners):
+        now, of = boards[:, -BATCH:], owners[-BATCH:]
+        boards, owners = boards[:, :-BATCH], owners[:-BATCH]
+        wanted = found.counts[of] < 2
+        if wanted.any():
+            more, parents = _advance(found, np.compress(wanted, now, axis=1), of[wanted], size)
+            boards, owners = np.concatenate([boards, more], axis=1), np.concatenate([owners, parents])
+    return found
+
+
+def _advance(
+    found: Solutions, boards: np.ndarray, owners: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sweep once and record solved boards; return those to sweep again, and the branches of the others."""
+    before = boards.copy()
+    possible = _sweep(boards, size)
+    changed = (boards != before).any(axis=0)
+    still_open = (boards & (boards - 1)).any(axis=0)
+    _record(found, boards, owners, possible & ~changed & ~still_open)
+    ready, again = possible & ~changed & still_open, possible & changed
+    children, parents = _branch(np.compress(ready, boards, axis=1), size)
+    tried = owners[ready][parents]
+    found.guesses[:] += np.bincount(tried, minlength=len(found.guesses))
+    swept = np.compress(again, boards, axis=1)
+    return np.concatenate([swept, children], axis=1), np.concatenate([owners[again], tried])
+
+
+def _masks(puzzles: np.ndarray, size: int) -> np.ndarray:
+    values = np.concatenate([[(1 << size) - 1], 1 << np.arange(size)]).astype(np.uint16)
+    return values[puzzles]
+
+
+def _record(found: Solutions, boards: np.ndarray, owners: np.ndarray, where: np.ndarray) -> None:
+    """Note the boards that are solved, which are those at `where`."""
+    digits = np.bitwise_count(boards[:, where] - 1) + 1  # of a single bit its place
+    found.answers[owners[where]] = digits.T
+    found.counts[:] = (found.counts + np.bincount(owners[where], minlength=len(found.counts))).clip(max=2)
+
+
+def _branch(boards: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every value of one cell tried on each board: the new boards, and the number of each one's parent."""
+    values = np.bitwise_count(boards)
+    cell = np.where(values > 1, values, size + 1).argmin(axis=0)
+    choices = boards[cell, np.arange(len(cell))] >> np.arange(size, dtype=np.uint16)[:, None] & 1
+    value, parents = np.nonzero(choices)
+    children = np.take(boards, parents, axis=1)
+    children[cell[parents], np.arange(len(parents))] = np.uint16(1) << value.astype(np.uint16)
+    return children, parents
+
+
+def _sweep(boards: np.ndarray, size: int) -> np.ndarray:
+    """Apply naked, then hidden singles, in place; returns which boards (N,) show no contradiction."""
+    singles = boards * ((boards & (boards - 1)) == 0)
+    wrong = np.zeros(boards.shape[1], np.uint16)
+    taken = np.zeros_like(boards)
+    for cells, single in zip(_units(taken, size), _units(singles, size), strict=True):
+        once, twice = _seen(single)
+        _join(wrong, twice)
+        for cell in cells:
+            cell |= once
+    boards &= ~taken | singles
+    hidden = np.zeros_like(boards)
+    for cells, places in zip(_units(boards, size), _units(hidden, size), strict=True):
+        once, twice = _seen(cells)
+        _join(wrong, once ^ np.uint16((1 << size) - 1))  # a value without a place
+        once &= ~twice
+        for place in places:
+            place |= once
+    hidden &= boards
+    _join(wrong, hidden & (hidden - 1))  # two values with one place
+    boards *= hidden == 0
+    boards |= hidden
+    return (wrong == 0) & (boards != 0).all(axis=0)
+
+
+def _units(boards: np.ndarray, size: int) -> list[list[np.ndarray]]:
+    """For rows, columns and boxes: the first cell of every unit, the second, …, as views."""
+    height, width = BOXES[size]
+    grid = boards.reshape(size, size, -1)
+    boxes = boards.reshape(size // height, height, size // width, width, -1)
+    return [
+        [grid[:, n] for n in range(size)],
+        [grid[n] for n in range(size)],
+        [boxes[:, row, :, column] for row in range(height) for column in range(width)],
+    ]
+
+
+def _seen(cells: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The values that occur in a unit, and those that occur in more than one of its cells."""
+    once, twice = cells[0].copy(), np.zeros_like(cells[0])
+    for cell in cells[1:]:
+        twice |= once & cell
+        once |= cell
+    return once, twice
+
+
+def _join(into: np.ndarray, values: np.ndarray) -> None:
+    into |= np.bitwise_or.reduce(values.reshape(-1, values.shape[-1]), axis=0)
