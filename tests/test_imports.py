@@ -18,7 +18,7 @@ from deeploop.tasks.recipes import RECIPES
 SOURCE = Path(deeploop.__file__).parent
 
 # Which packages a package may import, besides itself and the files of the root that all may import.
-# "configs" are the files of `tasks` that need no torch: the registry, each task's config, recipes and examples.
+# "configs" are the files of `tasks` without torch: the registry, each task's config, recipes and examples.
 ALLOWED = {
     "theory": set(),
     "config": {"theory"},
