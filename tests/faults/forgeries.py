@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from deeploop.commands.export_run import model_card
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
