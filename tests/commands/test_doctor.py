@@ -24,7 +24,7 @@ def test_it_says_what_is_there_and_passes(capsys, tmp_path, monkeypatch):
     assert named[-3:] == ["training uses", "self-test", "passed"]
     assert re.search(r"(eager modules|compiled blocks|Triton kernels), (fp32|bf16)", lines[-3])
     first, last = map(float, re.search(r"loss (\S+) → (\S+),", lines[-1]).groups())
-    assert last < first - 0.5
+    assert last < first - 0.1  # the bias of the recipe starts at the unigram floor
     # torch makes the folder of its inductor when that is imported, which building an optimizer does
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]
 

@@ -67,6 +67,17 @@ def test_settings_of_a_cell_are_canonical():
     assert old_names.settings({"model.p": 0.25, "seed": 1}, "tiny") == {"model.rule": "deepnorm", "seed": 1}
 
 
+def test_a_recorded_cell_has_the_unigram_bias_that_its_recipe_had():
+    bias = {"model.unigram_bias": True}
+    assert old_names.cell({"seed": 1}, "tiny") == ("tiny", {"model.unigram_bias": False, "seed": 1})
+    assert old_names.cell({"seed": 1}, "tiny-stable") == ("tiny", {**bias, "seed": 1})
+    flat = {"model.rule": "flat", **bias}
+    assert old_names.cell({}, "gpt2-small-flat") == ("gpt2-small", flat)
+    assert old_names.cell(bias, "gpt2-small") == ("gpt2-small", bias)
+    for other in ("hrm-sudoku4", "automaton", "tiny-recurrent"):
+        assert old_names.cell({}, other) == (other, {})
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

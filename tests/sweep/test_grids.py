@@ -29,7 +29,8 @@ def test_table1_is_the_sixteen_cells_of_the_paper_and_nothing_else_differs():
     assert set(cells) == {(s, b, r) for s in ("small", "medium") for b in METHODS for r in ROUNDS}
     for (size, block, rounds), cell in cells.items():
         recipe = {"small": gpt2_small, "medium": gpt2_medium}[size]()
-        assert cell.config() == replace(recipe, model=replace(recipe.model, rule=block, rounds=rounds))
+        model = replace(recipe.model, rule=block, rounds=rounds, unigram_bias=False)
+        assert cell.config() == replace(recipe, model=model)
     assert parameter_count(cells["small", "prenorm", 7].config().model) == 123_591_168
     assert parameter_count(cells["medium", "deeploop", 1].config().model) == 353_558_528
 
@@ -41,6 +42,7 @@ def test_p_sweep_changes_the_exponent_and_the_seed_alone():
         changed = differences(to_dict(gpt2_small()), to_dict(cell.config()))
         expected = {
             "model.rule": str(parse(f"deeploop:p={p}")),
+            "model.unigram_bias": False,
             "seed": seed,
             "optim.steps": 2_700,
             "optim.floor_lr": 1e-3,
@@ -49,6 +51,12 @@ def test_p_sweep_changes_the_exponent_and_the_seed_alone():
         assert {path: new for path, _, new in changed} == {
             k: v for k, v in expected.items() if defaults.get(k) != v
         }
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ["table1", "p-sweep", "downstream"])
+def test_the_papers_grids_have_no_unigram_bias(name, scale):
+    assert {cell.config().model.unigram_bias for cell in GRIDS[name](scale).cells()} == {False}
 
 
 def test_downstream_is_table1_without_the_cell_the_paper_does_not_score():
@@ -77,9 +85,7 @@ def test_escape_has_the_ramps_and_changes_nothing_but_the_bias_between_the_start
         assert (config.model.residual.p, config.seed, config.optim.peak_lr) == (p, seed, 1e-3)
         assert 1e-3 / config.optim.warmup_steps == pytest.approx(float(ramp), rel=0.02)
         changed = differences(to_dict(cells["paper", p, ramp, seed].config()), to_dict(config))
-        assert {path for path, *_ in changed} == (
-            {"model.unigram_bias", "out"} if start == "stable" else set()
-        )
+        assert {path for path, *_ in changed} == ({"model.unigram_bias"} if start == "stable" else set())
 
 
 def test_rules_have_equal_tokens():

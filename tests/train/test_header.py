@@ -1,6 +1,7 @@
 """The header: what is about to be trained, from the config and a few facts."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -38,7 +39,8 @@ def test_the_header_of_a_language_model():
     config = replace(config, optim=replace(config.optim, steps=100))
     assert header(config, FACTS) == [
         "run:       runs/tiny, 100 steps (deeploop train tiny)",
-        "model:     437,760 parameters; K = 2 blocks × R = 3 rounds, N = 6",
+        "model:     437,760 parameters; K = 2 blocks × R = 3 rounds, N = 6; "
+        "unigram bias (the paper has none)",
         "rule:      DeepLoop p=0.5, x ← Norm(α·x + f(Norm(x))): α = 3.464, β = 0.1443",  # √12, 1/√48
         "data:      204,800 tokens planned, the corpus has 120,940: 1.7 epochs",
         "optimizer: AdamW, peak rate 0.001 after 200 steps of warm-up",
@@ -141,7 +143,12 @@ def test_a_plan_that_makes_little_sense_is_warned_of(tiny_config, monkeypatch):
     def warnings(**changes):
         return [line for line in preview_run(tiny_config(**changes), ALONE, "tiny") if "warning" in line]
 
-    assert warnings() == []
+    (line,) = warnings()
+    assert "without the unigram bias deeploop may collapse" in line
+    assert "--model.unigram-bias" in line
+    assert warnings(model={"rule": "prenorm"}) == []
+    assert warnings(model={"unigram_bias": True}) == []
+    tiny_config = partial(tiny_config, model={"unigram_bias": True})
     steps = 10 * 23_510 // (8 * 32)  # the corpus has 23,510 tokens
     assert warnings(optim={"steps": steps}) == []
     (line,) = warnings(optim={"steps": 40 * steps})

@@ -94,19 +94,18 @@ def test_the_papers_recipe_sees_the_papers_tokens(name, steps, tokens):
     assert (config.optim.betas, config.optim.weight_decay, config.optim.clip) == ((0.9, 0.95), 0.1, 1.0)
 
 
-@pytest.mark.parametrize("name", ["gpt2-small", "gpt2-medium", "tiny"])
-def test_a_flat_recipe_is_the_faithful_one_with_the_flat_block_and_the_bias(name):
-    faithful, flat = get_recipe(name), get_recipe(f"{name}-flat")
-    model = replace(faithful.model, rule="flat", unigram_bias=True)
-    assert flat == replace(faithful, out=Path(f"runs/{name}-flat"), model=model)
+def test_recipes_of_language_models_have_the_unigram_bias_and_configs_without_the_field_do_not():
+    models = [make().model for name, make in RECIPES.items() if type(make()) is TrainConfig]
+    assert len(models) == 7
+    assert all(model.unigram_bias for model in models)
+    assert not from_dict(TrainConfig, {"model": {"rounds": 2}}).model.unigram_bias
 
 
 @pytest.mark.parametrize("name", ["gpt2-small", "gpt2-medium", "tiny"])
-def test_a_stable_recipe_is_the_faithful_one_with_the_bias(name):
-    faithful, stable = get_recipe(name), get_recipe(f"{name}-stable")
-    assert stable == replace(
-        faithful, out=Path(f"runs/{name}-stable"), model=replace(faithful.model, unigram_bias=True)
-    )
+def test_recipes_that_are_a_flag_of_another_are_answered_with_it(name):
+    for suffix, option in (("stable", ""), ("flat", " --rule flat")):
+        with pytest.raises(ValueError, match=f"use `deeploop train {name}{option}`$"):
+            get_recipe(f"{name}-{suffix}")
 
 
 def test_an_unknown_recipe_is_named():

@@ -107,7 +107,7 @@ def command(args: RecommendArgs, found: Recommendation) -> str:
         "optim.peak-lr": f"{found.rates[1]:g}",
     }
     words = [f"--{name} {value}" for name, value in options.items()]
-    return " ".join(["deeploop train gpt2-small --model.unigram-bias", *words])
+    return " ".join(["deeploop train gpt2-small", *words])
 
 
 def main(arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ from deeploop.tasks.chat.config import ChatTrainConfig
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.puzzles.config import PuzzleDataConfig
 from deeploop.tasks.puzzles.recipes import published_steps, require_puzzles
-from deeploop.tasks.recipes import RECIPES, get_recipe
+from deeploop.tasks.recipes import GONE, RECIPES, get_recipe, require_recipe
 from deeploop.terminal import loading_torch, show
 from deeploop.train.stop import StopRequest
 
@@ -153,6 +153,8 @@ def choose_base(words: list[str]) -> tuple[RunConfig | None, str, list[str]]:
     """The config that the words start from, the words that named it, and those that change it."""
     if words and words[0].startswith("--") and (found := _base_without_recipe(words)):
         return found
+    if words and words[0] in GONE:
+        require_recipe(words[0])
     choice, rest = choose("recipe", words, {name: summary(make) for name, make in RECIPES.items()})
     if choice is None:
         print(INSTEAD)

@@ -2,7 +2,7 @@
 
 There a rule was eleven fields of the model (`model.block` and its like), now it is `model.rule`. Whatever
 reads a config calls `model_section`, `fields` or `settings`, as its form is; what is not old comes back as it
-is.
+is. There also no recipe but the `-stable` and `-flat` ones had the unigram bias: `cell` reads a sweep's cell.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -39,6 +39,8 @@ PARAMETERS = {
 }
 UNUSED = (("postnorm", "inner_norm"),)  # was accepted without an effect, as scale_gate was elsewhere
 NAMES = {"sandwich": "deeploop"}
+BIAS = "model.unigram_bias"
+WITHOUT_BIAS = ("tiny", "gpt2-small", "gpt2-medium")  # recipes that have it now
 REASONERS = ("hrm", "trm")  # whose configs have fields p, flat and flat_gain still
 
 
@@ -118,6 +120,15 @@ def settings(found: Mapping[str, Any], recipe: str) -> dict[str, Any]:
     now = fields(found, recipe.partition("-")[0])
     rule = now.get("model.rule")
     return {**now, "model.rule": str(parse(rule, "model.rule"))} if isinstance(rule, str) else now
+
+
+def cell(found: Mapping[str, Any], recipe: str) -> tuple[str, dict[str, Any]]:
+    """Recipe and settings of a cell in sweep.json, with its unigram bias, which 0.2.0 left to the recipe."""
+    now = settings(found, recipe)
+    name, _, form = recipe.rpartition("-")
+    if form in ("stable", "flat") and name in WITHOUT_BIAS:
+        return name, {**({"model.rule": "flat"} if form == "flat" else {}), BIAS: True, **now}
+    return recipe, {BIAS: False, **now} if recipe in WITHOUT_BIAS else now
 
 
 def require_new_flags(words: Iterable[str]) -> None:

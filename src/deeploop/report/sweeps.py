@@ -61,8 +61,8 @@ def read_sweep(folder: Path) -> SweepRecord:
 
 
 def _cell(found: dict[str, Any]) -> RecordedCell:
-    recipe, settings = str(found["recipe"]), dict(found["settings"])
-    return RecordedCell(recipe, old_names.settings(settings, recipe), dict(found["axes"]))
+    recipe, settings = old_names.cell(dict(found["settings"]), str(found["recipe"]))
+    return RecordedCell(recipe, settings, dict(found["axes"]))
 
 
 def _jobs_of(command: list[str]) -> int:

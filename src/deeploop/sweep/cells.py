@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from deeploop.config.json import to_dict
+from deeploop.config.old_names import BIAS, WITHOUT_BIAS
 from deeploop.files import append_file, parse_json, write_json
 from deeploop.report.endings import DROPPED, ENDED, Ending, State, ending, log_file, outcome, run_state
 from deeploop.report.packed import opened
@@ -61,9 +62,9 @@ class SweepFolder:
         torchrun: bool = False,
         tasks: Path | None = None,
     ) -> None:
-        self.out, self.grid, self.cells = out, grid, cells
+        self.out, self.grid, self.cells = out, grid, _as_begun(cells, out)
         self.gpus, self.torchrun, self.tasks = gpus, torchrun or gpus > 1, tasks
-        self.configs = {cell.name: cell.config() for cell in cells}
+        self.configs = {cell.name: cell.config() for cell in self.cells}
 
     def run_folder(self, cell: Cell) -> Path:
         return self.out / cell.name
@@ -228,9 +229,26 @@ class SweepFolder:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
+def _as_begun(cells: list[Cell], out: Path) -> list[Cell]:
+    """The cells, without the unigram bias where a sweep of version 0.2.0 was begun so by its recipe."""
+    try:
+        begun = read_sweep(out).cells
+    except (OSError, ValueError):  # told by `SweepFolder.record`
+        return cells
+    found = []
+    for cell in cells:
+        like = [begun[cell.name]] if cell.name in begun else begun.values()
+        off = BIAS not in cell.settings and {old.settings.get(BIAS) for old in like} == {False}
+        found.append(replace(cell, settings={**cell.settings, BIAS: False}) if off else cell)
+    return found
+
+
 def _as_recorded(cell: Cell) -> RecordedCell:
     """The cell as sweep.json gives it back: a tuple is a list there, a path its text."""
-    kept = {"recipe": cell.recipe, "settings": dict(cell.settings), "axes": dict(cell.axes)}
+    settings = dict(cell.settings)
+    if cell.recipe in WITHOUT_BIAS:
+        settings.setdefault(BIAS, cell.config().model.unigram_bias)
+    kept = {"recipe": cell.recipe, "settings": settings, "axes": dict(cell.axes)}
     return RecordedCell(**parse_json(json.dumps(kept, default=str)))
 
 

@@ -17,12 +17,6 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "huginn-small": recurrent.huginn_small,
     "parcae-small": recurrent.parcae_small,
     "ouro-small": recurrent.ouro_small,
-    "gpt2-small-stable": gpt.gpt2_small_stable,
-    "gpt2-medium-stable": gpt.gpt2_medium_stable,
-    "tiny-stable": gpt.tiny_stable,
-    "gpt2-small-flat": gpt.gpt2_small_flat,
-    "gpt2-medium-flat": gpt.gpt2_medium_flat,
-    "tiny-flat": gpt.tiny_flat,
     "chat": chat.chat,
     "hrm-arc1": puzzles.hrm_arc1,
     "hrm-arc1-deeploop": puzzles.hrm_arc1_deeploop,
@@ -42,7 +36,24 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 }
 
 
+# Recipes that are gone, and the words that say the same now.
+GONE = {
+    f"{name}-{suffix}": f"{name}{option}"
+    for name in ("tiny", "gpt2-small", "gpt2-medium")
+    for suffix, option in (("stable", ""), ("flat", " --rule flat"))
+}
+
+
 def get_recipe(name: str) -> RunConfig:
+    require_recipe(name)
+    return RECIPES[name]()
+
+
+def require_recipe(name: str) -> None:
+    """Raise for a name that is no recipe's, with the command to use where it was one."""
+    if name in GONE:
+        raise ValueError(
+            f"recipe={name}: is gone, as all recipes have the unigram bias; use `deeploop train {GONE[name]}`"
+        )
     if name not in RECIPES:
         raise ValueError(f"recipe={name}: unknown; choose one of {', '.join(RECIPES)}")
-    return RECIPES[name]()

@@ -86,7 +86,8 @@ def _loop(model: GPTConfig | ReasonerConfig) -> str:
         injected = f"; injection: {model.injection}" if model.injection != "none" else ""
         started = f"; first state: {model.first_state}" if model.first_state != "embedding" else ""
         loop = f"K = {model.blocks} blocks × R = {model.rounds} rounds, N = {model.depth}"
-        return loop + around + injected + started
+        bias = "; unigram bias (the paper has none)" if model.unigram_bias else ""
+        return loop + around + injected + started + bias
     plan = model.schedule
     modules = ", ".join(
         f"{name}: K = {blocks}, R_g = {plan.R_g_of(name)}" for name, blocks in model.blocks_of.items()

@@ -12,7 +12,7 @@ from pathlib import Path
 from deeploop.config.run import DeviceConfig
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.tasks.language.config import RoundsConfig, TrainConfig
-from deeploop.tasks.language.recipes import flat, gpt2_small, tiny
+from deeploop.tasks.language.recipes import gpt2_small, tiny
 
 
 def tiny_recurrent() -> TrainConfig:
@@ -21,7 +21,7 @@ def tiny_recurrent() -> TrainConfig:
     return replace(
         base,
         out=Path("runs/tiny-recurrent"),
-        model=replace(flat(base).model, rounds=4, prelude=1, coda=1, injection="add"),
+        model=replace(base.model, rule="flat", rounds=4, prelude=1, coda=1, injection="add"),
         data=replace(base.data, validation_rounds=(1, 2, 4, 8, 16)),
         rounds=RoundsConfig(sample="poisson-lognormal", backprop=4),
     )

@@ -299,8 +299,16 @@ class LanguageTask(Task):
         }
 
     def warnings(self) -> list[str]:
-        """A corpus that is repeated often, and validations that cost more than the training between them."""
+        """A rule without the bias that it needs, a corpus that is repeated often, validations that cost more
+        than the training between them.
+        """
         config, found = self.config, []
+        rule, begins = config.model.residual, not (config.resume or config.init_from)
+        if rule.has_alpha and begins and not config.model.unigram_bias:
+            found.append(
+                f"without the unigram bias {rule.name} may collapse during warm-up; "
+                "add --model.unigram-bias (docs/escape.md)"
+            )
         epochs = config.optim.steps * self.targets_per_step / self.examples
         if epochs > MANY_EPOCHS:
             fewer = max(1, MANY_EPOCHS * self.examples // self.targets_per_step)
