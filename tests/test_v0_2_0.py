@@ -159,7 +159,7 @@ def test_an_old_config_trains_the_same_model(name, deep, tmp_path):
 def test_an_old_reasoner_keeps_the_alpha_that_it_was_trained_with():
     """0.2.0 counted N in the graph, 2 blocks; the paper's count of this schedule is 3."""
     saved = load_any_config(Path("hrm")).model
-    assert (saved.N, saved.depth_from, saved.alpha("L")) == (2, "graph", 2.0)
+    assert (saved.N, saved.depth_from, saved.scales_of("L").alpha) == (2, "graph", 2.0)
     assert replace(saved, depth_from="cycles").N == 3
 
 

@@ -228,6 +228,11 @@ class Rule:
         return ScalingRule(self.p) if self.alpha == "paper" and self.beta else None
 
     @property
+    def needs_depth(self) -> bool:
+        """Its α or β is taken at N, the depth in blocks."""
+        return self.alpha == "paper" or self.beta
+
+    @property
     def block(self) -> tuple[object, ...]:
         """The rule without its scales: weights can move between rules that agree in it."""
         return self.outer_norm, self.outer_gain, self.inner_norm, self.has_alpha, self.epsilon, self.form

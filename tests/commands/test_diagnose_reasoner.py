@@ -17,7 +17,7 @@ from deeploop.train.loop import train
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "cycles": 2, "low_cycles": 2}
 MODELS = {
-    "hrm": (HRMTrainConfig, HRMConfig(**SHAPE, high_blocks=1, low_blocks=1, p=0.5)),
+    "hrm": (HRMTrainConfig, HRMConfig(**SHAPE, high_blocks=1, low_blocks=1, rule="deeploop")),
     "trm": (TRMTrainConfig, TRMConfig(**SHAPE, blocks=1, puzzle_positions=2)),
 }
 FEW = ["--iterations", "4", "--sequences", "2", "--device", "cpu"]
@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
     for name, kind, changes in (
         ("hrm", "hrm", {}),
         ("hrm4", "hrm", {"low_cycles": 4}),
-        ("plain", "hrm", {"p": 0.0}),
+        ("plain", "hrm", {"rule": "postnorm"}),
         ("trm", "trm", {}),
     ):
         config, model = MODELS[kind]
@@ -50,7 +50,7 @@ def runs(tmp_path_factory):
 def test_hrm_is_measured_as_trained_and_over_the_last_cycle(runs, capsys):
     assert main(["diagnose", str(runs / "hrm"), *FEW]) == 0
     said = capsys.readouterr().out
-    assert "p = 0.5, α = 2.449 at N = 3, C_L = 2; 2 puzzles of" in said
+    assert "DeepLoop p=0.5, no inner norm, α = 2.449 at N = 3, C_L = 2; 2 puzzles of" in said
     assert "last_call (as trained)" in said
     assert "last_cycle (the paper's, not trained so)" in said
     record = json.loads((runs / "hrm" / "diagnose.json").read_text())
@@ -84,7 +84,7 @@ def test_runs_of_several_low_cycles_are_fitted(runs, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hrm", "plain"], "model.p=0.0, but"),
+        (["hrm", "plain"], "model.rule=postnorm, but"),
         (["hrm", "trm"], "trm: model.blocks=1, but hrm has None"),
         (["hrm", "--sublayers", "blocks.0.mlp"], "sublayer 'blocks.0.mlp': the model has stacks."),
         (["hrm", "--data", "nowhere"], "nowhere"),

@@ -4,7 +4,7 @@ import pytest
 
 from deeploop.config import old_names
 from deeploop.config.json import from_dict
-from deeploop.models import GPTConfig
+from deeploop.models import GPTConfig, HRMConfig
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,32 @@ def test_what_is_not_old_stays():
     new = {"width": 8, "rule": "flat"}
     assert old_names.model_section(new) == new
     assert old_names.model_section({"width": 8}) == {"width": 8}
-    reasoner = {"model.p": 0.5, "model.flat_gain": 1.0}
-    assert old_names.fields(reasoner, "hrm") == reasoner
-    assert old_names.settings(reasoner, "trm-sudoku4") == reasoner
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"p": 0.0, "high_p": None, "flat": False, "flat_gain": 1.0}, {"rule": "postnorm", "high_rule": ""}),
+        ({"p": 0.5, "high_p": 0.25}, {"rule": "deeploop", "high_rule": "deepnorm"}),
+        ({"p": 0.3, "high_p": 0.0}, {"rule": "deeploop:p=0.3", "high_rule": "postnorm"}),
+        ({"flat": True, "flat_gain": 2.0, "p": 0.0}, {"rule": "flat:gain=2"}),
+        ({"p": 0.5, "depth": 0}, {"rule": "deeploop", "depth": 0, "depth_from": "graph"}),
+        ({"p": 0.5, "depth": 7}, {"rule": "deeploop", "depth": 7}),
+        ({"rule": "flat", "width": 16}, {"rule": "flat", "width": 16}),
+    ],
+)
+def test_the_rule_of_a_reasoner_is_one_too(old, new):
+    assert old_names.reasoner_section(old) == new
+    config = from_dict(HRMConfig, old)
+    assert config == HRMConfig(**new)
+    fields = {f"model.{name}": value for name, value in {"depth_from": "cycles", **old}.items()}
+    expected = {f"model.{name}": value for name, value in {"depth_from": "cycles", **new}.items()}
+    if "depth_from" not in new:
+        assert old_names.fields({"seed": 1, **fields}, "hrm") == {"seed": 1, **expected}
+    assert old_names.settings({"model.p": 0.25, "model.high_p": 0.5}, "hrm-sudoku4") == {
+        "model.rule": "deepnorm",
+        "model.high_rule": "deeploop",
+    }
 
 
 def test_the_rule_takes_the_place_of_the_first_old_field():
@@ -95,6 +118,21 @@ def test_old_flags_are_answered_with_the_new_one(words, says):
     with pytest.raises(ValueError) as error:
         old_names.require_new_flags(words.split())
     assert str(error.value) == says
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--model.p 0.5", "--model.p 0.5: is now --model.rule deeploop"),
+        ("--model.p=0.5 --model.high-p 0.25", "is now --model.rule deeploop --model.high-rule deepnorm"),
+        ("--model.flat --seed 2", "--model.flat: is now --model.rule flat"),
+        ("--model.flat --model.flat-gain 2", "is now --model.rule flat:gain=2"),
+    ],
+)
+def test_old_flags_of_reasoners_are_answered_too(words, says):
+    with pytest.raises(ValueError) as error:
+        old_names.require_new_flags(words.split(), "hrm")
+    assert str(error.value).endswith(says)
 
 
 def test_new_flags_pass():

@@ -18,7 +18,7 @@ from deeploop.models.trm import TRMConfig
 from deeploop.theory import DEEPLOOP, module_bound
 
 SHAPE = PuzzleShape(5, 3, 1)
-SMALL = {"width": 4, "heads": 1, "hidden": 4, "cycles": 2, "low_cycles": 3, "p": 0.5, "puzzle_positions": 1}
+SMALL = {"width": 4, "heads": 1, "hidden": 4, "cycles": 2, "low_cycles": 3, "rule": "deeploop", "puzzle_positions": 1}
 HRM = HRMConfig(**SMALL, high_blocks=1, low_blocks=1)
 TRM = TRMConfig(**SMALL, blocks=1)
 EXACT = Effort(iterations=60, tolerance=1e-12)
@@ -127,7 +127,7 @@ def test_the_exponent_that_one_kappa_asks_for():
 
 
 def test_modules_without_the_papers_rule_have_no_bound():
-    model, probe = built(replace(HRM, p=0.0))
+    model, probe = built(replace(HRM, rule="postnorm"))
     assert examine_reasoner(model, probe, horizon="last_call")["bound"] is None
     with pytest.raises(ValueError, match=r"sublayer 'mlp': the model has stacks\.H"):
         examine_reasoner(model, probe, horizon="last_call", sublayers=["mlp"])

@@ -12,11 +12,11 @@ from deeploop.models.trm import TRMConfig
 from deeploop.theory import HORIZONS
 
 SMALL = {"width": 16, "heads": 2, "hidden": 24}
-CONFIGS = [HRMConfig(**SMALL, high_blocks=1, low_blocks=2, horizon=h, p=0.5) for h in HORIZONS]
-CONFIGS += [HRMConfig(**SMALL, high_blocks=1, low_blocks=1), TRMConfig(**SMALL, mixer="mlp", p=0.5)]
+CONFIGS = [HRMConfig(**SMALL, high_blocks=1, low_blocks=2, horizon=h, rule="deeploop") for h in HORIZONS]
+CONFIGS += [HRMConfig(**SMALL, high_blocks=1, low_blocks=1), TRMConfig(**SMALL, mixer="mlp", rule="deeploop")]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{type(c).__name__}-{c.horizon}-{c.p}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{type(c).__name__}-{c.horizon}-{c.rule}")
 def test_visits_in_the_graph_add_up_to_the_parameters_gradient(config):
     torch.manual_seed(0)
     model = Reasoner(config, PuzzleShape(6, 9, 2), seed=1).double()

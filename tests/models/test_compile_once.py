@@ -100,15 +100,13 @@ def segment(model, rows=4):
 
 
 @pytest.mark.parametrize(
-    ("cycles", "high_p", "recompute", "forward"),
-    [(2, None, "off", 2), (5, None, "round", 2), (5, 0.25, "block", 3)],
+    ("cycles", "high", "recompute", "forward"),
+    [(2, "", "off", 2), (5, "", "round", 2), (5, "deepnorm", "block", 3)],
 )
-def test_a_segment_is_compiled_once_in_the_graph_and_once_outside(
-    compiler, cycles, high_p, recompute, forward
-):
+def test_a_segment_is_compiled_once_in_the_graph_and_once_outside(compiler, cycles, high, recompute, forward):
     """Two modules with an alpha of their own need one graph more, in which alpha is an input."""
     sizes = {"width": 32, "heads": 2, "hidden": 48, "high_blocks": 2, "low_blocks": 3}
-    config = HRMConfig(p=0.5, high_p=high_p, cycles=cycles, **sizes)
+    config = HRMConfig(rule="deeploop", high_rule=high, cycles=cycles, **sizes)
     model = Reasoner(config, PuzzleShape(vocabulary=7, length=9, puzzle_ids=3))
     model.recompute = recompute
     compiler.compile(*(block for stack in model.stacks.values() for block in stack.blocks))

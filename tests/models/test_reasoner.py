@@ -123,7 +123,7 @@ def norm(x):
 
 def written_out(model, tokens, puzzle):
     """HRM with attention, by the published formulas: no module of this package but its weights."""
-    alphas = {name: model.config.alpha(name) for name in "HL"}
+    alphas = {name: model.config.scales_of(name).alpha for name in "HL"}
     weights = model.state_dict()
 
     def turn(x):  # rotate-half, base 10000
@@ -156,7 +156,7 @@ def written_out(model, tokens, puzzle):
     )
 
 
-@pytest.mark.parametrize("rule", [{"p": 0.0}, {"p": 0.5}, {"flat": True, "horizon": "full"}], ids=str)
+@pytest.mark.parametrize("rule", [{}, {"rule": "deeploop"}, {"rule": "flat", "horizon": "full"}], ids=str)
 def test_a_segment_is_the_published_recurrence(rule):
     model = Reasoner(
         HRMConfig(**SMALL, high_blocks=1, low_blocks=2, cycles=2, low_cycles=3, **rule), SHAPE
@@ -199,7 +199,7 @@ def test_puzzle_positions_hold_the_vector_then_zeros():
 
 
 def test_init_is_total_and_repeatable():
-    config = HRMConfig(**SMALL, p=0.5)
+    config = HRMConfig(**SMALL, rule="deeploop")
     model = Reasoner(config, SHAPE, seed=4)
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():
@@ -213,8 +213,11 @@ def test_init_is_total_and_repeatable():
 
 
 def test_beta_reaches_value_output_and_feed_forward_alone():
-    plain, scaled = (Reasoner(HRMConfig(**SMALL, p=p), SHAPE, seed=2).state_dict() for p in (0.0, 0.5))
-    beta = HRMConfig(**SMALL, p=0.5).beta("L")
+    plain, scaled = (
+        Reasoner(HRMConfig(**SMALL, rule=rule), SHAPE, seed=2).state_dict()
+        for rule in ("postnorm", "deeploop")
+    )
+    beta = HRMConfig(**SMALL, rule="deeploop").scales_of("L").beta
     assert beta == pytest.approx(1 / math.sqrt(8 * 12))
     for name, tensor in plain.items():
         role = name.split(".")[-2] if "." in name else name
@@ -225,57 +228,57 @@ def test_beta_reaches_value_output_and_feed_forward_alone():
 @pytest.mark.parametrize(
     ("config", "depth"),
     [
-        (HRMConfig(p=0.5), 12),
-        (HRMConfig(p=0.5, depth_from="graph"), 8),
-        (HRMConfig(p=0.5, high_blocks=2, low_blocks=2), 6),
-        (HRMConfig(p=0.5, high_blocks=2, low_blocks=2, low_cycles=8), 18),
-        (HRMConfig(p=0.5, horizon="full"), 24),
-        (HRMConfig(p=0.5, horizon="last_cycle"), 12),
-        (HRMConfig(p=0.5, depth=7), 7),
-        (TRMConfig(p=0.5), 10),
-        (TRMConfig(p=0.5, low_cycles=6), 14),
+        (HRMConfig(rule="deeploop"), 12),
+        (HRMConfig(rule="deeploop", depth_from="graph"), 8),
+        (HRMConfig(rule="deeploop", high_blocks=2, low_blocks=2), 6),
+        (HRMConfig(rule="deeploop", high_blocks=2, low_blocks=2, low_cycles=8), 18),
+        (HRMConfig(rule="deeploop", horizon="full"), 24),
+        (HRMConfig(rule="deeploop", horizon="last_cycle"), 12),
+        (HRMConfig(rule="deeploop", depth=7), 7),
+        (TRMConfig(rule="deeploop"), 10),
+        (TRMConfig(rule="deeploop", low_cycles=6), 14),
     ],
 )
 def test_alpha_and_beta_follow_from_the_papers_count_or_from_the_depth_set(config, depth):
     assert depth == config.N
     for module in config.blocks_of:
-        assert config.alpha(module) == pytest.approx(math.sqrt(2 * depth))
-        assert config.beta(module) == pytest.approx(1 / math.sqrt(8 * depth))
+        assert config.scales_of(module).alpha == pytest.approx(math.sqrt(2 * depth))
+        assert config.scales_of(module).beta == pytest.approx(1 / math.sqrt(8 * depth))
 
 
 @pytest.mark.parametrize(
     ("config", "alphas"),
     [
-        (HRMConfig(flat=True), {"H": 2.0, "L": 2.0}),  # √4, each visited once in the graph
-        (HRMConfig(flat=True, horizon="last_cycle", low_cycles=3), {"H": 2.0, "L": 6.0}),
-        (HRMConfig(flat=True, horizon="full", low_blocks=9), {"H": 4.0, "L": 12.0}),
-        (HRMConfig(flat=True, flat_gain=0.5), {"H": 1.0, "L": 1.0}),
-        (TRMConfig(flat=True), {"shared": 5 * math.sqrt(2)}),
-        (TRMConfig(flat=True, horizon="last_call", blocks=4), {"shared": 4.0}),
+        (HRMConfig(rule="flat"), {"H": 2.0, "L": 2.0}),  # √4, each visited once in the graph
+        (HRMConfig(rule="flat", horizon="last_cycle", low_cycles=3), {"H": 2.0, "L": 6.0}),
+        (HRMConfig(rule="flat", horizon="full", low_blocks=9), {"H": 4.0, "L": 12.0}),
+        (HRMConfig(rule="flat:gain=0.5"), {"H": 1.0, "L": 1.0}),
+        (TRMConfig(rule="flat"), {"shared": 5 * math.sqrt(2)}),
+        (TRMConfig(rule="flat", horizon="last_call", blocks=4), {"shared": 4.0}),
     ],
 )
 def test_the_flat_alpha_counts_each_modules_visits_in_the_graph(config, alphas):
     small = replace(config, width=16, heads=2, hidden=24)
     model = Reasoner(small, SHAPE, seed=2)
     for name, stack in model.stacks.items():
-        assert config.beta(name) == 1.0
+        assert config.scales_of(name).beta == 1.0
         for module in stack.modules():
             if isinstance(module, ScaledResidual):
                 assert module.alpha == pytest.approx(alphas[name])
                 assert module.outer.weight is None
-    plain = Reasoner(replace(small, flat=False, flat_gain=1.0), SHAPE, seed=2).state_dict()
+    plain = Reasoner(replace(small, rule="postnorm"), SHAPE, seed=2).state_dict()
     assert all(torch.equal(tensor, plain[name]) for name, tensor in model.state_dict().items())
 
 
 def test_modules_may_have_rules_of_their_own():
-    config = HRMConfig(**SMALL, p=0.5, high_p=0.25)
+    config = HRMConfig(**SMALL, rule="deeploop", high_rule="deepnorm")
     model = Reasoner(config, SHAPE)
     alphas = {
         name: {module.alpha for module in stack.modules() if isinstance(module, ScaledResidual)}
         for name, stack in model.stacks.items()
     }
     assert alphas == {"L": {math.sqrt(24)}, "H": {24**0.25}}
-    assert HRMConfig(**SMALL, p=0.5, high_p=0.0).alpha("H") == 1.0
+    assert HRMConfig(**SMALL, rule="deeploop", high_rule="postnorm").scales_of("H").alpha == 1.0
 
 
 def test_initial_carry_is_the_two_vectors():
@@ -293,16 +296,20 @@ def test_initial_carry_is_the_two_vectors():
         (HRMConfig, {"heads": 3}, r"model\.heads=3: must be a divisor of model.width=16"),
         (HRMConfig, {"horizon": "half"}, r"model\.horizon=half: must be one of full, last_cycle, last_call"),
         (HRMConfig, {"low_blocks": 0}, r"model\.low_blocks=0: must be at least 1"),
-        (HRMConfig, {"high_p": -1.0}, r"model\.high_p=-1\.0: must be 0 \(no rule\) or more"),
+        (HRMConfig, {"high_rule": "round"}, r"model\.high_rule=round: must be one of deeploop"),
         (TRMConfig, {"blocks": 0}, r"model\.blocks=0: must be at least 1"),
-        (TRMConfig, {"p": math.inf}, r"model\.p=inf: must be 0"),
-        (TRMConfig, {"p": 0.5, "flat": True}, r"model\.p=0\.5: must be 0 with model\.flat, which needs none"),
-        (HRMConfig, {"depth": 12, "flat": True}, r"model\.depth=12: must be 0 with model\.flat"),
+        (TRMConfig, {"rule": "deeploop:p=inf"}, r"model\.rule=deeploop:p=inf: p=inf: must be a positive"),
+        (
+            TRMConfig,
+            {"rule": "prenorm"},
+            r"model\.rule=prenorm: must be postnorm, deeploop, deepnorm or flat",
+        ),
+        (HRMConfig, {"rule": "deeploop:gate=off"}, r"model\.rule=deeploop:gate=off: must be a rule with p"),
+        (HRMConfig, {"depth": 12, "rule": "flat"}, r"model\.depth=12: must be 0 with model\.rule=flat"),
         (HRMConfig, {"depth_from": "call"}, r"model\.depth_from=call: must be cycles or graph"),
         (HRMConfig, {"depth": 9, "depth_from": "graph"}, r"model\.depth_from=graph: must be cycles with"),
-        (HRMConfig, {"high_p": 0.5, "flat": True}, r"model\.high_p=0\.5: must be left out with model\.flat"),
-        (HRMConfig, {"flat_gain": 2.0}, r"model\.flat_gain=2\.0: must be 1 without model\.flat"),
-        (TRMConfig, {"flat_gain": 0.0, "flat": True}, r"model\.flat_gain=0\.0: must be 1e-9 to 1e9"),
+        (HRMConfig, {"high_rule": "averaged"}, r"model\.high_rule=averaged: must be postnorm, deeploop"),
+        (TRMConfig, {"rule": "flat:gain=0"}, r"model\.rule=flat:gain=0: gain=0: must be 1e-9 to 1e9"),
     ],
 )
 def test_a_wrong_field_is_named(kind, change, message):

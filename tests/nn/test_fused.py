@@ -47,7 +47,7 @@ BLOCKS = {
     "flat": partial(gpt, rule="flat"),
     "deeploop without any gain outside": partial(gpt, rule="deeploop:inner_norm=off,outer_gain=off"),
     "hrm": hrm,
-    "hrm at p = 1/2": partial(hrm, p=0.5),
+    "hrm under deeploop": partial(hrm, rule="deeploop"),
 }
 
 
@@ -149,7 +149,7 @@ def test_a_stack_is_its_blocks(positions, heads):
     from deeploop.nn.kernels import forward, stack
 
     # Whole tiles: 256 columns of the width and of gate and up; heads of 32 or 64.
-    config = HRMConfig(width=256, heads=heads, hidden=128, low_blocks=2, p=0.5)
+    config = HRMConfig(width=256, heads=heads, hidden=128, low_blocks=2, rule="deeploop")
     plain = Stack(config, "L", 9).to(DEVICE)
     pairs = [sublayers(block) for block in plain.blocks]
     assert all(map(forward.fits, pairs))
@@ -331,7 +331,7 @@ def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"heads": 4}, {"mixer": "mlp"}, {"mixer": "mlp", "width": 64}, {"flat": True}, {"p": 0.5}],
+    [{}, {"heads": 4}, {"mixer": "mlp"}, {"mixer": "mlp", "width": 64}, {"rule": "flat"}, {"rule": "deeploop"}],
     ids=str,
 )
 def test_a_reasoners_config_says_whether_its_blocks_are_known(monkeypatch, changes):

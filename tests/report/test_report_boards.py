@@ -77,7 +77,7 @@ def test_methods_stand_below_each_other_in_each_schedule(tmp_path):
             write_reasoner(tmp_path / f"{horizon}-{p}", 0.5, model=model)
     write_reasoner(tmp_path / "trm", 0.5, task="trm")
     found = [(row["horizon"], row["method"]) for row in table_of(tmp_path)]
-    hrm = ["Vanilla HRM", "HRM p=0.25, H p=0.5", "HRM, DeepLoop p=1/2"]
+    hrm = ["Vanilla HRM", "HRM, DeepLoop p=1/2", "HRM DeepNorm p=0.25, H DeepLoop p=0.5"]
     call, cycle = ([(horizon, name) for name in hrm] for horizon in ("last_call", "last_cycle"))
     assert found == [call[0], ("last_call", "Vanilla TRM"), *call[1:], *cycle]
 

@@ -86,7 +86,6 @@ def test_damage_is_shown_not_fatal(tmp_path):
     [
         ("config.json", ("optim", "steps"), "x"),
         ("config.json", ("optim", "peak_lr"), None),
-        ("config.json", ("model", "p"), "half"),
         ("config.json", ("model", "rule"), "half"),
         ("config.json", ("model", "rule"), 3),
         ("config.json", ("model", "vocabulary"), [[]]),
@@ -238,7 +237,7 @@ def test_each_kind_of_run_has_a_table_with_its_own_settings(tmp_path):
         assert "GPU-h" not in part  # all on CPUs
     assert found == {
         "language models": ["run", "rounds"],
-        "reasoners": ["run", "p"],
+        "reasoners": ["run", "rule"],
         "task later": ["run", "seed"],
         "iterated tasks": ["run", "task"],
         "tasks of your own": ["run", "seed"],

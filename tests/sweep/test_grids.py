@@ -120,9 +120,9 @@ def test_reasoners_are_the_recipes_of_both_methods(scale):
     cells = by_axes(GRIDS["hrm-arc"](scale))
     assert len(cells) == {"paper": 8, "gpu": 4, "laptop": 6}[scale]
     assert GRIDS["hrm-arc"](scale).evaluate  # on ARC by votes
-    assert {(method, cell.config().model.p) for (method, *_), cell in cells.items()} == {
-        ("hrm", 0.0),
-        ("deeploop", 0.5),
+    assert {(method, cell.config().model.rule) for (method, *_), cell in cells.items()} == {
+        ("hrm", "postnorm"),
+        ("deeploop", "deeploop"),
     }
     if scale == "laptop":  # at the rate that is good for each
         assert cells["deeploop", 0].config() == RECIPES["hrm-sudoku4-deeploop"]()
@@ -132,10 +132,10 @@ def test_reasoners_are_the_recipes_of_both_methods(scale):
 @pytest.mark.parametrize("scale", SCALES)
 def test_depth_has_no_graph_twice(scale):
     configs = [cell.config() for cell in GRIDS["depth"](scale).cells()]
-    graphs = {(c.model.p, str(c.model.schedule)) for c in configs}
+    graphs = {(c.model.rule, str(c.model.schedule)) for c in configs}
     assert len(graphs) == len(configs) == 2 * (3 * 4 - 1)
     if scale == "laptop":
-        assert {(c.model.p, c.optim.peak_lr) for c in configs} == {(0.0, 1e-3), (0.5, 2e-3)}
+        assert {(c.model.rule, c.optim.peak_lr) for c in configs} == {("postnorm", 1e-3), ("deeploop", 2e-3)}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from deeploop.tasks.puzzles.data.sets import write_puzzles
 
 SHAPE = {"width": 16, "heads": 2, "hidden": 32, "low_cycles": 2, "cycles": 2}
 MODELS = {
-    "hrm": (HRMTrainConfig, HRMConfig(**SHAPE, high_blocks=1, low_blocks=1, p=0.5)),
+    "hrm": (HRMTrainConfig, HRMConfig(**SHAPE, high_blocks=1, low_blocks=1, rule="deeploop")),
     "trm": (TRMTrainConfig, TRMConfig(**SHAPE, blocks=1, puzzle_positions=2)),
 }
 

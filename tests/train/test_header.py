@@ -97,7 +97,7 @@ def test_the_header_of_reasoners():
     model = get_recipe("hrm-sudoku4-deeploop").model
     plan = model.schedule
     assert hrm["model"].endswith(f"; N = {plan.N}, {plan.N_g} blocks in the graph")
-    alpha, beta = (2 * model.N) ** model.p, (8 * model.N) ** -model.p
+    alpha, beta = (2 * model.N) ** 0.5, (8 * model.N) ** -0.5
     assert (
         hrm["rule"]
         == f"DeepLoop p=0.5, {EQUATION} at N = 6 (the paper's N_g): α = {alpha:.4g}, β = {beta:.4g}"
@@ -117,7 +117,7 @@ def test_the_header_of_reasoners():
         ),
         ({"depth": 2}, f"DeepLoop p=0.5, {EQUATION} at N = 2 (model.depth): α = 2, β = 0.25"),
         (
-            {"high_p": 0.25, "depth": 2},
+            {"high_rule": "deepnorm", "depth": 2},
             f"H: DeepNorm p=0.25, {EQUATION} at N = 2 (model.depth): α = 1.414, β = 0.5; "
             f"L: DeepLoop p=0.5, {EQUATION} at N = 2 (model.depth): α = 2, β = 0.25",
         ),

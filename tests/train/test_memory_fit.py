@@ -164,7 +164,14 @@ def test_the_estimate_is_the_sum_of_its_parts(recompute, visits, states):
 @pytest.mark.parametrize("recompute", ["off", "round", "block"])
 def test_a_reasoners_weights_are_those_of_its_blocks(mixer, recompute):
     config = HRMConfig(
-        width=64, heads=2, hidden=96, high_blocks=2, low_blocks=3, mixer=mixer, p=0.5, puzzle_positions=1
+        width=64,
+        heads=2,
+        hidden=96,
+        high_blocks=2,
+        low_blocks=3,
+        mixer=mixer,
+        rule="deeploop",
+        puzzle_positions=1,
     )
     shape = PuzzleShape(12, 15, 1)
     block = sum(p.numel() for p in ReasonerBlock(config, "H", 16).parameters() if p.ndim == 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deeploop.commands.parsing import choose, parse, summary
-from deeploop.config.old_names import REASONERS, current, require_new_flags
+from deeploop.config.old_names import current, require_new_flags
 from deeploop.config.run import RunConfig
 from deeploop.exits import memory_advice
 from deeploop.files import read_table
@@ -50,8 +50,7 @@ def main(arguments: list[str]) -> int:
         return 0
     prog = f"deeploop train {source}"
     switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
-    if base.task not in REASONERS:
-        require_new_flags(rest)
+    require_new_flags(rest, base.task)
     settled = words_of_source(base, source, rest)  # before those that are typed: of two the last one counts
     config = parse(
         type(base), [*settled, *rest], prog=prog, default=base, words=TRAIN_WORDS, description=HELP

@@ -41,7 +41,9 @@ UNUSED = (("postnorm", "inner_norm"),)  # was accepted without an effect, as sca
 NAMES = {"sandwich": "deeploop"}
 BIAS = "model.unigram_bias"
 WITHOUT_BIAS = ("tiny", "gpt2-small", "gpt2-medium")  # recipes that have it now
-REASONERS = ("hrm", "trm")  # whose configs have fields p, flat and flat_gain still
+REASONERS = ("hrm", "trm")  # whose rule was an exponent, 0 for the published block, or the flat rule
+REASONER_RULE: dict[str, Any] = {"p": 0.0, "flat": False, "flat_gain": 1.0, "high_p": None}
+REASONER_PATHS = [f"model.{name}" for name in (*REASONER_RULE, "depth", "depth_from", "rule", "high_rule")]
 
 
 def rule_of(old: Mapping[str, Any]) -> str:
@@ -82,37 +84,59 @@ def model_section(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def reasoner_section(model: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a reasoner's config; 0.2.0 counted its N in the training graph."""
+    own = {name: value for name, value in model.items() if name not in REASONER_RULE}
+    if any(name in model for name in REASONER_RULE if name != "high_p"):
+        own["rule"] = _reasoner_rule(model)
+    if "high_p" in model:
+        own["high_rule"] = "" if model["high_p"] is None else _of_exponent(model["high_p"], "high_rule")
     scaled = model.get("p") or model.get("high_p")
-    old = scaled and model.get("depth") == 0 and "depth_from" not in model
-    return {**model, **({"depth_from": "graph"} if old else {})}
+    if scaled and model.get("depth") == 0 and "depth_from" not in model:
+        own["depth_from"] = "graph"
+    return own
+
+
+def _reasoner_rule(model: Mapping[str, Any]) -> str:
+    if not model.get("flat"):
+        return _of_exponent(model.get("p", 0.0), "rule")
+    gain = model.get("flat_gain", 1.0)
+    return str(parse("flat" if gain == 1 else f"flat:gain={gain}", "model.rule"))
+
+
+def _of_exponent(p: Any, field: str) -> str:
+    return str(parse(f"deeploop:p={p}", f"model.{field}")) if p else "postnorm"
 
 
 def current(kind: type, data: Any) -> Any:
     """The object that describes a config of this class, as the class has it now."""
     known = getattr(kind, "__dataclass_fields__", {}) if isinstance(data, dict) else {}
-    if "rule" in known:
-        return model_section(data)
-    return reasoner_section(data) if "depth_from" in known else data
+    if "depth_from" in known:
+        return reasoner_section(data)
+    return model_section(data) if "rule" in known else data
 
 
 def readable(paths: Collection[str]) -> set[str]:
     """The fields of a config with the old ones that it is read from as well."""
+    if "model.depth_from" in paths:
+        return {*paths, *REASONER_PATHS}
     return {*paths, *(PATHS if "model.rule" in paths else ())}
 
 
 def fields(found: Mapping[str, Any], task: object) -> dict[str, Any]:
     """A config as paths and values: {"model.p": 0.25} → {"model.rule": "deepnorm"}."""
+    if task in REASONERS:
+        own = {name.removeprefix("model."): value for name, value in found.items() if name in REASONER_PATHS}
+        others = {name: value for name, value in found.items() if name not in REASONER_PATHS}
+        now = reasoner_section(own)
+        if "depth" in now:
+            now.setdefault("depth_from", "cycles")
+        return others | {f"model.{name}": value for name, value in now.items()}
     old = {name: value for name, value in found.items() if name in PATHS}
-    if task in REASONERS and "model.depth" in found:
-        own = {name.removeprefix("model."): value for name, value in found.items()}
-        counted = reasoner_section(own).get("depth_from", "cycles")
-        return {**found, "model.depth_from": counted}
-    if not old or "model.rule" in found or task in REASONERS:
+    if not old or "model.rule" in found:
         return dict(found)
     rule = rule_of({name.removeprefix("model."): value for name, value in old.items()})
     first = next(iter(old))  # whose place it takes
-    now = {("model.rule" if name == first else name): value for name, value in found.items()}
-    return {name: value for name, value in now.items() if name not in PATHS} | {"model.rule": rule}
+    renamed = {("model.rule" if name == first else name): value for name, value in found.items()}
+    return {name: value for name, value in renamed.items() if name not in PATHS} | {"model.rule": rule}
 
 
 def settings(found: Mapping[str, Any], recipe: str) -> dict[str, Any]:
@@ -131,8 +155,9 @@ def cell(found: Mapping[str, Any], recipe: str) -> tuple[str, dict[str, Any]]:
     return recipe, {BIAS: False, **now} if recipe in WITHOUT_BIAS else now
 
 
-def require_new_flags(words: Iterable[str]) -> None:
+def require_new_flags(words: Iterable[str], task: str = "language") -> None:
     """Raise where words of the command line are flags of 0.2.0, with what to say now."""
+    known = REASONER_RULE if task in REASONERS else OLD
     old: dict[str, Any] = {}
     said = []
     rest = iter(words)
@@ -141,16 +166,18 @@ def require_new_flags(words: Iterable[str]) -> None:
         name = flag.removeprefix("--model.").replace("-", "_")
         on = not name.startswith("no_")
         name = name.removeprefix("no_")
-        if not flag.startswith("--model.") or name not in OLD:
+        if not flag.startswith("--model.") or name not in known:
             continue
-        if OLD[name] is True:
+        if isinstance(known[name], bool):
             old[name] = on
         else:
             value = value if equals else next(rest, "")
             old[name] = _number(value)
-        said.append(word if equals or OLD[name] is True else f"{word} {value}")
+        said.append(word if equals or isinstance(known[name], bool) else f"{word} {value}")
     if old:
-        raise ValueError(f"{' '.join(said)}: is now --model.rule {rule_of(old)}")
+        now = reasoner_section(old) if known is REASONER_RULE else {"rule": rule_of(old)}
+        flags = (f"--model.{name.replace('_', '-')} {value}" for name, value in now.items())
+        raise ValueError(f"{' '.join(said)}: is now {' '.join(flags)}")
 
 
 def _number(text: str) -> Any:

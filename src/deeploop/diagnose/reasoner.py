@@ -18,7 +18,7 @@ from deeploop.diagnose.examine import Effort
 from deeploop.diagnose.visit_grads import Sublayer, residual_sublayers
 from deeploop.models.halting import act_loss
 from deeploop.models.reasoner import Reasoner
-from deeploop.theory import Horizon, ScalingRule, Schedule, exponent_threshold, kappa_bar, module_bound
+from deeploop.theory import Horizon, Schedule, exponent_threshold, kappa_bar, module_bound
 
 
 class Probe(NamedTuple):
@@ -106,12 +106,9 @@ def _module(schedule: Schedule, module: str, value: float, own: Sequence[Alignme
 
 def _bound(model: Reasoner, schedule: Schedule, kappas: dict[str, float], depth: int) -> float | None:
     """Eq. (hrm-per-module-bound) up to its constant; None where a module has no rule of the paper's."""
-    config = model.config
-    rules = {m: config.exponent(m) for m in kappas}
-    if config.flat or not all(rules.values()):
-        return None
-    by_module = {m: ScalingRule(p) for m, p in rules.items()}
-    return module_bound(schedule, by_module, kappas, depth).value
+    laws = {module: model.config.rule_of(module).law for module in kappas}
+    by_module = {module: law for module, law in laws.items() if law is not None}
+    return module_bound(schedule, by_module, kappas, depth).value if len(by_module) == len(laws) else None
 
 
 def _loss(model: Reasoner, probe: Probe) -> Tensor:

@@ -1,6 +1,5 @@
 """HRM, the Hierarchical Reasoning Model: a slow module H and a fast module L, with blocks of their own."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,16 +15,15 @@ class HRMConfig(ReasonerConfig):
     """Stored blocks K_H of module H."""
     low_blocks: int = 4
     """Stored blocks K_L of module L."""
-    high_p: float | None = None
-    """Exponent of module H where it is not that of L (`p`)."""
+    high_rule: str = ""
+    """Residual rule of module H, if it is not that of L."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("high_blocks", "low_blocks"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
-        holds = self.high_p is None or (math.isfinite(self.high_p) and self.high_p >= 0)
-        self._require("high_p", holds, "0 (no rule) or more, and finite")
-        self._require("high_p", self.high_p is None or not self.flat, "left out with model.flat")
+        if self.high_rule:
+            self._check_rule("high_rule")
 
     @property
     def blocks_of(self) -> dict[str, int]:
@@ -38,5 +36,5 @@ class HRMConfig(ReasonerConfig):
     def schedule(self) -> Schedule:
         return hierarchy(self.high_blocks, self.low_blocks, self.cycles, self.low_cycles, self.horizon)
 
-    def exponent(self, module: str) -> float:
-        return self.high_p if module == "H" and self.high_p is not None else self.p
+    def _rule_named(self, module: str) -> str:
+        return self.high_rule if module == "H" and self.high_rule else self.rule

@@ -58,7 +58,7 @@ class ReasonerBlock(nn.Module):
         residual = partial(
             ScaledResidual,
             rule=config.rule_of(module),
-            alpha=config.alpha(module),
+            alpha=config.scales_of(module).alpha,
             init=False,
             norm=partial(RMSNorm, gain=False),
         )
@@ -140,7 +140,7 @@ class Reasoner(nn.Module):
                 continue
             fan_in = self.config.width if top == "embedding" else parameter.shape[1]
             scaled = bool(middle) and middle[-1] in BRANCH  # stacks.L.blocks.0.mlp.branch.up.weight
-            beta = self.config.beta(middle[0]) if scaled else 1.0
+            beta = self.config.scales_of(middle[0]).beta if scaled else 1.0
             init_truncated_([parameter], std=fan_in**-0.5, beta=beta, generator=generator)
         init_truncated_([self.initial_high, self.initial_low], std=1.0, generator=generator)
         self.puzzles.zero_()

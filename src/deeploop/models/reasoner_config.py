@@ -1,14 +1,14 @@
 """ReasonerConfig: shape, recurrence and parameterization that HRM and TRM share, checked."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from deeploop.rules import DEEPLOOP, FLAT, POSTNORM, Rule, is_gain
-from deeploop.theory.scaling import ScalingRule, flat_alpha
+from deeploop.rules import NAMED, Rule, parse
+from deeploop.theory.scaling import Scales
 from deeploop.theory.visits import HORIZONS, DepthFrom, Horizon, Schedule
 
 Mixer = Literal["attention", "mlp"]
+VARIED = ("p", "alpha", "beta", "gain")  # parameters of a rule that a block without gains and inner norm has
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,8 @@ class ReasonerConfig:
     """Calls C_L of L in a cycle."""
     horizon: Horizon = "last_call"
     """Calls with gradients: the last of each role, the last cycle, or all."""
-    p: float = 0.0
-    """Exponent of alpha = (2N)^p and beta = (8N)^-p: 0 the published block, 1/2 DeepLoop, 1/4 DeepNorm."""
-    flat: bool = False
-    """Take the flat rule in place of p: alpha = lambda R sqrt K of each module, R its visits in the graph."""
-    flat_gain: float = 1.0
-    """Lambda of the flat rule."""
+    rule: str = "postnorm"
+    """Residual rule, without an inner norm: postnorm, as published; deeploop, deepnorm, flat."""
     depth: int = 0
     """The rule's N; 0 counts it from the schedule."""
     depth_from: DepthFrom = "cycles"
@@ -53,14 +49,23 @@ class ReasonerConfig:
         self._require("depth_from", self.depth_from in ("cycles", "graph"), "cycles or graph")
         counted = self.depth_from == "cycles" or not self.depth
         self._require("depth_from", counted, f"cycles with model.depth={self.depth}, which nobody counts")
-        self._require("p", math.isfinite(self.p) and self.p >= 0, "0 (no rule) or more, and finite")
-        gain = self.flat_gain
-        self._require("flat_gain", is_gain(gain), "1e-9 to 1e9")
-        self._require("flat_gain", gain == 1 or self.flat, "1 without model.flat")
-        for name in ("p", "depth"):
-            self._require(
-                name, not (self.flat and getattr(self, name)), "0 with model.flat, which needs none"
-            )
+        self._check_rule("rule")
+
+    def _check_rule(self, name: str) -> None:
+        """Refuse a rule with an equation other than Norm(αx + f(x)); write it as every config does."""
+        rule = parse(str(getattr(self, name)), f"model.{name}")
+        base = NAMED[rule.name]
+        others = [
+            one for one in rule.options if one not in VARIED and getattr(rule, one) != getattr(base, one)
+        ]
+        fits = rule.outer_norm and (not rule.inner_norm or "inner_norm" in rule.options)
+        self._require(name, fits, "postnorm, deeploop, deepnorm or flat in a reasoner")
+        self._require(name, not others, f"a rule with {', '.join(VARIED)} alone in a reasoner")
+        counts = rule.needs_depth or not rule.has_alpha
+        self._require(
+            "depth", counts or not self.depth, f"0 with model.{name}={rule}, which counts no blocks"
+        )
+        object.__setattr__(self, name, str(rule))
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:
@@ -84,31 +89,22 @@ class ReasonerConfig:
         """Every visit of one segment."""
         raise NotImplementedError
 
-    def exponent(self, module: str) -> float:
-        """p of a module's rule; 0 where it has none."""
-        return self.p
-
     def rule_of(self, module: str) -> Rule:
         """The residual rule of a module's blocks, which have no inner norm."""
-        if self.flat:
-            return FLAT.vary(gain=self.flat_gain, inner_norm=False)
-        p = self.exponent(module)
-        return DEEPLOOP.vary(p=p, inner_norm=False) if p else POSTNORM
+        rule = parse(self._rule_named(module))
+        return rule.vary(inner_norm=False) if rule.inner_norm else rule
+
+    def _rule_named(self, module: str) -> str:
+        return self.rule
+
+    def scales_of(self, module: str) -> Scales:
+        """α and β of a module's blocks."""
+        return self.rule_of(module).scales(self.blocks_of[module], self.schedule.R_g_of(module), self.N)
 
     @property
     def N(self) -> int:
         """The depth that the rule is taken at: counted from the schedule, unless it was set."""
         return self.depth or self.schedule.rule_depth(self.depth_from)
-
-    def alpha(self, module: str) -> float:
-        if self.flat:
-            return flat_alpha(self.blocks_of[module], self.schedule.R_g_of(module), self.flat_gain)
-        p = self.exponent(module)
-        return ScalingRule(p).alpha(self.N) if p else 1.0
-
-    def beta(self, module: str) -> float:
-        p = self.exponent(module)
-        return ScalingRule(p).beta(self.N) if p else 1.0
 
 
 class PuzzleShape(NamedTuple):

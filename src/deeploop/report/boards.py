@@ -14,6 +14,7 @@ from deeploop.report.listing import number, setting, short
 from deeploop.report.page import MISSING
 from deeploop.report.runs import Run, natural
 from deeploop.report.tables import Table, reasoner_method
+from deeploop.rules import parse
 
 COLUMNS = {
     "puzzles": "data.path", "C_L": "model.low_cycles", "horizon": "model.horizon", "steps": "optim.steps"
@@ -21,8 +22,7 @@ COLUMNS = {
 NUMBERS = ("seeds", "unfinished", "exact, %", "s.d.", "least", "most", "cells, %", "s.d.")
 OF_A_ROW = ("model.", "optim.", "halting.", "data.test_examples")
 # The columns and the method say them.
-FLAT = {"model.flat": False, "model.flat_gain": 1.0}  # what configs from before the flat rule leave out
-NOT_TOLD = (*COLUMNS.values(), "model.p", "model.high_p", *FLAT)
+NOT_TOLD = (*COLUMNS.values(), "model.rule", "model.high_rule")
 
 
 def boards_table(runs: Sequence[Run]) -> Table | None:
@@ -46,13 +46,13 @@ def boards_table(runs: Sequence[Run]) -> Table | None:
 def is_on_boards(run: Run) -> bool:
     """ARC, whose runs are judged by their votes, is the one kind with a vector for each puzzle."""
     ids = run.stamp.get("shape", {}).get("puzzle_ids", 1)
-    return run.stamp.get("task") in ("hrm", "trm") and "model.p" in run.fields and ids == 1
+    return run.stamp.get("task") in ("hrm", "trm") and "model.rule" in run.fields and ids == 1
 
 
 def settings(run: Run) -> dict[str, Any]:
     """All that the runs of a row have in common."""
     own = {name: value for name, value in run.fields.items() if name.startswith(OF_A_ROW)}
-    return FLAT | own | {"task": run.stamp["task"], "puzzles": str(run.stamp.get("puzzles"))[:12]}
+    return own | {"task": run.stamp["task"], "puzzles": str(run.stamp.get("puzzles"))[:12]}
 
 
 def shown(run: Run) -> list[str]:
@@ -62,7 +62,8 @@ def shown(run: Run) -> list[str]:
 
 def row_order(run: Run) -> list[Any]:
     """By puzzles and schedule, so that methods stand below each other; the published block first."""
-    return [natural(text) for text in (*shown(run), setting(run.fields["model.p"]))]
+    rule = run.fields["model.rule"]
+    return [*map(natural, shown(run)), parse(rule).has_alpha, natural(rule)]
 
 
 def row(cell: Sequence[Run], among: Sequence[Run]) -> list[str]:

@@ -16,7 +16,7 @@ SHARED = ("seed", "step", "state", "floor", "verdict")
 EXPENDABLE = ("started", "floor", "tokens/s", "GPU-h", "seed")
 # The settings that a person looks for first, in this order; others follow in that of the config.
 FOREMOST = (
-    *("model.rule", "model.p", "model.rounds", "model.blocks", "model.width", "optim.peak_lr"),
+    *("model.rule", "model.rounds", "model.blocks", "model.width", "optim.peak_lr"),
     *("optim.warmup_steps", "optim.steps", "data.path"),
 )
 NARROW_NAME = 24

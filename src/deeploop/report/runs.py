@@ -54,7 +54,6 @@ CONFIG_KINDS = {
     "optim.peak_lr": int | float,
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
-REASONER_KINDS = {"model.p": int | float}
 # What language models have that older configs do not say: no difference to one that says it.
 LATER_FIELDS: dict[str, Any] = {
     "model.kv_heads": 0,
@@ -245,7 +244,7 @@ def read_run(
         fields["device.low_precision"] = low_precision(fields)
         lines, validation = last_lines(files, count=RATES, sound=False)
         train = lines[0] if lines else {}
-        _check_kinds(fields, CONFIG_KINDS | REASONER_KINDS)
+        _check_kinds(fields, CONFIG_KINDS)
         _check_kinds(stamp, STAMP_KINDS)
         parse(fields.get("model.rule", "deeploop"))
         if not (is_sound(train) and is_sound(validation)):

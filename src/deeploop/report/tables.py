@@ -12,11 +12,11 @@ from deeploop.report import published
 from deeploop.report.escapes import Count, Outcome, read_outcome, tally
 from deeploop.report.evaluations import read_evaluations
 from deeploop.report.groups import Histories, Setup, TableCell, columns, cure, repeats
-from deeploop.report.listing import number, setting
+from deeploop.report.listing import number
 from deeploop.report.page import HERE, MISSING
 from deeploop.report.published import ARC_TASKS, ARC_VIEWS, TASKS, VOTES
 from deeploop.report.runs import Run
-from deeploop.rules import DEEPLOOP, PRENORM
+from deeploop.rules import DEEPLOOP, PRENORM, parse
 
 PAPER = "paper"
 PAPER_ROWS = {PRENORM.title: PRENORM.name, DEEPLOOP.title: DEEPLOOP.name}
@@ -268,8 +268,8 @@ def count_cells(count: Count | None) -> list[str]:
 
 
 # ── Table 3 ─────────────────────────────────────────────────────────────────────────────────────────────
-ARC_ROWS = {("hrm", 0, None): "Vanilla HRM", ("hrm", 0.5, None): "HRM, DeepLoop p=1/2"}
-"""Model, p and the p of module H → the paper's two rows."""
+ARC_ROWS = {("hrm", "postnorm"): "Vanilla HRM", ("hrm", "deeploop"): "HRM, DeepLoop p=1/2"}
+"""Model and rule → the paper's two rows."""
 Ladder = dict[int, float]  # K → tasks solved, %
 
 
@@ -307,15 +307,13 @@ def arc_ladders(runs: Sequence[Run]) -> dict[str, list[Ladder]]:
 
 def reasoner_method(model: str, run: Run) -> str:
     """HRM or TRM, and the rule of its blocks."""
-    p, high_p = run.fields.get("model.p", 0), run.fields.get("model.high_p")
-    if run.fields.get("model.flat"):
-        gain = run.fields.get("model.flat_gain", 1)
-        return f"{model.upper()} flat" + (f" λ={gain:g}" if gain != 1 else "")
-    if not p and not high_p:
+    rule, high = run.fields.get("model.rule", "postnorm"), run.fields.get("model.high_rule")
+    if rule == "postnorm" and not high:
         return f"Vanilla {model.upper()}"
-    rule = f"p={setting(p)}" + (f", H p={setting(high_p)}" if high_p is not None else "")
+    of_high = f", H {parse(high).title}" if high else ""
     graph = ", N by the graph" if run.fields.get("model.depth_from") == "graph" else ""
-    return ARC_ROWS.get((model, p, high_p), f"{model.upper()} {rule}") + graph
+    name = ARC_ROWS.get((model, rule)) if not high else None
+    return (name or f"{model.upper()} {parse(rule).title}{of_high}") + graph
 
 
 def arc_label(run: Run, record: dict[str, Any]) -> str:

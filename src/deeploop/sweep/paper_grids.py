@@ -302,7 +302,7 @@ def iterate(scale: Scale) -> Grid:
 # ── Reasoners ───────────────────────────────────────────────────────────────────────────────────────────
 # The published block, and p = ½: on 4 × 4 boards at a rate of its own, for it is slow at the other's.
 SUDOKU: dict[str, dict[Any, dict[str, Any]]] = {
-    "hrm-sudoku": {"hrm": {}, "deeploop": {"model.p": 0.5}},
+    "hrm-sudoku": {"hrm": {}, "deeploop": {"model.rule": "deeploop"}},
     "hrm-sudoku4": {"hrm": {}, "deeploop": {"recipe": "hrm-sudoku4-deeploop"}},
 }
 HRM_ARC: dict[str, tuple[str, dict[str, Axis]]] = {

@@ -114,11 +114,10 @@ def _rule(model: GPTConfig | ReasonerConfig) -> str:
 def _module_rule(model: ReasonerConfig, module: str) -> str:
     """The block of a reasoner's module, the N that an exponent is taken at, and the scales."""
     rule, N = model.rule_of(module), ""
-    if model.exponent(module) and not model.flat:
+    if rule.needs_depth:
         counted = {"cycles": "the paper's N_g", "graph": "the blocks in the graph"}[model.depth_from]
         N = f" at N = {model.N} ({'model.depth' if model.depth else counted})"
-    scales = _scales(rule, Scales(model.alpha(module), model.beta(module)))
-    return f"{rule.title}, {rule.equation}{N}: {scales}"
+    return f"{rule.title}, {rule.equation}{N}: {_scales(rule, model.scales_of(module))}"
 
 
 def _scales(rule: Rule, scales: Scales) -> str:

@@ -136,7 +136,7 @@ def read_probe(
 
 def text(path: Path, model: ReasonerConfig, record: Record) -> str:
     """One run for a terminal: a table at each horizon."""
-    rules = {m: f"p = {model.exponent(m):g}, α = {model.alpha(m):.4g}" for m in model.blocks_of}
+    rules = {m: f"{model.rule_of(m).title}, α = {model.scales_of(m).alpha:.4g}" for m in model.blocks_of}
     rule = (
         next(iter(rules.values()))
         if len(set(rules.values())) == 1
@@ -159,7 +159,7 @@ def text(path: Path, model: ReasonerConfig, record: Record) -> str:
             for name, own in found["modules"].items()
         ]
         header = (f"{horizon} ({trained})", "R_g", "κ_g", "largest of one sublayer", "asks for p ≥")
-        bound = "none, there is no p" if found["bound"] is None else f"{found['bound']:.4g}"
+        bound = "none, for its rule has no p" if found["bound"] is None else f"{found['bound']:.4g}"
         parts += [text_table(header, rows), f"κ̄_g = {found['kappa_bar']:.3f}; bound {bound}"]
     return "\n\n".join([*parts, LEGEND])
 

@@ -88,7 +88,7 @@ def hrm_arc1() -> HRMTrainConfig:
 
 def hrm_arc1_deeploop() -> HRMTrainConfig:
     """The paper's HRM on ARC-AGI-1: p = 1/2 at N_g = 12 (the graph of the published code holds 8 of them)."""
-    return replace(hrm_arc1(), out=Path("runs/hrm-arc1-deeploop"), model=HRMConfig(p=0.5))
+    return replace(hrm_arc1(), out=Path("runs/hrm-arc1-deeploop"), model=HRMConfig(rule="deeploop"))
 
 
 def trm_arc1() -> TRMTrainConfig:
@@ -155,7 +155,7 @@ def hrm_sudoku4_deeploop() -> HRMTrainConfig:
     return replace(
         small,
         out=Path("runs/hrm-sudoku4-deeploop"),
-        model=replace(small.model, p=0.5),
+        model=replace(small.model, rule="deeploop"),
         # Its small branches are slow at the rate of the other: after 1,200 steps 16% exact.
         optim=replace(small.optim, peak_lr=2e-3, puzzle_lr=2e-3),
     )
