@@ -308,7 +308,7 @@ def arc_ladders(runs: Sequence[Run]) -> dict[str, list[Ladder]]:
 def reasoner_method(model: str, run: Run) -> str:
     """HRM or TRM, and the rule of its blocks."""
     rule, high = run.fields.get("model.rule", "postnorm"), run.fields.get("model.high_rule")
-    if rule == "postnorm" and not high:
+    if not (parse(rule).has_alpha or high):
         return f"Vanilla {model.upper()}"
     of_high = f", H {parse(high).title}" if high else ""
     graph = ", N by the graph" if run.fields.get("model.depth_from") == "graph" else ""
