@@ -322,5 +322,3 @@ def test_an_old_pack_is_read_and_unpacked(deep, undrawn, tmp_path):
     (tmp_path / "unpacked").mkdir()
     unpack(Path("pack/runs.tar.xz"), tmp_path / "unpacked")
     assert listed(tmp_path / "unpacked") == wanted
-    deep(f"pack sweep --out {tmp_path / 'packed'}")
-    assert listed(tmp_path / "packed") == wanted

@@ -18,7 +18,8 @@ from deeploop.models.trm import TRMConfig
 from deeploop.theory import DEEPLOOP, module_bound
 
 SHAPE = PuzzleShape(5, 3, 1)
-SMALL = {"width": 4, "heads": 1, "hidden": 4, "cycles": 2, "low_cycles": 3, "rule": "deeploop", "puzzle_positions": 1}
+SIZES = {"width": 4, "heads": 1, "hidden": 4, "cycles": 2, "low_cycles": 3, "puzzle_positions": 1}
+SMALL = {**SIZES, "rule": "deeploop"}
 HRM = HRMConfig(**SMALL, high_blocks=1, low_blocks=1)
 TRM = TRMConfig(**SMALL, blocks=1)
 EXACT = Effort(iterations=60, tolerance=1e-12)

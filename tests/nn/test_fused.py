@@ -331,7 +331,14 @@ def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"heads": 4}, {"mixer": "mlp"}, {"mixer": "mlp", "width": 64}, {"rule": "flat"}, {"rule": "deeploop"}],
+    [
+        {},
+        {"heads": 4},
+        {"mixer": "mlp"},
+        {"mixer": "mlp", "width": 64},
+        {"rule": "flat"},
+        {"rule": "deeploop"},
+    ],  # noqa: E501
     ids=str,
 )
 def test_a_reasoners_config_says_whether_its_blocks_are_known(monkeypatch, changes):
