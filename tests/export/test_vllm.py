@@ -28,9 +28,11 @@ import vllm  # noqa: E402
 
 from deeploop.data.hf_tokenizer import to_transformers  # noqa: E402
 from deeploop.data.tokenizers import get_tokenizer  # noqa: E402
+from deeploop.export import vllm_plugin  # noqa: E402
 from deeploop.models.gpt import LoopedGPT  # noqa: E402
 from deeploop.models.gpt_config import GPTConfig  # noqa: E402
 from deeploop.models.hf import DeepLoopForCausalLM  # noqa: E402
+from deeploop.rules import NAMED  # noqa: E402
 from deeploop.tasks.chat.template import DEFAULT  # noqa: E402
 
 # vLLM's attention on a CPU has heads of 32 and more.
@@ -39,15 +41,6 @@ PROMPTS = [
     torch.randint(0, 257, (length,), generator=torch.Generator().manual_seed(length)).tolist()
     for length in (1, 2, 5, 11, 23, 31, 47, 64)
 ]
-RULES = {
-    "deeploop": {"rule": "deeploop"},
-    "deepnorm": {"rule": "deepnorm"},
-    "prenorm": {"rule": "prenorm"},
-    "postnorm": {"rule": "postnorm"},
-    "averaged": {"rule": "averaged"},
-    "factored": {"rule": "factored"},
-    "flat": {"rule": "flat"},
-}
 PARTS = {"prelude": 1, "coda": 1}
 OTHERS = {
     "grouped": {"kv_heads": 1, "unigram_bias": True, "tied_head": False},
@@ -60,11 +53,7 @@ OTHERS = {
     },
 }
 MODELS = {
-    **{
-        f"{name}, R={rounds}": rule | {"rounds": rounds}
-        for name, rule in RULES.items()
-        for rounds in (1, 3, 7)
-    },
+    **{f"{rule}, R={rounds}": {"rule": rule, "rounds": rounds} for rule in NAMED for rounds in (1, 3, 7)},
     **{f"parts, {kind}": PARTS | {"injection": kind} for kind in ("none", "add", "linear", "gated")},
     **OTHERS,
 }
@@ -165,6 +154,8 @@ def test_prompts_in_pieces_with_and_without_the_prefix_cache(cached, tmp_path):
         ({"rule": "circle"}, {}, "circle"),
         ({"prelude": 3}, {}, "prelude.0.attention.branch.k.weight: is missing"),
         ({}, {"hf_overrides": {"rounds": 0}}, "rounds=0: must be at least 1"),
+        ({}, {"tensor_parallel_size": 2}, "tensor_parallel_size=2: must be 1"),
+        ({}, {"quantization": "fp8", "dtype": "bfloat16"}, "quantization=fp8: must be unset"),
     ],
 )
 def test_what_vllm_cannot_compute_is_refused_in_a_line(changes, settings, message, tmp_path):
@@ -176,6 +167,29 @@ def test_what_vllm_cannot_compute_is_refused_in_a_line(changes, settings, messag
     said = str(error.value)
     assert message in said
     assert len([line for line in said.splitlines() if message in line]) == 1
+
+
+def test_a_run_folder_is_no_export(tmp_path):
+    """vLLM's own words, in one line."""
+    (tmp_path / "config.json").write_text('{"task": "language", "model": {"blocks": 2}}')
+    with pytest.raises(ValueError, match=r"Should have a `model_type` key in its config\.json") as error:
+        engine(str(tmp_path))
+    assert str(error.value).count("model_type") == 1
+
+
+def test_an_older_vllm_is_left_alone_with_one_line(monkeypatch, caplog):
+    """It may be there for other models."""
+    registered = []
+    monkeypatch.setattr(vllm.ModelRegistry, "register_model", lambda *names: registered.append(names))
+    monkeypatch.setattr(vllm, "__version__", "0.31.2")
+    vllm_plugin.register()
+    assert registered == []
+    assert caplog.messages == [
+        "vllm==0.31.2: deeploop's plugin needs 0.32 or newer; pip install --upgrade vllm"
+    ]
+    monkeypatch.setattr(vllm, "__version__", "0.32.0")
+    vllm_plugin.register()
+    assert registered == [("DeepLoopForCausalLM", "deeploop.export.vllm:DeepLoopForCausalLM")]
 
 
 def test_a_server_answers_an_openai_client(tmp_path):

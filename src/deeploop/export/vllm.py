@@ -13,6 +13,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.sequence import IntermediateTensors
 
+from deeploop.export.vllm_plugin import require_served
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.cache import EngineAttention
 
@@ -92,24 +93,3 @@ class DeepLoopForCausalLM(nn.Module):
         if lacking := own.keys() - loaded:
             raise ValueError(f"{min(lacking)}: is missing in the file of weights; export the run again")
         return loaded
-
-
-def require_served(vllm_config: VllmConfig) -> None:
-    """Raise where the model or the engine's settings need what the plugin does not compute."""
-    config, parallel = vllm_config.model_config.hf_config, vllm_config.parallel_config
-    if config.exit_gate:
-        raise ValueError("exit_gate=True: vLLM runs all rounds for every token; export a run without a gate")
-    if config.cache_rounds is not None and config.cache_rounds < config.rounds:
-        raise ValueError(
-            f"cache_rounds={config.cache_rounds}: vLLM keeps all rounds; export without --cache-rounds"
-        )
-    for name, size in (
-        ("tensor_parallel_size", parallel.tensor_parallel_size),
-        ("pipeline_parallel_size", parallel.pipeline_parallel_size),
-    ):
-        if size > 1:
-            raise ValueError(f"{name}={size}: must be 1; use --data-parallel-size for several GPUs")
-    if vllm_config.quant_config is not None:
-        raise ValueError(
-            f"quantization={vllm_config.model_config.quantization}: must be unset; use bfloat16 weights"
-        )

@@ -10,7 +10,8 @@ A folder that `save_pretrained` writes carries its own code (`hf_source`), so th
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
+from inspect import Signature, signature
 from typing import Any, Self
 
 import torch
@@ -22,150 +23,17 @@ from transformers import (
     Cache,
     DynamicCache,
     GenerationMixin,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import eager_attention_forward
 from transformers.utils import can_return_tuple
 
-from deeploop.config.old_names import model_section
 from deeploop.models.gpt import LoopedGPT
-from deeploop.models.gpt_config import PARTS, GPTConfig
+from deeploop.models.hf_attention import OverwrittenCache, TransformersAttention
+from deeploop.models.hf_config import DeepLoopConfig
 from deeploop.models.hf_source import write_source
-from deeploop.nn.cache import EngineAttention
 from deeploop.nn.layers import rotary_table
-
-
-class DeepLoopConfig(PreTrainedConfig):
-    """The fields of `GPTConfig`, and the rounds the weights were trained at.
-
-    `rounds` may be changed for test-time depth, also in `from_pretrained(folder, rounds=5)`; α stays that
-    of `trained_rounds` unless `recompute_alpha` is set. `cache_rounds` is the budget of rounds whose keys and
-    values are kept, as in `LoopedGPT.set_cache_rounds`; None keeps all.
-    """
-
-    model_type = "deeploop"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (theirs)
-    attribute_map = {  # noqa: RUF012
-        "vocab_size": "vocabulary",
-        "hidden_size": "width",
-        "intermediate_size": "hidden",
-        "num_attention_heads": "heads",
-        "max_position_embeddings": "context",
-        "rms_norm_eps": "norm_eps",
-        "tie_word_embeddings": "tied_head",
-    }
-
-    blocks: int = GPTConfig.blocks
-    rounds: int = GPTConfig.rounds
-    trained_rounds: int | None = None
-    cache_rounds: int | None = None
-    use_cache: bool = True
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        kwargs = model_section(kwargs)
-        for field in fields(GPTConfig):
-            if not hasattr(self, field.name):
-                setattr(self, field.name, kwargs.pop(field.name, field.default))
-        super().__post_init__(**kwargs)
-        if self.trained_rounds is None:
-            self.trained_rounds = self.rounds
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Slots of the cache, which `generate` sizes by this: one per visit, or fewer under a budget."""
-        return self._once + self.blocks * min(self.cache_rounds or self.rounds, self.rounds)
-
-    @num_hidden_layers.setter
-    def num_hidden_layers(self, visits: int) -> None:
-        rounds, rest = divmod(visits - self._once, self.blocks)
-        if rest or rounds < 1:
-            whole = (
-                f"{self._once} + {self.blocks} times the rounds"
-                if self._once
-                else f"{self.blocks} times the rounds"
-            )
-            raise ValueError(f"num_hidden_layers={visits}: must be {whole}, the visits of a forward pass")
-        self.rounds = rounds
-
-    @property
-    def _once(self) -> int:
-        own = {name: getattr(self, name) for name in PARTS}
-        return own["prelude"] + own["coda"]
-
-    @property
-    def num_key_value_heads(self) -> int:
-        own: dict[str, int] = vars(self)
-        return own["kv_heads"] or own["heads"]
-
-    @num_key_value_heads.setter
-    def num_key_value_heads(self, heads: int) -> None:
-        self.kv_heads = heads
-
-    @property
-    def head_dim(self) -> int:
-        own: dict[str, int] = vars(self)
-        return own["head_width"] or own["width"] // own["heads"]
-
-    @head_dim.setter
-    def head_dim(self, size: int) -> None:
-        self.head_width = size
-
-    def to_gpt(self) -> GPTConfig:
-        """The config of the model as it was trained."""
-        own = {field.name: getattr(self, field.name) for field in fields(GPTConfig)}
-        own["rotary_scaling"] = tuple(own["rotary_scaling"])  # JSON has lists
-        return GPTConfig(**own | {"rounds": self.trained_rounds})
-
-
-class Visit:
-    """A block's visit, with what transformers' attention functions read of an attention module."""
-
-    is_causal = True
-
-    def __init__(self, config: DeepLoopConfig, slot: int, training: bool) -> None:
-        self.config, self.layer_idx, self.training = config, slot, training
-        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
-
-
-class TransformersAttention(EngineAttention):
-    """The attention of `attn_implementation`, over keys and values in transformers' cache, if there is one.
-
-    `weights` collects what the eager implementation computes at every visit.
-    """
-
-    def __init__(
-        self,
-        model: "DeepLoopModel",
-        cache: Cache | None,
-        mask: Any,
-        options: dict[str, Any],
-        wanted: bool = False,
-    ) -> None:
-        self.config, self.training = model.config, model.training
-        self.cache, self.mask, self.options = cache, mask, options
-        self.keeps = cache is not None or "cache" in options  # continuous batching has a cache of its own
-        self.weights: list[Tensor] | None = [] if wanted else None
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, slot: int) -> Tensor:
-        if self.cache is not None:
-            k, v = self.cache.update(k, v, slot)
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        visit: Any = Visit(self.config, slot, self.training)
-        y, weights = attention(
-            visit, q, k, v, self.mask, scaling=q.shape[-1] ** -0.5, dropout=0.0, **self.options
-        )
-        if self.weights is not None and weights is not None:
-            self.weights.append(weights)
-        return y.transpose(1, 2)  # (B, T, H, D) → (B, H, T, D)
 
 
 class DeepLoopPreTrainedModel(PreTrainedModel):
@@ -233,13 +101,17 @@ class DeepLoopPreTrainedModel(PreTrainedModel):
         self.config.vocabulary = words
         gpt.config = replace(gpt.config, vocabulary=words)
         rows = gpt.config.padded_vocabulary
-        gpt.embedding.weight = _resized(gpt.embedding.weight, old, rows, gpt.embedding.weight[:old].mean(0))
+        for module, name in ((gpt.embedding, "weight"), (gpt.head, "weight"), (gpt, "output_bias")):
+            weight = getattr(module, name, None)
+            if weight is not None:
+                new = weight[:old].mean(0) if weight.ndim == 2 else weight[:old].min()
+                kept = weight[: min(old, rows)]
+                added = new.expand(rows - len(kept), *weight.shape[1:])
+                resized = nn.Parameter(torch.cat((kept, added)), requires_grad=weight.requires_grad)
+                setattr(module, name, resized)
         gpt.embedding.num_embeddings = rows
         if gpt.head is not None:
-            gpt.head.weight = _resized(gpt.head.weight, old, rows, gpt.head.weight[:old].mean(0))
             gpt.head.out_features = rows
-        if gpt.output_bias is not None:
-            gpt.output_bias = _resized(gpt.output_bias, old, rows, gpt.output_bias[:old].min())
         return gpt.embedding
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
@@ -336,12 +208,11 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
             compute = self._one_by_one if budgeted else self._states
             states: Any = compute(inputs_embeds, position_ids, attention)
         stream: Any = (*visits[:-1], states) if hidden else None
-        seen: Any = None if attention.weights is None else tuple(attention.weights)
         return BaseModelOutputWithPast(
             last_hidden_state=states,
             past_key_values=past_key_values,
             hidden_states=stream,
-            attentions=seen,
+            attentions=attention.seen,
         )
 
     def _states(self, embedded: Tensor, positions: Tensor, attention: TransformersAttention) -> Tensor:
@@ -367,7 +238,7 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
         for t in range(embedded.shape[1]):
             one = slice(t, t + 1)
             seen = None if mask is None else mask[:, :, one, : start + t + 1]
-            overwritten: Any = _Overwritten(cache, start + t)
+            overwritten: Any = OverwrittenCache(cache, start + t)
             token = TransformersAttention(self, overwritten, seen, attention.options)
             states.append(self._states(embedded[:, one], positions[:, one], token))
         return torch.cat(states, dim=1)
@@ -400,6 +271,21 @@ class DeepLoopModel(DeepLoopPreTrainedModel):
                 raise IndexError(f"input_ids={int(tokens.max())}: must be below the vocabulary's {words}")
         else:  # as theirs, when the device gets there
             torch._assert_async((tokens < words).all(), "input_ids: must be below vocab_size")
+
+
+def _hands_to(base: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Show what `base` takes in the signature of a function that hands it `*args` and `**kwargs`.
+
+    generate, Trainer and torch.export read the signature of `forward`.
+    """
+
+    def decorate(own: Any) -> Any:
+        parameters = {**signature(base).parameters, **signature(own).parameters}
+        del parameters["args"]
+        own.__signature__ = Signature(sorted(parameters.values(), key=lambda parameter: parameter.kind))
+        return own
+
+    return decorate
 
 
 class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
@@ -450,32 +336,15 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
             self.set_rounds(before)
 
     @can_return_tuple
+    @_hands_to(DeepLoopModel.forward)
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
+        self, *args: Any, labels: Tensor | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any
     ) -> CausalLMOutputWithPast:
-        """Compute next-token logits, and with `labels` (the input ids; -100 is left out) their mean loss."""
-        out: BaseModelOutputWithPast = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            **kwargs,
-        )
+        """Compute next-token logits, and with `labels` (the input ids; -100 is left out) their mean loss.
+
+        The other arguments are those of `DeepLoopModel`.
+        """
+        out: BaseModelOutputWithPast = self.model(*args, **kwargs)
         assert out.last_hidden_state is not None
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.model.gpt.logits(out.last_hidden_state[:, kept])
@@ -496,26 +365,6 @@ class DeepLoopForCausalLM(DeepLoopPreTrainedModel, GenerationMixin):
 
     def set_output_embeddings(self, new: nn.Module) -> None:
         self.model.head = new
-
-
-class _Overwritten:
-    """transformers' cache while a token stands at position `start`: a later round replaces an earlier one."""
-
-    def __init__(self, cache: DynamicCache, start: int) -> None:
-        self._cache, self._start = cache, start
-
-    def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
-        if self._cache.get_seq_length(slot) > self._start:
-            layer: Any = self._cache.layers[slot]  # a DynamicLayer
-            layer.crop(-1)
-        return self._cache.update(k, v, slot)
-
-
-def _resized(weight: Tensor, old: int, rows: int, new: Tensor) -> nn.Parameter:
-    """Return `rows` rows: the first of the `old` ones that were in use, then `new`."""
-    kept = weight[: min(old, rows)]
-    added = new.expand(rows - len(kept), *weight.shape[1:])
-    return nn.Parameter(torch.cat((kept, added)), requires_grad=weight.requires_grad)
 
 
 def _positions(embedded: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
