@@ -111,6 +111,7 @@ results: .venv/.core
 	$(BIN)/python -m research.tables.depth_table
 	$(BIN)/python -m research.tables.rules_table
 	$(BIN)/python -m research.tables.long_training
+	$(BIN)/python -m research.tables.by_windows
 	$(BIN)/python -m research.tables.evidence_tables
 	$(BIN)/python -m research.tables.recurrent_tables
 
