@@ -338,7 +338,7 @@ def test_a_loop_is_installed_where_all_its_blocks_are_known(monkeypatch):
         {"mixer": "mlp", "width": 64},
         {"rule": "flat"},
         {"rule": "deeploop"},
-    ],  # noqa: E501
+    ],
     ids=str,
 )
 def test_a_reasoners_config_says_whether_its_blocks_are_known(monkeypatch, changes):
