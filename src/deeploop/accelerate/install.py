@@ -53,7 +53,7 @@ BF16 = LowPrecision()
 
 
 def check_fp8_compiler(device: torch.device) -> None:
-    """Raises where Triton's compiler does not cast to FP8 as it should."""
+    """Raise where Triton's compiler does not cast to FP8 as it should."""
     from deeploop.nn.kernels.fp8_stack import check_compiler  # here there is Triton to import
 
     check_compiler(device)

@@ -82,7 +82,7 @@ class BenchArgs:
         self._check_recipes()
 
     def _check_mode(self) -> None:
-        """Raises for an option that what is timed does not have."""
+        """Raise for an option that what is timed does not have."""
         other = OF_TRAINING if self.decode else OF_DECODING
         for option in fields(self):
             value = getattr(self, option.name)

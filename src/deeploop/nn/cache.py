@@ -17,7 +17,7 @@ class UpdatedCache(Protocol):
     """All that attention asks of a cache (transformers' `Cache` answers to it as well)."""
 
     def update(self, k: Tensor, v: Tensor, slot: int, /) -> tuple[Tensor, Tensor]:
-        """Takes the new positions' keys and values; returns those of all positions to attend to."""
+        """Take the new positions' keys and values; returns those of all positions to attend to."""
         ...
 
 
@@ -50,7 +50,7 @@ class KeyValueCache:
         self._memory: list[tuple[Tensor, Tensor] | None] = [None] * slots
 
     def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
-        """Writes k and v (B, H, T, D) behind the first `length` positions; returns them with those before."""
+        """Write k and v (B, H, T, D) behind the first `length` positions; returns them with those before."""
         end = self.length + k.shape[2]
         keys, values = self._slot(slot, k)
         keys[:, :, self.length : end] = k
@@ -58,7 +58,7 @@ class KeyValueCache:
         return keys[:, :, :end], values[:, :, :end]
 
     def check(self, *, slots: int, length: int) -> None:
-        """Raises unless the cache is one for `slots` visits and has room for `length` positions."""
+        """Raise unless the cache is one for `slots` visits and has room for `length` positions."""
         if self.slots != slots:
             raise ValueError(f"cache of {self.slots} slots: the model needs {slots} now; use a new cache")
         if self.capacity < length:
@@ -103,7 +103,7 @@ class PositionedCache:
         self._rows = torch.arange(len(positions), device=positions.device)
 
     def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
-        """Writes k and v (B, H, 1, D) where the sequences stand; returns what the slot has up to `reach`."""
+        """Write k and v (B, H, 1, D) where the sequences stand; returns what the slot has up to `reach`."""
         keys, values = self.cache.memory(slot)
         keys[self._rows, :, self.positions] = k[:, :, 0]
         values[self._rows, :, self.positions] = v[:, :, 0]

@@ -1,4 +1,4 @@
-"""A run while it goes on: what it is made of, everything about it that changes, and how that is saved."""
+"""A run in progress: its parts, its state, and how that state is saved."""
 
 import os
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ Ending = TypeVar("Ending", str, None)
 
 @dataclass
 class ActiveRun:
-    """One run of this process; `open_run` makes it, the loop takes it to its last step."""
+    """A run of this process, made by `open_run` and advanced by the training loop."""
 
     config: RunConfig
     world: World
@@ -39,7 +39,7 @@ class ActiveRun:
     tokens: int = 0
     clock: Clock = field(default_factory=Clock)
     warned: bool = False
-    """The collapse was already told."""
+    """The collapse was already reported."""
     skipped: int = 0
     """Steps left out because they were not finite."""
     skipped_in_a_row: int = 0
@@ -62,7 +62,7 @@ class ActiveRun:
         return ended.get("how") in ("finished", "collapsed") and ended["step"] == self.step
 
     def count_step(self) -> None:
-        """One more step was queued."""
+        """Count a step that was queued."""
         self.step += 1
         self.tokens += self.task.targets_per_step
 
@@ -71,7 +71,7 @@ class ActiveRun:
         return every > 0 and (self.is_last_step or self.step % every == 0)
 
     def log(self, kind: str, values: dict[str, Any], step: int | None = None) -> None:
-        """One line of metrics, on the main rank."""
+        """Write a line of metrics, on the main rank."""
         if self.writer is not None:
             self.writer.write(kind, self.step if step is None else step, values)
 
@@ -94,7 +94,7 @@ class ActiveRun:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint's JSON."""
+        """Continue from a checkpoint's JSON."""
         self.step = state.get("step", 0)
         self.tokens = state.get("tokens", 0)
         self._load_counts(state)
@@ -121,12 +121,12 @@ class ActiveRun:
         self.task.begun_with = state.get("begun_with") or before("steps")
 
     def set_rate(self, lr: float, step: int) -> None:
-        """The schedule's rate for the step after `step` finished ones, in every group of the optimizer."""
+        """Set the schedule's rate for step `step` (from 0) in every group of the optimizer."""
         self.lr = lr
         set_learning_rate(self.optimizer, lr, self.config.optim.branch_multiplier(step - self.task.held))
 
     def check_folder(self) -> None:
-        """Raises where the folder that this run writes into no longer lies at its place."""
+        """Raise if the run folder was moved or removed."""
         if self.lock is None:
             return
         ours = os.fstat(self.lock.fileno())
@@ -138,13 +138,13 @@ class ActiveRun:
             raise OSError(f"out={self.config.out}: the run folder was moved or removed while the run went on")
 
     def record_ending(self, how: Ending) -> Ending:
-        """Keeps in run.json how the run ended; None: it goes on."""
+        """Record in run.json how the run ended; None for a run in progress."""
         if self.world.is_main:
             record_ending(self.config.out, how, self.step)
         return how
 
     def save(self) -> Path:
-        """Writes a checkpoint of all ranks."""
+        """Save a checkpoint of all ranks."""
         self.check_folder()
         return save_checkpoint(
             self.config.out,

@@ -46,7 +46,7 @@ def save_checkpoint(
     world: World,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Writes `step-…` from rank 0 after all ranks gave their part.
+    """Write `step-…` on rank 0 after gathering every rank's part.
 
     `state` is the JSON beside the tensors; `tensors` are a task's own, whole on rank 0.
     """
@@ -81,7 +81,7 @@ def save_checkpoint(
 
 
 def _remove(folder: Path) -> None:
-    """Deletes a folder; of a link only the link."""
+    """Delete a folder; symbolic links are unlinked, never followed."""
     if folder.is_symlink():
         folder.unlink()
     else:
@@ -89,14 +89,14 @@ def _remove(folder: Path) -> None:
 
 
 class DamagedCheckpoint(ValueError):
-    """A file of a checkpoint is missing, or is not what was written."""
+    """A file of a checkpoint is missing or was changed after it was written."""
 
 
 def read_state(checkpoint: Path, files: Collection[str] | None = None) -> dict[str, Any]:
-    """The JSON of a checkpoint, after it and the named files were found whole; unset: all of them.
+    """Verify a checkpoint's files and return its JSON; by default all files are verified.
 
-    Each file is read to its end for that: name those that are about to be loaded, () for none. One that the
-    checkpoint does without, such as OPTIMIZER beside published weights, is not missed here.
+    Verifying reads a file to its end: name those that are about to be loaded, () for none. A file that the
+    checkpoint never had, such as OPTIMIZER beside published weights, is not required here.
     """
     path = checkpoint / "state.json"
     try:
@@ -126,7 +126,7 @@ def read_state(checkpoint: Path, files: Collection[str] | None = None) -> dict[s
 
 
 def read_whole_state(checkpoint: Path, files: Collection[str] | None = None) -> dict[str, Any]:
-    """`read_state` for who needs this very checkpoint: of a damaged one it also says what can be done."""
+    """`read_state` for a checkpoint that was asked for; the error for a damaged one says what to do."""
     try:
         return read_state(checkpoint, files)
     except DamagedCheckpoint as error:
@@ -140,7 +140,7 @@ def read_whole_state(checkpoint: Path, files: Collection[str] | None = None) -> 
 
 
 def find_whole(folder: Path) -> tuple[Path | None, dict[str, Any], dict[Path, str]]:
-    """The newest checkpoint whose files are whole, its state, and what is wrong with each newer one."""
+    """Return the newest intact checkpoint, its state, and what is wrong with each newer one."""
     damaged: dict[Path, str] = {}
     for checkpoint in reversed(list_checkpoints(folder)):
         try:
@@ -151,9 +151,9 @@ def find_whole(folder: Path) -> tuple[Path | None, dict[str, Any], dict[Path, st
 
 
 def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[str, Any], list[str]]:
-    """The newest checkpoint whose files are whole, its state, and what is wrong with newer ones.
+    """Return the newest intact checkpoint, its state, and what is wrong with newer ones.
 
-    Those are put aside under another name: the run will reach their step again, and save there.
+    Damaged ones are renamed, because the run will reach their step and save there again.
     """
     found: tuple[Path | None, dict[str, Any], list[str]] = (None, {}, [])
     if world.is_main:  # the others take its word, so that all go on from the same one
@@ -170,7 +170,7 @@ def last_good_checkpoint(folder: Path, world: World) -> tuple[Path | None, dict[
 def load_weights(
     model: nn.Module, checkpoint: Path, *, may_lack: str | None = None, prefix: str = ""
 ) -> None:
-    """Puts a checkpoint's weights into `model`, which may be sharded; shapes must agree.
+    """Load a checkpoint's weights into `model`, which may be sharded; shapes must agree.
 
     Weights whose names begin with `may_lack` stay as they are where the checkpoint has none of them. Names
     in the file may begin with a `prefix`.
@@ -192,7 +192,7 @@ def load_weights(
 
 
 def load_moments(checkpoint: Path, model: nn.Module) -> Moments:
-    """The optimizer's moments by parameter of `model`; none where weights were published without them."""
+    """Return the optimizer's moments by parameter; empty for weights published without them."""
     path = checkpoint / OPTIMIZER
     if not path.exists():
         return {}
@@ -205,13 +205,13 @@ def load_moments(checkpoint: Path, model: nn.Module) -> Moments:
 
 
 def load_tensors(checkpoint: Path) -> dict[str, Tensor]:
-    """The task's own tensors; most tasks have none."""
+    """Return the task's own tensors; most tasks have none."""
     path = checkpoint / TASK
     return _load(path) if path.exists() else {}
 
 
 def copy_weights(checkpoint: Path, folder: Path) -> None:
-    """A checkpoint's weights and state as a folder of their own: it can be loaded, but not resumed."""
+    """Copy weights and state into a folder that can be loaded but not resumed."""
     record = read_state(checkpoint, [WEIGHTS])
     folder.mkdir(parents=True)
     shutil.copyfile(checkpoint / WEIGHTS, folder / WEIGHTS)
@@ -219,7 +219,7 @@ def copy_weights(checkpoint: Path, folder: Path) -> None:
 
 
 def save_weights(folder: Path, model: nn.Module, state: dict[str, Any]) -> Path:
-    """Weights that no run of ours has trained, as the checkpoint of step 0: to start from, not to resume."""
+    """Save weights trained elsewhere as the checkpoint of step 0: to start from, not to resume."""
     final = own_folder(folder / "checkpoints") / f"step-{0:08d}"
     part = final.with_name(f".{final.name}.part")
     _remove(part)
@@ -233,7 +233,7 @@ def save_weights(folder: Path, model: nn.Module, state: dict[str, Any]) -> Path:
 
 
 def _write_record(folder: Path, record: dict[str, Any], names: Iterable[str] = (WEIGHTS,)) -> None:
-    """state.json beside the files of those names, with their checksums and its own."""
+    """Write state.json with its own checksum and those of the named files."""
     checksums = {name: _sync_and_hash(folder / name) for name in names}
     record["sha256"] = {**checksums, "state.json": _digest(record)}
     (folder / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -243,7 +243,7 @@ def _write_record(folder: Path, record: dict[str, Any], names: Iterable[str] = (
 def load_checkpoint(
     checkpoint: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, world: World
 ) -> None:
-    """Restores weights, optimizer moments and, where the ranks are the same, random generators."""
+    """Restore weights, optimizer moments and, where the ranks are the same, random generators."""
     from torch.distributed.checkpoint.state_dict import (  # as in load_weights
         get_optimizer_state_dict,
         set_optimizer_state_dict,
@@ -269,7 +269,7 @@ def load_checkpoint(
 
 
 def _whole_tensors() -> "StateDictOptions":
-    """Of all ranks, on the CPU."""
+    """Gather whole tensors on the CPU."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
     return StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -277,7 +277,7 @@ def _whole_tensors() -> "StateDictOptions":
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Adds the place to what is found wrong there."""
+    """Prefix errors with the path they are about."""
     try:
         yield
     except ValueError as error:

@@ -31,7 +31,7 @@ class ShapeMismatch(ValueError):
 
 
 def check_files(checksums: Any) -> None:
-    """Raises unless these are checksums of a checkpoint's own files, the weights among them."""
+    """Raise unless these are checksums of files of a checkpoint, including its weights."""
     if not isinstance(checksums, dict) or "model.safetensors" not in checksums:
         raise ValueError("sha256: must name model.safetensors")
     for name, value in checksums.items():
@@ -42,7 +42,7 @@ def check_files(checksums: Any) -> None:
 
 
 def check_state(state: Mapping[str, Any]) -> None:
-    """Raises unless every field that is known is of its kind; what else there is stays unread."""
+    """Raise if a known field has the wrong type; unknown fields are ignored."""
     if "step" not in state:
         raise ValueError("step: missing")
     for name, value in state.items():
@@ -57,7 +57,7 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 
 def check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises unless the tensors have these names and shapes, and hold finite real numbers."""
+    """Raise unless the tensors have these names and shapes, and hold finite real numbers."""
     for name in sorted(wanted.keys() | found.keys()):
         theirs = tuple(found[name].shape) if name in found else "absent"
         ours = wanted.get(name, "absent")

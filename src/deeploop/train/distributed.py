@@ -1,6 +1,6 @@
-"""Devices and ranks: what `torchrun` gives, and how a model is wrapped for it.
+"""Devices and ranks, and how a model is wrapped for them.
 
-The model file knows nothing of parallelism; everything here is put around it from outside.
+The model knows nothing of parallelism; everything here wraps it from outside.
 """
 
 import gc
@@ -30,7 +30,7 @@ ATTENTION = [
 
 @dataclass(frozen=True)
 class World:
-    """This process among its peers, and the device it computes on."""
+    """Rank of this process, number of ranks, and device."""
 
     rank: int
     size: int
@@ -45,7 +45,7 @@ class World:
         return self.size > 1 and config.parallel == "fsdp"
 
     def sum(self, values: Tensor) -> Tensor:
-        """`values` added up over all ranks."""
+        """Sum `values` over all ranks."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
@@ -55,7 +55,7 @@ class World:
         return flag if self.size == 1 else bool(self.sum(torch.tensor(float(flag), device=self.device)))
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """The rows of all ranks, which have equally many, one rank after the other."""
+        """Concatenate the rows of all ranks, which have equally many."""
         if self.size == 1:
             return rows
         parts = [torch.empty_like(rows) for _ in range(self.size)]
@@ -67,7 +67,7 @@ class World:
             dist.barrier()
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's `value`, on every rank."""
+        """Return every rank's `value`, on every rank."""
         values = [value] * self.size
         if self.size == 1:
             return values
@@ -77,7 +77,7 @@ class World:
 
 @contextmanager
 def open_world(config: DeviceConfig) -> Iterator[World]:
-    """Joins the ranks that `torchrun` started, or stands alone; sets how the device computes."""
+    """Join the ranks that `torchrun` started, if any, and configure the device."""
     device = open_device(config)
     fast = device.type == "cuda" and not config.deterministic
     # For as long as the world is open: what a backward pass computes again must be what it was.
@@ -86,7 +86,7 @@ def open_world(config: DeviceConfig) -> Iterator[World]:
 
 
 def open_device(config: DeviceConfig) -> torch.device:
-    """This rank's device, set to compute as it is asked to."""
+    """Return this rank's device, configured."""
     if config.kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("device.kind=cuda: this machine has no CUDA device; use auto or cpu")
     if config.deterministic:
@@ -128,7 +128,7 @@ def _ranks(device: torch.device) -> Iterator[World]:
 
 
 def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
-    """The model on its device, replicated or sharded over the ranks."""
+    """Move a model to its device and replicate or shard it over the ranks."""
     model.to(world.device)
     if world.size == 1:
         return model
@@ -142,7 +142,7 @@ def wrap(model: nn.Module, config: DeviceConfig, world: World) -> nn.Module:
 
 @torch.no_grad()
 def share_weights(model: nn.Module) -> None:
-    """The first rank's parameters and buffers for all: they are drawn alike, and now they are alike."""
+    """Broadcast the first rank's parameters and buffers."""
     for tensor in (*model.parameters(), *model.buffers()):
         if 0 in tensor.stride():  # expanded: a constant, and nothing to write to
             continue
@@ -153,14 +153,14 @@ def share_weights(model: nn.Module) -> None:
 
 
 def physical_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The stored blocks, each compiled and sharded by itself: what lies in a list of such a name."""
+    """Return the stored blocks, each of which is compiled and sharded by itself."""
     for name, module in model.named_modules():
         if name.split(".")[-1] in ("blocks", "prelude", "coda"):
             yield from module.children()
 
 
 def begin_micro_batch(model: nn.Module, *, last: bool) -> None:
-    """Sharded gradients travel between ranks only in the last micro-batch of a step."""
+    """Prepare a micro-batch: sharded gradients are reduced only in the last one of a step."""
     if is_sharded(model):
         visits: Any = model.first_visits
         visits.begin(last=last)
@@ -172,19 +172,19 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def uses_bf16(config: DeviceConfig, device: torch.device) -> bool:
-    """On GPUs by default, never silently on a CPU."""
+    """Return True for bf16: the default on GPUs, on a CPU only on request."""
     return config.precision in ("bf16", "fp8") or (config.precision == "auto" and device.type == "cuda")
 
 
 def arithmetic(config: DeviceConfig, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast to bf16 where it is asked for; FP8 is inside the blocks that `Execution.apply` installs."""
+    """Autocast to bf16 if configured; FP8 is inside the blocks that `Execution.apply` installs."""
     return torch.autocast(device.type, torch.bfloat16) if uses_bf16(config, device) else nullcontext()
 
 
 def how_computed(
     device: torch.device, arithmetic: Callable[[], AbstractContextManager[object]]
 ) -> dict[str, str]:
-    """Precision and device of an evaluation, for its record."""
+    """Return precision and device of an evaluation, for its record."""
     with arithmetic():
         is_bf16 = torch.is_autocast_enabled(device.type)
     return {
@@ -194,10 +194,10 @@ def how_computed(
 
 
 def share_of_rank(windows: Tensor, world: World, filler: int) -> Tensor:
-    """This rank's part of the validation windows, the same number on every rank.
+    """Return this rank's part of the validation windows, the same number on every rank.
 
-    Sharded blocks meet in every forward call, so ranks that would fall short get rows of filler; a
-    target of -1 is not counted.
+    Sharded blocks communicate in every forward call, so a shorter part is padded with rows whose targets
+    are -1, which are not counted.
     """
     missing = -len(windows) % world.size
     filled = torch.cat([windows, windows.new_full((missing, windows.shape[1]), filler)])

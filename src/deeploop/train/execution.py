@@ -1,8 +1,8 @@
-"""How steps are executed on this device: chosen once, printed in one line, and written to run.json.
+"""How steps are executed on this device: chosen once, printed in one line, and recorded in run.json.
 
-Fastest first: Triton kernels in bf16 on a GPU, a micro-batch's passes as one CUDA graph, and the loss read
-back one step behind. Each is left out where something stands against it, and the line says what. FP8 and a
-bf16 stream are never chosen, but asked for: where they can't be had, a run is refused.
+The fastest way is Triton kernels in bf16 on a GPU, one CUDA graph per micro-batch, and the loss read back one
+step behind. Whatever is not possible is left out, and the line says why. FP8 and a bf16 stream are used on
+request only; a run that can't have them is refused.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ UNKNOWN = "the Triton kernels do not know these blocks"
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What may be done with the steps of a task; nothing, unless it says so."""
+    """Properties of a task's steps that allow faster execution; none by default."""
 
     recordable: bool = False
     """Batches of one shape and number of rounds are the same work, and nothing in it waits for the device."""
@@ -47,7 +47,7 @@ NOTHING = Capabilities()
 
 @dataclass(frozen=True)
 class Execution:
-    """What runs the blocks, and how far the host is ahead of the device."""
+    """Execution of a step: blocks, precision, CUDA graph, and how far the host runs ahead."""
 
     blocks: Blocks
     chained: bool
@@ -65,7 +65,7 @@ class Execution:
     """The residual stream is bf16 in training steps."""
 
     def apply(self, model: nn.Module) -> None:
-        """Puts the blocks on the kernels, or compiles them; an eager model stays as it is."""
+        """Install the kernels in the blocks, or compile them."""
         low_precision = install.LowPrecision(self.precision == "fp8", self.bf16_stream)
         if low_precision.fp8:
             install.check_fp8_compiler(next(model.parameters()).device)
@@ -78,7 +78,7 @@ class Execution:
             install.install_rounds(model, low_precision)
 
     def describe(self) -> str:
-        """One line for a person."""
+        """Describe the execution in one line."""
         parts = [NAMES[self.blocks], self.precision, *["bf16 stream"] * self.bf16_stream]
         drawn = f" for each number of rounds, at most {MOST_GRAPHS}" if self.graph_per_rounds else ""
         parts += [f"CUDA graph{drawn}"] * self.graph
@@ -86,7 +86,7 @@ class Execution:
         return ", ".join(parts) + (f" ({'; '.join(self.because)})" if self.because else "")
 
     def to_json(self) -> dict[str, Any]:
-        """What run.json keeps of it."""
+        """Return what run.json records of it."""
         stream = {"stream": "bf16"} if self.bf16_stream else {}
         graphs = {"most_graphs": MOST_GRAPHS} if self.graph_per_rounds else {}
         how = {"blocks": self.blocks, "precision": self.precision, **stream}
@@ -100,7 +100,7 @@ def choose_execution(
     optimizer: torch.optim.Optimizer | None = None,
     task: Capabilities = NOTHING,
 ) -> Execution:
-    """The fastest way that config, device, model, optimizer and task allow."""
+    """Choose the fastest execution that config, device, model, optimizer and task allow."""
     precision: Precision = "bf16" if uses_bf16(config, world.device) else "fp32"
     blocks, why_blocks = _choose_blocks(config, world.device, _first_obstacle(model, world.device))
     sharded = world.is_sharded(config)
@@ -138,7 +138,7 @@ def choose_execution(
 
 
 def require_fp8(device: torch.device) -> None:
-    """Raises where the device has no FP8 products."""
+    """Raise if the device has no FP8 matrix products."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         major, minor = FP8_CAPABILITY
         raise ValueError(
@@ -148,7 +148,7 @@ def require_fp8(device: torch.device) -> None:
 
 
 def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str], sharded: bool) -> None:
-    """Raises where rounds are not one chain of kernels: only there has it been tried."""
+    """Raise where rounds are not one chain of kernels: only there has it been tried."""
     if blocks != "kernels":
         reason = why[0] if why else "there is no GPU"
         raise ValueError(
@@ -165,17 +165,17 @@ def _require_chain(field: str, model: nn.Module, blocks: Blocks, why: list[str],
 
 
 def runs_fast_blocks(config: DeviceConfig, device: torch.device) -> bool:
-    """Whether blocks run in bf16, on kernels or compiled: what the estimate of memory is of."""
+    """Return True if blocks run in bf16 and on kernels or compiled, as the memory estimate assumes."""
     return uses_bf16(config, device) and config.compile != "off"
 
 
 def runs_kernels(config: DeviceConfig, device: torch.device, known: bool) -> bool:
-    """Whether `choose_execution` will put blocks on the Triton kernels, which know them or do not."""
+    """Return True if `choose_execution` will run blocks on the Triton kernels."""
     return _choose_blocks(config, device, "" if known else UNKNOWN)[0] == "kernels"
 
 
 def _first_obstacle(model: nn.Module, device: torch.device) -> str:
-    """What of a model's blocks the kernels do not know, and where; empty if they know all."""
+    """Return what the kernels do not support in a model's blocks, and where; empty if nothing."""
     names = {module: name for name, module in model.named_modules()}
     if any(map(known.mixes, physical_blocks(model))) and not known.runs_mixers(device):
         return "an MLP across positions has kernels for Hopper GPUs alone"

@@ -19,7 +19,7 @@ from deeploop.train.checkpoint import load_weights
 
 
 def read_export(folder: Path) -> GPTConfig:
-    """The config of the exported model, which its file of weights must be able to fill."""
+    """Read the config of an export; refuse one that its file of weights is too small for."""
     path = folder / "config.json"
     found = model_section(read_object(path))
     own = {field.name: found[field.name] for field in fields(GPTConfig) if field.name in found}
@@ -34,7 +34,7 @@ def read_export(folder: Path) -> GPTConfig:
 
 
 def load_export(model: nn.Module, folder: Path, tokenizer: Tokenizer | None) -> None:
-    """Puts the exported weights into `model`; raises where they were trained on other tokens."""
+    """Load exported weights into `model`; raise if their tokenizer differs."""
     read_export(folder)
     if tokenizer is not None and not _reads(folder, tokenizer):
         raise ValueError(

@@ -27,7 +27,7 @@ class GradientMemory:
         self._views: list[torch.Tensor] = []
 
     def begin_step(self) -> None:
-        """Sets all gradients to zero, and lets the parameters have them."""
+        """Zero all gradients and attach them to the parameters."""
         if not self._views:
             self._allocate()
         for flat in self._flat.values():
@@ -36,15 +36,15 @@ class GradientMemory:
             parameter.grad = view
 
     def sum_over_ranks(self) -> None:
-        """Adds up the gradients of all ranks, on every one of them."""
+        """All-reduce the gradients (sum)."""
         for flat in self._flat.values():
             dist.all_reduce(flat)
 
     @contextmanager
     def all_used(self, world: World) -> Iterator[None]:
-        """Raises for parameters that got no gradient inside, on any rank.
+        """Raise for parameters that got no gradient inside, on any rank.
 
-        Here theirs is zero, and the optimizer would decay them; on one rank it leaves them alone.
+        Their gradient is zero here, so the optimizer would decay them; on one rank it skips them.
         """
         met: set[str] = set()
         hooks = [

@@ -1,4 +1,4 @@
-"""What is about to be trained, in a few aligned lines: for `deeploop train`, before the first step."""
+"""The header that `deeploop train` prints before the first step."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ UNITS = ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
 
 @dataclass(frozen=True)
 class Facts:
-    """What a config does not say by itself."""
+    """Facts of a run that are not in its config."""
 
     source: str
     """The words after `deeploop train` that the config came from: a recipe, --config FILE, --resume RUN."""
@@ -46,7 +46,7 @@ class Facts:
 
 
 def header(config: RunConfig, facts: Facts) -> list[str]:
-    """Run, model, rule, data, optimizer, cost, device; `execution:`, which follows, has the same columns."""
+    """Return the lines on run, model, rule, data, optimizer, cost and device."""
     steps, done = config.optim.steps, facts.step
     far = f"step {done:,} of {steps:,}" if done else f"{steps:,} steps"
     lines = {
@@ -72,7 +72,7 @@ def header(config: RunConfig, facts: Facts) -> list[str]:
 
 
 def legend(task: Task | type[Task]) -> list[str]:
-    """What the numbers of a validation mean."""
+    """Explain the numbers of a validation."""
     return _aligned(task.legend)
 
 
@@ -96,7 +96,7 @@ def _loop(model: GPTConfig | ReasonerConfig) -> str:
 
 
 def _rule(model: GPTConfig | ReasonerConfig) -> str:
-    """The block and its scales: its own, and those that are not 1."""
+    """Describe the rule, its equation and its scales."""
     if isinstance(model, GPTConfig):
         rule = model.residual
         parts = [
@@ -112,7 +112,7 @@ def _rule(model: GPTConfig | ReasonerConfig) -> str:
 
 
 def _module_rule(model: ReasonerConfig, module: str) -> str:
-    """The block of a reasoner's module, the N that an exponent is taken at, and the scales."""
+    """Describe the rule of a reasoner's module, the N it is taken at, and its scales."""
     rule, N = model.rule_of(module), ""
     if rule.needs_depth:
         counted = {"cycles": "the paper's N_g", "graph": "the blocks in the graph"}[model.depth_from]
@@ -136,13 +136,13 @@ def _optimizer(config: RunConfig) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """1.5 GiB."""
+    """Format a number of bytes, such as 1.5 GiB."""
     unit, size = next((pair for pair in UNITS if count >= pair[1]), UNITS[-1])
     return f"{count / size:.3g} {unit}"
 
 
 def introduction(run: ActiveRun, source: str | None) -> list[str]:
-    """The header, for whoever asked for it, and the notes below it."""
+    """Return the header, if there is a source, and the notes below it."""
     if source is None:
         return _notes(run)
     task = run.task
@@ -163,7 +163,7 @@ def introduction(run: ActiveRun, source: str | None) -> list[str]:
 
 
 def _notes(run: ActiveRun) -> list[str]:
-    """What a person should know before the first step."""
+    """Notes on the execution and on doubtful settings."""
     config, fit = run.config, run.task.fit
     notes = [f"execution: {run.execution.describe()}"]
     if run.world.device.type == "cuda":
@@ -180,7 +180,7 @@ def _notes(run: ActiveRun) -> list[str]:
 
 
 def _warnings(run: ActiveRun) -> list[str]:
-    """What makes little sense about the plan, and the option that changes it."""
+    """Warnings about the plan, each with the option that changes it."""
     task = run.task
     found = task.warnings()
     memory, whose = memory_of(run.world.device)

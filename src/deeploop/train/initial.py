@@ -19,7 +19,7 @@ from deeploop.train.task import Task
 
 
 class Change(NamedTuple):
-    """A field of the model that is not as in the source."""
+    """A field of the model that differs from the source."""
 
     name: str
     old: Any
@@ -27,12 +27,12 @@ class Change(NamedTuple):
 
     @property
     def option(self) -> str:
-        """What gives the source's value back, as words of the command line."""
+        """Words of the command line that set the source's value."""
         return " ".join(option(f"model.{self.name}", self.old))
 
 
 def option(field: str, value: Any) -> list[str]:
-    """A field of a config and its value as words of the command line."""
+    """Return a config field and its value as words of the command line."""
     part, _, name = field.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
         return [f"--{part}.{name}" if value else f"--{part}.no-{name}"]
@@ -42,10 +42,10 @@ def option(field: str, value: Any) -> list[str]:
 def start_from(
     config: RunConfig, source: Path, task: Task, model: nn.Module, named: Collection[str] = ()
 ) -> list[str]:
-    """Start from the weights of another run, or of an export; returns lines on what the model has otherwise.
+    """Load the weights of another run or an export; return a line for each model field that differs.
 
-    A field of the model that changes what is computed must be the source's, unless it is `named`. The rounds
-    and the scales of a rule may differ without that: they are what a start from other weights is made for.
+    A field that changes what is computed must equal the source's, unless it is `named`. The rounds and the
+    scales of a rule may always differ.
     """
     if not is_export(source):
         check_kind(config, source, "init_from")
@@ -65,12 +65,12 @@ def start_from(
 
 
 def model_of(source: Path) -> Any:
-    """The model's settings of a run or an export."""
+    """Return the model config of a run or an export."""
     return read_export(source) if is_export(source) else load_any_config(source).model
 
 
 def changes_from(ours: Any, source: Path) -> list[Change]:
-    """Fields of our model that compute something else than the source's."""
+    """Return the fields in which our model computes something else than the source."""
     theirs = model_of(source)
     if not isinstance(ours, GPTConfig | ReasonerConfig) or type(theirs) is not type(ours):
         return []
@@ -80,7 +80,7 @@ def changes_from(ours: Any, source: Path) -> list[Change]:
 
 
 def _is_same(change: Change, theirs: Any, ours: Any) -> bool:
-    """Whether two values compute one function: of the same tokens the loss is the same."""
+    """Return True if both values give the same loss on the same tokens."""
     match change.name:
         case "context":  # how much is read
             return True
@@ -94,7 +94,7 @@ def _is_same(change: Change, theirs: Any, ours: Any) -> bool:
 
 
 def _is_scale(change: Change, config: RunConfig) -> bool:
-    """Whether the weights were trained in the same block, at other rounds or scales."""
+    """Return True if only rounds or scales differ, not the block that the weights were trained in."""
     if not isinstance(config.model, GPTConfig):
         return False
     if change.name == "rule":
@@ -104,7 +104,7 @@ def _is_scale(change: Change, config: RunConfig) -> bool:
 
 
 def _other_model(source: Path, changes: Iterable[Change]) -> ValueError:
-    """The fields that are not the source's, and what to add to the command to have them."""
+    """Return an error that names the differing fields and the options that would set them."""
     changes = list(changes)
     told = ", ".join(f"model.{name}={_shown(old)} (this run {_shown(new)})" for name, old, new in changes)
     return ValueError(f"init_from={source}: has {told}; add {' '.join(change.option for change in changes)}")
@@ -125,6 +125,6 @@ def _load_weights(source: Path, task: Task, model: nn.Module) -> None:
 
 
 def origin(init_from: Path | None) -> dict[str, Any]:
-    """What a retrofit says of its source: the runs that start from it say so too."""
+    """Return what a retrofit records of its source; runs that start from it record it too."""
     stamp = {} if init_from is None or is_export(init_from) else read_stamp(init_from)
     return {"retrofit": stamp["retrofit"]} if "retrofit" in stamp else {}

@@ -31,12 +31,12 @@ def train(
     stop: StopRequest | None = None,
     named: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Run `config` to its last step; returns the last validation and how the run ended.
+    """Train to the last step; return the last validation and how the run ended.
 
-    A `CustomTrainConfig` needs its `task`, a subclass of `CustomTask`; any other takes a subclass of its own
-    kind's. With the `source` of the config a header comes first; `quiet`: nothing is printed. A start from
-    other weights (`init_from`) has the model that they were trained in, but for the fields `named`, such as
-    `model.rotary_base`.
+    A `CustomTrainConfig` needs its `task`, a subclass of `CustomTask`; any other config accepts a subclass of
+    its own task. With `source`, the words the config came from, a header is printed first; with `quiet`
+    nothing is. With `init_from` the model must be the one that the weights were trained in, except for the
+    fields `named`, such as `model.rotary_base`.
     """
     with open_world(config.device) as world, stop or StopRequest() as asked:
         run = open_run(config, world, task=task, source=source, quiet=quiet, named=named)
@@ -57,7 +57,7 @@ def train(
 
 
 def run_steps(run: ActiveRun, stop: StopRequest) -> str:
-    """Steps, and between them what is due: a line, a validation, a diagnosis, a checkpoint."""
+    """Take the steps; between them log, validate, diagnose and save where due."""
     config = run.config
     if (ended := already_ended(run)) is not None:
         return ended
@@ -95,7 +95,7 @@ def run_steps(run: ActiveRun, stop: StopRequest) -> str:
 
 
 def save_and_stop(run: ActiveRun) -> str:
-    """Ends a run that was asked to stop; what was due at its step is left to the resumed run."""
+    """Save and end a run that was asked to stop; the resumed run does what was due at this step."""
     if run.step == 0:  # a start from the beginning is the same
         run.display.say("stopped in the first validation, before any training; the same command starts again")
         return run.record_ending("stopped")
@@ -106,7 +106,7 @@ def save_and_stop(run: ActiveRun) -> str:
 
 
 def already_ended(run: ActiveRun) -> str | None:
-    """How a run ended that has no step left, or that the guard ended; None where it goes on."""
+    """Return how the run had ended: no step is left, or the guard stopped it; None if it continues."""
     config = run.config
     left_out = run.is_last_step and run.last_evaluated_step < run.step  # its last validation
     if run.step >= config.optim.steps and not left_out:
@@ -131,7 +131,7 @@ def _anything_due(run: ActiveRun) -> bool:
 
 
 def run_due_evaluations(run: ActiveRun, stop: StopRequest) -> Literal["stopped", "collapsed"] | None:
-    """The validation and the diagnosis that are due at this step; how they end the run, if they do."""
+    """Validate and diagnose if due at this step; return how that ends the run, if it does."""
     monitor = run.task.monitor
     try:
         collapsed = run.is_due(run.config.data.validate_every) and validate(run, stop)
@@ -144,14 +144,14 @@ def run_due_evaluations(run: ActiveRun, stop: StopRequest) -> Literal["stopped",
 
 
 def before_batch(run: ActiveRun, stop: StopRequest, share: float) -> None:
-    """Shows how much of a validation is done; abandons it if some rank was asked to stop."""
+    """Show the progress of a validation; abandon it if some rank was asked to stop."""
     run.display.validating(share)
     if run.world.any(stop.requested):
         raise EvaluationStopped
 
 
 def report_step(run: ActiveRun, result: StepResult) -> None:
-    """The progress bar, and a line of metrics where one is due."""
+    """Update the progress bar, and log a line of metrics if due."""
     tokens_per_s = None
     if result.step % run.config.log.every == 0 or result.step == run.config.optim.steps:
         steps_per_s = run.clock.read()
@@ -180,7 +180,7 @@ def recorded(run: ActiveRun, method: str, values: dict[str, Any]) -> dict[str, A
 
 
 def validate(run: ActiveRun, stop: StopRequest) -> bool:
-    """Evaluates, logs and prints; whether the model is collapsed although warm-up is over."""
+    """Evaluate, log and print; return True if the model is collapsed after warm-up."""
     run.display.validating(0.0)
     try:
         result = run.task.evaluate(run.model, partial(before_batch, run, stop))
@@ -209,7 +209,7 @@ def validate(run: ActiveRun, stop: StopRequest) -> bool:
 
 
 def diagnose(run: ActiveRun) -> None:
-    """Measures the loop on the main rank alone: replicas are the same, and nothing here talks to a rank."""
+    """Measure the loop on the main rank; replicas are identical, so no communication is needed."""
     assert run.task.monitor is not None
     if not run.world.is_main or run.skipped_in_a_row:  # a skipped step has no effect to look at
         return

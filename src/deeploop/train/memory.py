@@ -63,18 +63,18 @@ def fit(batch: int, config: DeviceConfig, world: World, needs: Needs, *, tokens:
 
 
 def needs_on(device: torch.device, config: DeviceConfig, needs: Needs) -> Needs:
-    """The estimate for the blocks that run on a device."""
+    """Return the memory estimate for the blocks that run on a device."""
     return needs if runs_fast_blocks(config, device) else partial(plain_needs, needs)
 
 
 def plain_needs(needs: Needs, size: int, recompute: Recompute) -> int:
-    """Bytes of blocks that the kernels do not support: a constant, and more for each sequence."""
+    """Estimate the bytes of blocks without kernels: a constant plus a share for each sequence."""
     fixed = needs(0, recompute)
     return fixed + PLAIN * (needs(size, recompute) - fixed)
 
 
 def even_splits(batch: int, config: DeviceConfig, world: World) -> list[int]:
-    """The micro-batches that divide a rank's share within the limit set, largest first."""
+    """Return the micro-batches that divide a rank's share within the limit, largest first."""
     if batch % world.size:
         raise ValueError(f"optim.batch={batch}: must be a multiple of the {world.size} ranks")
     share = batch // world.size
@@ -84,7 +84,7 @@ def even_splits(batch: int, config: DeviceConfig, world: World) -> list[int]:
 
 
 def free_memory(world: World) -> int | None:
-    """Bytes free on the fullest rank's GPU, with what this process holds in reserve; None on a CPU."""
+    """Return the bytes free on the fullest rank's GPU, cached blocks included; None on a CPU."""
     if world.device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(world.device)
@@ -93,7 +93,7 @@ def free_memory(world: World) -> int | None:
 
 
 def memory_of(device: torch.device) -> tuple[int, str]:
-    """Bytes of memory that a step can have on a device, and whose they are; a CPU's ranks share them."""
+    """Return the bytes available to a step, and the name of their owner; ranks on a CPU share them."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory, "the GPU"
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -101,5 +101,5 @@ def memory_of(device: torch.device) -> tuple[int, str]:
 
 
 def shards(config: DeviceConfig, world: World) -> int:
-    """Ranks that a parameter is spread over."""
+    """Return the number of ranks that a parameter is sharded over."""
     return world.size if world.is_sharded(config) else 1

@@ -66,7 +66,7 @@ class MetricsWriter:
 
 
 def read_metrics(folder: Path, kind: str | None = None, *, file: str = "metrics.jsonl") -> list[Record]:
-    """The records of a run, in order; a line cut off by a crash is left out."""
+    """Return the records of a run in order, without a line that a crash cut off."""
     return [record for record in stream_metrics(folder, file) if kind is None or record["kind"] == kind]
 
 
@@ -91,7 +91,7 @@ def stream_lines(folder: Path, file: str = "metrics.jsonl") -> Iterator[Record |
 
 
 def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
-    """From the last to the first: of a million lines, the last is there at once. Values are not looked at."""
+    """Yield lines from the last to the first without reading the whole file; values are not checked."""
     if (file := _opened(folder / "metrics.jsonl")) is None:
         return
     with file:
@@ -109,9 +109,9 @@ def stream_back(folder: Path, block: int = 1 << 16) -> Iterator[Record]:
 
 
 def last_lines(folder: Path, *, count: int = 1, sound: bool = True) -> tuple[list[Record], Record]:
-    """The last `count` lines of training metrics, newest first, and the last validation; {} without one.
+    """Return the last `count` lines of training metrics, newest first, and the last validation or {}.
 
-    With `sound` damaged lines are left out. Without it values are not looked at, for a reader who says so.
+    With `sound` damaged lines are left out; without it values are not checked.
     """
     train: list[Record] = []
     validation: Record = {}
@@ -135,7 +135,7 @@ def _opened(path: Path) -> BinaryIO | None:
 
 
 def _parse(line: bytes) -> Record | None:
-    """The record of a line; None where it is none: no JSON, no kind, no step."""
+    """Parse a line; None without valid JSON, kind and step."""
     try:
         record = parse_json(line) if len(line) <= LONGEST_LINE else None
     except ValueError:
@@ -166,7 +166,7 @@ def is_sound(record: Mapping[str, Any]) -> bool:
 
 
 def rewind_metrics(folder: Path, step: int, evaluated: int | None = None) -> None:
-    """Drops lines after `step`, and evaluations after `evaluated`: a resumed run writes them again."""
+    """Drop lines after `step` and evaluations after `evaluated`, which a resumed run writes again."""
     last = dict.fromkeys(EVALUATIONS, step if evaluated is None else evaluated)
     records = (one for one in read_metrics(folder) if one["step"] <= last.get(one["kind"], step))
     kept = [json.dumps(record) + "\n" for record in records]
@@ -175,7 +175,7 @@ def rewind_metrics(folder: Path, step: int, evaluated: int | None = None) -> Non
 
 
 def scalars(values: Record) -> Iterator[tuple[str, float]]:
-    """The numbers among the values; those of a list are numbered from 0, as in `loss_by_rounds/0`."""
+    """Yield the numbers among the values; those of a list as `loss_by_rounds/0`, `/1`, …"""
     for name, value in values.items():
         if isinstance(value, int | float):
             yield name, value
@@ -193,7 +193,7 @@ def finite(value: Any) -> Any:
 
 
 def as_read_back(values: Record) -> Record:
-    """The values as a JSON file gives them back; ValueError for one that its readers would refuse."""
+    """Return the values as JSON gives them back; raise for one that readers would refuse."""
     found = {}
     for name, value in finite(values).items():
         try:

@@ -1,4 +1,4 @@
-"""Where a non-finite number came from, once a training step has shown one."""
+"""Find the source of a non-finite loss or gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +12,9 @@ from deeploop.train.distributed import World
 
 @torch.no_grad()
 def first_non_finite(model: nn.Module, forward: Callable[[], None], world: World) -> str:
-    """The first of: a weight, a module's output when `forward` is run again, a gradient.
+    """Name the first non-finite weight, module output (`forward` is run again) or gradient.
 
-    Only one rank may hold it, but all must go the same way, for a sharded forward pass needs them all.
+    It may be on one rank only, but all ranks search, because a sharded forward pass needs them all.
     """
     # Taken first: the forward pass leaves sharded blocks gathered, and their gradients out of sight.
     gradients = [f"gradient of {name}" for name, p in model.named_parameters() if _broken(p.grad)]
@@ -31,7 +31,7 @@ def first_non_finite(model: nn.Module, forward: Callable[[], None], world: World
 
 
 def _broken_outputs(model: nn.Module, forward: Callable[[], None]) -> list[str]:
-    """The modules whose output is not finite, in the order of their calls."""
+    """Name the modules whose output is not finite, in the order of their calls."""
     found: list[str] = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:

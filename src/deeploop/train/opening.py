@@ -1,4 +1,4 @@
-"""Everything up to the first step: folder, task, model, optimizer, execution, and what a checkpoint says."""
+"""Open a run: folder, task, model, optimizer, execution and checkpoint, up to the first step."""
 
 from collections.abc import Collection
 from typing import Any
@@ -45,10 +45,10 @@ def open_run(
     quiet: bool = False,
     named: Collection[str] = (),
 ) -> ActiveRun:
-    """A run ready for its next step, made in an order in which a mistake shows before anything is written.
+    """Open a run for its next step, in an order in which mistakes are found before anything is written.
 
-    With the `source` of its config it is introduced by a header; `quiet`: it says nothing. The fields `named`
-    may differ from the model's whose weights it starts from.
+    With `source` a header is printed; with `quiet` nothing is. The fields `named` may differ from the model
+    whose weights the run starts from.
     """
     has_run = check_folder(config) is not None
     lock = lock_folder(config.out) if has_run and world.is_main else None  # before anything in it is touched
@@ -81,7 +81,7 @@ def open_run(
 
 
 def preview_run(config: RunConfig, world: World, source: str, named: Collection[str] = ()) -> list[str]:
-    """What a run would be introduced with; nothing is written, and no weights of a checkpoint are read."""
+    """Return the header of a run without writing anything or reading a checkpoint's weights."""
     task, model, optimizer, execution = _build(config, world)
     checkpoint = check_folder(config)  # last: a taken folder must not hide another mistake
     changed: list[str] = []
@@ -96,7 +96,7 @@ def preview_run(config: RunConfig, world: World, source: str, named: Collection[
 def _build(
     config: RunConfig, world: World, factory: TaskFactory | None = None
 ) -> tuple[Task, nn.Module, torch.optim.Optimizer, Execution]:
-    """The parts of a run, freshly drawn."""
+    """Build task, model, optimizer and execution, with freshly drawn weights."""
     config.log.require_extras()
     task = make_task(config, world, factory)
     torch.manual_seed(config.seed + world.rank)  # the weights have a generator of their own
@@ -116,7 +116,7 @@ def _build(
 
 
 def make_task(config: RunConfig, world: World, given: TaskFactory | None) -> Task:
-    """The task that a config names, or the one `given` beside it: a subclass of that, or somebody's own."""
+    """Make the task that a config names, or the one `given`: a subclass of it, or a custom task."""
     kind = task_class(config.task)
     if given is None and kind.is_given:
         raise ValueError(f"task: must be given for a {type(config).__name__}: train(config, task=YourTask)")
@@ -129,7 +129,7 @@ def make_task(config: RunConfig, world: World, given: TaskFactory | None) -> Tas
 
 
 def check_recompute(task: Task, model: nn.Module) -> None:
-    """Raises where the model of a task of somebody's own does not recompute what the config asks for."""
+    """Raise if a custom model does not recompute what the config asks for."""
     recompute = task.fit.recompute
     if recompute != "off" and recompute != getattr(model, "recompute", "off"):
         raise ValueError(
@@ -141,7 +141,7 @@ def check_recompute(task: Task, model: nn.Module) -> None:
 def _load(
     config: RunConfig, world: World, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Any], list[str]]:
-    """Puts the last whole checkpoint into the parts of a run: its JSON, and what to say of damaged ones."""
+    """Load the last intact checkpoint; return its JSON and a line for each damaged one."""
     checkpoint, state, damaged = last_good_checkpoint(config.out, world)
     if checkpoint is not None:
         task.load_state(state, load_tensors(checkpoint))  # other data are named as such, before shapes differ
@@ -155,7 +155,7 @@ def _load(
 
 
 def _open_folder(run: ActiveRun, state: dict[str, Any]) -> MetricsWriter:
-    """The run folder, new or gone on with, and the file of its metrics."""
+    """Create or continue the run folder and its metrics."""
     config = run.config
     if not state:
         stamp = {**run.task.stamp(), "execution": run.execution.to_json(), **origin(config.init_from)}

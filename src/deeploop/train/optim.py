@@ -15,9 +15,9 @@ from deeploop.train.muon import MuonAdamW
 
 
 def learning_rate(step: int, config: BaseOptimConfig, held: int = 0) -> float:
-    """The rate of the step after `step` finished ones: a linear ramp, then half a cosine.
+    """Return the rate of step `step` (from 0): a linear ramp, then half a cosine.
 
-    In `held` of them the ramp stood still; the cosine has the steps that are left.
+    The ramp stood still in `held` of the steps; the cosine takes those that are left.
     """
     if step - held < config.warmup_steps:
         return config.peak_lr * (step - held + 1) / config.warmup_steps
@@ -30,7 +30,7 @@ def learning_rate(step: int, config: BaseOptimConfig, held: int = 0) -> float:
 def make_gpt_optimizer(
     model: nn.Module, shape: GPTConfig, config: OptimConfig, device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimizer of a looped GPT of that shape, fused where the device has it."""
+    """Make the optimizer of a looped GPT, fused if the device supports it."""
     return make_optimizer(
         model,
         config,
@@ -88,7 +88,7 @@ def make_optimizer(
 
 
 def make_reasoner_optimizer(model: nn.Module, config: ReasonerOptimConfig) -> AdamATan2:
-    """AdamATan2 over all parameters alike, as published."""
+    """Make AdamATan2 over all parameters alike, as published."""
     group = {"params": list(model.parameters()), "lr_multiplier": 1.0, "branch": False}
     return AdamATan2(
         [group], config.peak_lr, betas=config.betas, weight_decay=config.weight_decay, ema=config.ema
@@ -118,10 +118,10 @@ def supports_conditional_step(optimizer: torch.optim.Optimizer) -> bool:
 def clipped_step(
     optimizer: torch.optim.Optimizer, norm: Tensor, clip: float, *, only_if: Tensor | None = None
 ) -> None:
-    """The optimizer's step; gradients of norm `norm` are scaled down to at most `clip` (0: are left).
+    """Take the optimizer's step with gradients of norm `norm` clipped to `clip` (0: not clipped).
 
-    With `only_if`, the device takes it only where that is true, and nobody has to wait for it first: for an
-    optimizer that supports a conditional step.
+    With `only_if`, the device skips the step if that is false, without the host waiting for it; the optimizer
+    must support a conditional step.
     """
     if only_if is not None:
         optimizer.found_inf = (~only_if).float()  # type: ignore[attr-defined]

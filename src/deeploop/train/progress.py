@@ -1,4 +1,4 @@
-"""How far a run is, how fast it goes, and how that is shown to the person who waits."""
+"""Progress and speed of a run, and their display."""
 
 import sys
 import time
@@ -23,7 +23,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Peak of one device, or None where it isn't known (every CPU)."""
+    """Return the peak FLOP/s of a device; None if unknown, as for every CPU."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -31,7 +31,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def device_name(device: torch.device) -> str:
-    """The device for a person."""
+    """Return the name of a device for display."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_threads()
 
 
@@ -42,7 +42,7 @@ def cpu_threads() -> str:
 
 @dataclass
 class Clock:
-    """Seconds spent in training steps; validation and saving are outside it."""
+    """Seconds spent in training steps, without validation and saving."""
 
     total: float = 0.0
     steps: int = 0
@@ -60,16 +60,16 @@ class Clock:
         self.steps += 1
 
     def read(self) -> float:
-        """Steps per second since the last reading."""
+        """Return the steps per second since the last reading."""
         rate = self.steps / self._since if self._since else 0.0
         self.steps, self._since = 0, 0.0
         return rate
 
 
 class Display:
-    """A tqdm bar and lines above it; silent unless `shown`.
+    """A progress bar with lines above it; silent unless `shown`.
 
-    Where the output is no terminal, a line now and then says what the bar would.
+    If the output is not a terminal, a line is printed at intervals instead.
     """
 
     def __init__(self, *, total: int, done: int, shown: bool, title: str) -> None:
@@ -90,7 +90,7 @@ class Display:
         self._validation_began, self._postfix = self._began, ""
 
     def step(self, loss: float, rate: float, tokens_per_s: float | None) -> None:
-        """After each step; the speed is known where one is logged."""
+        """Show a step; the speed is given where a line is logged."""
         self._bar.update()
         self._step += 1
         if tokens_per_s is not None:
@@ -101,7 +101,7 @@ class Display:
                 self.say("  ".join([f"step {self._step}/{self._total}", *known, f"{self._time_left()} left"]))
 
     def validating(self, share: float) -> None:
-        """Before each batch of a validation, from 0, and with 1 at its end."""
+        """Show the share of a validation that is done, from 0 to 1."""
         now = time.monotonic()
         if share == 0:
             self._validation_began = now
@@ -118,7 +118,7 @@ class Display:
             self.say("  ".join([f"step {self._step}/{self._total}", *known]))
 
     def _is_line_due(self) -> bool:
-        """Keeps lines LINE_SECONDS and a hundredth of the run apart."""
+        """Return True if LINE_SECONDS and a hundredth of the run have passed since the last line."""
         now, (then, step) = time.monotonic(), self._last_line
         due = now - then >= LINE_SECONDS and 100 * (self._step - step) >= self._total
         if due:
@@ -143,7 +143,7 @@ class Display:
 
 
 def hours_minutes_seconds(seconds: float) -> str:
-    """3:21, or 1:03:21."""
+    """Format seconds as 3:21 or 1:03:21."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,9 +1,9 @@
 """Forward and backward pass of a micro-batch as one CUDA graph: some thousand launches become one.
 
 At R rounds a step has a few dozen launches per visit, which at small widths take the host longer than the
-device. A graph has fixed sizes and memory: one is recorded for every shape and number of rounds that comes,
-the second time it does; the first time compiles the kernels. At most `MOST_GRAPHS` are kept, in one pool of
-memory, as only one of them runs at a time. What else a task needs of a micro-batch leaves the graph with the
+device. A graph has fixed sizes and memory: one is recorded for every shape and number of rounds, the second
+time it comes, because the first time compiles the kernels. At most `MOST_GRAPHS` are kept, in one pool of
+memory, as only one of them runs at a time. Whatever else a task needs of a micro-batch is returned with the
 loss (`Task.leave`).
 """
 
@@ -22,7 +22,7 @@ MOST_GRAPHS = 16
 
 @dataclass
 class Recorded:
-    """A graph, the memory that it reads its batch from, and where it leaves the loss and the like."""
+    """A graph, the memory of its batch, and the memory of the loss and the task's other results."""
 
     graph: torch.cuda.CUDAGraph
     batch: Batch
@@ -36,12 +36,11 @@ class Recorded:
 
 
 class GraphReplay:
-    """`gradients(batch)`, which adds to the parameters' gradients and returns the loss and what else is left
-    behind, by recorded graphs.
+    """Call `gradients(batch)`, which accumulates gradients and returns the loss and more, by CUDA graphs.
 
-    The gradients must stay where they are between steps (`GradientMemory`).
-    Without memory for a graph of its own a batch goes on being called, and `say` tells so. Where all places
-    are taken, what comes twice as often as the least used graph takes its place; the rest is called.
+    The gradients must stay at their addresses between steps (`GradientMemory`). A batch without memory for a
+    graph is called directly, and `say` reports it once. When `MOST_GRAPHS` are kept, a shape that comes twice
+    as often as the least used graph replaces it; the others are called directly.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class GraphReplay:
         return self._recorded[key].run(batch) if key in self._recorded else self._gradients(batch)
 
     def _has_place_for(self, key: Any) -> bool:
-        """Whether one more graph may be recorded; the least used one is given up for it, if it must be."""
+        """Return True if one more graph may be recorded; drop the least used one if necessary."""
         if self._too_large or len(self._recorded) < MOST_GRAPHS:
             return not self._too_large
         least = min(self._recorded, key=self._uses.__getitem__)

@@ -42,7 +42,7 @@ from deeploop.train.checkpoint import load_weights, read_whole_state
 
 
 def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
-    """Writes what is known before the first step, and the `files` of the task's own."""
+    """Write the files that are known before the first step, including the task's own `files`."""
     folder = config.out
     made = provenance() | {"torch": torch.__version__}  # the metadata lack the CUDA build
     try:
@@ -58,7 +58,7 @@ def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) 
 
 
 def hardware(config: RunConfig) -> dict[str, Any]:
-    """Device and ranks that the run started on: hours × ranks are its device-hours."""
+    """Return the device and the number of ranks."""
     gpu = config.device.kind != "cpu" and torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if gpu else "cpu",
@@ -71,8 +71,8 @@ def load(
 ) -> tuple[LoopedGPT, Tokenizer]:
     """Load the model (in eval mode, weights verified) and the tokenizer of a run folder.
 
-    The weights are those of `checkpoint`; unset: of the last one. Name it to say which weights were read: a
-    run that is still training saves new ones meanwhile.
+    The weights are those of `checkpoint`, by default the last one. Pass it if you report which weights were
+    read, because a run that is still training saves new ones meanwhile.
     """
     run = Path(run)
     model = load_model(run, device=device, checkpoint=checkpoint)
@@ -80,19 +80,19 @@ def load(
 
 
 def load_last(model: nn.Module, run: str | Path) -> None:
-    """Puts the weights of a run's last checkpoint, verified, into a model of that run's kind."""
+    """Load the verified weights of a run's last checkpoint into a model of its kind."""
     checkpoint = require_checkpoint(Path(run))
     read_whole_state(checkpoint, [WEIGHTS])
     load_weights(model, checkpoint)
 
 
 def load_model(run: Path, *, device: str | torch.device = "cpu", checkpoint: Path | None = None) -> LoopedGPT:
-    """The model alone: it needs nothing that a tokenizer does."""
+    """Load the model without its tokenizer."""
     return load_gpt(run, load_config(run).model, device, checkpoint)
 
 
 def load_gpt(run: Path, config: GPTConfig, device: str | torch.device, checkpoint: Path | None) -> LoopedGPT:
-    """A looped GPT of that shape with the verified weights of a run's checkpoint; None: of the last one."""
+    """Load a looped GPT with the verified weights of a checkpoint, by default the last one."""
     checkpoint = checkpoint or require_checkpoint(run)
     read_whole_state(checkpoint, [WEIGHTS])
     check_size(checkpoint, parameter_count(config), config.context * config.head_size)
@@ -102,7 +102,7 @@ def load_gpt(run: Path, config: GPTConfig, device: str | torch.device, checkpoin
 
 
 def check_size(checkpoint: Path, weights: int, table: int) -> None:
-    """Raises for a config that asks for more memory than the file of weights can fill.
+    """Raise if a config describes a larger model than its file of weights can fill.
 
     `weights` and `table` are numbers of fp32 values: at least those of the model, and of its rotary table.
     """
@@ -119,7 +119,7 @@ def check_size(checkpoint: Path, weights: int, table: int) -> None:
 
 
 def check_tokenizer(data: Path, found: str, tokenizer: Tokenizer, run: Path) -> None:
-    """Raises for data of another tokenizer than the run's; the name of one that was trained has its hash."""
+    """Raise if the data have another tokenizer than the run; a trained one has its hash in its name."""
     if found != tokenizer.name:
         raise ValueError(
             f"data={data}: holds {found} tokens, the run was trained on {tokenizer.name}; "

@@ -10,9 +10,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 
 class FirstVisits:
-    """Holds every block back until the backward of its first visit, which is its last in a micro-batch.
+    """Delay each block's reduction to the backward of its first visit, the last one in a micro-batch.
 
-    There its gradients are whole and its weights are no longer needed.
+    Only then are its gradients complete and its weights no longer needed.
     """
 
     def __init__(self, model: nn.Module, blocks: list[nn.Module], *, reshard: bool) -> None:
@@ -22,7 +22,7 @@ class FirstVisits:
             block.register_forward_hook(self._meet)
 
     def begin(self, *, last: bool) -> None:
-        """A micro-batch begins; after the `last` of a step gradients are reduced and weights sharded."""
+        """Begin a micro-batch; after the `last` of a step gradients are reduced and weights resharded."""
         self.last, self.met = last, set()
         set_backward(self.model, reduce=last, reshard=last or self.reshard)
         for block in self.blocks:
@@ -39,7 +39,7 @@ class FirstVisits:
 
 
 def shard(model: nn.Module, blocks: list[nn.Module], *, reshard: bool) -> nn.Module:
-    """The model with one group a physical block: grouped sharding fails for modules used twice in a step.
+    """Shard a model with one group per stored block: larger groups fail for modules used twice in a step.
 
     Unless `reshard`, a block stays whole from its first visit's forward to its first visit's backward.
     """
@@ -51,14 +51,14 @@ def shard(model: nn.Module, blocks: list[nn.Module], *, reshard: bool) -> nn.Mod
 
 
 def set_backward(module: nn.Module, *, reduce: bool, reshard: bool) -> None:
-    """FSDP's post-backward work for this module alone."""
+    """Configure FSDP's post-backward work for this module alone."""
     assert isinstance(module, FSDPModule)
     module.set_requires_gradient_sync(reduce, recurse=False)
     module.set_reshard_after_backward(reshard, recurse=False)
 
 
 def reshard_after_eval(model: nn.Module) -> None:
-    """Shards what was gathered for an evaluation: its weights may have been others, or change now."""
+    """Reshard what an evaluation gathered: its weights may differ from those of training."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -1,9 +1,8 @@
-"""Optimizer steps: handed to the device, and read back when their values are known.
+"""Optimizer steps: queued on the device, and read back when their values are known.
 
-A step is queued whole where the device can leave out an update whose loss or gradient is not finite. Then
-the loss is read back one step behind, and the device does not wait for the host between two steps. Elsewhere
-the host reads the loss first and takes the optimizer's step itself. The task's own part of the update follows
-the optimizer's, wherever that is.
+Where the device can skip an update whose loss or gradient is not finite, the whole step is queued; the loss
+is read back one step behind, and the device does not wait for the host. Elsewhere the host reads the loss
+first and takes the optimizer's step itself. The task's own part of the update follows the optimizer's.
 """
 
 import math
@@ -30,7 +29,7 @@ MOST_SKIPPED = 20  # steps in a row: what is broken by then does not mend itself
 
 
 class StepResult(NamedTuple):
-    """What is known of a step once it is read back."""
+    """Values of a step that was read back."""
 
     step: int
     """Its number, from 1."""
@@ -38,14 +37,14 @@ class StepResult(NamedTuple):
     grad_norm: float
     lr: float
     rounds: int | None
-    """Those of the model, where the task says them."""
+    """Rounds of the model, if the task sets them."""
     stop_requested: bool
     """Some rank was asked to stop when the step was queued."""
 
 
 @dataclass(frozen=True)
 class _Queued:
-    """A step that the device was given, and the memory in which its values arrive."""
+    """A queued step, and the memory in which its values arrive."""
 
     step: int
     lr: float
@@ -54,16 +53,16 @@ class _Queued:
     """Mean loss, how many ranks were asked to stop, gradient norm."""
     norm: Tensor
     updated: bool
-    """The device takes the optimizer's step, if the values are finite."""
+    """The optimizer's step was queued too; the device takes it if the values are finite."""
 
     def read(self) -> tuple[float, float, float]:
-        """Waits for this step, and for none that was queued after it."""
+        """Wait for this step, and not for steps queued after it."""
         loss, stopping, norm = self.values.read().tolist()
         return loss, stopping, norm
 
 
 class StepQueue:
-    """The steps of a run that are under way: at most `execution.lag` of them after `settle`."""
+    """Steps of a run in flight: at most `execution.lag` of them after `settle`."""
 
     def __init__(self, run: ActiveRun, stop: StopRequest) -> None:
         self._run, self._stop = run, stop
@@ -81,7 +80,7 @@ class StepQueue:
             self._replay = GraphReplay(self._backward, run.model, run.display.say)
 
     def take(self) -> StepResult:
-        """One whole step outside of the training loop, waited for."""
+        """Take one step and wait for it, outside the training loop."""
         return self.advance(everything=True)[-1]
 
     def advance(self, *, everything: bool = False) -> list[StepResult]:
@@ -91,7 +90,7 @@ class StepQueue:
         return self.settle(everything=everything)
 
     def submit(self) -> None:
-        """Queue the step after `run.step` finished ones: the update too, where the device can skip it."""
+        """Queue step `run.step` (from 0), with its update if the device can skip it."""
         run = self._run
         lr = self._set_rate()
         data = run.task.batches(run.step)
@@ -110,9 +109,9 @@ class StepQueue:
         self._queue.append(_Queued(run.step + 1, lr, data, on_host, norm, updated))
 
     def settle(self, *, everything: bool = False) -> list[StepResult]:
-        """Reads back the steps that are due, in order: all but the last `lag`, or all.
+        """Read back the steps that are due, in order: all but the last `lag`, or all of them.
 
-        All of them, too, when one of them says that the run was asked to stop.
+        All are read back as well if one of them shows that the run was asked to stop.
         """
         results: list[StepResult] = []
         lag = 0 if everything else self._run.execution.lag
@@ -122,10 +121,10 @@ class StepQueue:
         return results
 
     def _may_update(self, values: Tensor) -> Tensor:
-        """Whether the step of these values is to be taken, for the device alone to know.
+        """Return a tensor that is true if the device should take the step with these values.
 
-        Where a bad step ends the run, it is repeated for the report with the weights that it had. So none
-        that is queued behind it is taken either.
+        If a bad step ends the run, the report repeats it with the weights it had, so no step queued after it
+        may be taken.
         """
         finite = values.isfinite().all()
         if self._skips:
@@ -140,7 +139,7 @@ class StepQueue:
         return lr
 
     def _gradients(self, data: StepData) -> Tensor:
-        """Gradients of all micro-batches added up in the parameters; this rank's share of the mean loss."""
+        """Accumulate the gradients of all micro-batches; return this rank's share of the mean loss."""
         run = self._run
         run.model.train()
         set_rounds(run.model, data.rounds)
@@ -160,14 +159,14 @@ class StepQueue:
         return total
 
     def _checked_once(self) -> AbstractContextManager[None]:
-        """Around the first step of replicas: every parameter must take part in it."""
+        """Check in the first step of replicas that every parameter takes part."""
         checked, self._checked = self._checked, True
         if checked or self._memory is None or not self._replicates:
             return nullcontext()
         return self._memory.all_used(self._run.world)
 
     def _backward(self, batch: Any) -> tuple[Tensor, ...]:
-        """The loss of a micro-batch, whose gradients are added to the parameters', and what else it left."""
+        """Run a micro-batch forward and backward; return its loss and what the task left."""
         run = self._run
         with arithmetic(run.config.device, run.world.device):
             loss = run.task.loss(run.model, batch)
@@ -176,7 +175,7 @@ class StepQueue:
         return loss.detach(), *run.task.leave()
 
     def _finish(self, queued: _Queued) -> StepResult:
-        """Waits for a step and does what is left of it on the host."""
+        """Wait for a step and do what remains of it on the host."""
         run = self._run
         loss, stopping, norm = queued.read()
         if math.isfinite(loss) and math.isfinite(norm):
@@ -195,12 +194,12 @@ class StepQueue:
         return StepResult(queued.step, loss, norm, queued.lr, queued.data.rounds, stopping > 0)
 
     def _clear_gradients(self) -> None:
-        """A graph attaches its own anew. Those of a step that is still queued stay: its report reads them."""
+        """Clear the gradients, unless a step is still queued, whose report would read them."""
         if not self._queue:
             self._run.optimizer.zero_grad(set_to_none=True)
 
     def _skip(self, queued: _Queued, loss: float, norm: float) -> None:
-        """Leaves weights and moments as they are; the batch is spent."""
+        """Skip an update: weights and moments stay as they are, and the batch is used up."""
         run = self._run
         self._clear_gradients()
         run.skipped += 1
@@ -212,7 +211,7 @@ class StepQueue:
 
 
 def non_finite_report(run: ActiveRun, step: int, data: StepData, loss: float, norm: float) -> str:
-    """The step, the first tensor that is not finite when it is repeated, and where to go on from."""
+    """Describe a bad step: its first non-finite tensor, and the checkpoint to continue from."""
     set_rounds(run.model, data.rounds)
 
     def forward() -> None:

@@ -1,4 +1,4 @@
-"""The request to stop that a signal makes: a run saves and ends between two steps."""
+"""Requests to stop, made by signals: the run saves and ends between two steps."""
 
 import signal
 from types import FrameType, TracebackType
@@ -9,8 +9,8 @@ from deeploop.exits import TERMINATED
 class StopRequest:
     """Turns the first SIGTERM, SIGHUP or Ctrl-C into a request that the loop reads between two batches.
 
-    A second Ctrl-C acts as usual: whoever presses it twice does not want to wait. A second SIGTERM does
-    not: schedulers and `torchrun` both pass theirs on, and the save must outlive that.
+    A second Ctrl-C acts as usual. A second SIGTERM is ignored: schedulers and `torchrun` both forward theirs,
+    and the save must survive that.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ class EvaluationStopped(Exception):
 
 
 def ignore_batch(share: float) -> None:
-    """For an evaluation that nobody watches."""
+    """Default of `on_batch`: do nothing."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ def set_rounds(model: Any, rounds: int | None) -> None:
 
 
 class Monitor(Protocol):
-    """The loop of a model, watched: its diagnosis, and advice on a collapse."""
+    """Monitoring of a model's loop: its diagnosis, and advice on a collapse."""
 
     diagnose_every: int
     """Steps between two diagnoses; 0 is never."""
 
     def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Numbers about the loop itself."""
+        """Measure the loop."""
 
     def collapse_advice(self) -> str:
         """Advice for a run whose evaluation had the verdict `collapsed`."""
@@ -100,7 +100,7 @@ class Task(ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Things the executor may do with the steps."""
+        """Properties of the steps that the executor may use."""
         return Capabilities()
 
     @classmethod
@@ -142,23 +142,23 @@ class Task(ABC):
         return {}
 
     def leave(self) -> tuple[Tensor, ...]:
-        """What the last `loss` and its backward pass left behind for `receive`, beside the gradients.
+        """Return the tensors that `receive` needs of the last `loss` and its backward pass.
 
-        Asked for where they are recorded too: a graph that is replayed calls neither, and gives these anew.
+        They are part of the CUDA graph: a replay calls neither method and refills them.
         """
         return ()
 
     def receive(self, batch: Any, left: tuple[Tensor, ...]) -> None:  # noqa: B027
-        """Take what a micro-batch left behind."""
+        """Use what a micro-batch left."""
 
     def update(self, step: int, only_if: Tensor | None) -> None:  # noqa: B027
-        """Train what the optimizer does not hold, right behind its step number `step` (from 0).
+        """Update what the optimizer does not hold, after its step number `step` (from 0).
 
-        With `only_if`, nobody has looked at the loss yet: what is trained may change only where that is true.
+        With `only_if` the loss is not known yet: nothing may change if that tensor is false.
         """
 
     def after_step(self, step: int) -> None:  # noqa: B027
-        """Follow the optimizer's step number `step` (from 0), once its loss is known to be finite."""
+        """Called after the optimizer's step number `step` (from 0), once its loss is known to be finite."""
 
     def stamp(self) -> dict[str, Any]:
         """Fields of run.json that describe the task; `task` is a key of `deeploop.tasks.KINDS`."""

@@ -1,4 +1,4 @@
-"""Copies between host and device that nobody waits for until their values are needed."""
+"""Asynchronous copies between host and device."""
 
 from typing import NamedTuple
 
@@ -7,21 +7,21 @@ from torch import Tensor
 
 
 class OnHost(NamedTuple):
-    """Memory of the host in which a device's values arrive."""
+    """Pinned host memory that a device copies into."""
 
     values: Tensor
     arrived: torch.cuda.Event | None
-    """None: they are there."""
+    """None if the values are there already."""
 
     def read(self) -> Tensor:
-        """The values. Waits for the work that was queued before the copy, and for none after it."""
+        """Return the values, waiting only for work that was queued before the copy."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.values
 
 
 def copy_to_host(values: Tensor) -> OnHost:
-    """A copy that is under way; on a CPU the values themselves."""
+    """Start a copy to the host; on a CPU the values themselves."""
     if values.device.type != "cuda":
         return OnHost(values, None)
     on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -32,7 +32,7 @@ def copy_to_host(values: Tensor) -> OnHost:
 
 
 def copy_to_device(values: Tensor, device: torch.device) -> Tensor:
-    """The host's values for work that is queued after this call."""
+    """Start a copy to the device, for work queued after this call."""
     if device.type != "cuda":
         return values.to(device)
     # From pageable memory the host would wait for all that is queued before.

@@ -41,7 +41,7 @@ BACKWARD = (  # arguments of its operator, in torch 2.11 to 2.13
 
 @triton.jit
 def _online_softmax_step(q, k, v, acc, m, l, seen, BN: tl.constexpr, MASK: tl.constexpr):
-    """Takes a tile of keys into FlashAttention's acc, m, l; of a last tile only those that are `seen`.
+    """Take a tile of keys into FlashAttention's acc, m, l; of a last tile only those that are `seen`.
 
     m: the largest score so far, l: the sum of exp2(s - m), acc: the values weighted by it.
     """

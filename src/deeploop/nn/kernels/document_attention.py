@@ -66,7 +66,7 @@ def _tile_of(X, b, h, at, ROWS: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def _put(X, b, h, at, x, ROWS: tl.constexpr, D: tl.constexpr):
-    """Writes rows of a head from `at`, up to the row's end."""
+    """Write rows of a head from `at`, up to the row's end."""
     X.store([b, at, h * D], x.to(X.dtype).reshape(1, ROWS, D))
 
 
@@ -101,7 +101,7 @@ def _add_values(
     q, K, V, b, h, at, total, most, weight, query, first, scale,
     BN: tl.constexpr, D: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Takes a tile of keys and values into the running softmax."""
+    """Take a tile of keys and values into the running softmax."""
     k = _tile_of(K, b, h, at, BN, D)
     v = _tile_of(V, b, h, at, BN, D)
     s = tl.dot(q, k.T)
@@ -208,7 +208,7 @@ def _add_to_dkv(
     k, v, Q, DO, LSE, DELTA, b, h, at, dk, dv, key, end, scale,
     BM: tl.constexpr, D: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Takes a tile of queries into the gradients of keys and values.
+    """Take a tile of queries into the gradients of keys and values.
 
     Scores are transposed, keys by queries: the products that follow then read them from registers. Those are
     short: lse and delta are read only where they are needed, which the compiler does not change.

@@ -198,7 +198,7 @@ def prepare(
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raises where a compiler spoils a transposed copy, as `casts` tells of one that did."""
+    """Raise where a compiler spoils a transposed copy, as `casts` tells of one that did."""
     matrix = torch.randn(64, 256, device=device)  # fp32, as weights are; attention's output is bf16
     one = torch.ones(4, device=device)[0]
     copies = [cast_matrices([x], one) for x in (matrix, matrix.bfloat16())]
