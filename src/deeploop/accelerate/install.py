@@ -1,7 +1,7 @@
-"""Put a built model on the Triton kernels: they take calls in bf16 on a GPU, while nobody looks inside.
+"""Install the Triton kernels in a built model, for calls in bf16 on a GPU without hooks.
 
-Everything else runs the modules as they are written, which is also what the kernels are tested against, and
-what the first block is compared with in its first call.
+Everything else runs the modules as written. The kernels are tested against these, and the first block is
+compared with them in its first call.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ ROUNDING = 4  # times the error of bf16 autocast, which differs from the kernels
 
 @contextmanager
 def eager_modules() -> Iterator[None]:
-    """Inside, blocks run as they are written: hooks are called, and gradients can be differentiated again."""
+    """Context in which blocks run as written: hooks are called, and double backward works."""
     global _eager
     before, _eager = _eager, True
     try:
@@ -53,7 +53,7 @@ BF16 = LowPrecision()
 
 
 def check_fp8_compiler(device: torch.device) -> None:
-    """Raise where Triton's compiler does not cast to FP8 as it should."""
+    """Raise if Triton's compiler miscompiles casts to FP8."""
     from deeploop.nn.kernels.fp8_stack import check_compiler  # here there is Triton to import
 
     check_compiler(device)
@@ -69,7 +69,7 @@ def _compare_once(blocks: Iterable[nn.Module], x: Tensor, rotary: Rotary, other:
 
 @torch.no_grad()
 def check_block(block: nn.Module, x: Tensor, rotary: Rotary) -> None:
-    """Raise where the kernels and the block's modules differ by more than rounding to bf16 explains."""
+    """Raise if the kernels and the block's modules differ by more than bf16 rounding."""
     from deeploop.nn.kernels import stack  # here there is Triton to import
 
     device, narrow = x.device.type, torch.get_autocast_dtype(x.device.type)
@@ -92,7 +92,7 @@ def check_block(block: nn.Module, x: Tensor, rotary: Rotary) -> None:
 
 
 def install(block: nn.Module, low_precision: LowPrecision = BF16) -> bool:
-    """Let a block run on the kernels wherever a call is one for them; return whether it can."""
+    """Install the kernels in a block; return True if they support it."""
     if fits_block(block):
         # Bound, so that a copy of the block runs on its own weights.
         block.forward = MethodType(Installed(_forward, low_precision), block)
@@ -101,7 +101,7 @@ def install(block: nn.Module, low_precision: LowPrecision = BF16) -> bool:
 
 
 def install_rounds(model: Any, low_precision: LowPrecision = BF16) -> bool:
-    """Let a model's rounds, or a reasoner's stacks, run as chains of kernels; return whether they can."""
+    """Install chains of kernels for a model's rounds or a reasoner's stacks; return True if supported."""
     if not fits_rounds(model):
         return False
     own = list(stacks(model))
@@ -124,7 +124,7 @@ def _forward(low_precision: LowPrecision, block: nn.Module, x: Tensor, context: 
 
 @dataclass(frozen=True)
 class Rounds:
-    """The `chain` of a looped GPT: all of its rounds, with the injection, in one call of the kernels."""
+    """The `chain` of a looped GPT: all rounds, with the injection, as one call of the kernels."""
 
     low_precision: LowPrecision
 
@@ -152,7 +152,7 @@ class Rounds:
 
 
 def _run_segment(model: Any, *args: Any, **options: Any) -> Any:
-    """A reasoner's calls, which share the matrices that were cast for the first of them."""
+    """Run a reasoner's calls with matrices cast once for all of them."""
     with products.cast_cache():
         return type(model).forward(model, *args, **options)
 
@@ -216,7 +216,7 @@ def _run_kernels(
 
 
 def _split_mask(mask: Any) -> tuple[Any, Documents | None]:
-    """A mask that the kernels do not know, and the documents, which they do."""
+    """Split a mask into one that the kernels do not support and documents, which they do."""
     return (None, mask) if isinstance(mask, Documents) else (mask, None)
 
 

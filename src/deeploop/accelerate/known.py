@@ -42,7 +42,7 @@ def fits_reasoner(config: Any, positions: int) -> bool:
 
 
 def runs_mixers(device: torch.device) -> bool:
-    """Whether the kernels of an MLP across positions were cut for this GPU: a Hopper."""
+    """Return True if this GPU is a Hopper, which the kernels of an MLP across positions need."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
@@ -72,7 +72,7 @@ Against = Iterator[tuple[str, str]]  # where in a block, and what is there
 
 
 def _against_block(block: nn.Module) -> Against:
-    """Attention, then SwiGLU, and RMSNorm throughout, all of them as they are written."""
+    """Require attention, then SwiGLU, and RMSNorm throughout, all of them as written."""
     pair = _named_sublayers(block)
     if len(pair) != 2:
         yield "", f"is a {type(block).__name__}, which the Triton kernels do not know"
@@ -85,7 +85,7 @@ def _against_block(block: nn.Module) -> Against:
 
 
 def mixes(block: nn.Module) -> bool:
-    """Whether a block's first sublayer is an MLP across positions."""
+    """Return True if a block's first sublayer is an MLP across positions."""
     return getattr(block, "across", False)
 
 
@@ -113,7 +113,7 @@ def _against_form(pair: dict[str, ScaledResidual], mixes: bool = False) -> Again
 
 
 def _against_training(pair: dict[str, ScaledResidual], mixes: bool = False) -> Against:
-    """That form; as many keys as queries, width / heads numbers each, no bias, where causal our QK-norm."""
+    """Require that form, one key head per query head, width / heads numbers each, no bias, our QK-norm."""
     against = list(_against_form(pair, mixes))
     yield from against
     if against:
@@ -136,7 +136,7 @@ def _against_training(pair: dict[str, ScaledResidual], mixes: bool = False) -> A
 
 
 def _against_mixer(name: str, sublayer: ScaledResidual, width: int) -> Against:
-    """An MLP across the positions of a small board, with one norm, outside and without a gain."""
+    """Require an MLP across the positions of a small board, with one outer norm without a gain."""
     swiglu: Any = sublayer.branch
     hidden, positions = swiglu.gate.weight.shape
     if positions > MOST_POSITIONS:
@@ -167,7 +167,7 @@ def fits_rounds(model: nn.Module) -> bool:
 
 
 def has_plain_loop(model: nn.Module) -> bool:
-    """Return whether a looped GPT's loop, and where its tokens stand, are as they are written here."""
+    """Return True if a looped GPT's loop and its positions are as written here."""
     return all(is_written(model, name) and name not in vars(model) for name in LOOP)
 
 
@@ -192,7 +192,7 @@ def stacks(model: nn.Module) -> Iterable[nn.Module]:
 
 
 def against_fp8(block: nn.Module, tokens: int) -> str:
-    """Why products of a block that the kernels know, with so many tokens, can't be FP8; empty if they can."""
+    """Return why a supported block's products can't be FP8 with this number of tokens; empty if they can."""
     pair = sublayers(block)
     if mixes(block):
         return "an MLP across positions has no FP8 products; use bf16"
@@ -212,9 +212,9 @@ def _has_inner_norm(sublayer: ScaledResidual) -> bool:
 
 
 def _ends_in_plain_norm(sublayer: ScaledResidual) -> bool:
-    """Return True if its only norm is an outer one without a gain: the next branch then reads rows of RMS 1.
+    """Return True if its only norm is an outer one without a gain, so the next branch reads rows of RMS 1.
 
-    A call's first branch reads a sum of some such states and of the input, which is of their size.
+    A call's first branch reads a sum of such states and of the input, which has their size.
     """
     outer = sublayer.outer
     return isinstance(sublayer.inner, nn.Identity) and isinstance(outer, RMSNorm) and outer.weight is None

@@ -14,15 +14,15 @@ from torch import Tensor
 
 
 class UpdatedCache(Protocol):
-    """All that attention asks of a cache (transformers' `Cache` answers to it as well)."""
+    """Interface of a cache that attention needs (transformers' `Cache` has it as well)."""
 
     def update(self, k: Tensor, v: Tensor, slot: int, /) -> tuple[Tensor, Tensor]:
-        """Take the new positions' keys and values; returns those of all positions to attend to."""
+        """Add the new positions' keys and values; return those of all positions to attend to."""
         ...
 
 
 class EngineAttention(ABC):
-    """Attention computed by an engine, which keeps keys, values and mask itself; it is given as a cache."""
+    """Attention computed by a serving engine, which keeps keys, values and mask; passed as a cache."""
 
     keeps: bool = True
     """Keys and values are kept: a visit must not be computed twice."""
@@ -36,10 +36,10 @@ Cache = UpdatedCache | EngineAttention
 
 
 class KeyValueCache:
-    """Finished keys and values of up to `capacity` positions, in memory that is taken once.
+    """Keys and values of up to `capacity` positions, in memory allocated once.
 
-    All visits of a forward pass write behind the same `length`; the model moves it on when they are done.
-    It is for inference: what is written in place can't be differentiated.
+    All visits of a forward pass write after the same `length`, which the model advances at the end. For
+    inference only: in-place writes can't be differentiated.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
@@ -50,7 +50,7 @@ class KeyValueCache:
         self._memory: list[tuple[Tensor, Tensor] | None] = [None] * slots
 
     def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
-        """Write k and v (B, H, T, D) behind the first `length` positions; returns them with those before."""
+        """Write k and v (B, H, T, D) after the first `length` positions; return all of them."""
         end = self.length + k.shape[2]
         keys, values = self._slot(slot, k)
         keys[:, :, self.length : end] = k
@@ -65,7 +65,7 @@ class KeyValueCache:
             raise ValueError(f"cache of capacity {self.capacity}: is too small for {length} positions")
 
     def newest(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a slot at the `count` positions behind the first `length`."""
+        """Keys and values of a slot at the `count` positions after the first `length`."""
         keys, values = self.memory(slot)
         new = slice(self.length, self.length + count)
         return keys[:, :, new], values[:, :, new]
@@ -78,7 +78,7 @@ class KeyValueCache:
 
     @property
     def nbytes(self) -> int:
-        """Memory that was taken so far, for all of the capacity."""
+        """Bytes allocated so far, at full capacity."""
         return sum(tensor.nbytes for memory in self._memory if memory is not None for tensor in memory)
 
     def _slot(self, slot: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,10 +92,10 @@ class KeyValueCache:
 
 
 class PositionedCache:
-    """A filled cache whose sequences each continue at a position of their own, a token at a time.
+    """A filled cache whose sequences each continue at their own position, one token at a time.
 
-    `positions` (B,) are in the device's memory and all that a step reads or writes has a fixed place and
-    size, so that it can be recorded as a CUDA graph. A mask must hide what lies behind a sequence's position.
+    `positions` (B,) are on the device, and every tensor of a step has a fixed address and size, so a step can
+    be recorded as a CUDA graph. A mask must hide what is beyond a sequence's position.
     """
 
     def __init__(self, cache: KeyValueCache, positions: Tensor) -> None:
@@ -103,7 +103,7 @@ class PositionedCache:
         self._rows = torch.arange(len(positions), device=positions.device)
 
     def update(self, k: Tensor, v: Tensor, slot: int) -> tuple[Tensor, Tensor]:
-        """Write k and v (B, H, 1, D) where the sequences stand; returns what the slot has up to `reach`."""
+        """Write k and v (B, H, 1, D) at each sequence's position; return the slot up to `reach`."""
         keys, values = self.cache.memory(slot)
         keys[self._rows, :, self.positions] = k[:, :, 0]
         values[self._rows, :, self.positions] = v[:, :, 0]
@@ -111,20 +111,19 @@ class PositionedCache:
 
     @property
     def reach(self) -> int:
-        """Positions that attention looks at: on a CPU those taken; on a GPU all, a graph needs one size."""
+        """Positions that attention reads: those used on a CPU; all on a GPU, as a graph needs one size."""
         return self.cache.capacity if self.positions.is_cuda else int(self.positions.max()) + 1
 
     def mask(self) -> Tensor:
-        """Which positions each sequence sees, (B, 1, 1, reach): those up to its own."""
+        """Mask (B, 1, 1, reach) of the positions up to each sequence's own."""
         every = torch.arange(self.reach, device=self.positions.device)
         return (every <= self.positions[:, None])[:, None, None]
 
 
 def causal_mask(start: int, count: int, device: torch.device | str = "cpu") -> Tensor | None:
-    """Which of start + count positions each of the last `count` may attend to: (count, start + count).
+    """Mask (count, start + count): the positions that each of the last `count` may attend to.
 
-    None where no mask is needed: a single position sees everything, and from the start attention is
-    causal by itself.
+    None if no mask is needed: a single position sees everything, and without a start attention is causal.
     """
     if start == 0 or count == 1:
         return None

@@ -1,4 +1,4 @@
-"""Context: what travels beside the stream x through the blocks."""
+"""Context: the arguments that accompany the stream x through the blocks."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ Mask = Tensor | Documents | None
 
 
 class Context(NamedTuple):
-    """Where the tokens stand and what they see, in the order in which attention takes it."""
+    """Positions, mask and cache of the tokens, in the order of attention's arguments."""
 
     rotary: Rotary
     mask: Mask = None

@@ -16,17 +16,14 @@ CAUSAL: dict[str, Any] = {}
 
 
 class Spans(NamedTuple):
-    """First token of each token's document and the one after its last, counted in the row, (B, T) each.
-
-    Neither falls along a row.
-    """
+    """Begin and end of each token's document, counted in the row, (B, T) each; neither decreases."""
 
     first: Tensor
     end: Tensor
 
 
 class Documents(NamedTuple):
-    """In place of a mask: where documents begin and end, as either kernel reads it; their largest length."""
+    """Begin and end of documents for either kernel, and the largest length; stands in for a mask."""
 
     bounds: Tensor
     longest: int
@@ -34,9 +31,9 @@ class Documents(NamedTuple):
 
 
 def document_bounds(starts: Tensor) -> Tensor:
-    """The bounds of a batch from where its documents begin: bool (B, T), on the CPU.
+    """Compute the bounds of a batch from the beginnings of its documents, bool (B, T), on the CPU.
 
-    A row begins a document in any case: what came before it is not there to be seen.
+    Every row begins a document.
     """
     rows, total = len(starts), starts.numel()
     starts = starts.clone()
@@ -51,7 +48,7 @@ def document_bounds(starts: Tensor) -> Tensor:
 
 
 def document_spans(bounds: Tensor, shape: torch.Size) -> Spans:
-    """Where each token's document begins and ends."""
+    """Compute begin and end of each token's document."""
     token = torch.arange(shape.numel(), dtype=bounds.dtype, device=bounds.device)
     document = _document(bounds, token)
     row = token - token % shape[1]
@@ -63,15 +60,15 @@ def documents_of(bounds: Tensor, shape: torch.Size) -> Documents:
 
 
 def document_positions(bounds: Tensor, shape: torch.Size) -> Tensor:
-    """Where each token stands in its document, (B, T)."""
+    """Compute each token's position in its document, (B, T)."""
     token = torch.arange(shape.numel(), dtype=bounds.dtype, device=bounds.device)
     return (token - bounds[_document(bounds, token)]).view(shape)
 
 
 def causal_context(starts: Tensor) -> float:
-    """The context of whole windows in which a token sees as many others, on average, as in these documents.
+    """Return the context at which whole windows would have as many token pairs as these documents.
 
-    `starts` says where documents begin, bool (B, T), on the CPU; where none does, the context is T.
+    `starts` marks the beginnings of documents, bool (B, T), on the CPU; without any, the context is T.
     """
     positions = document_positions(document_bounds(starts), starts.shape)
     return 2 * float(positions.double().mean()) + 1
@@ -82,8 +79,7 @@ def document_mask(
 ) -> Tensor | Documents:
     """Build the mask that keeps documents apart in attention of this head size and dtype.
 
-    In half precision on a GPU the bounds themselves, for kernels of variable length; elsewhere which keys
-    each query sees, bool (B, 1, T, T).
+    In half precision on a GPU these are the bounds, for variable-length kernels; elsewhere bool (B, 1, T, T).
     """
     half = dtype in (torch.bfloat16, torch.float16)
     if bounds.is_cuda and half and head_size % 8 == 0 and head_size <= 256:
@@ -109,7 +105,7 @@ def document_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) ->
 
 
 def load_kernel() -> None:
-    """Imports torch's variable-length attention, and how it is asked to be causal."""
+    """Import torch's variable-length attention and its argument for causality."""
     global varlen_attn
     from torch.nn.attention import varlen
 

@@ -32,7 +32,7 @@ TINY_GRADIENT = 1e-18  # and for the peak of a gradient that is zero: with TINY 
 
 
 def against_tokens(tokens: int) -> str:
-    """Why so many tokens at once can't be multiplied in FP8; empty if they can."""
+    """Return why this number of tokens can't be multiplied in FP8; empty if it can."""
     if tokens % MULTIPLE == 0:
         return ""
     fields = "model.context, data.length, model.puzzle_positions"
@@ -79,7 +79,7 @@ def multiply(
 
 
 class Scales(NamedTuple):
-    """Factors of the operands, (K, 4) each: a row per block; qkv, o, gate and up, down."""
+    """Factors of the operands, (K, 4) each: one row per block; qkv, o, gate and up, down."""
 
     weight: Tensor
     input: Tensor
@@ -122,7 +122,7 @@ def _powers(target: float, *sizes: Tensor) -> Tensor:
 
 
 class _MeasuredGradient(torch.autograd.Function):
-    """x itself; its gradient's peak sets the scales that the blocks' backward passes read."""
+    """Identity; the peak of its gradient sets the scales of the blocks' backward passes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, relative: Tensor, scale: Tensor, inverse: Tensor) -> Tensor:
@@ -141,19 +141,19 @@ class _MeasuredGradient(torch.autograd.Function):
 
 
 class GradientScales:
-    """The scales of all gradients of a pass, which its backward pass fills in before any block reads them."""
+    """Scales of all gradients of a pass, set by its backward pass before any block reads them."""
 
     def __init__(self, relative: Tensor) -> None:
         self.relative = spaced(relative)
         self.scale, self.inverse = torch.empty_like(self.relative), torch.empty_like(self.relative)
 
     def measure(self, x: Tensor) -> Tensor:
-        """The loop's output x, whose gradient the scales are taken from."""
+        """Return x, the loop's output, and take the scales from its gradient."""
         apply: Any = _MeasuredGradient.apply
         out: Tensor = apply(x, self.relative, self.scale, self.inverse)
         return out
 
 
 def spaced(table: Tensor) -> Tensor:
-    """A table (…, 4) of scalars that lie 16 bytes apart: Triton compiles anew for a pointer less aligned."""
+    """A table (…, 4) of scalars 16 bytes apart: Triton recompiles for pointers with less alignment."""
     return table[..., None].repeat(1, 1, 4)

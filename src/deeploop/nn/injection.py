@@ -21,7 +21,7 @@ FIRST_DECAY = math.sqrt(1 / 5)
 
 
 class Injection(nn.Module):
-    """x ← x + e, and what its relatives have in common; they compute in the stream's own precision."""
+    """x ← x + e, and base class of the others, which compute in the stream's precision."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

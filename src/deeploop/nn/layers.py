@@ -123,7 +123,7 @@ class SelfAttention(nn.Module):
 
 @as_written
 class CausalSelfAttention(SelfAttention):
-    """Multi-head attention to what came before; queries and keys are rotated, then normalised by head.
+    """Causal multi-head attention; queries and keys are rotated, then normalised by head.
 
     `qk_norm`: normalised before they are rotated instead, or not at all.
 
@@ -155,7 +155,7 @@ class CausalSelfAttention(SelfAttention):
         cache: Cache | None = None,
         slot: int = 0,
     ) -> Tensor:
-        """`mask` says which keys a query sees (True); without one, it is those up to its own.
+        """`mask` is True for the keys that a query sees; without one attention is causal.
 
         With a cache that is not empty, more than one query needs a mask (`causal_mask`).
         """

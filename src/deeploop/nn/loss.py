@@ -62,7 +62,7 @@ def token_losses(
 
 
 def _how(x: Tensor, weight: Tensor, chunk: int | None) -> tuple[Chunk | None, int]:
-    """The kernel, where it applies, and how many positions are held at a time."""
+    """Choose the kernel, if it applies, and the number of positions held at a time."""
     kernel = _kernel() if x.is_cuda and torch.is_autocast_enabled("cuda") else None
     if chunk is None:
         most = MAX_LOGITS if kernel is None else MAX_NARROW_LOGITS
@@ -74,7 +74,7 @@ def _how(x: Tensor, weight: Tensor, chunk: int | None) -> tuple[Chunk | None, in
 
 @cache
 def _kernel() -> Chunk | None:
-    """One pass over the logits where Triton is at hand, in place of six."""
+    """Return the Triton kernel, which needs one pass over the logits in place of six, if it applies."""
     try:
         from deeploop.nn.kernels.cross_entropy import cross_entropy_
     except ImportError:

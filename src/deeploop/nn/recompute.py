@@ -1,4 +1,4 @@
-"""Recompute: activations that are thrown away after the forward pass and computed again in the backward pass.
+"""Activation recomputation (checkpointing) by round or by block.
 
 By round, the activations of one round and R states of the stream are held at a time; by block, those of one
 block visit and K·R states. Either way a step computes almost every block forward twice: 4/3 of the FLOPs.
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def recomputed(function: Callable[..., T]) -> Callable[..., T]:
-    """The function; of a call only the arguments are kept, and the backward pass repeats it.
+    """Wrap a function so that only its arguments are kept, and the backward pass repeats it.
 
-    Nothing in a block is drawn at random, so no generator has to be put back for that.
+    A block draws nothing at random, so no generator state is restored.
     """
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 

@@ -78,7 +78,7 @@ class ScaledResidual(nn.Module):
                 scale_branch_(branch, scales.beta, gate=self.rule.gate)
 
     def set_scales(self, alpha: float, epsilon: float) -> None:
-        """Other scales from the next visit on."""
+        """Set the scales from the next visit on."""
         self.alpha, self.epsilon = alpha, epsilon
         if self.scale is not None:
             self.scale.fill_(epsilon)
@@ -110,7 +110,7 @@ class ScaledResidual(nn.Module):
 
 
 def _drop_gain(norm: nn.Module) -> None:
-    """Leave out the gain of a norm of any class.
+    """Remove the gain of a norm of any class.
 
     Ours and torch's take a weight of None for 1. Others (transformers') need a tensor: it stays as it is
     before training, a gain of 1, and is no parameter.
@@ -125,7 +125,7 @@ def _drop_gain(norm: nn.Module) -> None:
 
 
 def warn_of_own_residual(branch: nn.Module, width: int) -> None:
-    """Warn of the first norm of the stream, or skip, that can be seen inside a branch."""
+    """Warn about a norm of the stream, or a skip, that can be seen inside a branch."""
     for name, module in branch.named_modules():
         kind, place = type(module).__name__, f"branch.{name}".rstrip(".")
         sizes = [parameter.numel() for parameter in module.parameters(recurse=False)]
@@ -142,7 +142,7 @@ def warn_of_own_residual(branch: nn.Module, width: int) -> None:
 def _scales(
     rule: Rule, blocks: int | None, rounds: int, alpha: float | None, epsilon: float | None
 ) -> Scales:
-    """The rule's own at K and R; or those that were given, of which it must have those that are not 1."""
+    """Return the rule's scales at K and R, or those given, which the rule must have unless they are 1."""
     given = {"alpha": (alpha, rule.has_alpha), "epsilon": (epsilon, rule.has_epsilon)}
     for name, (value, has) in given.items():
         if value is None:

@@ -1,7 +1,7 @@
-"""Which modules compute what their class computed when it was defined: kernels must take no other for them.
+"""Detect modules that do not compute what the kernels were written for.
 
-A subclass, a method replaced on the class or on the instance, and a hook all make a module another one. So
-does LoRA and a parametrized weight, which replace a Linear by one of another class.
+A subclass, a method replaced on the class or the instance, and a hook all change what a module computes. So
+do LoRA and a parametrized weight, which replace a Linear by a module of another class.
 """
 
 from collections.abc import Collection
@@ -17,7 +17,7 @@ _methods: dict[type, dict[str, Any]] = {}
 
 
 def as_written(module_class: Class) -> Class:
-    """Record the methods of a class, so that a later change of them is seen."""
+    """Record the methods of a class, so that later changes of them are detected."""
     _methods[module_class] = {
         name: method
         for name, method in vars(module_class).items()
@@ -31,9 +31,9 @@ as_written(nn.Identity)
 
 
 def difference(module: nn.Module, known: Collection[type] = (), *, own: Collection[str] = ()) -> str:
-    """Say how a module differs from the known classes as written; empty if it does not.
+    """Describe how a module differs from the known classes as written; empty if it does not.
 
-    Without `known` these are all that were recorded. `own`: methods that we replaced on the instance.
+    By default the known classes are all that were recorded. `own`: methods that we replaced on the instance.
     """
     name = type(module).__name__
     if type(module) not in (known or _methods):

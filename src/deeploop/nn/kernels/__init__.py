@@ -1,9 +1,9 @@
-"""Triton kernels for what stands between the matrix products of a block, each with its own backward.
+"""Triton kernels for the operations between a block's matrix products, each with its own backward.
 
 A block's time outside its products is memory traffic. Written out, it takes four passes over the data
 (`norms` twice, `rotary`, `swiglu`), and the loss a fifth. Arithmetic is fp32 inside; values are read and
-written in the dtype they have. What they compute is said by the plain modules beside this folder, and the
-tests hold them to it.
+written in the dtype they have. The plain modules beside this folder define what they compute, and the tests
+compare the two.
 """
 
 import torch

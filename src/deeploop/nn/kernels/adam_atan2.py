@@ -61,9 +61,9 @@ def adam_atan2_(
     values: Sequence[Tensor], gradient: Tensor, *, decay: float, rate: float, root: float,
     betas: tuple[float, float], ema: float, skip: Tensor | None, divisor: Tensor | None,
 ) -> None:  # fmt: skip
-    """p, m, v and the average, if there is one, after a step; p·decay − rate·atan2(m, √v / root).
+    """Update p, m, v and the average, if there is one: p ← p·decay − rate·atan2(m, √v / root).
 
-    Nothing is written where `skip` is other than 0. The gradient is divided by `divisor`.
+    Nothing is written if `skip` is not 0. The gradient is divided by `divisor`.
     """
     p, m, v, *average = values
     n = p.numel()
@@ -75,6 +75,6 @@ def adam_atan2_(
 
 
 def fits(p: Tensor, gradient: Tensor) -> bool:
-    """Whether the kernel takes a parameter: whole, in fp32, side by side in memory as its gradient is."""
+    """Return True if the kernel supports a parameter: unsharded, fp32, contiguous as its gradient is."""
     plain = type(p) in (Tensor, torch.nn.Parameter) and p.dtype == gradient.dtype == torch.float32
     return plain and p.is_contiguous() and gradient.is_contiguous()

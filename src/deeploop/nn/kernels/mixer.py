@@ -119,7 +119,7 @@ def _mix_backward(
 
 
 def mixes(sublayer: ScaledResidual) -> bool:
-    """Whether a block's first sublayer is an MLP across positions."""
+    """Return True if a block's first sublayer is an MLP across positions."""
     return isinstance(sublayer.branch, SwiGLU)
 
 
@@ -162,7 +162,7 @@ def mix(
 
 
 def mix_state(state: State, boards: int, mixer: Mixer, alpha: float, eps: float) -> State:
-    """The same of rows before their norm, without a gradient."""
+    """Mix rows before their norm, without a gradient."""
     rows = state.rows
     y = mix(rows.view(boards, -1, rows.shape[1]), mixer, alpha, eps, squares=state.squares)
     return State(y.view_as(rows), None)
