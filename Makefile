@@ -103,7 +103,7 @@ checkpoint: .venv/.core
 	$(BIN)/python tools/ship_checkpoint.py runs/shipped src/deeploop/assets/tiny
 
 faults: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/make_reliability.py
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/faults/make_reliability.py
 
 results: .venv/.core
 	$(BIN)/python -m research.tables.results_table

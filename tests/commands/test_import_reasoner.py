@@ -7,12 +7,12 @@ import torch
 
 from deeploop.cli import main
 from deeploop.models.hrm import HRMConfig
-from deeploop.models.public_reasoner import PARTS, TOP
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.models.trm import TRMConfig
 from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.tasks.puzzles.load import load_reasoner
+from public_weights import as_public
 
 SHAPE = PuzzleShape(6, 16, 1)
 SIZE = {"width": 16, "heads": 2, "hidden": 32}
@@ -21,22 +21,6 @@ MODELS = {
     "trm": TRMConfig(**SIZE, low_cycles=6),
     "trm-mlp": TRMConfig(**SIZE, low_cycles=6, mixer="mlp"),
 }
-
-
-def as_public(model):
-    """The state dict that the public code would save: its names, q, k, v and gate, up joined."""
-    ours, public = model.state_dict(), {}
-    across = model.config.mixer == "mlp"
-    for name, own in TOP.items():
-        public[name] = ours[own]
-    for module, level in {"H": "H_level", "L": "L_level", "shared": "L_level"}.items():
-        for number in range(model.config.blocks_of.get(module, 0)):
-            for name, parts in PARTS.items():
-                if name.startswith("self_attn" if across else "mlp_t"):
-                    continue
-                own = [ours[f"stacks.{module}.blocks.{number}.{part}.weight"] for part in parts]
-                public[f"{level}.layers.{number}.{name}.weight"] = torch.cat(own)
-    return {f"_orig_mod.model.inner.{name}": tensor for name, tensor in public.items()}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +60,7 @@ def test_the_weights_come_back_and_eval_takes_the_run(home, name, capsys):
         (["hrm", "code.pt"], "code.pt: can't be read as a checkpoint"),
         (["hrm", "learned.pt"], "embed_pos.embedding_weight: no weight of HRM's or TRM's public code"),
         (["hrm", "larger.pt"], "checkpoint: has vocabulary 7, the puzzles have 6"),
-        (["hrm", "hrm.pt", "--out", "sudoku"], "out=sudoku: already there"),
+        (["hrm", "hrm.pt", "--out", "sudoku"], "out=sudoku: is not empty"),
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(home, monkeypatch, capsys, words, message):

@@ -10,19 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pretrained
-from together import finished_run
-from victims import CLOCKS, finish, start
+import torch
+from together import finished_run, train_words, write_tasks
+from victims import CLOCKS, finish, small_config, start
 
 import deeploop.bench.training
 import deeploop.commands.demo
 import deeploop.commands.prepare_puzzles
 import deeploop.commands.report
 import deeploop.eval.harness
-import deeploop.report.document  # noqa: F401  before the forks: each would import it again
+import deeploop.report.document
+import deeploop.tasks.puzzles.evaluate  # noqa: F401  before the forks: each would import it again
 from deeploop.cli import main
 from deeploop.files import read_value
+from deeploop.models.reasoner import Reasoner
+from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.models.trm import TRMConfig
+from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.puzzles.data.sets import PuzzleSet
+from deeploop.tasks.puzzles.data.sudoku import build_sudoku
 from deeploop.train.metrics import read_metrics
+from public_weights import as_public
 
 WORKERS_SECONDS = 60.0  # a worker that is still importing torch on a busy machine goes after that
 
@@ -39,71 +47,121 @@ class Victim:
 
 
 def eval_words(shared: Path, out: Path) -> list[str]:
-    tasks = shared / "tasks" / "piqa"
-    tasks.mkdir(parents=True, exist_ok=True)
-    rows = [{"goal": f"goal {n}", "sol1": "one", "sol2": "two", "label": n % 2} for n in range(20)]
-    for split in ("train", "validation"):
-        (tasks / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    link_run(finished_run(shared), out)
+    words = "--tasks piqa --shots 0 --rounds 1 2 --data"
+    return ["eval", str(out), *words.split(), str(write_tasks(shared))]
+
+
+def link_run(run: Path, out: Path) -> None:
+    """A folder with the run's files, for results of its own."""
     out.mkdir(exist_ok=True)
-    for name in ("config.json", "run.json", "checkpoints"):  # results go into the run folder: one each
-        link = out / name
-        if not link.exists():
-            link.symlink_to(finished_run(shared) / name)
+    for name in ("config.json", "run.json", "checkpoints"):
+        if not (link := out / name).exists():
+            link.symlink_to(run / name)
+
+
+def boards(shared: Path) -> Path:
+    """A few Sudokus of 4 × 4."""
+    out = shared / "boards"
+    if not out.exists():
+        build_sudoku(out, size=4, train=20, test=30)
+    return out
+
+
+def segments_words(shared: Path, out: Path) -> list[str]:
+    run = shared / "reasoner"
+    if not run.exists():
+        model = "--model.width 16 --model.heads 2 --model.hidden 32 --model.cycles 1 --model.low-cycles 1"
+        amount = "--optim.steps 2 --optim.batch 4 --halting.segments 2 --device.kind cpu --quiet"
+        words = f"train trm-sudoku --out {run} --data.path {boards(shared)} {model} {amount}"
+        complete(words.split(), shared / "reasoner.log")
+    link_run(run, out)
     return [
         "eval",
         str(out),
-        "--tasks",
-        "piqa",
-        "--shots",
-        "0",
-        "--rounds",
-        "1",
-        "2",
-        "--data",
-        str(tasks.parent),
+        *["--segments", "1", "2", "4", "--starts", "2", "--views", "2", "--device", "cpu"],
     ]
 
 
 def eval_end(out: Path) -> object:
     records = read_value(out / "eval.json")["evaluations"]
-    return [(record["rounds"], record["results"]) for record in records], (out / "accuracy.png").is_file()
+    return [one.get("results") or without_clocks(one) for one in records], sorted(
+        path.name for path in out.glob("*.png")
+    )
+
+
+def without_clocks(record: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in record.items() if key not in (*CLOCKS, "written")}
 
 
 def report_end(out: Path) -> object:
     tables = {path.name: path.read_text() for path in out.glob("tables/*.csv")}
     pictures = sorted(path.name for path in out.glob("figures/*.png"))
-    return (
-        tables,
-        pictures,
-        (out / "report.html").read_text().count("<table"),
-        (out / "report.md").read_text(),
-    )
-
-
-def bench_end(out: Path) -> object:
-    return [
-        cell["name"] if "name" in cell else sorted(cell) for cell in read_value(out / "bench.json")["cells"]
-    ]
+    sections = (out / "report.html").read_text().count("<table")
+    return tables, pictures, sections, (out / "report.md").read_text()
 
 
 def bench_words(shared: Path, out: Path) -> list[str]:
     out.mkdir(exist_ok=True)
     corpus = finished_run(shared).parent / "corpus"
-    words = ["bench", "--recipes", "tiny", "--rounds", "1", "--steps", "1", "--device", "cpu"]
-    return [*words, "--data", str(corpus), "--json", str(out / "bench.json")]
+    words = "bench --recipes tiny --rounds 1 --steps 1 --device cpu"
+    return [*words.split(), "--data", str(corpus), "--json", str(out / "bench.json")]
+
+
+def bench_end(out: Path) -> object:
+    cells = read_value(out / "bench.json")["cells"]
+    return [cell["name"] if "name" in cell else sorted(cell) for cell in cells]
+
+
+def run_end(run: Path) -> object:
+    """Metrics without clocks, and the tensors of the last checkpoint."""
+    checkpoint = last_checkpoint(run)
+    assert checkpoint is not None
+    files = {path.name: path.read_bytes() for path in sorted(checkpoint.glob("*.safetensors"))}
+    return [without_clocks(line) for line in read_metrics(run) if line["kind"] != "resume"], files
 
 
 def demo_end(out: Path) -> object:
-    kept = {}
-    for run in sorted(path for path in (out / "runs").glob("*/*") if path.is_dir()):
-        lines = read_metrics(run)
-        kept[run.name] = [{key: line[key] for key in line if key not in CLOCKS} for line in lines]
+    runs = sorted(path for path in (out / "runs").glob("*/*") if path.is_dir())
+    kept = {run.name: [without_clocks(line) for line in read_metrics(run)] for run in runs}
     return kept, (out / "index.html").is_file(), (out / "demo.png").is_file()
 
 
-def arc_end(out: Path) -> object:
-    PuzzleSet.open(out).verify()
-    return {path.name: path.read_bytes() for path in out.iterdir() if path.suffix == ".npy"}
+def iterated_words(shared: Path, out: Path) -> list[str]:
+    """A run of an iterated task that saves at every second of its steps."""
+    model = "--model.width 16 --model.heads 2 --model.hidden 32"
+    amount = "--optim.steps 30 --optim.batch 4 --optim.warmup-steps 4 --data.test-examples 4"
+    often = "--data.validate-every 10 --checkpoint.every 2 --log.every 1 --device.kind cpu --quiet"
+    return f"train addition --resume --out {out} {model} {amount} {often}".split()
+
+
+def sweep_words(shared: Path, out: Path) -> list[str]:
+    """Two cells at the better of two rates, which a search found."""
+    grid, search = shared / "tuned.json", shared / "search"
+    fields = dict(zip(*[iter(train_words(small_config(shared), out)[4:])] * 2, strict=True))
+    settings = {key[2:].replace("-", "_"): int(v) if v.isdigit() else v for key, v in fields.items()}
+    sweep = {"recipe": "tiny", "settings": settings, "axes": {"model.rounds": [1, 2]}}
+    if not grid.exists():
+        trials = {"trial": {name: {"optim.peak_lr": float(name)} for name in ("1e-3", "3e-3")}}
+        (shared / "search.json").write_text(json.dumps(sweep | {"axes": trials}))
+        words = ["sweep", str(shared / "search.json"), "--out", str(search)]
+        complete(words, shared / "search.log")
+        grid.write_text(json.dumps(sweep))
+    return ["sweep", str(grid), "--tuned", str(search), "--out", str(out)]
+
+
+def sweep_end(out: Path) -> object:
+    cells = read_value(out / "sweep.json")["cells"]
+    ends = {name: run_end(out / name) for name in sorted(cells)}
+    return ends, {name: cell["settings"] for name, cell in cells.items()}
+
+
+def import_words(shared: Path, out: Path) -> list[str]:
+    file = shared / "public.pt"
+    if not file.exists():
+        config = TRMConfig(width=16, heads=2, hidden=32, low_cycles=6)
+        torch.save(as_public(Reasoner(config, PuzzleShape(6, 16, 1), seed=3)), file)
+    return ["import", "trm", str(file), "--data", str(boards(shared)), "--heads", "2", "--out", str(out)]
 
 
 def retrofit_words(shared: Path, out: Path) -> list[str]:
@@ -113,38 +171,49 @@ def retrofit_words(shared: Path, out: Path) -> list[str]:
     return [*words, "--data", str(shared / "none"), "--out", str(out)]
 
 
+def pairs_words(shared: Path, out: Path) -> list[str]:
+    file = shared / "pairs.jsonl"
+    pairs = ({"input": f"{n:04}", "output": f"{n:04}"[::-1]} for n in range(2_000))
+    file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return ["prepare", "pairs", str(file), "--out", str(out)]
+
+
 def folder_end(out: Path) -> object:
-    """Names of all files, and the weights."""
-    names = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
-    return names, [path.read_bytes() for path in sorted(out.rglob("model.safetensors"))]
+    """The names of all files, and the weights."""
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    names = [str(path.relative_to(out)) for path in files]
+    return names, [path.read_bytes() for path in files if path.suffix == ".safetensors"]
+
+
+def puzzles_end(out: Path) -> object:
+    PuzzleSet.open(out).verify()
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.suffix == ".npy"}
+
+
+def prepare(words: str) -> Callable[[Path, Path], list[str]]:
+    return lambda shared, out: ["prepare", *words.split(), "--out", str(out)]
+
+
+def is_run(out: Path) -> bool:
+    return (out / "run.json").exists()
 
 
 VICTIMS = {
     "export": Victim(lambda shared, out: ["export", str(finished_run(shared)), str(out)], folder_end),
-    "retrofit": Victim(retrofit_words, folder_end, lambda out: (out / "run.json").exists()),
+    "retrofit": Victim(retrofit_words, folder_end, is_run),
+    "import": Victim(import_words, folder_end, is_run),
     "eval": Victim(eval_words, eval_end),
+    "eval --segments": Victim(segments_words, eval_end),
     "report": Victim(
         lambda shared, out: ["report", str(finished_run(shared)), "--out", str(out)], report_end
     ),
     "bench": Victim(bench_words, bench_end),
     "demo": Victim(lambda shared, out: ["demo", "--quick", "--out", str(out)], demo_end),
-    "prepare arc": Victim(
-        lambda shared, out: [
-            *(
-                "prepare",
-                "arc",
-                "--tasks",
-                "20",
-                "--augmentations",
-                "200",
-                "--workers",
-                "2",
-                "--out",
-                str(out),
-            )
-        ],
-        arc_end,
-    ),
+    "train addition": Victim(iterated_words, run_end),
+    "sweep --tuned": Victim(sweep_words, sweep_end),
+    "prepare arc": Victim(prepare("arc --tasks 20 --augmentations 200 --workers 2"), puzzles_end),
+    "prepare sudoku": Victim(prepare("sudoku --size 6 --train 60 --test 10 --workers 1"), puzzles_end),
+    "prepare pairs": Victim(pairs_words, puzzles_end),
 }
 
 
@@ -189,8 +258,9 @@ def wait_for_workers(leader: int, name: str) -> None:
 
 def kill_midway(folder: Path, name: str, times: int) -> None:
     """Kills the command at random moments, each in a folder of its own, and runs it again to the end."""
-    victim, draw, log = VICTIMS[name], random.Random(name), folder / f"{name}.log"
-    reference = folder / f"{name}-undisturbed"
+    victim, draw = VICTIMS[name], random.Random(name)
+    name = name.replace(" ", "-")
+    log, reference = folder / f"{name}.log", folder / f"{name}-undisturbed"
     seconds = complete(victim.words(folder, reference), log)
     expected = victim.end(reference)
     for index in range(times):

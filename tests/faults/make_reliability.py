@@ -1,8 +1,11 @@
 """`make faults`: injects every fault, fuzzes, loads, and writes docs/reliability.md with what happened.
 
-python tests/faults/make_reliability.py            the whole set: at most 15 minutes on two cores
+python tests/faults/make_reliability.py            the whole set: about 15 minutes on two free cores
+python tests/faults/make_reliability.py kills …    these parts again; of the others what was measured last
 """
 
+import functools
+import json
 import os
 import sys
 import tempfile
@@ -10,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,76 +23,83 @@ import load
 import scenarios
 import torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-FUZZ_CASES = 24_000
-DRAWS = 240  # configurations that must agree with themselves
-FORGED_CASES = 20_000  # more of those behind a checksum
+ROOT = Path(__file__).parents[2]
+PAGE, MEASURED = ROOT / "docs" / "reliability.md", ROOT / "build" / "faults.json"
+HALVES = 2  # what takes longest is done in so many parts, of a seed each
+FUZZ_CASES, FORGED_CASES = 18_000, 12_000  # of all kinds, and more of those behind a checksum
+DRAWS, DRAWS_ON_RANKS = 2_000, 50  # configurations that must agree with themselves
 
 
-def in_own_folder(work: Callable[..., Any], *args: object) -> Any:
-    torch.set_num_threads(1)
-    began = time.perf_counter()
+def in_own_folder(work: Callable[[Path], Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        done = work(Path(folder), *args)
-    seconds = time.perf_counter() - began
-    print(f"{seconds:6.0f} s  {done}", flush=True)
-    return done
+        return asdict(work(Path(folder)))
 
 
-def fuzz_half(seed: int, cases: int, only: str = "") -> tuple[Counter[str], list[str]]:
+def fuzzed(seed: int, cases: int, only: str) -> Any:
+    counts, findings = fuzz.fuzz(cases // HALVES, seed, only)
+    assert not findings, "\n".join(findings)
+    return counts
+
+
+def agree(check: Callable[[int, int], list[str]], draws: int, seed: int) -> int:
+    findings = check(draws, seed)
+    assert not findings, "\n".join(findings)
+    return draws
+
+
+def parts() -> dict[str, Callable[[], Any]]:
+    """All that is measured, by name; those with most waiting come first."""
+    bound = functools.partial
+    found: dict[str, Callable[[], Any]] = {}
+    for name, (scenario, _, times) in scenarios.SCENARIOS.items():
+        found[name] = bound(in_own_folder, bound(scenario, times=times))
+    found["ranks"] = bound(agree, consistency.ranks, DRAWS_ON_RANKS, 0)
+    found |= {f"load {one.__name__}": bound(in_own_folder, one) for one in load.LOADS}
+    for seed in range(HALVES):
+        found[f"fuzz {seed}"] = bound(fuzzed, seed, FUZZ_CASES, "")
+        found[f"fuzz forged {seed}"] = bound(fuzzed, HALVES + seed, FORGED_CASES, "forged")
+        found[f"draws {seed}"] = bound(agree, consistency.consistency, DRAWS // HALVES, seed + 1)
+    return found
+
+
+def timed(name: str) -> tuple[float, Any]:
     torch.set_num_threads(1)
-    return fuzz.fuzz(cases // 2, seed, only)
-
-
-def agree(seed: int) -> list[str]:
-    torch.set_num_threads(1)
-    return consistency.consistency(DRAWS // 2, seed)
-
-
-def main() -> int:
     began = time.perf_counter()
-    # Two at a time: one for each of two cores. The faults with most waiting go first.
+    done = parts()[name]()
+    return time.perf_counter() - began, done
+
+
+def main(names: list[str]) -> int:
+    """Measures the parts of these names, or all, two at a time; writes the page once all are there."""
+    asked = names or [*parts()]
+    measured = json.loads(MEASURED.read_text()) if names and MEASURED.exists() else {}
+    measured = {name: value for name, value in measured.items() if name not in asked}
+    MEASURED.parent.mkdir(exist_ok=True)
     with ProcessPoolExecutor(2) as pool:
-        rows = {
-            name: pool.submit(in_own_folder, scenario, times)
-            for name, (scenario, _, times) in scenarios.SCENARIOS.items()
-        }
-        loads = [pool.submit(in_own_folder, one) for one in load.LOADS]
-        halves = [pool.submit(fuzz_half, seed, FUZZ_CASES) for seed in (0, 1)]
-        halves += [pool.submit(fuzz_half, seed, FORGED_CASES, "forged") for seed in (2, 3)]
-        drawn = [pool.submit(agree, seed) for seed in (1, 2)]
-        failed = []
-        table, loaded = [], []
-        for name, future in rows.items():
+        for name, future in [(name, pool.submit(timed, name)) for name in asked]:
             try:
-                table.append(future.result())
+                measured[name] = future.result()
+                print(f"{measured[name][0]:6.0f} s  {name}: {measured[name][1]}", flush=True)
             except Exception as error:
-                failed.append(f"{name}: {error}")
-                print("FAILED", failed[-1], flush=True)
-        for future in loads:
-            try:
-                loaded.append(future.result())
-            except Exception as error:
-                failed.append(f"load: {error}")
-                print("FAILED", failed[-1], flush=True)
-        counts: Counter[str] = Counter()
-        for half in halves:
-            own, findings = half.result()
-            counts += own
-            failed += findings
-        for own in drawn:
-            failed += own.result()
-    print(f"        fuzz: {sum(counts.values()):,} cases, {len(failed)} findings or failures", flush=True)
-    minutes = (time.perf_counter() - began) / 60
-    if failed:
-        print("\n".join(failed))
+                print(f"FAILED  {name}: {error}", flush=True)
+            MEASURED.write_text(json.dumps(measured, indent=1))
+    if missing := [name for name in parts() if name not in measured]:
+        print(f"not written, for want of {', '.join(missing)}")
         return 1
-    PAGE.write_text(page(table, loaded, counts, minutes), encoding="utf-8")
-    print(f"written: {PAGE} ({minutes:.1f} minutes)")
+    PAGE.write_text(page({name: done for name, (_, done) in measured.items()}, total(measured)))
+    print(f"written: {PAGE}")
     return 0
 
 
-def page(table: list[Any], loaded: list[Any], counts: Counter[str], minutes: float) -> str:
+def total(measured: dict[str, Any]) -> float:
+    """Minutes of two processes."""
+    return sum(seconds for seconds, _ in measured.values()) / 60 / 2
+
+
+def page(done: dict[str, Any], minutes: float) -> str:
+    table = [scenarios.Row(**done[name]) for name in scenarios.SCENARIOS]
+    loaded = [load.Load(**own) for name, own in done.items() if name.startswith("load")]
+    counts = sum((Counter(own) for name, own in done.items() if name.startswith("fuzz")), Counter())
     kinds = sorted({name.partition(":")[0] for name in counts})
     fuzzed = [
         f"| {kind} | {counts[f'{kind}: accepted']:,} | {counts[f'{kind}: refused']:,} |" for kind in kinds
@@ -103,7 +114,7 @@ def page(table: list[Any], loaded: list[Any], counts: Counter[str], minutes: flo
         "\n".join(fuzzed),
         f"\n{sum(counts.values()):,} cases in all, {forged:,} of them forged; no other exception, "
         "and none took 10 s.\n",
-        AGREED.format(draws=DRAWS),
+        AGREED.format(draws=DRAWS, on_ranks=DRAWS_ON_RANKS),
         "## Load\n| what | how much | measured |\n|---|---|---|",
         "\n".join(f"| {one.what} | {one.amount} | {one.measured} |" for one in loaded),
         OTHER,
@@ -150,14 +161,19 @@ GiB. An archive that asks for a larger window, as `xz -9` writes, is refused.
 [SECURITY.md](../SECURITY.md) names the one reader of each file."""
 
 AGREED = """## Any configuration
-{draws} tiny models are drawn: rule, prelude, coda, injection, first state, gate, rounds and how they are
-sampled, batch, one corpus or a mixture, with or without a last phase. Of each,
+{draws:,} tiny models are drawn: rule, prelude, coda, injection, first state, gate, attention, rounds and how
+they are sampled, gradients through some of them, batch, micro-batch, optimizer, one corpus or a mixture, with
+or without a last phase, documents apart or not. Of each,
 - a resume is the uninterrupted run bit for bit, and within 1e-4 with another micro-batch;
 - with another batch and more steps no sequence comes twice, the last phase has its share of all steps,
   and the rounds go on rising as they did;
 - `--init-from` starts at the loss of the run or of its export, and a field that would change it is refused
   from Python;
 - `deeploop validate` says what training said, and the export in transformers gives the run's logits.
+
+{on_ranks} more are trained on two ranks, replicated or sharded: from the start, from one rank's checkpoint
+and back to one rank, each within 1e-4 of one rank; with another batch and more steps as above; and with
+`--init-from`.
 """
 
 OTHER = """
@@ -192,4 +208,4 @@ torch, or with compiled blocks whose kernels were tuned again."""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

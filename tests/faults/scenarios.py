@@ -30,6 +30,7 @@ from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
 NOTHING = "nothing"
+QUICK = ("eval", "eval --segments", "export", "import", "prepare pairs", "report", "retrofit")
 
 
 @dataclass(frozen=True)
@@ -417,9 +418,7 @@ def together(folder: Path, times: int) -> Row:
 
 def interrupted(folder: Path, times: int) -> Row:
     """SIGKILL of commands other than training, at random moments; the same command again."""
-    names = (
-        [*VICTIMS] if times > 1 else ["eval", "report", "export", "retrofit"]
-    )  # the others take long to start
+    names = [name for name in VICTIMS if times > 1 or name in QUICK]
     for name in names:
         kill_midway(folder, name, times)
     return Row(

@@ -6,7 +6,7 @@ import deeploop.train.active
 
 
 def test_drawn_configurations_agree_with_themselves():
-    assert consistency(5, seed=0) == []
+    assert consistency(6, seed=0) == []
 
 
 def test_a_defect_is_found(monkeypatch):

@@ -12,6 +12,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from victims import finish, small_config, start
 
+import deeploop.eval.harness
 import deeploop.export.run
 import deeploop.models.hf  # noqa: F401
 from deeploop.cli import main
@@ -130,6 +131,30 @@ def validate_twice(folder: Path, index: int) -> None:
         raise AssertionError(f"a result was lost: {[record['asked'] for record in found]}")
 
 
+def eval_twice(folder: Path, index: int) -> None:
+    """Two processes that evaluate one run, at other rounds or at the same."""
+    run = finished_run(folder)
+    (run / "eval.json").unlink(missing_ok=True)
+    tasks = write_tasks(folder)
+    rounds = ("1", "2" if index % 2 == 0 else "1")
+    words = ["eval", str(run), "--tasks", "piqa", "--shots", "0", "--data", str(tasks), "--rounds"]
+    if at_once([[*words, own] for own in rounds], folder / f"eval-{index}") != [0, 0]:
+        raise AssertionError("an evaluation was refused")
+    found = json.loads((run / "eval.json").read_text())["evaluations"]
+    if sorted(record["rounds"] for record in found) != [[own] for own in map(int, sorted({*rounds}))]:
+        raise AssertionError(f"a result was lost: {[record['rounds'] for record in found]}")
+
+
+def write_tasks(folder: Path) -> Path:
+    """A folder of tasks with one of them, for `--data`."""
+    tasks = folder / "tasks"
+    (tasks / "piqa").mkdir(parents=True, exist_ok=True)
+    rows = [{"goal": f"goal {n}", "sol1": "one", "sol2": "two", "label": n % 2} for n in range(20)]
+    for split in ("train", "validation"):
+        (tasks / "piqa" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tasks
+
+
 def export_twice(folder: Path, index: int) -> None:
     run, out = finished_run(folder), folder / f"export-{index}"
     at_once([["export", str(run), str(out)]] * 2, folder / f"export-log-{index}")
@@ -145,5 +170,6 @@ TOGETHER: dict[str, Callable[[Path, int], None]] = {
     "train": train_twice,
     "sweep": sweep_twice,
     "validate": validate_twice,
+    "eval": eval_twice,
     "export": export_twice,
 }

@@ -1,13 +1,10 @@
 """A pretrained model as a looped one, in a run folder that training goes on from: `deeploop retrofit`."""
 
-from pathlib import Path
-
 import torch
 from tqdm import tqdm
 
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
-from deeploop.files import exclusive_folder, new_folder, publish
 from deeploop.models.accounting import flops_per_token, parameter_count
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.retrofit.layers import Layers, build, choose_layers, looped_config, shown
@@ -15,9 +12,9 @@ from deeploop.retrofit.options import RetrofitArgs
 from deeploop.retrofit.run import healing_config, source_tokenizer, write_run
 from deeploop.retrofit.source import Source, load_source, open_source
 from deeploop.retrofit.suggest import rank_cores, table
+from deeploop.train.rundir import new_run
 
 CONTEXT = 1024
-PART = ".deeploop-retrofit.part"  # a name that nobody else uses
 UNITS = ((1e9, "GFLOPs"), (1e6, "MFLOPs"), (1e3, "kFLOPs"))
 
 
@@ -86,10 +83,8 @@ def write(args: RetrofitArgs, source: Source, layers: Layers, model: GPTConfig) 
     tokenizer = source_tokenizer(source)
     has_corpus = holds_corpus(args, tokenizer.name)
     config = healing_config(model, args.out, args.data)
-    with exclusive_folder(args.out, "out"):
-        part = open_part(args.out)
+    with new_run(args.out) as part:
         write_run(build(source, layers, model), config, source, layers, tokenizer, part)
-        publish(part, args.out, last="run.json")
     prepare = f"  deeploop prepare text FILE… --tokenizer {args.out} --out {args.data}\n"
     return (
         f"written: {args.out}\n\n"
@@ -97,15 +92,6 @@ def write(args: RetrofitArgs, source: Source, layers: Layers, model: GPTConfig) 
         f"  deeploop train --config {args.out / 'config.json'}      # heals it, into {config.out}\n"
         f"  deeploop validate {args.out} --data {args.data} --rounds 1 2 4 8"
     )
-
-
-def open_part(out: Path) -> Path:
-    """Make an empty folder inside `out`, which must hold nothing but what a killed retrofit left."""
-    part = out / PART
-    was_killed = part.is_dir() and not part.is_symlink() and not (out / "run.json").exists()
-    if not was_killed and any(file.name != ".lock" for file in out.iterdir()):
-        raise ValueError(f"out={out}: is not empty; name another folder")
-    return new_folder(part)
 
 
 def holds_corpus(args: RetrofitArgs, tokenizer_name: str) -> bool:

@@ -11,6 +11,8 @@ checkpoints/    step-00001000/{model,optimizer,rng}.safetensors, state.json; tas
 What commands add later is in docs/run-folder.md.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ from deeploop.config.run import RunConfig
 from deeploop.data.bpe import how_to_ask, load_tokenizer
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import (
+    exclusive_folder,
+    new_folder,
+    publish,
     resolve,
     unused_path,
     write_json,
@@ -40,6 +45,8 @@ from deeploop.runs.folder import (
 )
 from deeploop.train.checkpoint import load_weights, read_whole_state
 
+PART = ".deeploop-run.part"  # a name that nobody else uses
+
 
 def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) -> None:
     """Write the files that are known before the first step, including the task's own `files`."""
@@ -55,6 +62,21 @@ def create_run(config: RunConfig, stamp: dict[str, Any], files: dict[str, str]) 
             metrics.replace(unused_path(folder / "metrics.previous.jsonl"))
     except OSError as error:
         raise ValueError(f"out={folder}: can't be written ({error.strerror})") from None
+
+
+@contextmanager
+def new_run(out: Path) -> Iterator[Path]:
+    """Yield an empty folder inside `out`, whose files become a run there once all of them are written.
+
+    `out` must hold nothing but what was left by a command that was killed in here.
+    """
+    with exclusive_folder(out, "out"):
+        part = out / PART
+        was_killed = part.is_dir() and not part.is_symlink() and not (out / "run.json").exists()
+        if not was_killed and any(file.name != ".lock" for file in out.iterdir()):
+            raise ValueError(f"out={out}: is not empty; name another folder")
+        yield new_folder(part)
+        publish(part, out, last="run.json")
 
 
 def hardware(config: RunConfig) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 import hashlib
 import pickle
+from dataclasses import replace
 
+from deeploop.config.json import to_dict
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
+from deeploop.files import write_json
 from deeploop.models.public_reasoner import check_shape, config_of, is_hrm, our_names, read_public
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
@@ -12,13 +15,11 @@ from deeploop.tasks.puzzles.config import HRMTrainConfig, PuzzleDataConfig, TRMT
 from deeploop.tasks.puzzles.options import ImportArgs
 from deeploop.tasks.puzzles.task import open_puzzles
 from deeploop.train.checkpoint import save_weights
-from deeploop.train.rundir import create_run
+from deeploop.train.rundir import create_run, new_run
 
 
 def run(args: ImportArgs) -> str:
     """Write the run folder; return what to print."""
-    if args.out.exists():
-        raise ValueError(f"out={args.out}: already there; choose another --out")
     try:
         public = read_public(str(args.checkpoint))
     except (OSError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
@@ -55,9 +56,12 @@ def run(args: ImportArgs) -> str:
     digest = hashlib.sha256(args.checkpoint.read_bytes()).hexdigest()
     imported = {"file": args.checkpoint.name, "sha256": digest}
     stamp = {"task": args.kind, "puzzles": puzzles.hash, "shape": shape._asdict(), "imported": imported}
-    args.out.mkdir(parents=True)
-    create_run(config, stamp, {})
-    save_weights(args.out, model, {"puzzles": puzzles.hash})
+    with new_run(args.out) as part:
+        create_run(replace(config, out=part), stamp, {})
+        write_json(
+            part / "config.json", to_dict(config)
+        )  # which names the folder that the run has in the end
+        save_weights(part, model, {"puzzles": puzzles.hash})
     count = sum(parameter.numel() for parameter in model.parameters())
     made = f"{args.out}: {args.kind} of {count:,} parameters from {args.checkpoint}"
     return f"{made}; next: deeploop eval {args.out}"
