@@ -98,7 +98,7 @@ release: .venv/.dev
 
 checkpoint: .venv/.core
 	$(BIN)/deeploop prepare stdlib
-	$(BIN)/deeploop train tiny --out runs/shipped --optim.steps 2000 --optim.peak-lr 2e-3 --optim.warmup-steps 400 \
+	$(BIN)/deeploop train tiny --out runs/shipped --steps 2000 --lr 2e-3 --warmup 400 \
 	  --data.validate-every 250 --checkpoint.every 1000 --log.every 50
 	$(BIN)/python tools/ship_checkpoint.py runs/shipped src/deeploop/assets/tiny
 

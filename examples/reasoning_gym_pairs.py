@@ -1,7 +1,7 @@
 """A task of the package reasoning-gym as puzzles for HRM and TRM: 4 × 4 Sudoku as JSON lines.
 
 Run: pip install reasoning-gym; python examples/reasoning_gym_pairs.py mini_sudoku.jsonl
-Then: deeploop prepare pairs mini_sudoku.jsonl && deeploop train trm-sudoku4 --data.path data/pairs
+Then: deeploop prepare pairs mini_sudoku.jsonl && deeploop train trm-sudoku4 --data data/pairs
 """
 
 import json

@@ -21,8 +21,10 @@ import torch
 import deeploop
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
-from deeploop.commands.train import with_vocabulary_of_corpus
-from deeploop.runs.folder import list_checkpoints
+from deeploop.commands.train import shape_of_width, with_vocabulary_of_corpus
+from deeploop.config.json import leaf_hints
+from deeploop.config.short_names import SHORT
+from deeploop.runs.folder import list_checkpoints, load_config
 from deeploop.tasks.puzzles.recipes import PUZZLES
 from deeploop.tasks.recipes import RECIPES, get_recipe
 from deeploop.terminal import loading_torch
@@ -100,17 +102,28 @@ def test_a_mistake_is_one_line(refused, arguments, message):
     ("arguments", "parts"),
     [
         ("train tiny --model.round 3", ["--model.round", "perhaps you meant --model.rounds"]),
-        ("train tiny --optim.step 3", ["--optim.step,", "perhaps you meant --optim.steps"]),
-        ("train tiny --optim.warmup 3", ["--optim.warmup", "perhaps you meant --optim.warmup-steps"]),
-        ("train tiny --optim.lr 1e-3", ["--optim.lr", "perhaps you meant --optim.peak-lr"]),
-        ("train tiny --lr=1e-3", ["--lr", "perhaps you meant --optim.peak-lr"]),
-        ("train hrm-sudoku4 --optim.learning_rate 1e-3", ["perhaps you meant --optim.peak-lr"]),
-        ("train tiny --warmup 3", ["perhaps you meant --optim.warmup-steps"]),
-        ("train tiny --steps 3", ["perhaps you meant --optim.steps"]),
-        ("recommend --round 8 --blocks 6 --width 512", ["--round, 8;", "perhaps you meant --rounds"]),
-        ("recommend --blocks 6 --width 512 --foo 3", ["Missing", "--rounds INT", "unrecognized: --foo 3"]),
+        ("train tiny --optim.step 3", ["--optim.step:", "perhaps you meant --optim.steps"]),
+        ("train tiny --optim.warmup 3", ["--optim.warmup", "perhaps you meant --warmup"]),
+        ("train tiny --optim.lr 1e-3", ["--optim.lr", "perhaps you meant --lr"]),
+        ("train hrm-sudoku4 --optim.learning_rate 1e-3", ["perhaps you meant --lr"]),
+        ("train tiny --learning-rate=3", ["--learning-rate: ", "perhaps you meant --lr"]),
+        ("train tiny --round 3", ["--round:", "perhaps you meant --rounds"]),
+        (
+            "train tiny --rounds.noise 0.3",
+            ["is for an iterated task, such as automaton; tiny trains a language"],
+        ),
+        (
+            "train hrm-sudoku4 --rounds 3",
+            ["--rounds: is for a language model", "hrm-sudoku4 trains a reasoner"],
+        ),
+        ("train tiny-flat", ["use `deeploop train tiny --rule flat`"]),
+        ("recommend --round 8 --blocks 6 --width 512", ["--round:", "perhaps you meant --rounds"]),
+        ("recommend --blocks 6 --width 512 --foo 3", ["missing: --rounds INT, ", "unknown: --foo"]),
+        ("train tiny --rule", ["--model.rule: a value is missing; give --model.rule STR"]),
+        ("train tiny --optim.betas 0.9 x", ["--optim.betas=0.9 x: must be two numbers"]),
+        ("train tiny --device gpu", ["--device.kind=gpu: must be one of auto, cpu, cuda"]),
         ("export shipped out --rounds 8", ["perhaps you meant rounds=… in from_pretrained"]),
-        ("train tiny --batch-size 3", ["perhaps you meant --optim.batch"]),
+        ("train tiny --batch-size 3", ["perhaps you meant --batch"]),
         ("train tiny --model.rounds three", ["--model.rounds", "three"]),
         ("train tiny --model.rounds 1.5e0", ["--model.rounds=1.5e0: must be a whole number, such as 1000"]),
         (
@@ -160,7 +173,7 @@ def test_who_waits_for_torch_is_told_until_it_is_there(loaded, rank, stream, tol
 
 @pytest.mark.parametrize("where", ["terminal", "ascii", "utf-8"])
 def test_the_line_is_the_same_wherever_it_is_printed(where):
-    """The parser frames and colours its errors to suit stdout; nothing of that is left."""
+    """tyro frames and colours its errors to suit stdout; nothing of that is left."""
     terminal, stdout = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
     if where != "terminal":
@@ -176,7 +189,7 @@ def test_the_line_is_the_same_wherever_it_is_printed(where):
     os.close(terminal)
     os.close(stdout)
     assert done.returncode == 2
-    line = "deeploop plan: error: Unrecognized options: --block, 2; perhaps you meant --blocks\n"
+    line = "deeploop plan: error: --block: unknown option; perhaps you meant --blocks\n"
     assert done.stderr == line
 
 
@@ -386,7 +399,7 @@ def test_help_lists_what_there_is(capsys, arguments):
 
 def test_every_field_is_in_the_recipes_help(capsys):
     with pytest.raises(SystemExit) as leaving:
-        main(["train", "tiny", "--help"])
+        main(["train", "tiny", "--help-all"])
     assert not leaving.value.code
     out = capsys.readouterr().out
     for flag in (
@@ -398,6 +411,48 @@ def test_every_field_is_in_the_recipes_help(capsys):
         "--data.path",
     ):
         assert flag in out
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_first_options_of_a_recipe_are_one_screen(recipe, capsys):
+    assert main(["train", recipe, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 32
+    assert max(map(len, lines)) <= 110
+    config = get_recipe(recipe)
+    shown = {name for name in SHORT if any(line.startswith(f"  --{name} ") for line in lines)}
+    assert shown == {name for name, path in SHORT.items() if path in leaf_hints(type(config))}
+    assert any(
+        line.startswith("  --lr RATE") and line.endswith(f"[{config.optim.peak_lr}]") for line in lines
+    )
+
+
+def test_short_options_are_those_of_the_fields(train_arguments, tmp_path, capsys):
+    words = (
+        "--rule prenorm --rounds=4 --blocks 1 --steps 7 --batch 2 --lr 2e-3 --warmup 3 --seed 5 --device cpu"
+    )
+    out = tmp_path / "run"
+    assert main([*train_arguments(out), *words.split(), "--width", "64", "--quiet"]) == 0
+    config = load_config(out)
+    model, optim = config.model, config.optim
+    assert (model.rule, model.rounds, model.blocks, model.width) == ("prenorm", 4, 1, 64)
+    assert (optim.steps, optim.batch, optim.peak_lr, optim.warmup_steps, config.seed) == (7, 2, 2e-3, 3, 5)
+    for option, old in (("--width=250", 64), ("--rounds 5", 4)):
+        assert main(["train", "--resume", str(out), *option.split()]) == 2
+        field = f"model.{option[2:].replace(' ', '=')}"
+        assert f"{field}: the run in {out} was started with" in (said := capsys.readouterr().err)
+        assert f"={old}; resume it" in said
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "hidden"), [(256, 4, 688), (200, 5, 544), (96, 2, 272), (6, 1, 32), (7, None, None)]
+)
+def test_heads_and_hidden_width_follow_a_width_that_is_given_alone(width, heads, hidden):
+    words, _ = shape_of_width(get_recipe("tiny"), ["--model.width", str(width)])
+    expected = [] if heads is None else ["--model.heads", str(heads), "--model.hidden", str(hidden)]
+    assert words == expected
+    for other in ("--model.heads=2", "--model.hidden=64", "--init-from=runs/a"):
+        assert shape_of_width(get_recipe("tiny"), [other, "--model.width", str(width)]) == ([], [])
 
 
 def test_help_breaks_lines_by_itself():

@@ -154,8 +154,8 @@ sbatch
 
 
 def test_trainings_of_a_page_are_cut(run_docs):
-    line = "deeploop prepare stdlib && deeploop train tiny --optim.steps 99 --auto-lr && deeploop runs"
-    short = "--optim.steps 8 --optim.warmup-steps 2"
+    line = "deeploop prepare stdlib && deeploop train tiny --steps 99 --auto-lr && deeploop runs"
+    short = "--steps 8 --warmup 2"
     expected = f"deeploop prepare stdlib && deeploop train tiny {short} && deeploop runs"
     assert run_docs["shortened"](line, 8) == expected
     assert (

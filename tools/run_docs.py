@@ -135,7 +135,7 @@ def prepare_stdlib(folder: Path) -> None:
 
 def train_tiny(folder: Path) -> None:
     prepare_stdlib(folder)
-    deeploop("train", "tiny", "--optim.steps", "60", "--optim.warmup-steps", "20", folder=folder)
+    deeploop("train", "tiny", "--steps", "60", "--warmup", "20", folder=folder)
     (folder / "RUN").symlink_to("runs/tiny")
 
 
@@ -221,14 +221,14 @@ def run_piece(piece: Piece, folder: Path, env: dict[str, str], steps: int) -> st
     elif steps and TRAIN.search(text) and "--help" not in text:
         text, how = shortened(text, steps), f"ok, {steps} steps"
     elif steps:  # of a run that goes on
-        text = re.sub(r"(--resume.* --optim\.steps) \d+", rf"\1 {2 * steps}", text)
+        text = re.sub(r"(--resume.* --steps) \d+", rf"\1 {2 * steps}", text)
     return outcome(["bash", "-ec", text], folder, env, how)
 
 
 def shortened(text: str, steps: int) -> str:
     """The line with its trainings cut to so many steps."""
-    text = re.sub(r" --optim\.(steps|warmup-steps) \d+| --auto-lr", "", text)
-    return with_options(text, f"--optim.steps {steps} --optim.warmup-steps {max(1, steps // 4)}")
+    text = re.sub(r" --(steps|warmup) \d+| --auto-lr", "", text)
+    return with_options(text, f"--steps {steps} --warmup {max(1, steps // 4)}")
 
 
 def with_options(text: str, options: str) -> str:

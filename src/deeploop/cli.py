@@ -50,11 +50,11 @@ deeploop: train transformers whose blocks are visited many times
   deeploop prepare arc | sudoku | maze          puzzles for a reasoner
   deeploop prepare pairs FILE.jsonl             puzzles of your own: an input and an output per line
   deeploop data FOLDER [--verify]               what a prepared folder holds, and whether it is whole
-  deeploop train RECIPE [--field value …]       train; any field of the recipe can be overridden;
-                                                --auto-lr takes the peak rate and warm-up of `recommend`
+  deeploop train RECIPE [--rounds 4 --lr 1e-3 …]  train; RECIPE --help has the options, --help-all every
+                                                field; --auto-lr takes the rate and warm-up of `recommend`,
+                                                --dry-run only says what would be trained
   deeploop train --resume RUN                   go on with a run, by its own config;
-                                                --config FILE starts from a file; --dry-run only says what
-                                                would be trained
+                                                --config FILE starts from a file
   deeploop inspect MODEL                        what a pretrained model is: layers, sizes, what can be looped
   deeploop retrofit MODEL --core 8-15 --out RUN  give a pretrained model a loop; training goes on from RUN
   deeploop import hrm | trm CHECKPOINT --data FOLDER  weights of the public code into a run that eval takes

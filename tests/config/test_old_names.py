@@ -106,12 +106,12 @@ def test_a_recorded_cell_has_the_unigram_bias_that_its_recipe_had():
     [
         (
             "--model.block sandwich --model.p 0.25",
-            "--model.block sandwich --model.p 0.25: is now --model.rule deepnorm",
+            "--model.block sandwich --model.p 0.25: is now --rule deepnorm",
         ),
-        ("--seed 1 --model.flat-gain=2", "--model.flat-gain=2: is now --model.rule flat:gain=2"),
-        ("--model.no-outer-gain", "--model.no-outer-gain: is now --model.rule deeploop:outer_gain=off"),
-        ("--model.no_scale_gate", "--model.no_scale_gate: is now --model.rule deeploop:gate=off"),
-        ("--model.block flat", "--model.block flat: is now --model.rule flat"),
+        ("--seed 1 --model.flat-gain=2", "--model.flat-gain=2: is now --rule flat:gain=2"),
+        ("--model.no-outer-gain", "--model.no-outer-gain: is now --rule deeploop:outer_gain=off"),
+        ("--model.no_scale_gate", "--model.no_scale_gate: is now --rule deeploop:gate=off"),
+        ("--model.block flat", "--model.block flat: is now --rule flat"),
     ],
 )
 def test_old_flags_are_answered_with_the_new_one(words, says):

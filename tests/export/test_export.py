@@ -60,7 +60,7 @@ def test_an_iterated_task_is_exported_without_a_tokenizer(tmp_path, capsys):
     assert "AutoTokenizer" not in capsys.readouterr().out
     card = (folder / "README.md").read_text()
     assert "automaton of rule 86, 1 to 3 steps, length 10" in card
-    assert "| residual rule | pre-norm 1/N (`--model.rule averaged`) |\n| ε | 0.333333 |" in card
+    assert "| residual rule | pre-norm 1/N (`--rule averaged`) |\n| ε | 0.333333 |" in card
     assert "α" not in card
     assert "DeepLoop" not in card
     assert "rounds=200" in card
@@ -138,7 +138,7 @@ def test_the_card_says_what_it_is(folder):
         "6 steps",
     ):
         assert fact in card
-    assert "| residual rule | DeepLoop p=0.5 (`--model.rule deeploop`) |" in card
+    assert "| residual rule | DeepLoop p=0.5 (`--rule deeploop`) |" in card
     assert "validation loss | " in card
     assert "key-value cache | 6 slots: one per (round, block), 3 × 2 |" in card
     assert "one slot per stored layer writes wrong text" in card

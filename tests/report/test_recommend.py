@@ -11,6 +11,8 @@ import pytest
 import deeploop
 from deeploop.cli import main
 from deeploop.commands import train as train_command
+from deeploop.config.json import leaf_hints
+from deeploop.config.short_names import full_words
 from deeploop.report import recommend as module
 from deeploop.report.recommend import Line, Order, read_lines, recommend
 from deeploop.tasks.recipes import get_recipe
@@ -108,7 +110,9 @@ def test_the_printed_command_is_a_run(capsys, tmp_path):
     words = shlex.split(ask(capsys).splitlines()[-1])
     assert words[:3] == ["deeploop", "train", "gpt2-small"]
     base = get_recipe("gpt2-small")
-    config = train_command.parse(type(base), words[3:], prog="deeploop train", default=base)
+    config = train_command.parse(
+        type(base), full_words(words[3:], leaf_hints(type(base))), prog="deeploop train", default=base
+    )
     assert (config.model.blocks, config.model.rounds, config.model.width) == (4, 7, 256)
     assert config.optim.steps * config.optim.batch * config.model.context >= 1e8
     assert config.optim.peak_lr == recommend(4, 7, 256, 10**8, 64 * 256).rates[1]

@@ -11,6 +11,7 @@ from deeploop.cli import main
 from deeploop.config.json import differences, to_dict
 from deeploop.models.accounting import parameter_count
 from deeploop.rules import parse
+from deeploop.sweep.arguments import SweepArgs
 from deeploop.sweep.grid import Grid, along, configure, read_grid
 from deeploop.sweep.paper_grids import GRIDS, METHODS, PAPER_P, ROUNDS, SCALES
 from deeploop.sweep.run import choose_cells
@@ -258,6 +259,24 @@ def test_a_part_of_a_grid_is_named_by_its_axes():
     for word in ("rule", "rule=round", "depth=3", "rounds=5"):
         with pytest.raises(ValueError, match=rf"only={word}: must be an axis .* rounds=1,4,16,64;"):
             choose_cells(cells, (word,))
+
+
+def test_short_names_of_fields_in_a_file_and_on_the_command_line(tmp_path):
+    (tmp_path / "short.toml").write_text(
+        'recipe = "tiny"\n[settings]\nsteps = 20\ndata = "data/mine"\nrounds.sample = "uniform"\n'
+        "[axes]\nrounds = [2, 4]\nlr = [1e-3]\n"
+        '[axes.rule]\na = {rule = "flat"}\nb = {"model.rule" = "prenorm"}\n'
+    )
+    (tmp_path / "long.toml").write_text(
+        'recipe = "tiny"\n[settings]\noptim.steps = 20\ndata.path = "data/mine"\nrounds.sample = "uniform"\n'
+        "[axes]\nmodel.rounds = [2, 4]\noptim.peak_lr = [1e-3]\n"
+        '[axes.rule]\na = {"model.rule" = "flat"}\nb = {"model.rule" = "prenorm"}\n'
+    )
+    short, full = (read_grid(tmp_path / f"{name}.toml").cells() for name in ("short", "long"))
+    assert [cell.settings for cell in short] == [cell.settings for cell in full]
+    assert len(short) == 4
+    asked = SweepArgs(name="table1", set=("steps=7", "device.micro_batch=2", "lr=0.1")).overrides()
+    assert asked == {"optim.steps": 7, "device.micro_batch": 2, "optim.peak_lr": 0.1}
 
 
 def test_every_rule_of_a_comparison_has_the_unigram_bias():

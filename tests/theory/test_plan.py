@@ -231,7 +231,7 @@ def test_nstar_of_truncated_and_sampled_rounds_is_printed_with_its_formula():
     assert planned(**LOOP)["training"] is planned(**LOOP, backprop=3)["training"] is None
     table = run(PlanArgs(blocks=2, rounds=16, backprop=4))
     assert "N* = K·√(R·R_g) = 2·√64 = 16, where N = K·R = 32" in table
-    assert "At N* α would be\n  5.65685, flat 11.3137 (--model.rule flat:gain=0.5)" in table
+    assert "At N* α would be\n  5.65685, flat 11.3137 (--rule flat:gain=0.5)" in table
     assert f"α = {planned(blocks=2, rounds=16)['alpha']:.7g}" in table  # kept
 
 

@@ -41,10 +41,7 @@ def test_a_violent_ramp_collapses_and_is_told_once(tiny_config, capsys):
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("COLLAPSED")]
     assert len(said) == len(collapses(config)) == 1
     assert "rose by 7.5e-04 per step" in said[0]
-    tried = (
-        "--model.unigram-bias or --optim.warmup-steps 16 or --model.rule deeploop:p=1, "
-        "or a lower --optim.peak-lr"
-    )
+    tried = "--model.unigram-bias or --warmup 16 or --rule deeploop:p=1, or a lower --lr"
     assert tried in said[0]
 
 
@@ -102,14 +99,14 @@ def test_stop_spares_a_resumed_run_that_has_escaped_since(tiny_config, scripted)
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        ({"rule": "prenorm"}, "try --model.unigram-bias or --optim.warmup-steps 16, or a lower"),
+        ({"rule": "prenorm"}, "try --model.unigram-bias or --warmup 16, or a lower"),
         (
             {"rule": "deepnorm"},
-            "try --model.unigram-bias or --optim.warmup-steps 16 or --model.rule deeploop, or a lower",
+            "try --model.unigram-bias or --warmup 16 or --rule deeploop, or a lower",
         ),
         (
             {"rule": "flat:gain=2", "unigram_bias": True},
-            "try --model.rule flat:gain=8 or --optim.warmup-steps 16, or a lower",
+            "try --rule flat:gain=8 or --warmup 16, or a lower",
         ),
     ],
 )

@@ -152,7 +152,7 @@ def test_a_plan_that_makes_little_sense_is_warned_of(tiny_config, monkeypatch):
     steps = 10 * 23_510 // (8 * 32)  # the corpus has 23,510 tokens
     assert warnings(optim={"steps": steps}) == []
     (line,) = warnings(optim={"steps": 40 * steps})
-    assert line == f"warning: the corpus is repeated 400 times; for 10 epochs use --optim.steps {steps}"
+    assert line == f"warning: the corpus is repeated 400 times; for 10 epochs use --steps {steps}"
 
     # 15 of 8 sequences, forward only, in 3 + 96 rounds in place of 3.
     rounds = 15 / 8 / 3 * (3 + 96) / 3

@@ -1,14 +1,15 @@
 """Words of the command line into dataclasses, and one line where they do not fit."""
 
-import contextlib
 import difflib
-import io
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from deeploop.config.json import leaf_hints
+from deeploop.config.short_names import SHORT, full_path
 from deeploop.terminal import show
 
 T = TypeVar("T")
@@ -47,25 +48,40 @@ def parse(
     prog: str,
     default: T | None = None,
     words: Mapping[str, str] = MappingProxyType({}),
+    elsewhere: Callable[[str], str | None] = lambda option: None,
     description: str | None = None,
 ) -> T:
-    """tyro's parse, with its framed error page cut down to the one line that says what is wrong.
+    """Parse with tyro; what does not fit is a ValueError of one line.
 
-    `words` are names that others would use for an option, and the option that is meant; a `description`
-    stands in --help in place of the dataclass's own.
+    `words` are names that others would use for an option, and the option that is meant; `elsewhere` says
+    where an option is that is not known here. A `description` takes the place of the dataclass's in --help.
     """
     import tyro
+    from tyro import _errors
 
-    stderr = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(stderr), _whole_numbers():
-            if default is None:
-                return tyro.cli(kind, args=arguments, prog=prog, description=description)
-            return tyro.cli(kind, args=arguments, prog=prog, default=default, description=description)
-    except SystemExit as leaving:
-        if not leaving.code:
-            raise
-        raise ValueError(_one_line(stderr.getvalue(), words)) from None
+    def refuse(event: Any) -> None:
+        message = _message(event, arguments, _options(kind, is_config=default is not None), words, elsewhere)
+        if message is not None:  # else tyro's own page
+            raise ValueError(message)
+
+    given: Any = {} if default is None else {"default": default}
+    with _errors.on_parse_error(refuse), _whole_numbers():
+        return tyro.cli(kind, args=arguments, prog=prog, description=description, **given)
+
+
+def _options(kind: type, *, is_config: bool) -> list[str]:
+    """The options of a dataclass, to find the one that was meant."""
+    names = {*leaf_hints(kind)}
+    if is_config:
+        names |= {name for name in SHORT if full_path(name, names) in names}
+    else:  # a command's may be without the prefix of its part
+        names |= {name.rpartition(".")[2] for name in names}
+    return [f"--{dashed(name)}" for name in sorted(names)]
+
+
+def dashed(name: str) -> str:
+    """A field's path as an option has it."""
+    return name.replace("_", "-")
 
 
 def _whole_numbers() -> Any:
@@ -99,52 +115,69 @@ def whole_number(text: str) -> int:
     raise ValueError(f"{text}: must be a whole number, such as 1000 or 1e9")
 
 
-def _one_line(page: str, words: Mapping[str, str]) -> str:
-    """The message inside tyro's frame: the text up to the first rule, and what was meant.
-
-    That is what `words` say of the unknown option's last part, or else tyro's own guess.
-    """
-    plain = re.sub(r"\x1b\[[\d;]*m", "", page)  # colours, where stdout is a terminal
-    lines = [line.strip("│╭╮╰╯ ") for line in plain.splitlines()][1:]  # the first line is a title
-    sections = [part for part in re.split(r"(?m)^[─-]{5,}$", "\n".join(lines)) if part.strip()]
-    message = re.sub(
-        r"^Error parsing ([\w.-]+: (?=\w+\.\w+=|\w+=)|\w+Args: )", "", " ".join(sections[0].split())
-    )
-    # Of an option that may be None too, what is wrong with the value by its own type.
-    message = re.sub(r"no type matching .* Got errors: .*- <class '(int|float)'>: ", "", message)
-    message = _about_value(message)
-    hint = next((s for s in sections if "Perhaps you meant" in s), "")
-    stray = next((s.split() for s in sections[1:] if s.strip().startswith("Unrecognized options:")), None)
-    if message.startswith("Missing from") and stray:  # is one of them a missing option, misspelled?
-        missing = re.findall(r"(?m)^ *(--[\w.-]+)", sections[0])
-        if close := difflib.get_close_matches(stray[2], missing, n=1):
-            return f"Unrecognized options: {', '.join(stray[2:])}; perhaps you meant {close[0]}"
-        return f"{message}; unrecognized: {' '.join(stray[2:])}"
-    unknown = re.match(r"Unrecognized options: (--(?:[\w-]+\.)*([\w-]+))", message)
-    meant = words.get(unknown[2].replace("_", "-")) if unknown else None
-    guesses = re.findall(r"--[\w.-]+", hint)
-    if meant is None and guesses:  # tyro's first is not always the nearest
-        nearest = difflib.get_close_matches(unknown[1], guesses, n=1, cutoff=0) if unknown else guesses
-        meant = nearest[0]
-    return message + (f"; perhaps you meant {meant}" if meant else "")
+# What a value must be, by tyro's name for its type.
+VALUES = {"INT": "a whole number, such as 1000 or 1e9", "FLOAT": "a number", "FLOAT FLOAT": "two numbers"}
 
 
-def _about_value(message: str) -> str:
-    """tyro's words on a value that an option does not take, in ours; other messages as they are."""
-    if choice := re.fullmatch(
-        r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)\.", message
-    ):
-        word, option, listed = choice.groups()
-        known = re.findall(r"'([^']*)'", listed)
-        close = difflib.get_close_matches(word, known, n=1)
-        advice = f"; perhaps {close[0]}" if close else ""
-        return f"{option}={word}: must be one of {', '.join(known)}{advice}"
-    message = re.sub(r"^Error parsing (--[\w.-]+): (?=\S+: must be )", r"\1=", message)
-    return re.sub(
-        r"^Error parsing (--[\w.-]+): could not convert string to float: '(.*)'$",
-        r"\1=\2: must be a number",
-        message,
-    )
+def _message(
+    event: Any,
+    arguments: list[str],
+    known: list[str],
+    words: Mapping[str, str],
+    elsewhere: Callable[[str], str | None],
+) -> str | None:
+    """One line on what tyro refuses; None for what only subcommands and groups of options can do."""
+    match type(event).__name__:
+        case "UnrecognizedArgs":
+            return _unknown(event.tokens[0], known, words, elsewhere)
+        case "MissingArgs":
+            missing = [argument.arg for argument in event.missing_arguments]
+            stray = next((word for word in event.unrecognized_tokens if word.startswith("--")), None)
+            if stray and difflib.get_close_matches(stray, [each.display_name() for each in missing], n=1):
+                return _unknown(stray, known, words, elsewhere)
+            named = ", ".join(f"{one.display_name()} {one.lowered.metavar}" for one in missing)
+            return f"missing: {named}" + (f"; unknown: {stray}" if stray else "")
+        case "InvalidChoice":
+            close = difflib.get_close_matches(event.value, event.choices, n=1)
+            advice = f"; perhaps {close[0]}" if close else ""
+            listed = ", ".join(event.choices)
+            return f"{event.argument.display_name()}={event.value}: must be one of {listed}{advice}"
+        case "BadValue":
+            named = event.argument.display_name()
+            return f"{named}: a value is missing; give {named} {event.argument.lowered.metavar}"
+        case "InstantiationFailure" if event.argument is None:
+            return str(event.message)
+        case "InstantiationFailure":
+            named, kind = event.argument.display_name(), event.argument.lowered.metavar
+            bounds = re.sub(r"[\[\]{}]|None\}?\||\.\.\.", "", kind).split()
+            wanted = VALUES.get(kind) or VALUES.get(bounds[0] if bounds else "") or kind
+            return f"{named}={_given(arguments, named)}: must be {wanted}"
+    return None
+
+
+def _unknown(
+    word: str, known: list[str], words: Mapping[str, str], elsewhere: Callable[[str], str | None]
+) -> str:
+    """An option that is none, and which one was meant."""
+    option = dashed(word.partition("=")[0])
+    if not option.startswith("-"):
+        return f"{word}: is not expected here; options begin with --"
+    if place := elsewhere(option):
+        return place
+    meant = words.get(option.removeprefix("--").rpartition(".")[2])
+    close = [meant] if meant else difflib.get_close_matches(option, known, n=1)
+    return f"{option}: unknown option" + (f"; perhaps you meant {close[0]}" if close else "; --help has all")
+
+
+def _given(arguments: list[str], option: str) -> str:
+    """The words that follow an option, the last time that it is there."""
+    found = ""
+    for at, word in enumerate(arguments):
+        name, _, value = word.partition("=")
+        if dashed(name) == option:
+            rest = itertools.takewhile(lambda other: not other.startswith("--"), arguments[at + 1 :])
+            found = value or " ".join(rest)
+    return found
 
 
 def run_command(

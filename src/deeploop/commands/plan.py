@@ -46,7 +46,7 @@ class PlanArgs:
     depth_from: DepthFrom = "cycles"
     """A hierarchy's N: cycles, the paper's, all blocks of the last cycle; graph, those with gradients."""
     rule: str = "deeploop"
-    """The --model.rule of train, such as deepnorm, deeploop:p=0.3 or flat."""
+    """The --rule of train, such as deepnorm, deeploop:p=0.3 or flat."""
     high_p: float | None = None
     """A hierarchy's exponent of H, where it is not that of L."""
     json: bool = False

@@ -93,18 +93,18 @@ def command(args: RecommendArgs, found: Recommendation) -> str:
     steps = math.ceil(args.tokens / (args.batch * args.context))
     size = next(size for size in HEAD_SIZES if args.width % size == 0)
     options = {
-        "data.path": "DATA",
-        "model.rule": str(parse(found.rule)),
-        "model.blocks": args.blocks,
-        "model.rounds": args.rounds,
-        "model.width": args.width,
+        "data": "DATA",
+        "rule": str(parse(found.rule)),
+        "blocks": args.blocks,
+        "rounds": args.rounds,
+        "width": args.width,
         "model.heads": args.width // size,
         "model.hidden": -(-args.width * 8 // 3 // 16) * 16,
-        "model.context": args.context,
-        "optim.batch": args.batch,
-        "optim.steps": steps,
-        "optim.warmup-steps": round(found.warmup * steps),
-        "optim.peak-lr": f"{found.rates[1]:g}",
+        "context": args.context,
+        "batch": args.batch,
+        "steps": steps,
+        "warmup": round(found.warmup * steps),
+        "lr": f"{found.rates[1]:g}",
     }
     words = [f"--{name} {value}" for name, value in options.items()]
     return " ".join(["deeploop train gpt2-small", *words])

@@ -2,15 +2,19 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from deeploop.commands.parsing import choose, parse, summary
+from deeploop.config.json import leaf_hints
 from deeploop.config.old_names import current, require_new_flags
 from deeploop.config.run import RunConfig
+from deeploop.config.short_names import GROUPS, SHORT, full_words
 from deeploop.exits import memory_advice
 from deeploop.files import read_table
 from deeploop.runs.folder import check_kind, config_to_resume, is_export, load_config
@@ -23,12 +27,18 @@ from deeploop.tasks.recipes import GONE, RECIPES, get_recipe, require_recipe
 from deeploop.terminal import loading_torch, show
 from deeploop.train.stop import StopRequest
 
-# What other trainers call a field of ours. tyro goes by letters alone: to it, lr is --optim.branch-lr.
+# What other trainers call an option of ours.
 TRAIN_WORDS = {
-    **dict.fromkeys(("lr", "learning-rate", "learning-rates"), "--optim.peak-lr"),
-    "warmup": "--optim.warmup-steps",
-    "steps": "--optim.steps",
-    **dict.fromkeys(("batch", "batch-size"), "--optim.batch"),
+    **dict.fromkeys(("lr", "learning-rate", "learning-rates", "max-lr"), "--lr"),
+    **dict.fromkeys(("warmup", "warm-up", "warmup-iters"), "--warmup"),
+    **dict.fromkeys(("max-steps", "iters", "max-iters", "epochs", "num-train-epochs"), "--steps"),
+    **dict.fromkeys(("batch-size", "bs"), "--batch"),
+    **dict.fromkeys(("layers", "n-layer", "num-layers", "depth"), "--blocks"),
+    **dict.fromkeys(("loops", "recurrences"), "--rounds"),
+    **dict.fromkeys(("hidden-size", "n-embd", "d-model", "dim"), "--width"),
+    **dict.fromkeys(("dataset", "data-dir", "corpus"), "--data"),
+    **dict.fromkeys(("output-dir", "out-dir", "output"), "--out"),
+    **dict.fromkeys(("seq-len", "block-size", "max-seq-length"), "--context"),
 }
 
 RESUME, CONFIG, INIT_FROM = "--resume", "--config", "--init-from"
@@ -37,11 +47,13 @@ or, without a recipe:
   {RESUME} RUN    go on with a run, by its own config
   {CONFIG} FILE   start from a run's config.json, or TOML with the same nesting"""
 AUTO_LR, DRY_RUN, QUIET = "--auto-lr", "--dry-run", "--quiet"
-HELP = (
-    f"{AUTO_LR}: peak rate and warm-up as `deeploop recommend` has them for this rule and shape (language "
-    "models only), in place of --optim.peak-lr and --optim.warmup-steps. "
-    f"{DRY_RUN}: say what would be trained, and end. {QUIET}: print errors and the last line alone."
-)
+HELP, HELP_ALL = ("-h", "--help"), "--help-all"
+SWITCHES = {
+    AUTO_LR: "learning rate and warm-up as `deeploop recommend` has them (language models)",
+    DRY_RUN: "say what would be trained, and stop",
+    QUIET: "print errors and the last line alone",
+    HELP_ALL: "every field of the recipe, by its path: --model.hidden, --log.every, …",
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -49,15 +61,27 @@ def main(arguments: list[str]) -> int:
     if base is None:
         return 0
     prog = f"deeploop train {source}"
+    if any(word in HELP for word in rest):
+        print(first_options(base, source))
+        return 0
     switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
     require_new_flags(rest, base.task)
+    rest = full_words(["--help" if word == HELP_ALL else word for word in rest], leaf_hints(type(base)))
+    if base.resume:
+        check_kept(base, rest)
     settled = words_of_source(base, source, rest)  # before those that are typed: of two the last one counts
+    shape, told = shape_of_width(base, rest)
     config = parse(
-        type(base), [*settled, *rest], prog=prog, default=base, words=TRAIN_WORDS, description=HELP
+        type(base),
+        [*settled, *shape, *rest],
+        prog=prog,
+        default=base,
+        words=TRAIN_WORDS,
+        elsewhere=lambda option: option_of_other_tasks(option, base, source),
+        description=f"The first ones have short names too: deeploop train {source} --help",
     )
     check_path(config, base)
     is_first_rank = int(os.environ.get("RANK", 0)) == 0
-    told = []
     if source in RECIPES:  # the config of a file or a run names its own
         config, line = with_vocabulary_of_corpus(config, rest)
         told += line
@@ -87,6 +111,78 @@ def main(arguments: list[str]) -> int:
             f"{result['ended']} at step {result['step']}: {config.out}, last validation {result['loss']:.4f}"
         )
     return code
+
+
+def check_kept(base: RunConfig, words: list[str]) -> None:
+    """Raise for an option that would change what a resumed run keeps, before other fields must fit it."""
+    known = leaf_hints(type(base))
+    for word in words:
+        path = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if path in known and (path.startswith(("model.", "rounds.", "gate.")) or path in base.kept):
+            old, (value, _) = (
+                reduce(getattr, path.split("."), base),
+                take_value(words, word.partition("=")[0]),
+            )
+            if type(old) is int and str(value).isdecimal() and int(str(value)) != old:
+                raise ValueError(
+                    f"{path}={value}: the run in {base.out} was started with {path}={old}; "
+                    "resume it with that, or choose another --out"
+                )
+
+
+def first_options(base: RunConfig, source: str) -> str:
+    """The help of a recipe: the options that matter, with their defaults."""
+    known = leaf_hints(type(base))
+    lines = [f"usage: deeploop train {source} [--option value …]", ""]
+    if source in RECIPES:
+        lines += [summary(RECIPES[source]), ""]
+    for group, options in GROUPS.items():
+        lines.append(f"{group}:")
+        for name, (path, value, text) in options.items():
+            if path in known:
+                default = reduce(getattr, path.split("."), base)
+                shown = "" if default is None else f" [{default}]"
+                lines.append(f"  {f'--{name} {value}':<22} {text}{shown}")
+        lines.append("")
+    lines += [f"  {name:<22} {text}" for name, text in SWITCHES.items()]
+    return "\n".join(
+        [*lines, "", f"deeploop train {RESUME} RUN goes on with a run; {CONFIG} FILE starts from a file"]
+    )
+
+
+def shape_of_width(base: RunConfig, words: list[str]) -> tuple[list[str], list[str]]:
+    """Heads and hidden width for a width that is given alone, as words, and a line on them.
+
+    Heads keep their size where it divides the width, else a smaller one; the hidden width keeps its ratio, in
+    multiples of 16.
+    """
+    given, _ = take_value(words, "--model.width")
+    named = any(
+        word.startswith(("--model.heads", "--model.hidden", "--model.head-", INIT_FROM)) for word in words
+    )
+    if given is None or named or base.resume or not given.isdecimal():
+        return [], []
+    width, model = int(given), base.model
+    if width < 2 or width % 2 or width == model.width:
+        return [], []
+    sizes = [size for size in range(2, model.width // model.heads + 1, 2) if width % size == 0]
+    size = max(sizes, key=lambda size: (size % 8 == 0, size))  # what kernels take, if there is one
+    heads, hidden = width // size, -(-model.hidden * width // model.width // 16) * 16
+    line = f"width {width}: {heads} heads, hidden width {hidden} (--model.heads, --model.hidden)"
+    return ["--model.heads", str(heads), "--model.hidden", str(hidden)], [line]
+
+
+def option_of_other_tasks(option: str, base: RunConfig, source: str) -> str | None:
+    """A line on an option that recipes of other tasks have, with one of them."""
+    name = option.removeprefix("--").replace("-", "_")
+    paths = {SHORT.get(option.removeprefix("--"), name), re.sub(r"(^|\.)no_", r"\1", name)}
+    if paths & leaf_hints(type(base)).keys():
+        return None
+    for recipe, make in RECIPES.items():
+        config = make()
+        if paths & leaf_hints(type(config)).keys():
+            return f"{option}: is for {config.kind}, such as {recipe}; {source} trains {base.kind}"
+    return None
 
 
 def words_of_source(base: RunConfig, start: str, words: list[str]) -> list[str]:
@@ -212,7 +308,7 @@ def with_vocabulary_of_corpus(config: Any, words: list[str]) -> tuple[Any, list[
 def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list[str]]:
     """The config at the peak rate and warm-up that our runs have for its rule, and lines that say so."""
     if not isinstance(config, TrainConfig) or isinstance(config, ChatTrainConfig):
-        raise ValueError(f"{AUTO_LR}: is for language models from their start; give --optim.peak-lr")
+        raise ValueError(f"{AUTO_LR}: is for language models from their start; give --lr")
     for word in words:
         if word.replace("_", "-").startswith(("--optim.peak-lr", "--optim.warmup-steps")):
             raise ValueError(f"{word}: settles what {AUTO_LR} would; give one of the two")
@@ -233,7 +329,7 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list
             rule=model.rule,
         )
     except ValueError as error:
-        raise ValueError(f"{error}; or leave {AUTO_LR} out and give --optim.peak-lr") from None
+        raise ValueError(f"{error}; or leave {AUTO_LR} out and give --lr") from None
     low, peak, high = found.rates
     warm = round(found.warmup * optim.steps)
     rate = replace(optim, peak_lr=peak, warmup_steps=warm, floor_lr=min(optim.floor_lr, peak))

@@ -23,7 +23,7 @@ def model_card(run: Path, model: LoopedGPT, checkpoint: Path) -> str:
         "stored blocks K": config.blocks,
         "rounds R": config.rounds,
         "effective depth N = K·R": config.depth,
-        "residual rule": f"{config.residual.title} (`--model.rule {config.rule}`)",
+        "residual rule": f"{config.residual.title} (`--rule {config.rule}`)",
         **_scales(config),
         "width, heads, hidden": f"{config.width}, {config.heads}, {config.hidden}",
         "key-value cache": _cache(model),

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from deeploop.config.short_names import SHORT
 from deeploop.files import parse_json
 from deeploop.sweep.paper_grids import Scale
 
@@ -50,7 +51,7 @@ class SweepArgs:
     only: tuple[str, ...] = ()
     """A part of the grid, by its axes: rule=flat,prenorm rounds=16. Other parts may follow later."""
     set: tuple[str, ...] = ()
-    """Fields to change in every cell, such as optim.steps=200 device.micro_batch=16."""
+    """Fields to change in every cell, such as steps=200 device.micro_batch=16."""
     jobs: int = 1
     """Cells at a time on each device (or group of --gpus devices)."""
     gpus: int = 1
@@ -89,7 +90,7 @@ class SweepArgs:
             path, equals, text = word.partition("=")
             if not equals:
                 raise ValueError(f"set={word}: must be field=value")
-            found[path.replace("-", "_")] = _value(text)
+            found[SHORT.get(path, path.replace("-", "_"))] = _value(text)
         return found if self.data is None else {**found, "data.path": str(self.data)}
 
 

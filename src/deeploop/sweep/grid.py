@@ -17,6 +17,7 @@ from typing import Any
 
 from deeploop.config import old_names
 from deeploop.config.json import from_dict, leaf_hints, to_dict
+from deeploop.config.short_names import SHORT
 from deeploop.files import read_table
 from deeploop.tasks.puzzles.recipes import published_steps
 from deeploop.tasks.recipes import get_recipe
@@ -193,12 +194,14 @@ def _check_disjoint(axes: Mapping[str, Axis]) -> None:
 def _flat(table: Mapping[str, Any], prefix: str = "", lists_end: bool = False) -> dict[str, Any]:
     """Nested tables as dotted paths: {"optim": {"steps": 9}} → {"optim.steps": 9}.
 
-    Among axes a table is a path only if lists are at its ends; else it holds a label's settings.
+    Among axes a table is a path only if lists are at its ends; else it holds a label's settings. A short name
+    (`rounds`) is its field's path.
     """
     found: dict[str, Any] = {}
     for key, value in table.items():
         nested = isinstance(value, dict) and (not lists_end or _ends_in_lists(value))
-        found |= _flat(value, f"{prefix}{key}.", lists_end) if nested else {prefix + key: value}
+        name = prefix + key if isinstance(value, dict) else SHORT.get(prefix + key, prefix + key)
+        found |= _flat(value, f"{prefix}{key}.", lists_end) if nested else {name: value}
     return found
 
 

@@ -116,7 +116,7 @@ def _training_parts(plan: Plan) -> list[str]:
     drawn = f"{training.sample}, mean {float(law.mean):.4g}, {law.least} to {law.most}"
     kept = f", gradient through the last {training.backprop}" if training.truncates else ""
     alpha = rule.alpha(1) * star ** float(rule.p)
-    gain = "" if plan.once else f" (--model.rule flat:gain={star / N:.4g})"  # which is for all parts
+    gain = "" if plan.once else f" (--rule flat:gain={star / N:.4g})"  # which is for all parts
     above, named = ("The scale", f"{rule.name} ") if plan.other else ("α", "")
     written = _number(float(mean), mean if isinstance(mean, Fraction) else None)
     return [
@@ -188,7 +188,7 @@ def _other_to_set(plan: Plan, rule: Rule) -> str:
     unit = f" at λ = {rule.gain:g}" if "λ" in rule.formula else ""
     drawn = f"β = {beta:.7g}" if rule.beta else "no β"
     scale = f"{rule.formula} = {value:.7g}{unit}, {drawn}" if rule.formula else "no α, β or ε"
-    return f"Set, for {rule} (--model.rule {rule})\n  {scale}   at every visit: {rule.equation}"
+    return f"Set, for {rule} (--rule {rule})\n  {scale}   at every visit: {rule.equation}"
 
 
 def _horizon_table(plan: Plan) -> str:

@@ -14,10 +14,9 @@ from deeploop.train.progress import device_name, hours_minutes_seconds
 from deeploop.train.task import Task
 
 # What to do about a run that ends inside its warm-up.
-SHORTER_WARMUP = "; raise --optim.steps or lower --optim.warmup-steps"
+SHORTER_WARMUP = "; raise --steps or lower --warmup"
 MAY_COLLAPSE = (
-    ", and a collapse says little yet; raise --optim.steps (with fewer --optim.warmup-steps this block "
-    "collapses more easily)"
+    ", and a collapse says little yet; raise --steps (with fewer --warmup this block collapses more easily)"
 )
 UNITS = ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)
 

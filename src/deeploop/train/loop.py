@@ -112,7 +112,7 @@ def already_ended(run: ActiveRun) -> str | None:
     if run.step >= config.optim.steps and not left_out:
         more = f", more than the {config.optim.steps} asked for" if run.step > config.optim.steps else ""
         run.display.say(
-            f"{config.out} already finished its {run.step} steps{more}; train on with a larger --optim.steps"
+            f"{config.out} already finished its {run.step} steps{more}; train on with a larger --steps"
         )
         return "finished"
     if config.stops_when_collapsed and run.ended_before == {"how": "collapsed", "step": run.step}:

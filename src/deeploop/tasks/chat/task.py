@@ -43,7 +43,7 @@ class ChatTask(LanguageTask):
         if (batch := config.optim.batch) > loader.rows:  # every step would repeat conversations
             raise ValueError(
                 f"optim.batch={batch}: a step of {batch} rows is more than the {loader.rows} that the "
-                f"{len(chat.train):,} conversations of {data.path} fill; give --optim.batch {loader.rows} or "
+                f"{len(chat.train):,} conversations of {data.path} fill; give --batch {loader.rows} or "
                 "less, or prepare more conversations"
             )
         return loader

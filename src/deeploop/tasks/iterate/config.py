@@ -105,7 +105,7 @@ class IterateTrainConfig(RunConfig):
         if self.rounds.sample == "steps" and data.train_steps > self.model.rounds:
             raise ValueError(
                 f"data.train_steps={data.train_steps}: must be at most model.rounds={self.model.rounds} with "
-                "rounds.sample=steps, which takes a round for each; raise --model.rounds"
+                "rounds.sample=steps, which takes a round for each; raise --rounds"
             )
         for name, steps in (("train_steps", data.train_steps), ("test_steps", max(data.test_steps))):
             if steps > shown.longest:

@@ -42,19 +42,19 @@ class LoopMonitor:
         """Advice for a run that is still collapsed after warm-up."""
         config = self._config
         ramp = config.optim.peak_lr / max(1, config.optim.warmup_steps)
-        changes = [f"--optim.warmup-steps {4 * max(1, config.optim.warmup_steps)}"]
+        changes = [f"--warmup {4 * max(1, config.optim.warmup_steps)}"]
         rule = config.model.residual
         if rule.alpha == "flat":
             # The highest rate that trains goes with its root (docs/results/flat-cures).
-            changes.insert(0, f"--model.rule {rule.vary(gain=4 * rule.gain)}")
+            changes.insert(0, f"--rule {rule.vary(gain=4 * rule.gain)}")
         if not config.model.unigram_bias:
             changes.insert(0, "--model.unigram-bias")
         if rule.law and rule.p < 1:
-            changes.append(f"--model.rule {rule.vary(p=min(1.0, 2 * rule.p))}")
+            changes.append(f"--rule {rule.vary(p=min(1.0, 2 * rule.p))}")
         return (
             "COLLAPSED: after warm-up every position still carries the same state, and the loss is no better "
             f"than the unigram floor. The rate rose by {ramp:.1e} per step, too fast for this block; "
-            f"try {' or '.join(changes)}, or a lower --optim.peak-lr."
+            f"try {' or '.join(changes)}, or a lower --lr."
         )
 
 

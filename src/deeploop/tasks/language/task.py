@@ -313,8 +313,7 @@ class LanguageTask(Task):
         if epochs > MANY_EPOCHS:
             fewer = max(1, MANY_EPOCHS * self.examples // self.targets_per_step)
             found.append(
-                f"the corpus is repeated {epochs:,.0f} times; "
-                f"for {MANY_EPOCHS} epochs use --optim.steps {fewer}"
+                f"the corpus is repeated {epochs:,.0f} times; for {MANY_EPOCHS} epochs use --steps {fewer}"
             )
         if self.validation_steps > (every := config.data.validate_every):
             found.append(

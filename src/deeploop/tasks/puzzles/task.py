@@ -260,7 +260,7 @@ def arc_differences(puzzles: PuzzleSet, steps: int, batch: int) -> list[str]:
     epochs = PUBLISHED_EPOCHS * steps / published
     trained = (
         f"{steps:,} steps are {epochs:,.0f} epochs of this set, not the paper's {PUBLISHED_EPOCHS:,} "
-        f"(--optim.steps {published})"
+        f"(--steps {published})"
     )
     unlike = abs(epochs / PUBLISHED_EPOCHS - 1) > 0.005
     return [*differences_from_published(puzzles.facts["build"]), *[trained] * unlike]
