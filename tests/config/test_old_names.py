@@ -123,10 +123,10 @@ def test_old_flags_are_answered_with_the_new_one(words, says):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--model.p 0.5", "--model.p 0.5: is now --model.rule deeploop"),
-        ("--model.p=0.5 --model.high-p 0.25", "is now --model.rule deeploop --model.high-rule deepnorm"),
-        ("--model.flat --seed 2", "--model.flat: is now --model.rule flat"),
-        ("--model.flat --model.flat-gain 2", "is now --model.rule flat:gain=2"),
+        ("--model.p 0.5", "--model.p 0.5: is now --rule deeploop"),
+        ("--model.p=0.5 --model.high-p 0.25", "is now --rule deeploop --model.high-rule deepnorm"),
+        ("--model.flat --seed 2", "--model.flat: is now --rule flat"),
+        ("--model.flat --model.flat-gain 2", "is now --rule flat:gain=2"),
     ],
 )
 def test_old_flags_of_reasoners_are_answered_too(words, says):

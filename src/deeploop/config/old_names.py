@@ -176,7 +176,10 @@ def require_new_flags(words: Iterable[str], task: str = "language") -> None:
         said.append(word if equals or isinstance(known[name], bool) else f"{word} {value}")
     if old:
         now = reasoner_section(old) if known is REASONER_RULE else {"rule": rule_of(old)}
-        flags = (f"--{'' if name == 'rule' else 'model.'}{name.replace('_', '-')} {value}" for name, value in now.items())
+        flags = (
+            f"--{'' if name == 'rule' else 'model.'}{name.replace('_', '-')} {value}"
+            for name, value in now.items()
+        )
         raise ValueError(f"{' '.join(said)}: is now {' '.join(flags)}")
 
 
