@@ -11,8 +11,8 @@ import pytest
 
 import deeploop
 from deeploop.cli import COMMANDS
+from deeploop.paper.grids import grids
 from deeploop.rules import NAMED
-from deeploop.sweep.paper_grids import GRIDS
 from deeploop.tasks.recipes import RECIPES
 
 SOURCE = Path(deeploop.__file__).parent
@@ -28,20 +28,22 @@ ALLOWED = {
     "data": set(),
     "configs": {"config", "models", "data", "theory"},
     "runs": {"configs", "config", "models", "data", "theory"},
+    "paper": set(),
     "diagnose": {"accelerate", "models", "nn", "data", "config", "theory"},
     "eval": {"accelerate", "models", "nn", "data", "config", "theory", "diagnose"},
     "train": {"accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
     | {"diagnose", "eval"},
     "export": {"models", "nn", "data", "config", "configs", "runs", "theory", "train", "tasks"},
-    "report": {"train", "eval", "diagnose", "runs", "config", "theory"},
-    "tasks": {"accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
+    "report": {"paper", "train", "eval", "diagnose", "runs", "config", "theory"},
+    "tasks": {"paper", "accelerate", "models", "nn", "data", "config", "configs", "runs", "theory"}
     | {"diagnose", "eval", "train", "report"},
     "bench": {"models", "nn", "data", "config", "configs", "runs", "theory", "diagnose", "eval", "train"}
     | {"report"},
     "retrofit": {"models", "nn", "data", "config", "configs", "runs", "theory", "eval", "train", "tasks"},
-    "sweep": {"models", "nn", "data", "config", "configs", "runs", "theory", "train", "tasks", "report"},
+    "sweep": {"models", "nn", "data", "config", "configs", "runs", "theory", "train", "tasks"}
+    | {"paper", "report"},
     "commands": {"models", "nn", "data", "config", "configs", "runs", "theory", "diagnose", "eval", "train"}
-    | {"tasks", "bench", "report", "sweep", "retrofit", "export"},
+    | {"tasks", "bench", "paper", "report", "sweep", "retrofit", "export"},
 }
 # What a package must do without.
 FORBIDDEN = {
@@ -51,6 +53,7 @@ FORBIDDEN = {
     "models/gpt_config.py": ["torch", "numpy"],
     "models": ["torch.distributed"],
     "nn": ["torch.distributed"],
+    "paper": ["torch", "numpy"],
     "report": ["torch"],
     "exits.py": ["torch", "numpy"],
     "extras.py": ["torch", "numpy"],
@@ -172,7 +175,7 @@ def test_nothing_else_compares_the_name_of_a_rule():
 
 WITHOUT_TORCH = [
     module_of(path)
-    for place in ("config", "configs", "runs", "report")
+    for place in ("config", "configs", "runs", "paper", "report")
     for path in files(place)
     if path.name != "__init__.py"
 ] + [module_of(path) for path in sorted(SOURCE.rglob("options.py"))]
@@ -201,7 +204,7 @@ HELP = [
     *COMMANDS,
     *("prepare stdlib", "prepare chat", "prepare arc"),
     *(f"train {recipe}" for recipe in RECIPES),
-    *(f"sweep {grid}" for grid in GRIDS),
+    *(f"sweep {grid}" for grid in grids()),
 ]
 
 

@@ -21,9 +21,9 @@ from typing import Any
 from tqdm import tqdm
 
 from deeploop.models import GPTConfig
+from deeploop.paper.grids import paper_grid
 from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
-from deeploop.sweep.paper_grids import GPU
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.theory.scaling import ScalingRule
@@ -42,8 +42,8 @@ def base_config(size: str, width: int | None, data: Path, steps: int, ramp: floa
     model = recipe.model
     batch = recipe.optim.batch
     if size == "gpu":
-        fields = {name.removeprefix("model."): v for name, v in GPU.items() if name.startswith("model.")}
-        model, batch = replace(model, **fields), GPU["optim.batch"]
+        settings = paper_grid("escape", "gpu")["settings"]
+        model, batch = replace(model, **settings["model"]), settings["optim"]["batch"]
     if width is not None:
         model = replace(model, width=width, hidden=8 * -(-width // 3))
     return replace(

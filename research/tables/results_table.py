@@ -15,7 +15,7 @@ where a SELECTOR names one number of the files beside it:
 {"mean_loss": "prenorm-rounds7-*"}                of the last validations of those that did not collapse
 {"mean": "exact", "of": "seed*-hrm-C2-*"}         of a field over the last validations of those run folders
 {"json": "gamma.json", "path": ["…", "gamma"]}    a number in a JSON file
-{"published": "LOSS", "key": ["small", "deeploop", 3]}   a number of the paper, by `report.published`
+{"published": "LOSS", "key": ["small", "deeploop", 3]}   a number of the paper, by `paper.published`
 {"minus": [SELECTOR, SELECTOR]}                   the first minus the second
 the first two with "file": a metrics file of another name; all but counts with "times": a factor
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from deeploop.report import published
+from deeploop.paper import published
 from deeploop.report.packed import opened, subfolders
 from deeploop.report.page import filled
 from deeploop.train.metrics import read_metrics

@@ -44,6 +44,7 @@ _PACKAGES = (
     "export",
     "models",
     "nn",
+    "paper",
     "report",
     "retrofit",
     "runs",

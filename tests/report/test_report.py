@@ -10,9 +10,9 @@ import pytest
 
 from deeploop.cli import main
 from deeploop.commands.report import ReportArgs, run
+from deeploop.paper import published
 from deeploop.report import figures as report_figures
 from deeploop.report import ledger as report_ledger
-from deeploop.report import published
 from deeploop.report.document import Section, curve_pictures, inert, write
 from deeploop.report.groups import Histories, Setup, setups
 from deeploop.report.page import MISSING

@@ -11,7 +11,7 @@ from deeploop.commands import prepare_puzzles
 from deeploop.models.accounting import flops_per_segment, flops_per_token
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.sweep import budget
-from deeploop.sweep.paper_grids import GRIDS
+from deeploop.sweep.grid import named_grid
 from deeploop.tasks.language.recipes import gpt2_small
 from deeploop.tasks.puzzles.recipes import hrm_sudoku4
 from deeploop.tasks.recipes import get_recipe
@@ -53,7 +53,7 @@ def test_table1_beside_the_paper(capsys):
     assert main(["sweep", "table1", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split() for line in lines[2:18]]
-    assert [row[0] for row in rows] == [cell.name for cell in GRIDS["table1"]("paper").cells()]
+    assert [row[0] for row in rows] == [cell.name for cell in named_grid("table1", "paper").cells()]
     assert {row[1] for row in rows} == {"49,152,000,000"}
     assert [int(row[4]) for row in rows] == [37, 90, 145, 200] * 2 + [95, 260, 420, 620] * 2
     assert lines[18].split() == ["16", "cells", "786,432,000,000", "2,615", "3,734"]
@@ -75,7 +75,7 @@ def test_a_sweep_for_a_laptop_is_told_in_flops(capsys):
     assert main(["sweep", "escape", "--scale", "laptop", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["cell", "tokens", "GFLOP", "a", "token", "TFLOP"]
-    costs = [budget.cost(cell.config()) for cell in GRIDS["escape"]("laptop").cells()]
+    costs = [budget.cost(cell.config()) for cell in named_grid("escape", "laptop").cells()]
     assert lines[2].split()[-1] == f"{costs[0].tokens * costs[0].flops_per_token / 1e12:.2g}"
     assert lines[62].split() == ["60", "cells", "9,216,000", f"{sum(c.flops for c in costs) / 1e12:.0f}"]
     assert "in all under 0.01 hours of one H200" in lines[64]

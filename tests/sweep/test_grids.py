@@ -1,5 +1,6 @@
 """Grids: the paper's sweeps cell by cell, and grids from files."""
 
+import hashlib
 import json
 import time
 from dataclasses import replace
@@ -10,14 +11,16 @@ import pytest
 from deeploop.cli import main
 from deeploop.config.json import differences, to_dict
 from deeploop.models.accounting import parameter_count
+from deeploop.paper.grids import SCALES, grids
 from deeploop.rules import parse
 from deeploop.sweep.arguments import SweepArgs
-from deeploop.sweep.grid import Grid, along, configure, read_grid
-from deeploop.sweep.paper_grids import GRIDS, METHODS, PAPER_P, ROUNDS, SCALES
+from deeploop.sweep.grid import Grid, along, configure, named_grid, read_grid
 from deeploop.sweep.run import choose_cells
 from deeploop.tasks.language.recipes import gpt2_medium, gpt2_small, tiny
 from deeploop.tasks.recipes import RECIPES
 
+METHODS, ROUNDS = ("prenorm", "deeploop"), (1, 3, 5, 7)
+PAPER_P = (0.30, 0.35, 0.40, 0.45, 0.50, 0.55, 0.60)
 LANGUAGE = ("table1", "p-sweep", "downstream", "escape", "rules", "rules-search", "transfer")
 
 
@@ -25,8 +28,57 @@ def by_axes(grid):
     return {tuple(cell.axes.values()): cell for cell in grid.cells()}
 
 
+# How many cells, and a hash of their names, recipes and settings: a cell that changes is another run, and
+# a sweep that was begun before can't be continued.
+CELLS = {
+    ("table1", "paper"): (16, "b01e3148bf81"),
+    ("table1", "gpu"): (16, "c15c375324b5"),
+    ("table1", "laptop"): (16, "f76295438ea5"),
+    ("p-sweep", "paper"): (35, "0d3959c43c2e"),
+    ("p-sweep", "gpu"): (60, "d29924eb0e62"),
+    ("p-sweep", "laptop"): (24, "1e71356227b3"),
+    ("downstream", "paper"): (14, "12ec24cee333"),
+    ("downstream", "gpu"): (14, "bed9b8243d90"),
+    ("downstream", "laptop"): (14, "385fb00a7a83"),
+    ("hrm-arc", "paper"): (8, "8342f657f5e6"),
+    ("hrm-arc", "gpu"): (4, "28ae9d694719"),
+    ("hrm-arc", "laptop"): (6, "ad64180c2270"),
+    ("depth", "paper"): (22, "7c4cf9527c5c"),
+    ("depth", "gpu"): (22, "7c4cf9527c5c"),
+    ("depth", "laptop"): (22, "46776a2117fb"),
+    ("escape", "paper"): (90, "4f6cabe96236"),
+    ("escape", "gpu"): (90, "4f73d01d18e1"),
+    ("escape", "laptop"): (60, "27dbeacebcbc"),
+    ("rules-search", "paper"): (96, "4ceaace90b5a"),
+    ("rules-search", "gpu"): (96, "46c3e915005d"),
+    ("rules-search", "laptop"): (96, "41a92096f4f8"),
+    ("rules", "paper"): (48, "b10e250f111e"),
+    ("rules", "gpu"): (48, "5d8ae7f7c406"),
+    ("rules", "laptop"): (48, "d7a39bfc4d43"),
+    ("transfer", "paper"): (225, "5603ea060733"),
+    ("transfer", "gpu"): (300, "791af0f8a531"),
+    ("transfer", "laptop"): (225, "9ce2746140ac"),
+    ("iterate-search", "paper"): (500, "8f71ec10ab91"),
+    ("iterate-search", "gpu"): (500, "51c1409c4872"),
+    ("iterate-search", "laptop"): (500, "39cb6ba9aa89"),
+    ("iterate", "paper"): (150, "1ba534ac26b7"),
+    ("iterate", "gpu"): (150, "2a798d0136ed"),
+    ("iterate", "laptop"): (150, "7c832dfeb5ba"),
+}
+
+
+def test_every_cell_is_what_it_was():
+    found = {}
+    for name in grids():
+        for scale in SCALES:
+            cells = [[c.name, c.recipe, dict(c.settings)] for c in named_grid(name, scale).cells()]
+            text = json.dumps(cells, sort_keys=True)
+            found[name, scale] = len(cells), hashlib.sha256(text.encode()).hexdigest()[:12]
+    assert found == CELLS
+
+
 def test_table1_is_the_sixteen_cells_of_the_paper_and_nothing_else_differs():
-    cells = by_axes(GRIDS["table1"]("paper"))
+    cells = by_axes(named_grid("table1", "paper"))
     assert set(cells) == {(s, b, r) for s in ("small", "medium") for b in METHODS for r in ROUNDS}
     for (size, block, rounds), cell in cells.items():
         recipe = {"small": gpt2_small, "medium": gpt2_medium}[size]()
@@ -37,7 +89,7 @@ def test_table1_is_the_sixteen_cells_of_the_paper_and_nothing_else_differs():
 
 
 def test_p_sweep_changes_the_exponent_and_the_seed_alone():
-    cells = by_axes(GRIDS["p-sweep"]("paper"))
+    cells = by_axes(named_grid("p-sweep", "paper"))
     assert set(cells) == {(p, seed) for p in PAPER_P for seed in range(5)}
     for (p, seed), cell in cells.items():
         changed = differences(to_dict(gpt2_small()), to_dict(cell.config()))
@@ -57,21 +109,21 @@ def test_p_sweep_changes_the_exponent_and_the_seed_alone():
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", ["table1", "p-sweep", "downstream"])
 def test_the_papers_grids_have_no_unigram_bias(name, scale):
-    assert {cell.config().model.unigram_bias for cell in GRIDS[name](scale).cells()} == {False}
+    assert {cell.config().model.unigram_bias for cell in named_grid(name, scale).cells()} == {False}
 
 
 def test_downstream_is_table1_without_the_cell_the_paper_does_not_score():
-    whole = {cell.name: cell for cell in GRIDS["table1"]("paper").cells()}
-    scored = {cell.name: cell for cell in GRIDS["downstream"]("paper").cells()}
+    whole = {cell.name: cell for cell in named_grid("table1", "paper").cells()}
+    scored = {cell.name: cell for cell in named_grid("downstream", "paper").cells()}
     assert scored.keys() == whole.keys() - {"small-prenorm-rounds7", "small-deeploop-rounds7"}
     assert all(whole[name] == cell for name, cell in scored.items())  # no cell is trained twice
 
 
 def test_the_gpu_scale_is_a_thousandth_of_the_tokens_and_has_the_size_that_was_measured():
-    config = by_axes(GRIDS["table1"]("gpu"))["small", "deeploop", 3].config()
+    config = by_axes(named_grid("table1", "gpu"))["small", "deeploop", 3].config()
     tokens = config.optim.steps * config.optim.batch * config.model.context
     assert tokens * 1000 == 100_000 * 480 * 1024
-    escapes = by_axes(GRIDS["p-sweep"]("gpu"))[600, 0.25, 0].config()
+    escapes = by_axes(named_grid("p-sweep", "gpu"))[600, 0.25, 0].config()
     for c in (config, escapes):
         assert (c.model.blocks, c.model.width, c.model.context, c.optim.batch) == (6, 512, 512, 64)
     assert escapes.optim.steps == 300
@@ -79,7 +131,7 @@ def test_the_gpu_scale_is_a_thousandth_of_the_tokens_and_has_the_size_that_was_m
 
 
 def test_escape_has_the_ramps_and_changes_nothing_but_the_bias_between_the_starts():
-    cells = by_axes(GRIDS["escape"]("gpu"))
+    cells = by_axes(named_grid("escape", "gpu"))
     assert len(cells) == 2 * 3 * 3 * 5
     for (start, p, ramp, seed), cell in cells.items():
         config = cell.config()
@@ -90,7 +142,7 @@ def test_escape_has_the_ramps_and_changes_nothing_but_the_bias_between_the_start
 
 
 def test_rules_have_equal_tokens():
-    configs = [cell.config() for cell in GRIDS["rules"]("gpu").cells()]
+    configs = [cell.config() for cell in named_grid("rules", "gpu").cells()]
     kinds = {(c.model.rule, c.model.rounds, c.seed) for c in configs}
     assert len(kinds) == len(configs) == 6 * 4 * 2
     assert len({(c.optim, c.data, c.model.blocks, c.model.width) for c in configs}) == 1
@@ -99,28 +151,28 @@ def test_rules_have_equal_tokens():
 @pytest.mark.parametrize("name", ["rules", "rules-search"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_rule_has_the_unigram_bias(name, scale):
-    assert {cell.config().model.unigram_bias for cell in GRIDS[name](scale).cells()} == {True}
+    assert {cell.config().model.unigram_bias for cell in named_grid(name, scale).cells()} == {True}
 
 
 @pytest.mark.parametrize("name", ["rules", "rules-search"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_rules_are_compared_after_their_warm_up(name, scale):
-    for cell in GRIDS[name](scale).cells():
+    for cell in named_grid(name, scale).cells():
         assert cell.config().optim.warmup_steps < cell.config().optim.steps
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_no_two_cells_have_one_name(name, scale):
-    cells = GRIDS[name](scale).cells()
+    cells = named_grid(name, scale).cells()
     assert len({cell.name for cell in cells}) == len(cells)
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_reasoners_are_the_recipes_of_both_methods(scale):
-    cells = by_axes(GRIDS["hrm-arc"](scale))
+    cells = by_axes(named_grid("hrm-arc", scale))
     assert len(cells) == {"paper": 8, "gpu": 4, "laptop": 6}[scale]
-    assert GRIDS["hrm-arc"](scale).evaluate  # on ARC by votes
+    assert named_grid("hrm-arc", scale).evaluate  # on ARC by votes
     assert {(method, cell.config().model.rule) for (method, *_), cell in cells.items()} == {
         ("hrm", "postnorm"),
         ("deeploop", "deeploop"),
@@ -132,7 +184,7 @@ def test_reasoners_are_the_recipes_of_both_methods(scale):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_depth_has_no_graph_twice(scale):
-    configs = [cell.config() for cell in GRIDS["depth"](scale).cells()]
+    configs = [cell.config() for cell in named_grid("depth", scale).cells()]
     graphs = {(c.model.rule, str(c.model.schedule)) for c in configs}
     assert len(graphs) == len(configs) == 2 * (3 * 4 - 1)
     if scale == "laptop":
@@ -250,7 +302,7 @@ def test_the_example_is_a_grid():
 
 
 def test_a_part_of_a_grid_is_named_by_its_axes():
-    cells = GRIDS["transfer"]("gpu").cells()
+    cells = named_grid("transfer", "gpu").cells()
     part = choose_cells(cells, ("rule=flat,prenorm", "rounds=16", "peak_lr=0.004"))
     assert [cell.name for cell in part] == [
         f"{rule}-rounds16-peak_lr0.004-seed{seed}" for rule in ("flat", "prenorm") for seed in range(3)
@@ -281,4 +333,4 @@ def test_short_names_of_fields_in_a_file_and_on_the_command_line(tmp_path):
 
 def test_every_rule_of_a_comparison_has_the_unigram_bias():
     for name in ("rules", "rules-search", "transfer"):
-        assert all(cell.config().model.unigram_bias for cell in GRIDS[name]("gpu").cells())
+        assert all(cell.config().model.unigram_bias for cell in named_grid(name, "gpu").cells())

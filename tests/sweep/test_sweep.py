@@ -21,6 +21,7 @@ from deeploop import files
 from deeploop.cli import main
 from deeploop.exits import OUT_OF_MEMORY
 from deeploop.files import is_locked
+from deeploop.paper.grids import SCALES, grids
 from deeploop.report.endings import exit_file
 from deeploop.report.runs import read_run
 from deeploop.runs.folder import last_checkpoint
@@ -28,8 +29,7 @@ from deeploop.sweep import board, launch
 from deeploop.sweep import run as sweep
 from deeploop.sweep.arguments import SweepArgs
 from deeploop.sweep.cells import SweepFolder
-from deeploop.sweep.grid import Grid, along, read_grid
-from deeploop.sweep.paper_grids import GRIDS, SCALES
+from deeploop.sweep.grid import Grid, along, named_grid, read_grid
 from deeploop.tasks import read_config
 from deeploop.train.metrics import read_metrics
 
@@ -222,9 +222,9 @@ def test_a_validation_long_ago_is_the_one_that_runs_lists(small):
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", grids())
 def test_the_file_of_a_cell_reads_to_its_config(name, scale, tmp_path):
-    grid = GRIDS[name](scale)
+    grid = named_grid(name, scale)
     last = {cell.recipe: cell for cell in grid.cells()}  # of each recipe
     folder = SweepFolder(tmp_path, grid, list(last.values()))
     folder.write()
@@ -620,8 +620,8 @@ def test_status_shows_what_was_started_whatever_is_asked_now(small, monkeypatch)
 @pytest.mark.parametrize("first", ["table1", "downstream"])
 def test_two_sweeps_that_share_a_folder_each_have_their_status(tmp_path, first):
     cells = {"table1": 16, "downstream": 14}
-    grids = {name: GRIDS[name]("paper") for name in cells}
-    folders = {name: SweepFolder(tmp_path, grid, grid.cells()) for name, grid in grids.items()}
+    both = {name: named_grid(name, "paper") for name in cells}
+    folders = {name: SweepFolder(tmp_path, grid, grid.cells()) for name, grid in both.items()}
     second = next(name for name in cells if name != first)
     for name in (first, second):
         folders[name].write()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from deeploop.sweep.paper_grids import GRIDS
+from deeploop.sweep.grid import named_grid
 from deeploop.sweep.tuning import tuned
 from run_folders import write_run, write_sweep
 
@@ -29,7 +29,7 @@ def search(folder, rules=("prenorm", "deeploop"), unfinished=(), error=""):
 
 
 def cells(*rules):
-    return [cell for cell in GRIDS["rules"]("laptop").cells() if cell.axes["rule"] in rules]
+    return [cell for cell in named_grid("rules", "laptop").cells() if cell.axes["rule"] in rules]
 
 
 def test_each_rule_takes_its_own_best_trial_and_nothing_else(tmp_path):
@@ -82,7 +82,7 @@ def test_the_worst_of_several_seeds_decides(tmp_path):
 
 
 def test_the_search_of_the_paper_grids_has_two_seeds_that_its_rules_do_not_train():
-    search, rules = ({cell.config().seed for cell in GRIDS[name]("laptop").cells()} for name in
+    search, rules = ({cell.config().seed for cell in named_grid(name, "laptop").cells()} for name in
                      ("rules-search", "rules"))  # fmt: skip
     assert (len(search), search & rules) == (2, set())
 

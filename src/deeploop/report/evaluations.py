@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deeploop.files import read_json
-from deeploop.report.published import VOTES
+from deeploop.paper.published import VOTES
 from deeploop.train.metrics import is_number, is_sound
 
 RESULT = {"shots": int, "task": str, "rounds": int}

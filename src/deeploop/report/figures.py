@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from deeploop.report import published
+from deeploop.paper import published
+from deeploop.paper.published import ROUNDS, TASKS
 from deeploop.report.escapes import Outcome, tally
 from deeploop.report.groups import Histories, Setup, cure, method
 from deeploop.report.ledger import kappas, speed
 from deeploop.report.plots import COLOURS, INK, colours, quiet, running_mean
-from deeploop.report.published import ROUNDS, TASKS
 from deeploop.report.runs import Run
 from deeploop.report.tables import accuracy, outcomes, scores
 from deeploop.rules import DEEPLOOP, PRENORM

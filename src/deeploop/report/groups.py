@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 
+from deeploop.paper.published import ROUNDS, SETUP
 from deeploop.report.listing import setting
-from deeploop.report.published import ROUNDS, SETUP
 from deeploop.report.runs import CONFIG_KINDS, History, Run, read_history
 from deeploop.rules import DEEPLOOP, PRENORM
 

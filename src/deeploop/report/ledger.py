@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from deeploop.report import published
+from deeploop.paper import published
 from deeploop.report.endings import outcome
 from deeploop.report.evaluations import read_diagnosis, read_evaluations, read_validations
 from deeploop.report.groups import Histories, Setup, TableCell, method

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from deeploop.report import published
+from deeploop.paper import published
+from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, TASKS, VOTES
 from deeploop.report.escapes import Count, Outcome, read_outcome, tally
 from deeploop.report.evaluations import read_evaluations
 from deeploop.report.groups import Histories, Setup, TableCell, columns, cure, repeats
 from deeploop.report.listing import number
 from deeploop.report.page import HERE, MISSING
-from deeploop.report.published import ARC_TASKS, ARC_VIEWS, TASKS, VOTES
 from deeploop.report.runs import Run
 from deeploop.rules import DEEPLOOP, PRENORM, parse
 

@@ -8,7 +8,7 @@ from tyro.conf import Positional
 
 from deeploop.config.short_names import SHORT
 from deeploop.files import parse_json
-from deeploop.sweep.paper_grids import Scale
+from deeploop.paper.grids import Scale
 
 UTILIZATION = 0.45  # measured: docs/results/speed, gpt2-small at R = 1, 3, 7, gpt2-medium at R = 1, 3
 

@@ -6,7 +6,7 @@ One for a laptop has FLOPs in their place.
 from typing import NamedTuple
 
 from deeploop.config.run import RunConfig
-from deeploop.report import published
+from deeploop.paper import published
 from deeploop.report.page import text_table
 from deeploop.sweep.arguments import UTILIZATION
 from deeploop.sweep.grid import Cell, Grid

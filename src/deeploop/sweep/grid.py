@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from deeploop.config import old_names
 from deeploop.config.json import from_dict, leaf_hints, to_dict
 from deeploop.config.short_names import SHORT
 from deeploop.files import read_table
+from deeploop.paper import grids
+from deeploop.paper.grids import Scale
 from deeploop.tasks.puzzles.recipes import published_steps
 from deeploop.tasks.recipes import get_recipe
 
@@ -130,6 +132,13 @@ def _label(axis: str, label: Any) -> str:
     return text
 
 
+def named_grid(name: str, scale: Scale) -> Grid:
+    """A sweep that `deeploop sweep` lists."""
+    data = grids.paper_grid(name, scale)
+    omit, folder = tuple(data.pop("omit", ())), data.pop("shares_folder_of", None)
+    return replace(_grid(name, data), scale=scale, omit=omit, shares_folder_of=folder)
+
+
 # ── A grid from a file ──────────────────────────────────────────────────────────────────────────────────
 def read_grid(path: Path) -> Grid:
     """The grid that a TOML or JSON file describes: recipe, settings, axes, evaluate, compare_at."""
@@ -175,7 +184,7 @@ def _axis(key: str, values: Any) -> dict[str, Axis]:
         if len(set(values)) < len(values):
             raise ValueError(f"axes.{key}={values}: holds a value twice")
         return along(key, values)
-    if isinstance(values, dict) and values and all(isinstance(s, dict) and s for s in values.values()):
+    if isinstance(values, dict) and values and all(isinstance(s, dict) for s in values.values()):
         return {key: {label: _flat(settings) for label, settings in values.items()}}
     raise ValueError(
         f"axes.{key}={values!r}: must be a list of values, or a table of settings for each label"

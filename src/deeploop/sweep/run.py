@@ -12,15 +12,15 @@ from pathlib import Path
 
 from deeploop.exits import INTERRUPTED
 from deeploop.files import lock_folder
+from deeploop.paper.grids import Scale, grids
 from deeploop.report import escapes
 from deeploop.report.page import text_table
 from deeploop.report.sweeps import SweepRecord
 from deeploop.sweep import board, slurm
 from deeploop.sweep.arguments import SweepArgs
 from deeploop.sweep.cells import SweepFolder
-from deeploop.sweep.grid import Cell, Grid, read_grid
+from deeploop.sweep.grid import Cell, Grid, named_grid, read_grid
 from deeploop.sweep.launch import Local, local_slots
-from deeploop.sweep.paper_grids import GRIDS, Scale
 from deeploop.sweep.tuning import tuned
 from deeploop.tasks.language.vocabulary import corpus_of_other_vocabulary
 from deeploop.tasks.puzzles.recipes import PUZZLES
@@ -72,11 +72,11 @@ def run(args: SweepArgs) -> int:
 
 
 def get_grid(name: str, scale: Scale) -> Grid:
-    if name in GRIDS:
-        return GRIDS[name](scale)
+    if name in grids():
+        return named_grid(name, scale)
     if name.endswith((".toml", ".json")):
         return read_grid(Path(name))
-    raise ValueError(f"sweep {name!r}: unknown; choose one of {', '.join(GRIDS)}, or a .toml or .json file")
+    raise ValueError(f"sweep {name!r}: unknown; choose one of {', '.join(grids())}, or a .toml or .json file")
 
 
 def choose_cells(cells: list[Cell], only: Sequence[str]) -> list[Cell]:

@@ -20,9 +20,9 @@ import torch
 from deeploop.config.loop import HaltingConfig
 from deeploop.exits import memory_advice
 from deeploop.models.reasoner_config import PuzzleShape
+from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.report import scoreboard
 from deeploop.report.page import text_table
-from deeploop.report.published import ARC_TASKS, ARC_VIEWS, VOTES
 from deeploop.runs.folder import (
     load_any_config,
     load_reasoner_config,

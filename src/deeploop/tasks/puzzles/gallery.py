@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from deeploop.files import atomic_file
+from deeploop.paper.published import ARC, VOTES
 from deeploop.report import page
-from deeploop.report.published import ARC, VOTES
 from deeploop.tasks.puzzles.test_time import Question, TaskVotes
 from deeploop.tasks.puzzles.voting import Vote
 from deeploop.terminal import printable

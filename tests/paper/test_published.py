@@ -11,8 +11,8 @@ from math import sqrt
 import pytest
 
 from deeploop.config.json import to_dict
-from deeploop.report import published
-from deeploop.report.published import ROUNDS, SIZES, TASKS, VOTES
+from deeploop.paper import published
+from deeploop.paper.published import ROUNDS, SIZES, TASKS, VOTES
 from deeploop.tasks.language.recipes import gpt2_medium, gpt2_small
 from deeploop.theory import visits
 
