@@ -11,7 +11,6 @@ from deeploop.report.alignment_plots import alignment_figure
 from deeploop.report.diagnosis import LEGEND, one_depth_verdict
 from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language import diagnose as diagnose_run
-from deeploop.tasks.language import task as language
 from deeploop.tasks.language.diagnose import weights_of
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
@@ -43,16 +42,14 @@ def test_a_checkpoint_gives_what_training_recorded(runs, capsys, hashed):
     assert (runs / "r3" / "diagnose.png").stat().st_size > 10_000
 
 
-def test_the_rate_of_the_last_step_is_the_one_it_was_taken_at(tiny_config, monkeypatch):
-    """A third of the others' for the branches, and held from the second step on, the last one too."""
-    seen = iter(range(1, 100))
-    monkeypatch.setattr(language, "token_similarity", lambda _: 0.9 if next(seen) > 1 else 0.1)
-    config = tiny_config(optim={"steps": 4, "branch_lr": 0.3, "wait_for_escape": True})
+def test_the_rate_of_the_last_step_is_the_one_it_was_taken_at(tiny_config):
+    """That of the matrices, twice the others' at half the base width, and not the next step's."""
+    config = tiny_config(optim={"steps": 3}, model={"mup_base_width": 64})
     train(config)
     *_, last = read_metrics(config.out, "train")
     _, _, state, _ = weights_of(config.out, config, "last", torch.device("cpu"))
-    assert state.lr == pytest.approx(0.3 * last["lr"])
-    assert last["lr"] == pytest.approx(config.optim.peak_lr * 2 / config.optim.warmup_steps)
+    assert state.lr == pytest.approx(64 / config.model.width * last["lr"])
+    assert last["lr"] == pytest.approx(config.optim.peak_lr * 3 / config.optim.warmup_steps)
 
 
 ONE = ["--sublayers", "blocks.0.mlp", "--iterations", "2"]

@@ -137,3 +137,18 @@ def test_old_flags_of_reasoners_are_answered_too(words, says):
 
 def test_new_flags_pass():
     old_names.require_new_flags("--model.rule flat --model.width 8 --out model.p --seed 1".split())  # noqa: SIM905
+
+
+@pytest.mark.parametrize(
+    "word", ["--optim.wait-for-escape", "--optim.no-wait_for_escape", "--optim.branch-lr=0.1"]
+)
+def test_removed_flags_are_answered_with_what_to_use(word):
+    with pytest.raises(ValueError, match=r"^--optim\.[a-z_-]+: was removed; use --model\.unigram-bias"):
+        old_names.require_new_flags([word])
+
+
+def test_a_removed_option_tells_runs_apart_only_where_it_was_used():
+    unused = {"optim.branch_lr": 1.0, "optim.branch_release_steps": 0, "optim.wait_for_escape": False}
+    used = unused | {"optim.branch_lr": 0.1}
+    assert old_names.fields({"seed": 1, **unused}, "language") == {"seed": 1}
+    assert old_names.fields({"seed": 1, **used}, "language") == {"seed": 1, "optim.branch_lr": 0.1}

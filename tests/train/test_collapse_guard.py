@@ -3,7 +3,6 @@
 import pytest
 
 from deeploop.runs.folder import last_checkpoint
-from deeploop.tasks.language import task as language
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.train.checkpoint import read_state
 from deeploop.train.loop import train
@@ -50,16 +49,6 @@ def test_it_waits_for_the_end_of_warmup(tiny_config, scripted):
     config = tiny_config(optim={"steps": 12, "warmup_steps": 6}, data={"validate_every": 3})
     train(config)
     assert collapses(config) == [6]
-
-
-def test_steps_that_are_held_are_no_part_of_warmup(tiny_config, scripted, monkeypatch):
-    scripted(COLLAPSED)
-    seen = iter(range(1, 100))
-    monkeypatch.setattr(language, "token_similarity", lambda _: 0.9 if next(seen) <= 4 else 0.1)
-    optim = {"steps": 12, "warmup_steps": 6, "wait_for_escape": True}
-    config = tiny_config(optim=optim, data={"validate_every": 2})
-    train(config)
-    assert collapses(config) == [10]
 
 
 @pytest.mark.parametrize("results", [[COLLAPSED, ESCAPED], [ESCAPED]])

@@ -133,13 +133,10 @@ def test_a_kill_before_the_save_of_a_collapse_does_not_save_it(tiny_config, coll
     assert (result["ended"], result["step"]) == ("collapsed", 5)
 
 
-@pytest.mark.parametrize(
-    "optim", [{}, {"branch_lr": 0.5, "branch_release_steps": 4}], ids=["plain", "branch"]
-)
-def test_a_diagnosis_that_a_stop_left_out_is_the_same(tiny_config, at_step, tmp_path, optim):
+def test_a_diagnosis_that_a_stop_left_out_is_the_same(tiny_config, at_step, tmp_path):
     """Its step effect needs the rate of the step that was taken, not of the next nor the peak."""
     diagnosis = {"every": 1, "iterations": 1, "sublayers": ("blocks.0.mlp",)}
-    changes = {"diagnose": diagnosis, "optim": {"steps": 3, **optim}}
+    changes = {"diagnose": diagnosis, "optim": {"steps": 3}}
     whole = tiny_config(tmp_path / "whole", **changes)
     train(whole)
     at_step(2, ask_to_stop)

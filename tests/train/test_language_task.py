@@ -44,18 +44,6 @@ def test_a_run_keeps_its_output_bias(tiny_config):
     assert 1e-3 < moved.max() < 0.1
 
 
-@pytest.mark.parametrize("gate", ["on", "off"])
-def test_the_branch_rate_leaves_out_a_gate_that_is_not_drawn_at_beta(tiny_config, gate):
-    config = tiny_config(model={"rule": f"deeploop:gate={gate}"}, optim={"branch_lr": 0.1})
-    task = LanguageTask(config, ALONE)
-    model = task.build()
-    first, *rest = task.make_optimizer(model).param_groups
-    assert [group["branch"] for group in (first, *rest)] == [True, False, False, False]
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    roles = {names[parameter].split(".")[-2] for parameter in first["params"]}
-    assert roles == {"v", "o", "up", "down"} | ({"gate"} if gate == "on" else set())
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 9])
 def test_ranks_score_every_window_once_in_equally_many_rows(ranks):
     windows = torch.arange(7 * 2).reshape(7, 2)

@@ -23,12 +23,12 @@ from deeploop.train.optim import learning_rate, make_optimizer, set_learning_rat
 MODEL = GPTConfig(
     blocks=2, rounds=2, width=32, heads=2, hidden=48, vocabulary=257, context=16, unigram_bias=True
 )
-AT_BETA = {"v", "o", "gate", "up", "down"}
-MUON = {"kind": "muon", "branch_lr": 0.25, "branch_release_steps": 5}
+MATRICES = {"q", "k", "v", "o", "gate", "up", "down"}
+MUON = {"kind": "muon"}
 
 
 def is_matrix(name):
-    return name.startswith("blocks.") and name.split(".")[-2] in {"q", "k", *AT_BETA}
+    return name.startswith("blocks.") and name.split(".")[-2] in MATRICES
 
 
 def draw_gradients(model, generator):
@@ -40,12 +40,8 @@ def by_hand(model, config):
     """torch's two optimizers on the parameters told apart by name, and a function that sets their rates."""
     named = dict(model.named_parameters())
     matrices = {name: p for name, p in named.items() if is_matrix(name)}
-    branch = [p for name, p in matrices.items() if name.split(".")[-2] in AT_BETA]
-    others = [p for name, p in matrices.items() if name.split(".")[-2] not in AT_BETA]
     decay = config.weight_decay
-    muon = torch.optim.Muon(
-        [{"params": branch}, {"params": others}], weight_decay=decay, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = torch.optim.Muon(matrices.values(), weight_decay=decay, adjust_lr_fn="match_rms_adamw")
     rest = [named["embedding.weight"]]
     gains = [p for name, p in named.items() if p.ndim == 1]
     adamw = torch.optim.AdamW(
@@ -55,9 +51,8 @@ def by_hand(model, config):
     )
     assert len(matrices) + len(rest) + len(gains) == len(named)
 
-    def step(rate, multiple):
-        muon.param_groups[0]["lr"], muon.param_groups[1]["lr"] = multiple * rate, rate
-        for group in adamw.param_groups:
+    def step(rate):
+        for group in (*muon.param_groups, *adamw.param_groups):
             group["lr"] = rate
         muon.step()
         adamw.step()
@@ -74,10 +69,10 @@ def test_steps_are_those_of_torchs_two_optimizers():
     for t in range(6):
         draw_gradients(ours, generators[0])
         draw_gradients(theirs, generators[1])
-        rate, multiple = learning_rate(t, config), config.branch_multiplier(t)
-        set_learning_rate(optimizer, rate, multiple)
+        rate = learning_rate(t, config)
+        set_learning_rate(optimizer, rate)
         optimizer.step()
-        step(rate, multiple)
+        step(rate)
         for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
             assert torch.equal(a, b), (t, name)
 

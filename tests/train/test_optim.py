@@ -92,36 +92,22 @@ def test_width_mup_multiplies_the_rate_of_block_matrices_alone(model):
         assert group["lr"] == pytest.approx(6e-4 if matrix else 3e-4), name
 
 
-@pytest.mark.parametrize(("release", "multiples"), [(0, (0.1, 0.1, 0.1)), (100, (0.1, 0.55, 1.0))])
-def test_the_branch_rate_is_for_the_matrices_drawn_at_beta(model, release, multiples):
-    at_beta = {"v", "o", "gate", "up", "down"}
-    config = OptimConfig(branch_lr=0.1, branch_release_steps=release)
-    optimizer = make_optimizer(model, config, fused=False, matrix_lr_multiplier=2.0)
+def test_matrices_come_first(model):
+    """The diagnosis takes its rate from there."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    for step, multiple in zip((0, 50, 200), multiples, strict=True):
-        set_learning_rate(optimizer, 1e-3, config.branch_multiplier(step))
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                *_, role, _ = ("", *names[parameter].split("."))
-                expected = {"q": 2, "k": 2} | dict.fromkeys(at_beta, 2 * multiple)
-                assert group["lr"] == pytest.approx(1e-3 * expected.get(role, 1)), names[parameter]
-    first = {names[parameter].split(".")[-2] for parameter in optimizer.param_groups[0]["params"]}
-    assert first == at_beta  # the diagnosis takes its rate from there
+    first, *_ = make_optimizer(model, OptimConfig(), fused=False).param_groups
+    roles = {names[parameter].split(".")[-2] for parameter in first["params"]}
+    assert roles == {"q", "k", "v", "o", "gate", "up", "down"}
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_biases_of_the_branch_are_with_the_gains(model, kind):
     model = LoopedGPT(replace(model.config, attention_bias="qkvo", mlp_bias=True))
-    optimizer = make_optimizer(model, OptimConfig(kind=kind, branch_lr=0.1), fused=False)
+    optimizer = make_optimizer(model, OptimConfig(kind=kind), fused=False)
     biases = {parameter for name, parameter in model.named_parameters() if name.endswith("bias")}
     for group in optimizer.param_groups:
         if not biases.isdisjoint(group["params"]):
-            assert (group["weight_decay"], group["lr_multiplier"], group["branch"]) == (0.0, 1.0, False)
-
-
-def test_without_a_branch_rate_there_is_no_group_of_its_own(model):
-    optimizer = make_optimizer(model, OptimConfig(branch_release_steps=9), fused=False)
-    assert len(optimizer.param_groups) == 3
+            assert (group["weight_decay"], group["lr_multiplier"]) == (0.0, 1.0)
 
 
 def test_an_injection_has_a_rate_of_its_own_where_it_is_asked_for():

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import deeploop
 from deeploop.config.json import differences, from_dict, to_dict
 from deeploop.config.optim import OptimConfig
 from deeploop.config.run import DeviceConfig, LogConfig
+from deeploop.runs.folder import config_to_resume, load_config
 from deeploop.tasks import read_config
 from deeploop.tasks.language.config import DataConfig, TrainConfig
 from deeploop.tasks.recipes import RECIPES, get_recipe
@@ -185,30 +187,11 @@ def test_json_of_the_wrong_kind_is_named(change, message):
         from_dict(TrainConfig, change)
 
 
-def test_a_branch_rate_is_for_the_papers_rule(tiny_config):
-    with pytest.raises(ValueError, match=r"optim\.branch_lr=0\.1: must be 1 with model\.rule=prenorm, "):
-        tiny_config(model={"rule": "prenorm"}, optim={"branch_lr": 0.1})
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [({"rule": "flat"}, "rule=flat"), ({"rule": "deeploop:beta=off"}, "rule=deeploop:beta=off")],
-)
-def test_a_branch_rate_is_for_blocks_with_beta(tiny_config, fields, named):
-    with pytest.raises(ValueError, match=rf"optim\.branch_lr=0\.1: must be 1 with model\.{named}, "):
-        tiny_config(model=fields, optim={"branch_lr": 0.1})
-
-
 def test_a_config_from_before_there_were_rules_still_loads(tiny_config):
     data = to_dict(tiny_config())
     del data["model"]["rule"]
     data["model"] |= {"block": "sandwich", "p": 0.5}
     assert from_dict(TrainConfig, data) == tiny_config()
-
-
-def test_a_run_that_waits_is_not_stopped_for_it(tiny_config):
-    with pytest.raises(ValueError, match=r"guard\.stop=True: must be False with optim\.wait_for_escape"):
-        tiny_config(optim={"wait_for_escape": True}, guard={"stop": True})
 
 
 @pytest.mark.parametrize("block", ["prenorm", "postnorm", "deeploop", "factored", "averaged", "flat"])
@@ -229,3 +212,23 @@ def test_folders_may_be_given_as_texts():
     config = TrainConfig(out="runs/mine", init_from="runs/other")
     assert (config.out, config.init_from) == (Path("runs/mine"), Path("runs/other"))
     assert TrainConfig(out="runs/mine") == TrainConfig(out=Path("runs/mine"))
+
+
+def test_a_run_that_used_a_removed_option_is_read_but_not_resumed(tiny_config):
+    config = tiny_config(optim={"steps": 2})
+    train(config)
+    path = config.out / "config.json"
+    data = json.loads(path.read_text())
+    data["optim"] |= {"wait_for_escape": False, "branch_release_steps": 0, "branch_lr": 1.0}
+    path.write_text(json.dumps(data))
+    assert train(replace(config_to_resume(config.out), optim=replace(config.optim, steps=3)))["step"] == 3
+    data["optim"]["branch_lr"] = 0.1
+    path.write_text(json.dumps(data))
+    assert load_config(config.out).optim == config.optim
+    assert deeploop.load(config.out)[0].config == config.model
+    with pytest.raises(
+        ValueError, match=r"optim\.branch_lr=0\.1: was removed; resume it with deeploop 0\.2\.0"
+    ):
+        train(config_to_resume(config.out))
+    with pytest.raises(ValueError, match=r"optim\.branch_lr=0\.1: was removed; use --model\.unigram-bias"):
+        read_config(path)

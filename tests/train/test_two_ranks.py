@@ -31,15 +31,12 @@ WEIGHT_TOLERANCE = 1e-5  # of each tensor's largest entry
 # Rounds and micro-batches of the steps whose traffic is counted: neither may change it.
 CASES = ["1-2", "3-1", "3-2"]
 RECOMPUTE = ["round", "block"]
-# Off by default, and with a parameter outside the blocks and a group more.
-OPTIONS = {
-    "model": {"unigram_bias": True},
-    "optim": {"branch_lr": 0.25, "branch_release_steps": 5, "wait_for_escape": True},
-}
+# Off by default, with a parameter outside the blocks.
+OPTIONS = {"model": {"unigram_bias": True}}
 UNCLIPPED = {"model": OPTIONS["model"], "optim": {"clip": 0.0}}
 # Muon steps as far along a gradient's smallest directions, which are rounding, as along its largest, and
 # computes in bf16. Losses do not see it. Measured: 1e-7 in losses, 1.5e-3 in weights after six steps.
-MUON = {"kind": "muon", "branch_lr": 0.25}
+MUON = {"kind": "muon"}
 MUON_WEIGHT_TOLERANCE = 5e-3
 DIAGNOSE = {"every": 6, "sublayers": ("blocks.0.mlp",), "iterations": 2}
 # Rounds that are drawn, from noise, with a short gradient; and an exit gate, which wants all of it.

@@ -1,8 +1,9 @@
 """Names that version 0.2.0 wrote, and what they are called now: nothing else knows them. No torch.
 
-There a rule was eleven fields of the model (`model.block` and its like), now it is `model.rule`. Whatever
-reads a config calls `model_section`, `fields` or `settings`, as its form is; what is not old comes back as it
-is. There also no recipe but the `-stable` and `-flat` ones had the unigram bias: `cell` reads a sweep's cell.
+There a rule was eleven fields of the model (`model.block` and its like), now it is `model.rule`, and the
+optimizer had fields against the unigram collapse that are removed. Whatever reads a config calls `current`,
+`fields` or `settings`, as its form is; what is not old comes back as it is. There also no recipe but the
+`-stable` and `-flat` ones had the unigram bias: `cell` reads a sweep's cell.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -44,6 +45,10 @@ WITHOUT_BIAS = ("tiny", "gpt2-small", "gpt2-medium")  # recipes that have it now
 REASONERS = ("hrm", "trm")  # whose rule was an exponent, 0 for the published block, or the flat rule
 REASONER_RULE: dict[str, Any] = {"p": 0.0, "flat": False, "flat_gain": 1.0, "high_p": None}
 REASONER_PATHS = [f"model.{name}" for name in (*REASONER_RULE, "depth", "depth_from", "rule", "high_rule")]
+# Fields of `optim` that were removed, and the values at which they did nothing.
+REMOVED: dict[str, Any] = {"branch_lr": 1.0, "branch_release_steps": 0, "wait_for_escape": False}
+REMOVED_PATHS = {f"optim.{name}": value for name, value in REMOVED.items()}
+INSTEAD = "use --model.unigram-bias (docs/escape.md)"
 
 
 def rule_of(old: Mapping[str, Any]) -> str:
@@ -111,18 +116,32 @@ def current(kind: type, data: Any) -> Any:
     known = getattr(kind, "__dataclass_fields__", {}) if isinstance(data, dict) else {}
     if "depth_from" in known:
         return reasoner_section(data)
+    if "injection_lr" in known:
+        return {name: value for name, value in data.items() if name not in REMOVED}
     return model_section(data) if "rule" in known else data
+
+
+def require_supported(config: Mapping[str, Any], where: str, instead: str = INSTEAD) -> None:
+    """Raise where a config uses an option that was removed, so that it can't be trained with."""
+    optim = config.get("optim")
+    for name, value in optim.items() if isinstance(optim, Mapping) else ():
+        if name in REMOVED and value != REMOVED[name]:
+            raise ValueError(f"{where}optim.{name}={value!r:.80}: was removed; {instead}")
 
 
 def readable(paths: Collection[str]) -> set[str]:
     """The fields of a config with the old ones that it is read from as well."""
     if "model.depth_from" in paths:
         return {*paths, *REASONER_PATHS}
-    return {*paths, *(PATHS if "model.rule" in paths else ())}
+    rule = PATHS if "model.rule" in paths else ()
+    return {*paths, *rule, *(REMOVED_PATHS if "optim.injection_lr" in paths else ())}
 
 
 def fields(found: Mapping[str, Any], task: object) -> dict[str, Any]:
-    """A config as paths and values: {"model.p": 0.25} → {"model.rule": "deepnorm"}."""
+    """A config as paths and values: {"model.p": 0.25} → {"model.rule": "deepnorm"}.
+
+    A removed option is left out where it was unused; where it was used, it still tells runs apart.
+    """
     if task in REASONERS:
         own = {name.removeprefix("model."): value for name, value in found.items() if name in REASONER_PATHS}
         others = {name: value for name, value in found.items() if name not in REASONER_PATHS}
@@ -130,6 +149,8 @@ def fields(found: Mapping[str, Any], task: object) -> dict[str, Any]:
         if "depth" in now:
             now.setdefault("depth_from", "cycles")
         return others | {f"model.{name}": value for name, value in now.items()}
+    unused = {name for name, value in REMOVED_PATHS.items() if found.get(name) == value}
+    found = {name: value for name, value in found.items() if name not in unused}
     old = {name: value for name, value in found.items() if name in PATHS}
     if not old or "model.rule" in found:
         return dict(found)
@@ -163,6 +184,8 @@ def require_new_flags(words: Iterable[str], task: str = "language") -> None:
     rest = iter(words)
     for word in rest:
         flag, equals, value = word.partition("=")
+        if flag.removeprefix("--").replace("-", "_").replace(".no_", ".") in REMOVED_PATHS:
+            raise ValueError(f"{flag}: was removed; {INSTEAD}")
         name = flag.removeprefix("--model.").replace("-", "_")
         on = not name.startswith("no_")
         name = name.removeprefix("no_")

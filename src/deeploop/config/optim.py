@@ -49,10 +49,6 @@ class BaseOptimConfig:
         """Learning rate at the last step; the peak's where there is no decay."""
         return self.peak_lr
 
-    def branch_multiplier(self, step: int) -> float:
-        """Rate of the matrices drawn at beta over that of the others, after `step` finished steps."""
-        return 1.0
-
 
 @dataclass(frozen=True)
 class OptimConfig(BaseOptimConfig):
@@ -64,20 +60,14 @@ class OptimConfig(BaseOptimConfig):
     """Learning rate at the last step."""
     eps: float = 1e-8
     """AdamW's epsilon."""
-    branch_lr: float = 1.0
-    """Learning rate of the matrices drawn at beta (value, output, feed-forward) over that of the others."""
     injection_lr: float = 1.0
     """Learning rate of the injection's weights, which are new in a retrofit, over that of the others."""
-    branch_release_steps: int = 0
-    """Steps over which that multiple goes to 1, in a straight line; 0 keeps it."""
-    wait_for_escape: bool = False
-    """Hold the warm-up at every step whose batch has its positions merged (token similarity above 0.5)."""
     non_finite: Literal["stop", "skip"] = "stop"
     """A step with a loss or gradient that is not finite ends the run, or is skipped (20 in a row at most)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._not_negative("floor_lr", "eps", "branch_lr", "injection_lr", "branch_release_steps")
+        self._not_negative("floor_lr", "eps", "injection_lr")
         if self.floor_lr > self.peak_lr:
             raise ValueError(
                 f"optim.floor_lr={self.floor_lr}: must be at most optim.peak_lr={self.peak_lr}, or the rate "
@@ -91,10 +81,6 @@ class OptimConfig(BaseOptimConfig):
     @property
     def final_lr(self) -> float:
         return self.floor_lr
-
-    def branch_multiplier(self, step: int) -> float:
-        released = min(1.0, step / self.branch_release_steps) if self.branch_release_steps else 0.0
-        return self.branch_lr + (1 - self.branch_lr) * released
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import deeploop
 from deeploop.config.json import differences, from_dict, to_dict
+from deeploop.config.old_names import require_supported
 from deeploop.config.run import RunConfig
 from deeploop.files import SHIPPED, is_shipped, read_json, read_object, refuse_other, resolve, write_json
 from deeploop.models.reasoner_config import PuzzleShape
@@ -74,6 +75,7 @@ def check_folder(config: RunConfig) -> Path | None:
             "add --resume to continue it, or choose another --out"
         )
     check_kind(config, config.out, "out")
+    require_supported(_read(config.out / "config.json"), f"{config.out}: ", "resume it with deeploop 0.2.0")
     for name, old, new in changes_since(config):
         if name == "optim.steps" and new <= (step := step_of(checkpoint)) < old:  # it has not ended by itself
             raise ValueError(

@@ -107,6 +107,8 @@ def configure(recipe: str, settings: Settings) -> Any:
     known = leaf_hints(type(base))
     values = to_dict(base)
     for path, value in settings.items():
+        if path in old_names.REMOVED_PATHS:
+            raise ValueError(f"{path}: was removed; {old_names.INSTEAD}")
         if path in NOT_SETTABLE or path not in known:
             near = difflib.get_close_matches(path, known.keys() - set(NOT_SETTABLE), 1)
             hint = f"; perhaps you meant {near[0]}" if near else ""

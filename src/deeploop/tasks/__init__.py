@@ -42,6 +42,7 @@ def read_config(path: Path) -> RunConfig:
     data = read_table(path)
     if not isinstance(data, dict):
         raise ValueError(f"{path}: must be an object with the fields of a config")
+    old_names.require_supported(data, f"{path}: ")
     stamp = read_json(path.with_name("run.json")) if path.name == "config.json" else {}
     task = str(stamp.get("task"))
     kind = config_class(task) if task in KINDS else _kind_with(_leaves(data))

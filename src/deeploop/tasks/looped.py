@@ -7,11 +7,6 @@ from deeploop.models.gpt_config import GPTConfig
 
 def check_optim(model: GPTConfig, optim: OptimConfig, device: DeviceConfig) -> None:
     """Raises where the optimizer of a looped GPT does not go with its model or its ranks."""
-    if optim.branch_lr != 1 and model.scales.beta == 1:
-        raise ValueError(
-            f"optim.branch_lr={optim.branch_lr}: must be 1 with model.rule={model.rule}, "
-            "which draws no matrix at beta"
-        )
     if optim.injection_lr != 1 and model.injection in ("none", "add"):
         raise ValueError(
             f"optim.injection_lr={optim.injection_lr}: must be 1 with model.injection={model.injection}, "

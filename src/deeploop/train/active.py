@@ -104,8 +104,7 @@ class ActiveRun:
         self.last_evaluated_step = state.get("looked_at", self.step)
         self.last_validation = state.get("validation", {})
         if self.step:  # for whoever looks at the last step before the next one is taken
-            before = learning_rate(self.step - 1, self.config.optim, self.task.held)
-            self.set_rate(state.get("schedule_lr") or before, self.step - 1)
+            self.set_rate(state.get("schedule_lr") or learning_rate(self.step - 1, self.config.optim))
 
     def _load_counts(self, state: dict[str, Any]) -> None:
         """Fill in what version 0.2.0 did not save: batch and steps were those of its config throughout."""
@@ -120,10 +119,10 @@ class ActiveRun:
         self.task.ahead = drawn - self.step * self.config.optim.batch
         self.task.begun_with = state.get("begun_with") or before("steps")
 
-    def set_rate(self, lr: float, step: int) -> None:
-        """Set the schedule's rate for step `step` (from 0) in every group of the optimizer."""
+    def set_rate(self, lr: float) -> None:
+        """Set the schedule's rate in every group of the optimizer."""
         self.lr = lr
-        set_learning_rate(self.optimizer, lr, self.config.optim.branch_multiplier(step - self.task.held))
+        set_learning_rate(self.optimizer, lr)
 
     def check_folder(self) -> None:
         """Raise if the run folder was moved or removed."""

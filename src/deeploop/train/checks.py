@@ -11,7 +11,7 @@ from deeploop.train.metrics import is_sound
 FILES = frozenset(f"{name}.safetensors" for name in ("model", "optimizer", "rng", "task"))
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-COUNTS = frozenset(("step", "tokens", "skipped", "looked_at", "held", "segment", "drawn", "begun_with"))
+COUNTS = frozenset(("step", "tokens", "skipped", "looked_at", "segment", "drawn", "begun_with"))
 TIMES = frozenset(("seconds", "lr", "schedule_lr"))
 KINDS: dict[str, Any] = {
     **dict.fromkeys(("corpus", "puzzles", "deeploop", "torch", "python", "written"), str),

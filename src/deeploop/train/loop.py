@@ -198,7 +198,7 @@ def validate(run: ActiveRun, stop: StopRequest) -> bool:
     run.last_validation = kept
     run.log("validation", result)
     run.display.say(f"step {run.step:>6}  {run.task.describe(result)}")
-    warm = run.step - run.task.held >= run.config.optim.warmup_steps
+    warm = run.step >= run.config.optim.warmup_steps
     collapsed = warm and result.get("verdict") == "collapsed"
     if collapsed and run.task.monitor is not None and not run.warned:
         run.warned = True

@@ -1,7 +1,6 @@
 """AdamW or Muon in groups, AdamATan2 for reasoners, and the learning rate as a function of the step."""
 
 import math
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -9,19 +8,15 @@ from torch import Tensor, nn
 
 from deeploop.config.optim import BaseOptimConfig, OptimConfig, ReasonerOptimConfig
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.rules import BRANCH
 from deeploop.train.adam_atan2 import AdamATan2
 from deeploop.train.muon import MuonAdamW
 
 
-def learning_rate(step: int, config: BaseOptimConfig, held: int = 0) -> float:
-    """Return the rate of step `step` (from 0): a linear ramp, then half a cosine.
-
-    The ramp stood still in `held` of the steps; the cosine takes those that are left.
-    """
-    if step - held < config.warmup_steps:
-        return config.peak_lr * (step - held + 1) / config.warmup_steps
-    warm = config.warmup_steps + held
+def learning_rate(step: int, config: BaseOptimConfig) -> float:
+    """Return the rate of step `step` (from 0): a linear ramp, then half a cosine."""
+    warm = config.warmup_steps
+    if step < warm:
+        return config.peak_lr * (step + 1) / warm
     progress = (step - warm) / max(1, config.steps - warm)
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     return config.final_lr + (config.peak_lr - config.final_lr) * cosine
@@ -31,50 +26,33 @@ def make_gpt_optimizer(
     model: nn.Module, shape: GPTConfig, config: OptimConfig, device: torch.device
 ) -> torch.optim.Optimizer:
     """Make the optimizer of a looped GPT, fused if the device supports it."""
-    return make_optimizer(
-        model,
-        config,
-        fused=device.type == "cuda",
-        matrix_lr_multiplier=shape.matrix_lr_multiplier,
-        branch=shape.init_rule.branch,
-    )
+    fused = device.type == "cuda"
+    return make_optimizer(model, config, fused=fused, matrix_lr_multiplier=shape.matrix_lr_multiplier)
 
 
 def make_optimizer(
-    model: nn.Module,
-    config: OptimConfig,
-    *,
-    fused: bool,
-    matrix_lr_multiplier: float = 1.0,
-    branch: Collection[str] = BRANCH,
+    model: nn.Module, config: OptimConfig, *, fused: bool, matrix_lr_multiplier: float = 1.0
 ) -> torch.optim.Optimizer:
     """The optimizer over three groups: block matrices, embeddings, and the undecayed norm gains.
 
     An injection's weights are with the gains: decay would shrink the carry, which starts as the identity.
-    With a rate of their own they come last, in a group of their own.
-
-    With a rate of their own, the matrices of the roles in `branch` come first, in one more. Each group
-    carries `lr_multiplier` and whether it is that one, so that the schedule stays one number per step.
+    With a rate of their own they come last, in a group of their own. Each group carries its
+    `lr_multiplier`, so that the schedule stays one number per step.
     """
-    apart = branch if config.branch_lr != 1 else ()
-    kinds = ("branch", "matrices", "embedding", "gains", "injection")
+    kinds = ("matrices", "embedding", "gains", "injection")
     groups: dict[str, list[nn.Parameter]] = {kind: [] for kind in kinds}
     for name, parameter in model.named_parameters():
         injected = "injection" in name
         undecayed = parameter.ndim < 2 or injected
         role = name.split(".")[-2:][0]  # blocks.0.attention.branch.v.weight: role v
         kind = "gains" if undecayed else "embedding" if role in ("embedding", "head") else "matrices"
-        kind = "injection" if injected and config.injection_lr != 1 else kind
-        # A bias has the role of its matrix, but β does not scale it, and Muon takes matrices alone.
-        groups["branch" if role in apart and not undecayed else kind].append(parameter)
-    multiplier = dict.fromkeys(("branch", "matrices"), matrix_lr_multiplier)
-    multiplier["injection"] = config.injection_lr
+        groups["injection" if injected and config.injection_lr != 1 else kind].append(parameter)
+    multiplier = {"matrices": matrix_lr_multiplier, "injection": config.injection_lr}
     built: dict[str, dict[str, Any]] = {
         kind: {
             "params": parameters,
             "weight_decay": 0.0 if kind in ("gains", "injection") else config.weight_decay,
             "lr_multiplier": multiplier.get(kind, 1.0),
-            "branch": kind == "branch",
         }
         for kind, parameters in groups.items()
         if parameters
@@ -83,22 +61,20 @@ def make_optimizer(
     if config.kind == "adamw":
         return torch.optim.AdamW(built.values(), fused=fused, **settings)
     assert config.kind == "muon", config.kind
-    matrices = [built.pop(kind) for kind in ("branch", "matrices") if kind in built]
-    return MuonAdamW(matrices, [*built.values()], fused=fused, **settings)
+    return MuonAdamW([built.pop("matrices")], [*built.values()], fused=fused, **settings)
 
 
 def make_reasoner_optimizer(model: nn.Module, config: ReasonerOptimConfig) -> AdamATan2:
     """Make AdamATan2 over all parameters alike, as published."""
-    group = {"params": list(model.parameters()), "lr_multiplier": 1.0, "branch": False}
+    group = {"params": list(model.parameters())}
     return AdamATan2(
         [group], config.peak_lr, betas=config.betas, weight_decay=config.weight_decay, ema=config.ema
     )
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, branch_multiplier: float = 1.0) -> None:
-    for group in optimizer.param_groups:  # those of a task of somebody's own may carry neither
-        own = group.get("lr_multiplier", 1.0)
-        group["lr"] = rate * own * (branch_multiplier if group.get("branch", False) else 1.0)
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:  # a task's own optimizer may set no multiplier
+        group["lr"] = rate * group.get("lr_multiplier", 1.0)
 
 
 def supports_conditional_step(optimizer: torch.optim.Optimizer) -> bool:

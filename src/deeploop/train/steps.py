@@ -134,8 +134,8 @@ class StepQueue:
 
     def _set_rate(self) -> float:
         run = self._run
-        lr = learning_rate(run.step, run.config.optim, run.task.held)
-        run.set_rate(lr, run.step)
+        lr = learning_rate(run.step, run.config.optim)
+        run.set_rate(lr)
         return lr
 
     def _gradients(self, data: StepData) -> Tensor:
@@ -184,7 +184,6 @@ class StepQueue:
                 clipped_step(run.optimizer, queued.norm, run.config.optim.clip)
                 run.task.update(queued.step - 1, None)
             self._clear_gradients()
-            run.task.after_step(queued.step - 1)
         elif self._skips and run.skipped_in_a_row < MOST_SKIPPED:
             self._skip(queued, loss, norm)
         else:

@@ -87,8 +87,6 @@ class Task(ABC):
     """Sequences drawn beyond step × batch, in a run that had another batch before."""
     begun_with: int = 0
     """Steps that the run was begun with, over a share of which rounds rise."""
-    held: int = 0
-    """Steps for which the warm-up of the learning rate was held."""
 
     def __init__(self, config: Any, world: World) -> None:
         self.config, self.world = config, world
@@ -156,9 +154,6 @@ class Task(ABC):
 
         With `only_if` the loss is not known yet: nothing may change if that tensor is false.
         """
-
-    def after_step(self, step: int) -> None:  # noqa: B027
-        """Called after the optimizer's step number `step` (from 0), once its loss is known to be finite."""
 
     def stamp(self) -> dict[str, Any]:
         """Fields of run.json that describe the task; `task` is a key of `deeploop.tasks.KINDS`."""

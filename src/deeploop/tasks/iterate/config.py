@@ -125,8 +125,6 @@ class IterateTrainConfig(RunConfig):
             raise ValueError("model.exit_gate=True: must be False, it is for language models")
         if self.model.unigram_bias:
             raise ValueError("model.unigram_bias=True: must be False, iterated tasks have no text to count")
-        if self.optim.wait_for_escape:
-            raise ValueError("optim.wait_for_escape=True: must be False, it is for language models")
         if self.device.parallel == "fsdp":
             raise ValueError(
                 "device.parallel=fsdp: must be ddp, the states of iterated tasks are read out between rounds"

@@ -206,11 +206,6 @@ class TrainConfig(RunConfig):
                 f"rounds.backprop={self.rounds.backprop}: must be 0 with model.injection=none, where no "
                 "gradient would reach what stands before the loop; give --model.injection add"
             )
-        if self.optim.wait_for_escape and self.guard.stop:
-            raise ValueError(
-                "guard.stop=True: must be False with optim.wait_for_escape=True, "
-                "whose warm-up lasts as long as the collapse does"
-            )
 
     def _check_gate(self) -> None:
         """What the exit gate needs, and what only a model that has one may say."""

@@ -94,7 +94,7 @@ def adam_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState 
     Muon's step is not linear in a visit's gradient, and its momentum alone does not tell what the step was.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
-    matrices = optimizer.param_groups[0]  # make_optimizer puts those of the branches first
+    matrices = optimizer.param_groups[0]  # make_optimizer puts the matrices first
     own = {names[parameter]: optimizer.state[parameter] for parameter in matrices["params"]}
     if not all("exp_avg" in state for state in own.values()):
         return None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deeploop.data.bpe import how_to_ask, tokenizer_files, vocabulary_fits
 from deeploop.data.token_loader import Loader, PrefetchLoader
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT, judge, token_similarity, unigram_floor
+from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT, judge, unigram_floor
 from deeploop.eval.depth import count_bytes
 from deeploop.eval.validation import validate
 from deeploop.models.accounting import flops_per_token, training_bytes
@@ -28,7 +28,6 @@ from deeploop.train.execution import Capabilities
 from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.task import OnBatch, StepData, Task, ignore_batch, set_rounds
 
-MERGED = 0.5  # token similarity half way into the collapse, or out of it
 MANY_EPOCHS = 10
 
 
@@ -81,7 +80,6 @@ class LanguageTask(Task):
         scored = self.validation_work * world.size * config.model.context
         self.validation_steps = scored * per_round / self.flops_per_step
         self.monitor = LoopMonitor(config, self.validation)
-        self._similarity = 0.0
         self._parts: list[str] = []  # of a micro-batch, in order
         self._rounds = RoundsSampler(config.seed)
         self._states: FirstStateSampler | None = None
@@ -90,10 +88,10 @@ class LanguageTask(Task):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Steps can be recorded, unless the similarity of each is read."""
+        """Steps can be recorded, and rounds may be drawn for each."""
         config = self.config
         return Capabilities(
-            recordable=not config.optim.wait_for_escape,
+            recordable=True,
             draws_rounds=(config.rounds.sample, config.rounds.ramp) != ("fixed", "off"),
             skippable=config.optim.non_finite == "skip",
             tokens=self.micro_batch * config.model.context,
@@ -178,7 +176,7 @@ class LanguageTask(Task):
 
     def state(self) -> dict[str, Any]:
         """Where the data stand, for a checkpoint."""
-        return {"loader": self.loader.state(), "corpus": self.corpus.checksum, "held": self.held}
+        return {"loader": self.loader.state(), "corpus": self.corpus.checksum}
 
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         if state.get("corpus") != self.corpus.checksum:
@@ -188,7 +186,6 @@ class LanguageTask(Task):
             raise ValueError(f"{field}: not the {what} started on")
         # The last phase of a mixture is a share of the steps, which its loader does not count.
         self.loader.load_state({**state.get("loader", {}), "step": state.get("step", 0)})
-        self.held = state.get("held", 0)
 
     def next_batch(self) -> dict[str, Tensor]:
         """This rank's `inputs`, `targets` and, if documents are kept apart, their `starts`."""
@@ -225,15 +222,7 @@ class LanguageTask(Task):
         own = dict(zip(self._parts, moved, strict=True))
         scored = own.pop("scored", self.targets_per_step)
         output = model(own.pop("inputs"), own.pop("targets"), **own)
-        if self.config.optim.wait_for_escape:
-            self._similarity = token_similarity(output.states)
         return output.loss / scored
-
-    def after_step(self, step: int) -> None:
-        """Counts the steps of warm-up whose positions were merged, by the ranks' last micro-batches."""
-        if self.config.optim.wait_for_escape and step - self.held < self.config.optim.warmup_steps:
-            similarity = torch.tensor(self._similarity, device=self.world.device)
-            self.held += float(self.world.sum(similarity)) / self.world.size > MERGED
 
     def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
         """Loss, distance to the unigram floor, token similarity, and what they say together.
