@@ -2,12 +2,14 @@
 
 import json
 import re
+from fractions import Fraction
 
 import pytest
 import tyro
 
 from deeploop.commands.plan import PlanArgs, run
 from deeploop.theory import DEEPLOOP, DEEPNORM, ScalingRule, plan_hierarchy, plan_single
+from deeploop.theory.plan import render
 
 LOOP = {"blocks": 12, "rounds": 3}
 HRM = {"high_blocks": 4, "low_blocks": 4, "cycles": 2, "low_cycles": 2}
@@ -22,14 +24,15 @@ def test_gpt2_small_at_three_rounds():
     assert (plan["N"], plan["M"], plan["J"]) == (36, 72, 24)
     assert plan["alpha"] == pytest.approx(8.485281, abs=1e-6)
     assert plan["beta"] == pytest.approx(0.0589256, abs=1e-7)
-    exact = {"ratio": "1/144", "untied_bound": "1/288", "aligned_bound": "1/96"}
-    for key, fraction in exact.items():
-        assert plan[f"{key}_exact"] == fraction
-        assert plan[key] == pytest.approx(1 / int(fraction[2:]), rel=1e-14)
-    assert plan["comparison"]["deepnorm"]["aligned_bound_exact"] == "3/2"
-    assert plan["exponent_thresholds"] == {"gamma_0": 0.25, "gamma_1": 0.5}
-    assert plan["epsilons"] == pytest.approx({"factored": 1 / (3 * 12**0.5), "averaged": 1 / 36})
-    assert plan["flat"]["alpha"] == pytest.approx({"loop": 3 * 12**0.5})
+    exact = plan_single(**LOOP)
+    for key, below in (("ratio", 144), ("untied_bound", 288), ("aligned_bound", 96)):
+        assert exact[key] == Fraction(1, below)
+        assert plan[key] == 1 / below
+    assert plan["comparison"]["DeepNorm"]["aligned_bound"] == 1.5
+    loop = plan["modules"]["loop"]
+    assert loop["aligned_exponent"] == 0.5
+    assert (loop["factored_epsilon"], loop["averaged_epsilon"]) == pytest.approx((1 / (3 * 12**0.5), 1 / 36))
+    assert plan["flat_alpha"] == pytest.approx({"loop": 3 * 12**0.5})
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ def test_gpt2_small_at_three_rounds():
 )
 def test_published_hrm(horizon, M_g, N_g, alpha, beta, R_g):
     plan = planned(**HRM, horizon=horizon)
-    assert (plan["M"], plan["N"], plan["J"], plan["scaled_by"]) == (48, 24, 16, "N_g")
+    assert (plan["M"], plan["N"], plan["J"]) == (48, 24, 16)
     assert {m: module["R_g"] for m, module in plan["modules"].items()} == R_g
     for at in (plan, plan["horizons"][horizon]):
         assert (at["M_g"], at["N_g"]) == (M_g, N_g)
@@ -50,7 +53,7 @@ def test_published_hrm(horizon, M_g, N_g, alpha, beta, R_g):
         assert at["beta"] == pytest.approx(beta, abs=5e-6)
     assert plan["horizons"].keys() == {"full", "last_cycle", "last_call"}
     flat = {module: 2.0 * rounds for module, rounds in R_g.items()}  # √4 blocks
-    assert plan["flat"]["alpha"] == plan["horizons"][horizon]["flat_alpha"] == flat
+    assert plan["flat_alpha"] == plan["horizons"][horizon]["flat_alpha"] == flat
 
 
 @pytest.mark.parametrize("horizon", ["last_cycle", "last_call"])
@@ -58,30 +61,32 @@ def test_the_papers_hrm_exactly(horizon):
     """Section 5.3: M_g = 24 visits, N_g = 12, alpha = (2·12)^½, beta = (8·12)^-½."""
     plan = planned(**HRM, horizon=horizon)
     assert (plan["rule_depth"], plan["alpha"], plan["beta"]) == (12, 24**0.5, 96**-0.5)
-    assert plan["ratio_exact"] == "1/48"
+    assert plan["ratio"] == 1 / 48
     assert plan["horizons"]["last_cycle"]["M_g"] == 24
 
 
 def test_the_graphs_own_count_is_an_option_that_says_so():
     plan = planned(**HRM, horizon="last_call", depth_from="graph")
     assert (plan["rule_depth"], plan["depth_from"], plan["alpha"]) == (8, "graph", 4.0)
-    assert "the blocks in the training graph (--depth-from graph)" in run(PlanArgs(**HRM, depth_from="graph"))
+    table = run(PlanArgs(**HRM, depth_from="graph"))
+    assert re.search(r"depth N of α and β +24 +12 +8\n", table)
 
 
 def test_an_exponent_for_each_module():
     plan = planned(**HRM, high_p=0.25)
     assert [plan["modules"][m]["p"] for m in "HL"] == [0.25, 0.5]
     assert [plan["modules"][m]["aligned_exponent"] for m in "HL"] == [0.25, 0.5]
-    assert plan["modules"]["H"]["alpha"] == 24**0.25
-    assert plan["aligned_bound_exact"] == "13/72"
+    assert plan["modules"]["H"]["alpha"] == plan["alpha"]["H"] == 24**0.25
+    assert plan["aligned_bound"] == 13 / 72
     with pytest.raises(ValueError, match=r"--high-p 0.25: goes with --high-blocks"):
         run(PlanArgs(**LOOP, high_p=0.25))
 
 
 def test_rule_and_exponent_are_chosen_by_flag():
-    assert planned(**LOOP, rule="deepnorm")["untied_bound_exact"] == "1/2"
+    assert planned(**LOOP, rule="deepnorm")["untied_bound"] == 0.5
     other = planned(**LOOP, rule="deeploop:p=0.3")
-    assert (other["p"], other["ratio_exact"], other["untied_bound_exact"]) == (0.3, None, None)
+    assert (other["p"], other["ratio"]) == (0.3, pytest.approx((16 * 36**2) ** -0.3))
+    assert other["untied_bound"] == pytest.approx(72 * (16 * 36**2) ** -0.6)
     assert other["alpha"] == pytest.approx(72**0.3)
 
 
@@ -97,14 +102,12 @@ def test_rule_and_exponent_are_chosen_by_flag():
 )
 def test_rules_that_are_not_the_papers(rule, alpha, epsilon, text):
     plan = planned(**LOOP, rule=rule)
-    for at in (plan, plan["modules"]["loop"]):
-        assert (at["rule"], at["p"], at["beta"]) == (rule, None, 1.0)
-        assert (at["alpha"], at["epsilon"]) == pytest.approx((alpha, epsilon))
+    assert (plan["rule"], plan["p"], plan["beta"]) == (rule, None, 1.0)
+    assert (plan["alpha"], plan["epsilon"]) == pytest.approx((alpha, epsilon))
     assert plan["aligned_bound"] is None
     assert plan["verdict"].startswith(f"under {rule}, ")
     table = run(PlanArgs(**LOOP, rule=rule, prelude=1, sample="uniform"))
     assert text in table
-    assert "(chosen)" not in table
     assert "stays bounded" not in table
     assert max(map(len, table.splitlines())) <= 100
     with pytest.raises(ValueError, match=f"--rule={rule}:p=0.3: p: no parameter of {rule}; it has "):
@@ -114,47 +117,43 @@ def test_rules_that_are_not_the_papers(rule, alpha, epsilon, text):
 
 
 def test_a_rule_for_each_module():
-    plan = plan_hierarchy(**HRM, rules={"H": DEEPNORM, "L": DEEPLOOP}).to_json()
-    assert plan["alpha"] is None
+    plan = plan_hierarchy(**HRM, rules={"H": DEEPNORM, "L": DEEPLOOP})
+    assert plan["alpha"] == {m: plan["modules"][m]["alpha"] for m in "LH"}
     assert plan["modules"]["H"]["alpha"] == pytest.approx(24**0.25)
     assert plan["modules"]["L"]["alpha"] == pytest.approx(24**0.5)
-    assert plan["aligned_bound_exact"] == "13/72"  # 8/48 + 32/2304
+    assert plan["aligned_bound"] == Fraction(13, 72)  # 8/48 + 32/2304
+    assert "L DeepLoop" not in render(plan_hierarchy(**HRM))
+    assert re.search(r"residual scale α .* 2.213364 +4.898979 +L 4.899, H 2.2134\n", render(plan))
 
 
 def test_loop_table_shows_the_papers_summary():
-    table = plan_single(12, 3).to_table()
-    rows = {line[:20].strip(): line[20:].split() for line in table.splitlines()}
+    table = render(plan_single(12, 3))
+    rows = {line[:28].strip(): line[28:].split() for line in table.splitlines()}
     assert rows["aligned bound"] == ["3/2", "1/96"]
-    assert rows["growth in R"] == ["Θ(R)", "Θ(1/K)"]
+    assert rows["growth, blocks fixed"] == ["Θ(R)", "Θ(1/K)"]
     assert rows["untied bound"] == ["1/2", "1/288"]
     assert rows["growth in N"] == ["Θ(1)", "Θ(1/N)"]
-    assert rows["ratio β/α"] == ["1/(2√N)", "=", "1/12", "1/(4N)", "=", "1/144"]
-    for text in (
-        "α = 8.485281",
-        "β = 0.05892557",
-        "DeepLoop (chosen)",
-        "p ≥ 1/4",
-        "p ≥ 1/2",
-        "Verdict: ",
-        "1/N = 0.02",
-        "flat α = λ·R·√K = 10.3923",
-    ):
-        assert text in table
+    assert rows["ratio β/α"] == ["1/12", "1/144"]
+    assert rows["residual scale α = (2N)^p"] == ["2.912951", "8.485281"]
+    assert rows["init gain β = (8N)^-p"] == ["0.2427459", "0.05892557"]
+    assert rows["flat α = λ·R_g·√K"] == ["10.3923"]
+    assert rows["averaged ε = 1/(KR)"] == ["0.02777778"]
+    assert rows["aligned visits need p ≥"] == ["1/2"]
+    assert "1/4 for decorrelated visits, 1/2 for aligned" in table
 
 
 def test_hierarchy_table_shows_all_horizons():
-    table = plan_hierarchy(**HRM).to_table()
-    rows = {line[:26].strip(): line[26:].split() for line in table.splitlines()}
+    table = render(plan_hierarchy(**HRM))
+    rows = {line[:28].strip(): line[28:].split() for line in table.splitlines()}
     assert rows["visits in the graph M_g"] == ["48", "24", "16"]
     assert rows["blocks in the graph"] == ["24", "12", "8"]
-    assert rows["depth of α and β"] == ["24", "12", "12"]
-    assert rows["α"] == ["6.9282", "4.899", "4.899"]
-    assert rows["β"] == ["0.072169", "0.10206", "0.10206"]
-    assert rows["flat α of L, of H"] == ["8,", "4", "4,", "2", "2,", "2"]
-    assert "HRM's code keeps last_call" in table
-    rows = {line[:20].strip(): line[20:].split() for line in table.splitlines()}
-    assert rows["growth in R_g"] == ["Θ(R_g)", "Θ(1)"]
-    assert rows["growth in N_g"] == ["Θ(1)", "Θ(1/N_g)"]
+    assert rows["depth N of α and β"] == ["24", "12", "12"]
+    assert rows["residual scale α = (2N)^p"] == ["6.928203", "4.898979", "4.898979"]
+    assert rows["init gain β = (8N)^-p"] == ["0.07216878", "0.1020621", "0.1020621"]
+    assert rows["flat α = λ·R_g·√K"] == ["L", "8,", "H", "4", "L", "4,", "H", "2", "L", "2,", "H", "2"]
+    assert rows["mean κ_g lies in"] == ["[0,", "10/3]", "[1/3,", "5/3]", "[1/2,", "1]"]
+    assert "HRM's code: last_call" in table
+    assert re.search(r"growth, blocks fixed +Θ\(R_g\) +Θ\(1\)\n", table)
 
 
 @pytest.mark.parametrize(
@@ -174,12 +173,12 @@ def test_hierarchy_table_shows_all_horizons():
     ],
 )
 def test_verdict_and_width(plan, says):
-    assert re.search(says, plan.to_json()["verdict"])
-    assert max(map(len, plan.to_table().splitlines())) <= 100
+    assert re.search(says, plan["verdict"])
+    assert max(map(len, render(plan).splitlines())) <= 100
 
 
 def test_the_table_is_printed_unless_json_is_asked_for():
-    assert run(PlanArgs(**LOOP)) == plan_single(**LOOP).to_table()
+    assert run(PlanArgs(**LOOP)) == render(plan_single(**LOOP))
 
 
 def test_arguments_parse_with_tyro():
@@ -190,10 +189,10 @@ def test_arguments_parse_with_tyro():
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ({}, "missing sizes: give --blocks --rounds, or --high-blocks"),
-        ({"blocks": 12}, "missing --rounds:"),
-        ({"high_blocks": 4, "cycles": 2}, "missing --low-blocks --low-cycles:"),
-        ({**LOOP, "cycles": 2}, "mixed sizes"),
+        ({}, "no sizes: give --blocks --rounds, or --high-blocks"),
+        ({"blocks": 12}, "--blocks: give --blocks --rounds, or"),
+        ({"high_blocks": 4, "cycles": 2}, "--high-blocks --cycles: give"),
+        ({**LOOP, "cycles": 2}, "--blocks --rounds --cycles: give"),
         ({"blocks": 12, "rounds": 0}, "rounds=0"),
         ({**LOOP, "rule": "deeploop:p=-1"}, "p=-1: must be a positive number"),
         ({**LOOP, "rule": "deeploop:p=1e6"}, "p=1e\\+06"),
@@ -211,9 +210,9 @@ def test_prelude_and_coda_are_planned_at_one_round():
     assert plan["alpha"] == planned(blocks=4, rounds=4)["alpha"]
     assert plan["once"]["prelude"]["alpha"] == pytest.approx(2.0)
     assert plan["once"]["prelude"]["flat_alpha"] == pytest.approx(2**0.5)
-    assert plan["once"]["coda"]["epsilons"] == {"factored": 1.0, "averaged": 1.0}
-    assert "prelude, K = 2   2            0.25" in run(PlanArgs(blocks=4, rounds=4, prelude=2))
-    assert "visited once" not in run(PlanArgs(blocks=4, rounds=4))
+    assert (plan["once"]["coda"]["factored_epsilon"], plan["once"]["coda"]["averaged_epsilon"]) == (1.0, 1.0)
+    assert re.search(r"residual scale α .* 5.656854 +2\n", run(PlanArgs(blocks=4, rounds=4, prelude=2)))
+    assert "prelude" not in run(PlanArgs(blocks=4, rounds=4))
     with pytest.raises(ValueError, match="prelude=-1: must be 0"):
         run(PlanArgs(blocks=4, rounds=4, prelude=-1))
     with pytest.raises(ValueError, match=r"--coda 1: goes with --blocks and --rounds"):
@@ -222,17 +221,20 @@ def test_prelude_and_coda_are_planned_at_one_round():
 
 def test_nstar_of_truncated_and_sampled_rounds_is_printed_with_its_formula():
     plan = planned(blocks=2, rounds=16, backprop=4)["training"]
-    assert (plan["formula"], plan["read_times_written_exact"]) == ("K·√(R·R_g)", "64")
+    assert (plan["formula"], plan["read_times_written"]) == ("K·√(R·R_g)", 64)
     assert plan["N_star"] == 16.0
     plan = planned(blocks=3, rounds=4, sample="uniform")["training"]
-    assert (plan["formula"], plan["read_times_written_exact"]) == ("K·√E[R²]", "20")
+    assert (plan["formula"], plan["read_times_written"]) == ("K·√E[R²]", 20)
     plan = planned(blocks=2, rounds=4, sample="poisson-lognormal", backprop=4)["training"]
     assert (plan["formula"], plan["most_rounds"]) == ("K·√E[R·R_g]", 16)
     assert planned(**LOOP)["training"] is planned(**LOOP, backprop=3)["training"] is None
     table = run(PlanArgs(blocks=2, rounds=16, backprop=4))
-    assert "N* = K·√(R·R_g) = 2·√64 = 16, where N = K·R = 32" in table
-    assert "At N* α would be\n  5.65685, flat 11.3137 (--rule flat:gain=0.5)" in table
-    assert f"α = {planned(blocks=2, rounds=16)['alpha']:.7g}" in table  # kept
+    assert "At N* = K·√(R·R_g), untested and not set, α would be:" in table
+    assert re.search(r"mean of R·R_g +64\n", table)
+    assert re.findall(r"(?:residual scale α = \(2N\)\^p|flat α = λ·R_g·√K) +([0-9.]+)\n", table) == [
+        *("8", "22.62742"),  # of the mean, to be set
+        *("5.656854", "11.31371"),
+    ]
 
 
 @pytest.mark.parametrize(

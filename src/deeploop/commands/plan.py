@@ -1,16 +1,19 @@
 """`deeploop plan`: alpha, beta and the stability bounds of an architecture, as a table or as JSON."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from deeploop.commands.parsing import run_command
 from deeploop.rules import parse
 from deeploop.theory.depth_law import rounds_law
-from deeploop.theory.plan import Training, plan_hierarchy, plan_single
+from deeploop.theory.plan import plan_hierarchy, plan_single, plan_training, render
 from deeploop.theory.scaling import DEEPLOOP, ScalingRule
 from deeploop.theory.visits import DepthFrom, Horizon
+
+LOOP = ("blocks", "rounds")
+HIERARCHY = ("high_blocks", "low_blocks", "cycles", "low_cycles")
 
 
 @dataclass(frozen=True)
@@ -56,54 +59,40 @@ class PlanArgs:
 def run(args: PlanArgs) -> str:
     """The text that `deeploop plan` prints."""
     chosen = parse(args.rule, "--rule")
-    other = None if chosen.is_paper else chosen
-    rule = chosen.law or DEEPLOOP
-    loop = {"blocks": args.blocks, "rounds": args.rounds}
-    modules = {name: getattr(args, name) for name in ("high_blocks", "low_blocks", "cycles", "low_cycles")}
-    sizes = _whole_set(loop, modules)
-    if sizes.keys() == loop.keys():
-        if args.high_p is not None:
-            raise ValueError(f"--high-p {args.high_p:g}: goes with --high-blocks and --low-blocks")
+    rule, other = chosen.law or DEEPLOOP, None if chosen.is_paper else chosen
+    given = tuple(name for name in LOOP + HIERARCHY if getattr(args, name) is not None)
+    if given not in (LOOP, HIERARCHY):
+        raise ValueError(f"{flags(given) or 'no sizes'}: give {flags(LOOP)}, or {flags(HIERARCHY)}")
+    sizes = {name: getattr(args, name) for name in given}
+    if given == LOOP:
+        refuse(args, ("high_p",), HIERARCHY)
         if args.spread != PlanArgs.spread and args.sample != "poisson-lognormal":
             raise ValueError(f"--spread {args.spread}: goes with --sample poisson-lognormal")
         law = rounds_law(args.sample, sizes["rounds"], limit=args.limit, spread=args.spread)
-        if args.backprop > law.most:
-            raise ValueError(
-                f"--backprop {args.backprop}: must be at most {law.most}, the most rounds of a step"
-            )
-        training = Training(args.sample, law, args.backprop or None)
-        plan = plan_single(
-            **sizes, rule=rule, prelude=args.prelude, coda=args.coda, training=training, other=other
-        )
+        if (kept := args.backprop) > law.most:
+            raise ValueError(f"--backprop {kept}: must be at most {law.most}, the most rounds of a step")
+        training = plan_training(sizes["blocks"], rule, args.sample, law, kept or None)
+        parts = {"prelude": args.prelude, "coda": args.coda}
+        plan = plan_single(**sizes, rule=rule, **parts, training=training, other=other)
     else:
+        refuse(args, ("prelude", "coda", "backprop", "sample", "limit", "spread"), LOOP)
         if other:
-            raise ValueError(f"--rule {other}: goes with --blocks and --rounds")
+            raise ValueError(f"--rule {other}: goes with {flags(LOOP, ' and ')}")
         rules = {"H": rule if args.high_p is None else ScalingRule(args.high_p), "L": rule}
-        for name in ("prelude", "coda", "backprop", "sample", "limit", "spread"):
-            value = getattr(args, name)
-            if value != getattr(PlanArgs, name):
-                raise ValueError(f"--{name} {value}: goes with --blocks and --rounds")
         plan = plan_hierarchy(**sizes, horizon=args.horizon, rules=rules, depth_from=args.depth_from)
-    return json.dumps(plan.to_json(), indent=2, ensure_ascii=False) if args.json else plan.to_table()
+    return json.dumps(plan, indent=2, ensure_ascii=False, default=float) if args.json else render(plan, other)
 
 
-def _whole_set(*sets: Mapping[str, int | None]) -> dict[str, int]:
-    """The one set of sizes that was given, whole."""
-    choices = ", or ".join(_flags(sizes) for sizes in sets)
-    given = [sizes for sizes in sets if any(value is not None for value in sizes.values())]
-    if len(given) != 1:
-        raise ValueError(f"{'mixed' if given else 'missing'} sizes: give {choices}")
-    (sizes,) = given
-    missing = [name for name, value in sizes.items() if value is None]
-    if missing:
-        raise ValueError(f"missing {_flags(missing)}: give {choices}")
-    return {name: value for name, value in sizes.items() if value is not None}
+def refuse(args: PlanArgs, names: Iterable[str], needed: Iterable[str]) -> None:
+    """Raise where one of these options is given, which go with others."""
+    for name in names:
+        if (value := getattr(args, name)) != getattr(PlanArgs, name):
+            raise ValueError(f"{flags([name])} {value}: goes with {flags(needed, ' and ')}")
 
 
-def _flags(names: Iterable[str]) -> str:
-    return " ".join("--" + name.replace("_", "-") for name in names)
+def flags(names: Iterable[str], between: str = " ") -> str:
+    return between.join("--" + name.replace("_", "-") for name in names)
 
 
 def main(arguments: list[str]) -> int:
-    words = {"p": "--rule deeploop:p=…"}
-    return run_command(PlanArgs, run, arguments, prog="deeploop plan", words=words)
+    return run_command(PlanArgs, run, arguments, prog="deeploop plan", words={"p": "--rule deeploop:p=…"})

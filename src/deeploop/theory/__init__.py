@@ -10,7 +10,7 @@ from deeploop.theory.bounds import (
     tied_bound,
     untied_bound,
 )
-from deeploop.theory.plan import Plan, plan_hierarchy, plan_single
+from deeploop.theory.plan import plan_hierarchy, plan_single
 from deeploop.theory.scaling import (
     DEEPLOOP,
     DEEPNORM,
@@ -35,7 +35,6 @@ __all__ = [
     "HORIZONS",
     "Bound",
     "Horizon",
-    "Plan",
     "ScalingRule",
     "Schedule",
     "Visit",

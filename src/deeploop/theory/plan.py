@@ -1,131 +1,44 @@
-"""`deeploop plan`: alpha, beta and the stability bounds of an architecture, as a table or as JSON.
+"""`deeploop plan`: alpha, beta and the stability bounds of an architecture, as numbers and as a table."""
 
-deeploop plan --blocks 12 --rounds 3
-deeploop plan --blocks 4 --rounds 4 --prelude 2 --coda 2 --sample poisson-lognormal --backprop 4
-deeploop plan --high-blocks 4 --low-blocks 4 --cycles 2 --low-cycles 2 --horizon last_cycle
-"""
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import textwrap
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from deeploop.theory import plan_table
-from deeploop.theory.bounds import (
-    Rules,
-    aligned_bound,
-    exponent_threshold,
-    kappa_bar_range,
-    rules_by_module,
-    untied_bound,
-)
+from deeploop.theory import scaling
+from deeploop.theory.bounds import Bound, Rules, aligned_bound, kappa_bar_range, rules_by_module, untied_bound
 from deeploop.theory.depth_law import DepthLaw, effective_depth, mean_read_write
-from deeploop.theory.plan_table import flat_alphas
-from deeploop.theory.scaling import (
-    DEEPLOOP,
-    PAPER_RULES,
-    Scales,
-    ScalingRule,
-    averaged_epsilon,
-    factored_epsilon,
-    flat_alpha,
-)
+from deeploop.theory.scaling import DEEPLOOP, DEEPNORM, ScalingRule, exact
 from deeploop.theory.visits import HORIZONS, DepthFrom, Horizon, Schedule, hierarchy, single_loop
 
 if TYPE_CHECKING:
     from deeploop.rules import Rule
 
-
-@dataclass(frozen=True)
-class Training:
-    """How a loop is trained: the law of its rounds, and the rounds that gradients go through (None: all)."""
-
-    sample: str
-    law: DepthLaw
-    backprop: int | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """R is fixed, and all of it stands in the graph."""
-        return self.law.least == self.law.most and not self.truncates
-
-    @property
-    def truncates(self) -> bool:
-        return self.backprop is not None and self.backprop < self.law.most
-
-    @property
-    def formula(self) -> str:
-        """N* of this training, in the symbols of the paper."""
-        if self.law.least == self.law.most:
-            return "K·√(R·R_g)"
-        return "K·√E[R·R_g]" if self.truncates else "K·√E[R²]"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A schedule, the rule of each module, and what follows from the two."""
-
-    settings: Mapping[str, int | str]  # the architecture as it was asked for
-    schedule: Schedule
-    rules: Mapping[str, ScalingRule]  # one per module
-    horizons: Mapping[Horizon, Schedule] = field(default_factory=dict)  # a hierarchy's, at each horizon
-    epsilons: Mapping[str, float] = field(default_factory=dict)  # a loop's, of the rules that scale pre-norm
-    once: Mapping[str, int] = field(default_factory=dict)  # blocks of a loop's prelude and coda
-    training: Training | None = None  # of a loop whose rounds are drawn, or not all in the graph
-    other: "Rule | None" = None  # the chosen rule of a loop, if none of the paper's: `rules` are to compare
-    depth_from: DepthFrom = "cycles"
-
-    def depth(self, schedule: Schedule | None = None) -> int:
-        """The depth that alpha and beta are taken at, of this schedule or of another."""
-        return (schedule or self.schedule).rule_depth(self.depth_from)
-
-    @property
-    def scales(self) -> Scales:
-        """α, β and ε of the chosen rule, where it is none of the paper's."""
-        assert self.other is not None
-        return self.other.scales(int(self.settings["blocks"]), int(self.settings["rounds"]))
-
-    def to_json(self) -> dict[str, Any]:
-        """One object of plain numbers, exact fractions beside them as strings (null where irrational)."""
-        schedule, depth = self.schedule, self.depth()
-        kappa_bar = kappa_bar_range(schedule)
-        return {
-            **self.settings,
-            **{name: getattr(schedule, name) for name in ("N", "M", "J", "N_g", "M_g")},
-            "scaled_by": "N_g" if self.horizons else "N",
-            "rule_depth": depth,
-            **_scales(schedule, self.rules, depth),
-            **(self._of_other() if self.other else {}),
-            "kappa_bar_range": [float(end) for end in kappa_bar],
-            "kappa_bar_range_exact": [str(end) for end in kappa_bar],
-            "exponent_thresholds": {f"gamma_{g}": float(exponent_threshold(g)) for g in (0, 1)},
-            "modules": {
-                m: _module(schedule, self.rules[m], m, depth) | (self._of_other() if self.other else {})
-                for m in schedule.modules
-            },
-            "comparison": {
-                name: _scales(schedule, rules_by_module(schedule, rule), depth)
-                for name, rule in PAPER_RULES.items()
-            },
-            "horizons": {
-                name: _horizon(at, self.rules, self.depth(at)) for name, at in self.horizons.items()
-            },
-            "epsilons": dict(self.epsilons),
-            "flat": {"formula": "lambda * R * sqrt(K)", "lambda": 1.0, "alpha": flat_alphas(schedule)},
-            "once": {name: _visited_once(self.rules["loop"], blocks) for name, blocks in self.once.items()},
-            "training": _trained(self),
-            "verdict": plan_table.verdict(self),
-        }
-
-    def _of_other(self) -> dict[str, Any]:
-        """The chosen rule in place of the paper's, whose bounds are not for it."""
-        nothing = dict.fromkeys(("p", "ratio", "ratio_exact"))
-        bounds = [f"{kind}_bound{exact}" for kind in ("untied", "aligned") for exact in ("", "_exact")]
-        return {"rule": str(self.other), **nothing, **self.scales._asdict(), **dict.fromkeys(bounds)}
-
-    def to_table(self) -> str:
-        """The plan as text for a terminal of 100 columns."""
-        return plan_table.render(self)
+Numbers = dict[str, Any]  # fractions where they are exact, None where a rule has none, strings
+UNTIED, ALIGNED = Fraction(1, 4), Fraction(1, 2)  # the least p whose bound stays finite at γ = 0 and γ = 1
+N_STAR = "Rounds of a step. At N* = {formula}, untested and not set, α would be:"
+LOSSES = "Bounds do not rank rules by their loss; docs/rules.md has the losses."
+LABELS = {  # of the tables' rows; numbers without a label are for JSON alone
+    **{"mean_rounds": "mean rounds", "least_rounds": "least rounds", "most_rounds": "most rounds"},
+    **{"backprop": "rounds with gradients", "N_star": "N*", "read_times_written": "mean of R·R_g"},
+    "M_g": "visits in the graph M_g",
+    "N_g": "blocks in the graph",
+    "R_g": "rounds in the graph R_g",
+    "p": "exponent p",
+    "aligned_exponent": "aligned visits need p ≥",
+    "rule_depth": "depth N of α and β",
+    "alpha": "residual scale α = (2N)^p",
+    "beta": "init gain β = (8N)^-p",
+    "ratio": "ratio β/α",
+    "untied_bound": "untied bound",
+    "untied_growth": "  growth in N",
+    "aligned_bound": "aligned bound",
+    "aligned_growth": "  growth, blocks fixed",
+    "kappa_bar": "mean κ_g lies in",
+    "flat_alpha": "flat α = λ·R_g·√K",
+    "factored_epsilon": "factored ε = λ/(R√K)",
+    "averaged_epsilon": "averaged ε = 1/(KR)",
+}
 
 
 def plan_single(
@@ -135,31 +48,24 @@ def plan_single(
     *,
     prelude: int = 0,
     coda: int = 0,
-    training: Training | None = None,
+    training: Numbers | None = None,
     other: "Rule | None" = None,
-) -> Plan:
+) -> Numbers:
     """K blocks for R rounds under one rule, between blocks that are visited once.
 
-    `training` says how R is drawn, and how much of it stands in the graph. `other` is a rule that is not the
-    paper's (`deeploop.rules`), such as flat or averaged.
+    `training` is made by `plan_training`; `other` is a rule that is not the paper's, such as flat.
     """
-    schedule = single_loop(blocks, rounds)
-    once = {"prelude": prelude, "coda": coda}
-    for name, count in once.items():
+    for name, count in (("prelude", prelude), ("coda", coda)):
         if count < 0:
             raise ValueError(f"{name}={count}: must be 0 (none) or more")
-    return Plan(
-        {"blocks": blocks, "rounds": rounds, **once},
-        schedule,
-        rules_by_module(schedule, rule),
-        once={name: count for name, count in once.items() if count},
-        training=None if training is None or training.is_plain else training,
-        other=other,
-        epsilons={
-            "factored": factored_epsilon(blocks, rounds),
-            "averaged": averaged_epsilon(blocks, rounds),
-        },
-    )
+    s, once = single_loop(blocks, rounds), {"prelude": prelude, "coda": coda}
+    found: Numbers = {"blocks": blocks, "rounds": rounds, **once, **_plan(s, {"loop": rule}, s.N)}
+    found |= {"once": {name: _scales(rule, K, K, 1) for name, K in once.items() if K}, "training": training}
+    if other:
+        nothing = ("p", "ratio", "untied_bound", "untied_growth", "aligned_bound", "aligned_growth")
+        found |= {"rule": str(other), **dict.fromkeys(nothing), **other.scales(blocks, rounds)._asdict()}
+        found["verdict"] = f"under {other}, {other.claim}. The paper's bounds are for its own block."
+    return found
 
 
 def plan_hierarchy(
@@ -170,80 +76,176 @@ def plan_hierarchy(
     horizon: Horizon = "last_cycle",
     rules: Rules = DEEPLOOP,
     depth_from: DepthFrom = "cycles",
-) -> Plan:
+) -> Numbers:
     """Two modules H and L under one rule, or one rule each: {"H": ..., "L": ...}."""
     sizes = {"high_blocks": high_blocks, "low_blocks": low_blocks, "cycles": cycles, "low_cycles": low_cycles}
-    schedule = hierarchy(**sizes, horizon=horizon)
-    horizons = {h: hierarchy(**sizes, horizon=h) for h in HORIZONS}
-    settings = {**sizes, "horizon": horizon, "depth_from": depth_from}
-    return Plan(settings, schedule, rules_by_module(schedule, rules), horizons, depth_from=depth_from)
+    at = {h: hierarchy(**sizes, horizon=h) for h in HORIZONS}
+    rules = rules_by_module(at[horizon], rules)
+    plans = {h: _plan(s, rules, s.rule_depth(depth_from), R="R_g") for h, s in at.items()}
+    beside = {h: {name: plan[name] for name in LABELS if name in plan} for h, plan in plans.items()}
+    return {**sizes, "horizon": horizon, "depth_from": depth_from, **plans[horizon], "horizons": beside}
 
 
-def _scales(schedule: Schedule, rules: Mapping[str, ScalingRule], depth: int) -> dict[str, Any]:
-    """alpha, beta and their ratio (null where the modules' rules differ), and the bounds."""
-    first = next(iter(rules.values()))
-    numbers = _rule(first, depth)
-    untied, aligned = untied_bound(schedule, rules, depth), aligned_bound(schedule, rules, depth)
-    return {
-        **(numbers if set(rules.values()) == {first} else dict.fromkeys(numbers)),
-        "untied_bound": untied.value,
-        "untied_bound_exact": _string(untied.exact),
-        "aligned_bound": aligned.value,
-        "aligned_bound_exact": _string(aligned.exact),
-    }
-
-
-def _rule(rule: ScalingRule, N: int) -> dict[str, Any]:
-    return {
-        "rule": rule.name,
-        "p": float(rule.p),
-        "alpha": rule.alpha(N),
-        "beta": rule.beta(N),
-        "ratio": rule.ratio(N),
-        "ratio_exact": _string(rule.ratio_exact(N)),
-    }
-
-
-def _trained(plan: Plan) -> dict[str, Any] | None:
-    """N* and what it would make of the scales; null where it is N."""
-    if plan.training is None:
+def plan_training(
+    K: int, rule: ScalingRule, sample: str, law: DepthLaw, backprop: int | None
+) -> Numbers | None:
+    """N* of a loop whose rounds are drawn, or not all in the graph, and α there; None where it is N."""
+    fixed, truncates = law.least == law.most, backprop is not None and backprop < law.most
+    if fixed and not truncates:
         return None
-    training, K = plan.training, int(plan.settings["blocks"])
-    mean = mean_read_write(training.law, training.backprop)
+    drawn = "K·√E[R·R_g]" if truncates else "K·√E[R²]"
+    star = effective_depth(K, law, backprop)
     return {
-        "sample": training.sample,
-        "mean_rounds": float(training.law.mean),
-        "least_rounds": training.law.least,
-        "most_rounds": training.law.most,
-        "backprop": training.backprop,
-        "formula": training.formula,
-        "read_times_written": float(mean),
-        "read_times_written_exact": str(mean) if isinstance(mean, Fraction) else None,
-        "N_star": effective_depth(K, training.law, training.backprop),
+        **{"sample": sample, "mean_rounds": law.mean, "least_rounds": law.least, "most_rounds": law.most},
+        **{"backprop": backprop, "formula": "K·√(R·R_g)" if fixed else drawn, "N_star": star},
+        "read_times_written": mean_read_write(law, backprop),
+        **{"alpha": rule.alpha(1) * star ** float(rule.p), "flat_alpha": star / K**0.5},
     }
 
 
-def _visited_once(rule: ScalingRule, blocks: int) -> dict[str, Any]:
-    """The scales of blocks that a forward pass visits once, each rule's at K = blocks and R = 1."""
+def _plan(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str = "R") -> Numbers:
+    """The numbers of a schedule whose rules are taken at depth N; R is the symbol of its rounds."""
+    sides = {rule.name: rules_by_module(s, rule) for rule in (DEEPNORM, DEEPLOOP)}
+    sides |= {} if rules in sides.values() else {"chosen": dict(rules)}
+    R_g = {m: s.R_g_of(m) for m in s.modules}
+    modules = {
+        m: {"J": s.J_of(m), "R": s.R_of(m), "R_g": R_g[m], **_scales(rules[m], N, s.J_of(m) // 2, R_g[m])}
+        | {"aligned_exponent": ALIGNED if R_g[m] > 1 else UNTIED}
+        for m in s.modules
+    }
     return {
-        "blocks": blocks,
-        **_rule(rule, blocks),
-        "epsilons": {"factored": factored_epsilon(blocks, 1), "averaged": averaged_epsilon(blocks, 1)},
-        "flat_alpha": flat_alpha(blocks, 1),
+        **{name: getattr(s, name) for name in ("N", "M", "J", "N_g", "M_g")},
+        **{"R_g": R_g, "flat_alpha": {m: own["flat_alpha"] for m, own in modules.items()}},
+        **{"kappa_bar": kappa_bar_range(s), "rule_depth": N, **_side(s, rules, N, R)},
+        "modules": modules,
+        "comparison": {name: _side(s, own, N, R) for name, own in sides.items()},
+        "verdict": _verdict(s, rules, N, R),
     }
 
 
-def _module(schedule: Schedule, rule: ScalingRule, module: str, depth: int) -> dict[str, Any]:
-    counts = {"J": schedule.J_of(module), "R": schedule.R_of(module), "R_g": schedule.R_g_of(module)}
-    asked = exponent_threshold(int(schedule.R_g_of(module) > 1))
-    return counts | _rule(rule, depth) | {"aligned_exponent": float(asked)}
+def _scales(rule: ScalingRule, N: int, K: int, R: int) -> Numbers:
+    """The scales of K blocks for R rounds: of their rule at depth N, and of other rules."""
+    return {
+        **{"rule": rule.name, "p": float(rule.p), "alpha": rule.alpha(N), "beta": rule.beta(N)},
+        "flat_alpha": scaling.flat_alpha(K, R),
+        "factored_epsilon": scaling.factored_epsilon(K, R),
+        "averaged_epsilon": scaling.averaged_epsilon(K, R),
+    }
 
 
-def _horizon(schedule: Schedule, rules: Mapping[str, ScalingRule], depth: int) -> dict[str, Any]:
-    R_g = {m: schedule.R_g_of(m) for m in schedule.modules}
-    counts = {"M_g": schedule.M_g, "N_g": schedule.N_g, "rule_depth": depth, "R_g": R_g}
-    return {**counts, **_scales(schedule, rules, depth), "flat_alpha": flat_alphas(schedule)}
+def _side(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> Numbers:
+    """A rule, or one for each module, at depth N; its bounds, and how they grow."""
+
+    def each(value: Callable[[ScalingRule], Any]) -> Any:
+        found = {m: value(rule) for m, rule in rules.items()}
+        return found if len(set(found.values())) > 1 else next(iter(found.values()))
+
+    def growth(rule: ScalingRule) -> str:
+        blocks = {"K": 1 - 4 * exact(rule.p)} if R == "R" else {}
+        return _theta(**{R: 2 - 4 * exact(rule.p)}, **blocks)
+
+    return {
+        **{"rule": each(lambda rule: rule.name), "p": each(lambda rule: float(rule.p))},
+        **{"alpha": each(lambda rule: rule.alpha(N)), "beta": each(lambda rule: rule.beta(N))},
+        "ratio": each(lambda rule: rule.ratio_exact(N) or rule.ratio(N)),
+        "untied_bound": _best(untied_bound(s, rules, N)),
+        "untied_growth": each(lambda rule: _theta(N=1 - 4 * exact(rule.p))),
+        "aligned_bound": _best(aligned_bound(s, rules, N)),
+        "aligned_growth": each(growth),
+    }
 
 
-def _string(fraction: Fraction | None) -> str | None:
-    return None if fraction is None else str(fraction)
+def _verdict(s: Schedule, rules: Mapping[str, ScalingRule], N: int, R: str) -> str:
+    """One sentence on how the bounds grow with visits."""
+    name = _text(_side(s, rules, N, R)["rule"])
+    least = min(exact(rule.p) for rule in rules.values())
+    tied = min((exact(rule.p) for m, rule in rules.items() if s.R_g_of(m) > 1), default=None)
+    if least < UNTIED:
+        growth = _theta(N=1 - 4 * least)
+        return f"{name} is unbounded: p < 1/4 lets even the untied bound grow with depth, as {growth}."
+    if tied is None:
+        return f"nothing is visited twice in the graph, so p ≥ 1/4 is enough and {name} is bounded."
+    if tied < ALIGNED:
+        return (
+            f"{name} is bounded only while γ ≤ {float(4 * tied - 1):g}; under aligned visits (γ = 1), the "
+            f"blocks fixed, its bound grows as {_theta(**{R: 2 - 4 * tied})}, where p = 1/2 would hold it."
+        )
+    now, deepnorm = (_text(_best(aligned_bound(s, r, N))) for r in (rules, DEEPNORM))
+    return (
+        f"{name} stays bounded under aligned visits (now {now}) however large {R} gets with the blocks "
+        f"fixed, while DeepNorm's bound (now {deepnorm}) grows in proportion to {R}."
+    )
+
+
+def render(n: Numbers, other: "Rule | None" = None) -> str:
+    """The numbers as text for a terminal of 100 columns."""
+    loop, t = "horizons" not in n, n.get("training")
+    head = "A loop of K = {blocks} blocks, visited for R = {rounds} rounds"
+    modules = (
+        "Modules H ({high_blocks} blocks) and L ({low_blocks} blocks), C = {cycles} cycles, in each L for "
+        "C_L = {low_cycles} calls and H once\n  gradients through {horizon} (HRM's code: last_call)"
+    )
+    parts = [
+        (head if loop else modules).format(**n),
+        "  depth N = {N} blocks, forward visits M = {M}, stored sublayers J = {J}\n".format(**n),
+        *([_chosen(other, n), "Or one of these"] if other else ["Set"]),
+        f"  α at every visit: x ← {'Norm(α·x + f(Norm(x)))' if loop else 'Norm(α·x + f(x))'}",
+        "  β once, at init: value, output, feed-forward matrices",
+        "  flat: no gain of the outer norm, no β; factored, averaged: x ← x + ε·f(Norm(x)), no β; λ = 1",
+        _columns(n["modules"] | n.get("once", {})) + "\n",
+        "The paper's rules: untied bound M_g(β/α)², aligned bound Σ J·R_g²(β/α)². Where a module's κ grows",
+        f"  as R_g^γ it is finite if p ≥ (1+γ)/4: {UNTIED} for decorrelated visits, {ALIGNED} for aligned",
+        _columns(n["comparison"]) + "\n",
+        *([] if loop else ["With gradients through", _columns(n["horizons"]) + "\n"]),
+        *([N_STAR.format(**t), _columns({t["sample"]: t}) + "\n"] if t else []),
+        textwrap.fill(f"Verdict: {n['verdict']} {LOSSES}", 100),
+    ]
+    return "\n".join(parts)
+
+
+def _chosen(rule: "Rule", n: Numbers) -> str:
+    """What to set for a rule that is not the paper's."""
+    value = n["alpha"] if rule.has_alpha else n["epsilon"]
+    unit = f" at λ = {rule.gain:g}" if "λ" in rule.formula else ""
+    drawn = f"β = {n['beta']:.7g}" if rule.beta else "no β"
+    scale = f"{rule.formula} = {value:.7g}{unit}, {drawn}" if rule.formula else "no α, β or ε"
+    return f"Set, for {rule} (--rule {rule})\n  {scale}   at every visit: {rule.equation}\n"
+
+
+def _best(bound: Bound) -> float | Fraction:
+    return bound.exact or bound.value
+
+
+def _theta(**exponents: Fraction) -> str:
+    """Θ of a product of powers: R=1 gives Θ(R), R=0 and K=-1 give Θ(1/K)."""
+    written = {Fraction(1): "{}", Fraction(-1): "1/{}"}
+    factors = (written.get(e, f"{{}}^{float(e):.3g}").format(symbol) for symbol, e in exponents.items() if e)
+    return f"Θ({'·'.join(factors) or '1'})"
+
+
+def _text(value: Any, digits: int = 7) -> str:
+    """Seven digits, or a short fraction; five of each module where they differ."""
+    if isinstance(value, dict):
+        return ", ".join(f"{m} {_text(own, 5)}" for m, own in value.items())
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    short = isinstance(value, Fraction) and len(str(value)) <= 12
+    return (
+        str(value)
+        if short or isinstance(value, str)
+        else "all"
+        if value is None
+        else f"{float(value):.{digits}g}"
+    )
+
+
+def _columns(columns: Mapping[str, Numbers]) -> str:
+    """A column for each object, a row for each number that has a label."""
+    names = [name for name in LABELS if any(name in own for own in columns.values())]
+    cells = [[LABELS[name], *(_text(own.get(name, "")) for own in columns.values())] for name in names]
+    widths = [max(map(len, column)) for column in zip(["", *columns], *cells, strict=True)]
+    lines = [
+        "  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)) for row in (["", *columns], *cells)
+    ]
+    lines.insert(1, "─" * len(lines[0]))
+    return "\n".join(f"  {line}".rstrip() for line in lines)
