@@ -12,24 +12,29 @@ Finished runs are kept and not repeated. About three minutes per seed on two cor
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deeploop.commands.demo_collapse import KEPT, METHODS, ROUNDS, cell, prepare_corpus
+from deeploop.commands.demo import train_cells
+from deeploop.commands.demo_collapse import CURES, METHODS, ROUNDS, grid, prepare_corpus, run_record
 from deeploop.report.page import text_table
-from deeploop.train.loop import train
-from deeploop.train.metrics import read_metrics
 from research import RESULTS
 
 FOLDER = RESULTS / "demo-collapse"
 
 
-def run_cell(out: Path, seed: int, method: str, rounds: int) -> dict[str, Any]:
-    settings = cell(out, seed, method, rounds)
-    if train(settings)["ended"] == "stopped":
-        raise SystemExit("stopped; run it again to continue")
-    validations = [{key: row[key] for key in KEPT} for row in read_metrics(settings.out, "validation")]
-    return {"method": method, "rounds": rounds, "seed": seed, "validations": validations}
+def run_seed(out: Path, seed: int, rounds: int) -> list[dict[str, Any]]:
+    runs = out / "runs" / f"collapse-seed{seed}-r{rounds}"
+    cells = replace(grid(out, seed, (rounds,)), omit=tuple({"method": name} for name in CURES))
+    found = [
+        run_record(cell.axes["method"], runs / cell.name)
+        for cell in train_cells(runs, cells, here=False).cells
+    ]
+    return [
+        {**{key: one[key] for key in ("method", "rounds")}, "seed": seed, "validations": one["validations"]}
+        for one in found
+    ]
 
 
 def summary(method: str, rows: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -48,13 +53,11 @@ def main() -> None:
     options = parser.parse_args()
 
     print(prepare_corpus(options.out))
-    rows = [
-        run_cell(options.out, seed, method, options.rounds) for seed in options.seeds for method in METHODS
-    ]
+    rows = [row for seed in options.seeds for row in run_seed(options.out, seed, options.rounds)]
     name = "seeds.json" if options.rounds == ROUNDS else f"seeds-r{options.rounds}.json"
     (FOLDER / name).write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
     header = ("block", "escaped", "below the floor once", "last loss by seed")
-    print(text_table(header, [summary(method, rows) for method in METHODS]))
+    print(text_table(header, [summary(title, rows) for title, _ in METHODS.values()]))
 
 
 if __name__ == "__main__":

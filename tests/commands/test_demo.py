@@ -6,18 +6,19 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from deeploop.commands import demo_training
-from deeploop.commands.demo import DemoConfig, run
-from deeploop.commands.demo_models import DRAWN, MODELS, QUICK_ROWS, cell
-from deeploop.commands.demo_training import is_finished, standing, train_beside
+from deeploop.commands.demo import DemoConfig, run, train_cells
+from deeploop.commands.demo_models import DRAWN, MODELS, QUICK_ROWS, TRAINED_STEPS, grid
 from deeploop.report.demo import TABLE
+from deeploop.runs.folder import last_checkpoint
+from deeploop.sweep import board
+from deeploop.sweep.cells import SweepFolder
+from deeploop.sweep.grid import Grid
 from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.iterate.problems.base import solve
 from deeploop.tasks.iterate.problems.examples import held_out
@@ -33,6 +34,10 @@ def demo(tmp_path_factory):
     return config, said.getvalue() + text
 
 
+def folder(config):
+    return config.out / "runs" / "seed0-quick"
+
+
 def record(config):
     return json.loads((config.out / "demo.json").read_text())
 
@@ -40,7 +45,7 @@ def record(config):
 @pytest.mark.parametrize("name", MODELS)
 def test_shares_are_those_of_the_evaluation(demo, name):
     config, printed = demo
-    model, settings = load_iterate(cell(name, out=config.out, seed=0, quick=True).out)
+    model, settings = load_iterate(folder(config) / name)
     examples = settings.examples
     cells = [(settings.rounds.at_test(h, settings.model.rounds), h) for h in TABLE]
     found = scores(score_sums(model, examples, held_out(examples.task, QUICK_ROWS), cells))
@@ -55,7 +60,7 @@ def test_shares_are_those_of_the_evaluation(demo, name):
 def test_the_drawn_row_is_a_held_out_one_and_goes_on_to_the_last_step(demo):
     config, _ = demo
     found = record(config)
-    task = cell("flat", out=config.out, seed=0, quick=True).examples.task
+    task = grid(0, quick=True).cells()[0].config().examples.task
     truth = solve(task, held_out(task, 1), range(201))
     assert found["truth"] == ["".join(map(str, truth[h][0])) for h in range(201)]
     for own in found["models"].values():
@@ -67,7 +72,7 @@ def test_the_loops_states_are_its_answers_at_each_step(demo):
     """The drawn row is the first scored one, though 200 rounds are read out for it and a few to score."""
     config, _ = demo
     found = record(config)
-    model, settings = load_iterate(cell("flat", out=config.out, seed=0, quick=True).out)
+    model, settings = load_iterate(folder(config) / "flat")
     examples = settings.examples
     sums = scores(score_sums(model, examples, held_out(examples.task, 1), [(h, h) for h in DRAWN]))
     for h in DRAWN:
@@ -92,7 +97,7 @@ def test_the_page_stands_alone_and_makes_no_claim(demo):
 
 def test_a_second_start_trains_nothing_again(demo):
     config, printed = demo
-    runs = [cell(name, out=config.out, seed=0, quick=True).out / "metrics.jsonl" for name in MODELS]
+    runs = [folder(config) / name / "metrics.jsonl" for name in MODELS]
     before = [file.read_bytes() for file in runs]
     assert printed.endswith(run(config))
     assert [file.read_bytes() for file in runs] == before
@@ -100,104 +105,65 @@ def test_a_second_start_trains_nothing_again(demo):
 
 def test_a_run_of_other_settings_is_not_taken_for_this_one(demo):
     config, _ = demo
-    settings = cell("flat", out=config.out, seed=0, quick=True)
-    assert is_finished(settings)
-    other = replace(settings, optim=replace(settings.optim, peak_lr=1e-3))
-    with pytest.raises(ValueError, match=r"holds a run with optim.peak_lr=0.004, this demo has 0.001"):
-        is_finished(other)
+    out = folder(config)
+    (name, axis), *_ = grid(0, quick=True).axes.items()
+    other = {name: {**axis, "flat": {**axis["flat"], "optim.peak_lr": 1e-3}}}
+    with pytest.raises(ValueError, match=r"its cell flat has optim.peak_lr=0.004, not 0.001"):
+        train_cells(out, replace(grid(0, quick=True), axes=other), here=True)
 
 
-def test_models_differ_in_what_the_demo_names_alone(tmp_path):
-    flat, prenorm, stack = (cell(name, out=tmp_path, seed=3, quick=False) for name in MODELS)
+def test_models_differ_in_what_the_demo_names_alone():
+    flat, prenorm, stack = (cell.config() for cell in grid(3, quick=False).cells())
     assert flat.model == replace(prenorm.model, rule="flat")
     assert flat.data == prenorm.data == replace(stack.data, validate_every=flat.data.validate_every)
     assert (stack.model.blocks, stack.model.rounds, stack.rounds.tells_steps) == (4, 1, True)
     assert 2 * stack.optim.steps == flat.optim.steps == prenorm.optim.steps
+    assert flat.data.train_steps == TRAINED_STEPS
 
 
 # ── Side by side ────────────────────────────────────────────────────────────────────────────────────────
-def few_steps(tmp_path, **optim):
-    settings = cell("flat", out=tmp_path, seed=0, quick=True)
-    return replace(settings, optim=replace(settings.optim, steps=4, **optim))
+def few_steps(**more):
+    """The flat model and its like under another seed, for four steps."""
+    (flat, *_) = grid(0, quick=True).cells()
+    axis = {name: {"seed": seed, **more} for seed, name in enumerate(("flat", "other"))}
+    return Grid("demo", flat.recipe, {"model": axis}, {**flat.settings, "optim.steps": 4})
 
 
-def test_a_run_trains_as_a_process_with_one_thread(tmp_path, capsys):
-    flat = few_steps(tmp_path)
-    train_beside({"flat": flat})
-    assert is_finished(flat)
-    step, text = standing(flat)
-    assert step == 4
-    # The last line is printed after the last evaluation, however few seconds the run took.
-    assert capsys.readouterr().out.endswith(f"flat  step     4/4  {text}\n")
-    assert "1 CPU thread\n" in flat.out.with_name(f"{flat.out.name}.log").read_text()
-    lines = (flat.out / "metrics.jsonl").read_bytes()
-    train_beside({"flat": flat})  # nothing is left
-    assert (flat.out / "metrics.jsonl").read_bytes() == lines
+def test_runs_train_as_processes_with_one_thread(tmp_path, capsys):
+    train_cells(tmp_path, few_steps(), here=False)
+    last = [line.split() for line in capsys.readouterr().out.splitlines()]
+    validated = read_metrics(tmp_path / "flat", "validation")[-1]
+    share = f"{validated['cells_by_steps'][-1]:.1%}"
+    assert ["flat", "finished", "4/4"] in [words[:3] for words in last if share in words]
+    assert "1 CPU thread\n" in (tmp_path / "flat.log").read_text()
+    lines = (tmp_path / "flat" / "metrics.jsonl").read_bytes()
+    train_cells(tmp_path, few_steps(), here=False)  # nothing is left
+    assert (tmp_path / "flat" / "metrics.jsonl").read_bytes() == lines
+    assert capsys.readouterr().out == ""
 
 
-def fake(code):
-    """A stand-in for a run: a process of this code, which finds the run's folder in sys.argv[1]."""
+def test_ctrl_c_lets_both_save(tmp_path, monkeypatch):
+    def interrupt(folder, at_once):
+        once = [signal.SIGINT]
 
-    def start_run(config):
-        config.out.mkdir(parents=True)
-        return subprocess.Popen([sys.executable, "-c", code, str(config.out)])
+        def watch(running):
+            if once and all((tmp_path / name / "metrics.jsonl").exists() for name in ("flat", "other")):
+                os.kill(os.getpid(), once.pop())
 
-    return start_run
+        return SimpleNamespace(show=watch)
 
-
-SAVES = """
-import pathlib, signal, sys, time
-out = pathlib.Path(sys.argv[1])
-signal.signal(signal.SIGTERM, lambda *_: (out / "saved").touch() or sys.exit())
-(out / "ready").touch()
-time.sleep(60)
-"""
-
-
-def test_ctrl_c_lets_both_save(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo_training, "start_run", fake(SAVES))
-    flat = few_steps(tmp_path)
-    cells = {"flat": flat, "other": replace(flat, out=flat.out.with_name("other"))}
-
-    def interrupt():
-        while not all((settings.out / "ready").exists() for settings in cells.values()):
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
-
+    monkeypatch.setattr(board, "LiveTable", interrupt)
+    cells = few_steps(**{"optim.steps": 100_000})
     with pytest.raises(KeyboardInterrupt):
-        train_beside(cells, meanwhile=interrupt)
-    assert all((settings.out / "saved").exists() for settings in cells.values())
-    assert "the same command goes on" in capsys.readouterr().out
+        train_cells(tmp_path, cells, here=False)
+    assert all(last_checkpoint(tmp_path / name) for name in ("flat", "other"))
 
 
 def test_a_run_that_fails_is_named_with_its_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo_training, "start_run", fake("raise SystemExit(1)"))
+    fails = [sys.executable, "-c", "raise SystemExit(1)"]
+    monkeypatch.setattr(SweepFolder, "next_command", lambda self, cell: fails)
     with pytest.raises(ValueError, match=r"flat: exit code 1; its log: .*flat.log"):
-        train_beside({"flat": few_steps(tmp_path)})
-
-
-def test_what_runs_beside_ends_with_an_error_of_ours(tmp_path, monkeypatch):
-    """No process is left behind."""
-    processes = []
-
-    def remember(config):
-        processes.append(fake(SAVES)(config))
-        return processes[-1]
-
-    monkeypatch.setattr(demo_training, "start_run", remember)
-    with pytest.raises(ZeroDivisionError):
-        train_beside({"flat": few_steps(tmp_path)}, meanwhile=lambda: 1 / 0)
-    assert processes[0].wait(timeout=10) != 0
-
-
-def test_standing_says_accuracies_once_they_are_measured(demo, tmp_path):
-    config, _ = demo
-    settings = cell("flat", out=config.out, seed=0, quick=True)
-    step, text = standing(settings)
-    last = read_metrics(settings.out, "validation")[-1]
-    assert step == last["step"] == settings.optim.steps
-    assert text == f"cells right at step {step}: {last['cells_by_steps'][-1]:.0%} after 4 steps"
-    assert standing(few_steps(tmp_path)) == (0, "starting")
+        train_cells(tmp_path, few_steps(), here=False)
 
 
 def test_a_seed_below_0_is_refused():

@@ -1,27 +1,34 @@
 """The models of the collapse at a toy size, and the record of them that comes with the package."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deeploop.commands import demo_collapse
-from deeploop.commands.demo_collapse import CURES, METHODS, QUICK_ROUNDS, QUICK_STEPS, ROUNDS, cell, train_all
+from deeploop.commands.demo_collapse import (
+    CURES,
+    METHODS,
+    QUICK_ROUNDS,
+    QUICK_STEPS,
+    ROUNDS,
+    STEPS,
+    grid,
+    train_all,
+)
 from deeploop.report import collapse
-from deeploop.tasks.language.recipes import tiny
 from deeploop.train.metrics import read_metrics
 
+TITLES, CURED = ([title for title, _ in found.values()] for found in (METHODS, CURES))
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "demo-collapse"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def narrow():
-    """The recipe that all of them start from, at an eighth of its width."""
-    base = tiny()
-    model = replace(base.model, width=16, hidden=16)
+    """The models at an eighth of their width."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo_collapse, "tiny", lambda: replace(base, model=model))
+        for name in ("model.width", "model.hidden"):
+            patch.setitem(demo_collapse.SETTINGS, name, 16)
         yield
 
 
@@ -31,17 +38,22 @@ def trained(tmp_path_factory):
     return out, train_all(out, 0, quick=True)
 
 
+def runs_of(out):
+    return out / "runs" / f"collapse-seed0-{QUICK_STEPS}steps"
+
+
 def test_the_record_holds_what_the_runs_wrote(trained):
     out, record = trained
     assert [(run["method"], run["rounds"]) for run in record["runs"]] == [
-        *((method, R) for R in (1, QUICK_ROUNDS) for method in METHODS),
-        *((method, QUICK_ROUNDS) for method in CURES),
+        *((method, R) for R in (1, QUICK_ROUNDS) for method in TITLES),
+        *((method, QUICK_ROUNDS) for method in CURED),
     ]
-    for run, row in zip(record["runs"], collapse.table_rows(record), strict=True):
-        settings = cell(out, 0, run["method"], run["rounds"], QUICK_STEPS)
-        last = read_metrics(settings.out, "validation")[-1]
+    cells = grid(out, 0, (1, QUICK_ROUNDS), QUICK_STEPS).cells()
+    for cell, run, row in zip(cells, record["runs"], collapse.table_rows(record), strict=True):
+        settings, folder = cell.config(), runs_of(out) / cell.name
+        last = read_metrics(folder, "validation")[-1]
         assert run["validations"][-1]["step"] == last["step"] == QUICK_STEPS
-        assert run["train"][-1] == (QUICK_STEPS, round(read_metrics(settings.out, "train")[-1]["loss"], 4))
+        assert run["train"][-1] == (QUICK_STEPS, round(read_metrics(folder, "train")[-1]["loss"], 4))
         assert f"{last['loss']:.3f}" in row
         assert f"{last['similarity']:.2f}" in row
         if law := settings.model.residual.law:
@@ -50,10 +62,10 @@ def test_the_record_holds_what_the_runs_wrote(trained):
 
 def test_a_second_start_trains_nothing_again(trained):
     out, record = trained
-    settings = cell(out, 0, "DeepLoop p=1/2", QUICK_ROUNDS, QUICK_STEPS)
-    before = (settings.out / "metrics.jsonl").read_text()
+    metrics = runs_of(out) / f"r{QUICK_ROUNDS}-deeploop" / "metrics.jsonl"
+    before = metrics.read_text()
     assert train_all(out, 0, quick=True) == record
-    assert (settings.out / "metrics.jsonl").read_text() == before
+    assert metrics.read_text() == before
 
 
 def test_nothing_follows_from_a_quick_look(trained):
@@ -61,9 +73,10 @@ def test_nothing_follows_from_a_quick_look(trained):
 
 
 def test_all_six_share_seed_data_and_schedule():
-    cells = [cell(Path("demo"), 0, method, rounds) for method in METHODS for rounds in (1, ROUNDS)]
+    cells = [c.config() for c in grid(Path("demo"), 0).cells()]
+    assert len(cells) == 7
     assert len({repr((c.seed, c.data, c.optim, c.device)) for c in cells}) == 1
-    assert len({c.out for c in cells}) == 6
+    assert [c.model.unigram_bias for c in cells] == [False] * 6 + [True]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +92,8 @@ def test_all_six_share_seed_data_and_schedule():
 )
 def test_verdict_says_what_happened(small, large, says):
     ends = {("DeepNorm p=1/4", ROUNDS): small, ("DeepLoop p=1/2", ROUNDS): large}
-    ends |= dict.fromkeys([(method, 1) for method in METHODS], "escaped")
-    ends |= dict.fromkeys([(method, ROUNDS) for method in CURES], "escaped")
+    ends |= dict.fromkeys([(method, 1) for method in TITLES], "escaped")
+    ends |= dict.fromkeys([(method, ROUNDS) for method in CURED], "escaped")
     runs = [
         {"method": method, "rounds": R, "validations": [{"verdict": end}]}
         for (method, R), end in ends.items()
@@ -104,8 +117,11 @@ def test_verdict_says_whether_the_bias_helped(end, says):
 def test_the_shipped_record_is_of_the_models_that_are_trained():
     record = collapse.read()
     assert not record["quick"]
-    for run in record["runs"]:
-        settings = cell(Path("demo"), record["seed"], run["method"], run["rounds"])
+    cells = grid(Path("demo"), record["seed"]).cells()
+    assert record["steps"] == STEPS
+    for cell, run in zip(cells, record["runs"], strict=True):
+        settings = cell.config()
+        assert (METHODS | CURES)[cell.axes["method"]][0] == run["method"]
         assert run["validations"][-1]["step"] == run["train"][-1][0] == settings.optim.steps
         assert run.get("alpha", 1) == settings.model.scales.alpha
     assert collapse.draw(record).axes
@@ -120,7 +136,7 @@ def test_the_shipped_record_ends_as_its_seed_did_when_seeds_were_counted():
         if row["seed"] == record["seed"]
     ]
     for run in record["runs"]:
-        if run["method"] in CURES:  # seeds were not counted with them
+        if run["method"] in CURED:  # seeds were not counted with them
             continue
         own = next(r for r in counted if (r["method"], r["rounds"]) == (run["method"], run["rounds"]))
         assert run["validations"][-1]["verdict"] == own["validations"][-1]["verdict"]
@@ -129,7 +145,7 @@ def test_the_shipped_record_ends_as_its_seed_did_when_seeds_were_counted():
 def test_seed_counts_are_those_of_the_page_beside_them():
     rows = json.loads((RESULTS / "seeds.json").read_text())
     page = (RESULTS / "README.md").read_text()
-    for method in METHODS:
+    for method in TITLES:
         own = [row for row in rows if row["method"] == method]
         assert len(own) >= 3
         escaped = sum(row["validations"][-1]["verdict"] == "escaped" for row in own)

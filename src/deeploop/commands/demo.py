@@ -7,12 +7,16 @@ measured.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deeploop.commands.parsing import run_command
 from deeploop.files import write_json
+
+if TYPE_CHECKING:
+    from deeploop.sweep.cells import SweepFolder
+    from deeploop.sweep.grid import Grid
 
 
 @dataclass(frozen=True)
@@ -50,65 +54,62 @@ def run(config: DemoConfig) -> str:
 
 def train_and_evaluate(config: DemoConfig) -> dict[str, Any]:
     """The three models of the automaton: what the page shows of them, as plain values."""
-    import torch
-
     from deeploop.commands import demo_models as models
-    from deeploop.commands.demo_training import train_beside
     from deeploop.report import demo
     from deeploop.runs.folder import provenance
 
-    began, threads = time.monotonic(), torch.get_num_threads()
-    cells = {
-        name: models.cell(name, out=config.out, seed=config.seed, quick=config.quick)
-        for name in models.MODELS
-    }
+    began = time.monotonic()
     if config.quick:
         print(
             f"--quick checks the installation: {models.QUICK_STEPS} steps, so the models are not trained and "
             "their answers are wrong",
             flush=True,
         )
-    print(demo.introduction(cells["flat"].data.train_steps, max(demo.TABLE)), flush=True)
-    found: dict[str, dict[str, Any]] = {}
-
-    def evaluate(*names: str) -> None:
-        for name in names:
-            found[name] = models.model_record(name, cells[name], quick=config.quick)
-
-    loops, stack = {name: cells[name] for name in ("flat", "pre-norm")}, {"stack": cells["stack"]}
-    torch.set_num_threads(1)  # as the runs have, whose neighbour this is
-    try:
-        if config.quick:
-            train_here({**loops, **stack})
-            evaluate(*cells)
-        else:
-            print("\nside by side, one core each: the same looped block, flat and under pre-norm", flush=True)
-            train_beside(loops)
-            print("\nfour layers without a loop, told the number of steps; half as long", flush=True)
-            train_beside(stack, meanwhile=lambda: evaluate(*loops))
-            evaluate("stack")
-    finally:
-        torch.set_num_threads(threads)
+    print(demo.introduction(models.TRAINED_STEPS, max(demo.TABLE)), flush=True)
+    print(
+        "\ntwo at a time, one core each: a looped block, flat and under pre-norm; then four layers",
+        flush=True,
+    )
+    out = config.out / "runs" / f"seed{config.seed}{'-quick' * config.quick}"
+    folder = train_cells(out, models.grid(config.seed, quick=config.quick), here=config.quick)
     return {
         "seed": config.seed,
         "quick": config.quick,
-        **models.shared_record(cells["flat"], quick=config.quick),
-        "models": {name: found[name] for name in cells},
+        **models.shared_record(folder.configs["flat"], quick=config.quick),
+        "models": {name: models.model_record(name, out / name, quick=config.quick) for name in models.MODELS},
         "seconds": round(time.monotonic() - began, 1),
         **{key: value for key, value in provenance().items() if key in ("deeploop", "torch", "git")},
     }
 
 
-def train_here(cells: dict[str, Any]) -> None:
-    """One after another in this process: what takes seconds is not worth another start of torch."""
-    from deeploop.commands.demo_training import is_finished
-    from deeploop.train.loop import train
+def train_cells(out: Path, grid: "Grid", *, here: bool) -> "SweepFolder":
+    """Train what is not finished as a sweep does: two at a time, one core each; or `here`, one by one.
 
-    for name, config in cells.items():
-        if not is_finished(config):
-            print(f"{name}: {config.optim.steps} steps", flush=True)
-            if train(config, quiet=True)["ended"] == "stopped":
-                raise KeyboardInterrupt
+    Ctrl-C lets them save; KeyboardInterrupt then ends the demo, and the same command goes on.
+    """
+    from deeploop.files import lock_folder
+    from deeploop.sweep.board import LiveTable
+    from deeploop.sweep.cells import SweepFolder
+    from deeploop.sweep.launch import Local
+    from deeploop.train.loop import train
+    from deeploop.train.stop import StopRequest
+
+    folder = SweepFolder(out, grid, grid.cells())
+    slots = [{"OMP_NUM_THREADS": "1"}] * 2
+    launcher = Local(folder, slots, keep_weights=True, watch=LiveTable(folder, len(slots)).show)
+    with lock_folder(out), StopRequest() as stop:
+        folder.write()
+        for cell in folder.cells if here else ():  # what takes seconds is not worth another start of torch
+            if folder.next_command(cell):
+                print(f"{cell.name}: {folder.configs[cell.name].optim.steps} steps", flush=True)
+                train(replace(folder.configs[cell.name], out=out / cell.name, resume=True), quiet=True)
+        if not here and any(map(folder.next_command, folder.cells)):
+            launcher.run(stop)
+    for name, error in launcher.failed.items():
+        raise ValueError(f"{name}: {error}; its log: {out / name}.log")
+    if any(map(folder.next_command, folder.cells)):
+        raise KeyboardInterrupt  # asked to stop: what ran has saved
+    return folder
 
 
 def main(arguments: list[str]) -> int:

@@ -6,58 +6,58 @@ on purpose: of those tried, it is one at which the smaller exponent collapses to
 than the larger (docs/results/demo-collapse has the counts, and how the ramp was picked).
 """
 
-from dataclasses import replace
-from itertools import product
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deeploop.commands.demo import train_cells
 from deeploop.commands.prepare import PrepareStdlib
 from deeploop.commands.prepare import run as run_prepare
-from deeploop.config.run import LogConfig
 from deeploop.report.plots import series
-from deeploop.tasks.language.config import TrainConfig
-from deeploop.tasks.language.recipes import tiny
-from deeploop.train.loop import train
+from deeploop.runs.folder import load_config
+from deeploop.sweep.grid import Grid
 from deeploop.train.metrics import read_metrics
 
-METHODS: dict[str, dict[str, Any]] = {
-    "pre-norm": {"rule": "prenorm"},
-    "DeepNorm p=1/4": {"rule": "deepnorm"},
-    "DeepLoop p=1/2": {"rule": "deeploop"},
+METHODS = {
+    "pre-norm": ("pre-norm", {"model.rule": "prenorm"}),
+    "deepnorm": ("DeepNorm p=1/4", {"model.rule": "deepnorm"}),
+    "deeploop": ("DeepLoop p=1/2", {"model.rule": "deeploop"}),
 }
-# At the looped depth alone: an output bias that starts at the unigram frequencies.
-CURES: dict[str, dict[str, Any]] = {
-    "DeepNorm p=1/4, unigram bias": {"rule": "deepnorm", "unigram_bias": True},
+CURES = {  # at the looped depth alone: an output bias that starts at the unigram frequencies
+    "deepnorm-bias": (
+        "DeepNorm p=1/4, unigram bias",
+        {"model.rule": "deepnorm", "model.unigram_bias": True},
+    ),
 }
 ROUNDS, STEPS = 12, 160
 QUICK_ROUNDS, QUICK_STEPS = 2, 8
 KEPT = ("step", "loss", "floor", "similarity", "verdict")
+SETTINGS = {
+    "model.context": 64,
+    "model.unigram_bias": False,
+    "data.validation_sequences": 128,
+    "optim.peak_lr": 1.2e-2,  # rises by 1.2e-4 per step, picked among a few: docs/results/demo-collapse
+    "optim.floor_lr": 1.2e-3,
+    "checkpoint.keep": 1,
+    "log.every": 2,
+}
 
 
-def cell(out: Path, seed: int, method: str, rounds: int, steps: int = STEPS) -> TrainConfig:
-    """The full config of one run."""
-    base = tiny()
-    name = f"{method.split()[0].lower()}{'-bias' * (method in CURES)}-r{rounds}"
-    return replace(
-        base,
-        out=out / "runs" / f"collapse-seed{seed}-{steps}steps" / name,
-        resume=True,
-        seed=seed,
-        model=replace(base.model, rounds=rounds, context=64, **(METHODS | CURES)[method]),
-        data=replace(
-            base.data, path=out / "data", validation_sequences=128, validate_every=max(1, steps // 4)
-        ),
-        # The rate rises by 1.2e-4 per step, picked among a few: docs/results/demo-collapse.
-        optim=replace(
-            base.optim,
-            steps=steps,
-            peak_lr=1.2e-2,
-            floor_lr=1.2e-3,
-            warmup_steps=max(1, steps * 5 // 8),
-        ),
-        checkpoint=replace(base.checkpoint, every=steps, keep=1),
-        log=LogConfig(every=2),
-    )
+def grid(out: Path, seed: int, rounds: Sequence[int] = (1, ROUNDS), steps: int = STEPS) -> Grid:
+    """Every method at these rounds, and the cure at the last of them."""
+    settings = {
+        **SETTINGS,
+        "seed": seed,
+        "data.path": str(out / "data"),
+        "data.validate_every": max(1, steps // 4),
+        "optim.steps": steps,
+        "optim.warmup_steps": max(1, steps * 5 // 8),
+        "checkpoint.every": steps,
+    }
+    methods = {name: own for name, (_, own) in (METHODS | CURES).items()}
+    axes = {"r": {R: {"model.rounds": R} for R in rounds}, "method": methods}
+    omit = tuple({"r": R, "method": name} for R in rounds[:-1] for name in CURES)
+    return Grid("demo-collapse", "tiny", axes, settings, omit=omit)
 
 
 def prepare_corpus(out: Path) -> str:
@@ -67,31 +67,27 @@ def prepare_corpus(out: Path) -> str:
 def train_all(out: Path, seed: int, *, quick: bool = False) -> dict[str, Any]:
     """Trains the seven models; returns their record, as `report.collapse` shows it."""
     looped, steps = (QUICK_ROUNDS, QUICK_STEPS) if quick else (ROUNDS, STEPS)
-    print(f"\n{prepare_corpus(out)}", flush=True)
-    named = [*product((1, looped), METHODS), *product((looped,), CURES)]
-    cells = {(method, R): cell(out, seed, method, R, steps) for R, method in named}
-    for number, ((method, R), settings) in enumerate(cells.items(), start=1):
-        print(f"\n[{number}/{len(cells)}] {method}, {settings.model.blocks} blocks × {R} rounds", flush=True)
-        if train(settings)["ended"] == "stopped":
-            raise KeyboardInterrupt  # the run is saved; whoever asked to stop means the whole demo
+    print(f"\n{prepare_corpus(out)}\n", flush=True)
+    runs = out / "runs" / f"collapse-seed{seed}-{steps}steps"
+    cells = train_cells(runs, grid(out, seed, (1, looped), steps), here=quick).cells
     return {
         "source": f"this run, seed {seed}",
         "seed": seed,
         "steps": steps,
         "quick": quick,
-        "runs": [run_record(method, R, settings) for (method, R), settings in cells.items()],
+        "runs": [run_record(cell.axes["method"], runs / cell.name) for cell in cells],
     }
 
 
-def run_record(method: str, rounds: int, settings: TrainConfig) -> dict[str, Any]:
+def run_record(method: str, run: Path) -> dict[str, Any]:
     """A run's curves, and the scales of its residuals where they are not 1."""
-    model = settings.model
+    model = load_config(run).model
     scales = {"alpha": model.scales.alpha, "beta": model.scales.beta} if model.residual.law else {}
-    steps, losses = series(read_metrics(settings.out, "train"), "loss")
-    validations = [{key: line[key] for key in KEPT} for line in read_metrics(settings.out, "validation")]
+    steps, losses = series(read_metrics(run, "train"), "loss")
+    validations = [{key: line[key] for key in KEPT} for line in read_metrics(run, "validation")]
     return {
-        "method": method,
-        "rounds": rounds,
+        "method": (METHODS | CURES)[method][0],
+        "rounds": model.rounds,
         "depth": model.depth,
         **scales,
         "train": [(step, round(loss, 4)) for step, loss in zip(steps, losses, strict=True)],

@@ -1,7 +1,7 @@
 """What the demo trains: three models on the steps of an automaton, and their answers far beyond them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.demo import TABLE
+from deeploop.sweep.grid import Grid
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.iterate.problems.base import solve
 from deeploop.tasks.iterate.problems.examples import held_out
 from deeploop.tasks.iterate.scoring import copying, read_outs
-from deeploop.tasks.recipes import get_recipe
 
 DRAWN = tuple(sorted({*TABLE, 5, 6, 7, 11, 18, 34, 47, 60, 100, 150}))
 """Steps of the curves."""
@@ -42,41 +42,37 @@ MODELS = {
     "pre-norm": Model("automaton", "prenorm", 3e-3, 0.0, 2_000, "one block, looped: pre-norm"),
     "stack": Model("automaton-stack", "flat", 3e-3, 0.0, 1_000, "four layers, no loop"),
 }
+TRAINED_STEPS = 4
 QUICK_STEPS, QUICK_LENGTH, QUICK_BATCH, QUICK_ROWS = 24, 8, 16, 32
 
 
-def cell(name: str, *, out: Path, seed: int, quick: bool) -> IterateTrainConfig:
-    """The full config of one run."""
-    model, base = MODELS[name], get_recipe(MODELS[name].recipe)
-    assert isinstance(base, IterateTrainConfig)
+def grid(seed: int, *, quick: bool) -> Grid:
+    """The three runs."""
+    return Grid("demo", "automaton", {"model": {name: _settings(name, seed, quick) for name in MODELS}})
+
+
+def _settings(name: str, seed: int, quick: bool) -> dict[str, Any]:
+    model = MODELS[name]
     steps = QUICK_STEPS if quick else model.steps
-    return replace(
-        base,
-        out=out / "runs" / f"seed{seed}{'-quick' * quick}" / name,
-        resume=True,
-        seed=seed,
-        model=replace(base.model, rule=model.rule),
-        data=replace(
-            base.data,
-            length=QUICK_LENGTH if quick else base.data.length,
-            # What one sees while waiting: the longest that is trained, and the longest that is shown.
-            test_steps=(base.data.train_steps, *(() if quick else (max(TABLE),))),
-            test_examples=QUICK_ROWS if quick else 64,
-            validate_every=steps if quick else steps // 4,
-        ),
-        optim=replace(
-            base.optim,
-            steps=steps,
-            batch=QUICK_BATCH if quick else base.optim.batch,
-            peak_lr=model.peak_lr,
-            floor_lr=model.peak_lr / 10,
-            warmup_steps=2 if quick else base.optim.warmup_steps,
-        ),
-        rounds=replace(base.rounds, noise=model.noise),
-        checkpoint=replace(base.checkpoint, every=steps // 4, keep=1),
-        device=replace(base.device, kind="cpu"),
-        log=replace(base.log, every=max(1, steps // 100)),
-    )
+    small = {"data.length": QUICK_LENGTH, "optim.batch": QUICK_BATCH, "optim.warmup_steps": 2}
+    return {
+        "recipe": model.recipe,
+        "seed": seed,
+        "model.rule": model.rule,
+        # What one sees while waiting: the longest that is trained, and the longest that is shown.
+        "data.test_steps": [TRAINED_STEPS] if quick else [TRAINED_STEPS, max(TABLE)],
+        "data.test_examples": QUICK_ROWS if quick else 64,
+        "data.validate_every": steps if quick else steps // 4,
+        "optim.steps": steps,
+        "optim.peak_lr": model.peak_lr,
+        "optim.floor_lr": model.peak_lr / 10,
+        "rounds.noise": model.noise,
+        "checkpoint.every": steps // 4,
+        "checkpoint.keep": 1,
+        "device.kind": "cpu",
+        "log.every": max(1, steps // 100),
+        **(small if quick else {}),
+    }
 
 
 def shared_record(config: IterateTrainConfig, *, quick: bool) -> dict[str, Any]:
@@ -95,9 +91,9 @@ def shared_record(config: IterateTrainConfig, *, quick: bool) -> dict[str, Any]:
     }
 
 
-def model_record(name: str, config: IterateTrainConfig, *, quick: bool) -> dict[str, Any]:
+def model_record(name: str, run: Path, *, quick: bool) -> dict[str, Any]:
     """A trained model on held-out rows: shares of cells and rows right, and how it continued the first."""
-    model, _ = load_iterate(config.out)
+    model, config = load_iterate(run)
     task = config.examples.task
     rows = held_out(task, QUICK_ROWS if quick else ROWS)
     truth, every = solve(task, rows, DRAWN), range(1, max(TABLE) + 1)

@@ -69,7 +69,9 @@ def ending(validation: Mapping[str, Any], *, steps: int | None, since: int, stop
 
 
 def outcome(validation: Mapping[str, Any]) -> str | None:
-    """The collapse verdict of a language model, the puzzles that a reasoner solved."""
+    """The collapse verdict of a language model, the puzzles solved, or the cells right at the most steps."""
+    if steps := validation.get("steps"):
+        return f"{validation['cells_by_steps'][-1]:.1%} after {steps[-1]} steps"
     exact = validation.get("exact")
     return validation.get("verdict") or (None if exact is None else f"{exact:.1%} exact")
 
