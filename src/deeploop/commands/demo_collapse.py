@@ -15,7 +15,7 @@ from deeploop.commands.prepare import PrepareStdlib
 from deeploop.commands.prepare import run as run_prepare
 from deeploop.report.plots import series
 from deeploop.runs.folder import load_config
-from deeploop.sweep.grid import Grid
+from deeploop.sweep.grid import Axis, Grid
 from deeploop.train.metrics import read_metrics
 
 METHODS = {
@@ -55,7 +55,7 @@ def grid(out: Path, seed: int, rounds: Sequence[int] = (1, ROUNDS), steps: int =
         "checkpoint.every": steps,
     }
     methods = {name: own for name, (_, own) in (METHODS | CURES).items()}
-    axes = {"r": {R: {"model.rounds": R} for R in rounds}, "method": methods}
+    axes: dict[str, Axis] = {"r": {R: {"model.rounds": R} for R in rounds}, "method": methods}
     omit = tuple({"r": R, "method": name} for R in rounds[:-1] for name in CURES)
     return Grid("demo-collapse", "tiny", axes, settings, omit=omit)
 
