@@ -28,7 +28,7 @@ from deeploop.eval.generation import GREEDY, choose
 from deeploop.models import LoopedGPT
 from deeploop.nn.cache import PositionedCache
 from deeploop.nn.kernels import decode
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from deeploop.tasks.language.recipes import gpt2_small
 
 PROMPT, CAPACITY = 128, 256

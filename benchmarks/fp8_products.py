@@ -18,7 +18,7 @@ from torch import Tensor
 
 from deeploop.nn.fp8 import E4M3, E5M2, Product, multiply
 from deeploop.nn.kernels import casts, swiglu
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 
 CALLS = 10
 TILES = [(64, 64, 4), (64, 128, 8), (128, 128, 8)]

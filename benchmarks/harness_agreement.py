@@ -22,7 +22,7 @@ import deeploop.models.hf  # tells transformers of the exported model
 from deeploop.eval.harness import HarnessLM, set_shots
 from deeploop.eval.scoring import score
 from deeploop.eval.tasks import PAPER_TASKS, load_tasks, quiet
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 
 TOLERANCE = 1e-4
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.bench.timing import compile_reference, fast_attention, reference_model
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.active import ActiveRun

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from deeploop.bench.options import BenchArgs
 from deeploop.bench.timing import reference_step
 from deeploop.bench.training import cells_of
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from deeploop.train.distributed import open_world
 from deeploop.train.opening import open_run
 from deeploop.train.steps import StepQueue

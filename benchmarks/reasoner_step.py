@@ -34,7 +34,7 @@ from deeploop.config.run import RunConfig
 from deeploop.nn.fp8 import in_e4m3
 from deeploop.nn.kernels import attention, epilogues, norms, rotary, swiglu
 from deeploop.nn.layers import rotary_table
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from deeploop.tasks.puzzles.data.sets import write_puzzles
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.distributed import open_world

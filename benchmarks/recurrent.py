@@ -29,7 +29,7 @@ from deeploop.config.run import DeviceConfig
 from deeploop.models import LoopedGPT
 from deeploop.models.accounting import flops_per_token
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from deeploop.runs.folder import provenance
 from deeploop.tasks.language.config import RoundsConfig, TrainConfig
 from deeploop.tasks.language.recipes import gpt2_small, tiny

@@ -34,7 +34,7 @@ from deeploop.config.run import RunConfig
 from deeploop.nn.kernels import mixer as mixing
 from deeploop.nn.kernels.attention import AttentionTiles
 from deeploop.nn.kernels.epilogues import ProductTiles
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from deeploop.tasks.puzzles.data.sets import write_puzzles
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.adam_atan2 import AdamATan2

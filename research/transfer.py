@@ -11,13 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from deeploop.report.figures import finish, plain
 from deeploop.report.groups import Histories
-from deeploop.report.listing import number
-from deeploop.report.page import MISSING, text_table
-from deeploop.report.plots import INK, round_colours
+from deeploop.report.plots import INK, plain, quiet, round_colours
 from deeploop.report.runs import find_runs
-from deeploop.report.tables import Table
+from deeploop.report.tables import MISSING, Table, number
 from research.rates import (
     JUDGED_AT,
     MOST_REGRET,
@@ -164,7 +161,9 @@ def transfer_figure(study: Study) -> Figure | None:
     for each in grid.flat[len(study.rules) - wide : len(study.rules)]:
         each.set_xlabel("peak learning rate")
     draw_legend(figure, study, colours)
-    return finish(figure)
+    for axes in figure.axes:
+        quiet(axes)
+    return figure
 
 
 def y_range(study: Study) -> Interval | None:
@@ -227,7 +226,7 @@ def main() -> None:
     for study in find_studies(find_runs([Path(word) for word in sys.argv[1:]]), Histories()):
         if study.over_rounds:
             for table in (rules_table(study, ""), losses_table(study, "")):
-                print(f"\n{table.title}\n\n{text_table(table.header, table.rows)}\n\n{table.note}")
+                print(f"\n{table.title}\n\n{table.text()}\n\n{table.note}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 from deeploop.commands.demo import train_cells
 from deeploop.commands.demo_collapse import CURES, METHODS, ROUNDS, grid, prepare_corpus, run_record
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from research import RESULTS
 
 FOLDER = RESULTS / "demo-collapse"

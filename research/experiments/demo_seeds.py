@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deeploop.report.demo import HEADER, claim_holds, table_rows
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from research import RESULTS
 
 FOLDER = RESULTS / "demo"

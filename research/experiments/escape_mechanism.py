@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 from deeploop.diagnose.stream import BranchVisits, branch_visits
 from deeploop.models.gpt import LoopedGPT
-from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
+from deeploop.report.tables import text_table
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.active import ActiveRun

@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 from deeploop.diagnose.collapse import SIMILARITY_LIMIT
 from deeploop.models import GPTConfig
-from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
+from deeploop.report.tables import text_table
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.distributed import World, open_world

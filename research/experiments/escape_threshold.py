@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 from deeploop.models import GPTConfig
 from deeploop.paper.grids import paper_grid
-from deeploop.report.page import text_table
 from deeploop.report.plots import save_png
+from deeploop.report.tables import text_table
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
 from deeploop.theory.scaling import ScalingRule

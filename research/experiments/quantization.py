@@ -25,7 +25,8 @@ from deeploop.eval.validation import validate
 from deeploop.files import read_json
 from deeploop.models import LoopedGPT
 from deeploop.nn.rounding import round_matrices_
-from deeploop.report.page import filled, markdown_table
+from deeploop.report.page import filled
+from deeploop.report.tables import markdown_table
 from deeploop.runs.folder import load_config
 from research.paired import Difference, paired
 

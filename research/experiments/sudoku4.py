@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deeploop.commands import prepare_puzzles
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from deeploop.tasks.recipes import get_recipe
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics

@@ -12,8 +12,9 @@ from statistics import fmean
 
 import numpy as np
 
-from deeploop.report.page import MISSING, filled, markdown_table
+from deeploop.report.page import filled
 from deeploop.report.runs import find_runs
+from deeploop.report.tables import MISSING, markdown_table
 from research import RESULTS
 from research.contrasts import Losses, contrasts, holm, pooled, quantile, upper_tail
 from research.tables.long_training import losses_of_seeds, mean_losses

@@ -12,9 +12,10 @@ from typing import Any
 
 from deeploop.diagnose.exponent import half_width
 from deeploop.report.beyond import RIGHT, goes_on
-from deeploop.report.page import MISSING, filled, markdown_table
+from deeploop.report.page import filled
 from deeploop.report.runs import Run, find_runs
 from deeploop.report.sweeps import read_sweep
+from deeploop.report.tables import MISSING, markdown_table
 from deeploop.tasks.iterate.problems import make_task
 from deeploop.tasks.iterate.problems.examples import held_out
 from deeploop.tasks.iterate.scoring import copying

@@ -13,8 +13,9 @@ from typing import Any
 
 from deeploop.report import escapes
 from deeploop.report.groups import Histories, is_language, method
-from deeploop.report.page import MISSING, filled, markdown_table
+from deeploop.report.page import filled
 from deeploop.report.runs import Run, find_runs
+from deeploop.report.tables import MISSING, markdown_table
 from deeploop.rules import DEEPLOOP
 from deeploop.train.metrics import read_metrics
 from research import DOCS

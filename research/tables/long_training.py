@@ -11,8 +11,9 @@ from statistics import fmean
 
 import numpy as np
 
-from deeploop.report.page import filled, markdown_table
+from deeploop.report.page import filled
 from deeploop.report.sweeps import read_sweep
+from deeploop.report.tables import markdown_table
 from research import RESULTS
 from research.contrasts import Contrast, Losses, contrasts, pooled
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from deeploop.report.page import MISSING, filled, markdown_table
+from deeploop.report.page import filled
 from deeploop.report.runs import Run, find_runs
+from deeploop.report.tables import MISSING, markdown_table
 from deeploop.train.metrics import read_metrics
 from research import DOCS
 from research.paired import by_seed

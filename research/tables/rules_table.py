@@ -15,10 +15,11 @@ from statistics import fmean, linear_regression
 from typing import NamedTuple
 
 from deeploop.report.groups import Histories
-from deeploop.report.page import filled, markdown_table, markdown_text
+from deeploop.report.page import filled
 from deeploop.report.plots import save_png
 from deeploop.report.recommend import BATCH_TOKENS, FILE, WIDTH, Line, Order
 from deeploop.report.runs import find_runs
+from deeploop.report.tables import markdown_table, markdown_text
 from deeploop.rules import NAMED
 from research import DOCS
 from research import transfer as views

@@ -68,7 +68,7 @@ deeploop: train transformers whose blocks are visited many times
   deeploop diagnose [RUN…]                      κ_R: do the visits of its blocks align? and the step's effect
   deeploop sweep table1 | p-sweep | … | FILE    the paper's grids of runs, or your own, in parallel
   deeploop runs [FOLDER…]                       list and compare runs: settings, progress, losses, cost
-  deeploop report RUN… [--out FOLDER]           tables and figures beside the paper's, as one HTML page
+  deeploop report RUN… [--out FOLDER]           tables and figures of runs, as one HTML page
   deeploop export RUN FOLDER                    weights, tokenizer and code for transformers
   deeploop bench [--rounds 1 3 7]               tokens/s, share of the device's ceiling, peak memory
   deeploop demo                                 see a loop trained on 4 steps go on to 200, in six minutes

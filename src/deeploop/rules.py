@@ -275,7 +275,7 @@ DEEPLOOP = Rule(
     beta=True,
 )
 POSTNORM = Rule(
-    "postnorm", "post-norm", "#999933", "no scale follows R", ("shrink",), inner_norm=False, shrink=True
+    "postnorm", "post-norm", "#45C4E0", "no scale follows R", ("shrink",), inner_norm=False, shrink=True
 )
 PRENORM = Rule(
     "prenorm",
@@ -291,7 +291,7 @@ AVERAGED = replace(
     PRENORM,
     name="averaged",
     label="pre-norm 1/N",
-    colour="#56B4E9",
+    colour="#CF6FE0",
     claim="the stream gets the mean of what the N visits add",
     options=("shrink",),
     epsilon="averaged",
@@ -301,7 +301,7 @@ FACTORED = replace(
     AVERAGED,
     name="factored",
     label="pre-norm λ/(R√K)",
-    colour="#CC79A7",
+    colour="#8A3324",
     claim="all visits of a block together add as much at every R",
     options=("gain", "shrink"),
     epsilon="factored",
@@ -311,7 +311,7 @@ LNSCALE = replace(
     PRENORM,
     name="lnscale",
     label="LayerNorm Scaling",
-    colour="#332288",
+    colour="#9BC53D",
     claim="no scale follows R; a block's branches are read at 1/√k in every round",
     options=("shrink",),
     shrink=False,
@@ -327,7 +327,7 @@ FLAT = Rule(
     alpha="flat",
     outer_gain=False,
 )
-DEEPNORM = replace(DEEPLOOP, name="deepnorm", label="DeepNorm", colour="#E69F00", p=0.25)
+DEEPNORM = replace(DEEPLOOP, name="deepnorm", label="DeepNorm", colour="#D9A400", p=0.25)
 RULES = (DEEPLOOP, DEEPNORM, PRENORM, POSTNORM, AVERAGED, FACTORED, FLAT, LNSCALE)
 NAMED = {rule.name: rule for rule in RULES}
 

@@ -8,10 +8,10 @@ import torch
 from deeploop.cli import main
 from deeploop.models.gpt import LoopedGPT
 from deeploop.report.alignment_plots import alignment_figure
-from deeploop.report.diagnosis import LEGEND, one_depth_verdict
 from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language import diagnose as diagnose_run
 from deeploop.tasks.language.diagnose import weights_of
+from deeploop.tasks.language.findings import LEGEND, one_depth_verdict
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 

@@ -12,7 +12,8 @@ import torch
 from deeploop.cli import main
 from deeploop.eval.requests import load_scores
 from deeploop.eval.tasks import PAPER_TASKS
-from deeploop.report import plots, scoreboard
+from deeploop.report.results import read as read_results
+from deeploop.tasks.language.scores import IDENTITY, accuracy_chart, averages, table
 from deeploop.train.loop import train
 
 
@@ -46,7 +47,7 @@ def test_the_eight_tasks_end_in_the_papers_table(run, command, hashed):
     header, _, *rows = out.split("\n\n")[1].splitlines()
     headings = ["ARC-C", "ARC-E", "HellaSwag", "OBQA", "PIQA", "SciQ", "SIQA", "WG", "Avg"]
     assert header.split() == ["acc,", "%", *headings]
-    (record,) = scoreboard.read(run / "eval.json")
+    (record,) = read_results(run / "eval.json")
     assert len(record["results"]) == 16
     for shots, row in zip((0, 1), rows, strict=True):
         results = [result for result in record["results"] if result["shots"] == shots]
@@ -60,7 +61,7 @@ def test_the_eight_tasks_end_in_the_papers_table(run, command, hashed):
 
 def test_what_made_a_result_is_written_with_it(run, command, task_files):
     record = json.loads(command(run, "--tasks", "piqa", "sciq", "--shots", 1, "--limit", 2, "--json"))
-    assert scoreboard.read(run / "eval.json") == [record]
+    assert read_results(run / "eval.json") == [record]
     assert record["checkpoint"] == "step-00000002"
     assert (record["limit"], record["rounds"], record["shots"]) == (2, [3], [1])
     assert (record["precision"], record["device"], record["tokenizer"]) == ("fp32", "cpu", "bytes")
@@ -79,7 +80,7 @@ def test_results_of_other_settings_stay_beside_each_other(run, command):
     few = ("--tasks", "piqa", "--shots", 0)
     for words in [(), ("--limit", 2), ("--limit", 2), ("--rounds", 1)]:
         command(run, *few, *words)
-    kept = [(record["limit"], record["rounds"]) for record in scoreboard.read(run / "eval.json")]
+    kept = [(record["limit"], record["rounds"]) for record in read_results(run / "eval.json")]
     assert kept == [(None, [3]), (2, [3]), (None, [1])]
 
 
@@ -120,10 +121,10 @@ def test_three_steps_on_three_machines_are_one(run, command, task_files, tmp_pat
     replayed = json.loads(command("--scores", moved, "--json"))
     live = json.loads(command(run, "--limit", 3, "--json"))
     assert replayed["results"] == live["results"]
-    for key in scoreboard.IDENTITY:
+    for key in IDENTITY:
         assert replayed[key] == live[key]
     assert replayed["deviations"] == live["deviations"]
-    assert scoreboard.read(moved.parent / "eval.json") == [replayed]
+    assert read_results(moved.parent / "eval.json") == [replayed]
 
 
 def test_scores_of_other_requests_are_refused(run, command, task_files, tmp_path, capsys):
@@ -145,9 +146,9 @@ def test_several_rounds_make_a_picture(run, command):
         [f"{shots}-shot", f"R={R}"] for shots in (0, 1) for R in (1, 3)
     ]
     assert (run / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
-    (sweep,) = scoreboard.read(run / "eval.json")
+    (sweep,) = read_results(run / "eval.json")
     command(run, *words[:3], "--rounds", 1)
-    alone = scoreboard.read(run / "eval.json")[-1]
+    alone = read_results(run / "eval.json")[-1]
     assert [row for row in sweep["results"] if row["rounds"] == 1] == alone["results"]
 
 
@@ -168,20 +169,19 @@ def test_the_picture_shows_accuracy_and_loss_against_rounds():
     average = [{"shots": s, "rounds": R, "acc": 0.3 + 0.1 * s + 0.01 * R} for s in (0, 1) for R in (1, 3)]
     results = [{"task": "piqa"}, {"task": "sciq"}]
     record = {"trained_rounds": 3, "shots": [0, 1], "average": average, "results": results}
-    (axes,) = plots.accuracy_against_rounds(record).axes
-    *curves, trained = axes.lines
-    assert list(trained.get_xdata()) == [3, 3]
-    assert [list(curve.get_xdata()) for curve in curves] == [[1, 3], [1, 3]]
-    assert list(curves[1].get_ydata()) == pytest.approx([41, 43])
+    (panel,) = accuracy_chart(record).panels
+    assert panel.at == (3, "trained")
+    assert [line.x for line in panel.lines] == [[1, 3], [1, 3]]
+    assert panel.lines[1].y == pytest.approx([41, 43])
     loss = {
         "trained_rounds": 3,
         "rounds": [{"rounds": R, "loss": 4.0 - R, "bits_per_byte": 2.0} for R in (1, 3)],
         "recompute_alpha": False,
         "adaptive": [],
     }
-    above, below = plots.accuracy_against_rounds(record, [loss]).axes
-    assert list(above.lines[0].get_ydata()) == [3, 1]
-    assert "mean of 2 tasks" in below.get_ylabel()
+    left, right = accuracy_chart(record, [loss]).panels
+    assert left.lines[0].y == [3, 1]
+    assert "mean of 2 tasks" in right.y
 
 
 def test_tasks_without_accuracy_stand_one_below_the_other():
@@ -189,7 +189,7 @@ def test_tasks_without_accuracy_stand_one_below_the_other():
         {"rounds": 3, "task": "piqa", "shots": 0, "items": 9, "acc": 0.5, "stderr": 0.1},
         {"rounds": 3, "task": "wikitext", "shots": 0, "items": 2, "metrics": {"word_perplexity": 12.5}},
     ]
-    text = scoreboard.table({"results": rows, "average": scoreboard.averages(rows)})
+    text = table({"results": rows, "average": averages(rows)})
     assert [line.split() for line in text.splitlines()[2:]] == [
         ["piqa", "0", "3", "9", "acc", "0.5000"],
         ["wikitext", "0", "3", "2", "word_perplexity", "12.5000"],

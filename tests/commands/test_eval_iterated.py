@@ -5,7 +5,7 @@ import json
 import pytest
 
 from deeploop.cli import main
-from deeploop.report.evaluations import read_evaluations
+from deeploop.report.results import read_evaluations
 from deeploop.train.loop import train
 from iterate_runs import make_iterate_config
 

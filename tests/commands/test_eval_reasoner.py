@@ -13,9 +13,9 @@ from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import DeviceConfig
 from deeploop.models.hrm import HRMConfig
 from deeploop.models.trm import TRMConfig
-from deeploop.report import scoreboard
+from deeploop.report import results
+from deeploop.report.beside_paper import arc_table
 from deeploop.report.runs import find_runs
-from deeploop.report.tables import arc_table
 from deeploop.runs.folder import require_checkpoint
 from deeploop.sweep.grid import configure
 from deeploop.tasks.puzzles import evaluate as eval_reasoner
@@ -118,7 +118,7 @@ def test_boards_are_scored_with_the_averaged_weights(trained, tmp_path, command,
     out = command(run)
     assert hashed == ["model.safetensors", "optimizer.safetensors"]  # the averages are in the second
     assert "averaged weights: 30 examples" in out
-    (record,) = scoreboard.read(run / "eval.json")
+    (record,) = results.read(run / "eval.json")
     validation = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
     for name in ("loss", "exact", "cells", "segments"):  # what training found at its end, over the same split
         assert record[name] == pytest.approx(validation[name], rel=1e-5)
@@ -136,7 +136,7 @@ def test_puzzles_from_files_are_scored_file_by_file(trained, tmp_path, command):
     puzzles = build_from_files(asked, tmp_path / "set")
     run = train_run(tmp_path / "run", "trm", tmp_path / "set")
     out = command(run)
-    (record,) = scoreboard.read(run / "eval.json")
+    (record,) = results.read(run / "eval.json")
     assert list(record["sources"]) == ["a", "b"]
     counts = np.bincount(puzzles.test.sources).tolist()
     assert [part["examples"] for part in record["sources"].values()] == counts
@@ -154,7 +154,7 @@ def test_halting_is_kept_beside_and_the_same_settings_replace(trained, tmp_path,
     command(run)
     command(run, "--limit", 7, "--halt", "--batch", 3)
     command(run, "--limit", 7, "--halt", "--batch", 4)
-    plain, halting = scoreboard.read(run / "eval.json")
+    plain, halting = results.read(run / "eval.json")
     assert (plain["halt"], halting["halt"]) == (False, True)
     assert (plain["examples"], halting["examples"], halting["batch"]) == (30, 7, 4)
     assert 1 <= halting["segments"] <= 2
@@ -167,7 +167,7 @@ def test_votes_on_arc_end_in_the_papers_table(trained, tmp_path, command, hashed
     rows = [line.split() for line in out.splitlines()]
     assert ["tasks", "solved,", "%", "K=1", "K=2", "K=10", "K=100", "K=1000"] in rows
     assert ["paper:", "vanilla", "HRM", "31.50", "36.50", "41.50", "47.50", "50.75"] in rows
-    (record,) = scoreboard.read(run / "eval.json")
+    (record,) = results.read(run / "eval.json")
     assert (record["tasks"], record["inputs"], record["examples"], record["most_views"]) == (2, 3, 18, 6)
     assert {name: len(places) for name, places in record["places"].items()} == {"b": 1, "c<i>": 2}
     assert "2 ARC tasks, not 400" in record["deviations"]
@@ -253,7 +253,7 @@ def test_more_at_test_time_is_a_table_and_a_picture(trained, tmp_path, command):
     command(run)
     asked = ("--segments", 5, 2, "--starts", 3, "--noise", 0.5, "--views", 2, "--choose", "q")
     out = command(run, *asked)
-    one, plain, record = scoreboard.read(run / "eval.json")
+    one, plain, record = results.read(run / "eval.json")
     assert (one["test_time"], one["views"], plain["test_time"], plain["views"]) == (None, 1, None, None)
     assert "passes" not in plain
     (row,) = one["passes"]  # one view and one first state: the plain evaluation
@@ -270,14 +270,14 @@ def test_more_at_test_time_is_a_table_and_a_picture(trained, tmp_path, command):
     assert (run / "passes.png").stat().st_size > 1000
     command(run, "--segments", 3)
     command(run, *asked, "--batch", 7)
-    assert len(scoreboard.read(run / "eval.json")) == 4  # what was asked for is kept beside, or replaced
-    assert scoreboard.read(run / "eval.json")[-1]["passes"] == record["passes"]
+    assert len(results.read(run / "eval.json")) == 4  # what was asked for is kept beside, or replaced
+    assert results.read(run / "eval.json")[-1]["passes"] == record["passes"]
 
 
 def test_more_at_test_time_stays_out_of_the_papers_table(trained, tmp_path, command):
     run = shutil.copytree(trained / "hrm", tmp_path / "runs" / "run")
     out = command(run, "--segments", 1, 3, "--starts", 2, "--views", 2, "--gallery", 1)
-    (record,) = scoreboard.read(run / "eval.json")
+    (record,) = results.read(run / "eval.json")
     assert (record["tasks"], record["most_views"], record["examples"]) == (2, 2, 12)
     assert [(row["segments"], row["answers"]) for row in record["passes"]] == [
         (n, k) for n in (1, 3) for k in (1, 2, 4)
@@ -296,7 +296,7 @@ def test_what_could_not_be_kept_is_not_computed(trained, tmp_path, mistake, monk
     (run / "eval.json").write_text('{"evalu')
     assert "eval.json: can't be read" in mistake(run)
     (run / "eval.json").unlink()
-    monkeypatch.setattr(scoreboard.os, "access", lambda path, mode: path != run)
+    monkeypatch.setattr(results.os, "access", lambda path, mode: path != run)
     assert mistake(run) == f"{run}: can't be written, and the result goes there; copy the run"
 
 

@@ -13,10 +13,11 @@ from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.depth import DepthScore, Windows, bits_per_byte, count_bytes, score_rounds
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.report import plots, scoreboard
+from deeploop.report import plots, results
 from deeploop.report.runs import read_run
 from deeploop.tasks.language import validate as command
 from deeploop.tasks.language.recipes import tiny
+from deeploop.tasks.language.scores import depth_chart
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -64,7 +65,7 @@ def test_the_trained_depth_has_the_loss_that_training_reported(home, validate):
     # run.json says how many bytes a token has, so that a list of runs has bits per byte too
     assert read_run(home / "run").bits_per_nat * row["loss"] == pytest.approx(row["bits_per_byte"])
     assert row["similarity"] == pytest.approx(reported["similarity"], abs=1e-4)
-    assert scoreboard.read(home / "run" / "validation.json")[-1]["rounds"] == [row]
+    assert results.read(home / "run" / "validation.json")[-1]["rounds"] == [row]
 
 
 def test_a_sweep_is_the_model_at_each_depth(home, validate):
@@ -78,7 +79,7 @@ def test_a_sweep_is_the_model_at_each_depth(home, validate):
         assert (row["rounds"], row["loss"]) == (rounds, pytest.approx(expected.item(), abs=1e-4))
     assert len({row["loss"] for row in record["rounds"]}) == 3
     assert record["trained_rounds"] == 3
-    assert scoreboard.read(home / "run" / "depth.json")[-1] == record
+    assert results.read(home / "run" / "depth.json")[-1] == record
     assert (home / "run" / "depth.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -90,10 +91,10 @@ def test_a_sweep_stays_beside_those_of_another_kind(home, validate):
     plain = validate(*rounds)
     others = [validate(*rounds, "--recompute-alpha"), validate(*rounds, "--adaptive", "kl")]
     more = validate(*rounds, "--sequences", 10)
-    assert scoreboard.read(kept) == [plain, *others, more]
+    assert results.read(kept) == [plain, *others, more]
     again = validate(*rounds)
-    assert scoreboard.read(kept) == [*others, more, again]
-    assert scoreboard.read_depth(home / "run") == [*others, again]  # the losses of fewer windows are others
+    assert results.read(kept) == [*others, more, again]
+    assert results.read_depth(home / "run") == [*others, again]  # the losses of fewer windows are others
 
 
 def test_a_single_record_of_before_is_kept(home, validate):
@@ -101,7 +102,7 @@ def test_a_single_record_of_before_is_kept(home, validate):
     kept = home / "run" / "depth.json"
     kept.write_text(json.dumps(old))
     new = validate("--rounds", 1, 3, "--recompute-alpha")
-    assert scoreboard.read(kept) == [old, new]
+    assert results.read(kept) == [old, new]
 
 
 def test_a_file_that_cannot_be_added_to_is_named_before_the_work(home, capsys, monkeypatch):
@@ -127,8 +128,8 @@ def test_the_picture_has_a_curve_for_each_kind_of_sweep():
         sweep_of([1, 3], recompute_alpha=True),
         sweep_of([3], adaptive=stopped),
     ]
-    axes = plots.loss_against_rounds(records).axes[0]
-    curves = {line.get_label(): list(line.get_xdata()) for line in axes.lines[:-1]}
+    (panel,) = depth_chart(records).panels
+    curves = {line.label: line.x for line in panel.lines}
     assert curves == {
         "fixed rounds": [1, 2, 3, 5],
         "fixed rounds, α recomputed": [1, 3],
@@ -138,7 +139,7 @@ def test_the_picture_has_a_curve_for_each_kind_of_sweep():
 
 @pytest.mark.parametrize(("depths", "side"), [([1, 2, 3], "right"), ([1, 3, 8], "left")])
 def test_the_word_trained_stays_off_the_edge(depths, side):
-    axes = plots.loss_against_rounds([sweep_of(depths)]).axes[0]
+    axes = plots.draw(depth_chart([sweep_of(depths)])).axes[0]
     assert [text.get_ha() for text in axes.texts] == [side]
 
 
@@ -202,7 +203,7 @@ def test_a_key_value_budget_is_validated_by_decoding(home, validate, capsys):
     assert by_budget[7]["loss"] == by_budget[None]["loss"]
     assert len({by_budget[budget]["loss"] for budget in (1, 2, None)}) == 3
     assert by_budget[1]["bytes_per_token"] == 2 * 2 * 32 * 4
-    assert scoreboard.read(home / "run" / "validation.json")[-1] == record
+    assert results.read(home / "run" / "validation.json")[-1] == record
     assert main(["validate", str(home / "run"), "--cache-rounds", "1", "all", "--sequences", "1"]) == 0
     out = capsys.readouterr().out
     assert ": 1 sequence, " in out

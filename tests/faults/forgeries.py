@@ -30,7 +30,7 @@ from deeploop.models.trm import TRMConfig
 from deeploop.report.document import make_sections
 from deeploop.report.escapes import read_outcome
 from deeploop.report.groups import Histories
-from deeploop.report.listing import as_json, table
+from deeploop.report.listing import as_json, fitted
 from deeploop.report.runs import differing, find_runs
 from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language.task import LanguageTask
@@ -364,7 +364,7 @@ class Forgeries:
         with self._odd_runs(draw) as copy:
             runs = find_runs([self.run, copy])
             settings = differing(runs)
-            table(runs, settings, 80)
+            fitted(runs, 80)
             json.dumps([as_json(one, settings) for one in runs])
             read_outcome(copy, {})
 

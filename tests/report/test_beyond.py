@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deeploop.config.json import to_dict
-from deeploop.report.beyond import beyond_figure, beyond_table, contenders
+from deeploop.report.beyond import beyond_chart, beyond_table, contenders
 from deeploop.report.document import make_sections
 from deeploop.report.groups import Histories
 from deeploop.report.runs import find_runs
@@ -42,18 +42,17 @@ def test_contenders_are_counted_over_seeds_the_furthest_first(runs):
     [(task, (flat, prenorm))] = contenders(runs).items()
     assert task == "automaton of rule 86, length 10, trained on 1 to 3 steps"
     assert (flat.name, prenorm.name) == (
-        "flat, K=1, rate 0.003, noise 0.3", "pre-norm, K=1, rate 0.003",
+        "flat, noise 0.3", "pre-norm, noise 0",
     )  # fmt: skip
     assert (flat.going_on(), prenorm.going_on()) == (1, 0)
     table = beyond_table(task, [flat, prenorm], Histories(), "beyond")
-    assert table.header[-3:] == ["1", "3", "9"]
+    assert table.header[-3:] == ["1 steps", "3 steps", "9 steps"]
     assert table.rows[0] == [
-        flat.name, "2", "1/2", "0.09–0.91", "4", "1.000", "1.000", "0.800 (0.60–1.00)",
+        flat.name, "2", "1/2", "0.09 to 0.91", "4", "1.000", "1.000", "0.800 (0.60 to 1.00)",
     ]  # fmt: skip
-    assert table.rows[1][2:5] == ["0/2", "0.00–0.66", "4"]
-    assert [line.get_label() for line in beyond_figure([flat, prenorm]).axes[0].lines] == [
-        flat.name, prenorm.name,
-    ]  # fmt: skip
+    assert table.rows[1][2:5] == ["0/2", "0.00 to 0.66", "4"]
+    (panel,) = beyond_chart(task, [flat, prenorm], "beyond").panels
+    assert [line.label for line in panel.lines] == [flat.name, prenorm.name]
 
 
 def test_the_report_has_a_section_only_where_there_are_such_runs(runs):

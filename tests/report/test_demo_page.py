@@ -6,8 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deeploop.report import demo_figures
-from deeploop.report.demo import TABLE, percent, reach, table_rows, verdict
+from deeploop.report.demo import (
+    RED,
+    TABLE,
+    accuracy,
+    percent,
+    reach,
+    read_cells,
+    rgba,
+    strip,
+    table_rows,
+    tapes,
+    verdict,
+)
+from deeploop.report.plots import INK, draw
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +44,8 @@ def record(**cells):
     return {
         "quick": False,
         "rule": 86,
+        "length": 4,
+        "rows": 1,
         "trained_steps": 4,
         "steps": list(TABLE),
         "models": models,
@@ -95,35 +109,31 @@ def test_copying_has_no_number_inside_the_trained_steps():
 
 def test_wrong_cells_are_red():
     """Of ones, zeros, and what is neither, each right and wrong."""
-    cells, truth = demo_figures._cells(["1100?"]), demo_figures._cells(["10010"])
+    cells, truth = read_cells(["1100?"]), read_cells(["10010"])
     assert cells.tolist() == [[1, 1, 0, 0, 2]]
-    axes = demo_figures.Figure().subplots()
-    demo_figures._draw_strip(axes, cells, cells != truth, 4)
-    drawn = np.asarray(axes.images[0].get_array())[:, 0]
-    ink, red = (np.array(demo_figures.to_rgba(name)) for name in (demo_figures.INK, demo_figures.WRONG))
-    assert np.allclose(drawn[0], ink)
-    assert np.allclose(drawn[1], red)
+    drawn = strip(cells, truth)[:, 0]
+    assert np.allclose(drawn[0], rgba(INK, 1))
+    assert np.allclose(drawn[1], rgba(RED, 1))
     assert drawn[2, 3] == 0
-    assert np.allclose(drawn[3:], [[*red[:3], 0.5], [*red[:3], 0.25]])
+    assert np.allclose(drawn[3:], [rgba(RED, 0.5), rgba(RED, 0.25)])
 
 
 def test_the_strip_says_where_the_first_wrong_cell_is():
     made = record(flat=200)
     states = made["models"]["flat"]["states"]
     made["models"]["flat"]["states"] = [*states[:6], "0111", *states[7:]]
-    figure = demo_figures.tapes(made)
-    titles = [axes.get_title(loc="right") for axes in figure.axes]
+    figure = draw(tapes(made))
+    titles = [axes.get_title() for axes in figure.axes]
     # The picture is also shown without its page: it explains the colours that are in it, and no others.
-    assert [text.get_text() for text in figure.legends[0].texts] == ["1 (0 is white)", "wrong: says 1"]
-    assert any(title.startswith("first wrong cell at step 7;") for title in titles)
-    assert "no cell is wrong in 200 steps" in [
-        axes.get_title(loc="right") for axes in demo_figures.tapes(record(flat=200)).axes
-    ]
+    assert [text.get_text() for text in figure.legends[0].texts] == ["1 (0 is empty)", "wrong: says 1"]
+    assert any(title.startswith("flat: first wrong cell at step 7;") for title in titles)
+    whole = [panel.title for panel in tapes(record(flat=200)).panels]
+    assert "flat: no cell is wrong in 200 steps" in whole
 
 
 def test_curves_have_their_rules_colours():
-    axes = demo_figures.accuracy(record(flat=200, **{"pre-norm": 9}, stack=1)).axes[0]
-    colours = {line.get_label(): line.get_color() for line in axes.lines}
+    (panel,) = accuracy(record(flat=200, **{"pre-norm": 9}, stack=1)).panels
+    colours = {line.label: line.colour for line in panel.lines}
     assert colours["flat"] == "#009E73"
     assert colours["pre-norm"] == "#0072B2"
     assert len(set(colours.values())) == 4

@@ -2,11 +2,11 @@
 
 import json
 
-from deeploop.report import scoreboard
-from deeploop.report.depths import depths_table
+from deeploop.report import results
+from deeploop.report.beside_paper import p_sweeps
 from deeploop.report.groups import method, setups
 from deeploop.report.runs import differing, find_runs, read_run
-from deeploop.report.tables import p_sweeps
+from deeploop.report.views import depths_table
 from run_folders import write_run, write_sweep
 
 
@@ -121,17 +121,17 @@ def test_losses_at_other_rounds_have_a_table(tmp_path):
         found = {"checkpoint": "step-00000300", "data": "corpus", "sequences": 64}
         found |= {"trained_rounds": 3, "recompute_alpha": recompute, "asked": {"rounds": [*own]}}
         found["rounds"] = [{"rounds": R, "loss": loss} for R, loss in own.items()]
-        scoreboard.add(other, found, ("recompute_alpha",), file)
+        results.add(other, found, ("recompute_alpha",), file)
         if file == "validation.json":  # the trained R alone
             assert depths_table(find_runs([other])) is None
     table = depths_table(find_runs([tmp_path, other]))
-    assert table.header == ["run", "method", "seeds", "nats per", "measured by", "R=1", "R=3", "R=4"]
+    assert table.header == ["run", "method", "nats per", "measured by", "seeds", "R=1", "R=3", "R=4"]
     assert "`" not in table.note  # plain text: Markdown would show them escaped
     read = "validate: step-00000300, 64 sequences of corpus"
     base, fixed = "DeepLoop p=0.5 + rounds uniform", "DeepLoop p=0.5"
     assert table.rows == [
-        ["base", base, "2", "GPT-2 token", "training", "3.5000 ± 0.7071", "–", "2.0000 ± 0.0000"],
-        ["fixed", fixed, "2", "GPT-2 token", "training", "3.5000 ± 0.7071", "–", "2.0000 ± 0.0000"],
-        ["other", fixed, "1", "GPT-2 token", read, "4.0000", "2.5000", "2.0000"],
-        ["other", fixed, "1", "GPT-2 token", f"{read}, α of each R", "3.0000", "–", "–"],
+        ["base", base, "GPT-2 token", "training", "2", "3.5000 ± 0.7071", "–", "2.0000 ± 0.0000"],
+        ["fixed", fixed, "GPT-2 token", "training", "2", "3.5000 ± 0.7071", "–", "2.0000 ± 0.0000"],
+        ["other", fixed, "GPT-2 token", read, "1", "4.0000", "2.5000", "2.0000"],
+        ["other", fixed, "GPT-2 token", f"{read}, α of each R", "1", "3.0000", "–", "–"],
     ]

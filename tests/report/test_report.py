@@ -11,13 +11,12 @@ import pytest
 from deeploop.cli import main
 from deeploop.commands.report import ReportArgs, run
 from deeploop.paper import published
-from deeploop.report import figures as report_figures
-from deeploop.report import ledger as report_ledger
-from deeploop.report.document import Section, curve_pictures, inert, write
+from deeploop.report import plots, views
+from deeploop.report.beside_paper import accuracy, accuracy_cells, p_sweep_chart, p_sweep_table, p_sweeps
 from deeploop.report.groups import Histories, Setup, setups
-from deeploop.report.page import MISSING
+from deeploop.report.page import Section, write
 from deeploop.report.runs import find_runs
-from deeploop.report.tables import Table, accuracy_cells, p_sweep_table, p_sweeps
+from deeploop.report.tables import MISSING, Table, inert
 from deeploop.train.metrics import read_metrics
 from run_folders import FLOOR, write_run, write_sweep
 
@@ -82,7 +81,7 @@ def made(tmp_path_factory):
     metrics.with_name("depth.json").write_text(json.dumps({"evaluations": [depth]}))
     (root / "table" / "deeploop-r3-s1" / "diagnose.json").write_text(json.dumps(kappa))
     out = root / "out"
-    run(ReportArgs((root / "table", root / "p", evil), out))
+    run(ReportArgs((root / "table", root / "p", evil), out, paper=True))
     return out
 
 
@@ -130,27 +129,26 @@ def test_the_p_sweep_counts_escapes(made):
 def test_every_rule_has_its_delta_against_plain_prenorm(tmp_path):
     for block, loss in (("prenorm", 2.5), ("averaged", 2.25), ("deeploop", 2.0)):
         write_run(tmp_path / block, rule=block, loss=loss)
-    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    run(ReportArgs((tmp_path,), tmp_path / "out", paper=True))
     table = {row[1]: row[3] for row in rows(tmp_path / "out", "loss-a")}
     assert table["Δ pre-norm 1/N − pre-norm"] == "-0.2500"
     assert table["Δ DeepLoop p=0.5 − pre-norm"] == "-0.5000"
 
 
 def loss_panel(folder, losses):
-    """Our half of the figure, of runs {(block, R): a loss for each seed}."""
+    """Final losses against R, of runs {(block, R): a loss for each seed}."""
     for (block, R), own in losses.items():
         for seed, loss in enumerate(own):
             write_run(folder / f"{block}-{R}-{seed}", rule=block, rounds=R, seed=seed, loss=loss)
-    (setup,) = setups(find_runs((folder,)))
-    return report_figures.loss_against_rounds(setup, Histories()).axes[0]
+    (chart,) = views.against(find_runs((folder,)), Histories(), "model.rounds")
+    return chart.panels[0]
 
 
-def triangles(axes):
+def triangles(panel):
     """R of the marks at the upper edge, from left to right, and what is written at them."""
-    texts = sorted(axes.texts, key=lambda text: (text.xy[0], -text.xy[1]))
-    marks = [line for line in axes.lines if line.get_marker() == "^" and len(line.get_xdata())]
-    assert sorted(line.get_xdata()[0] for line in marks) == [text.xy[0] for text in texts]
-    return [(text.xy[0], text.get_text()) for text in texts]
+    marks = [line.x[0] for line in panel.lines if line.style == "^"]
+    assert sorted(marks) == sorted(text[0] for text in panel.texts)
+    return sorted((x, words) for x, _, words, _ in panel.texts)
 
 
 GOOD = {
@@ -162,33 +160,46 @@ GOOD = {
 
 
 def test_what_is_far_above_the_others_does_not_stretch_the_scale(tmp_path):
-    late = {("deeploop", 1): (2.9, 2.8), ("deeploop", 3): (4.0, 4.5), ("postnorm", 3): (3.9,)}
+    late = {("deeploop", 1): (2.9, 2.8), ("deeploop", 3): (4.0, 4.5)}
+    late |= {("postnorm", 1): (2.5,), ("postnorm", 3): (3.9,)}
     panel = loss_panel(tmp_path, GOOD | late)  # 2.44 to 2.52: far off is above 2.44 + 6 · 0.08
-    assert triangles(panel) == [(3, "4.25"), (3, "3.90")]
-    low, high = panel.get_ylim()
+    assert triangles(panel) == [(3, "3.90"), (3, "4.25")]
+    low, high = panel.y_range
     assert low < 2.44
     assert 2.9 < high < 3.2
 
 
 def test_a_run_that_is_far_off_is_marked_where_its_mean_is_not(tmp_path):
-    panel = loss_panel(tmp_path, GOOD | {("deeploop", 3): (2.6, 2.61, 3.4)})  # on average 2.87
+    far = {("deeploop", 1): (2.5,), ("deeploop", 3): (2.6, 2.61, 3.4)}  # on average 2.87
+    panel = loss_panel(tmp_path, GOOD | far)
     assert triangles(panel) == [(3, "3.40")]
-    assert 2.87 < panel.get_ylim()[1] < 3.4
+    assert 2.87 < panel.y_range[1] < 3.4
 
 
 @pytest.mark.parametrize(
     "losses",
     [
         GOOD | {("deeploop", 1): (2.7, 2.9), ("deeploop", 3): (2.8,)},
-        {("prenorm", 1): (2.5,), ("prenorm", 3): (2.49,), ("deeploop", 3): (2.9,)},  # two are always whole
-        {(block, R): (2.5,) for block in ("prenorm", "averaged") for R in (1, 3)} | {("deeploop", 3): (2.9,)},
+        {("prenorm", 1): (2.5,), ("prenorm", 3): (2.49,), ("deeploop", 1): (2.5,), ("deeploop", 3): (2.9,)},
     ],
 )
 def test_a_scale_that_fits_all_is_left_alone(tmp_path, losses):
-    panel = loss_panel(tmp_path, losses)
-    assert panel.get_autoscaley_on()
+    panel = loss_panel(tmp_path, losses)  # two rules are always whole
+    assert panel.y_range is None
     assert triangles(panel) == []
-    assert panel.get_ylim()[1] > 2.9
+
+
+def test_a_rate_that_differs_is_a_column_and_an_axis(tmp_path):
+    for rate in (1e-3, 2e-3, 4e-3):
+        write_run(tmp_path / f"{rate:g}", peak_lr=rate, floor_lr=rate / 10, loss=2 + rate)
+        write_run(tmp_path / f"other-{rate:g}", peak_lr=rate, floor_lr=rate / 10, rounds=1)
+    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    header, *found = rows(tmp_path / "out", "runs")
+    assert header[:4] == ["run", "rounds", "peak_lr", "seed"]  # the floor rate follows the peak
+    assert {row[2] for row in found} == {"0.001", "0.002", "0.004"}
+    (chart,) = views.against(find_runs((tmp_path,)), Histories(), "optim.peak_lr")
+    lines = {line.label: [*line.x] for line in chart.panels[0].lines if line.label}
+    assert lines == {f"DeepLoop p=0.5, rounds {R}": [1e-3, 2e-3, 4e-3] for R in (1, 3)}
 
 
 @pytest.fixture
@@ -240,63 +251,52 @@ def test_the_paper_stands_beside_its_own_recipe_alone(starts):
         ["0.25", MISSING, MISSING],
         ["0.5", MISSING, MISSING],
     ]
-    panels = report_figures.p_sweep_figure(p_sweeps(starts)).axes
-    labels = [{line.get_label() for line in axes.lines} for axes in panels[3:]]
-    assert ["paper" in own for own in labels] == [True, True, False]
+    panels = p_sweep_chart(p_sweeps(starts), "", "").panels
+    assert [panel.title for panel in panels] == [name for name in p_sweeps(starts) for _ in range(2)]
+    shares = [{line.label for line in panel.lines} for panel in panels[1::2]]
+    assert ["paper" in own for own in shares] == [True, True, False]
 
 
-def test_curves_of_a_p_sweep_are_coloured_by_exponent(starts):
-    figure = report_figures.exponent_curves(p_sweeps(starts), Histories())
-    assert [axes.get_title() for axes in figure.axes] == [GENTLE, STEEP, CURED]
-    colours = [{line.get_color() for line in axes.lines if len(line.get_xdata()) > 2} for axes in figure.axes]
-    assert [len(own) for own in colours] == [3, 2, 2]
-    assert colours[1] == colours[2] < colours[0]  # an exponent has one colour everywhere
+def test_curves_of_a_p_sweep_are_coloured_by_exponent(tmp_path):
+    for p in (0.25, 0.5, 1):
+        for seed in (0, 1):
+            write_run(tmp_path / f"{p}-{seed}", rule=f"deeploop:p={p}", seed=seed)
+    (chart,) = views.curves(find_runs((tmp_path,)), Histories())
+    colours = {line.label: line.colour for line in chart.panels[0].lines if line.label}
+    assert colours == dict(zip(["p = 0.25", "p = 0.5", "p = 1"], plots.graded(3), strict=True))
 
 
-@pytest.mark.parametrize(("count", "rows"), [(1, 1), (3, 1), (4, 2), (5, 2)])
-def test_more_than_three_sweeps_are_drawn_in_rows(starts, count, rows):
-    (runs,) = (runs for name, runs in p_sweeps(starts).items() if name == GENTLE)
-    panels = report_figures.p_sweep_figure({f"{i}": runs for i in range(count)}).axes
-    assert sum(axes.get_visible() for axes in panels) == 2 * count
-    assert len(panels) == 2 * rows * min(3, count)
-    shares = [axes for axes in panels if axes.get_visible() and axes.get_xlabel()]
-    assert len(shares) == count
-    assert all(axes.xaxis.get_tick_params()["labelbottom"] for axes in shares)
-
-
-def test_curves_are_by_method_where_not_all_runs_are_of_a_p_sweep(starts, tmp_path):
-    def titles(setup):
-        (picture,) = curve_pictures([setup], Histories())
-        return [axes.get_title() for axes in picture.figure.axes]
-
-    assert titles(starts) == [GENTLE, STEEP, CURED]
-    write_run(tmp_path / "prenorm", rule="prenorm")
-    (setup,) = setups(find_runs((tmp_path,)))
-    assert titles(setup) == ["R = 3"]
-
-
-def test_many_variants_share_their_methods_colour_and_name(tmp_path):
-    for peak in (1, 2, 3, 4):
+def test_many_variants_share_their_methods_name(tmp_path):
+    for peak in range(1, 6):
         for block in ("prenorm", "deeploop"):
-            write_run(tmp_path / f"{block}-{peak}", rule=block, peak_lr=peak * 1e-3)
-    (setup,) = setups(find_runs((tmp_path,)))
-    figure = report_figures.loss_curves(setup, Histories())
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        *("pre-norm", "DeepLoop p=0.5"),
-        *("validation", "unigram floor"),
-    ]
-    assert len({line.get_color() for line in figure.axes[0].lines if len(line.get_xdata()) > 2}) == 2
+            write_run(tmp_path / f"{block}-{peak}", rule=block, peak_lr=peak * 1e-3, floor_lr=1e-4)
+    (chart,) = views.curves(find_runs((tmp_path,)), Histories())
+    lines = [line for line in chart.panels[0].lines if line.style != "."]
+    assert len(lines) == 10
+    assert {line.label for line in lines} == {"pre-norm", "DeepLoop p=0.5"}
+    assert len({line.colour for line in lines}) == 2
 
 
 def test_curves_have_the_validations_as_points(tmp_path):
     write_run(tmp_path / "run")
-    (setup,) = setups(find_runs((tmp_path,)))
-    (axes,) = report_figures.loss_curves(setup, Histories()).axes
-    (points,) = [line for line in axes.lines if line.get_linestyle() == "None"]
+    (chart,) = views.curves(find_runs((tmp_path,)), Histories())
+    training, points = chart.panels[0].lines
     expected = [(line["step"], line["loss"]) for line in read_metrics(tmp_path / "run", "validation")]
-    assert [tuple(point) for point in points.get_xydata()] == expected
-    assert points.get_color() == axes.lines[0].get_color()
+    assert [*zip(points.x, points.y, strict=True)] == expected
+    assert points.colour == training.colour
+    assert chart.panels[0].level == (FLOOR, "unigram floor")
+
+
+def test_curves_have_a_panel_for_each_r(tmp_path):
+    for R in (1, 3):
+        write_run(tmp_path / f"r{R}", rounds=R)
+    write_run(tmp_path / "other", model={"vocabulary": 257})  # in another unit
+    first, second = views.curves(find_runs((tmp_path,)), Histories())
+    assert [panel.title for panel in first.panels] == ["R = 1", "R = 3"]
+    assert [panel.y for panel in (*first.panels, *second.panels)] == [
+        *["loss (nats per GPT-2 token)"] * 2,
+        "loss (nats per byte)",
+    ]
 
 
 def test_a_report_is_not_written_among_other_things(tmp_path, capsys):
@@ -332,12 +332,13 @@ def test_accuracy_is_at_the_trained_rounds(made):
     assert {cell for row in absent for cell in row[4:]} == {MISSING}
 
 
-def test_compute_and_its_total(made):
-    table = rows(made, "compute")
+def test_cost_and_its_total(made):
+    table = rows(made, "cost")
     deeploop = {row[2]: row for row in table if row[1] == "DeepLoop p=0.5" and row[5] != MISSING}
     assert (deeploop["1"][3:5], deeploop["3"][3:5]) == (["900", "1.00"], ["300", "3.00"])
     assert deeploop["3"][7:] == ["260", "2.74"]  # the paper's medium cell
-    assert table[-1][5] == f"{8 * 36 / 3600:.3f}"  # eight runs on a GPU, 36 s each
+    assert deeploop["3"][5] == f"{2 * 36 / 3600:.3f}"  # two runs on a GPU, 36 s each
+    assert f"{8 * 36 / 3600:.2f} GPU-hours" in (made / "report.md").read_text()
 
 
 @pytest.fixture
@@ -366,8 +367,8 @@ def beside_others(tmp_path):
     ],
 )
 def test_speeds_of_runs_that_shared_their_device_are_left_out(beside_others, tmp_path, words, fields, shared):
-    run(ReportArgs((beside_others(words, **fields),), tmp_path / "out"))
-    speeds = [row[3:5] for row in rows(tmp_path / "out", "compute")[1:-1]]
+    run(ReportArgs((beside_others(words, **fields),), tmp_path / "out", paper=True))
+    speeds = [row[3:5] for row in rows(tmp_path / "out", "cost")[1:]]
     assert speeds == ([[MISSING] * 2] * 2 if shared else [["900", "1.00"], ["300", "3.00"]])
     assert (tmp_path / "out" / "figures" / "cost-against-rounds.png").exists() is not shared
     text = (tmp_path / "out" / "report.md").read_text()
@@ -384,21 +385,23 @@ def test_a_cell_given_by_itself_is_known_to_have_shared(beside_others, tmp_path)
     assert {one.name: one.shared for one in found} == {"r1": True, "alone": False}
     assert {one.tokens_per_s for one in found} == {90, 900}
     (setup,) = setups(found)
-    assert report_ledger.speed(setup.rows["DeepLoop p=0.5"][1]) == 900
+    assert views.speed(setup.rows["DeepLoop p=0.5"][1]) == 900
 
 
 def test_kappa_missing_cells_differences_and_commands(made):
     assert rows(made, "kappa")[1][:6] == ["deeploop-r3-s1", "DeepLoop p=0.5", "3", "40", "raw", "1.250"]
-    states = {row[0]: row[1] for row in rows(made, "runs")}
-    assert states["deeploop-r7-s0"] == "absent"
+    header, *found = rows(made, "runs")
+    states = {row[0]: row[header.index("state")] for row in found}
+    (absent,) = rows(made, "runs-2")[1:]  # not started: in a table of its own
+    assert (absent[0], "absent" in absent) == ("deeploop-r7-s0", True)
     assert states[EVIL] == "started"
     differences = {row[0]: row[1:] for row in rows(made, "differences")}
     assert differences["optim.batch"][:3] == ["480", "480", "8"]
     assert differences["model.mup_base_width"] == ["0", "0", MISSING, MISSING, MISSING]
     commands = rows(made, "commands")
-    assert [EVIL, "train", "deeploop '</pre><script>alert(1)</script>' 'two words'"] in commands
-    assert ["deeploop-r3-s0", "eval", "deeploop eval"] in commands
-    own = [row[1:] for row in commands if row[0] == "deeploop-r3-s1"]
+    assert [EVIL, "train", "deeploop '</pre><script>alert(1)</script>' 'two words'", "abc"] in commands
+    assert ["deeploop-r3-s0", "eval", "deeploop eval", "abc"] in commands
+    own = [row[1:3] for row in commands if row[0] == "deeploop-r3-s1"]
     assert own[1:] == [
         ["train", "then --resume at step 1,200 with optim.steps=40 (was 30), data.mix=a b (was –)"],
         ["validate", "deeploop validate"],
@@ -408,17 +411,14 @@ def test_kappa_missing_cells_differences_and_commands(made):
 
 
 def test_kappa_of_a_single_diagnosis_has_whole_steps_and_the_line_that_its_legend_names(made):
-    runs = find_runs([made.parent / "table"])
-    over_steps, over_rounds = report_figures.kappa_figure(runs, Histories()).axes
+    _, chart = views.kappa_parts(find_runs([made.parent / "table"]), Histories())
+    over_steps, over_rounds = plots.draw(chart).axes
     assert all(tick == int(tick) for tick in over_steps.get_xticks())
-    assert over_steps.get_xlim()[0] <= 0 < 40 <= over_steps.get_xlim()[1]
     (bound,) = [line for line in over_rounds.lines if line.get_label().startswith("R,")]
     assert [*bound.get_xdata()] == [*bound.get_ydata()] == [1, 3]
 
 
-def test_no_number_of_an_unfinished_run(made):
-    (row,) = [row for row in rows(made, "runs") if row[0] == EVIL]
-    assert row[6] == MISSING
+def test_no_mean_has_an_unfinished_run(made):
     texts = [cell for name in tables_named(made, "loss-") for row in rows(made, name) for cell in row]
     assert "unfinished" in texts
 
@@ -438,7 +438,7 @@ def test_quoted_text_stays_text(made):
     for name in tables_named(made, "runs"):
         width = len(rows(made, name)[0])
         own = [line for line in lines if line.startswith("| &lt;img") and "started" in line]
-        assert [len(re.findall(r"(?<!\\)\|", line)) for line in own] == [width + 1]
+        assert name != "runs" or [len(re.findall(r"(?<!\\)\|", line)) for line in own] == [width + 1]
 
 
 def test_a_second_report_forgets_the_first(made, tmp_path):
@@ -487,7 +487,8 @@ def test_a_damaged_run_does_not_spoil_the_report(tmp_path):
     del config["optim"]["warmup_steps"]
     (folder / "config.json").write_text(json.dumps(config))
     run(ReportArgs((tmp_path,), tmp_path / "out"))
-    states = {row[0]: row[1] for row in rows(tmp_path / "out", "runs")}
+    tables = [rows(tmp_path / "out", name) for name in ("runs", "runs-2")]
+    states = {row[0]: row[header.index("state")] for header, *found in tables for row in found}
     assert (states["damaged"], states["old"], states["p0.5"]) == ("unreadable", "finished", "finished")
 
 
@@ -511,14 +512,14 @@ def test_table_and_figure_have_the_same_average():
     whole = {(0, task): 40.0 for task in tasks}
     part = {(0, task): 60.0 for task in tasks[:4]}  # a seed that was scored on half of the tasks
     assert accuracy_cells([whole, part], 0) == ["50.00"] * 4 + ["40.00"] * 4 + ["45.00"]
-    assert report_figures.accuracy([whole, part], 0, "average") == 45.0
-    assert report_figures.accuracy([part], 0, "average") is None
+    assert accuracy([whole, part], 0, "average") == 45.0
+    assert accuracy([part], 0, "average") is None
 
 
 def test_collapsed_seeds_are_counted_apart(tmp_path):
     for seed, loss, similarity in ((0, 2.0, 0.1), (1, FLOOR + 0.1, 1.0)):
         write_run(tmp_path / f"s{seed}", seed=seed, loss=loss, similarity=similarity)
-    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    run(ReportArgs((tmp_path,), tmp_path / "out", paper=True))
     assert loss_cell(tmp_path / "out") == "2.0000 (1 of 2 collapsed)"
 
 
@@ -529,9 +530,13 @@ def test_a_seed_that_was_run_twice_is_not_two_seeds(tmp_path):
         ("other", 1, FLOOR + 0.1, 1.0),
     ):
         write_run(tmp_path / name, seed=seed, loss=loss, similarity=similarity)
-    run(ReportArgs((tmp_path,), tmp_path / "out"))
+    run(ReportArgs((tmp_path,), tmp_path / "out", paper=True))
     assert loss_cell(tmp_path / "out") == "2.0500 ± 0.0707 (1 of 3 collapsed, 3 runs of 2 seeds)"
-    assert rows(tmp_path / "out", "seeds-a")[1][:4] == ["DeepLoop p=0.5", "3", "3 runs of 2 seeds", "2"]
+    header, row = rows(tmp_path / "out", "seeds")
+    found = dict(zip(header, row, strict=True))
+    assert (found["seeds"], found["collapsed"]) == ("3 runs of 2 seeds", "1")
+    assert found["loss, nats/GPT-2 token"] == "2.0500 ± 0.0707"
+    assert found["loss, least to most"] == "2.0000 to 2.1000"
 
 
 def test_a_seed_that_was_run_twice_escapes_once(tmp_path):
@@ -551,7 +556,7 @@ def loss_cell(out):
 def test_the_comparison_step_of_a_sweep(tmp_path):
     write_run(tmp_path / "sweep" / "cell", loss=2.0)  # 5 − 3·step/40
     write_sweep(tmp_path / "sweep", {"cell": {}}, compare_at=20)
-    run(ReportArgs((tmp_path / "sweep",), tmp_path / "out"))
+    run(ReportArgs((tmp_path / "sweep",), tmp_path / "out", paper=True))
     assert loss_cell(tmp_path / "out") == "3.5000"
 
 
@@ -563,26 +568,35 @@ def test_own_runs_and_curves_come_first_and_empty_sections_are_hidden(made, tmp_
     assert headings(made) == [
         "Runs",
         "Loss curves",
-        "Validation loss",
+        "Comparison",
         "Loss at other depths",
-        "The exponent p",
-        "Downstream accuracy",
-        "Compute",
         "Visit alignment κ_R",
-        "Set-ups",
-        "What differs from the paper",
+        "Speed",
+        "Beside the paper: validation loss",
+        "Beside the paper: the exponent p",
+        "Beside the paper: accuracy",
+        "Beside the paper: cost",
+        "Beside the paper: settings",
         "Commands",
     ]
     run(ReportArgs((write_run(tmp_path / "run"),), tmp_path / "out"))
-    assert headings(tmp_path / "out") == [
-        "Runs",
-        "Loss curves",
-        "Validation loss",
-        "Compute",
-        "Set-ups",
-        "What differs from the paper",
-        "Commands",
-    ]
+    assert headings(tmp_path / "out") == ["Runs", "Loss curves", "Commands"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sweep", "beside"),
+    [
+        ({}, "mine", False),
+        ({}, "table1", True),
+        ({"model": {"blocks": 12, "width": 768}}, "mine", True),
+        ({"model": {"blocks": 12, "width": 768, "vocabulary": 257}}, "mine", False),
+    ],
+)
+def test_the_paper_stands_beside_runs_of_its_kind_alone(tmp_path, fields, sweep, beside):
+    write_run(tmp_path / "sweep" / "cell", **fields)
+    write_sweep(tmp_path / "sweep", {"cell": {}}, sweep=sweep)
+    run(ReportArgs((tmp_path / "sweep",), tmp_path / "out"))
+    assert any("paper" in title for title in headings(tmp_path / "out")) is beside
 
 
 def test_a_loss_per_byte_is_in_no_column_with_one_per_token(tmp_path):
@@ -590,8 +604,10 @@ def test_a_loss_per_byte_is_in_no_column_with_one_per_token(tmp_path):
     write_run(tmp_path / "old", loss=2.25)  # of before run folders said it
     write_run(tmp_path / "byte", loss=1.5, model={"vocabulary": 257})
     out = tmp_path / "out"
-    run(ReportArgs((tmp_path,), out))
-    table = {row[0]: row[6:9] for row in rows(out, "runs")}
+    run(ReportArgs((tmp_path,), out, paper=True))
+    header, *found = rows(out, "runs")
+    first = header.index("nats/GPT-2 token")
+    table = {row[0]: row[first : first + 3] for row in (header, *found)}
     assert table == {
         "run": ["nats/GPT-2 token", "nats/byte", "bits/byte"],
         "token": ["2.5000", MISSING, f"{2.5 / (4.5 * math.log(2)):.3f}"],
@@ -608,8 +624,9 @@ def test_reasoners_are_listed_but_not_compared(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["model"] = {"width": 64, "p": 0.5, "cycles": 2}
     (folder / "config.json").write_text(json.dumps(config))
-    run(ReportArgs((folder,), tmp_path / "out"))
-    assert rows(tmp_path / "out", "runs")[1][:3] == ["hrm", "finished", "40/40"]
+    run(ReportArgs((folder,), tmp_path / "out", paper=True))
+    found = dict(zip(*rows(tmp_path / "out", "runs"), strict=True))
+    assert (found["run"], found["state"], found["step"]) == ("hrm", "finished", "40/40")
     assert tables_named(tmp_path / "out", "loss-") == []
 
 

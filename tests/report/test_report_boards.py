@@ -1,4 +1,4 @@
-"""The table of reasoners on boards: a row for each set of seeds, its numbers from their last validations."""
+"""Means over seeds of reasoners on boards: a row for each set of seeds, from their last validations."""
 
 import csv
 import json
@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 
 from deeploop.commands.report import ReportArgs, run
-from deeploop.report.boards import boards_table
-from deeploop.report.page import MISSING
+from deeploop.report.groups import Histories, cells
 from deeploop.report.runs import find_runs
+from deeploop.report.tables import MISSING
+from deeploop.report.views import seeds_table
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-MODEL = {"width": 64, "cycles": 2, "low_cycles": 2, "horizon": "last_call", "p": 0.0, "high_p": None}
+MODEL = {
+    "width": 64,
+    "cycles": 2,
+    "low_cycles": 2,
+    "horizon": "last_call",
+    "rule": "postnorm",
+    "high_rule": "",
+}
 OPTIM = {"steps": 100, "batch": 8, "peak_lr": 1e-3, "warmup_steps": 10}
 RECORDED = Path(__file__).parents[2] / "docs" / "results" / "sudoku6"
 
@@ -40,73 +48,78 @@ def write_reasoner(
 
 
 def table_of(folder):
-    table = boards_table(find_runs([folder]))
-    return [dict(zip(table.header, row, strict=True)) | {"row": row} for row in table.rows]
+    table = seeds_table(cells(find_runs([folder])), Histories(), "seeds", "")
+    return [dict(zip(table.header, row, strict=True)) for row in table.rows]
 
 
 def test_a_row_is_the_mean_and_spread_of_its_seeds(tmp_path):
-    for seed, (exact, cells) in enumerate([(0.80, 0.95), (0.86, 0.97)]):
-        write_reasoner(tmp_path / f"s{seed}", exact, cells=cells, seed=seed)
+    for seed, (exact, share) in enumerate([(0.80, 0.95), (0.86, 0.97)]):
+        write_reasoner(tmp_path / f"s{seed}", exact, cells=share, seed=seed)
     write_reasoner(tmp_path / "s2", 0.1, seed=2, step=50)  # half way
-    (row,) = boards_table(find_runs([tmp_path])).rows
-    assert row == [
-        *("sudoku4", "2", "last_call", "100", "Vanilla HRM", "2", "1"),
-        *("83.0", "4.2", "80.0", "86.0", "96.0", "1.4", MISSING, "s0 s1 s2"),
-    ]
+    (row,) = table_of(tmp_path)
+    assert row == {
+        "method": "Vanilla HRM",
+        "seeds": "3",
+        "unfinished": "1",
+        "loss, nats/cell": "0.1000 ± 0.0000",
+        "loss, least to most": "0.1000 to 0.1000",
+        "solved, %": "83.0 ± 4.2",
+        "solved, least to most": "80.0 to 86.0",
+        "cells, %": "96.0 ± 1.4",
+        "cells, least to most": "95.0 to 97.0",
+        "runs": "s0 s1 s2",
+    }
 
 
 def test_a_lone_or_unfinished_seed_has_no_spread(tmp_path):
     write_reasoner(tmp_path / "alone", 0.5)
     write_reasoner(tmp_path / "half", 0.5, step=50, model={"low_cycles": 8})
-    alone, half = (row["row"][5:13] for row in table_of(tmp_path))
-    assert alone == ["1", "0", "50.0", MISSING, "50.0", "50.0", "90.0", MISSING]
-    assert half == ["0", "1", *[MISSING] * 6]
+    alone, half = table_of(tmp_path)
+    assert (alone["low_cycles"], alone["solved, %"], alone["cells, %"]) == ("2", "50.0", "90.0")
+    assert (half["low_cycles"], half["solved, %"], half["unfinished"]) == ("8", MISSING, "1")
 
 
 def test_a_seed_that_was_run_twice_is_not_two_seeds(tmp_path):
     for name, step in (("first", 100), ("again", 100), ("half", 50)):
         write_reasoner(tmp_path / name, 0.5, step=step)
     (row,) = table_of(tmp_path)
-    assert (row["seeds"], row["unfinished"]) == ("2 runs of 1 seed", "1")
+    assert (row["seeds"], row["unfinished"]) == ("3 runs of 1 seed", "1")
 
 
-def test_methods_stand_below_each_other_in_each_schedule(tmp_path):
+def test_schedules_are_columns_and_methods_are_named(tmp_path):
     for horizon in ("last_call", "last_cycle"):
-        for p, high_p in ((0.5, None), (0.0, None), (0.25, 0.5)):
-            model = {"horizon": horizon, "p": p, "high_p": high_p}
-            write_reasoner(tmp_path / f"{horizon}-{p}", 0.5, model=model)
+        for rule, high in (("deeploop", ""), ("postnorm", ""), ("deepnorm", "deeploop")):
+            model = {"horizon": horizon, "rule": rule, "high_rule": high}
+            write_reasoner(tmp_path / f"{horizon}-{rule}", 0.5, model=model)
     write_reasoner(tmp_path / "trm", 0.5, task="trm")
-    found = [(row["horizon"], row["method"]) for row in table_of(tmp_path)]
-    hrm = ["Vanilla HRM", "HRM, DeepLoop p=1/2", "HRM DeepNorm p=0.25, H DeepLoop p=0.5"]
-    call, cycle = ([(horizon, name) for name in hrm] for horizon in ("last_call", "last_cycle"))
-    assert found == [call[0], ("last_call", "Vanilla TRM"), *call[1:], *cycle]
+    found = {(row["horizon"], row["method"]) for row in table_of(tmp_path)}
+    hrm = ["Vanilla HRM", "HRM DeepNorm p=0.25, H DeepLoop p=0.5", "HRM DeepLoop p=0.5"]
+    schedules = {(horizon, name) for horizon in ("last_call", "last_cycle") for name in hrm}
+    assert found == schedules | {("last_call", "Vanilla TRM")}
 
 
-def test_the_flat_rule_is_a_method_and_configs_from_before_it_fit_in(tmp_path):
-    write_reasoner(tmp_path / "old", 0.2)
-    for seed, flat in ((1, {}), (2, {"flat": True}), (3, {"flat": True, "flat_gain": 0.5})):
-        model = {"flat": False, "flat_gain": 1.0} | flat
-        write_reasoner(tmp_path / f"s{seed}", 0.2, seed=seed, model=model)
-    found = {row["method"]: (row["seeds"], row["other settings"]) for row in table_of(tmp_path)}
-    assert found == {"Vanilla HRM": ("2", "–"), "HRM flat": ("1", "–"), "HRM flat λ=0.5": ("1", "–")}
+def test_the_flat_rule_is_a_method_and_configs_of_0_2_0_fit_in(tmp_path):
+    old = {name: value for name, value in MODEL.items() if name not in ("rule", "high_rule")}
+    folder = write_reasoner(tmp_path / "old", 0.2)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model": {**old, "p": 0.0, "high_p": None}}))
+    for seed, rule in ((1, "postnorm"), (2, "flat"), (3, "flat:gain=0.5")):
+        write_reasoner(tmp_path / f"s{seed}", 0.2, seed=seed, model={"rule": rule})
+    found = {row["method"]: row["seeds"] for row in table_of(tmp_path)}
+    assert found["HRM flat"] == found["HRM flat λ=0.5"] == "1"
+    assert found["Vanilla HRM"] == "2"
 
 
 def test_runs_that_differ_elsewhere_are_not_averaged(tmp_path):
     write_reasoner(tmp_path / "a", 0.2)
     write_reasoner(tmp_path / "b", 0.6, seed=1, peak_lr=2e-3)
     write_reasoner(tmp_path / "c", 0.8, seed=2, peak_lr=2e-3, puzzles="b" * 64)
-    found = {row["other settings"]: row["exact, %"] for row in table_of(tmp_path)}
+    found = {(row["peak_lr"], row["puzzles"]): row["solved, %"] for row in table_of(tmp_path)}
     assert found == {
-        "peak_lr 0.001, puzzles aaaaaaaaaaaa": "20.0",
-        "peak_lr 0.002, puzzles aaaaaaaaaaaa": "60.0",
-        "peak_lr 0.002, puzzles bbbbbbbbbbbb": "80.0",
+        ("0.001", "a" * 12): "20.0",
+        ("0.002", "a" * 12): "60.0",
+        ("0.002", "b" * 12): "80.0",
     }
-
-
-def test_arc_and_language_models_are_not_in_it(tmp_path):
-    write_reasoner(tmp_path / "arc", 0.5, ids=2001)
-    write_reasoner(tmp_path / "gpt", 0.5, task="language")
-    assert boards_table(find_runs([tmp_path])) is None
 
 
 @pytest.mark.parametrize("damage", [{"shape": 3}, {"shape": {"puzzle_ids": None}}, {"puzzles": None}])
@@ -114,18 +127,23 @@ def test_a_damaged_stamp_does_not_spoil_it(tmp_path, damage):
     write_reasoner(tmp_path / "whole", 0.5)
     stamp = json.loads((tmp_path / "whole" / "run.json").read_text()) | damage
     (write_reasoner(tmp_path / "damaged", 0.5) / "run.json").write_text(json.dumps(stamp))
-    assert "whole" in [row["runs' names"] for row in table_of(tmp_path)]
+    assert "whole" in " ".join(row["runs"] for row in table_of(tmp_path))
 
 
 def test_the_recorded_runs_give_the_numbers_beside_them(tmp_path):
     """docs/results/sudoku6/README.md: 84.2% and 82.6% of vanilla HRM at C_L = 2 and the last call."""
     run(ReportArgs((RECORDED,), tmp_path))
-    with (tmp_path / "tables" / "boards.csv").open(newline="", encoding="utf-8") as file:
-        _, first, *_ = csv.reader(file)
-    assert first[:5] == ["sudoku6", "2", "last_call", "2400", "Vanilla HRM"]
-    assert first[5:11] == ["2", "0", "83.4", "1.1", "82.6", "84.2"]
+    with (tmp_path / "tables" / "seeds.csv").open(newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    (row,) = [
+        row
+        for row in found
+        if (row["method"], row["low_cycles"], row["horizon"]) == ("Vanilla HRM", "2", "last_call")
+    ]
+    assert (row["seeds"], row["solved, %"]) == ("2", "83.4 ± 1.1")
+    assert row["solved, least to most"] == "82.6 to 84.2"
     for name in ("report.html", "report.md"):
         text = (tmp_path / name).read_text(encoding="utf-8")
-        assert "Reasoners on Sudoku and mazes" in text
+        assert "Means over seeds: reasoners" in text
         assert "83.4" in text
-        assert "Where these runs differ" not in text  # of language models alone
+        assert "Beside the paper" not in text  # it has language models and ARC

@@ -63,7 +63,9 @@ def test_every_table_equals_its_csv(browse, report):
     for name, path in files.items():
         with path.open(newline="", encoding="utf-8") as file:
             assert page.tables[name] == list(csv.reader(file)), name
-    assert dom.count("<svg") == len(list((report / "figures").glob("*.png"))) > 0
+    figures = len([*(report / "figures").glob("*.png")])
+    assert [dom.count(f'<svg class="{kind}"') for kind in ("page", "phone")] == [figures, figures]
+    assert figures > 0
 
 
 def test_the_console_is_really_read(browse, tmp_path):

@@ -189,7 +189,7 @@ def test_the_whole_way(folder, corpus, tmp_path, capsys):
     parts = [part for section in make_sections(runs, Histories()) for part in section.parts]
     tables = {part.name: part for part in parts if isinstance(part, Table)}
     assert len(tables["runs"].rows) == 2
-    assert tables["set-ups"].rows[0][2] == "1"  # run: the losses are of the healed one alone
+    assert tables["depths"].rows[0][4] == "1"  # seed: the losses are of the healed one alone
     # The same from step 10 on.
     shutil.rmtree(last_checkpoint(healed))
     assert main(["train", "--resume", str(healed), "--quiet"]) == 0

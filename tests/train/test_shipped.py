@@ -11,7 +11,7 @@ import torch
 import deeploop
 from deeploop.cli import main
 from deeploop.files import resolve
-from deeploop.report import scoreboard
+from deeploop.report import results
 from deeploop.runs.folder import last_checkpoint, load_config, results_folder
 from deeploop.train.checkpoint import copy_weights, read_state
 from deeploop.train.loop import train
@@ -76,7 +76,7 @@ def test_a_folder_of_that_name_comes_first(elsewhere):
 def test_results_about_it_are_written_elsewhere(elsewhere, corpus, capsys):
     before = {file: file.read_bytes() for file in FOLDER.rglob("*") if file.is_file()}
     assert main(["validate", "shipped", "--data", str(corpus), "--sequences", "3"]) == 0
-    (written,) = scoreboard.read(elsewhere / "runs" / "shipped" / "validation.json")
+    (written,) = results.read(elsewhere / "runs" / "shipped" / "validation.json")
     assert written["checkpoint"] == last_checkpoint(FOLDER).name
     assert {file: file.read_bytes() for file in FOLDER.rglob("*") if file.is_file()} == before
 

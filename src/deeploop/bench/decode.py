@@ -26,7 +26,7 @@ from deeploop.eval.generation import generate_batch
 from deeploop.models.accounting import block_matrix_count
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.report import page
+from deeploop.report.tables import text_table
 from deeploop.runs.folder import provenance
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
@@ -206,5 +206,5 @@ def report(record: dict[str, Any]) -> str:
     return (
         f"{record['device']}: copies {record['copy_bytes_per_s'] / 1e12:.3g} TB/s; prompts of "
         f"{record['prompt_tokens']} tokens, {record['new_tokens']} new ones, greedy; MB/step is what a step "
-        f"must read; the ratio is to the faster of transformers' caches\n\n{page.text_table(header, rows)}"
+        f"must read; the ratio is to the faster of transformers' caches\n\n{text_table(header, rows)}"
     )

@@ -21,7 +21,7 @@ from deeploop.data.corpora import stdlib
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt_config import GPTConfig
-from deeploop.report import page
+from deeploop.report.tables import text_table
 from deeploop.runs.folder import provenance
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.recipes import get_recipe
@@ -169,5 +169,5 @@ def report(record: dict[str, Any]) -> str:
         rows = [row + ["–"] * (len(header) - len(row)) for row in rows]
     return (
         f"{record['device']}: products reach {record['ceiling_flops'] / 1e12:.3g} TFLOP/s; model FLOPs are 6 "
-        f"a visited matrix entry, and causal attention\n\n{page.text_table(header, rows)}"
+        f"a visited matrix entry, and causal attention\n\n{text_table(header, rows)}"
     )

@@ -10,7 +10,7 @@ from tyro.conf import Positional
 from deeploop.commands.parsing import run_command
 from deeploop.data.scan import Scan, excerpt, scan
 from deeploop.data.shards import Corpus
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from deeploop.tasks.chat.data import ChatSet
 from deeploop.tasks.puzzles.data.sets import SPLITS, PuzzleSet
 from deeploop.terminal import printable

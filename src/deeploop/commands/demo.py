@@ -41,14 +41,14 @@ def run(config: DemoConfig) -> str:
     """Trains, evaluates, writes the page; returns what to print at the end."""
     # Now: these wait for torch and Matplotlib, --help does not.
     from deeploop.commands import demo_collapse
-    from deeploop.report import collapse, demo
+    from deeploop.report import demo
 
     record = train_and_evaluate(config)
     if config.collapse:
         collapsed = demo_collapse.train_all(config.out, config.seed, quick=config.quick)
         write_json(config.out / "collapse.json", collapsed)
     else:
-        collapsed = collapse.read()
+        collapsed = demo.read_collapse()
     return demo.write(config.out, record, collapsed)
 
 

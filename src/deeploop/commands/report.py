@@ -1,4 +1,4 @@
-"""`deeploop report`: runs beside the paper's numbers, as one HTML page, Markdown and CSV."""
+"""`deeploop report`: tables and figures of runs, as one HTML page, Markdown and CSV."""
 
 import sys
 from dataclasses import dataclass
@@ -13,14 +13,16 @@ from deeploop.terminal import printable
 
 @dataclass(frozen=True)
 class ReportArgs:
-    """Puts runs beside the paper's numbers: one HTML page, Markdown, and a CSV file for each table."""
+    """Compares runs: one HTML page, Markdown, and a CSV file for each table."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders, sweep folders, or folders of them."""
     out: Path = Path("report")
     """Folder of report.html, report.md, tables/ and figures/."""
-    title: str = "deeploop: runs beside the paper"
+    title: str = "deeploop: runs"
     """Title of the page."""
+    paper: bool = False
+    """Compare with the paper's tables, also runs that are not of its kind."""
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -28,16 +30,17 @@ class ReportArgs:
 
 
 def run(args: ReportArgs) -> str:
-    """Writes the report; returns where it is."""
+    """Write the report; return where it is."""
     # Now: these wait for Matplotlib, --help does not.
-    from deeploop.report.document import check_out, count_of, count_states, damage, make_sections, write
+    from deeploop.report.document import count_of, count_states, damage, make_sections
     from deeploop.report.groups import Histories
+    from deeploop.report.page import check_out, write
     from deeploop.report.runs import find_runs
 
     check_out(args.out)
     runs = find_runs(args.runs)
     histories = Histories()
-    sections = make_sections(runs, histories)
+    sections = make_sections(runs, histories, paper=args.paper)
     write(args.out, args.title, sections)
     for line in damage(runs, histories):
         print(printable(line), file=sys.stderr)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from deeploop.commands.parsing import run_command
-from deeploop.report.listing import as_json, tables
+from deeploop.report.listing import as_json, text
 from deeploop.report.runs import Run, differing, find_runs
 
 
@@ -36,7 +36,7 @@ def run(args: RunsArgs, width: int | None = None) -> str:
         return json.dumps([as_json(one, settings) for one in runs], indent=1)
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-    return tables(runs, width)
+    return text(runs, width)
 
 
 ORDERS: dict[str, Callable[[Run], Any]] = {

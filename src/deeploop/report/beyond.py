@@ -1,36 +1,30 @@
-"""Runs of iterated tasks in a report: which rule learns in fewest steps, which goes on furthest. No torch."""
+"""Runs of iterated tasks: which rule learns in fewest steps, which one extrapolates furthest. No torch."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
-
-from matplotlib.figure import Figure
 
 from deeploop.report.escapes import wilson
-from deeploop.report.figures import finish
-from deeploop.report.groups import Histories, method
-from deeploop.report.page import MISSING
-from deeploop.report.plots import INK, colours
-from deeploop.report.runs import DEFINING, Run, differing
-from deeploop.report.tables import Table
+from deeploop.report.groups import Cell, Histories, cells, labels, letter, method
+from deeploop.report.page import Part
+from deeploop.report.plots import Chart, Line, Panel, looks
+from deeploop.report.runs import Run
+from deeploop.report.tables import MISSING, Table, number
 
 LEARNED = RIGHT = 0.99  # share of whole answers inside the trained steps, of cells beyond them
-FARTHEST = 2  # of the numbers of steps asked for, so many of the largest tell whether a loop goes on
+FARTHEST = 2  # of the numbers of steps asked for, so many of the largest tell whether a loop extrapolates
 
 
-def goes_on(cells: Mapping[int, float], trained: int) -> bool | None:
-    """Whether shares of right cells, by steps, stay near 1 beyond training; None: nothing was asked there."""
-    far = sorted(steps for steps in cells if steps > trained)[-FARTHEST:]
-    return all(cells[steps] >= RIGHT for steps in far) if far else None
+def goes_on(shares: Mapping[int, float], trained: int) -> bool | None:
+    """Return True if shares of right cells, by steps, stay near 1 beyond training; None without any."""
+    far = sorted(steps for steps in shares if steps > trained)[-FARTHEST:]
+    return all(shares[steps] >= RIGHT for steps in far) if far else None
 
 
 @dataclass(frozen=True)
 class Contender:
     """The finished runs of a task that differ in their seed alone."""
 
-    task: str
     name: str
     runs: tuple[Run, ...]
 
@@ -40,16 +34,16 @@ class Contender:
 
     @property
     def steps(self) -> list[int]:
-        """What all its runs were asked for."""
+        """Numbers of steps that all its runs were asked for."""
         return sorted(set.intersection(*(set(run.validation["steps"]) for run in self.runs)))
 
     def shares(self, steps: int) -> list[float]:
-        """Of right cells, a run each."""
+        """Share of right cells of each run."""
         lasts = [run.validation for run in self.runs]
         return [last["cells_by_steps"][last["steps"].index(steps)] for last in lasts]
 
     def going_on(self) -> int | None:
-        """How many runs do; None where it was not asked."""
+        """Count the runs that extrapolate; None where it was not asked."""
         columns = [self.shares(steps) for steps in self.steps]
         found = [
             goes_on(dict(zip(self.steps, own, strict=True)), self.trained)
@@ -67,38 +61,22 @@ class Contender:
         return median(found) if len(found) == len(firsts) else None
 
 
-def is_iterated(run: Run) -> bool:
-    return run.stamp.get("task") == "iterate" and run.state == "finished" and "steps" in run.validation
-
-
 def contenders(runs: Sequence[Run]) -> dict[str, list[Contender]]:
-    """Task → its contenders, those that go on furthest first."""
-    groups: dict[str, list[Run]] = {}
-    for run in filter(is_iterated, runs):
-        groups.setdefault(json.dumps(_defining(run), sort_keys=True), []).append(run)
-    named: dict[tuple[str, str], list[tuple[Run, ...]]] = {}
-    for own in groups.values():
-        named.setdefault((task_name(own[0]), rule_name(own[0])), []).append(tuple(own))
-    found: dict[str, list[Contender]] = {}
-    for (task, name), alike in named.items():
-        told = differing([own[0] for own in alike])
-        for seeds in alike:
-            more = [f"{field.partition('.')[2]} {seeds[0].fields.get(field)}" for field in told]
-            found.setdefault(task, []).append(Contender(task, ", ".join([name, *more]), seeds))
+    """Task → its contenders, those that extrapolate furthest first."""
+    tasks: dict[str, list[Cell]] = {}
+    for cell in cells(filter(is_iterated, runs)):
+        tasks.setdefault(task_name(cell.first), []).append(cell)
+    found = {
+        task: [Contender(name, cell.runs) for cell, name in zip(own, labels(own), strict=True)]
+        for task, own in tasks.items()
+    }
     for rivals in found.values():
         rivals.sort(key=lambda one: fmean(run.validation.get("beyond") or 0.0 for run in one.runs))
     return found
 
 
-def _defining(run: Run) -> dict[str, Any]:
-    """All that tells it from other runs, but for the seed; the arithmetic too."""
-    own = {name: value for name, value in run.fields.items() if name.startswith(DEFINING)}
-    return {**own, "device.precision": _execution(run)}
-
-
-def _execution(run: Run) -> str:
-    execution = run.stamp.get("execution")
-    return str(execution.get("precision")) if isinstance(execution, dict) else ""
+def is_iterated(run: Run) -> bool:
+    return run.stamp.get("task") == "iterate" and run.state == "finished" and "steps" in run.validation
 
 
 def task_name(run: Run) -> str:
@@ -108,16 +86,13 @@ def task_name(run: Run) -> str:
     return f"{fields['data.task']}{rule}, length {size}, trained on 1 to {trained} steps"
 
 
-def rule_name(run: Run) -> str:
-    """The block, and what else tells runs apart: stack or loop, rounds, rate, noise."""
-    fields = run.fields
-    blocks, rounds = fields["model.blocks"], fields["model.rounds"]
-    parts: list[Any] = [method(run), f"{blocks} layers" if rounds == 1 else f"K={blocks}"]
-    parts += [f"rounds {fields['rounds.sample']}"] * (rounds > 1 and fields["rounds.sample"] != "steps")
-    parts += ["α of each R"] * bool(fields.get("model.recompute_alpha"))
-    parts += [f"rate {fields['optim.peak_lr']:g}"]
-    parts += [f"noise {fields['rounds.noise']:g}"] * bool(fields.get("rounds.noise"))
-    return ", ".join(parts)
+def beyond_parts(runs: Sequence[Run], histories: Histories) -> list[Part]:
+    """A table and a chart for each task."""
+    parts: list[Part] = []
+    for index, (task, own) in enumerate(contenders(runs).items()):
+        name = f"beyond-{letter(index).lower()}"
+        parts += [beyond_table(task, own, histories, name), beyond_chart(task, own, name)]
+    return parts
 
 
 def beyond_table(task: str, own: Sequence[Contender], histories: Histories, name: str) -> Table:
@@ -125,7 +100,7 @@ def beyond_table(task: str, own: Sequence[Contender], histories: Histories, name
     return Table(
         name,
         f"Share of cells right by steps: {task}",
-        ["rule", "seeds", "extrapolates", "95%", "learned at step", *(str(h) for h in steps)],
+        ["rule", "seeds", "extrapolates", "95%", "learned at step", *(f"{h} steps" for h in steps)],
         [[*_head(one, histories), *(_shares(one, h) for h in steps)] for one in own],
         f"extrapolates: runs with {RIGHT:.0%} of the cells right at the {FARTHEST} largest numbers of steps, "
         f"95%: Wilson's interval; learned at step: the first validation with {LEARNED:.0%} of the whole "
@@ -135,34 +110,37 @@ def beyond_table(task: str, own: Sequence[Contender], histories: Histories, name
 
 
 def _head(one: Contender, histories: Histories) -> list[str]:
-    count, learned = one.going_on(), one.learned_at(histories)
-    seeds = len(one.runs)
+    count, seeds = one.going_on(), len(one.runs)
     low, high = wilson(count or 0, seeds)
-    going = [MISSING, MISSING] if count is None else [f"{count}/{seeds}", f"{low:.2f}–{high:.2f}"]
-    return [one.name, str(seeds), *going, MISSING if learned is None else f"{learned:,.0f}"]
+    going = [MISSING, MISSING] if count is None else [f"{count}/{seeds}", f"{low:.2f} to {high:.2f}"]
+    return [one.name, str(seeds), *going, number(one.learned_at(histories), ",.0f")]
 
 
 def _shares(one: Contender, steps: int) -> str:
     if steps not in one.steps:
         return MISSING
     shares = one.shares(steps)
-    spread = f" ({min(shares):.2f}–{max(shares):.2f})" if max(shares) - min(shares) >= 0.005 else ""
-    return f"{fmean(shares):.3f}{spread}"
+    ends = f" ({min(shares):.2f} to {max(shares):.2f})" if max(shares) - min(shares) >= 0.005 else ""
+    return f"{fmean(shares):.3f}{ends}"
 
 
-def beyond_figure(own: Sequence[Contender]) -> Figure:
-    """Mean share of right cells against steps, a line for the best rate and noise of each rule."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    best = {rule_name(one.runs[0]).rpartition(", rate ")[0]: one for one in reversed(own)}
-    for rule, colour in colours(reversed(best)).items():
-        one = best[rule]
-        means = [fmean(one.shares(h)) for h in one.steps]
-        axes.plot(one.steps, means, "o-", ms=3, lw=1.4, color=colour, label=one.name)
-    axes.axvspan(0.9, own[0].trained, color=INK, alpha=0.12, lw=0)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_ylim(0, 1.03)
-    axes.set_xlabel("steps asked for (shaded: trained)")
-    axes.set_ylabel("share of cells right")
-    return finish(figure, legend=axes)
+def beyond_chart(task: str, own: Sequence[Contender], name: str) -> Chart:
+    """Mean share of right cells against steps, a line for the best settings of each method."""
+    best = {method(one.runs[0]): one for one in reversed(own)}
+    look = looks(one.name for one in best.values())
+    lines = []
+    for one in reversed(best.values()):
+        colour, dashes = look[one.name]
+        lines.append(
+            Line(one.steps, [fmean(one.shares(h)) for h in one.steps], one.name, colour, f"o{dashes}")
+        )
+    panel = Panel(
+        lines,
+        x="steps asked for (shaded: trained)",
+        y="share of cells right",
+        log_x=2,
+        y_range=(0, 1.03),
+        shaded=(0.9, own[0].trained),
+    )
+    caption = f"Right cells against steps: a loop that learned one step stays at 1. {task}."
+    return Chart(name, caption, [panel], height=4)

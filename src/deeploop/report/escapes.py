@@ -16,8 +16,8 @@ from typing import Any
 from deeploop.files import parse_json, read_object
 from deeploop.report.endings import ending
 from deeploop.report.packed import opened
-from deeploop.report.page import text_table
 from deeploop.report.sweeps import read_sweep
+from deeploop.report.tables import text_table
 from deeploop.train.metrics import Record, read_metrics
 
 TRAILING_STEPS = 50  # of the surrogate: the paper's "trailing-50-iter mean train loss"

@@ -1,21 +1,29 @@
-"""Runs of one set-up, sorted into the cells of a table: a row for each method, a column for each R. No torch.
+"""Which runs belong together: seeds of one cell, and the cells of a set-up by method and R. No torch.
 
-Two runs share a set-up when they agree in the model's shape, the data and the number of tokens; they share a
-cell when they also agree in method and rounds. Learning rates may differ between methods; where they differ
-within one method at one R, the method has a row for each.
+Runs are seeds of one cell if they agree in every setting but the seed. Runs share a set-up, and so a table of
+the paper's form, if they agree in the model's shape, the data and the number of tokens.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
-from deeploop.paper.published import ROUNDS, SETUP
-from deeploop.report.listing import setting
-from deeploop.report.runs import CONFIG_KINDS, History, Run, read_history
-from deeploop.rules import DEEPLOOP, PRENORM
+from deeploop.report.runs import (
+    CONFIG_KINDS,
+    DEFINING,
+    REASONERS,
+    History,
+    Run,
+    applies,
+    differing,
+    read_history,
+)
+from deeploop.report.tables import MISSING
+from deeploop.rules import DEEPLOOP, PRENORM, parse
 
 TABLE_AXES = (
     "model.rule",
@@ -28,6 +36,16 @@ TABLE_AXES = (
 OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch", "device.low_precision")
 NOT_OF_A_SETUP = ("data.validate_every", "data.validation_rounds", *TABLE_AXES)
 PLAIN_LOOP = {"model.prelude": 0, "model.coda": 0}  # as runs are of before there were these
+# Settings that the name of a method says.
+OF_A_METHOD = (
+    *(name for name in TABLE_AXES if name != "model.rounds"),
+    *("optim.kind", "optim.branch_lr", "optim.branch_release_steps", "optim.wait_for_escape"),
+    *("rounds.sample", "rounds.ramp", "rounds.backprop", "gate.stage"),
+    *("model.high_rule", "model.depth_from"),
+)
+OPTIMIZER_NAMES = {"muon": "Muon"}
+FEW = 8
+"""Labels that a legend has room for; of more it names the methods alone."""
 
 
 class Histories:
@@ -50,11 +68,76 @@ class Histories:
         return run.validation.get("loss")
 
 
+# ── Methods ─────────────────────────────────────────────────────────────────────────────────────────────
+def method(run: Run) -> str:
+    """The name of the block, and what was added to it."""
+    if run.stamp.get("task") in REASONERS:
+        return reasoner_method(run)
+    if "model.rule" not in run.fields:
+        return MISSING
+    return run.rule.title + cure(run) + recurrence(run)
+
+
+def cure(run: Run) -> str:
+    """What was done against the unigram collapse, and an optimizer other than the paper's AdamW."""
+    kind = run.fields.get("optim.kind", "adamw")
+    rate, steps = run.fields.get("optim.branch_lr", 1), run.fields.get("optim.branch_release_steps", 0)
+    release = f" to ×1 in {steps:,} steps" if steps else ""
+    taken = {
+        "unigram bias": run.fields.get("model.unigram_bias"),
+        f"branch rate ×{rate:g}{release}": rate != 1,
+        "wait": run.fields.get("optim.wait_for_escape"),
+        OPTIMIZER_NAMES.get(kind, str(kind)): kind != "adamw",
+    }
+    return "".join(f" + {name}" for name, used in taken.items() if used)
+
+
+def recurrence(run: Run) -> str:
+    """How its rounds are entered, drawn and trained; nothing in a plain loop at a fixed R."""
+    if not is_language(run):
+        return ""
+    own = run.fields
+    sample, kept = own.get("rounds.sample", "fixed"), own.get("rounds.backprop", 0)
+    injection, first = own.get("model.injection", "none"), own.get("model.first_state", "embedding")
+    ramp = own.get("rounds.ramp", "off")
+    taken = {
+        str(injection): injection != "none",
+        f"from {first}": first != "embedding",
+        f"rounds {sample}": sample != "fixed",
+        f"ramp {ramp}": ramp != "off",
+        f"gradient through {kept}": kept,
+        "exit gate": own.get("model.exit_gate"),
+        "gate-only": own.get("gate.stage") == "gate-only",
+    }
+    return "".join(f" + {name}" for name, used in taken.items() if used)
+
+
+def reasoner_method(run: Run) -> str:
+    """HRM or TRM, and the rule of its blocks."""
+    own, model = run.fields, run.stamp["task"].upper()
+    rule, high = parse(own.get("model.rule", "postnorm")), own.get("model.high_rule")
+    if not (rule.has_alpha or high):
+        return f"Vanilla {model}"
+    of_high = f", H {parse(high).title}" if high else ""
+    return f"{model} {rule.title}{of_high}" + (
+        ", N by the graph" if own.get("model.depth_from") == "graph" else ""
+    )
+
+
+def method_order(name: str) -> tuple[bool, bool, str]:
+    return (not name.startswith(PRENORM.label), name.startswith(DEEPLOOP.label), name)
+
+
+# ── Cells: runs that differ in their seed alone ─────────────────────────────────────────────────────────
 @dataclass(frozen=True)
-class TableCell:
-    """The runs of one method at one R."""
+class Cell:
+    """Runs of one method, or that agree in all settings but the seed."""
 
     runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
 
     @property
     def trained(self) -> list[Run]:
@@ -65,23 +148,26 @@ class TableCell:
     def collapsed(self) -> list[Run]:
         return [run for run in self.runs if run.ended and run.validation.get("verdict") == "collapsed"]
 
+    def of_trained(self, value: Callable[[Run], float | None]) -> list[float]:
+        return [own for run in self.trained if (own := value(run)) is not None]
+
     def losses(self, histories: Histories) -> list[float]:
-        found = [histories.loss(run) for run in self.trained]
-        return [loss for loss in found if loss is not None]
+        return self.of_trained(histories.loss)
 
-    def mean(self, histories: Histories) -> float | None:
-        losses = self.losses(histories)
-        return fmean(losses) if losses else None
-
-    def text(self, histories: Histories) -> str:
+    def text(self, value: Callable[[Run], float | None], form: str = ".4f") -> str:
         """Mean and spread of the runs that trained; words where there is no number."""
-        losses, fallen = self.losses(histories), len(self.collapsed)
-        if not losses:
-            return "collapsed" if fallen else "unfinished"
-        spread = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
-        collapsed = f"{fallen} of {len(losses) + fallen} collapsed" if fallen else ""
+        found, fallen = self.of_trained(value), len(self.collapsed)
+        if not found:
+            ended = any(run.ended for run in self.runs)
+            return "collapsed" if fallen else MISSING if ended else "unfinished"
+        collapsed = f"{fallen} of {len(found) + fallen} collapsed" if fallen else ""
         notes = ", ".join(filter(None, [collapsed, repeats([*self.trained, *self.collapsed])]))
-        return f"{fmean(losses):.4f}{spread}" + (f" ({notes})" if notes else "")
+        return spread(found, form) + (f" ({notes})" if notes else "")
+
+
+def spread(values: Sequence[float], form: str = ".4f") -> str:
+    """`2.0500 ± 0.0707`: mean and standard deviation."""
+    return format(fmean(values), form) + (f" ± {stdev(values):{form}}" if len(values) > 1 else "")
 
 
 def repeats(runs: Sequence[Run]) -> str:
@@ -90,6 +176,61 @@ def repeats(runs: Sequence[Run]) -> str:
     return f"{len(runs)} runs of {seeds} seed{'s' * (seeds > 1)}" if seeds < len(runs) else ""
 
 
+def cells(runs: Iterable[Run]) -> list[Cell]:
+    """The runs, seeds of the same settings together."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        own = {
+            name: value
+            for name, value in run.fields.items()
+            if name.startswith(DEFINING) and applies(run, name) and (name, value) not in PLAIN_LOOP.items()
+        }
+        found.setdefault(json.dumps([run.stamp.get("task"), own], sort_keys=True), []).append(run)
+    return [Cell(tuple(own)) for own in found.values()]
+
+
+def label(run: Run, names: Sequence[str], *, exponents: bool = False) -> str:
+    """The method, and of these settings those that it does not say."""
+    told = [f"{short(name, names)} {setting(run.fields[name])}" for name in names if is_told(run, name)]
+    base = f"p = {run.rule.p:g}{cure(run)}" if exponents else method(run)
+    return ", ".join([base, *told])
+
+
+def is_told(run: Run, name: str) -> bool:
+    return name in run.fields and name not in OF_A_METHOD and applies(run, name)
+
+
+def labels(cells: Sequence[Cell], *, but: Sequence[str] = ()) -> list[str]:
+    """Name each cell by its method and the settings in which the cells differ, but for some.
+
+    Cells that vary in the exponent of the paper's block are named by it.
+    """
+    runs = [cell.first for cell in cells]
+    names = [name for name in differing(runs) if name not in but]
+    of_p = all("model.rule" in run.fields and run.rule.is_paper for run in runs)
+    of_p = of_p and len({run.rule.p for run in runs}) > 2
+    return [label(run, names, exponents=of_p) for run in runs]
+
+
+def along(cells: Sequence[Cell], field: str, *, but: Sequence[str] = ()) -> dict[str, list[Cell]]:
+    """Name → cells that agree in all but a field and the seed, where the field has two values or more."""
+    found: dict[str, list[Cell]] = {}
+    but = (field, *but)
+    having = [cell for cell in cells if field in cell.first.fields]
+    for cell, name in zip(having, labels(having, but=but), strict=True):
+        found.setdefault(name, []).append(cell)
+    kept = [own for own in found.values() if len({cell.first.fields[field] for cell in own}) > 1]
+    names = labels([own[0] for own in kept], but=but)  # what differs among these alone
+    return dict(zip(names, kept, strict=True)) if len({*names}) == len(kept) else found
+
+
+def in_legend(labels: Iterable[str]) -> dict[str, str]:
+    """Label → its name in a legend: more labels than that has room for are named by their method alone."""
+    labels = list(dict.fromkeys(labels))
+    return {one: one if len(labels) <= FEW else one.partition(", ")[0] for one in labels}
+
+
+# ── Set-ups: what may stand in one table of the paper's form ────────────────────────────────────────────
 @dataclass(frozen=True)
 class Setup:
     """Runs that may stand in one table."""
@@ -114,54 +255,26 @@ class Setup:
         return self.runs[0].unit
 
     @property
-    def is_beside_paper(self) -> bool:
-        """Whether its losses are per GPT-2 token, as the paper's."""
-        return self.unit == "GPT-2 token"
-
-    @property
     def title(self) -> str:
         return f"set-up {self.letter}, {self.label}"
-
-    @property
-    def methods(self) -> set[str]:
-        return {method(run) for run in self.runs}
-
-    @property
-    def size(self) -> str:
-        """The paper's size it stands beside: its sweep's label, else by width and blocks."""
-        for run in self.runs:
-            if run.axes.get("size") in SETUP:
-                return str(run.axes["size"])
-        own = self.runs[0].fields
-        medium = (own["model.blocks"], own["model.width"]) == (24, 1024)
-        return "medium" if medium else "small"
 
     @property
     def rounds(self) -> list[int]:
         return sorted({run.fields["model.rounds"] for run in self.runs})
 
-    @property
-    def exponents(self) -> list[float]:
-        return sorted({run.rule.p for run in self.runs if run.rule.is_paper})
-
-    @property
-    def is_p_sweep(self) -> bool:
-        return len(self.exponents) >= 3
-
     @cached_property
-    def rows(self) -> dict[str, dict[int, TableCell]]:
-        """Row label → rounds → cell."""
+    def rows(self) -> dict[str, dict[int, Cell]]:
+        """Row label → rounds → cell; a method has several rows where settings differ at one R."""
         rows: dict[str, dict[int, list[Run]]] = {}
-        for name in sorted(self.methods, key=method_order):
+        for name in sorted({method(run) for run in self.runs}, key=method_order):
             own = [run for run in self.runs if method(run) == name]
             variants = find_variants(own)
             split = _is_split(own, variants)
             for run, variant in zip(own, variants, strict=True):
-                label = f"{name}, {variant}" if split else name
-                rows.setdefault(label, {}).setdefault(run.fields["model.rounds"], []).append(run)
+                row = f"{name}, {variant}" if split else name
+                rows.setdefault(row, {}).setdefault(run.fields["model.rounds"], []).append(run)
         return {
-            label: {R: TableCell(tuple(runs)) for R, runs in sorted(cells.items())}
-            for label, cells in rows.items()
+            row: {R: Cell(tuple(runs)) for R, runs in sorted(cells.items())} for row, cells in rows.items()
         }
 
 
@@ -190,52 +303,6 @@ def is_language(run: Run) -> bool:
     return run.stamp.get("task", "language") == "language" and run.fields.keys() >= CONFIG_KINDS.keys()
 
 
-def method(run: Run) -> str:
-    """What the paper would call the block, and what was added to it."""
-    return run.rule.title + cure(run) + recurrence(run)
-
-
-def cure(run: Run) -> str:
-    """What was done against the unigram collapse, and an optimizer other than the paper's AdamW."""
-    kind = run.fields.get("optim.kind", "adamw")
-    rate, steps = run.fields.get("optim.branch_lr", 1), run.fields.get("optim.branch_release_steps", 0)
-    release = f" to ×1 in {steps:,} steps" if steps else ""
-    taken = {
-        "unigram bias": run.fields.get("model.unigram_bias"),
-        f"branch rate ×{rate:g}{release}": rate != 1,
-        "wait": run.fields.get("optim.wait_for_escape"),
-        OPTIMIZER_NAMES.get(kind, str(kind)): kind != "adamw",
-    }
-    return "".join(f" + {name}" for name, used in taken.items() if used)
-
-
-def recurrence(run: Run) -> str:
-    """How its rounds are entered, drawn and trained; nothing in a plain loop at a fixed R."""
-    if not is_language(run):
-        return ""
-    own = {name.partition(".")[2]: value for name, value in run.fields.items() if name.startswith("model.")}
-    rounds = {name.partition(".")[2]: value for name, value in run.fields.items() if name[:7] == "rounds."}
-    sample, kept = rounds.get("sample", "fixed"), rounds.get("backprop", 0)
-    injection, first = own.get("injection", "none"), own.get("first_state", "embedding")
-    taken = {
-        str(injection): injection != "none",
-        f"from {first}": first != "embedding",
-        f"rounds {sample}": sample != "fixed",
-        f"ramp {rounds.get('ramp')}": rounds.get("ramp", "off") != "off",
-        f"gradient through {kept}": kept,
-        "exit gate": own.get("exit_gate"),
-        "gate-only": run.fields.get("gate.stage") == "gate-only",
-    }
-    return "".join(f" + {name}" for name, used in taken.items() if used)
-
-
-OPTIMIZER_NAMES = {"muon": "Muon"}
-
-
-def method_order(name: str) -> tuple[bool, bool, str]:
-    return (not name.startswith(PRENORM.label), name.startswith(DEEPLOOP.label), name)
-
-
 def find_variants(runs: Sequence[Run]) -> list[str]:
     """Of each run of a method, the optimizer's settings in which it differs from the others."""
     # The kind is in the method's name.
@@ -251,11 +318,20 @@ def find_variants(runs: Sequence[Run]) -> list[str]:
 
 
 def _is_split(runs: Sequence[Run], variants: Sequence[str]) -> bool:
-    """Whether some R has runs with different settings, so that one row could not hold them."""
+    """Return True if some R has runs with different settings, so that one row could not hold them."""
     rounds = [run.fields["model.rounds"] for run in runs]
     return len({*zip(rounds, variants, strict=True)}) > len({*rounds})
 
 
-def columns(setup: Setup) -> list[int]:
-    """Our R, and the paper's where that stands beside them."""
-    return sorted({*(ROUNDS if setup.is_beside_paper else ()), *setup.rounds})
+# ── Settings as words ───────────────────────────────────────────────────────────────────────────────────
+def short(name: str, among: Sequence[str]) -> str:
+    """`model.p` → `p`, unless another field ends alike."""
+    word = name.rpartition(".")[2]
+    return word if [other.rpartition(".")[2] for other in among].count(word) == 1 else name
+
+
+def setting(value: Any) -> str:
+    """A value as in the command: of a list the words."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(setting, value)) or MISSING
+    return f"{value:g}" if isinstance(value, float) else str(value)

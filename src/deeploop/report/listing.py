@@ -1,18 +1,20 @@
-"""`deeploop runs`: run folders one below the other, with the settings that tell them apart. No torch."""
+"""Tables of runs with the settings that tell them apart, for `deeploop runs` and a report. No torch."""
 
+import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from deeploop.report.endings import outcome
-from deeploop.report.page import MISSING, text_table
+from deeploop.report.groups import setting, short
 from deeploop.report.runs import Run, applies, differing
+from deeploop.report.tables import MISSING, Table, number
 from deeploop.terminal import printable
 
 # On a narrow terminal, what is the same in all runs is said once, below the table.
 SHARED = ("seed", "step", "state", "floor", "verdict")
-# What it does without, the first first. Then long names are cut, then settings go, from the last, and the
-# verdict, state and step.
+# Columns that are dropped first, in this order. Then long names are cut, then settings go, from the last, and
+# the verdict, state and step.
 EXPENDABLE = ("started", "floor", "tokens/s", "GPU-h", "seed")
 # The settings that a person looks for first, in this order; others follow in that of the config.
 FOREMOST = (
@@ -22,6 +24,7 @@ FOREMOST = (
 NARROW_NAME = 24
 UNKNOWN = "not started, or unreadable"
 MOST_NAMED = 8  # of the columns that were left out
+MOST_RESUMED = 3
 KINDS = {
     "language": "language models",
     "chat": "chat models",
@@ -30,6 +33,7 @@ KINDS = {
     "trm": "reasoners",
     "custom": "tasks of your own",
 }
+Columns = dict[str, Callable[[Run], str]]
 
 
 def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
@@ -53,84 +57,80 @@ def as_json(run: Run, settings: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def tables(runs: Sequence[Run], width: int | None) -> str:
-    """A table for each kind of run, with the settings that differ within it; one alone has no heading."""
+def text(runs: Sequence[Run], width: int | None) -> str:
+    """A table for each kind of run; one alone has no heading. Below, how to continue those that stopped."""
+    groups = by_kind(runs)
+    if len(groups.keys() - {UNKNOWN}) < 2:
+        found = [fitted(runs, width)]
+    else:
+        found = [f"{name}\n{fitted(own, width)}" for name, own in groups.items()]
+    return "\n\n".join([*found, *resume_hints(runs)])
+
+
+def by_kind(runs: Sequence[Run]) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(kind(run), []).append(run)
-    if len(groups.keys() - {UNKNOWN}) < 2:
-        return table(runs, differing(runs), width)
-    return "\n\n".join(f"{name}\n{table(own, differing(own), width)}" for name, own in groups.items())
+    return groups
 
 
 def kind(run: Run) -> str:
-    """The kind of model and task; of a run that was not started, or can't be read, it is not known."""
+    """The kind of model and task; unknown for a run that was not started, or can't be read."""
     task = run.stamp.get("task", "language")
     return KINDS.get(task, printable(f"task {task:.40}")) if run.stamp else UNKNOWN
 
 
-def table(runs: Sequence[Run], settings: Sequence[str], width: int | None) -> str:
-    """All columns that fit; what is the same in all runs, or was left out, is named below."""
-    settings = sorted(settings, key=lambda name: (*FOREMOST, name).index(name))
-    columns = all_columns(runs, settings)
-    if width is None or total_width(columns) <= width:
-        return as_text(columns)
-    alike = [name for name in SHARED if name in columns and len(runs) > 1 and len({*columns[name]}) == 1]
-    said = [f"{name} {columns.pop(name)[0]}" for name in alike]
-    notes = [f"the same in all: {', '.join(said)}"] if said else []
-    dropped: list[str] = []
-    told_apart = [short(name, settings) for name in reversed(settings)]
-    for heading in (*EXPENDABLE, "run", *told_apart, "verdict", "state", "step"):
-        if total_width(columns) <= width:
-            break
-        if heading == "run":
-            columns["run"] = [clip(name, NARROW_NAME) for name in columns["run"]]
-        elif columns.pop(heading, None) is not None:
-            dropped.append(heading)
-    if dropped:
-        rest = len(dropped) - MOST_NAMED
-        more = f" and {rest} more" if rest > 0 else ""
-        notes.append(f"not shown: {', '.join(dropped[:MOST_NAMED])}{more} (a wider terminal, or --json)")
-    return "\n".join([as_text(columns), *(textwrap.fill(note, width) for note in notes)])
+def resume_hints(runs: Sequence[Run]) -> list[str]:
+    """The commands that continue what was cut off; a sweep continues its own cells."""
+    stopped = [run for run in runs if run.state in ("stopped", "started") and not run.axes]
+    able = [run for run in stopped if any(run.files.glob("checkpoints/step-*"))]
+    lines = [f"  deeploop train --resume {shlex.quote(str(run.folder))}" for run in able[:MOST_RESUMED]]
+    if rest := len(able) - len(lines):
+        lines.append(f"  and {rest} more")
+    return ["\n".join(["to continue:", *map(printable, lines)])] if lines else []
 
 
-def as_text(columns: dict[str, list[str]]) -> str:
-    return text_table([*columns], list(zip(*columns.values(), strict=True)))
+# ── The table ───────────────────────────────────────────────────────────────────────────────────────────
+def runs_table(runs: Sequence[Run], name: str = "runs", title: str = "") -> Table:
+    """Every column; none for what no run has, such as GPU-hours on CPUs."""
+    table = Table.of(name, title, runs, columns(runs))
+    empty = {h for h in EXPENDABLE if h in table.header and {*table.column(h)} == {MISSING}}
+    return table.without(empty)
 
 
-def all_columns(runs: Sequence[Run], settings: Sequence[str]) -> dict[str, list[str]]:
-    """Heading → a cell for each run; what no run has, such as GPU-hours on CPUs, is no column."""
-    cells: dict[str, Callable[[Run], str]] = {"run": lambda run: printable(run.name)}
-    for name in settings:
-        cells[short(name, settings)] = lambda run, name=name: (  # type: ignore[misc]
-            setting(run.fields.get(name, MISSING)) if applies(run, name) else MISSING
-        )
-    cells |= {
+def columns(runs: Sequence[Run]) -> Columns:
+    """Heading → the cell of a run."""
+    losses = loss_columns(runs, lambda run: run.validation.get("loss"))
+    # It is in nats per byte or per token too.
+    floor: Columns = {"floor": lambda run: number(run.validation.get("floor"), ".3f")}
+    return {
+        "run": lambda run: printable(run.name),
+        **setting_columns(runs),
         "seed": lambda run: number(run.seed, "d"),
-        "step": lambda run: steps_done(run),
+        "step": steps_done,
         "state": lambda run: run.state,
-        **loss_columns(runs, lambda run: run.validation.get("loss")),
-        "floor": lambda run: number(run.validation.get("floor"), ".3f"),
+        **losses,
+        **(floor if "loss" in losses else {}),
         "verdict": lambda run: outcome(run.validation) or MISSING,
         "tokens/s": lambda run: number(run.tokens_per_s, ",.0f"),
         "GPU-h": lambda run: number(run.gpu_hours, ".3f"),
         "started": started,
     }
-    if "loss" not in cells:
-        del cells["floor"]  # it is in nats per byte or per token too
-    columns = {heading: [printable(cell(run)) for run in runs] for heading, cell in cells.items()}
-    empty = {heading for heading in EXPENDABLE if set(columns.get(heading, ())) == {MISSING}}
-    return {heading: column for heading, column in columns.items() if heading not in empty}
 
 
-def steps_done(run: Run) -> str:
-    """`250/1,000`; a retrofit's start has no steps of its own."""
-    if not run.fields or run.state == "untrained":
-        return MISSING
-    return f"{run.step:,}/{number(run.steps, ',d')}"
+def setting_columns(runs: Sequence[Run], but: Sequence[str] = ()) -> Columns:
+    """The settings that tell these runs apart, those that a person looks for first in front."""
+    names = sorted(differing(runs), key=lambda name: (*FOREMOST, name).index(name))
+
+    def column(name: str) -> Callable[[Run], str]:
+        return lambda run: (
+            printable(setting(run.fields.get(name, MISSING))) if applies(run, name) else MISSING
+        )
+
+    return {short(name, names): column(name) for name in names if name not in but}
 
 
-def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> dict[str, Callable[[Run], str]]:
+def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> Columns:
     """Heading → cells of `loss`; losses per byte and per token have a column each, and bits per byte one."""
     units = sorted({run.unit for run in runs if loss(run) is not None})
     if len(units) < 2:
@@ -146,17 +146,39 @@ def loss_columns(runs: Sequence[Run], loss: Callable[[Run], float | None]) -> di
     return {**{f"nats/{unit}": of(unit) for unit in units}, "bits/byte": bits}
 
 
-def short(name: str, among: Sequence[str]) -> str:
-    """`model.p` → `p`, unless another field ends alike."""
-    word = name.rpartition(".")[2]
-    return word if [other.rpartition(".")[2] for other in among].count(word) == 1 else name
+def fitted(runs: Sequence[Run], width: int | None) -> str:
+    """All columns that fit; what is the same in all runs, or was left out, is named below."""
+    table = runs_table(runs)
+    if width is None or table.width <= width:
+        return table.text()
+    alike = [
+        name for name in SHARED if name in table.header and len(runs) > 1 and len({*table.column(name)}) == 1
+    ]
+    said = [f"{name} {table.column(name)[0]}" for name in alike]
+    notes = [f"the same in all: {', '.join(said)}"] if said else []
+    table, dropped = table.without(alike), list[str]()
+    for heading in (*EXPENDABLE, "run", *reversed([*setting_columns(runs)]), "verdict", "state", "step"):
+        if table.width <= width:
+            break
+        if heading == "run":
+            table = Table(
+                "", "", table.header, [[clip(name, NARROW_NAME), *row] for name, *row in table.rows]
+            )
+        elif heading in table.header:
+            table = table.without([heading])
+            dropped.append(heading)
+    if dropped:
+        rest = len(dropped) - MOST_NAMED
+        more = f" and {rest} more" if rest > 0 else ""
+        notes.append(f"not shown: {', '.join(dropped[:MOST_NAMED])}{more} (a wider terminal, or --json)")
+    return "\n".join([table.text(), *(textwrap.fill(note, width) for note in notes)])
 
 
-def setting(value: Any) -> str:
-    """A value as in the command: of a list the words."""
-    if isinstance(value, list | tuple):
-        return " ".join(map(setting, value)) or MISSING
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def steps_done(run: Run) -> str:
+    """`250/1,000`; a retrofit's start has no steps of its own."""
+    if not run.fields or run.state == "untrained":
+        return MISSING
+    return f"{run.step:,}/{number(run.steps, ',d')}"
 
 
 def started(run: Run) -> str:
@@ -164,13 +186,5 @@ def started(run: Run) -> str:
     return str(run.stamp.get("written", MISSING))[:16].replace("T", " ")
 
 
-def number(value: float | None, form: str) -> str:
-    return MISSING if value is None else format(value, form)
-
-
 def clip(text: str, length: int) -> str:
     return text if len(text) <= length else f"…{text[1 - length :]}"
-
-
-def total_width(columns: dict[str, list[str]]) -> int:
-    return sum(max(map(len, [heading, *cells])) + 2 for heading, cells in columns.items()) - 2

@@ -1,169 +1,312 @@
-"""Pictures, and what all of them share. Nothing here imports torch."""
+"""A chart: panels of lines, points and images as data, and the one style that draws them all. No torch.
+
+Matplotlib is imported when a chart is drawn: what only describes one starts at once.
+"""
 
 import io
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
-from typing import Any
-
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from PIL import Image
+from typing import TYPE_CHECKING, Any, Literal
 
 from deeploop.files import atomic_file
 from deeploop.rules import RULES
 
-# Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# One colour per rule in every figure; the labels of a rule begin with its name.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 RULE_COLOURS = {rule.label: rule.colour for rule in RULES}
-OTHER_COLOURS = ("#9467BD", "#8C564B", "#AA3377")  # of rules that have none of their own
-SHADES = (0.0, -0.4, 0.45, -0.6, 0.7, -0.2)  # of a rule's colour: towards black below 0, towards white above
-INK = "#7f7f80"  # frame and text; replaced by the page's own text colour in inline SVG
+"""One colour per rule in every figure; the labels of a rule begin with its name."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CF6FE0", "#D9A400", "#8A3324")
+"""Of lines that are no rule's."""
+GRADED = ("#6A11A5", "#CC4778", "#F2A93B")
+"""From few to many: of lines that differ in a number."""
+DASHES = ("-", "--", ":", "-.")
+"""Of several lines of one rule."""
+INK = "#7f7f80"
+"""Frame and text; replaced by the page's own text colour in inline SVG."""
+WIDE, NARROW = 11.0, 4.4
+"""Inches of a figure on a page, and on a phone."""
 
 
+# ── What a chart is ─────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True)
+class Line:
+    """A line, or points."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    label: str = ""
+    """Empty: not in the legend."""
+    colour: str = INK
+    style: str = "o-"
+    width: float = 1.6
+    size: float = 4.0
+    strength: float = 1.0
+    ends: tuple[Sequence[float], Sequence[float]] | None = None
+    """Lower and upper ends of error bars."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A pair of axes: labels have units."""
+
+    lines: Sequence[Line] = ()
+    title: str = ""
+    x: str = ""
+    y: str = ""
+    log_x: int = 0
+    """Base of a logarithmic axis."""
+    log_y: bool = False
+    whole_x: bool = False
+    """Ticks at whole numbers only."""
+    x_ticks: Mapping[float, str] | None = None
+    y_ticks: Mapping[float, str] | None = None
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None
+    shaded: tuple[float, float] | None = None
+    """A part of the x axis."""
+    level: tuple[float, str] | None = None
+    """A dashed horizontal line and its name."""
+    at: tuple[float, str] | None = None
+    """A dashed vertical line and its name."""
+    right: tuple[str, float] | None = None
+    """A second y axis: its label, and what the first is multiplied by."""
+    image: Any = None
+    """Rows × columns of colours or of numbers."""
+    image_style: Mapping[str, Any] | None = None
+    texts: Sequence[tuple[float, float, str, str]] = ()
+    """x, y, words and colour."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure with its name and what to see in it."""
+
+    name: str
+    caption: str
+    panels: Sequence[Panel]
+    columns: int = 3
+    """Panels beside each other on a page; on a phone all stand below each other."""
+    height: float = 3.4
+    """Inches of a row of panels."""
+    shared_y: bool | Literal["row"] = True
+    ratios: Sequence[float] | None = None
+    """Widths of the columns."""
+    names: Sequence[tuple[str, str]] = ()
+    """Colours and names that the legend has beside those of the lines."""
+
+
+# ── Colours ─────────────────────────────────────────────────────────────────────────────────────────────
 def rule_of(label: str) -> str:
     """The rule that a label begins with, such as "pre-norm 1/N + unigram bias, peak_lr 0.001"."""
+    label = re.sub("^(HRM|TRM) ", "", label)
     known = max((rule for rule in RULE_COLOURS if label.startswith(rule)), key=len, default="")
     return known or label.partition(" + ")[0].partition(", ")[0]
 
 
-def colours(labels: Iterable[str]) -> dict[str, str]:
-    """Label → its rule's colour; where several labels share a rule, shades of it."""
-    others, found = cycle(OTHER_COLOURS), dict(RULE_COLOURS)
-    seen: Counter[str] = Counter()
-    named = {}
+def looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Label → colour and dashes: a rule's own colour, with other dashes for each of its labels.
+
+    Labels of one rule alone, or of none, are told apart by colour, from the first to the last.
+    """
+    labels = list(dict.fromkeys(labels))
+    rules = {rule_of(label) for label in labels}
+    if len(labels) > 1 and (len(rules) == 1 or not rules & RULE_COLOURS.keys()):
+        return {label: (colour, "-") for label, colour in zip(labels, graded(len(labels)), strict=True)}
+    found, seen, named = dict(RULE_COLOURS), Counter[str](), {}
     for label in labels:
         rule = rule_of(label)
-        if rule not in found:
-            found[rule] = next(others)
-        named[label] = _shaded(found[rule], SHADES[seen[rule] % len(SHADES)])
+        taken = {*found.values()}
+        found.setdefault(rule, next((c for c in COLOURS if c not in taken), INK))
+        named[label] = found[rule], DASHES[seen[rule] % len(DASHES)]
         seen[rule] += 1
     return named
 
 
-def _shaded(colour: str, shade: float) -> str:
-    target = 1.0 if shade > 0 else 0.0
-    red, green, blue = (part + abs(shade) * (target - part) for part in to_rgb(colour))
-    return to_hex((red, green, blue)).upper()
+def graded(count: int) -> list[str]:
+    """So many colours from violet to orange."""
+    if count == 1:
+        return [GRADED[1]]
+    places = [(len(GRADED) - 1) * index / (count - 1) for index in range(count)]
+    pairs = [(min(int(place), len(GRADED) - 2), place) for place in places]
+    return [_mixed(GRADED[low], GRADED[low + 1], place - low) for low, place in pairs]
 
 
 def round_colours(rounds: Sequence[int]) -> dict[int, str]:
-    """R → colour, from violet to orange as R grows: no rule has these."""
-    shades = matplotlib.colormaps["plasma"].resampled(len(rounds) + 2)  # both ends vanish on some page
-    return {R: to_hex(shades(index + 1)) for index, R in enumerate(rounds)}
+    """R → colour, from violet to orange as R grows."""
+    return dict(zip(rounds, graded(len(rounds)), strict=True))
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One run in a picture: its (step, value) pairs."""
-
-    label: str
-    colour: str
-    losses: Sequence[tuple[int, float]]
-    similarities: Sequence[tuple[int, float]]
+def _mixed(one: str, other: str, share: float) -> str:
+    pairs = [(int(one[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + share * (b - a)):02X}" for a, b in pairs)
 
 
-def loss_and_similarity(panels: Sequence[tuple[str, Sequence[Curve]]], floor: float) -> Figure:
-    """Training loss above, token similarity below, one column per panel, scales shared along a row."""
-    figure = Figure(figsize=(5.2 * len(panels), 5.6), layout="constrained")
+# ── Drawing ─────────────────────────────────────────────────────────────────────────────────────────────
+def draw(chart: Chart, width: float = WIDE) -> "Figure":
+    """The figure, its panels beside each other as far as they fit."""
+    from matplotlib.figure import Figure
+
+    columns = 1 if width < WIDE else min(chart.columns, len(chart.panels))
+    rows = -(-len(chart.panels) // columns)
+    labels = [line.label for panel in chart.panels for line in panel.lines if line.label]
+    legend = 0.3 * len({*labels, *chart.names}) * (WIDE / width) / 3
+    figure = Figure(figsize=(width, rows * chart.height + min(legend, 2.5)), layout="constrained")
     grid = figure.subplots(
-        2, len(panels), sharex=True, sharey="row", squeeze=False, gridspec_kw={"height_ratios": [2, 1]}
+        rows,
+        columns,
+        sharey=chart.shared_y,
+        squeeze=False,
+        width_ratios=chart.ratios if columns > 1 else None,
     )
-    for column, (title, curves) in enumerate(panels):
-        loss, similarity = grid[0, column], grid[1, column]
-        for curve in curves:
-            steps, losses = zip(*curve.losses, strict=True)
-            loss.plot(steps, running_mean(losses, 5), color=curve.colour, label=curve.label, lw=1.6)
-            steps, values = zip(*curve.similarities, strict=True)
-            similarity.plot(steps, values, color=curve.colour, marker="o", ms=3, lw=1.6)
-        loss.axhline(floor, color=INK, ls="--", lw=1, label="unigram floor")
-        loss.set_title(title)
-        similarity.set_ylim(-0.05, 1.05)
-        similarity.set_xlabel("step")
-        for axes in (loss, similarity):
-            quiet(axes)
-    grid[0, 0].set_ylabel("training loss (nats per token)")
-    grid[1, 0].set_ylabel("token similarity")
-    grid[0, -1].legend(frameon=False, labelcolor=INK)  # the last panel has every curve
+    for axes, panel in zip(grid.flat, chart.panels, strict=False):
+        _draw_panel(axes, panel)
+        if chart.shared_y and axes is not grid[0, 0] and axes.get_subplotspec().is_first_col() is False:
+            axes.set_ylabel("")
+    for axes in grid.flat[len(chart.panels) :]:
+        axes.set_visible(False)
+    _draw_legend(figure, chart, width)
     return figure
 
 
-def loss_against_rounds(records: Sequence[dict[str, Any]]) -> Figure:
-    """Validation loss against rounds, of a run's depth.json; adaptive depth at its mean rounds."""
-    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
-    axes = figure.subplots()
-    _draw_loss(axes, records)
-    axes.set_xlabel("rounds R")
+def _draw_panel(axes: "Axes", panel: Panel) -> None:
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    for line in panel.lines:
+        _draw_line(axes, line)
+    if panel.image is not None:
+        axes.imshow(panel.image, aspect="auto", interpolation="none", **(panel.image_style or {}))
+    for x, y, words, colour in panel.texts:
+        axes.annotate(words, (x, y), ha="center", va="center", fontsize=8, color=colour)
+    if panel.level:
+        axes.axhline(panel.level[0], color=INK, ls="--", lw=1, label=panel.level[1])
+    if panel.shaded:
+        axes.axvspan(*panel.shaded, color=INK, alpha=0.15, lw=0, zorder=0)
+    if panel.log_x:
+        axes.set_xscale("log", base=panel.log_x)
+        axes.xaxis.set_major_formatter("{x:g}")
+    if panel.log_y:
+        axes.set_yscale("log")
+    if panel.whole_x:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axis, ticks in ((axes.xaxis, panel.x_ticks), (axes.yaxis, panel.y_ticks)):
+        if ticks is not None:
+            axis.set_ticks([*ticks], [*ticks.values()])
+            axis.set_minor_locator(NullLocator())
+    axes.set(title=plain(panel.title), xlabel=panel.x, ylabel=panel.y)
+    axes.set(**{k: v for k, v in (("xlim", panel.x_range), ("ylim", panel.y_range)) if v})
+    if panel.at:
+        _draw_mark(axes, *panel.at)
     quiet(axes)
-    return figure
+    if panel.right:
+        label, factor = panel.right
+        right = axes.secondary_yaxis("right", functions=(scaled(factor), scaled(1 / factor)))
+        right.set_ylabel(label, color=INK)
+        right.spines["right"].set_color(INK)
+        right.tick_params(colors=INK)
+    if panel.image is not None:
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
 
 
-def accuracy_against_rounds(record: dict[str, Any], losses: Sequence[dict[str, Any]] = ()) -> Figure:
-    """Mean accuracy against rounds, of an evaluation; above it the loss, where there is a depth.json."""
-    panels = 2 if losses else 1
-    figure = Figure(figsize=(5.2, 3.6 * panels), layout="constrained")
-    grid = figure.subplots(panels, sharex=True, squeeze=False)[:, 0]
-    if losses:
-        _draw_loss(grid[0], losses)
-    axes = grid[-1]
-    for shots, colour in zip(record["shots"], COLOURS * len(record["shots"]), strict=False):
-        rows = [row for row in record["average"] if row["shots"] == shots]
-        points = [row["rounds"] for row in rows], [100 * row["acc"] for row in rows]
-        axes.plot(*points, "o-", color=colour, label=f"{shots}-shot", ms=4, lw=1.6)
-    _mark_trained(axes, record["trained_rounds"])
-    axes.set_xlabel("rounds R")
-    tasks = len({row["task"] for row in record["results"]})
-    axes.set_ylabel(f"accuracy (%), mean of {tasks} tasks" if tasks > 1 else "accuracy (%)")
-    axes.legend(frameon=False, labelcolor=INK)
-    for axes in grid:
-        quiet(axes)
-    return figure
+def scaled(factor: float) -> Any:
+    return lambda y: y * factor
 
 
-def _draw_loss(axes: Axes, records: Sequence[dict[str, Any]]) -> None:
-    for colour, (label, curve) in zip(cycle(COLOURS), _loss_curves(records).items(), strict=False):
-        style = "s:" if label.startswith("adaptive") else "o-"
-        axes.plot(*zip(*sorted(curve.items()), strict=True), style, color=colour, label=label, ms=4, lw=1.6)
-    _mark_trained(axes, records[-1]["trained_rounds"])
-    # Both units are shares of the same summed loss, so one scale serves them.
-    first = records[-1]["rounds"][0]
-    factor = first["bits_per_byte"] / first["loss"]
-    right = axes.secondary_yaxis("right", functions=(lambda y: y * factor, lambda y: y / factor))
-    axes.set_ylabel("validation loss (nats per token)")
-    right.set_ylabel("bits per byte", color=INK)
-    right.spines["right"].set_color(INK)
-    right.tick_params(colors=INK)
-    axes.legend(frameon=False, labelcolor=INK)
+def _draw_line(axes: "Axes", line: Line) -> None:
+    label = plain(line.label) if line.label else "_"
+    style: dict[str, Any] = {
+        "color": line.colour,
+        "lw": line.width,
+        "ms": line.size,
+        "alpha": line.strength,
+        "label": label,
+    }
+    if line.ends is None:
+        axes.plot(line.x, line.y, line.style, **style)
+        return
+    low, high = line.ends
+    bars = [
+        [y - end for y, end in zip(line.y, low, strict=True)],
+        [end - y for y, end in zip(line.y, high, strict=True)],
+    ]
+    axes.errorbar(line.x, line.y, yerr=bars, fmt=line.style, elinewidth=0.8, **style)
 
 
-def _loss_curves(records: Sequence[dict[str, Any]]) -> dict[str, dict[float, float]]:
-    """Label → rounds → loss; records that differ in nothing but their rounds make one curve."""
-    curves: dict[str, dict[float, float]] = {}
-    for record in records:
-        alpha = ", α recomputed" if record["recompute_alpha"] else ""
-        for row in record["rounds"]:
-            curves.setdefault(f"fixed rounds{alpha}", {})[row["rounds"]] = row["loss"]
-        for row in record["adaptive"]:
-            label = f"adaptive by {row['criterion']}, at most {record['rounds'][-1]['rounds']}{alpha}"
-            curves.setdefault(label, {})[row["mean_rounds"]] = row["loss"]
-    return curves
+def _draw_mark(axes: "Axes", x: float, words: str) -> None:
+    """A vertical line with its name where there is room."""
+    axes.axvline(x, color=INK, ls="--", lw=1)
+    side = "right" if x > sum(axes.get_xlim()) / 2 else "left"
+    axes.annotate(f" {words} ", (x, 1), xycoords=("data", "axes fraction"), ha=side, va="top")
 
 
-def _mark_trained(axes: Axes, rounds: int) -> None:
-    """Marks the trained depth in a picture that has its curves already: the word goes where there is room."""
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half a round
-    axes.axvline(rounds, color=INK, ls="--", lw=1)
-    side = "right" if rounds > sum(axes.get_xlim()) / 2 else "left"
-    axes.annotate(" trained ", (rounds, 1), xycoords=("data", "axes fraction"), ha=side, va="top")
+def _draw_legend(figure: "Figure", chart: Chart, width: float) -> None:
+    """One legend for all panels, below them."""
+    from matplotlib.patches import Patch
+
+    named: dict[str, Any] = {}
+    for axes in figure.axes:
+        named |= {k: v for v, k in zip(*axes.get_legend_handles_labels(), strict=True) if k not in named}
+    named |= {name: Patch(color=colour, lw=0) for colour, name in chart.names}
+    if named:
+        fit = int(14 * width / (6 + max(map(len, named))))  # letters of the legend's size per inch
+        figure.legend(
+            [*named.values()], [*named], loc="outside lower center", ncols=max(1, min(6, fit)),
+            frameon=False, labelcolor=INK, fontsize=9,
+        )  # fmt: skip
 
 
-def series(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+def quiet(axes: "Axes") -> None:
+    """Thin frame, light grid, all in the colour that the page may replace."""
+    axes.grid(alpha=0.25, lw=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.title.set_fontsize(10.5)
+    for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
+        text.set_color(INK)
+
+
+def plain(text: str) -> str:
+    """A label as it is: matplotlib reads formulas between dollars, and hides what begins with _."""
+    return "\u200b" * text.startswith("_") + text.replace("$", r"\$")
+
+
+def save_png(figure: "Figure | Chart", path: Path) -> None:
+    """With a palette: a third of the bytes, and lines and letters look the same."""
+    from PIL import Image
+
+    if isinstance(figure, Chart):
+        figure = draw(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150, facecolor="white")
+    palette = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    with atomic_file(path) as file:
+        palette.save(file, format="png", optimize=True)
+
+
+def inline_svg(chart: Chart) -> str:
+    """Two drawings, of which a page shows the one for its width, in the page's text colour."""
+    return _svg(draw(chart), "page") + _svg(draw(chart, NARROW), "phone")
+
+
+def _svg(figure: "Figure", kind: str) -> str:
+    import matplotlib
+
+    buffer = io.StringIO()
+    # With a fixed salt the same figure is the same text, so a page made again differs only where runs do.
+    with matplotlib.rc_context({"svg.hashsalt": f"deeploop {kind}", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :].replace("<svg", f'<svg class="{kind}"', 1).replace(INK, "currentColor")
+
+
+# ── Numbers for lines ───────────────────────────────────────────────────────────────────────────────────
+def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
     """Steps and values of one metric, where it was recorded."""
     pairs = [(record["step"], record[key]) for record in records if record.get(key) is not None]
     return [step for step, _ in pairs], [value for _, value in pairs]
@@ -173,36 +316,3 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     """Mean of each value and up to `window` - 1 before it."""
     starts = (max(0, end - window) for end in range(1, len(values) + 1))
     return [sum(values[a:b]) / (b - a) for b, a in enumerate(starts, start=1)]
-
-
-def save_png(figure: Figure, path: Path) -> None:
-    """With a palette: a third of the bytes, and lines and letters look the same."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, facecolor="white")
-    palette = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    with atomic_file(path) as file:
-        palette.save(file, format="png", optimize=True)
-
-
-def inline_svg(figure: Figure) -> str:
-    """The figure as an SVG element that takes the text colour of the page around it."""
-    buffer = io.StringIO()
-    # With a fixed salt the same figure is the same text, so a page made again differs only where runs do.
-    with matplotlib.rc_context({"svg.hashsalt": "deeploop"}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    # As wide as the page, but not so wide that its letters outgrow the page's. On a phone two panels shrink
-    # until both are in sight; more of them scroll.
-    inches = figure.get_figwidth()
-    style = f'<svg style="min-width: {min(2.1 * inches, 36):.1f}rem; max-width: {7 * inches:.1f}rem"'
-    return text[text.index("<svg") :].replace("<svg", style, 1).replace(INK, "currentColor")
-
-
-def quiet(axes: Axes) -> None:
-    """Thin frame, light grid, all in the colour that the page may replace."""
-    axes.grid(alpha=0.25, lw=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(INK)
-    axes.tick_params(colors=INK)
-    for text in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts):
-        text.set_color(INK)

@@ -1,4 +1,4 @@
-"""Run folders as others left them: what a run was, how far it came, and what it measured. No torch.
+"""Run folders as they were left: a run's settings, how far it came, and what it measured. No torch.
 
 Nothing here fails on a folder that is damaged or half written: a run that can't be read says so in `state`.
 """
@@ -20,7 +20,10 @@ from deeploop.report.sweeps import read_sweep
 from deeploop.rules import Rule, parse
 from deeploop.train.metrics import Record, is_sound, last_lines, stream_lines
 
+REASONERS = ("hrm", "trm")
 ITERATED = ("data.task", "data.rule", "data.length", "data.train_steps", "rounds.")
+OF_THE_STAMP = ("device.low_precision", "device.arithmetic", "data.puzzles")
+"""What no config says, and makes a run another run."""
 DEFINING = (
     "model.",
     "data.path",
@@ -30,9 +33,11 @@ DEFINING = (
     *ITERATED,
     "gate.",
     "optim.",
-    "device.low_precision",
+    "halting.",
+    "data.test_examples",
+    *OF_THE_STAMP,
 )
-"""What makes a run another run; where it lies, what it logs and what it ran on does not."""
+"""Settings that make a run another run; where it lies, what it logs and what it ran on do not."""
 # Fields that do something only where another has one of these values.
 CONDITIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "gate.stage": ("model.exit_gate", (True,)),
@@ -119,6 +124,8 @@ class Run:
     """Median of its last hundred lines."""
     axes: Mapping[str, Any] = field(default_factory=dict)
     """Where it stands in its sweep."""
+    sweep: str = ""
+    """The name of its sweep."""
     compare_at: int | None = None
     """The step at which its sweep compares losses; None is the last."""
     shared: bool = False
@@ -208,7 +215,8 @@ def _runs_under(folder: Path, depth: int) -> Iterator[Run]:
     elif (folder / "sweep.json").is_file():
         sweep = read_sweep(folder)
         for name, cell in sweep.cells.items():
-            yield read_run(folder / name, cell.axes, sweep.compare_at, shared=sweep.jobs > 1)
+            run = read_run(folder / name, cell.axes, sweep.compare_at, shared=sweep.jobs > 1)
+            yield replace(run, sweep=sweep.sweep)
     elif depth:
         for child in subfolders(folder):
             yield from _runs_under(child, depth - 1)
@@ -241,7 +249,7 @@ def read_run(
             fields = LATER_FIELDS | fields
             epochs = fields["data.max_epochs"]  # was one number, 0 for none
             fields["data.max_epochs"] = ([epochs] if epochs else []) if isinstance(epochs, int) else epochs
-        fields["device.low_precision"] = low_precision(fields)
+        fields |= _told_by(stamp, fields)
         lines, validation = last_lines(files, count=RATES, sound=False)
         train = lines[0] if lines else {}
         _check_kinds(fields, CONFIG_KINDS)
@@ -269,6 +277,16 @@ def low_precision(fields: Mapping[str, Any]) -> str:
         "bf16 stream": fields.get("device.stream") == "bf16",
     }
     return ", ".join(name for name, is_so in chosen.items() if is_so) or "none"
+
+
+def _told_by(stamp: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that the config does not say: the arithmetic of a run, the puzzles of a reasoner."""
+    own: dict[str, Any] = {"device.low_precision": low_precision(fields)}
+    if stamp.get("task") in REASONERS:
+        own["data.puzzles"] = str(stamp.get("puzzles"))[:12]
+    if stamp.get("task") == "iterate" and isinstance(execution := stamp.get("execution"), dict):
+        own["device.arithmetic"] = str(execution.get("precision"))
+    return own
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -310,7 +328,15 @@ def differing(runs: Sequence[Run]) -> list[str]:
         own = [run for run in told if run.stamp.get("task") in owners[name] and applies(run, name)]
         return {json.dumps(run.fields.get(name)) for run in own}
 
-    return [name for name in owners if len(values(name)) > 1]
+    found = [name for name in owners if len(values(name)) > 1]
+    return [name for name in found if not (name == "optim.floor_lr" and _follows_the_peak(told))]
+
+
+def _follows_the_peak(runs: Sequence[Run]) -> bool:
+    """Return True if every run ends at the same share of its peak rate, which says both."""
+    pairs = [(run.fields.get("optim.floor_lr"), run.fields.get("optim.peak_lr")) for run in runs]
+    shares = {f"{low / peak:.6g}" if isinstance(low, float | int) and peak else None for low, peak in pairs}
+    return len(shares) == 1 and None not in shares
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from deeploop.config.run import RunConfig
 from deeploop.paper import published
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from deeploop.sweep.arguments import UTILIZATION
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.tasks import task_class

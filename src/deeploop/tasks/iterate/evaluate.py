@@ -15,14 +15,16 @@ import numpy as np
 
 from deeploop.exits import memory_advice
 from deeploop.models.gpt import LoopedGPT
-from deeploop.report import scoreboard
+from deeploop.report import plots, results
 from deeploop.runs.folder import provenance, require_checkpoint
+from deeploop.tasks.iterate import scores
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.iterate.load import load_iterate
 from deeploop.tasks.iterate.options import IteratedOptions
 from deeploop.tasks.iterate.problems.base import solve
 from deeploop.tasks.iterate.problems.examples import Examples, held_out
-from deeploop.tasks.iterate.scoring import copying, rollout, score_sums, scores
+from deeploop.tasks.iterate.scoring import copying, rollout, score_sums
+from deeploop.tasks.iterate.scoring import scores as means
 from deeploop.train.distributed import World, arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
 from deeploop.train.metrics import finite
@@ -46,10 +48,8 @@ def run(
     as_json: bool = False,
 ) -> str:
     """Evaluates, writes the result into the run folder, and returns what to print."""
-    from deeploop.report import iterated, plots  # here: a GPU machine that scores requests has no matplotlib
-
     checkpoint = require_checkpoint(folder)
-    scoreboard.check(folder)
+    results.check(folder)
     if rounds and min(rounds) < 1:
         raise ValueError(f"rounds={min(rounds)}: must be at least 1")
     model, config = load_iterate(folder, checkpoint=checkpoint)
@@ -78,16 +78,16 @@ def run(
             "checkpoint": checkpoint.name,
             **provenance(),
         }
-        files = [scoreboard.add(folder, record, IDENTITY), folder / "steps.png"]
-        plots.save_png(iterated.accuracy_matrix(record), files[1])
+        files = [results.add(folder, record, IDENTITY), folder / "steps.png"]
+        plots.save_png(scores.matrix_chart(record), files[1])
         if config.data.task == "automaton" and not examples.tells_steps:
             files.append(folder / "spacetime.png")
             with arithmetic(config.device, world.device):
                 states = diagram(model, examples, instances[:1], steps[-1], recompute_alpha)
-            plots.save_png(iterated.space_time(*states, config.data.train_steps), files[-1])
+            plots.save_png(scores.space_time(*states, config.data.train_steps), files[-1])
     if as_json:
         return json.dumps(record, indent=1)
-    return f"{iterated.report(str(folder), record)}\n\nwritten: {', '.join(map(str, files))}"
+    return f"{scores.report(str(folder), record)}\n\nwritten: {', '.join(map(str, files))}"
 
 
 def change_task(config: IterateTrainConfig, options: IteratedOptions) -> Examples:
@@ -128,7 +128,7 @@ def evaluate(
         arithmetic=computed,
         recompute_alpha=recompute_alpha,
     )
-    found = {cell: asdict(score) for cell, score in scores(sums).items()}
+    found = {cell: asdict(score) for cell, score in means(sums).items()}
     copied = copying(examples.task, instances, steps, config.data.train_steps)
     return {
         "examples": len(instances),

@@ -33,7 +33,7 @@ from deeploop.files import resolve, write_json
 from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.nn.documents import document_bounds
-from deeploop.report import diagnosis, plots, scoreboard
+from deeploop.report import plots, results
 from deeploop.report.alignment_plots import alignment_figure, gamma_figure
 from deeploop.runs.folder import (
     OPTIMIZER,
@@ -43,6 +43,7 @@ from deeploop.runs.folder import (
     results_folder,
     step_of,
 )
+from deeploop.tasks.language import findings
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.tasks.options import DiagnoseArgs
@@ -69,7 +70,7 @@ def run(args: DiagnoseArgs) -> str:
     configs = {path: load_config(path) for path in args.runs}
     check_family(configs)
     for path in args.runs:
-        scoreboard.check_writable(results_folder(path))
+        results.check_writable(results_folder(path))
     records, texts = {}, []
     for path, config in configs.items():
         record = records[path] = diagnose_run(path, config, args)
@@ -81,7 +82,7 @@ def run(args: DiagnoseArgs) -> str:
         folder = results_folder(path)
         write_json(folder / "diagnose.json", record)
         plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
-        said = diagnosis.text(
+        said = findings.text(
             record,
             config.model,
             path,

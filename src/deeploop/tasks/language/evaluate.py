@@ -23,8 +23,9 @@ from deeploop.eval.tasks import deviations, load_tasks
 from deeploop.exits import memory_advice
 from deeploop.files import resolve
 from deeploop.models.gpt import LoopedGPT
-from deeploop.report import scoreboard
+from deeploop.report import plots, results
 from deeploop.runs.folder import load_config, provenance, require_checkpoint, results_folder, tokenizer_name
+from deeploop.tasks.language import scores
 from deeploop.tasks.options import EvalArgs
 from deeploop.train.distributed import arithmetic, how_computed, open_world
 from deeploop.train.rundir import load_model
@@ -32,7 +33,7 @@ from deeploop.train.rundir import load_model
 
 def evaluate_run(args: EvalArgs, folder: Path) -> str:
     """Everything on this machine."""
-    scoreboard.check(results_folder(folder))
+    results.check(results_folder(folder))
     with open_session(args, folder) as session:
         from deeploop.eval.harness import HarnessLM
 
@@ -79,7 +80,7 @@ def score_requests(args: EvalArgs, folder: Path, path: Path) -> str:
     save_scores(out, {"settings": requests.settings, "stamp": stamp}, answers)
     data = requests.settings.get("data")
     return (
-        f"{scoreboard.speed(stamp, requests.items)}\nwritten: {out}\n"
+        f"{scores.speed(stamp, requests.items)}\nwritten: {out}\n"
         f"next, where the harness is: deeploop eval --scores {out}" + (f" --data {data}" if data else "")
     )
 
@@ -147,16 +148,19 @@ def finish(
     record = {
         **settings,
         **stamp,
-        "average": scoreboard.averages(rows),
+        "average": scores.averages(rows),
         "results": rows,
-        "deviations": notes + scoreboard.deviations(settings, stamp) + scoreboard.left_out(rows),
+        "deviations": notes + scores.deviations(settings, stamp) + scores.left_out(rows),
         "lm_eval": harness_version(),
         **provenance(),
     }
-    files = scoreboard.keep(folder, record)
+    files = [results.add(folder, record, scores.IDENTITY)]
+    if len(record["rounds"]) > 1 and record["average"]:
+        files.append(folder / "accuracy.png")
+        plots.save_png(scores.accuracy_chart(record, results.read_depth(folder)), files[1])
     if args.json:
         return json.dumps(record, indent=1)
-    return f"{scoreboard.report(folder, record)}\n\nwritten: {', '.join(map(str, files))}"
+    return f"{scores.report(folder, record)}\n\nwritten: {', '.join(map(str, files))}"
 
 
 @dataclass

@@ -29,11 +29,13 @@ from deeploop.eval.depth import (
 from deeploop.exits import memory_advice
 from deeploop.models.adaptive import AdaptiveDepth, ExitRule, decodes_to_validate
 from deeploop.models.gpt import LoopedGPT
-from deeploop.report import page, plots, scoreboard
+from deeploop.report import plots, results
+from deeploop.report.tables import text_table
 from deeploop.runs.folder import load_config, provenance, require_checkpoint, results_folder
 from deeploop.tasks.chat.config import ChatDataConfig
 from deeploop.tasks.chat.loader import held_out_rows
 from deeploop.tasks.chat.task import open_chat
+from deeploop.tasks.language import scores
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.options import ValidateArgs
 from deeploop.tasks.language.text import mixture_windows, open_mixture
@@ -58,7 +60,7 @@ def run(args: ValidateArgs) -> str:
         )
     is_sweep = len(set(args.rounds)) > 1 or bool(args.adaptive)
     folder, name = results_folder(args.run), "depth.json" if is_sweep else "validation.json"
-    scoreboard.check(folder, name)
+    results.check(folder, name)
     device_config = replace(config.device, kind=args.device)
     with memory_advice("--device cpu"), open_world(device_config) as world:
         checkpoint = require_checkpoint(args.run)
@@ -75,10 +77,10 @@ def run(args: ValidateArgs) -> str:
             **({"by_corpus": by_corpus(model, held.parts, how, args)} if held.parts else {}),
             **provenance(),
         }
-    files = [scoreboard.add(folder, record, IDENTITY, name)]
+    files = [results.add(folder, record, IDENTITY, name)]
     if is_sweep:
         files.append(folder / "depth.png")
-        plots.save_png(plots.loss_against_rounds(scoreboard.read_depth(folder)), files[1])
+        plots.save_png(scores.depth_chart(results.read_depth(folder)), files[1])
     if args.json:
         return json.dumps(record, indent=1)
     return f"{report(record, args.run)}\n\nwritten: {', '.join(map(str, files))}"
@@ -237,7 +239,7 @@ def report(record: dict[str, Any], run: Path) -> str:
         f"{run} at {record['checkpoint']}: {record['sequences']:,} "
         f"sequence{'s' * (record['sequences'] != 1)}, {record['tokens']:,} tokens, "
         f"{record['bytes']:,} bytes of {record['data']}",
-        page.text_table(header, fixed),
+        text_table(header, fixed),
     ]
     if rows := record["adaptive"]:
         most = record["rounds"][-1]["rounds"]
@@ -253,7 +255,7 @@ def report(record: dict[str, Any], run: Path) -> str:
             )
             for row in rows
         ]
-        parts.append(page.text_table(("stops by", "mean rounds", "line", *header[1:]), stopped))
+        parts.append(text_table(("stops by", "mean rounds", "line", *header[1:]), stopped))
     if rows := record.get("cache"):
         parts.append(f"decoded token by token, R = {record['rounds'][-1]['rounds']}:")
         kept = [
@@ -265,7 +267,7 @@ def report(record: dict[str, Any], run: Path) -> str:
             )
             for row in rows
         ]
-        parts.append(page.text_table(("cache rounds", "slots", "bytes/token", *header[1:]), kept))
+        parts.append(text_table(("cache rounds", "slots", "bytes/token", *header[1:]), kept))
     if own := record.get("by_corpus"):
         rows = [
             (
@@ -277,7 +279,7 @@ def report(record: dict[str, Any], run: Path) -> str:
             for one in own
             for row in one["rounds"]
         ]
-        parts.append(page.text_table(("corpus", "sequences", *header), rows))
+        parts.append(text_table(("corpus", "sequences", *header), rows))
     return "\n\n".join(parts)
 
 

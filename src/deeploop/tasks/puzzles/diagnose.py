@@ -19,8 +19,8 @@ from deeploop.exits import memory_advice
 from deeploop.files import write_json
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import ReasonerConfig
-from deeploop.report import scoreboard
-from deeploop.report.page import text_table
+from deeploop.report import results
+from deeploop.report.tables import text_table
 from deeploop.runs.folder import (
     load_reasoner_config,
     provenance,
@@ -52,7 +52,7 @@ def run(args: DiagnoseArgs) -> str:
     configs = {path: load_reasoner_config(path) for path in args.runs}
     check_family(configs)
     for path in args.runs:
-        scoreboard.check_writable(results_folder(path))
+        results.check_writable(results_folder(path))
     records, texts = {}, []
     for path, config in configs.items():
         record = records[path] = diagnose_run(path, config, args)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +21,9 @@ from deeploop.config.loop import HaltingConfig
 from deeploop.exits import memory_advice
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, VOTES
-from deeploop.report import scoreboard
-from deeploop.report.page import text_table
+from deeploop.report import plots, results
+from deeploop.report.plots import Chart, Line, Panel, round_colours
+from deeploop.report.tables import text_table
 from deeploop.runs.folder import (
     load_any_config,
     load_reasoner_config,
@@ -61,7 +62,7 @@ def run(
 ) -> str:
     """Solves the puzzles, writes the result into the run folder, and returns what to print."""
     checkpoint = require_checkpoint(folder)
-    scoreboard.check(folder)
+    results.check(folder)
     puzzles = matching_puzzles(folder, data, checkpoint)
     check_views(puzzles, options)
     with open_solver(folder, options, device, checkpoint) as solver:
@@ -87,12 +88,10 @@ def run(
     trained = arc_differences(puzzles, step_of(checkpoint), load_reasoner_config(folder).optim.batch)
     differs = deviations(record) + trained if puzzles.kind == "arc" else []
     record |= {"deviations": differs, **provenance()}
-    files = [scoreboard.add(folder, record, IDENTITY)]
+    files = [results.add(folder, record, IDENTITY)]
     if len(record.get("passes", ())) > 1:
-        from deeploop.report import passes, plots  # here: other evaluations have no need of matplotlib
-
         files.append(folder / "passes.png")
-        plots.save_png(passes.accuracy_against_passes(record), files[-1])
+        plots.save_png(passes_chart(record), files[-1])
     count = GALLERY if options.gallery is None else options.gallery
     if puzzles.kind == "arc" and count:
         files.append(gallery.write(folder, record, tasks, count))
@@ -328,5 +327,28 @@ def passes_table(record: dict[str, Any]) -> str:
 
 def ladder_table(record: dict[str, Any]) -> str:
     """Tasks solved by the best K answers, under the paper's Table 3."""
-    header, rows = gallery.ladder_rows(record)
-    return text_table(header, rows)
+    return gallery.ladder(record).text()
+
+
+def passes_chart(record: dict[str, Any]) -> Chart:
+    """Puzzles solved against forward passes, a panel for each file that they come from.
+
+    A line for each number of segments, along its answers; a dashed one joins single answers.
+    """
+    panels = []
+    for name, part in (record.get("sources") or {record["kind"]: record}).items():
+        curves = {
+            segments: list(own) for segments, own in groupby(part["passes"], lambda row: row["segments"])
+        }
+        firsts = [own[0] for own in curves.values()]
+        lines = [Line(*_points(firsts), "one answer" if len(firsts) > 1 else "", style="--", width=1)]
+        for (segments, own), colour in zip(curves.items(), round_colours([*curves]).values(), strict=True):
+            lines.append(Line(*_points(own), f"{segments} segments", colour))
+        counts = dict.fromkeys(str(row["answers"]) for row in part["passes"])
+        answers = f" ({', '.join(counts)} answers)" if len(counts) > 1 else ""
+        panels.append(Panel(lines, name, f"forward passes per puzzle{answers}", "solved (%)", log_x=2))
+    return Chart("passes", "Puzzles solved against forward passes.", panels, height=4)
+
+
+def _points(rows: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    return [row["passes"] for row in rows], [100 * row["exact"] for row in rows]

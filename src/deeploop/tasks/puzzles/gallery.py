@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from deeploop.files import atomic_file
+from deeploop.files import write_text
 from deeploop.paper.published import ARC, VOTES
-from deeploop.report import page
+from deeploop.report.page import Html, Part, Section, note, page
+from deeploop.report.tables import HERE, Table
 from deeploop.tasks.puzzles.test_time import Question, TaskVotes
 from deeploop.tasks.puzzles.voting import Vote
 from deeploop.terminal import printable
@@ -54,25 +55,25 @@ NEVER, LATER, FIRST = "Right answer not among the votes", "Right answer behind o
 def write(folder: Path, record: dict[str, Any], tasks: Sequence[TaskVotes], count: int) -> Path:
     """gallery.html with `count` of the tasks, some of every outcome; failures stand first."""
     sections = choose(by_outcome(tasks), count)
-    parts = [summary(record), page.table(*ladder_rows(record), name="ladder"), note(record)]
-    parts.append(page.contents(sections))
+    head: list[Part] = [summary(record), ladder(record)]
+    if record["deviations"]:
+        head.append(note(f"Deviates from the paper's evaluation: {'; '.join(record['deviations'])}."))
     totals = {title: len(own) for title, own in by_outcome(tasks).items()}
-    for title, own in sections.items():
-        parts.append(page.heading(title))
-        parts.append(page.note(f"{len(own)} of {totals[title]} tasks. {ORDERED[title]}"))
-        parts += map(task_card, own)
-    path = folder / "gallery.html"
-    with atomic_file(path) as file:
-        file.write(page.page(f"Votes of {folder.name} on ARC", parts, STYLE).encode())
-    return path
+    votes = [
+        Section(title, [note(f"{len(own)} of {totals[title]} tasks. {ORDERED[title]}"), *map(task_card, own)])
+        for title, own in sections.items()
+    ]
+    text = page(f"Votes of {folder.name} on ARC", [Section("", head), *votes], style=STYLE, contents=True)
+    write_text(folder / "gallery.html", text)
+    return folder / "gallery.html"
 
 
-def ladder_rows(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: tasks solved by the best K answers, above the paper's Table 3."""
+def ladder(record: dict[str, Any]) -> Table:
+    """Tasks solved by the best K answers, above the paper's Table 3."""
     names = {"hrm": "paper: vanilla HRM", "hrm-deeploop": "paper: DeepLoop p=1/2"}
-    rows = [[page.HERE, *(f"{100 * record['ladder'][str(K)]:.2f}" for K in VOTES)]]
+    rows = [[HERE, *(f"{100 * record['ladder'][str(K)]:.2f}" for K in VOTES)]]
     rows += [[name, *(ARC[key, K].printed for K in VOTES)] for key, name in names.items()]
-    return ["tasks solved, %", *(f"K={K}" for K in VOTES)], rows
+    return Table("ladder", "", ["tasks solved, %", *(f"K={K}" for K in VOTES)], rows)
 
 
 def summary(record: dict[str, Any]) -> str:
@@ -81,7 +82,7 @@ def summary(record: dict[str, Any]) -> str:
     if more.get("choose") == "q":
         order = "by the highest σ(q_halt)"
     starts = f" from {own:,} first states" if (own := more.get("starts", 1)) > 1 else ""
-    return page.paragraph(
+    return (
         f"{record['model'].upper()} at {record['checkpoint']}: {record['tasks']} tasks with "
         f"{record['inputs']} test inputs, up to {record['most_views']:,} views of each{starts}, "
         f"{record['examples']:,} answers in all, of which {record['exact']:.1%} are right by themselves. A "
@@ -89,11 +90,6 @@ def summary(record: dict[str, Any]) -> str:
         f"{order}, here called confidence. A small square marks a cell that differs from the "
         "expected answer."
     )
-
-
-def note(record: dict[str, Any]) -> str:
-    texts = record["deviations"]
-    return page.note(f"Deviates from the paper's evaluation: {'; '.join(texts)}.") if texts else ""
 
 
 # ── Which tasks ─────────────────────────────────────────────────────────────────────────────────────────
@@ -129,12 +125,12 @@ def choose(found: dict[str, list[TaskVotes]], count: int) -> dict[str, list[Task
 
 
 # ── One task ────────────────────────────────────────────────────────────────────────────────────────────
-def task_card(task: TaskVotes) -> str:
+def task_card(task: TaskVotes) -> Html:
     outcome = "not solved at any K" if task.needed is None else f"solved from K = {task.needed:,}"
     inputs = f"{len(task.questions)} test inputs, " if len(task.questions) > 1 else ""
     rows = "\n".join(question_row(question, task.votes) for question in task.questions)
     heading = f"<h3>{html.escape(task.name)} <span>{outcome}; {inputs}{task.votes:,} votes</span></h3>"
-    return f"<article>{heading}\n{rows}</article>"
+    return Html(f"<article>{heading}\n{rows}</article>")
 
 
 def question_row(question: Question, count: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from deeploop.files import write_text
-from deeploop.report import page
+from deeploop.report.page import Html, Section, note, page
 from deeploop.runs.folder import require_checkpoint
 from deeploop.tasks.puzzles import gallery as gallery
 from deeploop.tasks.puzzles.data.board_text import BoardText
@@ -133,13 +133,12 @@ def write(path: Path, name: str, text: BoardText, inputs: np.ndarray, boards: li
         f"#step{board.number}:checked ~ .at{board.number} {{ display: block; }}" for board in boards
     )
     parts = [
-        page.note(
-            "Grey: given. Green: changed in this segment. Red: wrong. Arrow keys step through segments."
-        ),
-        f'<div class="grid"><b>puzzle</b>{drawn}</div>',
-        f'<div class="steps">{choose}{pictures}</div>',
+        note("Grey: given. Green: changed in this segment. Red: wrong. Arrow keys step through segments."),
+        Html(f'<div class="grid"><b>puzzle</b>{drawn}</div>'),
+        Html(f'<div class="steps">{choose}{pictures}</div>'),
     ]
-    write_text(path, page.page(f"{name} solves a puzzle", parts, gallery.STYLE + STYLE + shown))
+    style = gallery.STYLE + STYLE + shown
+    write_text(path, page(f"{name} solves a puzzle", [Section("", parts)], style=style))
     return path
 
 

@@ -1,10 +1,10 @@
-"""What `deeploop diagnose` prints of one run, from its record."""
+"""The text of `deeploop diagnose` for one run, from its record."""
 
 import math
 from pathlib import Path
 from typing import Any, Protocol
 
-from deeploop.report.page import text_table
+from deeploop.report.tables import text_table
 from deeploop.rules import Rule
 
 LEGEND = (

@@ -1,23 +1,19 @@
-"""Results kept in the run folder, newest last: eval.json, the paper's table, the picture against rounds.
+"""Tables and charts of `deeploop eval` and `deeploop validate` for language models. No torch."""
 
-`deeploop validate` keeps validation.json and depth.json in the same way.
-"""
-
-import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from deeploop.eval.tasks import PAPER_TASKS
-from deeploop.files import atomic_file, read_object
-from deeploop.report.page import text_table
+from deeploop.report.plots import COLOURS, Chart, Line, Panel
+from deeploop.report.tables import text_table
 
+Record = dict[str, Any]
 # Results that agree in these replace one another; any other stays beside them in eval.json.
 IDENTITY = ("tasks", "shots", "limit", "data", "checkpoint", "rounds", "recompute_alpha", "precision")
 
 
-def averages(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def averages(rows: Sequence[Record]) -> list[Record]:
     """The unweighted mean of the tasks' accuracies, for each number of shots and rounds."""
     if not all("acc" in row for row in rows):
         return []
@@ -27,7 +23,7 @@ def averages(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"shots": shots, "rounds": R, "acc": sum(accs) / len(accs)} for (shots, R), accs in cells.items()]
 
 
-def deviations(settings: dict[str, Any], stamp: dict[str, Any]) -> list[str]:
+def deviations(settings: Record, stamp: Record) -> list[str]:
     """Where the model or the settings differ from the paper's evaluation, in words."""
     checks = [
         (settings["limit"], f"only the first {settings['limit']} documents of each task"),
@@ -42,7 +38,7 @@ def deviations(settings: dict[str, Any], stamp: dict[str, Any]) -> list[str]:
     return [text for holds, text in checks if holds]
 
 
-def left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
+def left_out(rows: Sequence[Record]) -> list[str]:
     """Which tasks have items that were not scored, in words; once for all numbers of rounds."""
     found = {
         (row["task"], row["shots"]): (row["left_out"], row["items"] + row["left_out"])
@@ -55,63 +51,7 @@ def left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def check(folder: Path, name: str = "eval.json") -> None:
-    """Raises where a result could not be kept: better before the work than after it."""
-    read(folder / name)
-    check_writable(folder)
-
-
-def check_writable(folder: Path) -> None:
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"{folder}: can't be written, and the result goes there; copy the run")
-
-
-def add(folder: Path, record: dict[str, Any], identity: Sequence[str], name: str = "eval.json") -> Path:
-    """Adds the record to a file of the folder, in place of one that agrees with it in these fields."""
-    path = folder / name
-    with atomic_file(path) as file:  # first: whoever adds another record meanwhile waits for this one
-        others = [old for old in read(path) if not agree(old, record, identity)]
-        file.write((json.dumps({"evaluations": [*others, record]}, indent=1) + "\n").encode())
-    return path
-
-
-def keep(folder: Path, record: dict[str, Any]) -> list[Path]:
-    """Adds the record to the folder's eval.json, and draws the picture of several rounds."""
-    path = add(folder, record, IDENTITY)
-    if len(record["rounds"]) == 1 or not record["average"]:
-        return [path]
-    from deeploop.report import plots  # here: scoring has no need of matplotlib
-
-    losses = read_depth(folder)
-    plots.save_png(plots.accuracy_against_rounds(record, losses), folder / "accuracy.png")
-    return [path, folder / "accuracy.png"]
-
-
-def read_depth(folder: Path) -> list[dict[str, Any]]:
-    """The newest record of depth.json, and those before it that stand on the same scale."""
-    records = read(folder / "depth.json")
-    return [old for old in records if agree(old, records[-1], ("checkpoint", "data", "sequences"))]
-
-
-def agree(old: dict[str, Any], new: dict[str, Any], fields: Sequence[str]) -> bool:
-    return all(old.get(name) == new[name] for name in fields)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """All records kept in a file; one of before there were several is the only one."""
-    try:
-        found = read_object(path)
-    except FileNotFoundError:
-        return []
-    except ValueError as error:
-        raise ValueError(f"{error}; move it away") from None
-    records = [found] if "trained_rounds" in found else found.get("evaluations")
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise ValueError(f"{path}: evaluations must be a list of objects; move it away")
-    return records
-
-
-def report(folder: Path, record: dict[str, Any]) -> str:
+def report(folder: Path, record: Record) -> str:
     """The result for a terminal."""
     limit = f", the first {record['limit']} documents of each" if record["limit"] else ""
     parts = [
@@ -125,7 +65,7 @@ def report(folder: Path, record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record: Record) -> str:
     """Accuracy in percent, laid out as the paper's Table 2; other tasks one below the other."""
     if not all(row["task"] in PAPER_TASKS and "acc" in row for row in record["results"]):
         return long_table(record["results"])
@@ -140,7 +80,7 @@ def table(record: dict[str, Any]) -> str:
     return text_table(header, rows)
 
 
-def long_table(rows: Sequence[dict[str, Any]]) -> str:
+def long_table(rows: Sequence[Record]) -> str:
     lines = []
     for row in rows:
         values = {"acc": row["acc"], "acc_stderr": row["stderr"]} if "acc" in row else row["metrics"]
@@ -151,11 +91,57 @@ def long_table(rows: Sequence[dict[str, Any]]) -> str:
     return text_table(("task", "shots", "R", "items", "metric", "value"), lines)
 
 
-def speed(record: dict[str, Any], items: int) -> str:
+def speed(record: Record, items: int) -> str:
     """How fast it went; an item is a document with all its answers."""
     seconds = max(record["seconds"], 1e-3)
     items *= len(record["rounds"])
     return (
         f"{record['requests']:,} requests, {items:,} items in {seconds:,.1f} s on {record['device']} "
         f"({record['precision']}): {items / seconds:,.1f} items/s"
+    )
+
+
+# ── Charts ──────────────────────────────────────────────────────────────────────────────────────────────
+def depth_chart(records: Sequence[Record]) -> Chart:
+    """Validation loss against rounds, from depth.json; adaptive depth at its mean rounds."""
+    return Chart("depth", "Validation loss against rounds.", [loss_panel(records)], height=4)
+
+
+def accuracy_chart(record: Record, losses: Sequence[Record] = ()) -> Chart:
+    """Mean accuracy against rounds, of an evaluation; beside it the loss, where there is a depth.json."""
+    lines = []
+    for shots, colour in zip(record["shots"], COLOURS * len(record["shots"]), strict=False):
+        rows = [row for row in record["average"] if row["shots"] == shots]
+        accuracies = [100 * row["acc"] for row in rows]
+        lines.append(Line([row["rounds"] for row in rows], accuracies, f"{shots}-shot", colour))
+    tasks = len({row["task"] for row in record["results"]})
+    label = f"accuracy (%), mean of {tasks} tasks" if tasks > 1 else "accuracy (%)"
+    panel = Panel(lines, x="rounds R", y=label, whole_x=True, at=(record["trained_rounds"], "trained"))
+    panels = [*([loss_panel(losses)] if losses else []), panel]
+    return Chart("accuracy", "Accuracy against rounds.", panels, columns=2, height=4, shared_y=False)
+
+
+def loss_panel(records: Sequence[Record]) -> Panel:
+    curves: dict[str, dict[float, float]] = {}  # records that differ in nothing but their rounds: one curve
+    for record in records:
+        alpha = ", α recomputed" if record["recompute_alpha"] else ""
+        for row in record["rounds"]:
+            curves.setdefault(f"fixed rounds{alpha}", {})[row["rounds"]] = row["loss"]
+        for row in record["adaptive"]:
+            label = f"adaptive by {row['criterion']}, at most {record['rounds'][-1]['rounds']}{alpha}"
+            curves.setdefault(label, {})[row["mean_rounds"]] = row["loss"]
+    lines = []
+    for index, (label, curve) in enumerate(curves.items()):
+        style = "s:" if label.startswith("adaptive") else "o-"
+        rounds = sorted(curve)
+        lines.append(Line(rounds, [curve[R] for R in rounds], label, COLOURS[index % len(COLOURS)], style))
+    # Both units are shares of the same summed loss, so one scale serves them.
+    first = records[-1]["rounds"][0]
+    return Panel(
+        lines,
+        x="rounds R",
+        y="validation loss (nats per token)",
+        whole_x=True,
+        at=(records[-1]["trained_rounds"], "trained"),
+        right=("bits per byte", first["bits_per_byte"] / first["loss"]),
     )

@@ -1,0 +1,519 @@
+"""Runs beside the paper's tables: losses, accuracy, the exponent p, votes on ARC, cost, settings. No torch.
+
+Of runs of the paper's kind: its sweeps at any scale, its two shapes on GPT-2 tokens, votes on ARC. `deeploop
+report --paper` compares any run.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from deeploop.paper import published
+from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, ROUNDS, TASKS, VOTES
+from deeploop.report.escapes import Count, Outcome, read_outcome, tally
+from deeploop.report.groups import Cell, Histories, Setup, cure, method, reasoner_method, setting, setups
+from deeploop.report.page import Part, Section
+from deeploop.report.plots import COLOURS, Chart, Line, Panel, looks
+from deeploop.report.results import read_evaluations
+from deeploop.report.runs import Run, natural
+from deeploop.report.tables import HERE, MISSING, Table, number
+from deeploop.report.views import speed
+from deeploop.rules import DEEPLOOP, PRENORM
+
+PAPER = "paper"
+SWEEPS = ("table1", "downstream", "p-sweep", "hrm-arc")
+OURS = {PRENORM.title: PRENORM, DEEPLOOP.title: DEEPLOOP}
+"""Our names of the paper's two methods, which have a row even where nobody ran them."""
+
+
+def sections(runs: Sequence[Run], histories: Histories, *, asked: bool) -> list[Section]:
+    """What the paper has too; `asked` takes every set-up for one of the paper's kind."""
+    groups = [setup for setup in setups(runs) if asked or is_of_the_paper(setup)]
+    found = [
+        Section("Beside the paper: validation loss", losses(groups, histories)),
+        Section("Beside the paper: the exponent p", exponents(groups)),
+        Section("Beside the paper: accuracy", accuracies(groups)),
+        Section("Beside the paper: ARC-AGI-1", [table] if (table := arc_table(runs)) else []),
+        Section("Beside the paper: cost", [cost_table(groups)] if groups else []),
+        Section("Beside the paper: settings", settings(groups, runs)),
+    ]
+    return [section for section in found if section.parts]
+
+
+def is_of_the_paper(setup: Setup) -> bool:
+    """Return True for the paper's sweeps, its two shapes on its tokens, and a sweep over p."""
+    own = setup.runs[0].fields
+    shapes = [(one["model.blocks"], one["model.width"]) for one in published.SETUP.values()]
+    of_its_shape = (own["model.blocks"], own["model.width"]) in shapes and setup.unit == "GPT-2 token"
+    return of_its_shape or any(run.sweep in SWEEPS for run in setup.runs) or bool(p_sweeps(setup))
+
+
+def size(setup: Setup) -> str:
+    """The paper's size it stands beside: its sweep's label, else by width and blocks."""
+    for run in setup.runs:
+        if run.axes.get("size") in published.SETUP:
+            return str(run.axes["size"])
+    own = setup.runs[0].fields
+    return "medium" if (own["model.blocks"], own["model.width"]) == (24, 1024) else "small"
+
+
+def per_token(setup: Setup) -> bool:
+    """Return True if its losses are per GPT-2 token, as the paper's."""
+    return setup.unit == "GPT-2 token"
+
+
+def named(name: str, groups: Sequence[Setup]) -> list[tuple[str, Setup]]:
+    """A name for each set-up's table, with its letter."""
+    return [(f"{name}-{setup.letter.lower()}", setup) for setup in groups]
+
+
+# ── Table 1: validation loss against R ──────────────────────────────────────────────────────────────────
+def losses(groups: Sequence[Setup], histories: Histories) -> list[Part]:
+    chosen = [setup for setup in groups if not (p_sweeps(setup) and len(setup.rounds) == 1)]
+    parts: list[Part] = []
+    for name, setup in named("loss", chosen):
+        parts.append(loss_table(setup, histories, name))
+        if len(setup.rounds) > 1 and per_token(setup):
+            parts.append(loss_chart(setup, histories, f"{name}-against-rounds"))
+    return parts
+
+
+def loss_table(setup: Setup, histories: Histories, name: str) -> Table:
+    """Our rows, Δ against pre-norm, then the paper's rows of one size, if they are per token too."""
+    rounds = sorted({*(ROUNDS if per_token(setup) else ()), *setup.rounds})
+    rows = [
+        [HERE, label, *(cells[R].text(histories.loss) if R in cells else MISSING for R in rounds)]
+        for label, cells in setup.rows.items()
+    ]
+    rows += [[HERE, f"Δ {label} − pre-norm", *texts] for label, texts in our_deltas(setup, histories, rounds)]
+    title = f"Validation loss, nats per {setup.unit}: {setup.title}"
+    note = (
+        "Mean ± standard deviation over the runs that trained, one seed each unless a cell says otherwise; "
+        "runs that end at the unigram floor are counted apart. – : no run."
+    )
+    if per_token(setup):
+        rows += paper_loss_rows(size(setup), rounds)
+        title += f"; and the paper's GPT-2 {size(setup)} (Table 1)"
+        note += (
+            " Losses on other data, or after other numbers of tokens, compare only within themselves: "
+            "read the Δ rows."
+        )
+    return Table(name, title, ["", "method", *(f"R={R}" for R in rounds)], rows, note)
+
+
+def paper_loss_rows(size: str, rounds: Sequence[int]) -> list[list[str]]:
+    rows = {
+        name: [published.LOSS.get((size, block, R)) for R in rounds]
+        for block, name in published.METHODS.items()
+    }
+    rows["Δ DeepLoop − baseline"] = [published.LOSS_DELTA.get((size, R)) for R in rounds]
+    return [[PAPER, name, *map(printed, values)] for name, values in rows.items()]
+
+
+def printed(value: published.Value | None) -> str:
+    return value.printed if value else MISSING
+
+
+def our_deltas(setup: Setup, histories: Histories, rounds: Sequence[int]) -> list[tuple[str, list[str]]]:
+    """Method − pre-norm where both have a mean; nothing where pre-norm has several rows to choose from."""
+    bases = [label for label in setup.rows if label.partition(",")[0] == PRENORM.title]
+    if len(bases) != 1:
+        return []
+    base = setup.rows[bases[0]]
+
+    def delta(one: Cell | None, other: Cell | None) -> str:
+        found = [cell.losses(histories) if cell else [] for cell in (one, other)]
+        return f"{fmean(found[0]) - fmean(found[1]):+.4f}" if all(found) else MISSING
+
+    return [
+        (label, [delta(cells.get(R), base.get(R)) for R in rounds])
+        for label, cells in setup.rows.items()
+        if label not in bases
+    ]
+
+
+def loss_chart(setup: Setup, histories: Histories, name: str) -> Chart:
+    """Left ours, right the paper's: each on a scale of its own, for the data differ."""
+    from deeploop.report.views import loss_panel
+
+    ours = {
+        label: {R: own for R, cell in cells.items() if (own := cell.losses(histories))}
+        for label, cells in setup.rows.items()
+    }
+    ours = {label: points for label, points in ours.items() if points}
+    theirs = [
+        Line(ROUNDS, [published.LOSS[size(setup), rule.name, R].number for R in ROUNDS],
+             f"paper, {published.METHODS[rule.name]}", rule.colour, "o--")
+        for rule in OURS.values()
+    ]  # fmt: skip
+    panels = [loss_panel(ours, "rounds R", setup.unit, log=False)] if ours else []
+    panels.append(Panel(theirs, f"paper, GPT-2 {size(setup)}", "rounds R", "nats per GPT-2 token",
+                        x_ticks={R: str(R) for R in ROUNDS}))  # fmt: skip
+    caption = f"Validation loss against R, left here, right the paper's: {setup.title}."
+    return Chart(name, caption, panels, columns=2, height=4, shared_y=False)
+
+
+# ── Tables 2 and 4: downstream ──────────────────────────────────────────────────────────────────────────
+Scores = dict[tuple[int, str], float]  # (shots, task) → accuracy in %
+
+
+def scores(run: Run) -> Scores:
+    """At the rounds it was trained with; the newest evaluation wins."""
+    found: Scores = {}
+    for record in read_evaluations(run.files):
+        for row in record["results"]:
+            if row.get("rounds") == record.get("trained_rounds") and "acc" in row:
+                found[row["shots"], row["task"]] = 100 * row["acc"]
+    return found
+
+
+def accuracies(groups: Sequence[Setup]) -> list[Part]:
+    parts: list[Part] = []
+    for name, setup in named("accuracy", groups):
+        found = {
+            (label, R): own
+            for label, cells in setup.rows.items()
+            for R, cell in cells.items()
+            if any(own := [scores(run) for run in cell.runs])
+        }
+        if found:
+            parts.append(accuracy_table(setup, found, name))
+            for shots in sorted({shots for own in found.values() for one in own for shots, _ in one}):
+                parts.append(accuracy_chart(setup, found, shots, f"{name}-{shots}-shot"))
+    return parts
+
+
+def accuracy_table(setup: Setup, ours: Mapping[tuple[str, int], Sequence[Scores]], name: str) -> Table:
+    """Our rows, and under each that of the paper's Table 2 or 4."""
+    rows: list[list[str]] = []
+    for shots in (0, 1):
+        for label in setup.rows:
+            for R in sorted({*ROUNDS, *setup.rounds}):
+                paper = paper_scores(setup, shots, label, R)
+                head = [f"{shots}-shot", label, str(R)]
+                if any(paper) or (label, R) in ours:
+                    rows.append([HERE, *head, *accuracy_cells(ours.get((label, R), ()), shots)])
+                if any(paper):
+                    rows.append([PAPER, *head, *map(printed, paper)])
+    return Table(
+        name,
+        f"Accuracy, %: {setup.title}; and the paper's GPT-2 {size(setup)} (Tables 2, 4)",
+        ["", "shots", "method", "R", *TASKS.values(), "Avg"],
+        rows,
+        "Mean over runs. Avg is the plain mean of the eight tasks, and missing where one of them is.",
+    )
+
+
+def paper_scores(setup: Setup, shots: int, label: str, R: int) -> list[published.Value | None]:
+    rule = OURS.get(label.split(",")[0])
+    name = rule.name if rule else ""
+    return [published.ACCURACY.get((size(setup), shots, name, R, task)) for task in (*TASKS, "average")]
+
+
+def accuracy_cells(ours: Sequence[Scores], shots: int) -> list[str]:
+    return [number(accuracy(ours, shots, task), ".2f") for task in (*TASKS, "average")]
+
+
+def accuracy(ours: Sequence[Scores], shots: int, task: str) -> float | None:
+    """Mean over the runs that have the task; `average` is the mean of these, where none is missing."""
+    if task == "average":
+        means = [accuracy(ours, shots, name) for name in TASKS]
+        known = [mean for mean in means if mean is not None]
+        return fmean(known) if len(known) == len(TASKS) else None
+    found = [own[shots, task] for own in ours if (shots, task) in own]
+    return fmean(found) if found else None
+
+
+def accuracy_chart(
+    setup: Setup, ours: Mapping[tuple[str, int], Sequence[Scores]], shots: int, name: str
+) -> Chart:
+    """Accuracy against R, a panel for each task and the average; the paper's dashed."""
+    look, panels = looks(setup.rows), []
+    for task, title in [*TASKS.items(), ("average", "average")]:
+        lines = []
+        for rule in OURS.values():
+            theirs = {R: published.ACCURACY.get((size(setup), shots, rule.name, R, task)) for R in ROUNDS}
+            known = {R: value.number for R, value in theirs.items() if value}
+            lines.append(Line([*known], [*known.values()], f"paper, {published.METHODS[rule.name]}",
+                              rule.colour, "o--", 1, 3))  # fmt: skip
+        for label in setup.rows:
+            points = {R: accuracy(own, shots, task) for (row, R), own in ours.items() if row == label}
+            here = {R: share for R, share in points.items() if share is not None}
+            lines.append(Line([*here], [*here.values()], label, look[label][0], f"o{look[label][1]}"))
+        panels.append(Panel(lines, title, "rounds R", "accuracy (%)", whole_x=True))
+    caption = f"{shots}-shot accuracy against R; dashed: the paper's GPT-2 {size(setup)}. {setup.title}."
+    return Chart(name, caption, panels, height=2.8, shared_y=False)
+
+
+# ── Appendix C: the p-sweep ─────────────────────────────────────────────────────────────────────────────
+def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
+    """R, ramp and cure → runs of the paper's block over two exponents or more; none unless some have three.
+
+    The paper's recipe first and cures after it; fewer rounds before more, gentle ramps before steep ones.
+    """
+    found: dict[tuple[str, int, float], list[Run]] = {}
+    for run in (run for run in setup.runs if run.rule.is_paper):
+        rise = run.fields["optim.peak_lr"] / max(1, run.fields["optim.warmup_steps"])
+        found.setdefault((cure(run), run.fields["model.rounds"], float(f"{rise:.1e}")), []).append(run)
+    counts = {key: len({run.rule.p for run in runs}) for key, runs in found.items()}
+    if max(counts.values(), default=0) < 3:
+        return {}
+    return {
+        f"R={R}, {rise:.1e} per step{cured}": found[cured, R, rise]
+        for cured, R, rise in sorted(found)
+        if counts[cured, R, rise] > 1
+    }
+
+
+def exponents(groups: Sequence[Setup]) -> list[Part]:
+    parts: list[Part] = []
+    for name, setup in named("p-sweep", groups):
+        if sweeps := p_sweeps(setup):
+            parts += [p_sweep_table(sweeps, setup.title, name), p_sweep_chart(sweeps, setup.title, name)]
+    return parts
+
+
+def outcomes(runs: Sequence[Run]) -> list[Outcome]:
+    """What became of each run that was trained at all."""
+    found = [read_outcome(run.folder, {"p": run.rule.p, "seed": run.seed}, run.compare_at) for run in runs]
+    return [outcome for outcome in found if outcome is not None]
+
+
+def p_sweep_table(sweeps: Mapping[str, list[Run]], label: str, name: str) -> Table:
+    rows = []
+    for ramp, runs in sweeps.items():
+        counts = {count.axes["p"]: count for count in tally(outcomes(runs))}
+        is_theirs = not cure(runs[0])
+        for p in sorted({*counts, *(published.ESCAPES if is_theirs else ())}):
+            paper = published.ESCAPES.get(p) if is_theirs else None
+            escaped = f"{paper.printed}/{published.SWEEP_SEEDS}" if paper else MISSING
+            loss = printed(published.SWEEP_LOSS.get(p) if is_theirs else None)
+            rows.append([ramp, f"{p:g}", *count_cells(counts.get(p)), escaped, loss])
+    header = ["sweep", "p", "below floor", "below floor, 95%", "escaped", "escaped, 95%", "mean loss",
+              "cut off", "paper: escaped", "paper: loss"]  # fmt: skip
+    return Table(
+        name,
+        f"Escapes from the unigram floor: {label}; and the paper's p-sweep (Appendix C)",
+        header,
+        rows,
+        "below floor: the paper's rule, any validation below the floor. escaped: a validation more than 0.1 "
+        "nats below it with token similarity under 0.95. 95%: Wilson intervals. mean loss: of the seeds that "
+        "escaped; * has training losses in it, for want of a validation. cut off: before that. A "
+        "seed that was run twice is one, and escapes if one of its runs does.",
+    )
+
+
+def count_cells(count: Count | None) -> list[str]:
+    if count is None:
+        return [MISSING] * 6
+    below, escaped = (
+        "{:.2f} to {:.2f}".format(*b) for b in (count.below_floor_interval, count.escaped_interval)
+    )
+    loss = number(count.mean_loss, ".4f") + "*" * bool(count.surrogates)
+    return [
+        f"{count.below_floor}/{count.seeds}", below, f"{count.escaped}/{count.seeds}", escaped, loss,
+        str(count.cut_off or MISSING),
+    ]  # fmt: skip
+
+
+def p_sweep_chart(sweeps: Mapping[str, list[Run]], label: str, name: str) -> Chart:
+    """Pairs of panels: the loss of every run, and the share of seeds that escape."""
+    panels = []
+    for ramp, runs in sweeps.items():
+        found = outcomes(runs)
+        floors = [run.validation["floor"] for run in runs if run.validation.get("floor")]
+        level = (floors[0], "unigram floor") if floors else None
+        panels.append(
+            Panel(outcome_lines(found), ramp, "exponent p", f"loss (nats per {runs[0].unit})", level=level)
+        )
+        share = share_lines(found, beside_paper=not cure(runs[0]))
+        panels.append(Panel(share, ramp, "exponent p", "share that escapes", y_range=(-0.05, 1.05)))
+    caption = f"Exponent p against loss (circles escape, crosses do not) and the share that escapes: {label}."
+    return Chart(name, caption, panels, columns=2, height=3.2, shared_y=False)
+
+
+def outcome_lines(found: Sequence[Outcome]) -> list[Line]:
+    lines = []
+    for escaped, style, colour, label in (
+        (True, "o", COLOURS[0], "escapes"),
+        (False, "x", COLOURS[1], "does not"),
+    ):
+        points = [
+            (one.axes["p"], one.loss) for one in found if one.escaped == escaped and one.loss is not None
+        ]
+        lines.append(Line([p for p, _ in points], [y for _, y in points], label, colour, style, size=5))
+    means = sorted((c.axes["p"], c.mean_loss) for c in tally(found) if c.mean_loss is not None)
+    mean = "mean of those that escape"
+    return [*lines, Line([p for p, _ in means], [y for _, y in means], mean, COLOURS[0], "-", 1.2)]
+
+
+def share_lines(found: Sequence[Outcome], *, beside_paper: bool) -> list[Line]:
+    """With Wilson's intervals, and the paper's dashed."""
+    known = sorted((c for c in tally(found) if c.seeds), key=lambda count: count.axes["p"])
+    ps, shares = [c.axes["p"] for c in known], [c.escaped / c.seeds for c in known]
+    lows, highs = ([c.escaped_interval[end] for c in known] for end in (0, 1))
+    lines = [Line(ps, shares, "here, 95%", COLOURS[0], ends=(lows, highs))]
+    if beside_paper:
+        theirs = [value.number / published.SWEEP_SEEDS for value in published.ESCAPES.values()]
+        lines.append(Line([*published.ESCAPES], theirs, "paper", style="s--", width=1, size=3))
+    return lines
+
+
+# ── Table 3 ─────────────────────────────────────────────────────────────────────────────────────────────
+def arc_table(runs: Sequence[Run]) -> Table | None:
+    """The votes of runs that were evaluated on ARC, and the paper's; None where no run was."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        for record in read_evaluations(run.files):
+            if record.get("kind") == "arc" and not record.get("test_time"):  # the paper has none
+                ladder = [100 * record["ladder"][str(K)] for K in VOTES]
+                found.setdefault(arc_label(run, record), {})[run.name] = ladder
+    if not found:
+        return None
+    rows = [
+        [HERE, label, *(f"{fmean(own):.2f}" for own in zip(*found[label].values(), strict=True))]
+        for label in sorted(found)
+    ]
+    names = {"hrm": "Vanilla HRM", "hrm-deeploop": "HRM DeepLoop p=0.5", "delta": "Δ"}
+    rows += [[PAPER, name, *(published.ARC[key, K].printed for K in VOTES)] for key, name in names.items()]
+    return Table(
+        "arc",
+        "Voted accuracy on ARC-AGI-1, %; and the paper's (Table 3)",
+        ["", "model", *(f"K={K}" for K in VOTES)],
+        rows,
+        "Tasks whose test inputs all have the right answer among the best K. Mean over the runs of a row, of "
+        f"each its newest evaluation. {ARC_TASKS} tasks and about {ARC_VIEWS:,} views of each, unless a row "
+        "says otherwise.",
+    )
+
+
+def arc_label(run: Run, record: dict[str, Any]) -> str:
+    """Model and rule, and where the evaluation is not the paper's."""
+    parts = [reasoner_method(run)]
+    if record["tasks"] != ARC_TASKS:
+        parts.append(f"{record['tasks']} tasks")
+    if (views := record["most_views"]) < ARC_VIEWS:
+        parts.append(f"{views} view{'s' * (views > 1)}")
+    return ", ".join([*parts, *(["halting"] if record["halt"] else [])])
+
+
+# ── Appendix D: cost ────────────────────────────────────────────────────────────────────────────────────
+def cost_table(groups: Sequence[Setup]) -> Table:
+    """Speed and cost per cell; time per token relative to R = 1, ours and the paper's."""
+    items = [
+        (setup, label, R, cell, cells.get(1))
+        for setup in groups
+        for label, cells in setup.rows.items()
+        for R, cell in cells.items()
+    ]
+
+    def times(item: Any) -> str:
+        own, first = speed(item[3]), speed(item[4]) if item[4] else None
+        return number(first / own if own and first else None, ".2f")
+
+    def hours(item: Any, R: int) -> float | None:
+        rule = OURS.get(method(item[3].first))
+        return published.gpu_hours(size(item[0]), rule.name if rule else "", R)
+
+    def total(item: Any, kind: str) -> str:
+        known = [own for run in item[3].runs if (own := getattr(run, kind)) is not None]
+        return number(sum(known) if known else None, ".3f")
+
+    def paper_times(item: Any) -> str:
+        own, first = hours(item, item[2]), hours(item, 1)
+        return number(own / first if own and first else None, ".2f")
+
+    columns = {
+        "set-up": lambda item: item[0].letter,
+        "method": lambda item: item[1],
+        "R": lambda item: str(item[2]),
+        "tokens/s": lambda item: number(speed(item[3]), ",.0f"),
+        "× R=1": times,
+        "GPU-hours": lambda item: total(item, "gpu_hours"),
+        "device-hours": lambda item: total(item, "hours"),
+        "paper: GPU-hours": lambda item: number(hours(item, item[2]), ".0f"),
+        "paper: × R=1": paper_times,
+    }
+    note = (
+        "tokens/s: median of the last hundred lines of each run, all its devices together; mean over the "
+        "cell's runs that had these to themselves, as far as their sweep's --jobs tells. "
+        "× R=1: time per token over that of the same row at R = 1. Hours: training steps only, "
+        "summed over the cell's runs, also unfinished ones; runs that share a GPU each count all their time. "
+        "The paper's hours (Appendix D) are for one of its own cells, on H200s."
+    )
+    return Table.of("cost", "Cost of each cell", items, columns, note)
+
+
+# ── Settings ────────────────────────────────────────────────────────────────────────────────────────────
+def settings(groups: Sequence[Setup], runs: Sequence[Run]) -> list[Part]:
+    """What the letters of set-ups mean, where they differ from the paper's, and where evaluations do."""
+    notes = evaluation_notes(runs)
+    said = ["Evaluations deviate from the paper's: " + "; ".join(notes) + "."] if notes else []
+    return [*([setups_table(groups), differences_table(groups)] if groups else []), *said]
+
+
+def evaluation_notes(runs: Sequence[Run]) -> list[str]:
+    """Where evaluations differ from the paper's, as they say themselves."""
+    found: dict[str, int] = {}
+    for run in runs:
+        for record in read_evaluations(run.files):
+            for text in record["deviations"]:
+                found[text] = found.get(text, 0) + 1
+    return [f"{text} ({count} evaluations)" for text, count in found.items()]
+
+
+def setups_table(groups: Sequence[Setup]) -> Table:
+    columns = {
+        "set-up": lambda setup: setup.letter,
+        "runs": lambda setup: str(len(setup.runs)),
+        "what": lambda setup: setup.label,
+        "data": lambda setup: " ".join(setup.runs[0].corpora),
+        "stands beside the paper's": lambda setup: f"GPT-2 {size(setup)}",
+    }
+    return Table.of(
+        "set-ups", "Set-ups: runs of one shape, one corpus and one number of tokens", groups, columns
+    )
+
+
+def differences_table(groups: Sequence[Setup]) -> Table:
+    """Every setting of the paper's in which some run differs from it, a column for each set-up."""
+    sizes = [one for one in published.SIZES if any(size(setup) == one for setup in groups)]
+    rows = []
+    for name in published.SETUP["small"]:
+        theirs = {one: setting(published.SETUP[one][name]) for one in sizes}
+        ours = [values(setup, name) for setup in groups]
+        if any(own != theirs[size(setup)] for own, setup in zip(ours, groups, strict=True)):
+            rows.append([name, *theirs.values(), *ours])
+    paper_tokens = [f"{tokens(published.SETUP[one]):,}" for one in sizes]
+    rows.append(["tokens", *paper_tokens, *(f"{tokens(setup.runs[0].fields):,}" for setup in groups)])
+    rows.append(
+        ["devices", *(f"{published.GPUS[one]} × H200 141 GB" for one in sizes), *map(devices, groups)]
+    )
+    return Table(
+        "differences",
+        "Where these runs differ from the paper's set-up",
+        ["setting", *(f"paper, {one}" for one in sizes), *(setup.letter for setup in groups)],
+        rows,
+        "The paper states no learning rate, warm-up or optimizer settings: those are of its lineage's public "
+        "configs. block, p, rounds and seed are what is compared.",
+    )
+
+
+def values(setup: Setup, name: str) -> str:
+    """A field's values among the runs of a set-up."""
+    found = {setting(run.fields.get(name, MISSING)) for run in setup.runs}
+    return ", ".join(sorted(found, key=natural))
+
+
+def tokens(fields: Mapping[str, Any]) -> int:
+    return int(fields["optim.steps"] * fields["optim.batch"] * fields["model.context"])
+
+
+def devices(setup: Setup) -> str:
+    found = {
+        f"{run.stamp['ranks']} × {run.stamp['device']}"
+        if {"ranks", "device"} <= run.stamp.keys()
+        else "not recorded"
+        for run in setup.runs
+    }
+    return ", ".join(sorted(found))
