@@ -43,18 +43,28 @@ def collect(results: Path) -> list[tuple[str, Study]]:
 
 # ── What `deeploop recommend` answers from ──────────────────────────────────────────────────────────────
 # Studies at AdamW whose runs vary in peak rate, with the unigram bias.
-RATES = ("transfer", "shapes", "rules-search", "tokens-per-parameter/search", "long-training/search")
+RATES = (
+    "transfer",
+    "shapes",
+    "rules-search",
+    "tokens-per-parameter/search",
+    "long-training/search",
+    "gain/search",
+)
 FEWEST = 4  # best rates that a line is drawn through
 
 
 class Point(NamedTuple):
-    """A best peak rate that lies between others."""
+    """A best peak rate: between others, or the highest that trains."""
 
     folder: str
     blocks: int
     rounds: int
     width: int
     batch_tokens: int
+    tokens: int
+    highest: float
+    """The highest peak rate that was run beside it."""
     peak: float
 
     @property
@@ -64,20 +74,31 @@ class Point(NamedTuple):
 
 
 def best_rates(results: Path) -> dict[str, list[Point]]:
-    """Rule → its best rates in all studies; those at an edge or beside a cliff are left out."""
+    """Rule → its best rates in all studies; those at the edge of a grid are left out.
+
+    Beside a rate at which a run was lost, the best is what trains: without it the line would be too high.
+    """
     found: dict[str, list[Point]] = defaultdict(list)
     for folder in filter(lambda name: (results / name).is_dir(), RATES):
         for study in find_studies(find_runs([results / folder]), Histories()):
             fields = study.runs[0].fields
             if fields.get("optim.kind", "adamw") != "adamw":
                 continue
-            shape = fields["model.width"], fields["model.context"] * fields["optim.batch"]
+            step = fields["model.context"] * fields["optim.batch"]
+            shape = fields["model.width"], step, step * fields["optim.steps"]
             for rule in study.rules.values():
                 if rule.settings["model.rule"] in NAMED and rule.settings.get("model.unigram_bias"):
                     found[rule.settings["model.rule"]] += [
-                        Point(f"docs/results/{folder}", fields["model.blocks"], R, *shape, best.peak)
+                        Point(
+                            f"docs/results/{folder}",
+                            fields["model.blocks"],
+                            R,
+                            *shape,
+                            rule.curves[R].cells[-1].peak,
+                            best.peak,
+                        )
                         for R, best in rule.optima.items()
-                        if not best.mark
+                        if best.mark != "edge"
                     ]
     return found
 
@@ -89,7 +110,7 @@ def line_through(points: Sequence[Point]) -> Line:
     squares = sum((b - base - slope * a) ** 2 for a, b in zip(x, y, strict=True))
     spans = {
         name: (min(values), max(values))
-        for name in ("blocks", "rounds", "width", "batch_tokens")
+        for name in ("blocks", "rounds", "width", "batch_tokens", "tokens")
         for values in [[getattr(one, name) for one in points]]
     }
     return Line(
@@ -97,6 +118,7 @@ def line_through(points: Sequence[Point]) -> Line:
         slope=_short(slope),
         spread=_short(math.sqrt(squares / (len(points) - 2))),
         points=len(points),
+        highest=max(one.highest for one in points),
         folders=tuple(dict.fromkeys(one.folder for one in points)),
         **spans,
     )
@@ -114,16 +136,19 @@ def long_order() -> Order:
     return Order(
         "docs/results/long-training",
         "nats per byte; K = 4, R = 7, width 128, 151 bytes per parameter",
-        long_training.TOKENS,
-        dict(sorted(means.items(), key=lambda row: row[1])),
-        tuple(long_training.level_with_best(contrasts(losses))),
+        rounds=7,
+        tokens=long_training.TOKENS,
+        blocks=4,
+        width=128,
+        losses=dict(sorted(means.items(), key=lambda row: row[1])),
+        level=tuple(long_training.level_with_best(contrasts(losses))),
     )
 
 
 def rules_json(results: Path) -> str:
     rates = {rule: line_through(own) for rule, own in best_rates(results).items() if len(own) >= FEWEST}
     record = {
-        "format": 2,
+        "format": 3,
         "rates": {rule: asdict(rates[rule]) for rule in sorted(rates)},
         "order": asdict(long_order()),
     }

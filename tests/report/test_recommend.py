@@ -18,13 +18,28 @@ from deeploop.report.recommend import Line, Order, read_lines, recommend
 from deeploop.tasks.recipes import get_recipe
 
 SHAPE = {"blocks": 4, "rounds": 7, "width": 128, "tokens": 126_000_000, "batch_tokens": 32_768}
-LINE = Line(4e-3, -0.5, 0.5, 8, (2, 8), (1, 16), (128, 512), (4096, 32_768), ("docs/results/a",))
+LINE = Line(
+    base=4e-3,
+    slope=-0.5,
+    spread=0.5,
+    points=8,
+    blocks=(2, 8),
+    rounds=(1, 16),
+    width=(128, 512),
+    batch_tokens=(4096, 32_768),
+    tokens=(10**6, 10**9),
+    highest=64e-3,
+    folders=("docs/results/a",),
+)
 ORDER = Order(
     "docs/results/long",
     "K = 4",
-    10**9,
-    {"deeploop": 1.0, "flat": 1.001, "prenorm": 1.2},
-    ("deeploop", "flat"),
+    rounds=7,
+    tokens=10**9,
+    blocks=4,
+    width=256,
+    losses={"deeploop": 1.0, "flat": 1.001, "prenorm": 1.2},
+    level=("deeploop", "flat"),
 )
 
 
@@ -39,8 +54,8 @@ def test_the_rule_is_the_best_of_long_training():
 
 
 def test_the_rate_is_the_line_at_the_nearest_octave(known):
-    found = recommend(4, 16, 256, 10**8, 16_384)
-    line = 4e-3 * 16**-0.5 * 384 / 256 * 2
+    found = recommend(4, 14, 256, 10**9, 16_384)
+    line = 4e-3 * 14**-0.5 * 384 / 256 * 2
     assert found.rates == pytest.approx((2e-3, 4e-3, 8e-3))
     assert abs(math.log2(found.rates[1] / line)) <= 0.5
     assert found.notes == ()
@@ -78,8 +93,42 @@ def test_what_differs_from_the_runs_is_said(known):
     found = recommend(16, 7, 256, 10**10, 16_384)
     assert found.notes == (
         "blocks 16: our runs have 2 to 8",
-        "tokens 10,000,000,000: our longest runs have 1,000,000,000",
+        "tokens 10,000,000,000: our runs have 1,000,000 to 1,000,000,000",
     )
+
+
+# Shapes where the evidence says less than rates and a rule: what an answer must say there.
+@pytest.mark.parametrize(
+    ("asked", "rule", "said"),
+    [
+        ({"rounds": 1}, None, "at R = 1 deeploop and prenorm are not told apart"),
+        ({"rounds": 16}, None, "ranked at R = 7; in short runs at R = 16 flat was ahead"),
+        ({"rounds": 64}, None, "rounds 64: our runs have 1 to 16"),
+        ({"width": 384, "tokens": 2_900_000}, None, "here 0.41; in short runs the order is another"),
+        ({"tokens": 10**10}, None, "tokens 10,000,000,000: our runs have"),
+        ({"tokens": 10**5}, "flat", "tokens 100,000: our runs have"),
+        ({"blocks": 12}, "prenorm", "blocks 12: our runs have 4"),
+        ({"width": 32}, None, "none above 0.064 was run"),
+        ({"width": 32}, "prenorm", "none above 0.032 was run"),
+        ({"batch_tokens": 1024}, None, "batch tokens 1,024: our runs have"),
+    ],
+)
+def test_where_our_runs_say_less_the_answer_says_so(asked, rule, said):
+    assert said in " | ".join(recommend(**{**SHAPE, **asked}, rule=rule).notes)
+
+
+def test_inside_our_runs_nothing_is_held_back():
+    assert recommend(**SHAPE).notes == recommend(**SHAPE | {"rounds": 3}).notes == ()
+
+
+def test_rates_that_our_runs_lost_are_not_the_middle():
+    """Flat at width 768 and R = 4 (docs/results/shapes): 1e-3 trains, 2e-3 is lost."""
+    assert recommend(4, 4, 768, 2_870_000, 4096, rule="flat").rates[1] == 1e-3
+
+
+def test_less_than_one_step_is_refused():
+    with pytest.raises(ValueError, match=r"tokens=1,000: fewer than the 32,768 of one step"):
+        recommend(**SHAPE | {"tokens": 1000})
 
 
 @pytest.mark.parametrize("name", SHAPE)

@@ -6,7 +6,8 @@ three, an octave apart, around a line through the best rates of all our studies 
     rate = base · R^slope · 384 / width · √(tokens per step / 4,096)
 
 Base and slope are the rule's own. That the rate falls as 1/width and rises as √batch is assumed; our best
-rates, at widths 128 to 384 and 4,096 to 32,768 tokens per step, scatter around it by half an octave.
+rates, at widths 128 to 384 (flat: 768) and 4,096 to 32,768 tokens per step, scatter around it by half an
+octave. No rate is named above the highest that was run.
 """
 
 import math
@@ -39,6 +40,9 @@ class Line:
     rounds: tuple[int, int]
     width: tuple[int, int]
     batch_tokens: tuple[int, int]
+    tokens: tuple[int, int]
+    highest: float
+    """The highest peak rate that was run with the rule."""
     folders: tuple[str, ...]
 
     def rate(self, rounds: int, width: int, batch_tokens: int) -> float:
@@ -51,10 +55,17 @@ class Order:
 
     folder: str
     conditions: str
+    rounds: int
     tokens: int
+    blocks: int
+    width: int
     losses: Mapping[str, float]
     level: tuple[str, ...]
     """The best rule, and those that are not told apart from it."""
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        return tokens_per_parameter(self.tokens, self.blocks, self.width)
 
 
 @dataclass(frozen=True)
@@ -84,15 +95,23 @@ def recommend(
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1")
     lines, order = read_lines()
-    rule = str(parse(rule)) if rule else order.level[0]
+    chosen, rule = rule is None, str(parse(rule)) if rule else order.level[0]
     if rule not in lines:
         raise ValueError(f"rule={rule}: none of our runs has it; they have {', '.join(lines)}")
+    if tokens < batch_tokens:
+        raise ValueError(f"tokens={tokens:,}: fewer than the {batch_tokens:,} of one step")
     line = lines[rule]
     for name, value in asked.items():
         _check_reach(name, value, *getattr(line, name))
-    middle = nearest_octave(line.rate(rounds, width, batch_tokens))
+    wanted = nearest_octave(line.rate(rounds, width, batch_tokens))
+    middle = min(wanted, line.highest / OCTAVE)
+    notes = [*_notes(line, asked | {"tokens": tokens})]
+    if middle < wanted:
+        notes.append(f"rates: the line asks for {wanted:g} and beside; none above {line.highest:g} was run")
+    if chosen:
+        notes += _order_notes(order, blocks, rounds, width, tokens)
     rates = (middle / OCTAVE, middle, middle * OCTAVE)
-    return Recommendation(rule, rates, WARMUP, line, order, tuple(_notes(line, order, asked, tokens)))
+    return Recommendation(rule, rates, WARMUP, line, order, tuple(notes))
 
 
 def nearest_octave(rate: float) -> float:
@@ -109,13 +128,32 @@ def _check_reach(name: str, value: int, low: int, high: int) -> None:
     )
 
 
-def _notes(line: Line, order: Order, asked: Mapping[str, int], tokens: int) -> Iterator[str]:
+def tokens_per_parameter(tokens: int, blocks: int, width: int) -> float:
+    """Per parameter of the blocks, about 12 · width² each."""
+    return tokens / (12 * blocks * width**2)
+
+
+def _notes(line: Line, asked: Mapping[str, int]) -> Iterator[str]:
     for name, value in asked.items():
         low, high = getattr(line, name)
-        if not low <= value <= high:
+        slack = OCTAVE if name == "tokens" else 1
+        if not low <= value * slack or not value <= high * slack:
             yield f"{name.replace('_', ' ')} {value:,}: our runs have {_span(low, high)}"
-    if tokens > order.tokens:
-        yield f"tokens {tokens:,}: our longest runs have {order.tokens:,}"
+
+
+def _order_notes(order: Order, blocks: int, rounds: int, width: int, tokens: int) -> Iterator[str]:
+    """Where another rule may be the best one."""
+    if rounds == 1:
+        yield f"the rule: at R = 1 {order.level[0]} and prenorm are not told apart (docs/results/gain)"
+    if rounds > 2 * order.rounds:
+        short = "in short runs at R = 16 flat was ahead (docs/results/transfer)"
+        yield f"the rule: ranked at R = {order.rounds}; {short}"
+    length = tokens_per_parameter(tokens, blocks, width)
+    if length * 8 < order.tokens_per_parameter:
+        yield (
+            f"the rule: ranked at {order.tokens_per_parameter:.0f} tokens per parameter of the blocks, here "
+            f"{length:.2g}; in short runs the order is another (docs/rules.md): compare flat and prenorm"
+        )
 
 
 def _span(low: int, high: int) -> str:
