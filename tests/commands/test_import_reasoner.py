@@ -1,12 +1,15 @@
 """`deeploop import`: a public checkpoint gives the model that it was, and `eval` takes it."""
 
 import json
+import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from deeploop.cli import main
 from deeploop.models.hrm import HRMConfig
+from deeploop.models.public_reasoner import config_of, our_names
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
 from deeploop.models.trm import TRMConfig
@@ -49,6 +52,81 @@ def test_the_weights_come_back_and_eval_takes_the_run(home, name, capsys):
     assert all(torch.equal(tensor, wanted[key]) for key, tensor in model.state_dict().items())
     assert main(["eval", str(out), "--device", "cpu"]) == 0
     assert json.loads((out / "run.json").read_text())["imported"]["file"] == f"{name}.pt"
+
+
+# ── The published equations, on the weights as they are saved ──────────────────────────────────────────
+def normed(x):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+
+def swiglu(x, weights, name):
+    gate, up = (x @ weights[f"{name}.gate_up_proj.weight"].T).chunk(2, -1)
+    return (F.silu(gate) * up) @ weights[f"{name}.down_proj.weight"].T
+
+
+def attended(x, weights, name, heads):
+    """Joined queries, keys and values of all heads; dimension i turns with i + half."""
+    parts = (x @ weights[f"{name}.qkv_proj.weight"].T).chunk(3, -1)
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
+    half = q.shape[-1] // 2
+    angle = torch.outer(torch.arange(x.shape[1]).double(), 10000.0 ** (-torch.arange(half).double() / half))
+    turn = torch.polar(torch.ones_like(angle), angle)
+    q, k = (torch.complex(y[..., :half], y[..., half:]) * turn for y in (q, k))
+    scores = (q @ k.mH).real / math.sqrt(2 * half)
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ weights[f"{name}.o_proj.weight"].T
+
+
+def published(weights, config, tokens, puzzles):
+    """Logits and q of one segment from the initial states, by the names that the public code saves."""
+    weights = {name.removeprefix("_orig_mod.model.inner."): w.double() for name, w in weights.items()}
+
+    def call(level, z, other):
+        z = z + other
+        for block in range(len([name for name in weights if name.startswith(level) and "mlp.down" in name])):
+            name = f"{level}.layers.{block}"
+            if config.mixer == "mlp":
+                across = z.transpose(1, 2)
+                z = normed(across + swiglu(across, weights, f"{name}.mlp_t")).transpose(1, 2)
+            else:
+                z = normed(z + attended(z, weights, f"{name}.self_attn", config.heads))
+            z = normed(z + swiglu(z, weights, f"{name}.mlp"))
+        return z
+
+    first = F.pad(weights["puzzle_emb.weights"][puzzles][:, None], (0, 0, 0, config.puzzle_positions - 1))
+    board = weights["embed_tokens.embedding_weight"][tokens]
+    x = math.sqrt(config.width) * torch.cat([first, board], 1)
+    z_H, z_L = weights["H_init"].expand_as(x), weights["L_init"].expand_as(x)
+    for _ in range(config.cycles):
+        for _ in range(config.low_cycles):
+            z_L = call("L_level", z_L, z_H + x)
+        z_H = call("H_level" if "H" in config.blocks_of else "L_level", z_H, z_L)
+    logits = (z_H @ weights["lm_head.weight"].T)[:, config.puzzle_positions :]
+    return logits, z_H[:, 0] @ weights["q_head.weight"].T + weights["q_head.bias"]
+
+
+@pytest.mark.parametrize("length", [16, 900])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_imported_model_is_the_published_one(home, name, length):
+    """On a board and at ARC's length; the two modules of HRM, and TRM's one in both roles."""
+    config, shape = MODELS[name], PuzzleShape(6, length, 3)
+    source = Reasoner(config, shape, seed=5)
+    with torch.no_grad():
+        source.puzzles.normal_(std=0.3)
+        source.halting.weight.normal_()
+    public = as_public(source)
+    weights = our_names(public)
+    model = Reasoner(config_of(weights, {"heads": 2, "low_cycles": config.low_cycles}, length), shape)
+    model.load_state_dict(weights)
+    model.double()
+    half = torch.arange(model.config.head_size // 2).double()
+    angle = torch.outer(torch.arange(model.positions).double(), 10000.0 ** (-half / len(half)))
+    model.cos, model.sin = angle.cos(), angle.sin()  # in place of the table in fp32
+    tokens, ids = torch.randint(6, (2, length)), torch.tensor([2, 0])
+    with torch.no_grad():
+        segment = model(model.initial(2), tokens, model.puzzle_rows(ids))
+        logits, q = published(public, config, tokens, ids)
+    torch.testing.assert_close(segment.logits, logits, rtol=0, atol=1e-10)
+    torch.testing.assert_close(segment.q, q, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
