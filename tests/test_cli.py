@@ -282,6 +282,19 @@ def test_a_device_that_is_not_there(refused, train_arguments, tmp_path, monkeypa
     assert message == "device.kind=cuda: this machine has no CUDA device; use auto or cpu"
 
 
+@pytest.mark.parametrize("recipe", ["gpt2-small", "hrm-arc1-deeploop", "trm-sudoku"])
+def test_a_dry_run_does_without_the_data(recipe, tmp_path, capsys):
+    """What a run on the paper's text or puzzles would be, before there is any."""
+    assert main(["train", recipe, "--data.path", str(tmp_path / "text"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'text'}: not there yet, make it with `deeploop prepare`" in said
+    if recipe == "gpt2-small":
+        assert "123,659,904 parameters; K = 12 blocks × R = 3 rounds, N = 36" in said
+        assert "49,152,000,000 tokens planned" in said
+    if recipe == "hrm-arc1-deeploop":
+        assert "N = 12 (the paper's N_g): α = 4.899, β = 0.1021" in said
+
+
 def test_a_folder_that_holds_a_run(refused, train_arguments, tmp_path):
     out = tmp_path / "run"
     assert main(train_arguments(out)) == 0
@@ -292,9 +305,7 @@ def test_a_folder_that_holds_a_run(refused, train_arguments, tmp_path):
         "add --resume to continue it, or choose another --out"
     )
     assert "already holds a run" in refused(train_arguments(out, "--dry-run"))
-    assert "nowhere" in refused(
-        train_arguments(out, "--dry-run", "--data.path", "nowhere")
-    )  # hidden by nothing
+    assert "already holds a run" in refused(train_arguments(out, "--dry-run", "--data.path", "nowhere"))
     for field, value, old in [("hidden", 96, 64), ("rounds", 5, 3), ("rule", "prenorm", "deeploop")]:
         message = refused(train_arguments(out, "--resume", f"--model.{field}", value))
         name = f"model.{field}"

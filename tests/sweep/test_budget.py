@@ -49,6 +49,14 @@ def test_reasoners_have_a_cost_too(tmp_path):
     assert budget.cost(elsewhere) == budget.cost(config)
 
 
+def test_the_p_sweep_has_the_six_hours_of_its_text(capsys):
+    """90 minutes on four GPUs for each of 7 exponents × 5 seeds."""
+    assert main(["sweep", "p-sweep", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[-1] for line in lines[2:37]} == {"6"}
+    assert lines[37].split()[-1] == "210"
+
+
 def test_table1_beside_the_paper(capsys):
     assert main(["sweep", "table1", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()

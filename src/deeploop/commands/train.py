@@ -17,7 +17,7 @@ from deeploop.config.run import RunConfig
 from deeploop.config.short_names import GROUPS, SHORT, full_words
 from deeploop.exits import memory_advice
 from deeploop.files import read_table
-from deeploop.runs.folder import check_kind, config_to_resume, is_export, load_config
+from deeploop.runs.folder import check_folder, check_kind, config_to_resume, is_export, load_config
 from deeploop.tasks import read_config
 from deeploop.tasks.chat.config import ChatTrainConfig
 from deeploop.tasks.language.config import TrainConfig
@@ -50,7 +50,7 @@ AUTO_LR, DRY_RUN, QUIET = "--auto-lr", "--dry-run", "--quiet"
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 SWITCHES = {
     AUTO_LR: "learning rate and warm-up as `deeploop recommend` has them (language models)",
-    DRY_RUN: "say what would be trained, and stop",
+    DRY_RUN: "say what would be trained, and stop; the data need not be there",
     QUIET: "print errors and the last line alone",
     HELP_ALL: "every field of the recipe, by its path: --model.hidden, --log.every, …",
 }
@@ -92,6 +92,12 @@ def main(arguments: list[str]) -> int:
         print(*told, sep="\n", end="\n" * bool(told))
     if isinstance(config, ChatTrainConfig) and config.init_from is None:
         raise ValueError(f"{INIT_FROM}: names the run to fine-tune; give {INIT_FROM} RUN")
+    if DRY_RUN in switches and not all(folder.exists() for folder in config.folders):
+        from deeploop.train.header import without_data  # now: it imports torch
+
+        check_folder(config)
+        show("\n".join(without_data(config, source)))
+        return 0
     if isinstance(config.data, PuzzleDataConfig):
         require_puzzles(config.data.path)
         config = published_steps(config) if source in RECIPES else config

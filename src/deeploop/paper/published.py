@@ -83,9 +83,11 @@ SWEEP_LOSS: dict[float, Value] = _values("SWEEP_LOSS")
 WALL_HOURS: dict[tuple[str, int], Value] = _values("WALL_HOURS")
 GPU_HOURS: dict[tuple[str, int], Value] = _values("GPU_HOURS")
 """Appendix D: (size, rounds) → H200 hours of one cell; the paper gives both rules the same."""
-SWEEP_FLOOR, CELLS_GPU_HOURS, OTHER_GPU_HOURS, ALL_GPU_HOURS = (
-    Value(*_FILE["values"][name])
-    for name in ("SWEEP_FLOOR", "CELLS_GPU_HOURS", "OTHER_GPU_HOURS", "ALL_GPU_HOURS")
+SWEEP_FLOOR, SWEEP_MINUTES, SWEEP_GPUS = (
+    Value(*_FILE["values"][name]) for name in ("SWEEP_FLOOR", "SWEEP_MINUTES", "SWEEP_GPUS")
+)
+CELLS_GPU_HOURS, OTHER_GPU_HOURS, ALL_GPU_HOURS = (
+    Value(*_FILE["values"][name]) for name in ("CELLS_GPU_HOURS", "OTHER_GPU_HOURS", "ALL_GPU_HOURS")
 )
 SETUP: Mapping[str, Mapping[str, Any]] = {
     size: _FILE["setup"][size] | _FILE["setup"]["common"] for size in SIZES

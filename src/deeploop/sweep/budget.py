@@ -43,6 +43,8 @@ def cost(config: RunConfig) -> Cost | None:
 def papers_hours(grid: Grid, cell: Cell) -> float | None:
     """GPU-hours that the paper gives for the cell."""
     axes = cell.axes
+    if (grid.name, grid.scale) == ("p-sweep", "paper"):
+        return published.SWEEP_GPUS.number * published.SWEEP_MINUTES.number / 60
     if grid.scale != "paper" or not {"size", "rule", "rounds"} <= axes.keys():
         return None
     return published.gpu_hours(axes["size"], axes["rule"], axes["rounds"])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from deeploop.config.run import RunConfig
+from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.models.reasoner_config import ReasonerConfig
 from deeploop.rules import Rule
@@ -68,6 +69,24 @@ def header(config: RunConfig, facts: Facts) -> list[str]:
         left = hours_minutes_seconds((steps - done) * facts.seconds / done)
         lines["time"] = f"{left} left at the speed so far, validation not counted"
     return _aligned(lines)
+
+
+def without_data(config: RunConfig, source: str) -> list[str]:
+    """The header of a run whose data is not there: what the config alone says."""
+    model, missing = config.model, [str(folder) for folder in config.folders if not folder.exists()]
+    size = f"{parameter_count(model):,} parameters; " if isinstance(model, GPTConfig) else ""
+    tokens, flops = task_class(config.task).tokens_and_flops(config) or (0, 0)
+    return _aligned(
+        {
+            "run": f"{config.out}, {config.optim.steps:,} steps (deeploop train {source})",
+            "model": size + _loop(model),
+            "rule": _rule(model),
+            "data": (f"{tokens:,} tokens planned; " if tokens else "")
+            + f"{', '.join(missing)}: not there yet, make it with `deeploop prepare`",
+            "optimizer": _optimizer(config),
+            "cost": f"{tokens * flops:.2g} FLOPs" if tokens else "not known",
+        }
+    )
 
 
 def legend(task: Task | type[Task]) -> list[str]:
