@@ -106,14 +106,7 @@ faults: .venv/.dev
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/faults/make_reliability.py
 
 results: .venv/.core
-	$(BIN)/python -m research.tables.results_table
-	$(BIN)/python -m research.tables.front_figure
-	$(BIN)/python -m research.tables.depth_table
-	$(BIN)/python -m research.tables.rules_table
-	$(BIN)/python -m research.tables.long_training
-	$(BIN)/python -m research.tables.by_windows
-	$(BIN)/python -m research.tables.evidence_tables
-	$(BIN)/python -m research.tables.recurrent_tables
+	$(BIN)/python -m research.pages
 
 format: .venv/.dev
 	$(BIN)/ruff format .

@@ -1,7 +1,9 @@
-"""One error model for every study: pooled spread of seeds, unpaired differences, Holm's correction per table.
+"""Differences of losses between cells, and how sure they are.
 
-Seeds share batches between rules, but their losses are hardly correlated (about 0.1), so pairing buys nothing
-and two or four seeds of one cell say little about their spread: all cells of a design share one.
+`contrasts` is for designs with a few seeds in every cell. Seeds share batches between rules, but losses are
+hardly correlated (about 0.1): pairing gains nothing, and the few seeds of one cell say little about their
+spread, so all cells share one, and Holm's correction is over the table. `paired` is for grids whose cells
+have different seeds: seed by seed, with Student's interval.
 """
 
 import math
@@ -10,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from statistics import fmean
+
+from deeploop.diagnose.exponent import half_width
 
 Losses = Mapping[int, float]  # seed → loss
 
@@ -91,3 +95,32 @@ def quantile(share: float, dof: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if upper_tail(middle, dof) > 1 - share else (low, middle)
     return high
+
+
+# ── Seed by seed ──
+@dataclass(frozen=True)
+class Difference:
+    """Mean of one minus other over the seeds that both have."""
+
+    mean: float
+    half: float
+    """Half of the 95% interval, by Student's t; infinite with one seed."""
+    seeds: int
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.half):
+            return f"{self.mean:+.4f} ({self.seeds})"
+        return f"{self.mean:+.4f} ({self.mean - self.half:.4f} to {self.mean + self.half:.4f}; {self.seeds})"
+
+
+def by_seed(one: Losses, other: Losses) -> dict[int, float]:
+    """One minus other, for every seed that both have."""
+    return {seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())}
+
+
+def paired(one: Losses, other: Losses) -> Difference | None:
+    """None where they share no seed."""
+    differences = [*by_seed(one, other).values()]
+    if not differences:
+        return None
+    return Difference(fmean(differences), half_width(differences), len(differences))

@@ -1,10 +1,8 @@
-"""Makes the tables of docs/results/gain, round-worth and rfc (`make results`).
+"""The tables of docs/results/gain, round-worth and rfc.
 
-Losses are those of validation windows (research/experiments/window_losses.py). `--check` says
-whether the pages are in step with their files.
+Losses are those of validation windows (research/experiments/window_losses.py).
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +10,8 @@ from statistics import fmean
 
 import numpy as np
 
-from deeploop.report.page import filled
 from deeploop.report.runs import find_runs
 from deeploop.report.tables import MISSING, markdown_table
-from research import RESULTS
 from research.contrasts import Losses, contrasts, holm, pooled, quantile, upper_tail
 from research.tables.long_training import losses_of_seeds, mean_losses
 
@@ -169,23 +165,7 @@ def _loss(loss: float | None) -> str:
 
 
 # ── Pages ───────────────────────────────────────────────────────────────────────────────────────────────
-PAGES: dict[str, dict[str, Callable[[Path], str]]] = {
+TABLES: dict[str, dict[str, Callable[[Path], str]]] = {
     "gain": {"gains": gains_table, "growths": growths_table, "gain-search": gain_search_table},
     "round-worth": {"worth": worth_table},
 }
-
-
-def main() -> None:
-    for folder, tables in PAGES.items():
-        page = RESULTS / folder / "README.md"
-        old = text = page.read_text(encoding="utf-8")
-        for name, table in tables.items():
-            marks = f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->"
-            text = filled(text, *marks, table(RESULTS))
-        if "--check" in sys.argv[1:] and text != old:
-            sys.exit(f"{folder}/README.md: out of step with its files; run: make results")
-        page.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

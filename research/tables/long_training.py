@@ -1,23 +1,20 @@
-"""Makes the tables of docs/results/long-training (`make results`): losses, contrasts, rates.
+"""The tables of docs/results/long-training: losses, contrasts, rates.
 
 Losses are those of the last weights on the validation windows that did not pick the rate, in windows.npz
-(research/experiments/window_losses.py). `--check` says whether the page is in step with its files.
+(research/experiments/window_losses.py).
 """
 
-import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
-from deeploop.report.page import filled
 from deeploop.report.sweeps import read_sweep
-from deeploop.report.tables import markdown_table
-from research import RESULTS
+from deeploop.report.tables import MISSING, markdown_table
 from research.contrasts import Contrast, Losses, contrasts, pooled
 
-FOLDER = RESULTS / "long-training"
 TOKENS = 3_840 * 128 * 256  # of a run
 NAMES = {
     "deeploop": "DeepLoop",
@@ -27,10 +24,6 @@ NAMES = {
     "averaged": "averaged",
 }
 RATES = {text: float(text) for text in ("8e-3", "1.6e-2", "3.2e-2", "6.4e-2")}
-MARKS = {
-    name: (f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->")
-    for name in ("losses", "contrasts", "search")
-}
 
 
 def mean_losses(windows: Path) -> dict[str, float]:
@@ -97,14 +90,10 @@ def contrasts_table(folder: Path) -> str:
 
 def search_table(folder: Path) -> str:
     """Loss at every rate that was tried on the search seed, on the windows that are not used to choose."""
-    with np.load(folder / "search-windows.npz") as file:
-        found = {run: float(file[run].mean(dtype=np.float64)) for run in file.files}
+    found = losses_of_the_search(folder)
     rows = [
-        (
-            NAMES[rule],
-            *(f"{found[run]:.4f}" if (run := f"{rule}-{rate}-seed100") in found else "–" for rate in RATES),
-        )
-        for rule in NAMES
+        (NAMES[rule], *(f"{own[rate]:.4f}" if rate in own else MISSING for rate in RATES.values()))
+        for rule, own in found.items()
     ]
     return markdown_table(("rule", *RATES), rows)
 
@@ -115,22 +104,10 @@ def level_with_best(found: list[Contrast]) -> list[str]:
     return [best, *(c.one for c in found if c.other == best and c.p >= 0.05)]
 
 
-def main() -> None:
-    page = FOLDER / "README.md"
-    old = text = page.read_text(encoding="utf-8")
-    made = {
-        "losses": losses_table(FOLDER),
-        "contrasts": contrasts_table(FOLDER),
-        "search": search_table(FOLDER),
+TABLES: dict[str, dict[str, Callable[[Path], str]]] = {
+    "long-training": {
+        "losses": lambda results: losses_table(results / "long-training"),
+        "contrasts": lambda results: contrasts_table(results / "long-training"),
+        "search": lambda results: search_table(results / "long-training"),
     }
-    for name, table in made.items():
-        text = filled(text, *MARKS[name], table)
-    if "--check" in sys.argv[1:]:
-        sys.exit(
-            "long-training/README.md: out of step with its files; run: make results" if text != old else 0
-        )
-    page.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+}

@@ -1,17 +1,11 @@
 """The tables of the studies that are evaluated by windows."""
 
-import sys
 from statistics import fmean
 
 import pytest
 
 from research import RESULTS
 from research.tables import by_windows
-
-
-def test_the_pages_are_in_step(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["by_windows.py", "--check"])
-    by_windows.main()
 
 
 def test_a_gain_is_pre_norm_minus_deeploop_over_the_four_seeds_of_the_chosen_rates():

@@ -1,12 +1,10 @@
 """The error model of the studies, against published tables of Student's t and against simulation."""
 
 import random
-import sys
 
 import pytest
 
 from research.contrasts import contrasts, holm, pooled, quantile, upper_tail
-from research.tables import long_training
 
 
 @pytest.mark.parametrize(
@@ -50,10 +48,3 @@ def test_a_difference_keeps_its_sign_and_interval():
     (one,) = contrasts({"low": {0: 1.0, 1: 1.2}, "high": {0: 2.0, 1: 2.2}})
     assert (one.one, one.other, one.mean) == ("high", "low", pytest.approx(1.0))
     assert one.half == pytest.approx(4.3027 * 0.1 * 2**0.5, rel=1e-3)
-
-
-def test_the_tables_of_the_long_training_are_in_step(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["long_training.py", "--check"])
-    with pytest.raises(SystemExit) as ended:
-        long_training.main()
-    assert ended.value.code == 0, "run: make results"

@@ -1,27 +1,26 @@
-"""Makes from docs/results (`make results`) the tables behind docs/rules.md that compare cells seed by seed.
+"""The tables behind docs/rules.md: learning rates over R, and cells compared seed by seed.
 
-A region for each study, in the README of its results or, for two, on that page, where it also stands how to
-read them; `--check` says whether they are in step.
+Each stands in the README of its results; docs/rules.md says how to read them.
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from deeploop.report import escapes
-from deeploop.report.groups import Histories, is_language, method
-from deeploop.report.page import filled
-from deeploop.report.runs import Run, find_runs
-from deeploop.report.tables import MISSING, markdown_table
+from deeploop.report.groups import Histories, method
+from deeploop.report.runs import Run
+from deeploop.report.tables import MISSING, markdown_table, markdown_text
 from deeploop.rules import DEEPLOOP
 from deeploop.train.metrics import read_metrics
-from research import DOCS
 from research import transfer as views
-from research.paired import by_seed, paired
-from research.rates import BIAS, Curve, final_loss
+from research.contrasts import by_seed, paired
+from research.rates import BIAS, Curve, Study, final_loss, find_studies
+from research.study import runs_of
 
 NOT_RUN = "Not run yet."
 LOST = "lost"
@@ -32,13 +31,6 @@ Curves = dict[Key, Curve]
 
 
 # ── Runs into curves ────────────────────────────────────────────────────────────────────────────────────
-def runs_of(folder: Path) -> list[Run]:
-    """Its language runs that were started; none where nothing was run yet."""
-    if not any(folder.rglob("sweep.json")):
-        return []
-    return [run for run in find_runs([folder]) if is_language(run)]
-
-
 def curves_of(runs: Iterable[Run], key: Callable[[Run], Key | None]) -> Curves:
     """Loss against rate for each key, in their order; of runs of one cell and seed the first counts."""
     histories, seen = Histories(), set()
@@ -141,6 +133,34 @@ def loss_cells(curve: Curve, peaks: Sequence[float]) -> list[str]:
 def table(header: Iterable[Any], rows: Sequence[Sequence[str]]) -> str:
     named = [f"{name:g}" if isinstance(name, float) else str(name) for name in header]
     return markdown_table(named, rows) if rows else NOT_RUN
+
+
+# ── Learning rates over R ───────────────────────────────────────────────────────────────────────────────
+def study_of(results: Path) -> Study:
+    """The study of results/transfer that spans R."""
+    (study,) = [one for one in find_studies(runs_of(results / "transfer"), Histories()) if one.over_rounds]
+    return study
+
+
+def rates(results: Path) -> str:
+    """The best rates of every rule, and their figure."""
+    study = study_of(results)
+    table, caption = views.rules_table(study, "transfer"), markdown_text(views.caption(study))
+    alt = "Validation loss against peak learning rate, by rule and R"
+    parts = [markdown_text(table.title), markdown_table(table.header, table.rows), markdown_text(table.note)]
+    return "\n\n".join([*parts, f"![{alt}](rates-a.png)", f"*What to see: {caption}*"])
+
+
+def losses(results: Path) -> str:
+    """The losses at every rate."""
+    table = views.losses_table(study_of(results), "transfer")
+    return f"{markdown_table(table.header, table.rows)}\n\n{markdown_text(table.note)}"
+
+
+def rates_figure(results: Path) -> Figure:
+    figure = views.transfer_figure(study_of(results))
+    assert figure is not None
+    return figure
 
 
 # ── Rules, shapes, parts ────────────────────────────────────────────────────────────────────────────────
@@ -486,7 +506,7 @@ def sudoku_fp8(results: Path) -> str:
     rows = []
     for model in ("hrm", "trm"):
         scores: dict[str, dict[int, Mapping[str, Any]]] = {"bf16": {}, "fp8": {}}
-        for run in find_runs([results / "sudoku6-fp8" / model]):
+        for run in runs_of(results / "sudoku6-fp8" / model):
             *_, scores[run.fields["device.precision"]][run.fields["seed"]] = read_metrics(
                 run.files, "validation"
             )
@@ -498,37 +518,15 @@ def sudoku_fp8(results: Path) -> str:
     return table(["", "", "bf16, by seed", "FP8, by seed", "FP8 minus bf16"], rows)
 
 
-# ── The page ────────────────────────────────────────────────────────────────────────────────────────────
-PAGES: dict[str, dict[str, Callable[[Path], str]]] = {
-    "results/transfer/README.md": {"pairs": pairs},
-    "results/shapes/README.md": {"shapes": shapes},
-    "results/parts/README.md": {"part-effects": part_effects, "parts": parts},
-    "results/bias/README.md": {"bias": bias},
-    "results/flat-cures/README.md": {"flat-cures": flat_cures},
-    "results/muon/README.md": {"muon": muon},
-    "results/muon-escape/README.md": {
-        "muon-escape": muon_escape,
-        "muon-escape-laptop": muon_escape_laptop,
-    },
-    "results/step-effect/README.md": {"step-effect": step_effect},
-    "results/sudoku6-fp8/README.md": {"sudoku-fp8": sudoku_fp8},
-    "results/tokens-per-parameter/README.md": {"tokens-search": tokens_search, "tokens": tokens},
+TABLES: dict[str, dict[str, Callable[[Path], str]]] = {
+    "transfer": {"rates": rates, "pairs": pairs, "losses": losses},
+    "shapes": {"shapes": shapes},
+    "parts": {"part-effects": part_effects, "parts": parts},
+    "bias": {"bias": bias},
+    "flat-cures": {"flat-cures": flat_cures},
+    "muon": {"muon": muon},
+    "muon-escape": {"muon-escape": muon_escape, "muon-escape-laptop": muon_escape_laptop},
+    "step-effect": {"step-effect": step_effect},
+    "sudoku6-fp8": {"sudoku-fp8": sudoku_fp8},
+    "tokens-per-parameter": {"tokens-search": tokens_search, "tokens": tokens},
 }
-
-
-def make(text: str, results: Path, page: str) -> str:
-    """A page with its tables as the files say."""
-    for name, made in PAGES[page].items():
-        begin, end = f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->"
-        text = filled(text, begin, end, made(results))
-    return text
-
-
-if __name__ == "__main__":
-    for page in PAGES:
-        old = (DOCS / page).read_text(encoding="utf-8")
-        new = make(old, DOCS / "results", page)
-        if "--check" not in sys.argv[1:]:
-            (DOCS / page).write_text(new, encoding="utf-8")
-        elif new != old:
-            sys.exit(f"{page}: out of step with docs/results; run: make results")

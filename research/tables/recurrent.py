@@ -1,18 +1,16 @@
-"""Makes the tables of docs/results/recurrent (`make results`); `--check`: in step?"""
+"""The tables of docs/results/recurrent: loops whose number of rounds is drawn, each setting changed alone."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from deeploop.report.page import filled
-from deeploop.report.runs import Run, find_runs
+from deeploop.report.runs import Run
 from deeploop.report.tables import MISSING, markdown_table
 from deeploop.train.metrics import read_metrics
-from research import DOCS
-from research.paired import by_seed
+from research.contrasts import by_seed
+from research.study import runs_of
 
 BASE, TRAINED = "base", 4  # the cell that others are compared with, and the mean of its rounds
 BACKPROP = 4  # rounds in the graph of the second study
@@ -25,9 +23,8 @@ Cells = dict[str, dict[int, Run]]  # cell → seed → run
 def cells_of(folder: Path) -> Cells:
     """The runs of a sweep by cell and seed, in the order of the grid."""
     found: Cells = {}
-    order = [*json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["cells"]]
-    for run in sorted(find_runs([folder]), key=lambda run: order.index(Path(run.name).name)):
-        found.setdefault(Path(run.name).name.rsplit("-seed", 1)[0], {})[run.fields["seed"]] = run
+    for run in runs_of(folder):
+        found.setdefault(run.folder.name.rsplit("-seed", 1)[0], {})[run.fields["seed"]] = run
     return found
 
 
@@ -112,27 +109,11 @@ def evaluation(path: Path) -> dict[str, Any]:
     return found
 
 
-REGIONS: dict[str, Callable[[Path], str]] = {
-    "one-factor": one_factor,
-    "truncation": step_effect,
-    "cache": cache,
-    "gate": gate,
+TABLES: dict[str, dict[str, Callable[[Path], str]]] = {
+    "recurrent": {
+        "one-factor": lambda results: one_factor(results / "recurrent"),
+        "truncation": lambda results: step_effect(results / "recurrent"),
+        "cache": lambda results: cache(results / "recurrent"),
+        "gate": lambda results: gate(results / "recurrent"),
+    }
 }
-
-
-def make(text: str, results: Path) -> str:
-    """The page with its tables as the files say."""
-    for name, made in REGIONS.items():
-        begin, end = f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->"
-        text = filled(text, begin, end, made(results))
-    return text
-
-
-if __name__ == "__main__":
-    page = DOCS / "results" / "recurrent" / "README.md"
-    old = page.read_text(encoding="utf-8")
-    new = make(old, DOCS / "results" / "recurrent")
-    if "--check" not in sys.argv[1:]:
-        page.write_text(new, encoding="utf-8")
-    elif new != old:
-        sys.exit("results/recurrent: out of step with docs/results; run: make results")

@@ -1,4 +1,4 @@
-"""Makes the tables of docs/paper.md from docs/results (`make results`); `--check`: in step?
+"""The tables of docs/paper.md, each row quoted from the files of a study.
 
 Each docs/results/FOLDER with a results.json is a row of the full table:
 
@@ -21,7 +21,7 @@ the first two with "file": a metrics file of another name; all but counts with "
 """
 
 import json
-import sys
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean, median
@@ -29,11 +29,7 @@ from typing import Any
 
 from deeploop.paper import published
 from deeploop.report.packed import opened, subfolders
-from deeploop.report.page import filled
 from deeploop.train.metrics import read_metrics
-from research import DOCS, RESULTS
-
-PAGE = DOCS / "paper.md"
 
 
 def value(folder: Path, selector: dict[str, Any] | float) -> float:
@@ -99,49 +95,25 @@ def read_entry(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
 
 def full_table(results: Path) -> str:
     """Every row."""
-    rows = []
-    for path in sorted(results.glob("*/results.json")):
-        entry, values = read_entry(path.parent)
-        cells = [entry["what"].format(**values), entry["result"].format(**values)]
-        name = path.parent.name
-        rows.append((entry["order"], [*cells, f"[results/{name}](results/{name})"]))
-    return table(["what", "result", "files"], rows)
+    return _table(results, ["what", "result", "files"], lambda entry: entry)
 
 
 def short_table(results: Path) -> str:
     """The paper beside ours."""
+    return _table(results, ["the paper", "here", "files"], lambda entry: entry.get("paper"))
+
+
+def _table(results: Path, header: list[str], choose: Callable[[dict[str, Any]], Any]) -> str:
+    """By the order that each entry gives; cells are Markdown already."""
     rows = []
     for path in sorted(results.glob("*/results.json")):
         entry, values = read_entry(path.parent)
-        if "paper" in entry:
-            told = entry["paper"]
-            cells = [told["says"].format(**values), told["here"].format(**values)]
-            rows.append(
-                (told["order"], [*cells, f"[results/{path.parent.name}](results/{path.parent.name})"])
-            )
-    return table(["the paper", "here", "files"], rows)
-
-
-def table(header: list[str], rows: list[tuple[int, list[str]]]) -> str:
-    """By their order; cells are Markdown already."""
-    head, *lines = [f"| {' | '.join(cells)} |" for cells in (header, *(cells for _, cells in sorted(rows)))]
-    return "\n".join([head, "|" + "---|" * len(header), *lines])
+        if row := choose(entry):
+            cells = [row[key].format(**values) for key in ("what", "result", "says", "here") if key in row]
+            link = f"[results/{path.parent.name}](results/{path.parent.name})"
+            rows.append((row["order"], [*cells, link]))
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *(cells for _, cells in sorted(rows)))]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
 TABLES = {"beside": short_table, "results": full_table}
-
-
-def renewed(text: str, results: Path) -> str:
-    """The page's text with each table made anew between its markers."""
-    for name, make in TABLES.items():
-        begin, end = f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->"
-        text = filled(text, begin, end, make(results))
-    return text
-
-
-if __name__ == "__main__":
-    old = PAGE.read_text(encoding="utf-8")
-    new = renewed(old, RESULTS)
-    if "--check" in sys.argv[1:]:
-        sys.exit(f"{PAGE.name}: out of step with docs/results; run: make results" if old != new else 0)
-    PAGE.write_text(new, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Draws README's picture, docs/figures/front.png, from docs/results (`make results`).
+"""README's picture, docs/figures/front.png.
 
 Left: loss against peak learning rate of five rules in long training on one seed, and the mean of four others.
 Right: loops trained on 1 to 4 steps of an automaton, run for 200 (`docs/results/demo-seeds`: seeds that were
@@ -15,10 +15,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from deeploop.report.beyond import goes_on
-from deeploop.report.plots import INK, RULE_COLOURS, quiet, save_png
-from deeploop.report.runs import Run, find_runs
-from research import DOCS
-from research.tables.long_training import FOLDER, chosen_rates, losses_of_seeds, losses_of_the_search
+from deeploop.report.plots import INK, RULE_COLOURS, quiet
+from deeploop.report.runs import Run
+from research.study import runs_of
+from research.tables.long_training import chosen_rates, losses_of_seeds, losses_of_the_search
 
 RULES = {
     "averaged": "pre-norm 1/N",
@@ -37,8 +37,8 @@ def front_figure(results: Path) -> Figure:
     layout = ConstrainedLayoutEngine(rect=(0.006, 0.01, 0.988, 0.98), wspace=0.06)
     figure = Figure(figsize=(11.2, 3.8), layout=layout)
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.25, 1]})
-    draw_rates(left)
-    draw_depth(right, find_runs([results / "demo-seeds"]))
+    draw_rates(left, results / "long-training")
+    draw_depth(right, runs_of(results / "demo-seeds"))
     for axes in (left, right):
         axes.tick_params(labelsize=10, colors=TEXT)
         for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
@@ -46,10 +46,10 @@ def front_figure(results: Path) -> Figure:
     return figure
 
 
-def draw_rates(axes: Axes) -> None:
+def draw_rates(axes: Axes, folder: Path) -> None:
     """A rule's losses at every rate of the search, and the mean of its four seeds as a diamond."""
     quiet(axes)
-    searched, seeds, rates = losses_of_the_search(FOLDER), losses_of_seeds(FOLDER), chosen_rates(FOLDER)
+    searched, seeds, rates = losses_of_the_search(folder), losses_of_seeds(folder), chosen_rates(folder)
     for rule, name in RULES.items():
         colour, curve = RULE_COLOURS[name], searched[rule]
         axes.plot([*curve], [*curve.values()], "-o", color=colour, lw=1.8, ms=4, alpha=0.75)
@@ -96,8 +96,3 @@ def draw_depth(axes: Axes, runs: list[Run]) -> None:
     axes.set_title("200 rounds, trained on 1 to 4", fontsize=12, fontweight="bold")
     axes.set_xlabel("rounds = steps of the automaton")
     axes.set_ylabel("share of cells right (5 seeds each)")
-
-
-if __name__ == "__main__":
-    (DOCS / "figures").mkdir(exist_ok=True)
-    save_png(front_figure(DOCS / "results"), DOCS / "figures" / "front.png")

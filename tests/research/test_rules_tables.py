@@ -1,23 +1,13 @@
-"""assets/rules.json and the tables behind docs/rules.md are those that docs/results makes, to the byte."""
+"""The line through best rates, and tables that compare cells seed by seed, of runs written by hand."""
 
 import math
 
 import pytest
 
-from deeploop.report.recommend import FILE
-from research import DOCS, RESULTS
-from research.tables import evidence_tables as tables
-from research.tables import rules_table as tool
+from research.study import runs_of
+from research.tables import recommend
+from research.tables import rules as tables
 from run_folders import FLOOR, write_run, write_sweep
-
-
-def test_file_and_page_are_in_step():
-    studies = tool.collect(RESULTS)
-    assert tool.rules_json(RESULTS) == FILE.read_text(encoding="utf-8"), "run: make results"
-    made = tool.pages(studies)
-    assert [page.parent.name for page in made] == ["transfer"]
-    for page, text in made.items():
-        assert page.read_text(encoding="utf-8") == text, "run: make results"
 
 
 def test_a_line_is_drawn_through_the_best_rates_of_a_rule(tmp_path):
@@ -28,23 +18,15 @@ def test_a_line_is_drawn_through_the_best_rates_of_a_rule(tmp_path):
                 rule="flat", rounds=R, seed=0, peak_lr=peak, similarity=0.2,
                 loss=2 + 0.05 * math.log2(peak / best) ** 2, model={"unigram_bias": True},
             )  # fmt: skip
-    ((rule, points),) = tool.best_rates(tmp_path).items()
+    ((rule, points),) = recommend.best_rates(tmp_path).items()
     assert (rule, len(points)) == ("flat", 3)
-    line = tool.line_through(points)
+    line = recommend.line_through(points)
     assert line.slope == pytest.approx(-0.5)
     assert line.spread == pytest.approx(0, abs=1e-6)
     assert line.rate(4, points[0].width, points[0].batch_tokens) == pytest.approx(2e-3, rel=1e-5)
-    ((name, study),) = tool.collect(tmp_path)
-    assert "](rates-a.png)" in tool.rates(name, study)
 
 
 # ── Tables that compare seed by seed ─────────────────────────────────────────────────────────────────────
-def test_pages_have_the_tables_of_the_studies():
-    for page in tables.PAGES:
-        text = (DOCS / page).read_text(encoding="utf-8")
-        assert tables.make(text, RESULTS, page) == text, f"{page}: run: make results"
-
-
 def study(folder, runs):
     """A sweep of runs, given as keywords of write_run."""
     for index, settings in enumerate(runs):
@@ -116,7 +98,7 @@ def test_a_best_rate_at_an_edge_gives_a_bound(tmp_path):
             {"rule": "flat", "peak_lr": 1e-3 * 2**place, "loss": loss} for place, loss in enumerate(losses)
         ]
         folder = study(tmp_path / "-".join(map(str, losses)), runs)
-        (only,) = tables.curves_of(tables.runs_of(folder), lambda run: ("flat",)).values()
+        (only,) = tables.curves_of(runs_of(folder), lambda run: ("flat",)).values()
         return only
 
     between, above, below = curve(2.1, 2.0, 2.1), curve(2.2, 2.1, 2.0), curve(2.0, 2.1, 2.2)

@@ -1,25 +1,21 @@
-"""Makes the tables behind docs/depth.md from docs/results (`make results`); `--check`: in step?
-
-The page has the short ones. The long ones go to the READMEs of the results that they are made of.
-"""
+"""The tables behind docs/depth.md: who learns the step of an iterated task, and who extrapolates."""
 
 import json
-import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from deeploop.diagnose.exponent import half_width
 from deeploop.report.beyond import RIGHT, goes_on
-from deeploop.report.page import filled
-from deeploop.report.runs import Run, find_runs
+from deeploop.report.runs import Run
 from deeploop.report.sweeps import read_sweep
 from deeploop.report.tables import MISSING, markdown_table
 from deeploop.tasks.iterate.problems import make_task
 from deeploop.tasks.iterate.problems.examples import held_out
 from deeploop.tasks.iterate.scoring import copying
-from research import DOCS
+from research.study import runs_of
 
 TRAINED = 4
 NAMES = {"size": "RMS", "far": "distance"}
@@ -62,8 +58,9 @@ def extrapolating(models: list[dict[str, Any]]) -> int:
     return sum(bool(goes_on(shares, TRAINED)) for shares in cells)
 
 
-def stream_table(stream: dict[str, list[dict[str, float]]]) -> str:
+def stream_table(folder: Path) -> str:
     """Size of the stream and distance from the trained states, by round."""
+    stream = json.loads((folder / "stream.json").read_text())
     rows = [
         [name, NAMES[what], *(format(records[r - 1][what], form) for r in ROUNDS)]
         for name, records in stream.items()
@@ -75,7 +72,7 @@ def stream_table(stream: dict[str, list[dict[str, float]]]) -> str:
 def task_tables(folder: Path) -> str:
     """For every task, each rule at the rate and noise of its search, on seeds that the search did not use."""
     settings = {name: cell.settings for name, cell in read_sweep(folder).cells.items()}
-    runs = sorted(find_runs([folder]), key=lambda run: list(settings).index(run.folder.name))
+    runs = runs_of(folder)
     tables = []
     for task, steps in STEPS.items():
         own = [run for run in runs if run.axes["task"] == task]
@@ -95,9 +92,8 @@ def recall_table(folder: Path) -> str:
     """Iterated tasks with and without an injection: who learns four steps, who goes on, the mean shares."""
     rows = []
     for part in ("grid", "longer", "noise"):
-        order = [*read_sweep(folder / part).cells]
         groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
-        for run in sorted(find_runs([folder / part]), key=lambda run: order.index(run.folder.name)):
+        for run in runs_of(folder / part):
             if run.state == "finished":
                 groups[run.axes["task"], run.axes["rule"]].append(run)
         for (task, rule), runs in groups.items():
@@ -117,7 +113,7 @@ def seed_table(folder: Path, axis: str, label: str) -> str:
     Seeds that a choice was made on and held-out ones stand apart.
     """
     groups: dict[tuple[str, bool], list[Run]] = defaultdict(list)
-    for run in find_runs([folder]):
+    for run in runs_of(folder):
         groups[str(run.axes[axis]), run.axes["seed"] >= HELD_OUT].append(run)
     rows = []
     for (name, _), runs in sorted(groups.items()):
@@ -160,41 +156,19 @@ def shares_by_steps(run: Run) -> dict[int, float]:
     return dict(zip(last["steps"], last["cells_by_steps"], strict=True))
 
 
-def tables(docs: Path) -> dict[Path, dict[str, str]]:
-    """Page → the name and the text of each of its tables."""
-    results = docs / "results"
-    study, stream = (json.loads((results / "depth" / f"{n}.json").read_text()) for n in ("study", "stream"))
-    return {
-        results / "depth" / "README.md": {
-            "depth": f"{variants_table(study)}\n\n{stream_table(stream)}",
-            "study": study_table(study),
-        },
-        results / "demo-seeds" / "README.md": {
-            "demo-seeds": seed_table(results / "demo-seeds", "rule", "model")
-        },
-        results / "recall" / "README.md": {"recall": recall_table(results / "recall")},
-        results / "iterate" / "README.md": {"iterate": task_tables(results / "iterate")},
-        results / "demo-every" / "README.md": {
-            "demo-every": seed_table(results / "demo-every", "trial", "flat loop")
-        },
-        results / "two-blocks" / "README.md": {
-            "two-blocks": seed_table(results / "two-blocks", "blocks", "K")
-        },
-    }
+def _study(results: Path) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = json.loads((results / "depth" / "study.json").read_text())
+    return found
 
 
-def with_tables(text: str, parts: dict[str, str]) -> str:
-    """A page's text with its tables as the files say."""
-    for name, body in parts.items():
-        text = filled(text, f"<!-- {name}: written by `make results` -->", f"<!-- end of {name} -->", body)
-    return text
-
-
-if __name__ == "__main__":
-    for page, parts in tables(DOCS).items():
-        old = page.read_text(encoding="utf-8")
-        new = with_tables(old, parts)
-        if "--check" not in sys.argv[1:]:
-            page.write_text(new, encoding="utf-8")
-        elif new != old:
-            sys.exit(f"{page.relative_to(DOCS)}: out of step with docs/results; run: make results")
+TABLES: dict[str, dict[str, Callable[[Path], str]]] = {
+    "depth": {
+        "depth": lambda results: f"{variants_table(_study(results))}\n\n{stream_table(results / 'depth')}",
+        "study": lambda results: study_table(_study(results)),
+    },
+    "demo-seeds": {"demo-seeds": lambda results: seed_table(results / "demo-seeds", "rule", "model")},
+    "recall": {"recall": lambda results: recall_table(results / "recall")},
+    "iterate": {"iterate": lambda results: task_tables(results / "iterate")},
+    "demo-every": {"demo-every": lambda results: seed_table(results / "demo-every", "trial", "flat loop")},
+    "two-blocks": {"two-blocks": lambda results: seed_table(results / "two-blocks", "blocks", "K")},
+}

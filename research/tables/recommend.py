@@ -1,12 +1,10 @@
-"""Makes from docs/results (`make results`): assets/rules.json, and the tables and figures of its studies.
+"""assets/rules.json: what `deeploop recommend` answers from.
 
-`deeploop recommend` answers from that file: a line through each rule's best peak rates, and the rules in
-order of their loss in long training. `--check` says whether the file and the tables are in step.
+A line through each rule's best peak rates, and the rules in order of their loss in long training.
 """
 
 import json
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,33 +13,13 @@ from statistics import fmean, linear_regression
 from typing import NamedTuple
 
 from deeploop.report.groups import Histories
-from deeploop.report.page import filled
-from deeploop.report.plots import save_png
-from deeploop.report.recommend import BATCH_TOKENS, FILE, WIDTH, Line, Order
+from deeploop.report.recommend import BATCH_TOKENS, WIDTH, Line, Order
 from deeploop.report.runs import find_runs
-from deeploop.report.tables import markdown_table, markdown_text
 from deeploop.rules import NAMED
-from research import DOCS
-from research import transfer as views
 from research.contrasts import contrasts
-from research.rates import Study, find_studies
+from research.rates import find_studies
 from research.tables import long_training
 
-FOLDERS = ("transfer", "shapes")  # those under docs/results whose runs vary in rule, R and peak rate
-BEGIN, END = "<!-- rates: written by `make results` -->", "<!-- end of rates -->"
-LOSSES = "<!-- losses: written by `make results` -->", "<!-- end of losses -->"
-
-
-def collect(results: Path) -> list[tuple[str, Study]]:
-    """Folder and study, of the folders that are there."""
-    found = []
-    for name in FOLDERS:
-        if (results / name).is_dir():
-            found += [(name, study) for study in find_studies(find_runs([results / name]), Histories())]
-    return found
-
-
-# ── What `deeploop recommend` answers from ──────────────────────────────────────────────────────────────
 # Studies at AdamW whose runs vary in peak rate, with the unigram bias.
 RATES = (
     "transfer",
@@ -129,9 +107,9 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def long_order() -> Order:
+def long_order(results: Path) -> Order:
     """The rules in long training, the lowest loss first."""
-    losses = long_training.losses_of_seeds(long_training.FOLDER)
+    losses = long_training.losses_of_seeds(results / "long-training")
     means = {rule: _short(fmean(seeds.values())) for rule, seeds in losses.items()}
     return Order(
         "docs/results/long-training",
@@ -150,43 +128,6 @@ def rules_json(results: Path) -> str:
     record = {
         "format": 3,
         "rates": {rule: asdict(rates[rule]) for rule in sorted(rates)},
-        "order": asdict(long_order()),
+        "order": asdict(long_order(results)),
     }
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-
-
-def figure_name(study: Study) -> str:
-    return f"rates-{study.letter.lower()}.png"
-
-
-def rates(name: str, study: Study) -> str:
-    """Markdown: the best rates of a study that spans R, and its figure."""
-    table, caption = views.rules_table(study, name), markdown_text(views.caption(study))
-    alt = "Validation loss against peak learning rate, by rule and R"
-    parts = [markdown_text(table.title), markdown_table(table.header, table.rows), markdown_text(table.note)]
-    return "\n\n".join([*parts, f"![{alt}]({figure_name(study)})", f"*What to see: {caption}*"])
-
-
-def pages(studies: list[tuple[str, Study]]) -> dict[Path, str]:
-    """The README of each study that spans R, with its best rates and the losses at every rate."""
-    made = {}
-    for name, study in studies:
-        if study.over_rounds:
-            table, page = views.losses_table(study, name), DOCS / "results" / name / "README.md"
-            body = f"{markdown_table(table.header, table.rows)}\n\n{markdown_text(table.note)}"
-            text = filled(page.read_text(encoding="utf-8"), BEGIN, END, rates(name, study))
-            made[page] = filled(text, *LOSSES, body)
-    return made
-
-
-if __name__ == "__main__":
-    studies = collect(DOCS / "results")
-    made = {FILE: rules_json(DOCS / "results"), **pages(studies)}
-    if "--check" in sys.argv[1:]:
-        stale = [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text]
-        sys.exit(f"{', '.join(stale)}: out of step with docs/results; run: make results" if stale else 0)
-    for path, text in made.items():
-        path.write_text(text, encoding="utf-8")
-    for name, study in studies:
-        if study.over_rounds and (figure := views.transfer_figure(study)):
-            save_png(figure, DOCS / "results" / name / figure_name(study))

@@ -1,18 +1,10 @@
-"""The tables of docs/paper.md, and README's picture, are what docs/results makes."""
+"""The tables of docs/paper.md quote numbers from files."""
 
 import json
 
 import pytest
 
-from deeploop.report.plots import RULE_COLOURS
-from research import RESULTS
-from research.tables import front_figure
-from research.tables import results_table as tool
-
-
-def test_page_is_in_step():
-    text = tool.PAGE.read_text(encoding="utf-8")
-    assert tool.renewed(text, RESULTS) == text, "run: make results"
+from research.tables import paper as tool
 
 
 def test_every_row_is_quoted_from_files(tmp_path):
@@ -38,12 +30,6 @@ def test_every_row_is_quoted_from_files(tmp_path):
     (folder / "results.json").write_text(json.dumps(entry | {"paper": paper}))
     short = tool.short_table(tmp_path)
     assert short.splitlines()[2:] == ["| 2.7917 | 1.2 | [results/mine](results/mine) |"]
-    marked = "<!-- {0}: written by `make results` -->\n{1}\n<!-- end of {0} -->\n"
-    before = marked.format("beside", "old") + marked.format("results", "old")
-    after = marked.format("beside", short) + marked.format("results", tool.full_table(tmp_path))
-    assert tool.renewed(before, tmp_path) == after
-    with pytest.raises(ValueError, match="lacks the markers"):
-        tool.renewed("no markers", tmp_path)
     values["loss"]["field"] = "gain"
     (folder / "results.json").write_text(json.dumps(entry))
     with pytest.raises(ValueError, match="no validation line has gain"):
@@ -66,21 +52,3 @@ def test_numbers_over_run_folders(tmp_path):
     (tmp_path / "c-0").mkdir()
     with pytest.raises(ValueError, match="c-0: its last validation has no loss"):
         tool.value(tmp_path, {"runs": "c-*"})
-
-
-def test_the_picture_shows_what_readme_says():
-    figure = front_figure.front_figure(RESULTS)
-    rates, depth = figure.axes
-    labels = {text.get_text(): text.get_color() for axes in figure.axes for text in axes.texts}
-    assert labels["flat: 4 of 5 go on"] == RULE_COLOURS["flat"]
-    assert labels["pre-norm: 0 of 5 go on"] == RULE_COLOURS["pre-norm"]
-    assert depth.get_xlim()[1] == 200
-    # Diamonds, the means of four seeds: DeepLoop's is the lowest, by 0.006.
-    means = {
-        line.get_color(): line.get_ydata()[0]
-        for line in rates.lines
-        if line.get_marker() == "D" and len(line.get_ydata())
-    }
-    lowest, second = sorted(means.values())[:2]
-    assert means[labels["DeepLoop"]] == lowest
-    assert round(second - lowest, 3) == 0.006

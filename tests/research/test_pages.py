@@ -1,0 +1,51 @@
+"""Pages, figures and assets/rules.json are those that docs/results makes: texts to the byte."""
+
+import pytest
+
+from deeploop.report.plots import RULE_COLOURS
+from deeploop.report.recommend import FILE
+from research import DOCS, RESULTS
+from research.pages import FIGURES, PAGES, renewed
+from research.tables import front, recommend
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_in_step(page):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert renewed(text, PAGES[page], RESULTS) == text, "run: make results"
+
+
+def test_what_recommend_answers_from_is_in_step():
+    assert recommend.rules_json(RESULTS) == FILE.read_text(encoding="utf-8"), "run: make results"
+
+
+def test_every_page_with_such_a_table_is_made():
+    pages = {path for path in DOCS.rglob("*.md") if ": written by `make results` -->" in path.read_text()}
+    assert pages == {DOCS / page for page in PAGES}
+    assert all((DOCS / name).is_file() for name in FIGURES)
+
+
+def test_a_table_is_made_between_its_marks():
+    marked = "a\n<!-- one: written by `make results` -->\n{}\n<!-- end of one -->\nb\n"
+    made = renewed(marked.format("old"), {"one": lambda results: results.name}, RESULTS)
+    assert made == marked.format("results")
+    with pytest.raises(ValueError, match="lacks the markers"):
+        renewed("no markers", {"one": lambda results: ""}, RESULTS)
+
+
+def test_the_picture_shows_what_readme_says():
+    figure = front.front_figure(RESULTS)
+    rates, depth = figure.axes
+    labels = {text.get_text(): text.get_color() for axes in figure.axes for text in axes.texts}
+    assert labels["flat: 4 of 5 go on"] == RULE_COLOURS["flat"]
+    assert labels["pre-norm: 0 of 5 go on"] == RULE_COLOURS["pre-norm"]
+    assert depth.get_xlim()[1] == 200
+    # Diamonds, the means of four seeds: DeepLoop's is the lowest, by 0.006.
+    means = {
+        line.get_color(): line.get_ydata()[0]
+        for line in rates.lines
+        if line.get_marker() == "D" and len(line.get_ydata())
+    }
+    lowest, second = sorted(means.values())[:2]
+    assert means[labels["DeepLoop"]] == lowest
+    assert round(second - lowest, 3) == 0.006
