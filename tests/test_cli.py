@@ -21,7 +21,7 @@ import torch
 import deeploop
 from deeploop.cli import main
 from deeploop.commands import prepare_puzzles
-from deeploop.commands.train import shape_of_width, with_vocabulary_of_corpus
+from deeploop.commands.train import shape_of_width, with_steps_of_corpus, with_vocabulary_of_corpus
 from deeploop.config.json import leaf_hints
 from deeploop.config.short_names import SHORT
 from deeploop.runs.folder import list_checkpoints, load_config
@@ -261,6 +261,53 @@ def test_a_recipe_takes_the_vocabulary_of_its_corpus_unless_told(corpus, tmp_pat
     assert with_vocabulary_of_corpus(config, ["--model.vocabulary=50257"]) == (config, [])
     absent = replace(recipe, data=replace(recipe.data, path=tmp_path / "absent"))
     assert with_vocabulary_of_corpus(absent, []) == (absent, [])  # the run's opening says what is wrong
+
+
+def test_steps_of_a_recipe_are_fitted_to_a_small_corpus(corpus):
+    """The corpus has 23,510 tokens, of which tiny's 614,400 are 26 epochs."""
+    recipe = get_recipe("tiny")
+    config = replace(recipe, data=replace(recipe.data, path=corpus))
+    assert with_steps_of_corpus(config, ["--optim.steps=300"], "tiny") == (config, [])
+    small = replace(config, optim=replace(config.optim, batch=4))
+    assert with_steps_of_corpus(small, [], "tiny") == (small, [])  # 6.5 epochs
+    long = replace(small, optim=replace(small.optim, steps=1000))
+    fitted, [line] = with_steps_of_corpus(long, [], "tiny")
+    assert (fitted.optim.steps, fitted.optim.warmup_steps) == (10 * 23_510 // 512, 91)
+    assert (fitted.data.validate_every, fitted.checkpoint.every) == (45, 45)
+    assert line.startswith(
+        f"steps: 459, 10 epochs: {corpus} has 23,510 tokens, which the 1,000 steps of tiny "
+    )
+    kept, _ = with_steps_of_corpus(long, ["--optim.warmup-steps", "200", "--checkpoint.every=7"], "tiny")
+    assert (kept.optim.warmup_steps, kept.checkpoint.every) == (200, 100)
+
+
+def test_a_corpus_too_small_for_a_recipe_is_answered_with_commands_to_choose_from(refused, corpus, capsys):
+    message = refused(["train", "gpt2-small", "--data", str(corpus)])
+    assert (
+        f"{corpus} has 23,510 tokens, which the 100,000 steps of gpt2-small repeat 2,090,685 times" in message
+    )
+    first, second = re.findall(r"`deeploop (.*?)`", message)
+    assert first == f"train gpt2-small --data {corpus} --batch 1 --steps 229 --warmup 45"
+    assert second == f"train tiny --data {corpus}"
+    assert main([*second.split(), "--dry-run", "--device", "cpu"]) == 0
+    assert "steps: 114, 10 epochs" in capsys.readouterr().out
+    (once, again) = re.findall(r"`deeploop (.*?)`", refused([*second.split(), "--batch", "32"]))
+    assert again == f"train tiny --steps 300 --data {corpus}"
+    assert main([*once.split(), "--dry-run", "--device", "cpu"]) == 0
+    assert "10.0 epochs" in capsys.readouterr().out
+
+
+def test_text_that_is_not_prepared_is_answered_with_two_commands(
+    refused, train_arguments, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("text")
+    for path, out in (("books", "data/books"), ("books/a.txt", "data/a")):
+        message = refused(["train", "tiny", "--data", path])
+        assert message.endswith(f"give --data {out} after `deeploop prepare text {path} --out {out}`")
+    (tmp_path / "data" / "books").mkdir(parents=True)
+    assert "--out data/books-tokens`" in refused(["train", "tiny", "--data", "books"])
 
 
 def test_a_context_longer_than_the_corpus(refused, train_arguments, tmp_path):

@@ -62,10 +62,10 @@ def test_what_is_printed(folder):
     line = next(line for line in text.splitlines() if line.startswith("train")).split()
     shards = len(corpus.facts["splits"]["train"]["shards"])
     longest = scan.scan(corpus.train, corpus.end_of_text).longest
-    counts = [corpus.documents("train"), len(corpus.train), corpus.bytes("train"), shards, longest, 2]
+    counts = [corpus.documents("train"), len(corpus.train), corpus.bytes("train"), shards, longest, 3]
     assert line[1:-1] == [f"{count:,}" for count in counts]
     assert float(line[-1]) == pytest.approx(corpus.bytes("train") / len(corpus.train), abs=1e-3)
-    assert "documents of validation that are in train too: 1" in text
+    assert "documents of validation that are in train too: 0" in text
     assert "vocabulary 50,257" in text
     assert "    document " in text.split("begins:")[1]
     assert "--verify reads all" not in text

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -347,3 +348,37 @@ def test_fineweb_edu_command_on_a_local_stand_in(tmp_path, monkeypatch):
 def test_workers_must_be_positive(tmp_path):
     with pytest.raises(ValueError, match="workers 0"):
         run(PrepareStdlib(out=tmp_path, workers=0))
+
+
+def test_a_document_that_occurs_twice_is_never_validated_on(tmp_path):
+    """Whichever of its copies comes first; `without` shows that one was."""
+    without = prepared(tmp_path / "without")
+    held = texts(without, "validation")
+    corpus = prepared(tmp_path / "with", [*DOCUMENTS, held[0], *held[3:5]])
+    validated, trained = texts(corpus, "validation"), texts(corpus, "train")
+    assert not set(validated) & set(trained)
+    assert sorted([*validated, *trained]) == sorted([*DOCUMENTS, held[0], *held[3:5]])
+    assert corpus.facts["repeated"] == 3
+    assert without.facts["repeated"] is None
+
+
+def test_files_that_are_not_utf8_are_left_out_on_request_and_named(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i in range(70):
+        (folder / f"{i:02}.txt").write_text(f"document {i} " + "word " * 200)
+    (folder / "latin.txt").write_bytes("café ".encode("latin-1") * 9)
+    (folder / "copy.txt").write_text((folder / "07.txt").read_text())
+    asked = PrepareText(paths=(folder,), out=tmp_path / "out")
+    with pytest.raises(ValueError, match=r"latin\.txt: unreadable as UTF-8 text: .* --skip-bad"):
+        run(asked)
+    said = run(replace(asked, skip_bad=True))
+    assert "left out, not UTF-8: 1 files (" in said
+    assert str(folder / "latin.txt") in said
+    assert "1 documents occur more than once" in said
+    assert "little text for gpt2's 50,257 tokens" in said
+    assert Corpus.open(tmp_path / "out").documents("train") > 60
+    (folder / "only").mkdir()
+    (folder / "only" / "bad.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="none of 1 files is UTF-8"):
+        run(replace(asked, paths=(folder / "only",), skip_bad=True))

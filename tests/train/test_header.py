@@ -50,8 +50,8 @@ def test_the_header_of_a_language_model():
     assert legend(LanguageTask) == [
         "floor:     best loss without context, by token frequencies; "
         "similarity 1 means one state at all positions",
-        "verdict:   escaped: loss below the floor by 0.1 and similarity below 0.95; collapsed: neither; "
-        "undecided: one of them",
+        "verdict:   escaped: loss below the floor by 0.1, and similarity below 0.95; collapsed: neither; "
+        "undecided: only one of the two",
     ]
     assert legend(PuzzleTask) == []
 

@@ -5,6 +5,7 @@ import math
 import shutil
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -110,3 +111,28 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_targets(tiny_config):
     train(config)
     (line,) = read_metrics(config.out, "train")
     assert line["loss"] == pytest.approx(float(trained), rel=1e-6)
+
+
+def test_validation_documents_that_are_trained_on_are_told(tiny_config, tmp_path):
+    held, rest = ["the same " * 40] * 2, [f"document {i} " * 40 for i in range(60)]
+    settings = {"validation_tokens": 600, "source": "made up", "workers": 1}
+    for name, stream, count in (("old", True, 1), ("new", False, 0)):
+        prepare([held[0], *rest, held[1]], get_tokenizer("bytes"), tmp_path / name, stream=stream, **settings)
+        task = LanguageTask(tiny_config(data={"path": tmp_path / name}), ALONE)
+        found = [
+            line for line in task.warnings() if "validation documents are in the training text too" in line
+        ]
+        assert len(found) == count
+    assert (
+        "1 of 2 validation documents"
+        in LanguageTask(tiny_config(data={"path": tmp_path / "old"}), ALONE).warnings()[1]
+    )
+
+
+def test_a_vocabulary_that_is_most_of_the_model_is_told(tiny_config, monkeypatch):
+    task = LanguageTask(tiny_config(), ALONE)
+    assert task.large_vocabulary() is None
+    task.config = replace(task.config, model=replace(task.config.model, vocabulary=50_257))
+    assert "parameters are the vocabulary of bytes" in task.large_vocabulary()
+    task.config = replace(task.config, init_from=Path("runs/a"))
+    assert task.large_vocabulary() is None

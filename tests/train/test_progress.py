@@ -67,7 +67,8 @@ def test_a_log_has_a_line_now_and_then(clock, capsys):
     for step in range(21, 61):
         clock[0] += 1.5
         display.step(5.1324, 3.14e-4, 1_234.0 if step % 2 == 0 else None)  # logged at every second step
-    lines = capsys.readouterr().out.splitlines()
+    time_left, *lines = capsys.readouterr().out.splitlines()
+    assert time_left == "time:      about 16:56 left for 677 steps"  # of 1.5 s
     assert lines[0] == "step 28/700  loss 5.132  lr 3.1e-04  1.23k tok/s  16:48 left"  # 672 steps of 1.5 s
     assert [line.split()[1] for line in lines] == [f"{step}/700" for step in (28, 36, 44, 52, 60)]
 
@@ -77,7 +78,8 @@ def test_a_long_run_has_at_most_a_hundred_lines(clock, capsys):
     for _ in range(2_000):
         clock[0] += 60
         display.step(5.0, 1e-3, 1.0)
-    lines = capsys.readouterr().out.splitlines()
+    time_left, *lines = capsys.readouterr().out.splitlines()
+    assert time_left == "time:      about 33:18:00 left for 1,998 steps"
     assert len(lines) == 100
     assert lines[-1].startswith("step 2000/2000  ")
     assert lines[-1].endswith("  0:00 left")
@@ -89,7 +91,7 @@ def test_a_long_validation_has_lines_too(clock, capsys):
         display.validating(share)
         clock[0] += 0.5
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "step 20/700  validation 20%  0:40 left"
+    assert lines[0] == "step 20/700  validating: 20% done, 0:40 left"
     assert [line.split()[3] for line in lines] == ["20%", "40%", "60%", "80%"]
     for share in (0.0, 0.5, 1.0):  # ten seconds after the last line, but a short one
         clock[0] += 1
@@ -109,7 +111,7 @@ def test_a_terminal_has_a_validation_in_its_bar(clock, capsys, monkeypatch):
     captured = capsys.readouterr()
     assert captured.out == ""
     bar = captured.err.split("\r")
-    assert any("validation 25%, 3:00 left" in text for text in bar)
+    assert any("validating: 25% done, 3:00 left" in text for text in bar)
     assert "tok/s" in bar[-1]  # as before
 
 

@@ -3,7 +3,7 @@
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from deeploop.data.corpora import (
 from deeploop.data.prepare import SHARD_TOKENS, prepare, tokenizer_for
 from deeploop.data.shards import Corpus
 from deeploop.terminal import show
+
+LITTLE_TEXT = 20_000_000  # tokens of gpt2: some 80 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,9 @@ class PrepareText(PrepareCorpus):
     field: str = "text"
     """Field of a .jsonl line, or column of a .parquet file, that holds the text."""
 
+    skip_bad: bool = False
+    """Leave out files that are not UTF-8 text, and name them, instead of stopping at the first."""
+
     out: Path = Path("data/text")
 
     tokenizer: str = "gpt2"
@@ -88,7 +93,7 @@ class PrepareText(PrepareCorpus):
     """Tokens to hold out, in whole documents spread over the corpus; never more than a tenth of it."""
 
     def documents(self) -> Source:
-        return text_files(self.paths, self.field)
+        return text_files(self.paths, self.field, skip_bad=self.skip_bad)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +155,22 @@ def _summary(corpus: Corpus, source: Source, asked: int) -> str:
         f"{corpus.folder}: {documents:,} documents{_pieces(source, documents)} of {corpus.source}; "
         f"{corpus.tokenizer_name} tokens: "
         f"{len(corpus.train):,} train, {len(corpus.validation):,} validation ({asked:,} asked); "
-        f"{shards} shards"
+        f"{shards} shards{''.join(_notes(corpus, source))}"
     )
+
+
+def _notes(corpus: Corpus, source: Source) -> Iterator[str]:
+    """What was left out, what was kept out of validation, and a tokenizer that fits little text better."""
+    if source.skipped:
+        named = ", ".join(map(str, source.skipped[:5])) + ", …" * (len(source.skipped) > 5)
+        yield f"\nleft out, not UTF-8: {len(source.skipped):,} files ({named})"
+    if again := corpus.facts.get("repeated"):
+        yield f"\n{again:,} documents occur more than once; they are all in train, none is validated on"
+    if corpus.tokenizer_name == "gpt2" and len(corpus.train) < LITTLE_TEXT:
+        yield (
+            f"\nlittle text for gpt2's {corpus.vocabulary:,} tokens; on a CPU or for a small model prepare "
+            "it with --tokenizer bytes or bpe:4096, into another --out"
+        )
 
 
 def _pieces(source: Source, documents: int) -> str:

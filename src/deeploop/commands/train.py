@@ -46,6 +46,8 @@ INSTEAD = f"""
 or, without a recipe:
   {RESUME} RUN    go on with a run, by its own config
   {CONFIG} FILE   start from a run's config.json, or TOML with the same nesting"""
+EPOCHS = 10  # of a small corpus, where the command says no steps
+FEWEST_STEPS = 100  # with fewer a smaller batch trains better
 AUTO_LR, DRY_RUN, QUIET = "--auto-lr", "--dry-run", "--quiet"
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 SWITCHES = {
@@ -84,6 +86,8 @@ def main(arguments: list[str]) -> int:
     is_first_rank = int(os.environ.get("RANK", 0)) == 0
     if source in RECIPES:  # the config of a file or a run names its own
         config, line = with_vocabulary_of_corpus(config, rest)
+        told += line
+        config, line = with_steps_of_corpus(config, rest, source)
         told += line
     if AUTO_LR in switches:
         config, line = with_measured_rate(config, rest)
@@ -309,6 +313,52 @@ def with_vocabulary_of_corpus(config: Any, words: list[str]) -> tuple[Any, list[
         return config, []
     line = f"vocabulary: {corpus.vocabulary:,}, as {corpus.folder} has it ({corpus.tokenizer_name})"
     return replace(config, model=replace(config.model, vocabulary=corpus.vocabulary)), [line]
+
+
+def with_steps_of_corpus(config: Any, words: list[str], recipe: str) -> tuple[Any, list[str]]:
+    """A recipe's config with no more steps than EPOCHS of its corpus, unless the words say how many.
+
+    Raises where these would be too few to train, with the commands to choose from.
+    """
+    from deeploop.tasks.language.vocabulary import corpus_of  # now: it opens the corpus
+
+    corpus = None if _names(words, "--optim.steps") else corpus_of(config)
+    if corpus is None:
+        return config, []
+    optim, context, tokens = config.optim, config.model.context, len(corpus.train)
+    steps, epochs = EPOCHS * tokens // (optim.batch * context), optim.steps * optim.batch * context / tokens
+    if epochs <= EPOCHS:
+        return config, []
+    known = (
+        f"{corpus.folder} has {tokens:,} tokens, which the {optim.steps:,} steps of {recipe} "
+        f"repeat {epochs:,.0f} times"
+    )
+    if steps < FEWEST_STEPS:
+        ranks = int(os.environ.get("WORLD_SIZE", 1))
+        batch = -(-max(1, EPOCHS * tokens // (5 * FEWEST_STEPS * context)) // ranks) * ranks
+        fewer = max(1, EPOCHS * tokens // (batch * context))
+        fitted = f"--batch {batch} --steps {fewer} --warmup {fewer // 5}"
+        other = f"train {recipe} --steps {optim.steps}" if recipe == "tiny" else "train tiny"
+        command = f"--data {corpus.folder}"
+        raise ValueError(
+            f"{known}; choose `deeploop train {recipe} {command} {fitted}` ({EPOCHS} epochs) "
+            f"or `deeploop {other} {command}`"
+        )
+    warm = (
+        optim.warmup_steps if _names(words, "--optim.warmup-steps") else min(optim.warmup_steps, steps // 5)
+    )
+    data, saved, each = config.data, config.checkpoint, max(1, steps // 10)
+    if not _names(words, "--data.validate-every"):
+        data = replace(data, validate_every=min(each, data.validate_every))
+    if not _names(words, "--checkpoint.every"):
+        saved = replace(saved, every=min(each, saved.every))
+    fitted = replace(optim, steps=steps, warmup_steps=warm)
+    line = f"steps: {steps:,}, {EPOCHS} epochs: {known}; warm-up {warm:,}; --steps sets another number"
+    return replace(config, optim=fitted, data=data, checkpoint=saved), [line]
+
+
+def _names(words: list[str], option: str) -> bool:
+    return any(word.partition("=")[0].replace("_", "-") == option for word in words)
 
 
 def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list[str]]:

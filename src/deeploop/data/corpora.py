@@ -51,6 +51,9 @@ class Source:
     files: tuple[Path, ...] = ()
     """What the text is read from, where that is known and not too long to be read through."""
 
+    skipped: tuple[Path, ...] = ()
+    """Files that are left out, because they are not UTF-8."""
+
     def __iter__(self) -> Iterator[str]:
         return self.read()
 
@@ -83,10 +86,10 @@ def _stdlib_documents() -> Iterator[str]:
                     continue
 
 
-def text_files(paths: Sequence[Path], field: str = "text") -> Source:
+def text_files(paths: Sequence[Path], field: str = "text", *, skip_bad: bool = False) -> Source:
     """The documents of files and folders (walked in sorted order): one per .txt file, .jsonl line or row.
 
-    `field` is what holds the text of a line or row.
+    `field` is what holds the text of a line or row. With `skip_bad`, files that are not UTF-8 are left out.
     Of fewer than 64 files, each .txt is cut at line ends into pieces of some 64th of all the text, so that
     a part of it can be held out.
     """
@@ -95,9 +98,21 @@ def text_files(paths: Sequence[Path], field: str = "text") -> Source:
     files = [file for path in paths for file in _walk(path, SUFFIXES)]
     if tables := [file for file in files if file.name.endswith(".parquet")]:
         require("pyarrow", "data", str(tables[0]))
+    skipped = [file for file in files if not _is_readable(file)] if skip_bad else []
+    files = [file for file in files if file not in set(skipped)]
+    if not files:
+        raise ValueError(f"{paths[0]}: none of {len(skipped)} files is UTF-8 text")
     chosen = "" if field == "text" else f", field {field}"
     described = _described(paths, files) + chosen
-    return Source(described, lambda: _all_documents(files, field), files=tuple(files))
+    return Source(described, lambda: _all_documents(files, field), files=tuple(files), skipped=tuple(skipped))
+
+
+def _is_readable(file: Path) -> bool:
+    """Read a file through, unless it has an encoding of its own."""
+    try:
+        return file.name.endswith(".parquet") or _characters(file) >= 0
+    except ValueError:
+        return False
 
 
 def fineweb_edu(source: str = FINEWEB_EDU, name: str = FINEWEB_EDU_SAMPLE) -> Source:
@@ -169,13 +184,18 @@ def open_text(file: Path, errors: str = "strict") -> Iterator[TextIO]:
         with unpacked(file, "rt", encoding="utf-8-sig", errors=errors) as lines:
             yield lines
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise ValueError(f"{file}: unreadable as UTF-8 text: {error}") from None
+        raise ValueError(
+            f"{file}: unreadable as UTF-8 text: {error}; "
+            "`deeploop prepare text --skip-bad` leaves such files out"
+        ) from None
 
 
 def _length(file: Path) -> int:
     """Characters of a .txt file, read through once; of the others the bytes on disk are near enough."""
-    if not file.name.endswith(TEXT_SUFFIXES):
-        return file.stat().st_size
+    return _characters(file) if file.name.endswith(TEXT_SUFFIXES) else file.stat().st_size
+
+
+def _characters(file: Path) -> int:
     with open_text(file) as lines:
         return sum(map(len, iter(lambda: lines.read(2**20), "")))
 

@@ -126,8 +126,17 @@ class _Split:
 class CorpusWriter:
     """The corpus folder being written; begins where an interrupted run's progress.npz left off."""
 
-    def __init__(self, folder: Path, settings: Settings, tokenizer: Tokenizer, size: int | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        tokenizer: Tokenizer,
+        size: int | None,
+        *,
+        repeated: int | None = None,
+    ) -> None:
         self._folder, self._settings, self._tokenizer, self._size = folder, settings, tokenizer, size
+        self._repeated = repeated
         self._train, self._validation = self._splits = [
             _Split(folder, name, settings.shard_tokens, tokenizer.vocabulary)
             for name in ("train", "validation")
@@ -148,8 +157,8 @@ class CorpusWriter:
     def tokens(self) -> int:
         return sum(split.tokens for split in self._splits)
 
-    def add(self, tokens: np.ndarray, text_bytes: int) -> None:
-        split = self._validation if self._takes_validation(text_bytes) else self._train
+    def add(self, tokens: np.ndarray, text_bytes: int, *, may_validate: bool = True) -> None:
+        split = self._validation if may_validate and self._takes_validation(text_bytes) else self._train
         shards = len(split.shards)
         split.add(tokens, text_bytes)
         if len(split.shards) > shards:
@@ -187,6 +196,7 @@ class CorpusWriter:
             "settings": asdict(self._settings),
             "unigram": {"file": "unigram.npz", "sha256": hashlib.sha256(unigram.getbuffer()).hexdigest()},
             "splits": {split.name: split.facts() for split in self._splits},
+            "repeated": self._repeated,
         }
         with atomic_file(self._folder / "corpus.json") as file:
             file.write(json.dumps(facts, indent=1).encode())

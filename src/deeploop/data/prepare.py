@@ -3,13 +3,17 @@
 Each document is encoded (in threads: tiktoken releases the GIL), preceded by an end-of-text token, and
 put whole into one split. A finite source is first read through once for its size; a document then goes
 to validation whenever validation has fallen behind its even share of the text read so far, so that the
-split samples the whole source and ends near the wanted number of tokens. A stream, whose size is
-unknown, gives its first documents to validation. Either choice depends on the documents alone: the
-output is the same byte for byte for any number of workers and after any interruption. A run that was
-killed and is called again reads past the documents of its full shards without encoding them.
+split samples the whole source and ends near the wanted number of tokens. A document that occurs more than
+once is always trained on, so that nothing validated on is, unless such documents are most of the text. A
+stream, whose size is unknown, gives its first documents to validation. Either choice depends on the
+documents alone: the output is the same byte for byte for any number of workers and after any
+interruption. A run that was killed and is called again reads past the documents of its full shards
+without encoding them.
 """
 
+import hashlib
 import os
+from array import array
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -58,7 +62,7 @@ def _begun_with(out: Path) -> Tokenizer | None:
 
 
 def _thinned(documents: Iterable[str]) -> Iterator[str]:
-    step = max(1, -(-_measured(documents) // BPE_BYTES))
+    step = max(1, -(-sum(len(utf8(text)) for text in documents) // BPE_BYTES))
     return islice(documents, 0, None, step)
 
 
@@ -94,11 +98,11 @@ def prepare(
     with exclusive_folder(out):
         if (found := _prepared(out, settings)) is not None:  # by another process, meanwhile
             return found
-        size = None if stream else _measured(documents)
-        writer = CorpusWriter(out, settings, tokenizer, size)
+        size, repeated = (None, frozenset[bytes]()) if stream else _measured(documents)
+        writer = CorpusWriter(out, settings, tokenizer, size, repeated=len(repeated) or None)
         for name, text in tokenizer_files(tokenizer).items():
             write_text(out / name, text)
-        _write(documents, tokenizer, writer, size, limit_tokens, workers or os.cpu_count() or 1)
+        _write(documents, tokenizer, writer, size, limit_tokens, workers or os.cpu_count() or 1, repeated)
     return Corpus.open(out)
 
 
@@ -123,25 +127,45 @@ def _write(
     size: int | None,
     limit_tokens: int | None,
     workers: int,
+    repeated: frozenset[bytes],
 ) -> None:
-    def encode(text: str) -> tuple[np.ndarray, int]:
+    def encode(text: str) -> tuple[np.ndarray, int, bool]:
         ids = tokenizer.encode_array(text)
-        return np.concatenate([np.array([tokenizer.end_of_text], dtype=ids.dtype), ids]), len(utf8(text))
+        tokens = np.concatenate([np.array([tokenizer.end_of_text], dtype=ids.dtype), ids])
+        return tokens, len(utf8(text)), bool(repeated) and _hash(text) in repeated
 
     texts = islice(filter(None, documents), writer.documents, None)
     encoded = ordered_map(ThreadPoolExecutor(workers), encode, texts, ahead=4 * workers)
     with closing(encoded), _bar(writer, size, limit_tokens) as bar:
-        for tokens, text_bytes in encoded:
+        for tokens, text_bytes, is_repeated in encoded:
             if limit_tokens is not None and writer.tokens >= limit_tokens:
                 break
-            writer.add(tokens, text_bytes)
+            writer.add(tokens, text_bytes, may_validate=not is_repeated)
             bar.update(text_bytes if limit_tokens is None else len(tokens))
     writer.finish()
 
 
-def _measured(documents: Iterable[str]) -> int:
+def _measured(documents: Iterable[str]) -> tuple[int, frozenset[bytes]]:
+    """Bytes of the text, and the hashes of documents that occur more than once.
+
+    None are given where these are most of the text: something must be left to hold out.
+    """
     bar = tqdm(documents, desc="measure", unit=" documents", dynamic_ncols=True, leave=False, disable=None)
-    return sum(len(utf8(text)) for text in bar)
+    sizes, hashes = array("q"), bytearray()
+    for text in bar:
+        sizes.append(len(utf8(text)))
+        hashes += _hash(text)
+    found, places, counts = np.unique(
+        np.frombuffer(hashes, dtype="<u8"), return_inverse=True, return_counts=True
+    )
+    again = counts > 1
+    copies = again[places]
+    is_most = 2 * max(copies.mean(), np.average(copies, weights=sizes)) > 1 if sum(sizes) else False
+    return sum(sizes), frozenset[bytes]() if is_most else frozenset(each.tobytes() for each in found[again])
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(utf8(text), digest_size=8).digest()
 
 
 def _bar(writer: CorpusWriter, size: int | None, limit_tokens: int | None) -> "tqdm[NoReturn]":

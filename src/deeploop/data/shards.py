@@ -14,6 +14,7 @@ corpus.json is written last: where it stands, the corpus is whole.
 """
 
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ import numpy as np
 
 from deeploop.data.arrays import read_npz
 from deeploop.data.bpe import load_tokenizer
+from deeploop.data.corpora import SUFFIXES
 from deeploop.data.pretrained_tokenizer import LARGEST
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.files import atomic_file, open_regular, read_object, refuse_other
@@ -254,6 +256,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     path = folder / "corpus.json"
     if not path.is_file():
         refuse_other(folder, "corpus.json", "`deeploop prepare text FILE… --out ANOTHER` makes one")
+        _refuse_text(folder)
         what = "not a whole corpus (no corpus.json)" if folder.is_dir() else "no such corpus"
         # A folder of another name than these two is meant for the user's own text.
         source = folder.name if folder.name in ("stdlib", "fineweb-edu") else "text FILE…"
@@ -271,6 +274,20 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return facts
+
+
+def _refuse_text(path: Path) -> None:
+    """Raise for text that is not prepared yet, with a command that writes elsewhere."""
+    files = [path] if path.is_file() else itertools.islice(path.rglob("*"), 1000)
+    if (path / "progress.npz").exists() or not any(file.name.endswith(SUFFIXES) for file in files):
+        return
+    made = Path("data", path.resolve().name.partition(".")[0])
+    if made.exists():
+        made = made.with_name(f"{made.name}-tokens")
+    raise ValueError(
+        f"{path}: holds text, not a corpus; "
+        f"give --data {made} after `deeploop prepare text {path} --out {made}`"
+    )
 
 
 def _check_numbers(facts: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ from tqdm import tqdm
 from deeploop.terminal import printable
 
 LINE_SECONDS = 10
+PACE_SECONDS = 3  # of steps, until their speed is known
+WORTH_SAYING = 30  # seconds left: of a shorter run no estimate is printed
 SHORT_SECONDS = 3  # a validation that takes less is not shown
 # Dense bf16 peak of the datasheets, FLOP/s: what "utilization" below is a share of.
 PEAK_FLOPS = {
@@ -88,17 +90,34 @@ class Display:
         self._began = time.monotonic()
         self._last_line = self._began, done
         self._validation_began, self._postfix = self._began, ""
+        self._pace_from: tuple[float, int] | None = None  # when the first step was done, which compiles
+        self._has_estimate = False
 
     def step(self, loss: float, rate: float, tokens_per_s: float | None) -> None:
         """Show a step; the speed is given where a line is logged."""
         self._bar.update()
         self._step += 1
+        self._estimate()
         if tokens_per_s is not None:
             known = f"loss {loss:.3f}", f"lr {rate:.1e}", f"{_thousands(tokens_per_s)} tok/s"
             self._postfix = ", ".join(known)
             self._bar.set_postfix_str(self._postfix, refresh=False)
             if self._prints_steps and self._is_line_due():
                 self.say("  ".join([f"step {self._step}/{self._total}", *known, f"{self._time_left()} left"]))
+
+    def _estimate(self) -> None:
+        """Say once how long the run will take, as soon as steps have a pace."""
+        now = time.monotonic()
+        if self._pace_from is None:
+            self._pace_from = now, self._step
+        began, first = self._pace_from
+        if self._has_estimate or now - began < PACE_SECONDS:
+            return
+        self._has_estimate = True
+        left = (self._total - self._step) * (now - began) / (self._step - first)
+        if left > WORTH_SAYING:
+            rest = f"{self._total - self._step:,} steps"
+            self.say(f"{'time:':<10} about {hours_minutes_seconds(left)} left for {rest}")
 
     def validating(self, share: float) -> None:
         """Show the share of a validation that is done, from 0 to 1."""
@@ -111,11 +130,11 @@ class Display:
         if share == 1:
             self._bar.set_postfix_str(self._postfix)
             return
-        known = f"validation {share:.0%}", f"{hours_minutes_seconds(elapsed * (1 / share - 1))} left"
-        self._bar.set_postfix_str(", ".join(known))
+        known = f"validating: {share:.0%} done, {hours_minutes_seconds(elapsed * (1 / share - 1))} left"
+        self._bar.set_postfix_str(known)
         if self._prints_steps and now - self._last_line[0] >= LINE_SECONDS:
             self._last_line = now, self._last_line[1]
-            self.say("  ".join([f"step {self._step}/{self._total}", *known]))
+            self.say(f"step {self._step}/{self._total}  {known}")
 
     def _is_line_due(self) -> bool:
         """Return True if LINE_SECONDS and a hundredth of the run have passed since the last line."""

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from deeploop.data.bpe import how_to_ask, tokenizer_files, vocabulary_fits
+from deeploop.data.mixture import Mixture
 from deeploop.data.token_loader import Loader, PrefetchLoader
 from deeploop.data.tokenizers import Tokenizer
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT, judge, unigram_floor
 from deeploop.eval.depth import count_bytes
 from deeploop.eval.validation import validate
-from deeploop.models.accounting import flops_per_token, training_bytes
+from deeploop.models.accounting import flops_per_token, parameter_count, training_bytes
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.documents import causal_context, document_bounds
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.tasks.language.monitor import LoopMonitor, Probe, check_sublayers
-from deeploop.tasks.language.text import make_loader, mixture_windows, open_mixture
+from deeploop.tasks.language.text import make_loader, mixture_windows, open_mixture, shared_documents
 from deeploop.tasks.rounds import FirstStateSampler, RoundsSampler
 from deeploop.train.distributed import World, arithmetic, share_of_rank
 from deeploop.train.execution import Capabilities
@@ -29,6 +30,7 @@ from deeploop.train.memory import fit, needs_on, shards
 from deeploop.train.task import OnBatch, StepData, Task, ignore_batch, set_rounds
 
 MANY_EPOCHS = 10
+LARGE_VOCABULARY = 20_000  # tokens
 
 
 @dataclass
@@ -49,8 +51,8 @@ class LanguageTask(Task):
     legend: ClassVar[dict[str, str]] = {
         "floor": "best loss without context, by token frequencies; "
         "similarity 1 means one state at all positions",
-        "verdict": f"escaped: loss below the floor by {LOSS_MARGIN} and similarity below {SIMILARITY_LIMIT}; "
-        "collapsed: neither; undecided: one of them",
+        "verdict": f"escaped: loss below the floor by {LOSS_MARGIN}, and similarity below {SIMILARITY_LIMIT};"
+        " collapsed: neither; undecided: only one of the two",
     }
     config: TrainConfig
     tokenizer: Tokenizer
@@ -298,6 +300,14 @@ class LanguageTask(Task):
                 f"without the unigram bias {rule.name} may collapse during warm-up; "
                 "add --model.unigram-bias (docs/escape.md)"
             )
+        for corpus in self.corpus.corpora if isinstance(self.corpus, Mixture) else ():
+            if shared := shared_documents(corpus):
+                found.append(
+                    f"{corpus.folder}: {shared:,} of {corpus.documents('validation'):,} validation documents "
+                    "are in the training text too, so the validation loss is too low; prepare the text again"
+                )
+        if large := self.large_vocabulary():
+            found.append(large)
         epochs = config.optim.steps * self.targets_per_step / self.examples
         if epochs > MANY_EPOCHS:
             fewer = max(1, MANY_EPOCHS * self.examples // self.targets_per_step)
@@ -310,6 +320,22 @@ class LanguageTask(Task):
                 "set a larger --data.validate-every or fewer --data.validation-rounds"
             )
         return found
+
+    def large_vocabulary(self) -> str | None:
+        """A line on a vocabulary that is most of the model, with the tokenizers to choose from."""
+        model = self.config.model
+        table, whole = model.padded_vocabulary * model.width, parameter_count(model)
+        if (
+            self.config.init_from
+            or self.config.resume
+            or 2 * table < whole
+            or model.vocabulary < LARGE_VOCABULARY
+        ):
+            return None
+        return (
+            f"{table:,} of {whole:,} parameters are the vocabulary of {self.tokenizer.name}; for a model of "
+            "this size prepare the text with --tokenizer bytes or bpe:4096"
+        )
 
     def describe(self, result: dict[str, Any]) -> str:
         """An evaluation in one line."""

@@ -6,11 +6,14 @@ from pathlib import Path
 from torch import Tensor
 
 from deeploop.data.mixture import Mixture, MixtureLoader
+from deeploop.data.scan import scan
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import Loader, TokenLoader, validation_windows
 from deeploop.files import naming_field
 from deeploop.tasks.language.config import DataConfig, TrainConfig, parse_mix
 from deeploop.train.distributed import World
+
+SCANNED_TOKENS = 20_000_000  # which takes half a second
 
 
 def open_mixture(data: DataConfig) -> Mixture:
@@ -67,6 +70,15 @@ def mixture_windows(mixture: Mixture, context: int, count: int) -> dict[str, tup
     """`count` validation windows, each corpus's by its share; of one that is held back none."""
     numbers = zip(mixture.names, mixture.corpora, mixture.held_out(count), strict=True)
     return {name: validation_windows(corpus.validation, context, own) for name, corpus, own in numbers if own}
+
+
+def shared_documents(corpus: Corpus) -> int:
+    """Validation documents that are trained on as well; 0 where `prepare` saw to it, or in a large corpus."""
+    streams = corpus.validation, corpus.train
+    if corpus.facts.get("repeated") is not None or sum(map(len, streams)) > SCANNED_TOKENS:
+        return 0
+    held, trained = (scan(stream, corpus.end_of_text) for stream in streams)
+    return held.shared_with(trained)
 
 
 def open_corpus(path: Path, field: str = "path") -> Corpus:

@@ -1,5 +1,6 @@
-"""The vocabulary of the corpus that a config names."""
+"""The corpus that a config names, before a run is opened: its vocabulary and size."""
 
+from pathlib import Path
 from typing import Any
 
 from deeploop.data.bpe import vocabulary_fits
@@ -7,14 +8,25 @@ from deeploop.data.shards import Corpus
 from deeploop.tasks.language.config import DataConfig
 
 
+def corpus_of(config: Any) -> Corpus | None:
+    """The corpus that a language model's config names alone; None where it is not known."""
+    if not isinstance(getattr(config, "data", None), DataConfig) or config.data.mix:
+        return None
+    return _opened(config.data.path)
+
+
+def _opened(folder: Path) -> Corpus | None:
+    try:
+        return Corpus.open(folder)
+    except (OSError, ValueError):  # told when the run is opened
+        return None
+
+
 def corpus_of_other_vocabulary(config: Any) -> Corpus | None:
     """The corpus of a language model's config, if its vocabulary is another; None where it is not known."""
     text = isinstance(getattr(config, "data", None), DataConfig)
-    if not text or config.init_from:
-        return None
-    try:
-        corpus = Corpus.open(config.data.folders[0])
-    except (OSError, ValueError):  # told when the run is opened
+    corpus = _opened(config.data.folders[0]) if text and not config.init_from else None
+    if corpus is None:
         return None
     fits = vocabulary_fits(corpus.tokenizer_name, corpus.vocabulary, config.model.vocabulary)
     return None if fits else corpus
