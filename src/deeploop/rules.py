@@ -244,6 +244,9 @@ class Rule:
 
     def scales(self, K: int, R: int, N: int | None = None) -> Scales:
         """α, β and ε of K blocks at R rounds; N is K·R, unless the caller counts it."""
+        for name, count in (("blocks", K), ("rounds", R)):
+            if count != int(count):
+                raise ValueError(f"{name}={count}: must be a whole number")
         N = K * R if N is None else N
         law = ScalingRule(self.p)
         alpha = flat_alpha(K, R, self.gain) if self.alpha == "flat" else 1.0

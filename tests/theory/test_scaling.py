@@ -5,7 +5,15 @@ from fractions import Fraction as F
 
 import pytest
 
-from deeploop.theory import DEEPLOOP, DEEPNORM, ScalingRule, factored_epsilon, flat_alpha
+from deeploop.rules import parse
+from deeploop.theory import (
+    DEEPLOOP,
+    DEEPNORM,
+    ScalingRule,
+    averaged_epsilon,
+    factored_epsilon,
+    flat_alpha,
+)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +77,18 @@ def test_the_flat_alpha_is_what_the_factored_epsilon_divides_by():
     for K, R in ((0, 3), (3, 0)):
         with pytest.raises(ValueError, match="N=0"):
             flat_alpha(K, R)
+
+
+@pytest.mark.parametrize("counts", [(2.5, 4), (4, 2.5), (F(5, 2), 4)])
+def test_a_fraction_of_a_block_or_a_round_is_refused(counts):
+    for scale in (averaged_epsilon, factored_epsilon, flat_alpha):
+        with pytest.raises(ValueError, match=r"N=(2\.5|5/2): must be a whole number"):
+            scale(*counts)
+    for name in ("deeploop", "prenorm", "averaged", "flat"):
+        with pytest.raises(ValueError, match=r"(blocks|rounds)=(2\.5|5/2): must be a whole number"):
+            parse(name).scales(*counts)
+    with pytest.raises(ValueError, match=r"N=2\.5: must be a whole number"):
+        DEEPLOOP.alpha(2.5)
 
 
 @pytest.mark.parametrize("bad", [0, -0.5, math.nan, math.inf, F(-1, 2)])

@@ -39,6 +39,9 @@ class ScaledResidual(nn.Module):
     Who counts the depth in another way gives `alpha` or `epsilon` (`Rule.scales`) in place of blocks and
     rounds, and draws β by `init_residual_branch_`. A rule that tells blocks apart needs the `number` of the
     stored block, from 1.
+
+    To compile a loop, compile each layer (`for layer in loop: layer.compile()`): each is then compiled once,
+    where `torch.compile` of the whole model unrolls all K·R visits.
     """
 
     scale: Tensor | None

@@ -107,7 +107,9 @@ def exact(x: Real) -> Fraction:
 def _depth(N: int) -> int:
     if not 1 <= N < math.inf:
         raise ValueError(f"N={N}: the depth in blocks must be at least 1")
-    return N
+    if int(N) != N:
+        raise ValueError(f"N={N}: must be a whole number of blocks or rounds")
+    return int(N)
 
 
 def _power(base: Real, exponent: Real) -> float:
