@@ -20,7 +20,7 @@ from research.tables import by_windows, front, iterated, long_training, paper, r
 
 Tables = Mapping[str, Callable[[Path], str]]
 PAGES: dict[str, Tables] = {
-    "paper.md": paper.TABLES,
+    **paper.TABLES,
     **{f"results/{name}/README.md": tables for name, tables in rules.TABLES.items()},
     **{f"results/{name}/README.md": tables for name, tables in long_training.TABLES.items()},
     **{f"results/{name}/README.md": tables for name, tables in by_windows.TABLES.items()},

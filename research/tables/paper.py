@@ -1,11 +1,14 @@
-"""The tables of docs/paper.md, each row quoted from the files of a study.
+"""The results in docs/paper.md and docs/results/measured.md, each row quoted from the files of a study.
 
-Each docs/results/FOLDER with a results.json is a row of the full table:
+Each docs/results/FOLDER with a results.json is a row of measured.md:
 
 {"order": 1, "what": "…", "result": "validation loss {loss:.3f}", "values": {"loss": SELECTOR}}
 
-and, where it has "paper": {"order": 1, "says": "…", "here": "…"}, one of the short table beside the paper's;
-where a SELECTOR names one number of the files beside it:
+and rows beside the paper's numbers, where it has
+
+"paper": [{"order": 1, "what": "…", "theirs": "…", "ours": "…", "verdict": "…"}, …]
+
+A SELECTOR names one number of the files beside it:
 
 {"last": "validation", "field": "loss"}           of the last such line of metrics.jsonl
 {"median": "train", "field": "tokens_per_s"}      over all such lines
@@ -17,11 +20,12 @@ where a SELECTOR names one number of the files beside it:
 {"json": "gamma.json", "path": ["…", "gamma"]}    a number in a JSON file
 {"published": "LOSS", "key": ["small", "deeploop", 3]}   a number of the paper, by `paper.published`
 {"minus": [SELECTOR, SELECTOR]}                   the first minus the second
+{"gain": 3}                                       of DeepLoop over pre-norm at R = 3, in results/gain
 the first two with "file": a metrics file of another name; all but counts with "times": a factor
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean, median
@@ -30,12 +34,15 @@ from typing import Any
 from deeploop.paper import published
 from deeploop.report.packed import opened, subfolders
 from deeploop.train.metrics import read_metrics
+from research.tables.by_windows import gain_cells, gains
 
 
 def value(folder: Path, selector: dict[str, Any] | float) -> float:
     """The number that a selector names."""
     if isinstance(selector, int | float):
         return selector
+    if "gain" in selector:
+        return gains(gain_cells(folder.parent))[selector["gain"]]
     if "over" in selector:
         first, second = (value(folder, one) for one in selector["over"])
         return first / second
@@ -93,27 +100,36 @@ def read_entry(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
     return entry, {name: value(folder, selector) for name, selector in entry["values"].items()}
 
 
-def full_table(results: Path) -> str:
-    """Every row."""
-    return _table(results, ["what", "result", "files"], lambda entry: entry)
+def measured(results: Path) -> str:
+    """A row for each study."""
+    rows = [
+        (entry["order"], [entry[part].format(**values) for part in ("what", "result")], f"[{name}]({name})")
+        for name, entry, values in _entries(results)
+    ]
+    return _table(["what", "result", "files"], rows)
 
 
-def short_table(results: Path) -> str:
-    """The paper beside ours."""
-    return _table(results, ["the paper", "here", "files"], lambda entry: entry.get("paper"))
+def beside(results: Path) -> str:
+    """The paper's numbers beside ours."""
+    parts = ("what", "theirs", "ours", "verdict")
+    rows = [
+        (row["order"], [row[part].format(**values) for part in parts], f"[{name}](results/{name})")
+        for name, entry, values in _entries(results)
+        for row in entry.get("paper", [])
+    ]
+    return _table(["in the paper", "paper", "ours", "verdict", "files"], rows)
 
 
-def _table(results: Path, header: list[str], choose: Callable[[dict[str, Any]], Any]) -> str:
-    """By the order that each entry gives; cells are Markdown already."""
-    rows = []
+def _entries(results: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
+    """Folder, entry and values of each results.json."""
     for path in sorted(results.glob("*/results.json")):
-        entry, values = read_entry(path.parent)
-        if row := choose(entry):
-            cells = [row[key].format(**values) for key in ("what", "result", "says", "here") if key in row]
-            link = f"[results/{path.parent.name}](results/{path.parent.name})"
-            rows.append((row["order"], [*cells, link]))
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, *(cells for _, cells in sorted(rows)))]
-    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+        yield path.parent.name, *read_entry(path.parent)
 
 
-TABLES = {"beside": short_table, "results": full_table}
+def _table(header: list[str], rows: list[tuple[int, list[str], str]]) -> str:
+    """By order; cells are Markdown already."""
+    lines = [f"| {' | '.join([*cells, link])} |" for _, cells, link in sorted(rows)]
+    return "\n".join([f"| {' | '.join(header)} |", "|" + "---|" * len(header), *lines])
+
+
+TABLES = {"paper.md": {"beside": beside}, "results/measured.md": {"results": measured}}

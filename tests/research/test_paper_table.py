@@ -1,4 +1,4 @@
-"""The tables of docs/paper.md quote numbers from files."""
+"""The tables of docs/paper.md and docs/results/measured.md quote numbers from files."""
 
 import json
 
@@ -20,20 +20,17 @@ def test_every_row_is_quoted_from_files(tmp_path):
         "rate": {"median": "train", "field": "rate", "times": 1e-3},
         "published": {"published": "LOSS", "key": ["small", "deeploop", 3]},
     }
-    paper = {"order": 1, "says": "{published:.4f}", "here": "{loss:.1f}"}
+    paper = [{"order": 1, "what": "l", "theirs": "{published:.4f}", "ours": "{loss:.1f}", "verdict": "v"}]
     entry = {"order": 1, "what": "w", "result": "{loss:.2f} at {rate:.0f} K", "values": values}
     (folder / "results.json").write_text(json.dumps(entry))
-    assert tool.full_table(tmp_path).splitlines()[2:] == [
-        "| w | 1.23 at 3 K | [results/mine](results/mine) |"
-    ]
-    assert len(tool.short_table(tmp_path).splitlines()) == 2  # it has nothing of the paper
+    assert tool.measured(tmp_path).splitlines()[2:] == ["| w | 1.23 at 3 K | [mine](mine) |"]
+    assert len(tool.beside(tmp_path).splitlines()) == 2  # it has nothing of the paper
     (folder / "results.json").write_text(json.dumps(entry | {"paper": paper}))
-    short = tool.short_table(tmp_path)
-    assert short.splitlines()[2:] == ["| 2.7917 | 1.2 | [results/mine](results/mine) |"]
+    assert tool.beside(tmp_path).splitlines()[2:] == ["| l | 2.7917 | 1.2 | v | [mine](results/mine) |"]
     values["loss"]["field"] = "gain"
     (folder / "results.json").write_text(json.dumps(entry))
     with pytest.raises(ValueError, match="no validation line has gain"):
-        tool.full_table(tmp_path)
+        tool.measured(tmp_path)
 
 
 def test_numbers_over_run_folders(tmp_path):

@@ -1,0 +1,59 @@
+"""docs/paper.md: its commands run, its costs are those of the dry runs, the code that it names is there."""
+
+import importlib
+import re
+import shlex
+
+import pytest
+
+import deeploop
+from deeploop.cli import main
+from research import DOCS
+
+TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\|[^|]+\| `deeploop (sweep [^`]+|plan [^`]+)` \|$", TEXT, re.M)
+COSTS = re.findall(r"^\| `([\w-]+)` \| (\d+) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|$", TEXT, re.M)
+CODE = re.findall(r"`(\w+/[\w.]+\.\w+)(?::(\w+))?`", TEXT)
+
+
+def dry_run(capsys, *words):
+    """The words of the last line of the table that a dry run prints."""
+    assert main(["sweep", *words, "--dry-run"]) == 0
+    return next(line.split() for line in capsys.readouterr().out.splitlines() if " cells " in line)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_runs(command, tmp_path, capsys):
+    words = shlex.split(command.replace("eval_data", str(tmp_path)))
+    assert main([*words, "--dry-run"] if words[0] == "sweep" and "--dry-run" not in words else words) == 0
+
+
+def test_every_table_and_figure_has_a_command():
+    assert len(COMMANDS) == 9
+    for name in [f"Table {n}" for n in range(1, 5)] + [
+        "Figure 1",
+        "Figure 2",
+        "Figure 3",
+        "Figures 4 and 5",
+        "Figure 6",
+    ]:
+        assert re.search(rf"^\|[^|]*\b{name}\b[^|]*\| `deeploop ", TEXT, re.M), name
+
+
+@pytest.mark.parametrize("row", COSTS, ids=lambda row: row[0])
+def test_costs_are_those_of_the_dry_runs(row, capsys):
+    sweep, cells, paper, papers_own, gpu, laptop = row
+    own = dry_run(capsys, sweep)
+    assert (own[0], own[-2], own[-1]) == (cells, paper, papers_own)
+    assert dry_run(capsys, sweep, "--scale", "gpu")[-2] == gpu
+    assert dry_run(capsys, sweep, "--scale", "laptop")[-1] == laptop
+
+
+def test_the_code_is_where_the_page_says():
+    package = importlib.resources.files(deeploop)
+    assert len(CODE) >= 8
+    for path, name in CODE:
+        assert package.joinpath(path).is_file(), path
+        if name:
+            module = importlib.import_module(f"deeploop.{path.removesuffix('.py').replace('/', '.')}")
+            assert hasattr(module, name), (path, name)
