@@ -459,11 +459,11 @@ def threads(folder: Path, times: int) -> Row:
 
 # name → scenario, times in the short version (part of the tests), times in `make faults`
 SCENARIOS: dict[str, tuple[Callable[[Path, int], Row], int, int]] = {
-    "together": (together, 1, 25),
-    "interrupted": (interrupted, 1, 4),
-    "kills": (kills, 6, 210),
+    "together": (together, 1, 10),
+    "interrupted": (interrupted, 1, 3),
+    "kills": (kills, 6, 120),
     "terminations": (terminations, 1, 10),
-    "damaged checkpoints": (damaged_checkpoints, 2, 30),
+    "damaged checkpoints": (damaged_checkpoints, 2, 20),
     "full disk": (full_disk, 1, 5),
     "shards": (shards, 3, 12),
     "second run": (second_run, 1, 10),
