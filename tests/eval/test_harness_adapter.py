@@ -152,6 +152,26 @@ def test_a_whole_document_is_every_token_once(model, live, length):
     assert other == pytest.approx(loglikelihood(model, "", "other"), abs=1e-4)
 
 
+@pytest.mark.parametrize("before", [0, 1, 380, 399, 400, 401, 900])
+def test_what_is_longer_than_the_context_scores_as_in_lm_evals_own_model(model, live, before):
+    """Their model loses the beginning too; a continuation longer than the context it does not take."""
+    pytest.importorskip("transformers")
+    from lm_eval.models.huggingface import HFLM
+
+    from deeploop.data.hf_tokenizer import to_transformers
+    from deeploop.models.hf import DeepLoopForCausalLM
+
+    tokenizer = to_transformers(BYTES, context=model.config.context)
+    gpt = DeepLoopForCausalLM.from_gpt(model)
+    theirs = HFLM(pretrained=gpt, tokenizer=tokenizer, max_length=400, batch_size=1, device="cpu")
+    text = "".join(chr(97 + (i * i + i // 26) % 26) for i in range(1400))
+    asked = [request(text[:before], text[before : before + length]) for length in (1, 2, 21, 399, 400)]
+    wanted = theirs.loglikelihood(asked, disable_tqdm=True)
+    for (ours, greedy), (logprob, is_greedy) in zip(live.loglikelihood(asked), wanted, strict=True):
+        assert ours == pytest.approx(logprob, rel=1e-4)
+        assert greedy == is_greedy
+
+
 def test_generation_is_greedy_and_ends_where_it_is_told(model, live):
     ids = list(generate(model, BYTES.encode("the loop"), max_tokens=30))
     text = BYTES.decode(ids)

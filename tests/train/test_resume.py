@@ -93,6 +93,30 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     assert tensors(out) == tensors(uninterrupted)
 
 
+def test_a_measured_rate_is_the_same_after_a_resume(train_arguments, tmp_path, capsys):
+    """--auto-lr finds the same rate again; with more steps its warm-up is longer, which is said."""
+    whole = tmp_path / "whole"
+    more = ["--optim.steps", 12, "--optim.batch", 32, "--checkpoint.every", 6, "--model.blocks", 1]
+    words = train_arguments(whole, *more, "--auto-lr")
+    at = words.index("--optim.warmup-steps")  # what --auto-lr settles
+    del words[at : at + 2]
+    assert main(words) == 0
+    halves = {name: shutil.copytree(whole, tmp_path / name) for name in ("words", "alone", "longer")}
+    for half in halves.values():
+        shutil.rmtree(last_checkpoint(half))
+    again = [str(halves["words"]) if word == str(whole) else word for word in words]
+    assert main([*again, "--resume"]) == 0
+    assert main(["train", "--resume", str(halves["alone"])]) == 0
+    for name in ("words", "alone"):
+        assert repeatable(halves[name]) == repeatable(whole)
+        assert tensors(halves[name]) == tensors(whole)
+    capsys.readouterr()
+    assert main(["train", "--resume", str(halves["longer"]), "--auto-lr", "--optim.steps", "24"]) == 0
+    said = capsys.readouterr().out
+    assert "resuming with optim.warmup_steps=" in said
+    assert "optim.peak_lr=" not in said
+
+
 def test_resuming_a_finished_run_changes_nothing(uninterrupted, train_arguments, capsys):
     before = tensors(uninterrupted), read_metrics(uninterrupted)
     assert main(train_arguments(uninterrupted, *LENGTH, "--resume")) == 0

@@ -332,8 +332,20 @@ def test_replicas_are_diagnosed_as_one_rank_is_and_shards_say_that_they_are_not(
 @pytest.mark.parametrize("way", ["ddp", "fsdp", "to-ddp", "to-fsdp"])
 @pytest.mark.parametrize("kind", REASONERS)
 def test_a_reasoner_on_two_ranks_equals_one(runs, kind, way):
+    assert_same_reasoner(runs.folder / f"{kind}-{way}", runs.folder / kind)
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+@pytest.mark.parametrize("kind", REASONERS)
+def test_one_rank_resumes_a_reasoner_that_two_began(runs, make_puzzle_config, tmp_path, kind, parallel):
+    run = shutil.copytree(runs.folder / f"{kind}-{parallel}", tmp_path / "run")
+    shutil.rmtree(list_checkpoints(run)[-1])
+    train(make_puzzle_config(run, kind, data={"validate_every": 3}, resume=True))
+    assert_same_reasoner(run, runs.folder / kind)
+
+
+def assert_same_reasoner(mine, one):
     """Losses, weights, puzzle table, average, and the puzzles that are at work in the end."""
-    mine, one = runs.folder / f"{kind}-{way}", runs.folder / kind
     for record in ("train", "validation"):
         found, expected = losses(mine, record), losses(one, record)
         assert found.keys() == expected.keys()
