@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from acting import acting, stopped_in
 from tqdm import tqdm
 
 from deeploop.cli import main
@@ -18,7 +19,6 @@ from deeploop.train.active import ActiveRun
 from deeploop.train.loop import train
 from deeploop.train.metrics import MetricsWriter, read_metrics
 from deeploop.train.progress import Display
-from deeploop.train.steps import StepQueue
 from deeploop.train.stop import StopRequest
 
 COLLAPSED = {"loss": 3.0, "floor": 3.0, "similarity": 0.99, "verdict": "collapsed"}
@@ -26,31 +26,9 @@ GUARDED = {"optim": {"steps": 9}, "guard": {"stop": True}, "data": {"validate_ev
 CLOCKS = ("seconds", "tokens_per_s", "mfu")
 
 
-@pytest.fixture
-def collapsing(monkeypatch):
-    monkeypatch.setattr(LanguageTask, "evaluate", lambda self, model, on_batch: dict(COLLAPSED))
-
-
-@pytest.fixture
-def at_step(monkeypatch):
-    """`at_step(3, do)`: calls do(queue) before step 3 is queued, once."""
-
-    def plan(step, do):
-        real, done = StepQueue.submit, []
-
-        def submit(queue):
-            if queue._run.step == step - 1 and not done:
-                done.append(step)
-                do(queue)
-            real(queue)
-
-        monkeypatch.setattr(StepQueue, "submit", submit)
-
-    return plan
-
-
-def ask_to_stop(queue):
-    queue._stop.requested = True
+class Collapsing(LanguageTask):
+    def evaluate(self, model, on_batch):
+        return dict(COLLAPSED)
 
 
 def ended(config):
@@ -64,10 +42,9 @@ def lines(config):
     ]
 
 
-def test_run_json_says_how_a_run_ended(tiny_config, at_step):
-    at_step(3, ask_to_stop)
+def test_run_json_says_how_a_run_ended(tiny_config):
     config = tiny_config()
-    assert train(config)["ended"] == "stopped"
+    assert stopped_in(3, config)["ended"] == "stopped"
     assert ended(config) == {"how": "stopped", "step": 3}
     for fewer in (2, 3):
         with pytest.raises(
@@ -81,39 +58,37 @@ def test_run_json_says_how_a_run_ended(tiny_config, at_step):
     assert ended(config) == {"how": "finished", "step": 6}
 
 
-def test_a_run_that_goes_on_has_not_ended(tiny_config, at_step):
+def test_a_run_that_goes_on_has_not_ended(tiny_config):
     train(tiny_config(optim={"steps": 4}))
 
-    def look(queue):
+    def look(model):
         assert ended(config) is None
 
-    at_step(5, look)
     config = tiny_config(resume=True)
-    assert train(config)["ended"] == "finished"
+    assert train(config, task=acting(config, 5, look))["ended"] == "finished"
 
 
-def test_what_the_guard_ended_stays_ended(tiny_config, collapsing, capsys):
+def test_what_the_guard_ended_stays_ended(tiny_config, capsys):
     config = tiny_config(**GUARDED)
-    assert train(config)["ended"] == "collapsed"
+    assert train(config, task=Collapsing)["ended"] == "collapsed"
     before = lines(config)
-    result = train(tiny_config(**GUARDED, resume=True))
+    result = train(tiny_config(**GUARDED, resume=True), task=Collapsing)
     assert (result["ended"], result["step"], lines(config)) == ("collapsed", 5, before)
     assert "ended at step 5: collapsed; start anew" in capsys.readouterr().out
     unguarded = tiny_config(**{**GUARDED, "guard": {"stop": False}}, resume=True)
-    assert train(unguarded)["step"] == 9
+    assert train(unguarded, task=Collapsing)["step"] == 9
 
 
-def test_a_stop_in_the_step_that_collapses_does_not_save_it(tiny_config, collapsing, at_step):
-    at_step(5, ask_to_stop)
+def test_a_stop_in_the_step_that_collapses_does_not_save_it(tiny_config):
     config = tiny_config(**GUARDED)
-    assert train(config)["ended"] == "stopped"
+    assert stopped_in(5, config, Collapsing)["ended"] == "stopped"
     for _ in range(2):
-        result = train(tiny_config(**GUARDED, resume=True))
+        result = train(tiny_config(**GUARDED, resume=True), task=Collapsing)
         assert (result["ended"], result["step"]) == ("collapsed", 5)
         assert [line["step"] for line in read_metrics(config.out, "validation")] == [0, 5]
 
 
-def test_a_kill_before_the_save_of_a_collapse_does_not_save_it(tiny_config, collapsing, monkeypatch):
+def test_a_kill_before_the_save_of_a_collapse_does_not_save_it(tiny_config, monkeypatch):
     class Killed(BaseException):
         pass
 
@@ -126,57 +101,48 @@ def test_a_kill_before_the_save_of_a_collapse_does_not_save_it(tiny_config, coll
     monkeypatch.setattr(ActiveRun, "save", kill)
     config = tiny_config(**GUARDED)
     with pytest.raises(Killed):
-        train(config)
+        train(config, task=Collapsing)
     monkeypatch.setattr(ActiveRun, "save", save)
     assert last_checkpoint(config.out).name == "step-00000004"
-    result = train(tiny_config(**GUARDED, resume=True))
+    result = train(tiny_config(**GUARDED, resume=True), task=Collapsing)
     assert (result["ended"], result["step"]) == ("collapsed", 5)
 
 
-def test_a_diagnosis_that_a_stop_left_out_is_the_same(tiny_config, at_step, tmp_path):
+def test_a_diagnosis_that_a_stop_left_out_is_the_same(tiny_config, tmp_path):
     """Its step effect needs the rate of the step that was taken, not of the next nor the peak."""
     diagnosis = {"every": 1, "iterations": 1, "sublayers": ("blocks.0.mlp",)}
     changes = {"diagnose": diagnosis, "optim": {"steps": 3}}
     whole = tiny_config(tmp_path / "whole", **changes)
     train(whole)
-    at_step(2, ask_to_stop)
     cut = tiny_config(tmp_path / "cut", **changes)
-    assert train(cut)["ended"] == "stopped"
+    assert stopped_in(2, cut)["ended"] == "stopped"
     train(tiny_config(tmp_path / "cut", resume=True, **changes))
     assert {line["kind"] for line in lines(whole)} == {"train", "validation", "diagnose"}
     assert sorted(map(str, lines(cut))) == sorted(map(str, lines(whole)))
 
 
-def test_a_skipped_step_is_one_line_after_a_resume(tiny_config, poison, at_step, monkeypatch):
+def test_a_skipped_step_is_one_line_after_a_resume(tiny_config, poison):
     class Killed(BaseException):
         pass
 
-    def kill(queue):
+    def kill(model):
         raise Killed
 
     poison(3, float("nan"))
-    at_step(4, kill)
     changes = {"optim": {"non_finite": "skip"}, "checkpoint": {"every": 2}}
+    config = tiny_config(**changes)
     with pytest.raises(Killed):
-        train(tiny_config(**changes))
-    real = LanguageTask.loss
-    calls = []
-
-    def first_is_poisoned(self, model, batch):
-        calls.append(1)
-        return real(self, model, batch) * (float("nan") if len(calls) == 1 else 1)
-
-    monkeypatch.setattr(LanguageTask, "loss", first_is_poisoned)
-    config = tiny_config(resume=True, **changes)
-    train(config)
+        train(config, task=acting(config, 4, kill))
+    poison(1, float("nan"))  # the third step, which is taken again
+    train(tiny_config(resume=True, **changes))
     assert [line["step"] for line in read_metrics(config.out, "skipped")] == [3]
 
 
 @pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
-def test_a_folder_that_is_gone_ends_the_run_with_an_error(tiny_config, at_step, tmp_path, how):
+def test_a_folder_that_is_gone_ends_the_run_with_an_error(tiny_config, tmp_path, how):
     config = tiny_config()
 
-    def lose(queue):
+    def lose(model):
         if how == "removed":
             shutil.rmtree(config.out)
         else:
@@ -184,9 +150,8 @@ def test_a_folder_that_is_gone_ends_the_run_with_an_error(tiny_config, at_step, 
         if how == "replaced":
             shutil.copytree(tmp_path / "elsewhere", config.out)
 
-    at_step(2, lose)
-    with pytest.raises(OSError, match="the run folder was moved or removed while the run went on"):
-        train(config)
+    with pytest.raises(OSError, match="the run folder was moved or removed"):
+        train(config, task=acting(config, 2, lose))
 
 
 def test_a_hang_up_asks_to_stop():

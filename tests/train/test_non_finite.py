@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from acting import acting
 
 from deeploop.cli import main
 from deeploop.runs.folder import last_checkpoint
@@ -14,7 +15,6 @@ from deeploop.train.distributed import open_world
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import open_run
-from deeploop.train.steps import StepQueue
 
 WEIGHT = "blocks.1.mlp.branch.up"
 
@@ -39,41 +39,29 @@ HARM = {
 }
 
 
-@pytest.fixture
-def harm_at_step_6(monkeypatch):
-    def plan(harm):
-        def submit(queue):
-            if queue._run.step == 5:
-                with torch.no_grad():
-                    harm(queue._run.model)
-            return real(queue)
-
-        real = StepQueue.submit
-        monkeypatch.setattr(StepQueue, "submit", submit)
-
-    return plan
+def harmed_in_step_6(config, harm):
+    return acting(config, 6, torch.no_grad()(harm))
 
 
 @pytest.mark.parametrize("harm", HARM, ids=lambda harm: harm.__name__)
-def test_the_run_stops_and_names_where_it_broke(tiny_config, harm_at_step_6, harm):
-    harm_at_step_6(harm)
+def test_the_run_stops_and_names_where_it_broke(tiny_config, harm):
     config = tiny_config(optim={"steps": 20}, device={"micro_batch": 4})
     with pytest.raises(FloatingPointError) as error:
-        train(config)
+        train(config, task=harmed_in_step_6(config, harm))
     message = str(error.value)
     assert message.startswith("step 6: loss ")
     assert f"first non-finite tensor: {HARM[harm]};" in message
     assert message.endswith(f"last good checkpoint: {config.out / 'checkpoints' / 'step-00000004'}")
 
 
-def test_before_the_first_checkpoint_it_says_that_there_is_none(tiny_config, harm_at_step_6):
-    harm_at_step_6(nan_weight)
+def test_before_the_first_checkpoint_it_says_that_there_is_none(tiny_config):
+    config = tiny_config(checkpoint={"every": 100})
     with pytest.raises(FloatingPointError, match="last good checkpoint: none was saved yet"):
-        train(tiny_config(checkpoint={"every": 100}))
+        train(config, task=harmed_in_step_6(config, nan_weight))
 
 
-def test_on_the_command_line_it_is_one_line(train_arguments, tmp_path, harm_at_step_6, capsys):
-    harm_at_step_6(overflow)
+def test_on_the_command_line_it_is_one_line(train_arguments, tmp_path, poison, capsys):
+    poison(6, float("nan"))
     assert main(train_arguments(tmp_path / "run")) == 2
     error = capsys.readouterr().err
     assert error.startswith("deeploop train: error: step 6: loss nan")
@@ -94,11 +82,14 @@ def test_a_step_may_be_skipped_and_is_counted(tiny_config, poison, capsys):
     assert read_state(last_checkpoint(config.out))["skipped"] == 1
 
 
-def test_twenty_in_a_row_end_the_run(tiny_config, monkeypatch):
-    real = LanguageTask.loss
-    monkeypatch.setattr(LanguageTask, "loss", lambda *args: real(*args) * float("inf"))
+class Overflowing(LanguageTask):
+    def loss(self, model, batch):
+        return super().loss(model, batch) * float("inf")
+
+
+def test_twenty_in_a_row_end_the_run(tiny_config):
     with pytest.raises(FloatingPointError, match="step 21: loss inf"):
-        train(tiny_config(optim={"non_finite": "skip", "steps": 30}))
+        train(tiny_config(optim={"non_finite": "skip", "steps": 30}), task=Overflowing)
 
 
 def test_a_checkpoint_that_is_not_finite_says_where_to_go_on_from(tiny_config):

@@ -5,6 +5,7 @@ On a CPU a device that takes the step by itself is played by the optimizer's own
 
 import pytest
 import torch
+from acting import stopped_in
 from test_loss_readback import lines, note_lag
 
 from deeploop.runs.folder import last_checkpoint
@@ -80,18 +81,10 @@ def test_a_reasoner_that_is_read_back_behind_is_the_reasoner(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_asked_to_stop_it_settles_what_is_under_way_and_resumes_to_the_same_end(
-    make_puzzle_config, tmp_path, kind, late, monkeypatch
+    make_puzzle_config, tmp_path, kind, late
 ):
     train(make_puzzle_config(tmp_path / "whole", kind, **RARELY))
-    submit = StepQueue.submit
-
-    def asked_in_the_eighth(queue):
-        queue._stop.requested = queue._run.step == 7
-        submit(queue)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StepQueue, "submit", asked_in_the_eighth)
-        stopped = train(make_puzzle_config(tmp_path / "cut", kind, **RARELY))
+    stopped = stopped_in(8, make_puzzle_config(tmp_path / "cut", kind, **RARELY))
     # Asked in step 8, known when step 9 is under way.
     assert (stopped["ended"], stopped["step"]) == ("stopped", 9)
     assert late[-2:] == [1, 0]

@@ -14,13 +14,13 @@ import time
 from functools import partial
 
 import pytest
+from acting import acting, stopped_in, stopped_in_evaluation
 
 from deeploop.cli import main
 from deeploop.runs.folder import last_checkpoint, list_checkpoints
-from deeploop.train import loop
 from deeploop.train.checkpoint import read_state
+from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
-from deeploop.train.steps import StepQueue
 from deeploop.train.stop import StopRequest
 from iterate_runs import make_iterate_config
 
@@ -230,21 +230,11 @@ def test_a_second_sigterm_only_asks_again():
         assert stop.requested
 
 
-def test_a_validation_that_a_stop_left_out_is_made_up_for(make_config, tmp_path, monkeypatch):
+def test_a_validation_that_a_stop_left_out_is_made_up_for(make_config, tmp_path):
     """Told to stop at the step at which a validation is due, the run leaves at once; the resume does it."""
-    train = loop.train
     train(make_config(tmp_path / "whole"))
-    real = StepQueue.submit
-
-    def stop_at_four(queue):
-        if queue._run.step == 3:
-            queue._stop.requested = True
-        return real(queue)
-
-    monkeypatch.setattr(StepQueue, "submit", stop_at_four)
-    assert train(make_config(tmp_path / "run"))["ended"] == "stopped"
+    assert stopped_in(4, make_config(tmp_path / "run"))["ended"] == "stopped"
     assert [line["step"] for line in read_metrics(tmp_path / "run", "validation")] == [0]
-    monkeypatch.setattr(StepQueue, "submit", real)
     train(make_config(tmp_path / "run", resume=True))
     assert repeatable(tmp_path / "run") == repeatable(tmp_path / "whole")
 
@@ -252,7 +242,7 @@ def test_a_validation_that_a_stop_left_out_is_made_up_for(make_config, tmp_path,
 @pytest.mark.parametrize("step", [0, 4, 6])
 @pytest.mark.parametrize("kind", ["language", "puzzle", "iterate"])
 def test_a_stop_abandons_a_validation_and_the_resume_repeats_it(
-    make_config, make_puzzle_config, tmp_path, monkeypatch, capsys, kind, step
+    make_config, make_puzzle_config, tmp_path, capsys, kind, step
 ):
     """At the start, on the way and at the last step; the batch in which the stop comes is the last one."""
     small = {"optim": {"steps": 6}, "device": {"micro_batch": 2}}
@@ -263,24 +253,13 @@ def test_a_stop_abandons_a_validation_and_the_resume_repeats_it(
     }[kind]
     make = partial(make, **small)
     whole, out = tmp_path / "whole", tmp_path / "run"
-    train = loop.train
     train(make(whole))
-    real, shares = loop.before_batch, []
-
-    def ask(run, stop, share):
-        if run.step == step:
-            shares.append(share)
-            stop.requested = len(shares) > 1
-        real(run, stop, share)
-
-    monkeypatch.setattr(loop, "before_batch", ask)
-    result = train(make(out))
+    result, shares = stopped_in_evaluation([0, 4, 6].index(step), make(out))
     assert (result["ended"], result["step"]) == ("stopped", step)
     assert len(shares) == 2
     assert 0 == shares[0] < shares[1] < 1
     assert step not in [line["step"] for line in read_metrics(out, "validation")]
     assert [path.name for path in list_checkpoints(out)][-1:] == ([f"step-{step:08d}"] if step else [])
-    monkeypatch.setattr(loop, "before_batch", real)
     for already in (False, True):
         capsys.readouterr()
         result = train(make(out, resume=True))
@@ -291,29 +270,21 @@ def test_a_stop_abandons_a_validation_and_the_resume_repeats_it(
         assert tensors(out) == tensors(whole)
 
 
-def test_a_validation_repeated_twice_is_one_line(tiny_config, monkeypatch):
+def test_a_validation_repeated_twice_is_one_line(tiny_config):
     """A run that a stop ended in a validation is resumed, and killed before it saves."""
 
     class Killed(BaseException):
         pass
 
-    def killed(queue):
+    def kill(model):
         raise Killed
 
-    def ask(run, stop, share):
-        stop.requested = run.step == 4
-        before_batch(run, stop, share)
-
-    before_batch, submit = loop.before_batch, StepQueue.submit
-    monkeypatch.setattr(loop, "before_batch", ask)
-    config = tiny_config()
-    assert loop.train(config)["ended"] == "stopped"
-    monkeypatch.setattr(loop, "before_batch", before_batch)
-    monkeypatch.setattr(StepQueue, "submit", killed)
+    result, _ = stopped_in_evaluation(1, tiny_config(device={"micro_batch": 2}))
+    assert (result["ended"], result["step"]) == ("stopped", 4)
+    config = tiny_config(resume=True)
     with pytest.raises(Killed):
-        loop.train(tiny_config(resume=True))
-    monkeypatch.setattr(StepQueue, "submit", submit)
-    loop.train(tiny_config(resume=True))
+        train(config, task=acting(config, 5, kill))
+    train(config)
     assert [line["step"] for line in read_metrics(config.out, "validation")] == [0, 4, 6]
 
 
