@@ -1,9 +1,10 @@
 """The paper's sweeps at three scales, read from `grids.toml`, which has the form. No torch."""
 
-import tomllib
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, Literal, get_args
+
+from deeploop.files import read_toml
 
 Scale = Literal["paper", "gpu", "laptop"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -12,7 +13,8 @@ LAYERED = ("settings", "axes", "base")
 
 @cache
 def _file() -> dict[str, Any]:
-    return tomllib.loads(resources.files(__package__).joinpath("grids.toml").read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_toml(Path(__file__).with_name("grids.toml"))
+    return found
 
 
 def grids() -> dict[str, str]:
