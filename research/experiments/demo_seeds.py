@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deeploop.report.demo import HEADER, claim_holds, table_rows
+from deeploop.commands.demo_page import HEADER, claim_holds, table_rows
 from deeploop.report.tables import text_table
 from research import RESULTS
 

@@ -14,7 +14,7 @@ import pytest
 
 from deeploop.commands.demo import DemoConfig, run, train_cells
 from deeploop.commands.demo_models import DRAWN, MODELS, QUICK_ROWS, TRAINED_STEPS, grid
-from deeploop.report.demo import TABLE
+from deeploop.commands.demo_page import TABLE
 from deeploop.runs.folder import last_checkpoint
 from deeploop.sweep import board
 from deeploop.sweep.cells import SweepFolder
@@ -85,7 +85,7 @@ def test_the_page_stands_alone_and_makes_no_claim(demo):
     text = (config.out / "index.html").read_text(encoding="utf-8")
     assert (config.out / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert str(config.out / "index.html") in printed
-    assert text.count("<svg") == 3
+    assert [text.count(f'<svg class="{kind}"') for kind in ("page", "phone")] == [3, 3]
     assert text.index("<svg") < text.index("<h2")  # it opens with the picture
     # Nothing is fetched: the only addresses are names of XML vocabularies.
     assert not re.search(r"(src|href)\s*=\s*[\"']https?:", text)

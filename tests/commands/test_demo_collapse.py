@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deeploop.commands import demo_collapse
+from deeploop.commands import demo_collapse, demo_page
 from deeploop.commands.demo_collapse import (
     CURES,
     METHODS,
@@ -16,7 +16,7 @@ from deeploop.commands.demo_collapse import (
     grid,
     train_all,
 )
-from deeploop.report import demo, plots
+from deeploop.report import plots
 from deeploop.train.metrics import read_metrics
 
 TITLES, CURED = ([title for title, _ in found.values()] for found in (METHODS, CURES))
@@ -49,7 +49,7 @@ def test_the_record_holds_what_the_runs_wrote(trained):
         *((method, QUICK_ROUNDS) for method in CURED),
     ]
     cells = grid(out, 0, (1, QUICK_ROUNDS), QUICK_STEPS).cells()
-    for cell, run, row in zip(cells, record["runs"], demo.collapse_table(record).rows, strict=True):
+    for cell, run, row in zip(cells, record["runs"], demo_page.collapse_table(record).rows, strict=True):
         settings, folder = cell.config(), runs_of(out) / cell.name
         last = read_metrics(folder, "validation")[-1]
         assert run["validations"][-1]["step"] == last["step"] == QUICK_STEPS
@@ -69,7 +69,7 @@ def test_a_second_start_trains_nothing_again(trained):
 
 
 def test_nothing_follows_from_a_quick_look(trained):
-    assert "nothing follows" in demo.collapse_verdict(trained[1])
+    assert "nothing follows" in demo_page.collapse_verdict(trained[1])
 
 
 def test_all_six_share_seed_data_and_schedule():
@@ -98,7 +98,7 @@ def test_verdict_says_what_happened(small, large, says):
         {"method": method, "rounds": R, "validations": [{"verdict": end}]}
         for (method, R), end in ends.items()
     ]
-    assert says in demo.collapse_verdict({"quick": False, "runs": runs})
+    assert says in demo_page.collapse_verdict({"quick": False, "runs": runs})
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_verdict_says_whether_the_bias_helped(end, says):
     runs = [
         {"method": method, "rounds": 12, "validations": [{"verdict": end}]} for method, end in ends.items()
     ]
-    said = demo.collapse_verdict({"quick": False, "runs": runs})
+    said = demo_page.collapse_verdict({"quick": False, "runs": runs})
     assert said.endswith(f"that starts at the unigram frequencies p = 1/4 {says}.")
 
 
 def test_the_shipped_record_is_of_the_models_that_are_trained():
-    record = demo.read_collapse()
+    record = demo_page.read_collapse()
     assert not record["quick"]
     cells = grid(Path("demo"), record["seed"]).cells()
     assert record["steps"] == STEPS
@@ -124,11 +124,11 @@ def test_the_shipped_record_is_of_the_models_that_are_trained():
         assert (METHODS | CURES)[cell.axes["method"]][0] == run["method"]
         assert run["validations"][-1]["step"] == run["train"][-1][0] == settings.optim.steps
         assert run.get("alpha", 1) == settings.model.scales.alpha
-    assert plots.draw(demo.collapse_chart(record)).axes
+    assert plots.draw(demo_page.collapse_chart(record)).axes
 
 
 def test_the_shipped_record_ends_as_its_seed_did_when_seeds_were_counted():
-    record = demo.read_collapse()
+    record = demo_page.read_collapse()
     counted = [
         row
         for name in ("seeds.json", "seeds-r1.json")

@@ -16,7 +16,8 @@ def test_what_a_sweep_records(tmp_path):
         "written": "2026-11-15T21:49",
     }
     record = read_sweep(write_sweep(tmp_path, {"p0.5": {"p": 0.5}}, **more))
-    assert record.cells == {"p0.5": RecordedCell("tiny", {}, {"p": 0.5})}
+    # As of 0.2.0, whose recipes had no bias.
+    assert record.cells == {"p0.5": RecordedCell("tiny", {"model.unigram_bias": False}, {"p": 0.5})}
     assert (record.sweep, record.scale, record.compare_at, record.jobs) == ("s", "own", 20, 3)
     assert (record.command, record.day) == ("deeploop sweep 'a b'", "2026-11-15")
 

@@ -40,22 +40,21 @@ class DemoConfig:
 def run(config: DemoConfig) -> str:
     """Trains, evaluates, writes the page; returns what to print at the end."""
     # Now: these wait for torch and Matplotlib, --help does not.
-    from deeploop.commands import demo_collapse
-    from deeploop.report import demo
+    from deeploop.commands import demo_collapse, demo_page
 
     record = train_and_evaluate(config)
     if config.collapse:
         collapsed = demo_collapse.train_all(config.out, config.seed, quick=config.quick)
         write_json(config.out / "collapse.json", collapsed)
     else:
-        collapsed = demo.read_collapse()
-    return demo.write(config.out, record, collapsed)
+        collapsed = demo_page.read_collapse()
+    return demo_page.write(config.out, record, collapsed)
 
 
 def train_and_evaluate(config: DemoConfig) -> dict[str, Any]:
     """The three models of the automaton: what the page shows of them, as plain values."""
     from deeploop.commands import demo_models as models
-    from deeploop.report import demo
+    from deeploop.commands import demo_page
     from deeploop.runs.folder import provenance
 
     began = time.monotonic()
@@ -65,7 +64,7 @@ def train_and_evaluate(config: DemoConfig) -> dict[str, Any]:
             "their answers are wrong",
             flush=True,
         )
-    print(demo.introduction(models.TRAINED_STEPS, max(demo.TABLE)), flush=True)
+    print(demo_page.introduction(models.TRAINED_STEPS, max(demo_page.TABLE)), flush=True)
     print(
         "\ntwo at a time, one core each: a looped block, flat and under pre-norm; then four layers",
         flush=True,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from deeploop.commands.demo_page import TABLE
 from deeploop.models.accounting import parameter_count
 from deeploop.models.gpt import LoopedGPT
-from deeploop.report.demo import TABLE
 from deeploop.sweep.grid import Grid
 from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.iterate.load import load_iterate

@@ -4,6 +4,7 @@ Of runs of the paper's kind: its sweeps at any scale, its two shapes on GPT-2 to
 report --paper` compares any run.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -13,12 +14,11 @@ from deeploop.paper.published import ARC_TASKS, ARC_VIEWS, ROUNDS, TASKS, VOTES
 from deeploop.report.escapes import Count, Outcome, read_outcome, tally
 from deeploop.report.groups import Cell, Histories, Setup, cure, method, reasoner_method, setting, setups
 from deeploop.report.page import Part, Section
-from deeploop.report.plots import COLOURS, Chart, Line, Panel, looks
 from deeploop.report.results import read_evaluations
 from deeploop.report.runs import Run, natural
 from deeploop.report.tables import HERE, MISSING, Table, number
 from deeploop.report.views import speed
-from deeploop.rules import DEEPLOOP, PRENORM
+from deeploop.rules import DEEPLOOP, POSTNORM, PRENORM
 
 PAPER = "paper"
 SWEEPS = ("table1", "downstream", "p-sweep", "hrm-arc")
@@ -30,9 +30,16 @@ def sections(runs: Sequence[Run], histories: Histories, *, asked: bool) -> list[
     """What the paper has too; `asked` takes every set-up for one of the paper's kind."""
     groups = [setup for setup in setups(runs) if asked or is_of_the_paper(setup)]
     found = [
-        Section("Beside the paper: validation loss", losses(groups, histories)),
-        Section("Beside the paper: the exponent p", exponents(groups)),
-        Section("Beside the paper: accuracy", accuracies(groups)),
+        Section(
+            "Beside the paper: validation loss",
+            [
+                loss_table(setup, histories)
+                for setup in groups
+                if not (p_sweeps(setup) and len(setup.rounds) == 1)
+            ],
+        ),
+        Section("Beside the paper: the exponent p", [p_sweep_table(own) for own in groups if p_sweeps(own)]),
+        Section("Beside the paper: accuracy", [table for own in groups if (table := accuracy_table(own))]),
         Section("Beside the paper: ARC-AGI-1", [table] if (table := arc_table(runs)) else []),
         Section("Beside the paper: cost", [cost_table(groups)] if groups else []),
         Section("Beside the paper: settings", settings(groups, runs)),
@@ -62,23 +69,8 @@ def per_token(setup: Setup) -> bool:
     return setup.unit == "GPT-2 token"
 
 
-def named(name: str, groups: Sequence[Setup]) -> list[tuple[str, Setup]]:
-    """A name for each set-up's table, with its letter."""
-    return [(f"{name}-{setup.letter.lower()}", setup) for setup in groups]
-
-
 # ── Table 1: validation loss against R ──────────────────────────────────────────────────────────────────
-def losses(groups: Sequence[Setup], histories: Histories) -> list[Part]:
-    chosen = [setup for setup in groups if not (p_sweeps(setup) and len(setup.rounds) == 1)]
-    parts: list[Part] = []
-    for name, setup in named("loss", chosen):
-        parts.append(loss_table(setup, histories, name))
-        if len(setup.rounds) > 1 and per_token(setup):
-            parts.append(loss_chart(setup, histories, f"{name}-against-rounds"))
-    return parts
-
-
-def loss_table(setup: Setup, histories: Histories, name: str) -> Table:
+def loss_table(setup: Setup, histories: Histories) -> Table:
     """Our rows, Δ against pre-norm, then the paper's rows of one size, if they are per token too."""
     rounds = sorted({*(ROUNDS if per_token(setup) else ()), *setup.rounds})
     rows = [
@@ -98,7 +90,9 @@ def loss_table(setup: Setup, histories: Histories, name: str) -> Table:
             " Losses on other data, or after other numbers of tokens, compare only within themselves: "
             "read the Δ rows."
         )
-    return Table(name, title, ["", "method", *(f"R={R}" for R in rounds)], rows, note)
+    return Table(
+        f"loss-{setup.letter.lower()}", title, ["", "method", *(f"R={R}" for R in rounds)], rows, note
+    )
 
 
 def paper_loss_rows(size: str, rounds: Sequence[int]) -> list[list[str]]:
@@ -132,27 +126,6 @@ def our_deltas(setup: Setup, histories: Histories, rounds: Sequence[int]) -> lis
     ]
 
 
-def loss_chart(setup: Setup, histories: Histories, name: str) -> Chart:
-    """Left ours, right the paper's: each on a scale of its own, for the data differ."""
-    from deeploop.report.views import loss_panel
-
-    ours = {
-        label: {R: own for R, cell in cells.items() if (own := cell.losses(histories))}
-        for label, cells in setup.rows.items()
-    }
-    ours = {label: points for label, points in ours.items() if points}
-    theirs = [
-        Line(ROUNDS, [published.LOSS[size(setup), rule.name, R].number for R in ROUNDS],
-             f"paper, {published.METHODS[rule.name]}", rule.colour, "o--")
-        for rule in OURS.values()
-    ]  # fmt: skip
-    panels = [loss_panel(ours, "rounds R", setup.unit, log=False)] if ours else []
-    panels.append(Panel(theirs, f"paper, GPT-2 {size(setup)}", "rounds R", "nats per GPT-2 token",
-                        x_ticks={R: str(R) for R in ROUNDS}))  # fmt: skip
-    caption = f"Validation loss against R, left here, right the paper's: {setup.title}."
-    return Chart(name, caption, panels, columns=2, height=4, shared_y=False)
-
-
 # ── Tables 2 and 4: downstream ──────────────────────────────────────────────────────────────────────────
 Scores = dict[tuple[int, str], float]  # (shots, task) → accuracy in %
 
@@ -167,24 +140,14 @@ def scores(run: Run) -> Scores:
     return found
 
 
-def accuracies(groups: Sequence[Setup]) -> list[Part]:
-    parts: list[Part] = []
-    for name, setup in named("accuracy", groups):
-        found = {
-            (label, R): own
-            for label, cells in setup.rows.items()
-            for R, cell in cells.items()
-            if any(own := [scores(run) for run in cell.runs])
-        }
-        if found:
-            parts.append(accuracy_table(setup, found, name))
-            for shots in sorted({shots for own in found.values() for one in own for shots, _ in one}):
-                parts.append(accuracy_chart(setup, found, shots, f"{name}-{shots}-shot"))
-    return parts
-
-
-def accuracy_table(setup: Setup, ours: Mapping[tuple[str, int], Sequence[Scores]], name: str) -> Table:
-    """Our rows, and under each that of the paper's Table 2 or 4."""
+def accuracy_table(setup: Setup) -> Table | None:
+    """Our rows, and under each that of the paper's Table 2 or 4; None where no run was scored."""
+    ours = {
+        (label, R): own
+        for label, cells in setup.rows.items()
+        for R, cell in cells.items()
+        if any(own := [scores(run) for run in cell.runs])
+    }
     rows: list[list[str]] = []
     for shots in (0, 1):
         for label in setup.rows:
@@ -195,8 +158,10 @@ def accuracy_table(setup: Setup, ours: Mapping[tuple[str, int], Sequence[Scores]
                     rows.append([HERE, *head, *accuracy_cells(ours.get((label, R), ()), shots)])
                 if any(paper):
                     rows.append([PAPER, *head, *map(printed, paper)])
+    if not ours:
+        return None
     return Table(
-        name,
+        f"accuracy-{setup.letter.lower()}",
         f"Accuracy, %: {setup.title}; and the paper's GPT-2 {size(setup)} (Tables 2, 4)",
         ["", "shots", "method", "R", *TASKS.values(), "Avg"],
         rows,
@@ -224,27 +189,6 @@ def accuracy(ours: Sequence[Scores], shots: int, task: str) -> float | None:
     return fmean(found) if found else None
 
 
-def accuracy_chart(
-    setup: Setup, ours: Mapping[tuple[str, int], Sequence[Scores]], shots: int, name: str
-) -> Chart:
-    """Accuracy against R, a panel for each task and the average; the paper's dashed."""
-    look, panels = looks(setup.rows), []
-    for task, title in [*TASKS.items(), ("average", "average")]:
-        lines = []
-        for rule in OURS.values():
-            theirs = {R: published.ACCURACY.get((size(setup), shots, rule.name, R, task)) for R in ROUNDS}
-            known = {R: value.number for R, value in theirs.items() if value}
-            lines.append(Line([*known], [*known.values()], f"paper, {published.METHODS[rule.name]}",
-                              rule.colour, "o--", 1, 3))  # fmt: skip
-        for label in setup.rows:
-            points = {R: accuracy(own, shots, task) for (row, R), own in ours.items() if row == label}
-            here = {R: share for R, share in points.items() if share is not None}
-            lines.append(Line([*here], [*here.values()], label, look[label][0], f"o{look[label][1]}"))
-        panels.append(Panel(lines, title, "rounds R", "accuracy (%)", whole_x=True))
-    caption = f"{shots}-shot accuracy against R; dashed: the paper's GPT-2 {size(setup)}. {setup.title}."
-    return Chart(name, caption, panels, height=2.8, shared_y=False)
-
-
 # ── Appendix C: the p-sweep ─────────────────────────────────────────────────────────────────────────────
 def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
     """R, ramp and cure → runs of the paper's block over two exponents or more; none unless some have three.
@@ -265,23 +209,15 @@ def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
     }
 
 
-def exponents(groups: Sequence[Setup]) -> list[Part]:
-    parts: list[Part] = []
-    for name, setup in named("p-sweep", groups):
-        if sweeps := p_sweeps(setup):
-            parts += [p_sweep_table(sweeps, setup.title, name), p_sweep_chart(sweeps, setup.title, name)]
-    return parts
-
-
 def outcomes(runs: Sequence[Run]) -> list[Outcome]:
     """What became of each run that was trained at all."""
     found = [read_outcome(run.folder, {"p": run.rule.p, "seed": run.seed}, run.compare_at) for run in runs]
     return [outcome for outcome in found if outcome is not None]
 
 
-def p_sweep_table(sweeps: Mapping[str, list[Run]], label: str, name: str) -> Table:
+def p_sweep_table(setup: Setup) -> Table:
     rows = []
-    for ramp, runs in sweeps.items():
+    for ramp, runs in p_sweeps(setup).items():
         counts = {count.axes["p"]: count for count in tally(outcomes(runs))}
         is_theirs = not cure(runs[0])
         for p in sorted({*counts, *(published.ESCAPES if is_theirs else ())}):
@@ -292,8 +228,8 @@ def p_sweep_table(sweeps: Mapping[str, list[Run]], label: str, name: str) -> Tab
     header = ["sweep", "p", "below floor", "below floor, 95%", "escaped", "escaped, 95%", "mean loss",
               "cut off", "paper: escaped", "paper: loss"]  # fmt: skip
     return Table(
-        name,
-        f"Escapes from the unigram floor: {label}; and the paper's p-sweep (Appendix C)",
+        f"p-sweep-{setup.letter.lower()}",
+        f"Escapes from the unigram floor: {setup.title}; and the paper's p-sweep (Appendix C)",
         header,
         rows,
         "below floor: the paper's rule, any validation below the floor. escaped: a validation more than 0.1 "
@@ -314,49 +250,6 @@ def count_cells(count: Count | None) -> list[str]:
         f"{count.below_floor}/{count.seeds}", below, f"{count.escaped}/{count.seeds}", escaped, loss,
         str(count.cut_off or MISSING),
     ]  # fmt: skip
-
-
-def p_sweep_chart(sweeps: Mapping[str, list[Run]], label: str, name: str) -> Chart:
-    """Pairs of panels: the loss of every run, and the share of seeds that escape."""
-    panels = []
-    for ramp, runs in sweeps.items():
-        found = outcomes(runs)
-        floors = [run.validation["floor"] for run in runs if run.validation.get("floor")]
-        level = (floors[0], "unigram floor") if floors else None
-        panels.append(
-            Panel(outcome_lines(found), ramp, "exponent p", f"loss (nats per {runs[0].unit})", level=level)
-        )
-        share = share_lines(found, beside_paper=not cure(runs[0]))
-        panels.append(Panel(share, ramp, "exponent p", "share that escapes", y_range=(-0.05, 1.05)))
-    caption = f"Exponent p against loss (circles escape, crosses do not) and the share that escapes: {label}."
-    return Chart(name, caption, panels, columns=2, height=3.2, shared_y=False)
-
-
-def outcome_lines(found: Sequence[Outcome]) -> list[Line]:
-    lines = []
-    for escaped, style, colour, label in (
-        (True, "o", COLOURS[0], "escapes"),
-        (False, "x", COLOURS[1], "does not"),
-    ):
-        points = [
-            (one.axes["p"], one.loss) for one in found if one.escaped == escaped and one.loss is not None
-        ]
-        lines.append(Line([p for p, _ in points], [y for _, y in points], label, colour, style, size=5))
-    means = sorted((c.axes["p"], c.mean_loss) for c in tally(found) if c.mean_loss is not None)
-    mean = "mean of those that escape"
-    return [*lines, Line([p for p, _ in means], [y for _, y in means], mean, COLOURS[0], "-", 1.2)]
-
-
-def share_lines(found: Sequence[Outcome], *, beside_paper: bool) -> list[Line]:
-    """With Wilson's intervals, and the paper's dashed."""
-    known = sorted((c for c in tally(found) if c.seeds), key=lambda count: count.axes["p"])
-    ps, shares = [c.axes["p"] for c in known], [c.escaped / c.seeds for c in known]
-    lows, highs = ([c.escaped_interval[end] for c in known] for end in (0, 1))
-    lines = [Line(ps, shares, "here, 95%", COLOURS[0], ends=(lows, highs))]
-    if beside_paper:
-        theirs = [value.number / published.SWEEP_SEEDS for value in published.ESCAPES.values()]
-        lines.append(Line([*published.ESCAPES], theirs, "paper", style="s--", width=1, size=3))
-    return lines
 
 
 # ── Table 3 ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -400,40 +293,18 @@ def arc_label(run: Run, record: dict[str, Any]) -> str:
 # ── Appendix D: cost ────────────────────────────────────────────────────────────────────────────────────
 def cost_table(groups: Sequence[Setup]) -> Table:
     """Speed and cost per cell; time per token relative to R = 1, ours and the paper's."""
-    items = [
-        (setup, label, R, cell, cells.get(1))
-        for setup in groups
-        for label, cells in setup.rows.items()
-        for R, cell in cells.items()
-    ]
-
-    def times(item: Any) -> str:
-        own, first = speed(item[3]), speed(item[4]) if item[4] else None
-        return number(first / own if own and first else None, ".2f")
-
-    def hours(item: Any, R: int) -> float | None:
-        rule = OURS.get(method(item[3].first))
-        return published.gpu_hours(size(item[0]), rule.name if rule else "", R)
-
-    def total(item: Any, kind: str) -> str:
-        known = [own for run in item[3].runs if (own := getattr(run, kind)) is not None]
-        return number(sum(known) if known else None, ".3f")
-
-    def paper_times(item: Any) -> str:
-        own, first = hours(item, item[2]), hours(item, 1)
-        return number(own / first if own and first else None, ".2f")
-
-    columns = {
-        "set-up": lambda item: item[0].letter,
-        "method": lambda item: item[1],
-        "R": lambda item: str(item[2]),
-        "tokens/s": lambda item: number(speed(item[3]), ",.0f"),
-        "× R=1": times,
-        "GPU-hours": lambda item: total(item, "gpu_hours"),
-        "device-hours": lambda item: total(item, "hours"),
-        "paper: GPU-hours": lambda item: number(hours(item, item[2]), ".0f"),
-        "paper: × R=1": paper_times,
-    }
+    rows = []
+    for setup in groups:
+        for label, cells in setup.rows.items():
+            for R, cell in cells.items():
+                own, first = speed(cell), speed(cells[1]) if 1 in cells else None
+                hours = [run.gpu_hours for run in cell.runs if run.gpu_hours is not None]
+                rule = OURS.get(method(cell.first), POSTNORM).name
+                paper, at_one = (published.gpu_hours(size(setup), rule, rounds) for rounds in (R, 1))
+                ours = [number(own, ",.0f"), _ratio(first, own), number(sum(hours) if hours else None, ".3f")]
+                theirs = [number(paper, ".0f"), _ratio(paper, at_one)]
+                rows.append([setup.letter, label, str(R), *ours, *theirs])
+    header = ["set-up", "method", "R", "tokens/s", "× R=1", "GPU-hours", "paper: GPU-hours", "paper: × R=1"]
     note = (
         "tokens/s: median of the last hundred lines of each run, all its devices together; mean over the "
         "cell's runs that had these to themselves, as far as their sweep's --jobs tells. "
@@ -441,54 +312,36 @@ def cost_table(groups: Sequence[Setup]) -> Table:
         "summed over the cell's runs, also unfinished ones; runs that share a GPU each count all their time. "
         "The paper's hours (Appendix D) are for one of its own cells, on H200s."
     )
-    return Table.of("cost", "Cost of each cell", items, columns, note)
+    return Table("cost", "Cost of each cell", header, rows, note)
+
+
+def _ratio(one: float | None, other: float | None) -> str:
+    return number(one / other if one and other else None, ".2f")
 
 
 # ── Settings ────────────────────────────────────────────────────────────────────────────────────────────
 def settings(groups: Sequence[Setup], runs: Sequence[Run]) -> list[Part]:
-    """What the letters of set-ups mean, where they differ from the paper's, and where evaluations do."""
-    notes = evaluation_notes(runs)
-    said = ["Evaluations deviate from the paper's: " + "; ".join(notes) + "."] if notes else []
-    return [*([setups_table(groups), differences_table(groups)] if groups else []), *said]
-
-
-def evaluation_notes(runs: Sequence[Run]) -> list[str]:
-    """Where evaluations differ from the paper's, as they say themselves."""
-    found: dict[str, int] = {}
-    for run in runs:
-        for record in read_evaluations(run.files):
-            for text in record["deviations"]:
-                found[text] = found.get(text, 0) + 1
-    return [f"{text} ({count} evaluations)" for text, count in found.items()]
-
-
-def setups_table(groups: Sequence[Setup]) -> Table:
-    columns = {
-        "set-up": lambda setup: setup.letter,
-        "runs": lambda setup: str(len(setup.runs)),
-        "what": lambda setup: setup.label,
-        "data": lambda setup: " ".join(setup.runs[0].corpora),
-        "stands beside the paper's": lambda setup: f"GPT-2 {size(setup)}",
-    }
-    return Table.of(
-        "set-ups", "Set-ups: runs of one shape, one corpus and one number of tokens", groups, columns
-    )
+    """Where set-ups and evaluations differ from the paper's; evaluations say it themselves."""
+    found = Counter(text for run in runs for own in read_evaluations(run.files) for text in own["deviations"])
+    notes = "; ".join(f"{text} ({count} evaluations)" for text, count in found.items())
+    said = [f"Evaluations deviate from the paper's: {notes}."] if notes else []
+    return [*([differences_table(groups)] if groups else []), *said]
 
 
 def differences_table(groups: Sequence[Setup]) -> Table:
     """Every setting of the paper's in which some run differs from it, a column for each set-up."""
     sizes = [one for one in published.SIZES if any(size(setup) == one for setup in groups)]
-    rows = []
+    paper = [published.SETUP[one] for one in sizes]
+    ours = [setup.runs[0].fields for setup in groups]
+    rows = [
+        ["set-up", *(f"GPT-2 {one}" for one in sizes), *(setup.label for setup in groups)],
+        ["tokens", *(f"{tokens(fields):,}" for fields in (*paper, *ours))],
+        ["devices", *(f"{published.GPUS[one]} × H200 141 GB" for one in sizes), *map(devices, groups)],
+    ]
     for name in published.SETUP["small"]:
-        theirs = {one: setting(published.SETUP[one][name]) for one in sizes}
-        ours = [values(setup, name) for setup in groups]
-        if any(own != theirs[size(setup)] for own, setup in zip(ours, groups, strict=True)):
-            rows.append([name, *theirs.values(), *ours])
-    paper_tokens = [f"{tokens(published.SETUP[one]):,}" for one in sizes]
-    rows.append(["tokens", *paper_tokens, *(f"{tokens(setup.runs[0].fields):,}" for setup in groups)])
-    rows.append(
-        ["devices", *(f"{published.GPUS[one]} × H200 141 GB" for one in sizes), *map(devices, groups)]
-    )
+        own = [values(setup, name) for setup in groups]
+        if any(one != setting(published.SETUP[size(s)][name]) for one, s in zip(own, groups, strict=True)):
+            rows.append([name, *(setting(fields[name]) for fields in paper), *own])
     return Table(
         "differences",
         "Where these runs differ from the paper's set-up",
@@ -501,8 +354,7 @@ def differences_table(groups: Sequence[Setup]) -> Table:
 
 def values(setup: Setup, name: str) -> str:
     """A field's values among the runs of a set-up."""
-    found = {setting(run.fields.get(name, MISSING)) for run in setup.runs}
-    return ", ".join(sorted(found, key=natural))
+    return ", ".join(sorted({setting(run.fields.get(name, MISSING)) for run in setup.runs}, key=natural))
 
 
 def tokens(fields: Mapping[str, Any]) -> int:
@@ -510,10 +362,6 @@ def tokens(fields: Mapping[str, Any]) -> int:
 
 
 def devices(setup: Setup) -> str:
-    found = {
-        f"{run.stamp['ranks']} × {run.stamp['device']}"
-        if {"ranks", "device"} <= run.stamp.keys()
-        else "not recorded"
-        for run in setup.runs
-    }
-    return ", ".join(sorted(found))
+    stamps = [run.stamp for run in setup.runs]
+    known = {f"{own['ranks']} × {own['device']}" for own in stamps if {"ranks", "device"} <= own.keys()}
+    return ", ".join(sorted(known)) or "not recorded"

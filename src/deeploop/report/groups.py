@@ -189,15 +189,11 @@ def cells(runs: Iterable[Run]) -> list[Cell]:
     return [Cell(tuple(own)) for own in found.values()]
 
 
-def label(run: Run, names: Sequence[str], *, exponents: bool = False) -> str:
-    """The method, and of these settings those that it does not say."""
-    told = [f"{short(name, names)} {setting(run.fields[name])}" for name in names if is_told(run, name)]
-    base = f"p = {run.rule.p:g}{cure(run)}" if exponents else method(run)
-    return ", ".join([base, *told])
-
-
-def is_told(run: Run, name: str) -> bool:
-    return name in run.fields and name not in OF_A_METHOD and applies(run, name)
+def methods(runs: Sequence[Run]) -> list[str]:
+    """The method of each run, without the additions that all of them have."""
+    parts = [method(run).split(" + ") for run in runs]
+    common = set.intersection(*(set(own[1:]) for own in parts)) if len(parts) > 1 else set()
+    return [" + ".join([own[0], *(part for part in own[1:] if part not in common)]) for own in parts]
 
 
 def labels(cells: Sequence[Cell], *, but: Sequence[str] = ()) -> list[str]:
@@ -206,10 +202,17 @@ def labels(cells: Sequence[Cell], *, but: Sequence[str] = ()) -> list[str]:
     Cells that vary in the exponent of the paper's block are named by it.
     """
     runs = [cell.first for cell in cells]
-    names = [name for name in differing(runs) if name not in but]
-    of_p = all("model.rule" in run.fields and run.rule.is_paper for run in runs)
-    of_p = of_p and len({run.rule.p for run in runs}) > 2
-    return [label(run, names, exponents=of_p) for run in runs]
+    names = [name for name in differing(runs) if name not in (*but, *OF_A_METHOD)]
+    found = methods(runs)
+    of_the_paper = all("model.rule" in run.fields and run.rule.is_paper for run in runs)
+    if of_the_paper and len({run.rule.p for run in runs}) > 2:
+        found = [f"p = {run.rule.p:g}{cure(run)}" for run in runs]
+    return [", ".join([base, *_told(run, names)]) for base, run in zip(found, runs, strict=True)]
+
+
+def _told(run: Run, names: Sequence[str]) -> list[str]:
+    having = [name for name in names if name in run.fields and applies(run, name)]
+    return [f"{short(name, names)} {setting(run.fields[name])}" for name in having]
 
 
 def along(cells: Sequence[Cell], field: str, *, but: Sequence[str] = ()) -> dict[str, list[Cell]]:

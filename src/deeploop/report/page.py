@@ -36,6 +36,8 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }
 th { color: var(--mute); font-weight: 500; } td { white-space: nowrap; }
 th:first-child, td:first-child, .words { text-align: left; }
+.wide { font-size: .8rem; } .wide .words { white-space: normal; }
+.wide th, .wide td { padding: .25rem .4rem; }
 td.long { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; text-align: left; }
 code, pre { font: .9em ui-monospace, monospace; } pre { overflow-x: auto; }
 @media (max-width: 40rem) {

@@ -22,6 +22,8 @@ RULE_COLOURS = {rule.label: rule.colour for rule in RULES}
 """One colour per rule in every figure; the labels of a rule begin with its name."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CF6FE0", "#D9A400", "#8A3324")
 """Of lines that are no rule's."""
+OTHERS = ("#A98467", "#6B6FD6", "#7D8A3C", "#C2185B")
+"""Of labels that begin with no rule's name, beside labels that do."""
 GRADED = ("#6A11A5", "#CC4778", "#F2A93B")
 """From few to many: of lines that differ in a number."""
 DASHES = ("-", "--", ":", "-.")
@@ -121,7 +123,7 @@ def looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
     for label in labels:
         rule = rule_of(label)
         taken = {*found.values()}
-        found.setdefault(rule, next((c for c in COLOURS if c not in taken), INK))
+        found.setdefault(rule, next((c for c in OTHERS if c not in taken), INK))
         named[label] = found[rule], DASHES[seen[rule] % len(DASHES)]
         seen[rule] += 1
     return named

@@ -8,16 +8,19 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 from deeploop.config import old_names
+from deeploop.config.json import to_dict
 from deeploop.files import read_object
 from deeploop.report.endings import ENDED, State, ending, run_state, stopped_at
 from deeploop.report.packed import opened, subfolders
 from deeploop.report.sweeps import read_sweep
 from deeploop.rules import Rule, parse
+from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.metrics import Record, is_sound, last_lines, stream_lines
 
 REASONERS = ("hrm", "trm")
@@ -58,39 +61,6 @@ CONFIG_KINDS = {
     "data.mix": list,
     "optim.peak_lr": int | float,
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
-}
-# What language models have that older configs do not say: no difference to one that says it.
-LATER_FIELDS: dict[str, Any] = {
-    "model.kv_heads": 0,
-    "model.head_width": 0,
-    "model.qk_norm": "after-rotary",
-    "model.attention_bias": "none",
-    "model.mlp_bias": False,
-    "model.rotary_base": 10000.0,
-    "model.rotary_scaling": [],
-    "model.norm_eps": 1e-5,
-    "model.input_norm": True,
-    "model.tied_head": True,
-    "model.exit_gate": False,
-    "model.prelude": 0,
-    "model.coda": 0,
-    "model.injection": "none",
-    "model.first_state": "embedding",
-    "rounds.sample": "fixed",
-    "rounds.limit": 0,
-    "rounds.spread": 0.5,
-    "rounds.ramp": "off",
-    "rounds.ramp_share": 0.25,
-    "rounds.backprop": 0,
-    "gate.stage": "joint",
-    "gate.entropy": 0.1,
-    "optim.kind": "adamw",
-    "optim.injection_lr": 1.0,
-    "data.mix": [],
-    "data.mix_last": [],
-    "data.mix_last_share": 0.2,
-    "data.max_epochs": [],
-    "data.mask_documents": False,
 }
 STAMP_KINDS = {
     "task": str,
@@ -246,7 +216,7 @@ def read_run(
         stamp = read_object(files / "run.json")
         fields = old_names.fields(flatten(read_object(files / "config.json")), stamp.get("task"))
         if stamp.get("task") == "language":
-            fields = LATER_FIELDS | fields
+            fields = _defaults() | fields
             epochs = fields["data.max_epochs"]  # was one number, 0 for none
             fields["data.max_epochs"] = ([epochs] if epochs else []) if isinstance(epochs, int) else epochs
         fields |= _told_by(stamp, fields)
@@ -277,6 +247,13 @@ def low_precision(fields: Mapping[str, Any]) -> str:
         "bf16 stream": fields.get("device.stream") == "bf16",
     }
     return ", ".join(name for name, is_so in chosen.items() if is_so) or "none"
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """A language model's settings as they are unless given: older configs leave out later ones."""
+    fields = flatten(to_dict(TrainConfig()))
+    return {name: value for name, value in fields.items() if name.startswith(DEFINING)}
 
 
 def _told_by(stamp: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

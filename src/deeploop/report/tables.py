@@ -16,6 +16,8 @@ HERE = "here"
 """First cell of a row with our numbers, which stand out beside the paper's."""
 PHONE = 44
 """Letters of a row on a phone. A wider table shows each row as a card there."""
+PAGE = 110
+"""Letters of a row on a page. A wider table has smaller letters there, and its words are wrapped."""
 LONG = 24
 """Letters of a cell that may be wrapped."""
 TALL = 40
@@ -116,7 +118,8 @@ class Table:
             for cell, kind in zip(self.header, kinds, strict=True)
         )
         body = "\n".join(self._row(row, kinds) for row in self.rows)
-        cards = ' class="cards"' if self.width > PHONE else ""
+        kind = " wide" * (self.width > PAGE)
+        cards = f' class="cards{kind}"' if self.width > PHONE else ""
         # A box that scrolls can be reached by the keyboard too.
         tall = " tall" * (len(self.rows) > TALL)
         return (

@@ -20,6 +20,7 @@ from deeploop.report.groups import (
     labels,
     letter,
     method,
+    methods,
     repeats,
     setting,
     spread,
@@ -63,7 +64,7 @@ def _rank(cell: Cell, histories: Histories) -> tuple[str, float]:
 def seeds_table(groups: Sequence[Cell], histories: Histories, name: str, title: str) -> Table:
     """A row for each set of seeds: settings, mean ± standard deviation, the least and the most."""
     runs = [run for cell in groups for run in cell.runs]
-    named = dict(zip(map(id, groups), (method(cell.first) for cell in groups), strict=True))
+    named = dict(zip(map(id, groups), methods([cell.first for cell in groups]), strict=True))
     settings = listing.setting_columns(runs, but=("model.rule",))
     units = sorted({run.unit for run in runs if run.ended and histories.loss(run) is not None})
     columns: dict[str, Any] = {"method": lambda cell: named[id(cell)]}

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deeploop.report.demo import (
+from deeploop.commands.demo_page import (
     RED,
     TABLE,
     accuracy,

@@ -14,7 +14,7 @@ from deeploop.files import parse_json, read_object, write_json, write_text
 from deeploop.report import plots
 from deeploop.report.beyond import RIGHT, goes_on
 from deeploop.report.page import Html, Part, Section, command, note, page
-from deeploop.report.plots import COLOURS, INK, RULE_COLOURS, Chart, Line, Panel
+from deeploop.report.plots import INK, RULE_COLOURS, Chart, Line, Panel
 from deeploop.report.tables import Table, number, text_table
 
 TABLE = (1, 2, 3, 4, 9, 13, 24, 77, 127, 200)
@@ -119,7 +119,7 @@ def percent(share: float) -> str:
 
 
 # ── Charts ──────────────────────────────────────────────────────────────────────────────────────────────
-MODEL_COLOURS = {**RULE_COLOURS, "stack": COLOURS[3]}
+MODEL_COLOURS = {**RULE_COLOURS, "stack": "#A98467"}
 RED = "#e0244e"  # no rule's colour
 WRONG = {1: (1.0, "wrong: says 1"), 0: (0.5, "wrong: says 0"), 2: (0.25, "wrong: says neither 0 nor 1")}
 """What a model says in place of the truth → how strong the red is, and its name in the legend."""
@@ -188,7 +188,7 @@ def first_wrong(cells: np.ndarray, truth: np.ndarray) -> str:
     wrong = cells != truth
     if not wrong.any():
         return f"no cell is wrong in {len(truth) - 1} steps"
-    return f"first wrong cell at step {int(wrong.any(1).argmax())}; {wrong.mean():.0%} of all cells are wrong"
+    return f"first wrong cell at step {int(wrong.any(1).argmax())}; {wrong.mean():.0%} are wrong"
 
 
 def accuracy(record: Record) -> Chart:
