@@ -141,9 +141,9 @@ def _message(
             close = difflib.get_close_matches(event.value, event.choices, n=1)
             advice = f"; perhaps {close[0]}" if close else ""
             listed = ", ".join(event.choices)
-            return f"{event.argument.display_name()}={event.value}: must be one of {listed}{advice}"
+            return f"{_shown(event.argument)}={event.value}: must be one of {listed}{advice}"
         case "BadValue":
-            named = event.argument.display_name()
+            named = _shown(event.argument)
             return f"{named}: a value is missing; give {named} {event.argument.lowered.metavar}"
         case "InstantiationFailure" if event.argument is None:
             return str(event.message)
@@ -151,8 +151,15 @@ def _message(
             named, kind = event.argument.display_name(), event.argument.lowered.metavar
             bounds = re.sub(r"[\[\]{}]|None\}?\||\.\.\.", "", kind).split()
             wanted = VALUES.get(kind) or VALUES.get(bounds[0] if bounds else "") or kind
-            return f"{named}={_given(arguments, named)}: must be {wanted}"
+            return f"{_shown(event.argument)}={_given(arguments, named)}: must be {wanted}"
     return None
+
+
+def _shown(argument: Any) -> str:
+    """The name of an option: the short one, if its field has one."""
+    name = str(argument.display_name())
+    short = {f"--{dashed(path)}": f"--{short}" for short, path in SHORT.items()}
+    return short.get(name, name)
 
 
 def _unknown(
@@ -164,9 +171,17 @@ def _unknown(
         return f"{word}: is not expected here; options begin with --"
     if place := elsewhere(option):
         return place
-    meant = words.get(option.removeprefix("--").rpartition(".")[2])
-    close = [meant] if meant else difflib.get_close_matches(option, known, n=1)
-    return f"{option}: unknown option" + (f"; perhaps you meant {close[0]}" if close else "; --help has all")
+    name = option.removeprefix("--")
+    meant = words.get(name.rpartition(".")[2]) or _of_last_part(name, known)
+    close = [meant] if meant else difflib.get_close_matches(option, known, n=1, cutoff=0.7)
+    return f"{option}: unknown option" + (f"; perhaps you meant {close[0]}" if close else "; see --help")
+
+
+def _of_last_part(name: str, known: list[str]) -> str | None:
+    """The option that ends as a name does, which may be a flag that is switched off: no-unigram-bias."""
+    plain = name.removeprefix("no-")
+    found = next((option for option in known if option.endswith(f".{plain}")), None)
+    return found and f"{found[: -len(plain)]}{name}"
 
 
 def _given(arguments: list[str], option: str) -> str:

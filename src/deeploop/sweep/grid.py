@@ -110,7 +110,8 @@ def configure(recipe: str, settings: Settings) -> Any:
         if path in old_names.REMOVED_PATHS:
             raise ValueError(f"{path}: was removed; {old_names.INSTEAD}")
         if path in NOT_SETTABLE or path not in known:
-            near = difflib.get_close_matches(path, known.keys() - set(NOT_SETTABLE), 1)
+            names = {*known, *(name for name in SHORT if SHORT[name] in known)} - set(NOT_SETTABLE)
+            near = difflib.get_close_matches(path, names, 1)
             hint = f"; perhaps you meant {near[0]}" if near else ""
             raise ValueError(f"{path}: not a field that a sweep of {recipe} can set{hint}")
         *parents, leaf = path.split(".")
