@@ -60,7 +60,8 @@ SKIPPED = {
     r"runs/gpt2-small": "needs a trained gpt2-small",
     r"--data.max-epochs": "needs a corpus of billions of tokens",
     r"exported --context 8192": "needs a source of that context",
-    r"vllm": "needs vLLM in an environment of its own: make test-vllm",
+    r"mlx_lm": "needs mlx-lm: benchmarks/mlx_agreement.py",
+    r"vllm|^serving/|venv serving": "needs vLLM in an environment of its own: make test-vllm",
     r"deeploop (export|sweep) --|--config$|generate --cache-rounds B": "is a part of a command",
 }
 
@@ -161,18 +162,12 @@ PREPARED: dict[str, tuple[Prepare, ...]] = {
     "docs/sweeps.md": (prepare_corpora,),
     "docs/retrofit.md": (make_llama,),
     "docs/alignment.md": (train_tiny, prepare_corpora),
-    "docs/inference.md": (train_tiny,),
     "docs/serving.md": (train_tiny,),
     "docs/recurrent.md": (train_tiny, prepare_corpora),
     "docs/report.md": (train_tiny,),
     "docs/chat.md": (train_tiny,),
     "docs/metrics.md": (train_tiny,),
     "docs/run-folder.md": (train_tiny,),
-}
-# Names that a Python block takes from the sentence before it.
-GIVEN = {
-    "cache = model.new_cache()": "import deeploop, torch\nmodel, _ = deeploop.load('runs/tiny')\n"
-    "prompt, next_token = torch.tensor([[1, 2, 3]]), torch.tensor([[4]])\n"
 }
 
 
@@ -207,7 +202,6 @@ def run_piece(piece: Piece, folder: Path, env: dict[str, str], steps: int) -> st
         for needed in re.findall(r'"((?:data|runs)/[\w-]+)', text):
             if not (folder / needed).exists():
                 return f"skipped: needs {needed}, which was not made here"
-        text = GIVEN.get(text.splitlines()[0].split("  #")[0], "") + text
         return outcome([sys.executable, "-c", text], folder, env, how)
     missing = [word for word in re.findall(r"\b[A-Z]{2,}\b", text) if not (folder / word).exists()]
     if missing and not missing[0].startswith("SBATCH") and "=" not in text.split()[0]:

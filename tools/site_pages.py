@@ -23,7 +23,7 @@ from api_page import api_page
 from deeploop.cli import COMMANDS, USAGE, main
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDES = "training model data puzzles rules recurrent retrofit chat inference serving evaluation"
+GUIDES = "training model data puzzles rules recurrent retrofit chat serving evaluation"
 SECTIONS = {
     "Guides": [*GUIDES.split(), "reasoners", "iterate", "sweeps", "report", "scaling-out", "custom-task"],
     "Reference": ["commands", "api", "run-folder", "metrics", "architecture"],

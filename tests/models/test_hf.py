@@ -540,7 +540,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(folder, tokens):
         model.gradient_checkpointing_enable(every_n_layers=2)
 
 
-LORA = ["q", "v"]  # as docs/inference.md says
+LORA = ["q", "v"]  # as docs/serving.md says
 
 
 def test_the_documented_lora_targets_are_matrices_of_every_block(model):

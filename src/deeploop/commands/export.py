@@ -18,7 +18,7 @@ class ExportArgs:
     folder: Positional[Path]
     """Folder to write: a new one, an empty one, or an earlier export, which is replaced."""
     format: Literal["transformers", "nanbeige"] = "transformers"
-    """nanbeige: for mlx-lm and llama.cpp, of rules without an outer norm (docs/inference.md says which)."""
+    """nanbeige: for mlx-lm and llama.cpp, of rules without an outer norm (docs/serving.md)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the stored weights."""
     context: int | None = None
