@@ -1,9 +1,14 @@
 """The Hugging Face wrapper: logits, caches, padding, search and files, against LoopedGPT itself."""
 
+import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from dataclasses import replace
 
 import pytest
@@ -16,6 +21,7 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.nn.context import Context
 from deeploop.nn.layers import CausalSelfAttention
+from deeploop.tasks.chat.template import DEFAULT
 
 transformers = pytest.importorskip(
     "transformers", reason='needs transformers: pip install -c constraints.txt -e ".[hf]"'
@@ -274,10 +280,33 @@ def test_every_attention_of_a_cpu_is_ours(attention, kv_heads, tokens, tmp_path,
     assert called == [attention] * 6  # "eager" was accepted and ignored once
     expected = our_logits(gpt.to(dtype), tokens)
     torch.testing.assert_close(logits, expected, rtol=0, atol=close)
+    start = tokens[:, :4].tolist()
+    text = torch.tensor([[*row, *generate(gpt, row, max_tokens=16)] for row in start])
+    assert torch.equal(model(text).logits[:, 3:-1].argmax(-1), text[:, 4:])  # greedy search
     padded = nn.functional.pad(tokens, (4, 0), value=PAD)
     mask = (torch.arange(24) >= 4).long().expand(3, -1)
     padded_logits = model(padded, attention_mask=mask).logits[:, 4:]
     torch.testing.assert_close(padded_logits, expected, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_every_way_to_generate_gives_our_tokens(gpt, folder, attention):
+    """A batch padded on the left, and continuous batching, which has attention functions of its own."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
+    expected = [list(generate(gpt, prompt, max_tokens=16)) for prompt in PROMPTS]
+    assert len({*expected[0], *expected[1], *expected[2]}) > 8
+    greedy = transformers.GenerationConfig(
+        max_new_tokens=16, do_sample=False, eos_token_id=-1, pad_token_id=PAD
+    )
+    ids = torch.tensor([[PAD] * (11 - len(prompt)) + prompt for prompt in PROMPTS])
+    found = model.generate(ids, attention_mask=(ids != PAD).long(), generation_config=greedy)
+    assert found[:, 11:].tolist() == expected
+    small = transformers.ContinuousBatchingConfig(page_size=16, num_blocks=16, max_batch_tokens=32)
+    found = model.generate_batch(
+        PROMPTS, generation_config=greedy, continuous_batching_config=small, warmup=False
+    )
+    by_number = sorted(found, key=lambda name: int(name.rpartition("_")[2]))
+    assert [found[name].generated_tokens for name in by_number] == expected
 
 
 @torch.no_grad()
@@ -561,6 +590,92 @@ def test_peft_trains_a_looped_block_once_for_all_visits(folder, tokens, targets,
     tuned(input_ids=tokens, labels=tokens).loss.backward()
     # B starts at zero, so only its own gradient does not vanish.
     assert all(p.grad.abs().sum() > 0 for name, p in tuned.named_parameters() if "lora_B" in name)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("adapters", [False, True])
+def test_trainer_with_its_defaults(folder, tokens, tmp_path, checkpointing, adapters):
+    """AdamW, a linear schedule, accumulated batches, and saving; the whole model, or LoRA on it."""
+    pytest.importorskip("accelerate", reason="needs accelerate: pip install accelerate")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    frozen = model.model.blocks[0].mlp.branch.up.weight.clone()
+    if adapters:
+        peft = pytest.importorskip("peft", reason="needs peft: pip install peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=LORA))
+    rows = [{"input_ids": row, "labels": row, "noted": 1} for row in tokens]
+    settings = transformers.TrainingArguments(
+        tmp_path / "trained",
+        max_steps=12,
+        learning_rate=3e-3,
+        logging_steps=1,
+        gradient_accumulation_steps=2,
+        gradient_checkpointing=checkpointing,
+        report_to="none",
+        use_cpu=True,
+    )
+    trainer = transformers.Trainer(model, settings, train_dataset=rows)
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0]
+    inner = model.base_model.model if adapters else model
+    assert torch.equal(inner.model.blocks[0].mlp.branch.up.weight, frozen) == adapters
+    trainer.save_model(tmp_path / "saved")
+    if not adapters:
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
+        assert torch.equal(again(tokens).logits, model.eval()(tokens).logits)
+
+
+SERVE = "import deeploop.models.hf, transformers.cli.transformers as cli; cli.main()"  # docs/serving.md
+
+
+@pytest.mark.parametrize("options", [[], ["--continuous-batching", "--cb-num-blocks", "16"]])
+def test_transformers_serve_answers_a_chat(options, tmp_path):
+    for module in ("fastapi", "uvicorn", "openai"):
+        pytest.importorskip(module, reason='needs pip install "transformers[serving]"')
+    gpt = make_gpt(context=256)
+    DeepLoopForCausalLM.from_gpt(gpt).save_pretrained(tmp_path)
+    tokenizer = to_transformers(get_tokenizer("bytes"), context=256)
+    tokenizer.chat_template = DEFAULT
+    tokenizer.save_pretrained(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = ["serve", str(tmp_path), "--device", "cpu", "--port", port, *options]
+    with open(tmp_path / "log", "w") as log:
+        server = subprocess.Popen([sys.executable, "-c", SERVE, *words], stdout=log, stderr=log)
+    asked = {
+        "model": str(tmp_path),
+        "messages": [{"role": "user", "content": "again"}],
+        "generation_config": json.dumps({"do_sample": False, "max_new_tokens": 12, "eos_token_id": -1}),
+    }
+    request = urllib.request.Request(
+        f"http://localhost:{port}/v1/chat/completions",
+        json.dumps(asked).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        answer = json.loads(answered(request, server))
+    finally:
+        server.terminate()
+        server.wait(60)
+    prompt = tokenizer("<|endoftext|><|user|>\nagain\n<|assistant|>\n").input_ids
+    expected = tokenizer.decode(list(generate(gpt, prompt, max_tokens=12)), skip_special_tokens=True)
+    assert answer["choices"][0]["message"]["content"] == expected
+
+
+def answered(request, server, seconds=300):
+    """The answer of a server that is starting."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and server.poll() is None:
+        try:
+            with urllib.request.urlopen(request, timeout=seconds) as answer:
+                return answer.read()
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read()) from None
+        except urllib.error.URLError:
+            time.sleep(0.5)
+    raise AssertionError("the server did not answer")
 
 
 ELSEWHERE = """

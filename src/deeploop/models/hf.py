@@ -15,6 +15,7 @@ from inspect import Signature, signature
 from typing import Any, Self
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -398,3 +399,4 @@ if __name__ == "deeploop.models.hf":
     AutoConfig.register("deeploop", DeepLoopConfig)
     AutoModel.register(DeepLoopConfig, DeepLoopModel)
     AutoModelForCausalLM.register(DeepLoopConfig, DeepLoopForCausalLM)
+    vars(transformers)["DeepLoopForCausalLM"] = DeepLoopForCausalLM  # where `transformers serve` looks
