@@ -243,7 +243,7 @@ def _draw_mark(axes: "Axes", x: float, words: str) -> None:
     """A vertical line with its name where there is room."""
     axes.axvline(x, color=INK, ls="--", lw=1)
     side = "right" if x > sum(axes.get_xlim()) / 2 else "left"
-    axes.annotate(f" {words} ", (x, 1), xycoords=("data", "axes fraction"), ha=side, va="top")
+    axes.annotate(f" {words} ", (x, 1), xycoords=("data", "axes fraction"), ha=side, va="top", color=INK)
 
 
 def _draw_legend(figure: "Figure", chart: Chart, width: float) -> None:
