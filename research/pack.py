@@ -16,8 +16,8 @@ from io import BytesIO
 from pathlib import Path
 
 from deeploop.files import atomic_file, is_locked, parse_json, read_object, write_text
-from deeploop.report.endings import DROPPED, exit_file, log_file
-from deeploop.report.packed import MOST_BYTES, MOST_FILES, PACKED, is_plain, names_in, opened, subfolders
+from deeploop.runs.endings import DROPPED, exit_file, log_file
+from deeploop.runs.packed import MOST_BYTES, MOST_FILES, PACKED, is_plain, names_in, opened, subfolders
 
 KEPT = (".json", ".jsonl", ".log", ".md", ".txt")
 BLOCK = 1 << 20

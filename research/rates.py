@@ -23,9 +23,9 @@ from statistics import fmean, linear_regression
 from typing import Any, Literal, NamedTuple
 
 from deeploop.diagnose.exponent import STUDENT, half_width
-from deeploop.report.endings import log_error, log_file
 from deeploop.report.groups import Histories, Setup, method, setups
 from deeploop.report.runs import Run
+from deeploop.runs.endings import log_error, log_file
 
 # "Transfers". A slope of 0.1 moves η* by 16^0.1 = 1.32 from R = 1 to 16, less than half of the octave between
 # two rates of the grid; 0.01 nats is what seeds of the quietest rules differ by (docs/rules.md).

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deeploop.report.runs import Run, find_runs
-from deeploop.report.sweeps import read_sweep
+from deeploop.runs.sweeps import read_sweep
 
 
 def runs_of(folder: Path) -> list[Run]:

@@ -17,8 +17,8 @@ import torch
 import deeploop
 from deeploop.cli import main
 from deeploop.eval.generation import GREEDY, generate
-from deeploop.report.packed import unpack
 from deeploop.runs.folder import load_any_config
+from deeploop.runs.packed import unpack
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import read_grid
 from deeploop.sweep.run import cell_with_vocabulary

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT
 from deeploop.diagnose.exponent import GammaFit, Point, fit_gamma
-from deeploop.report.packed import opened, subfolders
 from deeploop.report.plots import COLOURS, INK, quiet, save_png
+from deeploop.runs.packed import opened, subfolders
 from deeploop.train.metrics import read_metrics
 
 ROUNDS = (1, 3, 5, 7)

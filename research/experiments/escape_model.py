@@ -18,9 +18,9 @@ from typing import Any
 
 from deeploop.config.json import from_dict
 from deeploop.models import GPTConfig
-from deeploop.report.packed import opened
 from deeploop.report.plots import save_png
 from deeploop.report.tables import text_table
+from deeploop.runs.packed import opened
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.theory.scaling import ScalingRule
 from deeploop.train.metrics import read_metrics

@@ -11,8 +11,8 @@ from statistics import fmean
 
 import numpy as np
 
-from deeploop.report.sweeps import read_sweep
 from deeploop.report.tables import MISSING, markdown_table
+from deeploop.runs.sweeps import read_sweep
 from research.contrasts import Contrast, Losses, contrasts, pooled
 
 TOKENS = 3_840 * 128 * 256  # of a run

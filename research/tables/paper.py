@@ -32,7 +32,7 @@ from statistics import fmean, median
 from typing import Any
 
 from deeploop.paper import published
-from deeploop.report.packed import opened, subfolders
+from deeploop.runs.packed import opened, subfolders
 from deeploop.train.metrics import read_metrics
 from research.tables.by_windows import gain_cells, gains
 

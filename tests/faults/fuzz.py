@@ -43,8 +43,8 @@ from deeploop.eval.requests import Request, Requests, Scores, load_scores, save_
 from deeploop.eval.tasks import read_rows
 from deeploop.files import read_value
 from deeploop.models.gpt import LoopedGPT
-from deeploop.report.packed import PACKED, unpack
 from deeploop.runs.folder import load_config
+from deeploop.runs.packed import PACKED, unpack
 from deeploop.sweep.grid import read_grid
 from deeploop.tasks.chat.data import ChatSet, prepare_chat
 from deeploop.tasks.chat.loader import held_out_rows

@@ -11,9 +11,9 @@ from deeploop.cli import main
 from deeploop.commands.runs import RunsArgs, run
 from deeploop.config import old_names
 from deeploop.config.json import to_dict
-from deeploop.report import sweeps
-from deeploop.report.packed import opened
 from deeploop.report.runs import DEFINING, differing, find_runs, flatten, read_history, read_run
+from deeploop.runs import sweeps
+from deeploop.runs.packed import opened
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics, stream_back

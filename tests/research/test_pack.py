@@ -8,8 +8,8 @@ import pytest
 
 from deeploop.cli import main as deeploop
 from deeploop.files import lock_folder
-from deeploop.report.packed import PACKED, opened
 from deeploop.report.runs import find_runs
+from deeploop.runs.packed import PACKED, opened
 from research import pack as packing
 from research.pack import files_to_pack, pack, write_packed
 from run_folders import write_mixed_sweep, write_run

@@ -22,8 +22,8 @@ from deeploop.cli import main
 from deeploop.exits import OUT_OF_MEMORY
 from deeploop.files import is_locked
 from deeploop.paper.grids import SCALES, grids
-from deeploop.report.endings import exit_file
 from deeploop.report.runs import read_run
+from deeploop.runs.endings import exit_file
 from deeploop.runs.folder import last_checkpoint
 from deeploop.sweep import board, launch
 from deeploop.sweep import run as sweep

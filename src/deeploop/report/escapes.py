@@ -14,10 +14,10 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 from deeploop.files import parse_json, read_object
-from deeploop.report.endings import ending
-from deeploop.report.packed import opened
-from deeploop.report.sweeps import read_sweep
 from deeploop.report.tables import text_table
+from deeploop.runs.endings import ending
+from deeploop.runs.packed import opened
+from deeploop.runs.sweeps import read_sweep
 from deeploop.train.metrics import Record, read_metrics
 
 TRAILING_STEPS = 50  # of the surrogate: the paper's "trailing-50-iter mean train loss"

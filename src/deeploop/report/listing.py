@@ -5,10 +5,10 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from deeploop.report.endings import outcome
 from deeploop.report.groups import setting, short
 from deeploop.report.runs import Run, applies, differing
 from deeploop.report.tables import MISSING, Table, number
+from deeploop.runs.endings import outcome
 from deeploop.terminal import printable
 
 # On a narrow terminal, what is the same in all runs is said once, below the table.

@@ -16,10 +16,10 @@ from typing import Any, Literal
 from deeploop.config import old_names
 from deeploop.config.json import to_dict
 from deeploop.files import read_object
-from deeploop.report.endings import ENDED, State, ending, run_state, stopped_at
-from deeploop.report.packed import opened, subfolders
-from deeploop.report.sweeps import read_sweep
 from deeploop.rules import Rule, parse
+from deeploop.runs.endings import ENDED, State, ending, run_state, stopped_at
+from deeploop.runs.packed import opened, subfolders
+from deeploop.runs.sweeps import read_sweep
 from deeploop.tasks.language.config import TrainConfig
 from deeploop.train.metrics import Record, is_sound, last_lines, stream_lines
 

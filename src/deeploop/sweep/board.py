@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-from deeploop.report.endings import ENDED, State
 from deeploop.report.tables import text_table
+from deeploop.runs.endings import ENDED, State
 from deeploop.sweep.cells import Progress, SweepFolder
 
 HEADER = ("cell", "state", "step", "loss", "validation", "similarity", "verdict", "tokens/s", "time left")

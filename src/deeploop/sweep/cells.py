@@ -21,10 +21,10 @@ from typing import Literal
 from deeploop.config.json import to_dict
 from deeploop.config.old_names import BIAS, WITHOUT_BIAS
 from deeploop.files import append_file, parse_json, write_json
-from deeploop.report.endings import DROPPED, ENDED, Ending, State, ending, log_file, outcome, run_state
-from deeploop.report.packed import opened
-from deeploop.report.sweeps import FORMAT, RecordedCell, SweepRecord, read_sweep
+from deeploop.runs.endings import DROPPED, ENDED, Ending, State, ending, log_file, outcome, run_state
 from deeploop.runs.folder import list_checkpoints, provenance
+from deeploop.runs.packed import opened
+from deeploop.runs.sweeps import FORMAT, RecordedCell, SweepRecord, read_sweep
 from deeploop.sweep.grid import Cell, Grid
 from deeploop.train.metrics import Record, last_lines
 

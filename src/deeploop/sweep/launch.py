@@ -13,7 +13,7 @@ from typing import Protocol
 
 from deeploop.exits import OUT_OF_MEMORY, STOPPED
 from deeploop.files import append_file, is_locked, lock, write_json
-from deeploop.report.endings import exit_file, log_error, log_file
+from deeploop.runs.endings import exit_file, log_error, log_file
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import Cell
 from deeploop.train.stop import StopRequest

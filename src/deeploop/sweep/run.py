@@ -14,8 +14,8 @@ from deeploop.exits import INTERRUPTED
 from deeploop.files import lock_folder
 from deeploop.paper.grids import Scale, grids
 from deeploop.report import escapes
-from deeploop.report.sweeps import SweepRecord
 from deeploop.report.tables import text_table
+from deeploop.runs.sweeps import SweepRecord
 from deeploop.sweep import board, slurm
 from deeploop.sweep.arguments import SweepArgs
 from deeploop.sweep.cells import SweepFolder

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deeploop.report.runs import read_run
-from deeploop.report.sweeps import read_sweep
+from deeploop.runs.sweeps import read_sweep
 from deeploop.sweep.grid import Cell, Settings
 
 TRIAL, SEED = "trial", "seed"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from deeploop.report.sweeps import RecordedCell, read_sweep
+from deeploop.runs.sweeps import RecordedCell, read_sweep
 from run_folders import write_sweep
 
 

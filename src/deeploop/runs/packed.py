@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from deeploop.files import open_regular
-from deeploop.report.endings import log_file
+from deeploop.runs.endings import log_file
 
 PACKED = "runs.tar.xz"
 # A file from elsewhere must not fill the disk or the memory.

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from deeploop.cli import main
-from deeploop.report import packed
 from deeploop.report.escapes import count
-from deeploop.report.packed import PACKED, opened, subfolders, unpack
 from deeploop.report.runs import find_runs
+from deeploop.runs import packed
+from deeploop.runs.packed import PACKED, opened, subfolders, unpack
 from deeploop.sweep.cells import SweepFolder
 from deeploop.sweep.grid import read_grid
 from deeploop.sweep.tuning import tuned

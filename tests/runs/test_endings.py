@@ -5,7 +5,7 @@ import json
 import pytest
 
 from deeploop.files import lock_folder
-from deeploop.report.endings import ending, exit_file, log_file, outcome, run_state
+from deeploop.runs.endings import ending, exit_file, log_file, outcome, run_state
 
 
 @pytest.mark.parametrize(
