@@ -113,7 +113,9 @@ def test_a_run_of_other_settings_is_not_taken_for_this_one(demo):
 
 
 def test_models_differ_in_what_the_demo_names_alone():
-    flat, prenorm, stack = (cell.config() for cell in grid(3, quick=False).cells())
+    deeploop, flat, prenorm, stack = (cell.config() for cell in grid(3, quick=False).cells())
+    assert deeploop.model == replace(flat.model, rule="deeploop")
+    assert (deeploop.data, deeploop.rounds) == (flat.data, flat.rounds)
     assert flat.model == replace(prenorm.model, rule="flat")
     assert flat.data == prenorm.data == replace(stack.data, validate_every=flat.data.validate_every)
     assert (stack.model.blocks, stack.model.rounds, stack.rounds.tells_steps) == (4, 1, True)

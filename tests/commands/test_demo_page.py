@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from deeploop.commands.demo_page import (
+    COUNTED,
+    FAR,
     RED,
     TABLE,
     accuracy,
@@ -19,7 +21,9 @@ from deeploop.commands.demo_page import (
     tapes,
     verdict,
 )
+from deeploop.report.beyond import goes_on
 from deeploop.report.plots import INK, draw
+from deeploop.report.runs import find_runs
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +65,26 @@ def test_the_claim_is_made_where_it_holds():
     )
     assert "The pre-norm loop is right up to 9 steps and has 50.0% at 200." in said
     assert "loop, trained for 1,000 steps of 2,000, is right up to 1 step and has 50.0% at 200." in said
-    assert said.endswith("Copying one of the first rows would have 60.0% right at 200.")
+    assert said.endswith(f"Copying one of the first rows would have 60.0% right at 200. {COUNTED}")
+
+
+def test_deeploop_stands_beside_flat():
+    said = verdict(record(DeepLoop=24, flat=200))
+    assert "The DeepLoop loop is right up to 24 steps and has 50.0% at 200." in said
+
+
+def test_how_often_a_rule_goes_on_is_what_the_ten_seeds_gave():
+    """The sentence's numbers, counted again in the packed runs."""
+    counts = {"deeploop": [], "flat": []}
+    for run in find_runs([ROOT / "docs" / "results" / "demo-rule" / "grid"]):
+        shares = dict(zip(run.validation["steps"], run.validation["cells_by_steps"], strict=True))
+        if run.fields["model.rule"] in counts:
+            counts[run.fields["model.rule"]].append(goes_on({h: shares[h] for h in FAR}, trained=4))
+    assert {len(found) for found in counts.values()} == {10}
+    assert (
+        f"flat goes on to 200 steps in {sum(counts['flat'])}, DeepLoop in {sum(counts['deeploop'])};"
+        in COUNTED
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,11 +155,11 @@ def test_the_strip_says_where_the_first_wrong_cell_is():
 
 
 def test_curves_have_their_rules_colours():
-    (panel,) = accuracy(record(flat=200, **{"pre-norm": 9}, stack=1)).panels
+    (panel,) = accuracy(record(DeepLoop=9, flat=200, **{"pre-norm": 9}, stack=1)).panels
     colours = {line.label: line.colour for line in panel.lines}
     assert colours["flat"] == "#009E73"
     assert colours["pre-norm"] == "#0072B2"
-    assert len(set(colours.values())) == 4
+    assert len(set(colours.values())) == 5
 
 
 def test_the_page_says_what_the_record_beside_its_picture_says():
