@@ -68,7 +68,7 @@ def damaged(corpus, tmp_path):
         ("train --resume runs/none", "runs/none: no such run folder"),
         (
             "train --resume shipped",
-            "shipped: comes with the package and stays as it is; --init-from shipped ",
+            "shipped: comes with the package and can't be changed; --init-from shipped ",
         ),
         ("train --resume runs/a --out runs/b", "--out: --resume runs/a writes into runs/a; leave --out out"),
         (

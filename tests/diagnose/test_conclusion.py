@@ -41,7 +41,7 @@ def test_whether_it_has_collapsed_is_said_by_the_guards_rule(similarity, loss, s
     ("error", "step", "ending"),
     [
         (0.03, 500, "off by 3.0%: the first-order theory describes it."),
-        (0.34, 500, "off by 34.0%: more than 15%, which our runs had at 2 of 176 steps, in a collapse and"),
+        (0.34, 500, "off by 34.0%: more than 15%, as at 2 of the 176 steps"),
         (0.34, 9, "off by 34.0%."),  # the 176 are from the tenth on
     ],
 )

@@ -45,7 +45,7 @@ def test_a_series_of_one_depth_is_left_out():
 def test_the_verdict_names_the_rule():
     aligned = fit_gamma([*powers(0.98, "a"), *powers(1.0, "b")])
     assert "¼ falls short by 0.25" in verdict(aligned)
-    assert "nothing to spare" in verdict(aligned)
+    assert "without slack" in verdict(aligned)
     half = fit_gamma([*powers(0.4, "a"), *powers(0.5, "b"), *powers(0.45, "c")])
     assert "falls short by 0.11" in verdict(half)
     assert "slack by 0.14" in verdict(half)

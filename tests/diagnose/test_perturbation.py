@@ -36,7 +36,7 @@ def test_the_last_step_can_be_undone():
         torch.testing.assert_close(
             state.before_last_step(name, value.detach()), before[name], rtol=1e-9, atol=1e-12
         )
-    with pytest.raises(ValueError, match="no moments of it"):
+    with pytest.raises(ValueError, match=r"other: .* no moments"):
         state.before_last_step("other", torch.ones(1))
 
 

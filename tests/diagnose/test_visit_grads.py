@@ -148,5 +148,5 @@ def test_mistakes_are_named():
         visit_gradients([Sublayer.of("loop", linear)], lambda: torch.ones((), requires_grad=True))
     with pytest.raises(ValueError, match="no matrices"):
         Sublayer.of("norm", nn.LayerNorm(4))
-    with pytest.raises(ValueError, match="name its blocks yourself"):
+    with pytest.raises(ValueError, match="no residual sublayers"):
         residual_sublayers(linear)

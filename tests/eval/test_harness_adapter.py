@@ -106,7 +106,7 @@ def test_written_down_scored_and_replayed_is_live(model, live, task_files, tmp_p
         assert run_tasks(replay, loaded, shots=shots, limit=3) == expected[shots]
     assert expected[0] != expected[1]
     other = set_shots(load_tasks(NAMES, task_files), 1)
-    with pytest.raises(ValueError, match="of other requests than the tasks give here"):
+    with pytest.raises(ValueError, match=r"scores: .* other requests"):
         run_tasks(replay, other, shots=1, limit=4)
 
 
@@ -193,7 +193,7 @@ def test_a_long_prompt_loses_its_beginning(live):
 @pytest.mark.parametrize("ask", ["loglikelihood_rolling", "generate_until"])
 def test_what_cannot_be_written_down(ask):
     recording = HarnessLM(BYTES, Recorder())
-    with pytest.raises(ValueError, match=r"tasks=wikitext: asks for more than likelihoods"):
+    with pytest.raises(ValueError, match=r"tasks=wikitext: .*more than likelihoods"):
         getattr(recording, ask)([request("text", {}, task="wikitext")])
 
 

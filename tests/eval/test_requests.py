@@ -134,15 +134,15 @@ def with_meta(**changes):
         ({"contexts": lambda a: a + 60000}, "a token outside the vocabulary"),
         ({"continuation_lengths": lambda a: a[:-1]}, "lengths that do not add up"),
         ({"continuation_lengths": lambda a: -a}, "an empty context or continuation"),
-        ({"context": lambda a: a + 1}, "a context that is not there"),
+        ({"context": lambda a: a + 1}, "a context out of range"),
         ({"context": lambda a: a - 1}, "a negative index"),
-        ({"task": lambda a: a + 1}, "a task that is not there"),
+        ({"task": lambda a: a + 1}, "a task out of range"),
         ({"document": lambda a: a[1:]}, "columns of different lengths"),
         ({"choice": lambda a: None}, "'choice'"),
         ({"shots": lambda a: a + 1}, "damaged"),
         ({"meta": lambda a: None}, "can't be read as deeploop requests"),
         ({"meta": lambda a: a[:5]}, "can't be read as deeploop requests"),
-        ({"meta": with_meta(kind="weights")}, "is no file of deeploop requests"),
+        ({"meta": with_meta(kind="weights")}, "is not a file of deeploop requests"),
         ({"meta": with_meta(format=2)}, "of format 2, this deeploop reads 1"),
         ({"meta": with_meta(vocabulary="many")}, "not a file of requests"),
         ({"meta": with_meta(settings=7)}, "not a file of requests"),
@@ -198,7 +198,7 @@ def test_scores_that_are_none(tmp_path, logprob, greedy):
     save_scores(tmp_path / "s.npz", {}, {1: {"aa": Scores(np.array(logprob), np.array(greedy))}})
     with pytest.raises(ValueError, match="not a file of scores"):
         load_scores(tmp_path / "s.npz")
-    with pytest.raises(ValueError, match="is no file of deeploop requests"):
+    with pytest.raises(ValueError, match="is not a file of deeploop requests"):
         Requests.load(tmp_path / "s.npz")
 
 

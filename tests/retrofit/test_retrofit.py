@@ -100,7 +100,7 @@ def test_layers_are_dropped(folder):
         (["--core", "2-3", "--coda", "3-5"], "core and coda overlap or are out of order: 2-3 and 3-5"),
         (["--core", "two"], "core=two: must be layers such as 8-15, or none"),
         (["--core", "none"], "core=none: must name at least one layer"),
-        ([], "core: must name the layers to loop"),
+        ([], "core: must give the layers to loop"),
         (["--core", "2-3", "--injection", "add"], "injection=add: must be none or linear; add would change"),
         (["--core", "2-3", "--rounds", "0"], "rounds=0: must be at least 1"),
         (["--core", "2-3", "--context", "9999"], "context=9999: must be 1 to "),

@@ -162,7 +162,7 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, row, message):
         ("{{ 'a' * 30000000 }}", r"fails \(\*: would make more than 16,777,216 char"),
         ("{{ [0] * (9 ** 9) }}", r"fails \(\*\*: would make more than"),
         ("always the same", "leaves the answers out"),
-        ("{{ messages|length }}", "does not only add text from message to message"),
+        ("{{ messages|length }}", "does not only append text"),
     ],
 )
 def test_a_template_that_fails_is_one_line(file, text, message):
@@ -196,7 +196,7 @@ def test_a_template_that_fails_is_one_line(file, text, message):
 def test_no_operation_of_a_template_makes_more_than_a_bound(text):
     """Refused before it is computed, also in a branch that is never taken: nothing is folded."""
     began = time.perf_counter()
-    with pytest.raises(ValueError, match="would make more than 16,777,216 characters, or is a large number"):
+    with pytest.raises(ValueError, match="more than 16,777,216 characters"):
         ChatTemplate(text, "t").render([], ask=False)
     assert ChatTemplate("{% if false %}" + text + "{% endif %}ok", "t").render([], ask=False) == "ok"
     assert time.perf_counter() - began < 3

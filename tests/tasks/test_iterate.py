@@ -146,7 +146,7 @@ def test_a_fifth_is_held_out_whatever_the_seed():
 
 
 def test_a_split_without_an_instance_is_one_line():
-    with pytest.raises(ValueError, match=r"data.length=1: automaton has no instance of the test split there"):
+    with pytest.raises(ValueError, match=r"data.length=1: automaton has no instance of the test split"):
         held_out(make_task("automaton", 1), 1)
 
 

@@ -81,7 +81,7 @@ def test_split_by_seed_without_repeats(tmp_path):
         ('{"input": "a", "output": [""]}', "output: symbol '': must have 1 to 16 characters"),
         ('{"input": "", "output": "a"}', "input: is empty"),
         ('{"input": [[]], "output": "a"}', "input: is empty"),
-        ('{"input": "x", "output": "z"}', "the input of line 1, another output"),
+        ('{"input": "x", "output": "z"}', "another output for the same input as in line 1"),
         (json.dumps({"input": [*range(300)], "output": "a"}), "more than 254 different symbols up to here"),
     ],
 )
@@ -100,7 +100,7 @@ def test_too_few(tmp_path):
     with pytest.raises(ValueError, match=r"1 different pairs, 1 to train on and 1 to test are asked for"):
         build(tmp_path, [("a", "b")])
     (tmp_path / "empty").touch()
-    with pytest.raises(ValueError, match="empty: no pair in it"):
+    with pytest.raises(ValueError, match="empty: has no pairs"):
         build_pairs(PairsFile(tmp_path / "empty"), tmp_path / "set")
     with pytest.raises(ValueError, match="test 0: must be at least 1"):
         build(tmp_path, [("a", "b")], test=0)

@@ -1,1 +1,1 @@
-"""Settings that all runs share, and the names that older versions gave them. No torch."""
+"""Settings shared by all runs, and their names in older versions. Imports no torch."""

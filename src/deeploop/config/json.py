@@ -1,4 +1,4 @@
-"""Configs to JSON values and back, their fields' types, and where two differ."""
+"""Convert configs to JSON values and back, list their fields' types, and compare them."""
 
 import dataclasses
 import types
@@ -10,7 +10,7 @@ from deeploop.config import old_names
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A config as plain JSON values."""
+    """Convert a config to plain JSON values."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -23,7 +23,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type, data: dict[str, Any], where: str = "config") -> Any:
-    """The config a JSON object describes; unknown fields are an error, absent ones take their default."""
+    """Make a config from a JSON object. Unknown fields are an error, absent ones have their default."""
     hints = _field_hints(kind)
     if not isinstance(data, dict):
         raise ValueError(f"{where}: must be a JSON object")
@@ -42,7 +42,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return None if value is None else _value(options[0], value, where)
     if hint is Path and isinstance(value, str):
         return Path(value)
-    if hint == tuple[int, ...] and type(value) is int:  # data.max_epochs was one number, 0 for none
+    if hint == tuple[int, ...] and type(value) is int:  # data.max_epochs was a single number, 0 for no limit
         return (value,) if value else ()
     if typing.get_origin(hint) is tuple and isinstance(value, list):
         kinds = typing.get_args(hint)
@@ -63,7 +63,7 @@ def _field_hints(kind: type) -> dict[str, Any]:
 
 
 def leaf_hints(kind: type, prefix: str = "") -> dict[str, Any]:
-    """Path → type of every field of a config."""
+    """Map the path of every field of a config to its type."""
     found: dict[str, Any] = {}
     for name, hint in _field_hints(kind).items():
         inner = isinstance(hint, type) and hasattr(hint, "__dataclass_fields__")
@@ -72,7 +72,7 @@ def leaf_hints(kind: type, prefix: str = "") -> dict[str, Any]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """(field, old value, new value) for every leaf in which two configs differ."""
+    """The field, old value and new value of every leaf in which two configs differ."""
     found: list[tuple[str, Any, Any]] = []
     for name in sorted(set(old) | set(new)):
         a, b = old.get(name), new.get(name)

@@ -1,4 +1,4 @@
-"""The words that a model's config chooses among, which the layers take as well. No torch."""
+"""Choices of a model's config that the layers use as well. Imports no torch."""
 
 from typing import Literal
 

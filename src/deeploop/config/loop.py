@@ -1,4 +1,4 @@
-"""How the loop is watched while it trains, and how its exits are trained."""
+"""Settings for monitoring the loop during training, and for training its exits."""
 
 import math
 from dataclasses import dataclass
@@ -7,26 +7,26 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """The collapse guard: a run whose positions all carry one state predicts no better than unigrams."""
+    """The collapse guard: in a collapsed run, all positions have one state and the loss is the unigram's."""
 
     stop: bool = False
-    """Stop a run that is still collapsed after warm-up, in place of only saying so."""
+    """Stop a run that is still collapsed after warm-up, instead of only warning."""
 
 
 @dataclass(frozen=True)
 class DiagnoseConfig:
-    """What is measured of the loop itself while it trains: see docs/alignment.md."""
+    """Measurements of the loop during training (docs/alignment.md)."""
 
     every: int = 0
-    """Steps between two diagnoses (also before the first step and after the last); 0 is off, 500 is cheap."""
+    """Steps between diagnoses, with one before the first step and after the last; 0: off; 500 is cheap."""
     sequences: int = 1
-    """Sequences of the probe, the first of the validation set."""
+    """Sequences of the probe, from the start of the validation set."""
     tokens: int = 0
-    """Tokens of each sequence that are read; 0 reads them all."""
+    """Tokens of each sequence to use; 0: all."""
     sublayers: tuple[str, ...] = ()
-    """Sublayers whose visits are compared, such as blocks.0.mlp; unset: both of the first and last block."""
+    """Sublayers to compare, such as blocks.0.mlp; unset: both of the first and last block."""
     iterations: int = 5
-    """Iterations towards an operator norm, at most."""
+    """Largest number of iterations for an operator norm."""
 
     def __post_init__(self) -> None:
         for name, least in (("every", 0), ("sequences", 1), ("tokens", 0), ("iterations", 1)):
@@ -36,10 +36,10 @@ class DiagnoseConfig:
 
 @dataclass(frozen=True)
 class GateConfig:
-    """How the exit gate of `model.exit_gate` is trained."""
+    """Training of the exit gate (`model.exit_gate`)."""
 
     stage: Literal["joint", "gate-only"] = "joint"
-    """joint: with the model; gate-only: the model stays as it is, its gate learns when rounds still help."""
+    """joint: with the model; gate-only: freeze the model, and train the gate on whether rounds still help."""
     entropy: float = 0.1
     """Weight β of the entropy of the exits in the joint loss."""
 
@@ -53,11 +53,11 @@ class HaltingConfig:
     """Segments per puzzle, and how halting is learned; the defaults are HRM's."""
 
     segments: int = 16
-    """Most segments of a puzzle; evaluation runs them all."""
+    """Most segments of a puzzle; evaluation uses all of them."""
     exploration: float = 0.1
     """Share of segments that may halt only after a minimum, drawn from 2 … segments."""
     learn_continue: bool = True
-    """Halt at q_halt > q_continue and learn both (HRM); else halt at q_halt > 0 and learn it alone (TRM)."""
+    """Halt at q_halt > q_continue and learn both (HRM); else halt at q_halt > 0 and learn only that (TRM)."""
 
     def __post_init__(self) -> None:
         if self.segments < 1:
@@ -67,5 +67,5 @@ class HaltingConfig:
 
     @property
     def bootstraps_continue(self) -> bool:
-        """Whether q_continue is learned from one more forward pass; never with one segment only."""
+        """True if q_continue is learned from another forward pass; never with a single segment."""
         return self.learn_continue and self.segments > 1

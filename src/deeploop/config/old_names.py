@@ -1,4 +1,4 @@
-"""Names that version 0.2.0 wrote, and what they are called now: nothing else knows them. No torch.
+"""Read the names that version 0.2.0 wrote; no other module knows them. Imports no torch.
 
 There a rule was eleven fields of the model (`model.block` and its like), now it is `model.rule`, and the
 optimizer had fields against the unigram collapse that are removed. Whatever reads a config calls `current`,
@@ -11,7 +11,7 @@ from typing import Any
 
 from deeploop.rules import parse
 
-# Field → the value that it had unless it was given.
+# Fields and their default values.
 OLD: dict[str, Any] = {
     "block": "sandwich",
     "p": 0.5,
@@ -26,7 +26,7 @@ OLD: dict[str, Any] = {
     "epsilon_exponent": 0.0,
 }
 PATHS = frozenset(f"model.{name}" for name in OLD)
-# What the fields are called as parameters of a rule, by the old block that had them.
+# Names of the fields as parameters of a rule, by the block that had them.
 PARAMETERS = {
     "sandwich": {
         **{name: name for name in ("p", "alpha", "beta", "outer_gain", "inner_norm")},
@@ -38,7 +38,7 @@ PARAMETERS = {
     "postnorm": {},
     "averaged": {},
 }
-UNUSED = (("postnorm", "inner_norm"),)  # was accepted without an effect, as scale_gate was elsewhere
+UNUSED = (("postnorm", "inner_norm"),)  # accepted without an effect, as scale_gate was with other blocks
 NAMES = {"sandwich": "deeploop"}
 BIAS = "model.unigram_bias"
 WITHOUT_BIAS = ("tiny", "gpt2-small", "gpt2-medium")  # recipes that have it now
@@ -52,7 +52,7 @@ INSTEAD = "use --model.unigram-bias (docs/escape.md)"
 
 
 def rule_of(old: Mapping[str, Any]) -> str:
-    """The rule that these fields of 0.2.0 described; those left out had their default."""
+    """The rule that these fields of 0.2.0 describe; absent ones have their default."""
     block = old.get("block") or _block_with(old)
     if not isinstance(block, str) or block not in PARAMETERS:
         raise ValueError(f"model.block={block!r:.80}: must be one of {', '.join(PARAMETERS)}")
@@ -66,7 +66,7 @@ def rule_of(old: Mapping[str, Any]) -> str:
 
 
 def _block_with(old: Mapping[str, Any]) -> str:
-    """The block that must have been meant where none is named: each field went with one block alone."""
+    """The block implied by the other fields: each of them belonged to one block."""
     given = {name for name, value in old.items() if value != OLD[name]}
     if "flat_gain" in given and old.get("alpha", "paper") != "flat":
         return "flat"
@@ -79,7 +79,7 @@ def _text(value: Any) -> str:
 
 
 def model_section(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a looped GPT's config, whatever else stands among them."""
+    """The current fields of a looped GPT's config."""
     old = {name: value for name, value in model.items() if name in OLD}
     if not old or "rule" in model:
         return dict(model)
@@ -88,7 +88,7 @@ def model_section(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reasoner_section(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a reasoner's config; 0.2.0 counted its N in the training graph."""
+    """The current fields of a reasoner's config; 0.2.0 counted its N in the training graph."""
     own = {name: value for name, value in model.items() if name not in REASONER_RULE}
     if any(name in model for name in REASONER_RULE if name != "high_p"):
         own["rule"] = _reasoner_rule(model)
@@ -112,7 +112,7 @@ def _of_exponent(p: Any, field: str) -> str:
 
 
 def current(kind: type, data: Any) -> Any:
-    """The object that describes a config of this class, as the class has it now."""
+    """The object that describes a config of this class, with its current fields."""
     known = getattr(kind, "__dataclass_fields__", {}) if isinstance(data, dict) else {}
     if "depth_from" in known:
         return reasoner_section(data)
@@ -130,7 +130,7 @@ def require_supported(config: Mapping[str, Any], where: str, instead: str = INST
 
 
 def readable(paths: Collection[str]) -> set[str]:
-    """The fields of a config with the old ones that it is read from as well."""
+    """The fields of a config, with the old ones that it can be read from."""
     if "model.depth_from" in paths:
         return {*paths, *REASONER_PATHS}
     rule = PATHS if "model.rule" in paths else ()
@@ -155,13 +155,13 @@ def fields(found: Mapping[str, Any], task: object) -> dict[str, Any]:
     if not old or "model.rule" in found:
         return dict(found)
     rule = rule_of({name.removeprefix("model."): value for name, value in old.items()})
-    first = next(iter(old))  # whose place it takes
+    first = next(iter(old))  # whose position it takes
     renamed = {("model.rule" if name == first else name): value for name, value in found.items()}
     return {name: value for name, value in renamed.items() if name not in PATHS} | {"model.rule": rule}
 
 
 def settings(found: Mapping[str, Any], recipe: str) -> dict[str, Any]:
-    """What a cell of a sweep sets in its recipe, with its rule as configs write it."""
+    """The settings of a sweep's cell on top of its recipe, with the rule in its current form."""
     now = fields(found, recipe.partition("-")[0])
     rule = now.get("model.rule")
     return {**now, "model.rule": str(parse(rule, "model.rule"))} if isinstance(rule, str) else now
@@ -177,7 +177,7 @@ def cell(found: Mapping[str, Any], recipe: str) -> tuple[str, dict[str, Any]]:
 
 
 def require_new_flags(words: Iterable[str], task: str = "language") -> None:
-    """Raise where words of the command line are flags of 0.2.0, with what to say now."""
+    """Raise ValueError for command-line flags of 0.2.0, naming their replacement."""
     known = REASONER_RULE if task in REASONERS else OLD
     old: dict[str, Any] = {}
     said = []

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-MOST = 1e30  # far from the largest number of fp32, with which rates and decays are multiplied
+MOST = 1e30  # far below the largest fp32 number, which products of rates and decays must not reach
 
 
 @dataclass(frozen=True)
 class BaseOptimConfig:
-    """What every task's optimizer, schedule and batch have in common."""
+    """Settings that all optimizers, schedules and batches share."""
 
     steps: int = 100_000
     """Optimizer steps of the whole run."""
@@ -17,13 +17,13 @@ class BaseOptimConfig:
     peak_lr: float = 1e-3
     """Learning rate at the end of warm-up."""
     warmup_steps: int = 2_000
-    """Steps of linear warm-up. Too fast a rise collapses a model with outer norms: see docs/training.md."""
+    """Steps of linear warm-up. A model with outer norms collapses if it is too fast: see docs/training.md."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Adam's two decay rates."""
     weight_decay: float = 0.1
     """Decay of matrices and embeddings; norm gains are never decayed."""
     clip: float = 1.0
-    """Largest gradient norm; 0 turns clipping off."""
+    """Largest gradient norm; 0: no clipping."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch"):
@@ -41,29 +41,29 @@ class BaseOptimConfig:
 
     @property
     def label(self) -> str:
-        """Name of the optimizer, for a person."""
+        """The optimizer's name for display."""
         return "AdamATan2"
 
     @property
     def final_lr(self) -> float:
-        """Learning rate at the last step; the peak's where there is no decay."""
+        """Learning rate at the last step; without decay, the peak."""
         return self.peak_lr
 
 
 @dataclass(frozen=True)
 class OptimConfig(BaseOptimConfig):
-    """AdamW or Muon, half a cosine and the batch: the paper's values by default."""
+    """AdamW or Muon with a cosine schedule; the defaults are the paper's values."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    """muon: Muon for the matrices of the blocks and AdamW for the rest, both at the rate given here."""
+    """muon: Muon for the matrices of the blocks and AdamW for the rest, both at this learning rate."""
     floor_lr: float = 5e-5
     """Learning rate at the last step."""
     eps: float = 1e-8
     """AdamW's epsilon."""
     injection_lr: float = 1.0
-    """Learning rate of the injection's weights, which are new in a retrofit, over that of the others."""
+    """Learning rate of the injection's weights, which are new in a retrofit, relative to the others."""
     non_finite: Literal["stop", "skip"] = "stop"
-    """A step with a loss or gradient that is not finite ends the run, or is skipped (20 in a row at most)."""
+    """A step with a non-finite loss or gradient ends the run, or is skipped (20 in a row at most)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,10 +85,10 @@ class OptimConfig(BaseOptimConfig):
 
 @dataclass(frozen=True)
 class ReasonerOptimConfig(BaseOptimConfig):
-    """AdamATan2 at a constant rate after warm-up, sign-SGD on puzzle vectors: HRM's values by default."""
+    """AdamATan2 at a constant rate after warm-up, sign-SGD for puzzle embeddings; the defaults are HRM's."""
 
     batch: int = 768
-    """Puzzles worked on at a time, over all ranks and micro-batches."""
+    """Puzzles processed at a time, over all ranks and micro-batches."""
     peak_lr: float = 1e-4
     """Learning rate after warm-up."""
     warmup_steps: int = 2_000
@@ -96,13 +96,13 @@ class ReasonerOptimConfig(BaseOptimConfig):
     weight_decay: float = 0.1
     """Decay of all parameters."""
     clip: float = 0.0
-    """Largest gradient norm; 0 turns clipping off. The step does not depend on the gradient's scale."""
+    """Largest gradient norm; 0: no clipping. The step does not depend on the gradient's scale."""
     puzzle_lr: float = 1e-2
-    """Learning rate of the puzzles' vectors, after the same warm-up."""
+    """Learning rate of the puzzle embeddings, after the same warm-up."""
     puzzle_weight_decay: float = 0.1
-    """Decay of the puzzles' vectors, at the steps that touch them."""
+    """Decay of the puzzle embeddings, at the steps that update them."""
     ema: float = 0.0
-    """Decay of a running average of the weights, which evaluation then uses (TRM: 0.999); 0 keeps none."""
+    """Decay of a running average of the weights, used in evaluation (TRM: 0.999); 0: no average."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""A run's folder, seed, device, checkpoints and log; each task's config adds its own to `RunConfig`."""
+"""The folder, seed, device, checkpoints and log of a run; each task's config adds its own to `RunConfig`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,28 +12,28 @@ Switch = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """Where and how to compute. `auto` means: the GPU with bf16 and fast blocks where there is one."""
+    """Where and how to compute. `auto`: the GPU with bf16 and fast blocks if there is one."""
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on."""
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
-    """Arithmetic of the matrix products; weights and norms stay in fp32. fp8: of the blocks', in training."""
+    """Precision of matrix products; weights and norms stay in fp32. fp8: for the blocks, in training."""
     stream: Literal["fp32", "bf16"] = "fp32"
-    """Residual stream of training steps; bf16, with the Triton kernels, rounds what a branch adds."""
+    """Residual stream of training steps; bf16, with the Triton kernels, rounds the output of branches."""
     compile: Switch = "auto"
-    """torch.compile for each block; auto: on a GPU the Triton kernels instead, where they know a block."""
+    """torch.compile for each block; auto: on a GPU the Triton kernels instead, if they support the block."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp), or shard each physical block by itself (fsdp)."""
     reshard: bool = False
-    """Under fsdp: give a gathered block back after every visit: less memory, 2R times the gathers."""
+    """Under fsdp: free a gathered block after every visit: less memory, 2R times the gathers."""
     micro_batch: int = 0
-    """Sequences a rank computes at once, at most; 0: its whole share, or on a GPU as many as fit."""
+    """Most sequences that a rank computes at once; 0: its whole share, or on a GPU as many as fit."""
     recompute: Literal["auto", "off", "round", "block"] = "auto"
-    """Compute activations again in the backward pass, by round or by block; auto: if a GPU needs it."""
+    """Recompute activations in the backward pass, by round or by block; auto: if a GPU's memory needs it."""
     graph: bool = True
-    """With the kernels, but for fsdp: a micro-batch's passes as one CUDA graph, which keeps its memory."""
+    """With the kernels, but not fsdp: capture a micro-batch's passes in a CUDA graph (keeps its memory)."""
     deterministic: bool = False
-    """Ask torch for deterministic kernels on the GPU (slower). On a CPU runs repeat bit for bit anyway."""
+    """Ask torch for deterministic kernels on the GPU (slower). CPU runs always repeat bit for bit."""
 
     def __post_init__(self) -> None:
         if self.micro_batch < 0:
@@ -42,12 +42,12 @@ class DeviceConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When to save, and how much to keep."""
+    """How often to save, and how many checkpoints to keep."""
 
     every: int = 1_000
-    """Steps between checkpoints; one more comes at the end, and on SIGTERM or Ctrl-C."""
+    """Steps between checkpoints; there is also one at the end, and on SIGTERM or Ctrl-C."""
     keep: int = 2
-    """How many of the newest checkpoints stay on disk."""
+    """Number of newest checkpoints to keep on disk."""
 
     def __post_init__(self) -> None:
         for name in ("every", "keep"):
@@ -57,10 +57,10 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What is written down while training."""
+    """Logging during training."""
 
     every: int = 10
-    """Steps between two lines of training metrics."""
+    """Steps between lines of training metrics."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run folder (needs the extra `tensorboard`)."""
     wandb: str = ""
@@ -71,7 +71,7 @@ class LogConfig:
             raise ValueError(f"log.every={self.every}: must be at least 1")
 
     def require_extras(self) -> None:
-        """Says which package is missing, before there is a run folder."""
+        """Raise ValueError for missing packages before there is a run folder."""
         if self.tensorboard:
             require("tensorboard", "tensorboard", "log.tensorboard")
         if self.wandb:
@@ -80,19 +80,19 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What every run has, whatever it trains; each task has its own."""
+    """Settings that all runs share; each task has a subclass."""
 
     task: ClassVar[str]
-    """A key of `deeploop.tasks.KINDS`, which run.json has too."""
+    """A key of `deeploop.tasks.KINDS`, also in run.json."""
     kind: ClassVar[str]
-    """What is trained, in words."""
+    """A description of the kind of run, for messages."""
     kept: ClassVar[tuple[str, ...]] = ("seed", "optim.kind")
-    """Fields that a resumed run keeps, beside those of its model, rounds and gate."""
+    """Fields that a resumed run must keep, besides those of its model, rounds and gate."""
 
     out: Path = Path("runs/latest")
     """Run folder: config, metrics and checkpoints."""
     resume: bool = False
-    """Continue from the last checkpoint in the run folder; starts afresh when there is none."""
+    """Continue from the last checkpoint in the run folder; start a new run if there is none."""
     init_from: Path | None = None
     """Start from the weights of another run (its last checkpoint), or of an exported folder."""
     seed: int = 0
@@ -100,13 +100,13 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     log: LogConfig = field(default_factory=LogConfig)
-    # Of the types of its task, after the fields that all share.
+    # Subclasses give these the types of their task.
     model: Any = None
     data: Any = None
     optim: BaseOptimConfig = field(default_factory=BaseOptimConfig)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "out", Path(self.out))  # from Python a text will do
+        object.__setattr__(self, "out", Path(self.out))  # a str from Python is fine
         if self.init_from is not None:
             object.__setattr__(self, "init_from", Path(self.init_from))
         if not 0 <= self.seed < 2**63:
@@ -114,18 +114,18 @@ class RunConfig:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """What `deeploop prepare` must have written."""
+        """The folders that `deeploop prepare` must have written."""
         return ()
 
     @property
     def stops_when_collapsed(self) -> bool:
-        """A validation that finds the model collapsed ends the run."""
+        """True if a validation that finds the model collapsed ends the run."""
         return False
 
     def planned(self, examples: int) -> str:
-        """The data of the whole run in a line of the header; there are `examples` tokens, or examples."""
+        """A header line about the data of the run; the training set has `examples` tokens or examples."""
         return f"{self.optim.steps * self.optim.batch:,} rows planned"
 
     def more_of_header(self, begun_with: int) -> dict[str, str]:
-        """Lines of the header that the task adds; the run was begun with so many steps."""
+        """The task's own header lines; the run was started with `begun_with` steps."""
         return {}

@@ -1,8 +1,7 @@
-"""Text, from its source to batches of tokens.
+"""Text: from its source to batches of tokens.
 
-`deeploop prepare` writes a folder, and `Corpus.open` reads it. The modules that make batches need torch:
-`token_loader` and `mixture`. Conversations, puzzles and iterated tasks are beside what is trained on them,
-in `deeploop.tasks`.
+`deeploop prepare` writes a folder, and `Corpus.open` reads it. `token_loader` and `mixture`, which make
+batches, need torch. Conversations, puzzles and iterated tasks are in `deeploop.tasks`.
 """
 
 from deeploop.data.shards import Corpus, TokenStream

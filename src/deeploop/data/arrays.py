@@ -1,7 +1,7 @@
-"""Arrays in files that others may have written: .npy and .npz, without pickles.
+"""Read .npy and .npz files from untrusted sources, without pickles.
 
-No more memory is taken than what a file was found to hold: a header may ask for any size, and zip packs
-zeros a thousandfold.
+Memory use is bounded by the size of the file: a header may claim any size, and zip compresses zeros
+a thousandfold.
 """
 
 import math
@@ -15,8 +15,8 @@ from numpy.lib import format as npy
 
 from deeploop.files import open_regular
 
-# Bytes that any archive may have when unpacked; a larger one at most ten times its own size. Requests of
-# bytes, the most repetitive that is written here, have five times.
+# Any archive may unpack to this many bytes; a larger one to at most ten times its own size. Puzzle requests,
+# the most compressible files that deeploop writes, unpack to five times.
 SMALL = 1 << 22
 CHUNK = 1 << 20
 HEADERS: dict[tuple[int, int], Any] = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -25,9 +25,9 @@ HEADERS: dict[tuple[int, int], Any] = {(1, 0): npy.read_array_header_1_0, (2, 0)
 def read_npz(
     path: Path, names: Iterable[str] | None = None, *, largest: int | None = None
 ) -> dict[str, np.ndarray]:
-    """The named arrays of an archive, or all of them; ValueError for whatever is wrong with it.
+    """The named arrays of an archive, or all of them. A damaged archive raises ValueError.
 
-    `largest` is the number of bytes that they may have when unpacked, where that is known.
+    `largest` is the number of bytes that they may unpack to, if known.
     """
     with open_regular(path) as file:
         try:
@@ -43,7 +43,7 @@ def read_npz(
             raise
         except KeyError as error:
             raise ValueError(f"no array {error}") from None
-        except Exception as error:  # of zip, of zlib, of numpy's headers: whatever a damaged file brings up
+        except Exception as error:  # zipfile, zlib and numpy raise many types on damaged files
             raise ValueError(str(error) or type(error).__name__) from None
 
 
@@ -61,21 +61,19 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array of a .npy file, mapped; ValueError for whatever is wrong with it."""
+    """The array of a .npy file, memory-mapped. A damaged file raises ValueError."""
     with open_regular(path) as file:
         try:
             shape, fortran, dtype = _read_header(file)
             if math.prod(shape) * dtype.itemsize != path.stat().st_size - file.tell():
                 raise ValueError(f"its size is not that of its header, {shape} of {dtype}")
-            if 0 in shape:  # which has nothing to map
+            if 0 in shape:  # mmap refuses an empty file
                 return np.empty(shape, dtype)
             order: Any = "F" if fortran else "C"
             return np.memmap(file, dtype, mode="r", offset=file.tell(), shape=shape, order=order)
         except (OSError, MemoryError):
             raise
-        except (
-            Exception
-        ) as error:  # a damaged header is Python source to numpy: the tokenizer's errors come too
+        except Exception as error:  # numpy parses the header as Python source: tokenizer errors come too
             raise ValueError(str(error) or type(error).__name__) from None
 
 

@@ -1,8 +1,8 @@
-"""A byte-level BPE of the user's own text: trained, kept as merges.txt, and read back.
+"""Byte-level BPE trained on the user's own text and stored as merges.txt.
 
-merges.txt is in GPT-2's own format: a line with the version, then one line per merge. It lies in the corpus
-that it was trained for and in the runs on that corpus. The tokenizer's name, `bpe:4096:1f0c…`, holds its
-vocabulary and the start of the file's sha256, so two tokenizers of one name are the same.
+merges.txt has GPT-2's format: a version line, then one line per merge. It is kept in the corpus that it
+was trained for and in the runs on that corpus. The tokenizer's name, `bpe:4096:1f0c…`, holds its
+vocabulary size and the start of the file's sha256, so two tokenizers with the same name are identical.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ LARGEST_FILE = 2**24
 
 
 def asked_vocabulary(asked: str) -> int | None:
-    """4096 of `bpe:4096`; None of what asks for no training."""
+    """The vocabulary size of `bpe:4096`, or None if `asked` does not ask for training."""
     found = re.fullmatch(r"bpe:(\d{1,9})", asked)
     if found is None:
         return None
@@ -39,7 +39,7 @@ def asked_vocabulary(asked: str) -> int | None:
 
 
 def find_tokenizer(asked: str) -> Tokenizer:
-    """A tokenizer by its name, or by what holds it: a corpus, a run, a transformers folder, a GGUF file."""
+    """Find a tokenizer by name, or in a corpus, a run, a transformers folder or a GGUF file."""
     if asked in ("bytes", "gpt2"):
         return get_tokenizer(asked)
     path = resolve(asked)
@@ -64,49 +64,49 @@ def find_tokenizer(asked: str) -> Tokenizer:
 
 
 def load_tokenizer(name: str, folder: Path) -> Tokenizer:
-    """The tokenizer of that name; one that was trained, or came with a model, lies in the folder."""
+    """The tokenizer of that name. A trained or pretrained one is read from the folder."""
     if not is_kept(name):
         return get_tokenizer(name)
     file, read = (MERGES, read_bpe) if name.startswith("bpe:") else (TOKENIZER, read_pretrained)
     found: Tokenizer = read(folder)
     if found.name != name:
-        raise ValueError(f"{folder / file}: damaged: it is {found.name}, and {name} was kept there")
+        raise ValueError(f"{folder / file}: damaged: it is {found.name}, expected {name}")
     return found
 
 
 def is_kept(name: str) -> bool:
-    """Whether a tokenizer of that name is kept in the folders that use it."""
+    """True if folders keep a copy of the tokenizer of that name."""
     return name.startswith(("bpe:", "hf:"))
 
 
 def vocabulary_fits(name: str, tokens: int, rows: int) -> bool:
-    """Whether a tokenizer's vocabulary is that of a model; pretrained ones have rows that nothing uses."""
+    """True if a tokenizer's vocabulary fits a model; pretrained models may have unused rows."""
     return tokens == rows or (tokens < rows and name.startswith("hf:"))
 
 
 def how_to_ask(name: str, folder: Path) -> str:
-    """What to give as --tokenizer for the tokenizer of that name, which `folder` has if it is kept."""
+    """The value of --tokenizer that selects the tokenizer of that name; `folder` has it if it is kept."""
     return str(folder) if is_kept(name) else name
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """The files that keep a tokenizer; none of one that comes with the package."""
+    """The files to keep with a tokenizer; none for the built-in ones."""
     if isinstance(tokenizer, PretrainedTokenizer):
         return tokenizer.files()
     return {MERGES: _text(tokenizer.merges)} if tokenizer.name.startswith("bpe:") else {}
 
 
 def train_bpe(documents: Iterable[str], vocabulary: int) -> BPETokenizer:
-    """Merges the pairs that are most frequent in the documents, up to a vocabulary.
+    """Train a BPE on documents, merging the most frequent pairs up to a vocabulary size.
 
-    Depends on the documents alone: equal counts are decided by the order of the ids.
+    The result depends only on the documents: ties are broken by the order of ids.
     """
     require("tokenizers", "hf", f"tokenizer bpe:{vocabulary}")
     from tokenizers import Tokenizer as Engine
     from tokenizers import models, pre_tokenizers, trainers
 
     engine = Engine(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # cuts by GPT-2's pattern
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # splits by GPT-2's pattern
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary - 1,  # without end-of-text
         min_frequency=2,
@@ -125,12 +125,12 @@ def train_bpe(documents: Iterable[str], vocabulary: int) -> BPETokenizer:
 
 
 def _distinct(pairs: Iterable[Sequence[str]]) -> list[tuple[str, str]]:
-    """The merges without a second way to the same token, which gets no id."""
+    """Remove merges that produce a token which an earlier merge already produces."""
     return list({left + right: (left, right) for left, right in reversed(list(pairs))}.values())[::-1]
 
 
 def read_bpe(folder: Path) -> BPETokenizer:
-    """The trained tokenizer that a folder holds."""
+    """Read the trained tokenizer that a folder holds."""
     path = folder / MERGES
     try:
         version, *lines = read_text(path, LARGEST_FILE).removesuffix("\n").split("\n")
@@ -147,12 +147,12 @@ def read_bpe(folder: Path) -> BPETokenizer:
 
 
 def _parsed(lines: Iterable[str]) -> list[tuple[str, str]]:
-    """Merges of tokens that are known by then, each into a new one."""
+    """Parse merges, each of two known tokens into a new one."""
     known, merges = set(byte_characters().values()), []
     for number, line in enumerate(lines, start=2):
         left, _, right = line.partition(" ")
         if left not in known or right not in known or left + right in known:
-            raise ValueError(f"line {number}: {line!r:.40} merges no two known tokens into a new one")
+            raise ValueError(f"line {number}: {line!r:.40} does not merge two known tokens into a new one")
         known.add(left + right)
         merges.append((left, right))
     if len(known) >= LARGEST:

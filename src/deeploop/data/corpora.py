@@ -1,7 +1,7 @@
-"""Where text comes from. A source is a description and a way to read its documents, in a fixed order.
+"""Sources of text: a description, and a function that reads the documents in a fixed order.
 
-stdlib()          the Python standard library's own sources: always at hand, nothing to download
-text_files(paths) .txt, .jsonl (a field of each line), either one as .xz or .gz, .parquet (a column)
+stdlib()          the Python standard library's own sources; needs no download
+text_files(paths) .txt, .jsonl (one field of each line), both also as .xz or .gz, .parquet (one column)
 fineweb_edu(…)    FineWeb-Edu, streamed through `datasets`, or a local copy in its layout
 """
 
@@ -28,7 +28,7 @@ TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.xz")
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 SUFFIXES = (*TEXT_SUFFIXES, *JSON_SUFFIXES, ".parquet")
 
-# Fewer files than this may be too few documents to hold a fair part of them out.
+# With fewer files than this, each is split, so that a representative part can be held out.
 FEW_FILES = 64
 
 STDLIB_SKIPPED = frozenset(
@@ -41,15 +41,15 @@ class Source:
     """Documents that can be read more than once, in the same order each time."""
 
     description: str
-    """What goes into corpus.json; two sources of the same description give the same documents."""
+    """Written to corpus.json; two sources with the same description give the same documents."""
 
     read: Callable[[], Iterator[str]]
 
     stream: bool = False
-    """Too long to be read through once just to learn its size."""
+    """True if the source is too long to be read once just for its size."""
 
     files: tuple[Path, ...] = ()
-    """What the text is read from, where that is known and not too long to be read through."""
+    """The files that the text is read from, unless unknown or too long to hash."""
 
     skipped: tuple[Path, ...] = ()
     """Files that are left out, because they are not UTF-8."""
@@ -58,7 +58,7 @@ class Source:
         return self.read()
 
     def sha256(self) -> str | None:
-        """Hash of the hashes of all files, in their order; None where none are known."""
+        """Hash of the hashes of all files in order, or None if there are no files."""
         if not self.files:
             return None
         digest = hashlib.sha256()
@@ -70,7 +70,7 @@ class Source:
 
 
 def stdlib() -> Source:
-    """The .py files of the running Python's standard library, tests and bundled packages left out."""
+    """The .py files of the running Python's standard library, without tests and bundled packages."""
     return Source(f"the standard library of Python {platform.python_version()}", _stdlib_documents)
 
 
@@ -87,7 +87,7 @@ def _stdlib_documents() -> Iterator[str]:
 
 
 def text_files(paths: Sequence[Path], field: str = "text", *, skip_bad: bool = False) -> Source:
-    """The documents of files and folders (walked in sorted order): one per .txt file, .jsonl line or row.
+    """The documents of files and folders, walked in sorted order: one per .txt file, .jsonl line or row.
 
     `field` is what holds the text of a line or row. With `skip_bad`, files that are not UTF-8 are left out.
     Of fewer than 64 files, each .txt is cut at line ends into pieces of some 64th of all the text, so that
@@ -141,7 +141,7 @@ def _rows(path: str, **options: object) -> Iterator[str]:
 
 
 def _walk(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The file itself, or every file of a known kind below the folder, sorted."""
+    """The file itself, or all files of the given kinds below a folder, sorted."""
     allowed = ", ".join(suffixes)
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
@@ -156,7 +156,7 @@ def _walk(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _described(paths: Sequence[Path], files: Sequence[Path]) -> str:
-    """Names without folders, so that text which is moved is still the same text."""
+    """Names without folders, so that text that was moved keeps its description."""
     names = ", ".join(path.resolve().name for path in paths)
     size = sum(file.stat().st_size for file in files)
     return f"{names} ({len(files)} file{'s' * (len(files) != 1)}, {size} bytes)"
@@ -175,9 +175,9 @@ def _all_documents(files: Sequence[Path], field: str) -> Iterator[str]:
 
 @contextmanager
 def open_text(file: Path, errors: str = "strict") -> Iterator[TextIO]:
-    """The file's text, unpacked, without a byte-order mark; what is wrong with it is a ValueError.
+    """Open a text file, decompressed and without a byte-order mark. Unreadable text raises ValueError.
 
-    `errors` is what is done with bytes that are not UTF-8, as `open` takes it.
+    `errors` says how to treat bytes that are not UTF-8, as for `open`.
     """
     unpacked: Any = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)
     try:
@@ -191,7 +191,7 @@ def open_text(file: Path, errors: str = "strict") -> Iterator[TextIO]:
 
 
 def _length(file: Path) -> int:
-    """Characters of a .txt file, read through once; of the others the bytes on disk are near enough."""
+    """Count the characters of a .txt file; for other files the size on disk is close enough."""
     return _characters(file) if file.name.endswith(TEXT_SUFFIXES) else file.stat().st_size
 
 
@@ -201,7 +201,7 @@ def _characters(file: Path) -> int:
 
 
 def _text(file: Path, piece: int | None) -> Iterator[str]:
-    """The file whole, or cut at the first line end after each `piece` characters."""
+    """The whole file, or its pieces, each ending at the first line end after `piece` characters."""
     with open_text(file) as lines:
         if piece is None:
             yield lines.read()
@@ -211,7 +211,7 @@ def _text(file: Path, piece: int | None) -> Iterator[str]:
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, Any]]:
-    """The value of every line, and its place, `file:number`; the file may be packed."""
+    """Yield the location (`file:number`) and value of every line of a file, which may be compressed."""
     with open_text(file) as lines:
         for number, line in enumerate(lines, start=1):
             if line.isspace():
@@ -231,7 +231,7 @@ def _texts(file: Path, field: str) -> Iterator[str]:
 
 
 def _others(names: Sequence[str]) -> str:
-    """The way out of a field that isn't there: those that are."""
+    """List the fields that exist, for an error about one that does not."""
     return f"; it has {', '.join(names[:9])}: name one with --field" if names else ""
 
 

@@ -1,7 +1,7 @@
-"""Writes a corpus folder: document after document, restartable at every full shard.
+"""Write a corpus folder document by document; an interrupted run continues after its last full shard.
 
-After each full shard everything that is not yet on disk as a shard goes into progress.npz, and a
-`CorpusWriter` made in the same folder with the same settings takes up from there.
+After each full shard, everything that is not yet in a shard is saved to progress.npz. A `CorpusWriter`
+made in the same folder with the same settings continues from there.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ LARGEST_VALIDATION_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a corpus's bytes; kept in corpus.json and compared before anything is reused."""
+    """The settings that determine the bytes of a corpus. They are compared before a folder is reused."""
 
     source: str
     tokenizer: str
@@ -32,7 +32,7 @@ class Settings:
     shard_tokens: int
     limit_tokens: int | None
     text_sha256: str | None = None
-    """Hash of the text's files, where the source has one."""
+    """Hash of the text's files, if the source has files."""
 
     def __post_init__(self) -> None:
         if self.validation_tokens < 1:
@@ -46,7 +46,7 @@ class Settings:
             )
 
     def check_same(self, found: dict[str, Any], folder: Path) -> None:
-        """Raises if the folder was begun with other settings, or from other text of the same description."""
+        """Raise ValueError if the folder has other settings, or other text of the same description."""
         for name, value in asdict(self).items():
             if name == "text_sha256" and found.get(name) not in (value, None):
                 raise ValueError(
@@ -61,18 +61,18 @@ class Settings:
 
 
 class _Split:
-    """One split on its way to disk: full shards, and a buffer that becomes the next one."""
+    """A split being written: its full shards, and a buffer that becomes the next one."""
 
     def __init__(self, folder: Path, name: str, shard_tokens: int, vocabulary: int) -> None:
         self.folder, self.name = folder, name
         self.documents, self.bytes, self.tokens = 0, 0, 0
         self.shards: list[dict[str, Any]] = []
         self.counts = np.zeros(vocabulary, dtype=np.int64)  # of the shards on disk
-        self._buffer = np.empty(shard_tokens, dtype=token_dtype(vocabulary))  # takes memory only as it fills
+        self._buffer = np.empty(shard_tokens, dtype=token_dtype(vocabulary))  # allocated as it fills
         self._filled = 0
 
     def add(self, tokens: np.ndarray, text_bytes: int) -> None:
-        """One document; whatever fills a shard is written."""
+        """Add one document, and write each shard that becomes full."""
         self.documents += 1
         self.bytes += text_bytes
         self.tokens += len(tokens)
@@ -85,7 +85,7 @@ class _Split:
                 self.flush()
 
     def flush(self) -> None:
-        """Writes the buffer as a shard, if there is anything in it."""
+        """Write the buffer as a shard, unless it is empty."""
         if not self._filled:
             return
         file = f"{self.name}_{len(self.shards):06d}.bin"
@@ -101,18 +101,20 @@ class _Split:
         return {name: getattr(self, name) for name in names}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """With `facts`, all that a restart needs."""
+        """The arrays that a restart needs in addition to `facts`."""
         return {f"{self.name}_pending": self._pending, f"{self.name}_counts": self.counts}
 
     def restore(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         pending, counts = arrays[f"{self.name}_pending"], arrays[f"{self.name}_counts"]
         if pending.ndim != 1 or pending.dtype != self._buffer.dtype or len(pending) >= len(self._buffer):
-            raise ValueError(f"{self.name}: pending tokens that are none, or too many for a shard")
+            raise ValueError(f"{self.name}: pending tokens of the wrong type, or too many for a shard")
         if counts.shape != self.counts.shape or counts.dtype != np.int64 or counts.min() < 0:
-            raise ValueError(f"{self.name}: counts that are none")
+            raise ValueError(f"{self.name}: counts that are not non-negative integers, one for each token")
         written = sum(shard["tokens"] for shard in facts["shards"])
         if int(counts.sum()) != written or written + len(pending) != facts["tokens"]:
-            raise ValueError(f"{self.name}: {facts['tokens']:,} tokens, which its shards do not add up to")
+            raise ValueError(
+                f"{self.name}: {facts['tokens']:,} tokens listed, its shards hold a different number"
+            )
         vars(self).update({name: facts[name] for name in SPLIT_FIELDS})
         self._filled = len(pending)
         self._buffer[: self._filled] = pending
@@ -124,7 +126,7 @@ class _Split:
 
 
 class CorpusWriter:
-    """The corpus folder being written; begins where an interrupted run's progress.npz left off."""
+    """A corpus folder being written. An interrupted run continues from its progress.npz."""
 
     def __init__(
         self,
@@ -168,15 +170,15 @@ class CorpusWriter:
         wanted, held = self._settings.validation_tokens, self._validation
         if self._size is None:
             return held.tokens < wanted
-        # Looking only at what came before keeps the choice blind to the document's own length, unless it
-        # would break the promise.
+        # The choice depends only on earlier documents, so that it is independent of this document's length,
+        # except where the document would exceed the largest share.
         behind = held.tokens * self._size < wanted * self.bytes
         even = held.bytes < LARGEST_VALIDATION_SHARE * self.bytes
         fits = held.bytes + text_bytes <= LARGEST_VALIDATION_SHARE * self._size
         return behind and even and fits
 
     def finish(self) -> None:
-        """Writes what is left, then corpus.json."""
+        """Write the remaining tokens, then corpus.json."""
         for split in self._splits:
             if not split.tokens:
                 raise ValueError(f"{self._settings.source}: nothing left for {self._lacks(split)}")
@@ -202,7 +204,7 @@ class CorpusWriter:
             file.write(json.dumps(facts, indent=1).encode())
 
     def _lacks(self, split: _Split) -> str:
-        """What a split without a token lacks, and what to do."""
+        """Describe why a split has no tokens, and what to do about it."""
         found = f"{self.documents:,} document{'s' * (self.documents != 1)}, {self.tokens:,} tokens"
         if split is self._train:
             wanted = self._settings.validation_tokens
@@ -229,8 +231,8 @@ class CorpusWriter:
         except ValueError as error:
             raise self._damaged(error) from None
         self._settings.check_same(state["settings"], self._folder)
-        if self._settings.text_sha256 != state["settings"].get("text_sha256"):  # of before text was hashed
-            raise self._damaged(ValueError("it does not say of which text"))
+        if self._settings.text_sha256 != state["settings"].get("text_sha256"):  # an older progress.npz
+            raise self._damaged(ValueError("it does not say which text it was made from"))
         for split in self._splits:
             try:
                 split.restore(state["splits"][split.name], arrays)

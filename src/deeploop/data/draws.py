@@ -1,18 +1,18 @@
-"""Randomness that is computed, not consumed: the n-th draw of a key is the same on every machine.
+"""Counter-based random numbers: the n-th draw of a key is the same on every machine.
 
-A draw depends on its key and its number alone, so any part of a sequence can be made by itself, in any
-order, by any number of processes, and by any version of numpy.
+A draw depends only on its key and its number, so any part of a sequence can be computed separately, in any
+order, by any number of processes, and with any version of numpy.
 """
 
 import numpy as np
 
 FEISTEL_ROUNDS = 6
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's step
-TEST_SHARE = 0.2  # of generated instances, which are held out by a hash
+TEST_SHARE = 0.2  # share of generated instances that is held out, by a hash
 
 
 def keys(*seeds: int, count: int = 1) -> np.ndarray:
-    """`count` independent keys (uint64) of a tuple of seeds."""
+    """`count` independent keys (uint64) derived from a tuple of seeds."""
     return np.random.SeedSequence(seeds).generate_state(count, np.uint64)
 
 
@@ -23,14 +23,14 @@ def words(key: np.ndarray, numbers: np.ndarray, count: int) -> np.ndarray:
 
 
 def orders(random_words: np.ndarray) -> np.ndarray:
-    """Random words into random permutations, along the last axis."""
+    """Turn random words into random permutations along the last axis."""
     return np.argsort(random_words, axis=-1, kind="stable")
 
 
 def permute(index: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
-    """Where a keyed permutation of 0 … size - 1 sends each index (int64), in O(1) memory.
+    """The image of each index under a keyed permutation of 0 … size - 1 (int64), in O(1) memory.
 
-    A Feistel network permutes the next power of four; a result outside the range is sent through
+    A Feistel network permutes the next power of four; a result outside the range is permuted
     again until it falls inside (cycle walking), fewer than four times on average.
     """
     half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))

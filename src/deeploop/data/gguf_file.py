@@ -1,4 +1,4 @@
-"""GGUF files of others, through the package `gguf`: metadata and tensors, one line where they fail."""
+"""Read GGUF files from untrusted sources through the package `gguf`."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from deeploop.extras import require
 from deeploop.files import open_regular
 
 VERSIONS = (2, 3)
-# Bytes of a value of metadata, by its type; strings and arrays say their own.
+# Size in bytes of a metadata value by type; strings and arrays store their own.
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 STRING, ARRAY = 8, 9
 MOST_NAMES, MOST_ITEMS, MOST_DIMENSIONS = 2**16, 2**22, 4
@@ -27,9 +27,9 @@ DAMAGED = (
 
 
 class _Walk:
-    """Goes through header, metadata and list of tensors, so that every count is one that the file can hold.
+    """Check that the counts in header, metadata and tensor list fit into the file.
 
-    The package takes counts at their word, and would read for ever behind the end of a damaged file.
+    The package `gguf` trusts these counts, and would loop forever past the end of a damaged file.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -87,7 +87,7 @@ class _Walk:
 
 
 class GGUFFile:
-    """The metadata of a GGUF file, and its tensors, each read from the disk when it is asked for."""
+    """The metadata of a GGUF file, and its tensors, which are read on demand."""
 
     def __init__(self, path: Path) -> None:
         gguf = require("gguf", "gguf", str(path))
@@ -107,7 +107,7 @@ class GGUFFile:
             raise ValueError(f"{path}: damaged GGUF file ({error!r:.100})") from None
 
     def get(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """The metadata of that name, which must be of the kind; without a default it must be there."""
+        """The metadata value of that name and type. Raises ValueError if it is missing and has no default."""
         if name not in self._fields:
             if default is None:
                 raise ValueError(f"{self.path}: its metadata has no {name}")
@@ -122,7 +122,7 @@ class GGUFFile:
 
     @property
     def names(self) -> list[str]:
-        """The names of all metadata."""
+        """The names of all metadata values."""
         return list(self._fields)
 
     @property
@@ -132,17 +132,17 @@ class GGUFFile:
 
     @property
     def types(self) -> dict[str, int]:
-        """How many tensors there are of each type."""
+        """The number of tensors of each type."""
         names = [tensor.tensor_type.name for tensor in self._tensors.values()]
         return {name: names.count(name) for name in dict.fromkeys(names)}
 
     def tensor(self, name: str) -> np.ndarray:
-        """A tensor, dequantized to float32."""
+        """Read a tensor, dequantized to float32."""
         from gguf.quants import dequantize
 
         tensor = self._tensors[name]
         try:
-            with np.errstate(all="ignore"):  # what is not finite is refused by whoever asked for it
+            with np.errstate(all="ignore"):  # non-finite values are refused by the caller
                 values = dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError:
             raise ValueError(
@@ -151,4 +151,4 @@ class GGUFFile:
             ) from None
         except DAMAGED as error:
             raise ValueError(f"{self.path}: {name}: damaged tensor ({error!r:.100})") from None
-        return np.array(values.reshape(self.shapes[name]), dtype=np.float32)  # not of the file's map
+        return np.array(values.reshape(self.shapes[name]), dtype=np.float32)  # a copy, not a view of the file

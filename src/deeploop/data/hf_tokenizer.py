@@ -1,4 +1,4 @@
-"""Our tokenizers in transformers' own classes, so that a folder of theirs needs none of our code."""
+"""Convert tokenizers to transformers' classes, so that an exported folder loads without deeploop."""
 
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, pre_tokenizers
@@ -10,10 +10,11 @@ from deeploop.data.tokenizers import END_OF_TEXT, Tokenizer, byte_characters
 
 
 def to_transformers(tokenizer: Tokenizer, *, context: int) -> PreTrainedTokenizerFast:
-    """The same ids for the same text, and nothing added before or behind it.
+    """Convert a tokenizer; it gives the same ids and adds no tokens at either end.
 
-    All of ours are byte-level BPE, the one of bytes without a merge. As is usual there, and unlike ours,
-    the string "<|endoftext|>" is read as the token. One that came with a model is given back as it was.
+    deeploop's own tokenizers are byte-level BPE (`bytes` has no merges). As usual in transformers, and unlike
+    in deeploop, the string "<|endoftext|>" is read as the token. A pretrained tokenizer is written back
+    unchanged.
     """
     if isinstance(tokenizer, PretrainedTokenizer):
         return _given_back(tokenizer, context)
@@ -27,7 +28,7 @@ def to_transformers(tokenizer: Tokenizer, *, context: int) -> PreTrainedTokenize
     engine.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=engine,
-        bos_token=END_OF_TEXT,  # it stands before every document
+        bos_token=END_OF_TEXT,  # precedes every document
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
         padding_side="left",

@@ -1,11 +1,11 @@
-"""The state of a loader, as a checkpoint gives it back."""
+"""Validate the state of a loader that a checkpoint holds."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def check_position(state: Any, identity: Mapping[str, Any]) -> tuple[int, int]:
-    """Epoch and position of a loader's state; raises unless it is of the same data, with the same seed."""
+    """Epoch and position of a loader's state. Raises ValueError for other data or another seed."""
     if not isinstance(state, dict):
         raise ValueError(f"loader state: must be an object, not {state!r:.40}")
     for field, value in identity.items():

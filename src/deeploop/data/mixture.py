@@ -1,7 +1,7 @@
-"""Several corpora in given shares: which of them a sequence comes from is drawn, and then its next window.
+"""Mix several corpora by weight: the corpus of each sequence is drawn, then its next window is taken.
 
-The draw depends on the seed and the sequence's number alone, so it is the same for any number of ranks and
-after a resume. Each corpus goes through its own epochs as it would alone: a mixture of one is that corpus.
+The draw depends only on the seed and the sequence's number, so it is the same for any number of ranks and
+after a resume. Each corpus goes through its own epochs as it would alone; a mixture of one is that corpus.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ from deeploop.data.token_loader import TokenLoader, Tokens, read_windows
 from deeploop.data.tokenizers import Tokenizer
 
 SKIPPED_AT_ONCE = 2**16  # sequences
-MIXTURE = 0x6D69  # tells the draws of corpora from others of the same seed
+MIXTURE = 0x6D69  # separates these draws from others with the same seed
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Corpora of one tokenizer and their shares, which add up to 1, at first and in a last phase."""
+    """Corpora with one tokenizer, and their normalized weights in the first and the last phase."""
 
     corpora: tuple[Corpus, ...]
     first: tuple[float, ...]
     last: tuple[float, ...]
-    """As the first ones where there is no last phase."""
+    """Equal to `first` if there is no last phase."""
     last_share: float = 0.0
-    """Which part of the steps the last phase has."""
+    """The share of the steps that the last phase has."""
 
     @classmethod
     def of(
@@ -53,7 +53,7 @@ class Mixture:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of all sequences of the run: what validation and counts go by."""
+        """Average weights over the whole run, which validation and counts use."""
         if not self.last_share:
             return self.first
         both = zip(self.first, self.last, strict=True)
@@ -65,19 +65,19 @@ class Mixture:
 
     @property
     def names(self) -> list[str]:
-        """The folders' own names, or their whole paths where two are the same."""
+        """The folders' own names, or their whole paths if two are equal."""
         short = [corpus.folder.name for corpus in self.corpora]
         return short if len(set(short)) == len(short) else [str(corpus.folder) for corpus in self.corpora]
 
     @property
     def checksum(self) -> str:
-        """Which tokens these are, in which order of corpora; that of its corpus for a mixture of one."""
+        """A hash of the corpora's checksums in order; for a mixture of one, its corpus's checksum."""
         found = [corpus.checksum for corpus in self.corpora]
         return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
 
     @property
     def tokens(self) -> int:
-        """Training tokens of the corpora that are drawn from."""
+        """Training tokens of the corpora with a weight."""
         return sum(
             len(corpus.train) for corpus, share in zip(self.corpora, self.shares, strict=True) if share
         )
@@ -94,7 +94,7 @@ class Mixture:
         return self.corpora[0].tokenizer()
 
     def counts(self) -> np.ndarray:
-        """How often each token occurs in as much of the mixture as there is text, int64."""
+        """Token counts (int64) of the mixture, scaled to the number of its training tokens."""
         if len(self.corpora) == 1:
             return self.corpora[0].counts("train")
         frequencies = np.zeros(self.vocabulary)
@@ -103,10 +103,7 @@ class Mixture:
         return np.rint(self.tokens * frequencies).astype(np.int64)
 
     def sequences_within(self, epochs: Sequence[int], context: int, shares: Sequence[float]) -> int | None:
-        """Windows that there are at least in so many epochs of each corpus that is drawn from.
-
-        None where a corpus has no limit.
-        """
+        """The least number of windows in that many epochs of the corpora with a weight; None if unlimited."""
         parts = zip(self.corpora, epochs, shares, strict=True)
         drawn = [(corpus, limit) for corpus, limit, share in parts if share]
         if not all(limit for _, limit in drawn):
@@ -114,17 +111,16 @@ class Mixture:
         return sum(limit * ((len(corpus.train) - context) // context) for corpus, limit in drawn)
 
     def held_out(self, count: int) -> list[int]:
-        """How many of `count` validation sequences are each corpus's, by its share; one at least."""
+        """Split `count` validation sequences over the corpora by weight, at least one each."""
         return [max(1, round(share * count)) if share else 0 for share in self.shares]
 
 
 class MixtureLoader:
     """An endless, deterministic sequence of batches out of several streams, resumable to the sequence.
 
-    A stream that has had its `max_epochs` epochs is drawn no more, and the others keep their proportions;
-    0 is no limit. From sequence number `switch` on the shares are `last`: a whole number of batches, which
-    stays at its step where the batches before had another size. `batch` counts the sequences of all ranks
-    together.
+    A stream that has completed `max_epochs` is no longer drawn, and the others keep their proportions; 0 is
+    no limit. From sequence number `switch` on, the weights are `last`. `switch` is a whole number of batches;
+    after a resume with another batch size it keeps its step. `batch` counts the sequences of all ranks.
     """
 
     def __init__(
@@ -155,7 +151,7 @@ class MixtureLoader:
         self._drawn = 0
 
     def step_batch(self) -> tuple[Tensor, Tensor]:
-        """This rank's inputs and targets of the next step: int64, (batch / world, context) each."""
+        """Inputs and targets of this rank for the next step: int64, (batch / world, context) each."""
         chosen = self.choose(self._batch)
         starts = np.empty(self._batch, dtype=np.int64)
         for number, order in enumerate(self._orders):
@@ -171,7 +167,7 @@ class MixtureLoader:
         return inputs, targets
 
     def skip(self, sequences: int) -> None:
-        """Goes on by so many sequences without reading them; ValueError where the epochs do not have them."""
+        """Advance by `sequences` without reading them. Raises ValueError if the epochs have too few."""
         while sequences:
             count = min(sequences, SKIPPED_AT_ONCE)
             for number, taken in enumerate(np.bincount(self.choose(count)).tolist()):
@@ -179,7 +175,7 @@ class MixtureLoader:
             self._drawn, sequences = self._drawn + count, sequences - count
 
     def choose(self, count: int) -> np.ndarray:
-        """The number of the stream that each of the next `count` sequences comes from."""
+        """The index of the stream that each of the next `count` sequences comes from."""
         drawn = words(self._key, np.arange(self._drawn, self._drawn + count), 1)[:, 0]
         uniform = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
         limits = zip(self._orders, self._max_epochs, strict=True)
@@ -198,18 +194,18 @@ class MixtureLoader:
             end = count if is_last or self._switch is None else min(count, self._switch - self._drawn)
             ahead = np.searchsorted(edges / edges[-1], uniform[len(chosen) : end], side="right")
             taken = np.cumsum(ahead[:, None] == np.arange(len(left)), axis=0)
-            lacks = np.flatnonzero((taken > left).any(axis=1))  # sequences that a stream has no window for
+            lacks = np.flatnonzero((taken > left).any(axis=1))  # sequences whose stream has no window left
             stop = int(lacks[0]) if len(lacks) else len(ahead)
             chosen = np.concatenate([chosen, ahead[:stop]])
             left -= taken[stop - 1]
         return chosen
 
     def epochs(self) -> list[float]:
-        """How often each stream was gone through."""
+        """The number of passes over each stream so far."""
         return [order.epochs() for order in self._orders]
 
     def state(self) -> dict[str, Any]:
-        """Where the next step begins; the same on every rank and for every number of ranks."""
+        """The position of the next step, independent of the rank and of the number of ranks."""
         return {
             "drawn": self._drawn,
             "corpora": [order.state() for order in self._orders],
@@ -217,9 +213,9 @@ class MixtureLoader:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continues from a state over the same streams; the shares may be others.
+        """Continue from a state over the same streams; the weights may differ.
 
-        With the finished `step`s beside it, batches may have had another size.
+        If the state has the number of finished `step`s, the batch size may differ too.
         """
         corpora = state.get("corpora") if isinstance(state, dict) else None
         if not isinstance(corpora, list) or len(corpora) != len(self._orders):

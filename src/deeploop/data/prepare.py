@@ -1,4 +1,4 @@
-"""Text to a corpus folder: `deeploop prepare stdlib | text PATH… | fineweb-edu`.
+"""Write text as a corpus folder: `deeploop prepare stdlib | text PATH… | fineweb-edu`.
 
 Each document is encoded (in threads: tiktoken releases the GIL), preceded by an end-of-text token, and
 put whole into one split. A finite source is first read through once for its size; a document then goes
@@ -33,14 +33,14 @@ from deeploop.files import exclusive_folder, refuse_other, write_text
 
 SHARD_TOKENS = 100_000_000
 BPE_BYTES = 1_000_000_000
-"""Text that a tokenizer is trained on, at most."""
+"""Largest amount of text that a tokenizer is trained on."""
 
 
 def tokenizer_for(asked: str, documents: Iterable[str], out: Path, *, stream: bool = False) -> Tokenizer:
-    """The tokenizer that was asked for: a name, a folder that holds one, or `bpe:4096`, trained here.
+    """Find the tokenizer by its name or folder, or train it for `bpe:4096`.
 
-    It is trained on all documents, evenly thinned out where they are more than a gigabyte; a stream gives its
-    first gigabyte. What a folder was begun with is taken up, not trained again.
+    Training uses all documents, or an even sample of a gigabyte; of a stream, the first gigabyte. A folder
+    that already has a trained tokenizer keeps it.
     """
     vocabulary = asked_vocabulary(asked)
     if vocabulary is None:
@@ -87,16 +87,16 @@ def prepare(
     workers: int | None = None,
     text_sha256: str | None = None,
 ) -> Corpus:
-    """Writes the documents as a corpus folder, or returns the one already there with the same settings.
+    """Write the documents as a corpus folder, or return the one already there with the same settings.
 
-    Unless it is a `stream`, `documents` is iterated twice. `source` is a description for corpus.json,
-    `text_sha256` the hash of the text where it is known: other text of the same description is refused.
+    Unless it is a `stream`, `documents` is iterated twice. `source` is a description for corpus.json.
+    `text_sha256` is the hash of the text, if known: other text with the same description is refused.
     """
     settings = Settings(source, tokenizer.name, validation_tokens, shard_tokens, limit_tokens, text_sha256)
     if (found := _prepared(out, settings)) is not None:
         return found
     with exclusive_folder(out):
-        if (found := _prepared(out, settings)) is not None:  # by another process, meanwhile
+        if (found := _prepared(out, settings)) is not None:  # written by another process meanwhile
             return found
         size, repeated = (None, frozenset[bytes]()) if stream else _measured(documents)
         writer = CorpusWriter(out, settings, tokenizer, size, repeated=len(repeated) or None)
@@ -113,7 +113,7 @@ def _prepared(out: Path, settings: Settings) -> Corpus | None:
 
 
 def _corpus_in(out: Path) -> Corpus | None:
-    """The corpus that is there already; a folder of anything else is refused."""
+    """The corpus in the folder, if any. A folder of another kind is refused."""
     if (out / "corpus.json").exists():
         return Corpus.open(out)
     refuse_other(out, "corpus.json", "choose another folder with --out")
@@ -169,7 +169,7 @@ def _hash(text: str) -> bytes:
 
 
 def _bar(writer: CorpusWriter, size: int | None, limit_tokens: int | None) -> "tqdm[NoReturn]":
-    """A bar over tokens where they are limited, otherwise over the source's bytes."""
+    """A progress bar over tokens if they are limited, otherwise over the source's bytes."""
     by_token = limit_tokens is not None
     return tqdm(
         total=limit_tokens if by_token else size,
@@ -178,5 +178,5 @@ def _bar(writer: CorpusWriter, size: int | None, limit_tokens: int | None) -> "t
         unit_scale=True,
         desc="prepare",
         dynamic_ncols=True,
-        disable=None,  # no bar where nobody watches
+        disable=None,  # no bar unless stderr is a terminal
     )

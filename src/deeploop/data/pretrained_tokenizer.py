@@ -1,8 +1,8 @@
-"""A tokenizer of others: the tokenizer.json of a transformers folder, or the vocabulary inside a GGUF file.
+"""The tokenizer of a pretrained model, read from a transformers folder or a GGUF file.
 
-It is kept as it came, tokenizer.json and what is needed of tokenizer_config.json, in the corpus, in the runs
-on it and in their exports. Its name, `hf:49152:1f0c…`, holds its vocabulary and the start of a sha256 of
-both, so two tokenizers of one name are the same. The engine is the package `tokenizers`.
+tokenizer.json and the needed part of tokenizer_config.json are kept unchanged in the corpus, in the runs
+on it and in their exports. Its name, `hf:49152:1f0c…`, holds its vocabulary size and the start of a sha256 of
+both, so two tokenizers with the same name are identical. The engine is the package `tokenizers`.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from deeploop.files import parse_json, read_object, read_text
 
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-# What stands before a document: what the model was trained with there, where it has a name of its own.
+# Tokens that may separate documents, in order of preference, before bos_token and eos_token.
 BETWEEN_DOCUMENTS = ("<|endoftext|>", "<|begin_of_text|>")
 LARGEST = 2**20  # words
 
-# How a GGUF file's `tokenizer.ggml.pre` cuts text: a pattern, or GPT-2's own; digits one by one before it.
+# Pre-tokenizer pattern of each `tokenizer.ggml.pre`; None is GPT-2's pattern.
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -42,9 +42,9 @@ CONTROL, USER_DEFINED = 3, 4  # token types
 
 
 class PretrainedTokenizer:
-    """Its own ids for a text, with nothing added before or behind it.
+    """Encode text with a pretrained tokenizer, without adding tokens at either end.
 
-    As with the other tokenizers, special tokens in a text are read as the characters they consist of.
+    As with the other tokenizers, special tokens in a text are encoded as their characters.
     """
 
     merges: Sequence[tuple[str, str]] = ()
@@ -82,7 +82,7 @@ class PretrainedTokenizer:
         return np.array(self.encode(text), dtype=token_dtype(self.vocabulary))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of the ids; models have rows for words that no tokenizer makes, and those say nothing."""
+        """The text of the ids. Ids beyond the vocabulary, for which models may have rows, give no text."""
         known = np.asarray(ids, dtype=np.int64).tolist()
         with _one_line(f"tokenizer {self.name}: can't decode the tokens"):
             text: str = self._engine.decode(known, skip_special_tokens=False)
@@ -100,31 +100,31 @@ class PretrainedTokenizer:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """Special words and their tokens, longer words first."""
+        """Special words and their tokens, longest words first."""
         words = sorted(((self.word(token), token) for token in self._special), key=lambda pair: -len(pair[0]))
         return dict(words)
 
     def word(self, token: int) -> str:
-        """A token as the vocabulary writes it."""
+        """A token's string in the vocabulary."""
         return str(self._engine.id_to_token(token))
 
     def reads_as(self, other: "PretrainedTokenizer") -> bool:
-        """Whether both give the same ids; names, padding and chat template may differ, as in an export."""
+        """True if both give the same ids; names, padding and chat template may differ, as in an export."""
         return self._reading == other._reading
 
     @property
     def _reading(self) -> tuple[dict[str, Any], int]:
-        """What decides ids: tokenizer.json as the engine writes it, without what is added around a text."""
+        """The part of tokenizer.json that determines the ids of a text."""
         return parse_json(self._engine.to_str()) | {"post_processor": None}, self.end_of_text
 
     def files(self) -> dict[str, str]:
-        """What keeps it in a folder."""
+        """The files that keep the tokenizer in a folder."""
         return {TOKENIZER: self.text, SETTINGS: json.dumps(self.settings, indent=1) + "\n"}
 
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Turn what the engine raises into a ValueError: Exception itself, and a panic, which is not even one."""
+    """Turn any exception of the engine into a ValueError. A Rust panic is not even an Exception."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -134,16 +134,16 @@ def _one_line(what: str) -> Iterator[None]:
 
 
 def make_engine(text: str) -> Any:
-    """Make the engine of a tokenizer.json whose steps are known to be harmless."""
+    """Build the engine of a tokenizer.json after checking its steps."""
     from tokenizers import Tokenizer as Engine
 
     parsed = parse_json(text)
     check_steps(parsed)
-    return Engine.from_str(json.dumps(parsed))  # what was checked: the text may hold a key twice
+    return Engine.from_str(json.dumps(parsed))  # the text as checked: the original may hold a key twice
 
 
 def read_pretrained(folder: Path) -> PretrainedTokenizer:
-    """The tokenizer of a transformers folder, or one that was kept in a corpus or a run."""
+    """Read the tokenizer of a transformers folder, or the one that a corpus or a run keeps."""
     path = folder / TOKENIZER
     require("tokenizers", "hf", str(path))
     try:
@@ -161,7 +161,7 @@ def _made(text: str, settings: dict[str, str], path: Path) -> PretrainedTokenize
 
 
 def _settings(folder: Path) -> dict[str, str]:
-    """The named tokens and the chat template, as strings."""
+    """Read the named tokens and the chat template, as strings."""
     found = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     settings: dict[str, str] = {}
     for name in (*TOKENS, "chat_template"):
@@ -175,7 +175,7 @@ def _settings(folder: Path) -> dict[str, str]:
 
 
 def read_gguf_tokenizer(file: GGUFFile) -> PretrainedTokenizer:
-    """The byte-level BPE inside a GGUF file."""
+    """Read the byte-level BPE in a GGUF file."""
     require("tokenizers", "hf", str(file.path))
     kind, cut = (file.get(f"tokenizer.ggml.{name}", str, "") for name in ("model", "pre"))
     if kind != "gpt2" or cut not in PATTERNS:
@@ -199,7 +199,7 @@ def read_gguf_tokenizer(file: GGUFFile) -> PretrainedTokenizer:
 
 
 def _engine_text(words: list[str], merges: list[Any], types: list[int], cut: str) -> str:
-    """The tokenizer.json of such a vocabulary."""
+    """Build the tokenizer.json of a byte-level BPE."""
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Engine
 

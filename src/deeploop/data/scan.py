@@ -1,4 +1,4 @@
-"""The documents of a token stream, one after the other: how long they are, and which are the same."""
+"""Iterate over the documents of a token stream; find their lengths and duplicates."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,30 +13,29 @@ BLOCK = 2**22  # tokens read at once
 
 @dataclass(frozen=True)
 class Scan:
-    """What was seen of a stream."""
+    """Document hashes and lengths of a stream."""
 
     hashes: np.ndarray
     """One uint64 for each document, in order."""
     longest: int
     """Tokens of the longest document, end-of-text not counted."""
     is_whole: bool
-    """Whether the stream was read to its end."""
+    """True if the stream was read to its end."""
 
     @property
     def repeated(self) -> int:
-        """Documents that are the same, token for token, as an earlier one."""
+        """The number of documents that repeat an earlier one token for token."""
         return len(self.hashes) - len(np.unique(self.hashes))
 
     def shared_with(self, other: "Scan") -> int:
-        """Documents that the other stream has too."""
+        """The number of documents that the other stream has too."""
         return int(np.isin(self.hashes, other.hashes).sum())
 
 
 def scan(stream: TokenStream, end_of_text: int, limit: int | None = None) -> Scan:
-    """Reads the documents that begin in the first `limit` tokens; holds eight bytes for each of them.
+    """Read the documents that begin in the first `limit` tokens, holding eight bytes for each.
 
-    64 bits are enough to take equal hashes for equal documents: among 10^8 documents some two differ and
-    share a hash with a chance of 0.03%.
+    A 64-bit hash is enough: among 10^8 documents, two different ones collide with a probability of 0.03%.
     """
     hashes, longest, seen = [], 0, 0
     for tokens in documents(stream, end_of_text):
@@ -49,8 +48,8 @@ def scan(stream: TokenStream, end_of_text: int, limit: int | None = None) -> Sca
 
 
 def documents(stream: TokenStream, end_of_text: int) -> Iterator[np.ndarray]:
-    """Each document's tokens, without the end-of-text in front of it."""
-    held: list[np.ndarray] = []  # the beginning of a document that goes on in the next block
+    """Yield each document's tokens, without the end-of-text token before it."""
+    held: list[np.ndarray] = []  # the start of a document that continues in the next block
     for start in range(0, len(stream), BLOCK):
         block = stream.slice(start, min(start + BLOCK, len(stream)))
         begin = 0

@@ -1,16 +1,16 @@
-"""Token shards, and the corpus folder they live in.
+"""Token shards, and the corpus folder that holds them.
 
 A shard is a file in the layout of llm.c: a header of 256 little-endian int32 (magic 20240520, version 1,
 number of tokens, zeros), then the tokens as little-endian uint16. Version 2 has uint32, for vocabularies
-above 65,536. The header can't tell bytes from BPE, so a corpus folder keeps the rest beside its shards:
+above 65,536. The header does not name the tokenizer; a corpus folder keeps that and the rest:
 
     train_000000.bin …        validation_000000.bin …
-    merges.txt                of a tokenizer that was trained on this text; or
-    tokenizer.json            with tokenizer_config.json: of a pretrained model
+    merges.txt                a tokenizer trained on this text; or
+    tokenizer.json            and tokenizer_config.json: that of a pretrained model
     unigram.npz               how often each token occurs: int64 arrays `train` and `validation`
     corpus.json               tokenizer, source, and per split documents, bytes, shards with sha256
 
-corpus.json is written last: where it stands, the corpus is whole.
+corpus.json is written last: a folder that has it is complete.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<u2"), 2: np.dtype("<u4")}  # b
 HEADER_BYTES = 256 * 4
 CORPUS_FORMAT = 1
 
-# corpus.json's fields and their types; a list's items are all like the one given.
+# The fields of corpus.json and their types; every item of a list is like the one shown.
 SPLIT_FIELDS = {
     "documents": int,
     "bytes": int,
@@ -53,11 +53,11 @@ FIELDS = {
     "splits": {"train": SPLIT_FIELDS, "validation": SPLIT_FIELDS},
 }
 JSON_NAMES = {int: "a whole number", str: "a string", list: "a list", dict: "an object"}
-FILE_NAME = re.compile(r"\w[\w.-]*")  # no separator, and neither . nor ..
+FILE_NAME = re.compile(r"\w[\w.-]*")  # no separator, not . or ..
 
 
 def write_shard(path: Path, tokens: Sequence[int] | np.ndarray) -> str:
-    """Writes one shard, atomically; returns the file's sha256. An array of uint32 makes it version 2."""
+    """Write one shard atomically and return its sha256. A uint32 array is written as version 2."""
     tokens = np.asarray(tokens)
     if not 0 < tokens.size < 2**31:
         raise ValueError(f"{path}: a shard holds between 1 and 2^31 - 1 tokens, not {tokens.size}")
@@ -76,7 +76,7 @@ def write_shard(path: Path, tokens: Sequence[int] | np.ndarray) -> str:
 
 
 def shard_layout(path: Path) -> tuple[int, np.dtype[Any]]:
-    """How many tokens a shard holds, and their type, after its header and its size were found to agree."""
+    """The number of tokens in a shard and their type. The header must agree with the file's size."""
     if not path.is_file():
         raise ValueError(f"{path}: missing shard")
     with path.open("rb") as file:
@@ -91,21 +91,16 @@ def shard_layout(path: Path) -> tuple[int, np.dtype[Any]]:
     size, expected = path.stat().st_size, HEADER_BYTES + DTYPES[version].itemsize * tokens
     if size != expected or tokens < 1:
         kind = "truncated shard" if size < expected else "damaged shard"
-        raise ValueError(f"{path}: {kind}: {size} bytes, its header of {tokens} tokens asks for {expected}")
+        raise ValueError(f"{path}: {kind}: {size} bytes, its header of {tokens} tokens needs {expected}")
     return tokens, DTYPES[version]
-
-
-def shard_tokens(path: Path) -> int:
-    """How many tokens a shard holds, checked."""
-    return shard_layout(path)[0]
 
 
 def read_shard(
     path: Path, start: int = 0, count: int | None = None, dtype: np.dtype[Any] | None = None
 ) -> np.ndarray:
-    """`count` tokens from `start` on, in the shard's `dtype` if it is known; the whole shard by default.
+    """Read `count` tokens from `start` on; by default, the whole shard. `dtype` is the shard's, if known.
 
-    Read and not mapped: a file that is cut short under a map ends the process without a word.
+    The file is not memory-mapped: truncating a mapped file kills the process.
     """
     if count is None or dtype is None:
         tokens, dtype = shard_layout(path)
@@ -122,9 +117,9 @@ def read_shard(
 
 
 class TokenStream:
-    """The tokens of consecutive shards as one sequence, of which nothing is held in memory.
+    """The tokens of consecutive shards as one sequence, read from disk on demand.
 
-    A token outside the vocabulary is refused where it is read, whoever reads it and as input or target.
+    Reading a token outside the vocabulary raises ValueError.
     """
 
     def __init__(self, shards: Sequence[Path], vocabulary: int = LARGEST) -> None:
@@ -138,7 +133,7 @@ class TokenStream:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def slice(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start … stop - 1, across shard borders where need be."""
+        """Tokens start … stop - 1, which may span shards."""
         if not 0 <= start <= stop <= len(self):
             raise ValueError(f"slice {start}:{stop}: outside the stream's {len(self)} tokens")
         parts = []
@@ -159,7 +154,7 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus: two token streams and what is known about them."""
+    """A prepared corpus: two token streams and their description."""
 
     folder: Path
     tokenizer_name: str
@@ -173,7 +168,7 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: Path | str) -> "Corpus":
-        """Opens a corpus folder; checks every shard's header and length, but not the checksums."""
+        """Open a corpus folder, checking every shard's header and length but not the checksums."""
         folder = Path(folder)
         facts = _read_facts(folder)
         return cls(
@@ -189,7 +184,7 @@ class Corpus:
 
     @property
     def checksum(self) -> str:
-        """sha256 over the shards' own checksums: which tokens these are, wherever the folder lies."""
+        """sha256 over the checksums of the shards. It identifies the tokens, wherever the folder is."""
         shards = [shard["sha256"] for split in ("train", "validation") for shard in self._shards(split)]
         return hashlib.sha256(" ".join(shards).encode()).hexdigest()
 
@@ -198,7 +193,7 @@ class Corpus:
         return listed
 
     def tokenizer(self) -> Tokenizer:
-        """What made the tokens; a trained one is read from the folder."""
+        """The tokenizer that made the tokens. A trained one is read from the folder."""
         return load_tokenizer(self.tokenizer_name, self.folder)
 
     def documents(self, split: str) -> int:
@@ -210,7 +205,7 @@ class Corpus:
         return int(self.facts["splits"][split]["bytes"])
 
     def counts(self, split: str) -> np.ndarray:
-        """How often each token of the vocabulary occurs in a split, int64."""
+        """Count of each token of the vocabulary in a split, int64."""
         path = self.folder / self.facts["unigram"]["file"]
         try:
             found = read_npz(path, [split], largest=8 * self.vocabulary + 1024)[split]  # 1 KB: its header
@@ -228,14 +223,14 @@ class Corpus:
         return found
 
     def verify(self) -> None:
-        """Reads every file and compares its sha256 with corpus.json; ValueError names the first bad one."""
+        """Compare the sha256 of every file with corpus.json. ValueError names the first bad file."""
         listed = [shard for split in ("train", "validation") for shard in self._shards(split)]
         for entry in [*listed, self.facts["unigram"]]:
             self._verify(entry)
-        self.tokenizer()  # one that is kept here has its checksum in its name
+        self.tokenizer()  # the name of a tokenizer kept here has its checksum
 
     def verify_counts(self) -> None:
-        """The same of the token counts alone: what is cheap at every start."""
+        """Verify only the token counts, which is cheap enough for every start."""
         self._verify(self.facts["unigram"])
 
     def _verify(self, entry: dict[str, Any]) -> None:
@@ -258,7 +253,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         refuse_other(folder, "corpus.json", "`deeploop prepare text FILE… --out ANOTHER` makes one")
         _refuse_text(folder)
         what = "not a whole corpus (no corpus.json)" if folder.is_dir() else "no such corpus"
-        # A folder of another name than these two is meant for the user's own text.
+        # Under any other name, the folder is probably meant for the user's own text.
         source = folder.name if folder.name in ("stdlib", "fineweb-edu") else "text FILE…"
         raise ValueError(f"{folder}: {what}; make it with `deeploop prepare {source} --out {folder}`")
     try:
@@ -305,7 +300,7 @@ def _check_numbers(facts: dict[str, Any]) -> None:
 
 
 def check_fields(found: Any, fields: Any, name: str = "corpus") -> None:
-    """Raises unless `found` has the fields and types of `fields`, with names of files that stay inside."""
+    """Raise ValueError unless `found` has the fields and types of `fields`, and plain names of files."""
     kind: Any = fields if isinstance(fields, type) else type(fields)
     if type(found) is not kind:
         raise ValueError(f"{name}: must be {JSON_NAMES[kind]}, not {found!r:.40}")
@@ -324,7 +319,7 @@ def check_fields(found: Any, fields: Any, name: str = "corpus") -> None:
 def _open_split(folder: Path, facts: dict[str, Any], split: str) -> TokenStream:
     shards = facts["splits"][split]["shards"]
     for shard in shards:
-        if (tokens := shard_tokens(folder / shard["file"])) != shard["tokens"]:
+        if (tokens := shard_layout(folder / shard["file"])[0]) != shard["tokens"]:
             raise ValueError(
                 f"{folder / shard['file']}: holds {tokens} tokens, corpus.json lists {shard['tokens']}"
             )

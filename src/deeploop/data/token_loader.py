@@ -1,8 +1,8 @@
-"""Batches of token windows: in a seeded order, split over ranks, resumable to the sequence.
+"""Batches of token windows in a seeded order, split over ranks and resumable to the sequence.
 
 A window is context + 1 tokens: the first `context` are the inputs, the last `context` the targets.
-Windows start every `context` tokens, from an offset drawn anew each epoch. An epoch visits each of its
-windows once, in the order of a keyed permutation that is computed, not stored.
+Windows start every `context` tokens, from an offset drawn for each epoch. An epoch visits each of its
+windows once, in the order of a keyed permutation that is computed rather than stored.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +17,7 @@ from deeploop.data.loader_state import check_position
 
 
 class Tokens(Protocol):
-    """What a loader needs of a token stream (`TokenStream` is one)."""
+    """The part of `TokenStream` that a loader uses."""
 
     def __len__(self) -> int: ...
 
@@ -25,7 +25,7 @@ class Tokens(Protocol):
 
 
 class Loader(Protocol):
-    """What prefetching needs of a loader."""
+    """The part of a loader that prefetching uses."""
 
     def step_batch(self) -> tuple[Tensor, ...]: ...
 
@@ -35,7 +35,7 @@ class Loader(Protocol):
 
 
 class TokenLoader:
-    """An endless, deterministic sequence of batches; `batch` counts the sequences of all ranks together."""
+    """An endless, deterministic sequence of batches. `batch` counts the sequences of all ranks."""
 
     def __init__(
         self, stream: Tokens, *, context: int, batch: int, seed: int, rank: int = 0, world: int = 1
@@ -52,16 +52,16 @@ class TokenLoader:
         self._epoch, self._position = 0, 0
 
     def step_batch(self) -> tuple[Tensor, Tensor]:
-        """This rank's inputs and targets of the next step: int64, (batch / world, context) each."""
+        """Inputs and targets of this rank for the next step: int64, (batch / world, context) each."""
         starts = self.take(self._batch)[self._mine]
         return read_windows(self._stream, self._context, starts)
 
     def state(self) -> dict[str, Any]:
-        """Where the next step begins; the same on every rank and for every number of ranks."""
+        """The position of the next step, independent of the rank and of the number of ranks."""
         return {**self._identity(), "epoch": self._epoch, "position": self._position}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continues from a state of a loader over the same tokens with the same seed and context."""
+        """Continue from the state of a loader over the same tokens with the same seed and context."""
         self._epoch, self._position = check_position(state, self._identity())
         if self._position >= (windows := self._epoch_order(self._epoch)[1]):
             raise ValueError(f"loader state: position {self._position}: the epoch has {windows} windows")
@@ -70,7 +70,7 @@ class TokenLoader:
         return {"seed": self._seed, "context": self._context, "tokens": len(self._stream)}
 
     def take(self, count: int) -> np.ndarray:
-        """The first tokens of the next `count` windows; runs on into the next epoch where one ends."""
+        """Starts of the next `count` windows, continuing into the next epoch if necessary."""
         parts = []
         while count:
             offset, windows, keys = self._epoch_order(self._epoch)
@@ -82,7 +82,7 @@ class TokenLoader:
         return np.concatenate(parts)
 
     def skip(self, count: int) -> None:
-        """Goes on as `take` does, without the windows."""
+        """Advance by `count` windows without computing them."""
         while count:
             windows = self._epoch_order(self._epoch)[1]
             step = min(count, windows - self._position)
@@ -91,14 +91,14 @@ class TokenLoader:
                 self._epoch, self._position = self._epoch + 1, 0
 
     def windows_before(self, epochs: int, at_most: int) -> int:
-        """Windows until so many epochs are over, or `at_most`."""
+        """The number of windows left until `epochs` epochs are complete, at most `at_most`."""
         left, epoch = -self._position, self._epoch
         while epoch < epochs and left < at_most:
             left, epoch = left + self._epoch_order(epoch)[1], epoch + 1
         return min(max(0, left), at_most)
 
     def epochs(self) -> float:
-        """How often the stream was gone through."""
+        """The number of passes over the stream so far."""
         return self._epoch + self._position / self._epoch_order(self._epoch)[1]
 
     def _epoch_order(self, epoch: int) -> tuple[int, int, np.ndarray]:
@@ -111,10 +111,10 @@ class TokenLoader:
 
 
 class PrefetchLoader:
-    """A loader whose next batch is made in a thread while the present one is worked on, pinned if asked.
+    """Prepare a loader's next batch in a thread, in pinned memory if asked.
 
-    Its state is that of the batches handed out, so that one made ahead is made again after a resume. What
-    goes wrong in reading is raised when the batch is asked for.
+    Its state is that of the last batch returned, so a batch prepared ahead is prepared again after a resume.
+    Errors in reading are raised when the batch is requested.
     """
 
     def __init__(self, loader: Loader, *, pin: bool = False) -> None:
@@ -124,7 +124,7 @@ class PrefetchLoader:
         self._next: Future[tuple[Tensor, ...]] | None = None
 
     def step_batch(self) -> tuple[Tensor, ...]:
-        """The loader's next inputs and targets; the ones after them are begun."""
+        """Return the loader's next batch and start preparing the one after it."""
         batch = (self._next or self._begin()).result()
         self._state = self._loader.state()
         self._next = self._begin()
@@ -135,7 +135,7 @@ class PrefetchLoader:
 
     def load_state(self, state: dict[str, Any]) -> None:
         if self._next is not None:
-            self._next.exception()  # waits: the thread moves the loader on
+            self._next.exception()  # wait: the thread is advancing the loader
         self._loader.load_state(state)
         self._state, self._next = state, None
 
@@ -148,7 +148,7 @@ class PrefetchLoader:
 
 
 def validation_windows(stream: Tokens, context: int, count: int) -> tuple[Tensor, Tensor]:
-    """`count` windows spread evenly over the stream, always the same; all of them if it has fewer."""
+    """`count` windows spread evenly over the stream, always the same ones; all if it has fewer."""
     _check_length(stream, context)
     if count < 1:
         raise ValueError(f"validation windows {count}: must be at least 1")
@@ -158,7 +158,7 @@ def validation_windows(stream: Tokens, context: int, count: int) -> tuple[Tensor
 
 
 def read_windows(stream: Tokens, context: int, starts: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (len(starts), context) of the windows that begin there."""
+    """Inputs and targets (len(starts), context) of the windows that begin at `starts`."""
     inputs, targets = (np.empty((len(starts), context), dtype=np.int64) for _ in range(2))
     for row, start in enumerate(starts.tolist()):
         window = stream.slice(start, start + context + 1)

@@ -1,7 +1,7 @@
-"""How much the steps of a tokenizer.json can make a text grow, and whether its tokens are random.
+"""Checks on the steps of a tokenizer.json: how much text they can add, and that its tokens are not random.
 
-A step before or behind the model may replace characters by longer ones, so a few kilobytes of steps could
-turn a line into more text than any memory holds. The most that each step can add is known from its fields.
+A normalizer or decoder may replace characters by longer ones, so a few kilobytes of steps could
+turn a line into more text than fits in memory. The most that each step can add follows from its fields.
 """
 
 import base64
@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-LARGEST_GROWTH = 100  # bytes for a byte of text, at most; Llama's steps have 12, XLM-RoBERTa's 88
-LONGEST_AFFIX = 64  # bytes that a model adds to every piece of a word, such as ## or </w>
-RANDOM = ("dropout", "alpha", "nbest_size")  # of a model: sample one of several ways to cut a word
+LARGEST_GROWTH = 100  # largest ratio of output bytes to input bytes; Llama's steps have 12, XLM-RoBERTa's 88
+LONGEST_AFFIX = 64  # bytes of the affix that a model adds to every piece of a word, such as ## or </w>
+RANDOM = ("dropout", "alpha", "nbest_size")  # model fields that sample one of several ways to split a word
 
-# How often a step may multiply the bytes of a text, at most. A step of another type is refused.
+# Upper bound on the growth of a text, in bytes, by type of step. Other types are refused.
 GROWTH: dict[str, int] = {
     **dict.fromkeys(("Strip", "StripAccents", "Nmt", "ByteFallback", "Fuse", "CTC", "WordPiece"), 1),
     **dict.fromkeys(("BertPreTokenizer", "CharDelimiterSplit", "Digits", "FixedLength", "Punctuation"), 1),
@@ -27,7 +27,7 @@ GROWTH: dict[str, int] = {
 
 
 def check_steps(tokenizer: Any) -> None:
-    """Raise ValueError where tokens of a parsed tokenizer.json are random, or its text could grow large."""
+    """Raise ValueError if a parsed tokenizer.json gives random tokens or could make a text much longer."""
     if not isinstance(tokenizer, dict):
         raise ValueError("must be an object")
     for parts in (("normalizer", "pre_tokenizer"), ("decoder",)):
@@ -46,7 +46,7 @@ def check_steps(tokenizer: Any) -> None:
 
 
 def _steps(step: Any, part: str) -> Iterator[dict[str, Any]]:
-    """The steps of a part, those inside a Sequence one by one."""
+    """The steps of a part, with every Sequence flattened."""
     if step is None:
         return
     if not isinstance(step, dict) or not isinstance(step.get("type"), str):
@@ -69,7 +69,7 @@ def _growth(step: dict[str, Any], part: str) -> float:
 
 
 def _replace(step: dict[str, Any]) -> float:
-    """A string grows into another; a regular expression may match between any two characters."""
+    """Growth of a replaced string; a regular expression may match between any two characters."""
     pattern, content = step.get("pattern"), _size(step.get("content"))
     found = pattern.get("String") if isinstance(pattern, dict) else None
     return content / _size(found) if found else 1 + content
@@ -80,9 +80,10 @@ def _prepend(step: dict[str, Any]) -> float:
 
 
 def _precompiled(step: dict[str, Any]) -> float:
-    """By the longest string in SentencePiece's table: the size of a trie, the trie, strings that end with 0.
+    """Growth by the longest string in SentencePiece's table.
 
-    In the tables of known models characters of three bytes or more have the long strings, as in NFKC.
+    The table is the size of a trie, the trie, and strings that end with 0. In the tables of known models
+    only characters of three bytes or more have long replacements, as in NFKC.
     """
     table = base64.b64decode(step.get("precompiled_charsmap") or "")
     strings = table[4 + int.from_bytes(table[:4], "little") :]

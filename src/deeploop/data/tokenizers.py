@@ -1,9 +1,9 @@
 """Tokenizers: raw bytes, and byte-pair encodings such as GPT-2's.
 
-`get_tokenizer("gpt2").encode("Hello world")` gives `[15496, 995]`. `bpe.py` trains one on the user's text and
-reads it back, `pretrained_tokenizer.py` takes those of others. All read ordinary text only: the string
-"<|endoftext|>" in a document is encoded as the characters it consists of. The end-of-text token itself is put
-between documents by `prepare`.
+`get_tokenizer("gpt2").encode("Hello world")` gives `[15496, 995]`. `bpe.py` trains a BPE on the user's text,
+and `pretrained_tokenizer.py` reads those of other models. All encode ordinary text only: the string
+"<|endoftext|>" in a document is encoded as its characters. `prepare` puts the end-of-text token itself
+between documents.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ VOCAB_BPE_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main
 VOCAB_BPE_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 
 # GPT-2's pre-tokenization. It matches the same pieces as the published pattern, but the possessive
-# quantifiers and the shortcut `\s++$` spare the engine its backtracking.
+# quantifiers and the shortcut `\s++$` avoid backtracking.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 
 class Tokenizer(Protocol):
-    """What the rest of the package may ask of a tokenizer."""
+    """The interface of a tokenizer."""
 
     name: str
     merges: Sequence[tuple[str, str]]
-    """Of a byte-pair encoding, in order, each byte as the character that stands for it."""
+    """The merges of a byte-pair encoding, in order, with each byte as its `byte_characters` character."""
     vocabulary: int
     end_of_text: int
 
@@ -42,25 +42,25 @@ class Tokenizer(Protocol):
         ...
 
     def encode_array(self, text: str) -> np.ndarray:
-        """The same ids as shards store them, uint16 or uint32 (`token_dtype`)."""
+        """The token ids as shards store them, uint16 or uint32 (`token_dtype`)."""
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of the ids; bytes that are not UTF-8 become U+FFFD."""
+        """The text of the ids; bytes that are not valid UTF-8 become U+FFFD."""
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The piece of UTF-8 text one token stands for; nothing for end-of-text."""
+        """The UTF-8 bytes of a token; empty for end-of-text."""
         ...
 
 
 def token_dtype(vocabulary: int) -> type[np.unsignedinteger]:
-    """The smaller of the two types that token ids of a vocabulary are stored as."""
+    """The smallest integer type that holds the ids of a vocabulary: uint16 or uint32."""
     return np.uint16 if vocabulary <= 2**16 else np.uint32
 
 
 def utf8(text: str) -> bytes:
-    """The text as UTF-8; unpaired surrogates, which JSON can smuggle in, become U+FFFD."""
+    """The text as UTF-8; unpaired surrogates, which JSON may contain, become U+FFFD."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -181,8 +181,9 @@ def gpt2_merges() -> list[tuple[str, str]]:
 
 
 def byte_characters() -> dict[int, str]:
-    """How GPT-2's files write bytes, in the order of their ids: a printable one as itself, the n-th other
-    as chr(256 + n).
+    """GPT-2's character for each byte, in the order of their ids.
+
+    A printable byte is written as itself, the n-th other byte as chr(256 + n).
     """
     printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     others = [b for b in range(256) if b not in printable]
@@ -190,7 +191,7 @@ def byte_characters() -> dict[int, str]:
 
 
 def _ranks(merges: Sequence[tuple[str, str]]) -> dict[bytes, int]:
-    """Token bytes → id: the 256 single bytes in GPT-2's order, then one id a merge, in order."""
+    """Map token bytes to ids: the 256 single bytes in GPT-2's order, then one id per merge."""
     byte_of = {character: b for b, character in byte_characters().items()}
     ranks = {bytes([b]): rank for rank, b in enumerate(byte_of.values())}
     for left, right in merges:

@@ -1,4 +1,4 @@
-"""Work done in parallel whose results come in order, so that the output never depends on the workers."""
+"""Parallel maps that return results in order, so that the output does not depend on the number of workers."""
 
 import os
 from collections import deque
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 def ordered_map(
     pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], ahead: int
 ) -> Generator[Result, None, None]:
-    """`map` in a pool, which it closes at the end; reads only some `ahead` items ahead of the results."""
+    """Map in a pool, reading at most `ahead` items ahead of the results; shut the pool down at the end."""
     pending: deque[Future[Result]] = deque()
     try:
         for item in items:
@@ -30,7 +30,7 @@ def ordered_map(
 
 
 def _die_with_parent() -> None:
-    """Ends this process when its parent has gone, by SIGKILL too: it would wait for work for ever."""
+    """End this process when its parent has died, even by SIGKILL. Otherwise it would wait forever."""
     parent = parent_process()
     assert parent is not None
 
@@ -44,10 +44,10 @@ def _die_with_parent() -> None:
 def process_map(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Generator[Result, None, None]:
-    """`map` in processes, in order; in this process if there is one worker."""
+    """Map in processes, in order; in this process if `workers` is 1."""
     if workers == 1:
         yield from map(function, items)
         return
-    # Forking a process that has threads, as torch's have, can hang the child.
+    # Forking a process with threads, such as torch's, can hang the child.
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_die_with_parent)
     yield from ordered_map(pool, function, items, ahead=2 * workers)

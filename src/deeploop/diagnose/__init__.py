@@ -1,13 +1,13 @@
-"""Measurements on built looped models: alignment, updates, collapse.
+"""Measurements on looped models: alignment, updates, collapse.
 
-`measure` and `kappa` give the alignment κ_R of any looped module, `audit_tying`, `audit_alpha` and
-`audit_beta` check an own model, `token_similarity`, `unigram_floor` and `judge` tell a collapsed one.
+`measure` and `kappa` give the alignment κ_R of any looped module; `audit_tying`, `audit_alpha` and
+`audit_beta` check a model of your own; `token_similarity`, `unigram_floor` and `judge` detect a collapse.
 """
 
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-# By module: `exponent` is used without torch, so the others are imported when they are touched.
+# By module: `exponent` works without torch, so the others are imported on first access.
 _PUBLIC = {
     "alignment": ("Alignment", "kappa", "measure"),
     "audit": ("Finding", "audit_alpha", "audit_beta", "audit_tying"),

@@ -1,7 +1,7 @@
-"""The visit alignment κ_R of Eq. (kappa-def), measured.
+"""Measure the visit alignment κ_R of Eq. (kappa-def).
 
 κ_R = max_j ‖Σ_r U_{r,j}‖ ‖Σ_r G_{r,j}‖ / (R · u · g), where u = C_U β/α and g = C_G β/α are the largest
-‖U_{r,j}‖ and ‖G_{r,j}‖ over all visits of all sublayers looked at. It lies in [0, R].
+‖U_{r,j}‖ and ‖G_{r,j}‖ over all visits of all sublayers measured. It lies in [0, R].
 
     alignments = measure({"block": model.block}, rounds=6, loss=lambda: …, output=lambda: …)
     print(kappa(alignments))
@@ -19,12 +19,12 @@ from deeploop.diagnose.visit_grads import Sublayer, visit_gradients
 
 Matrix = tuple[tuple[float, ...], ...]
 Precondition = Callable[[Sublayer, Tensor], Tensor]
-"""Raw visit gradients (R, P) of a sublayer → effective updates, linear in them and the same at each visit."""
+"""Maps raw visit gradients (R, P) of a sublayer to effective updates, linearly and equally for all visits."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """How the visits of one sublayer add up: updates G in Frobenius norm, sensitivities U as operators."""
+    """Alignment of one sublayer's visits: updates G in Frobenius norm, sensitivities U in operator norm."""
 
     name: str
     update_norms: tuple[float, ...]  # ‖G_r‖
@@ -33,8 +33,8 @@ class Alignment:
     sensitivity_norms: tuple[float, ...]  # ‖U_r‖
     sensitivity_sum: float  # ‖Σ U_r‖
     sensitivity_cosines: Matrix
-    iterations: int  # the most that a norm of U took
-    change: float  # the worst relative change in a last iteration
+    iterations: int  # largest number of iterations for a norm of U
+    change: float  # largest relative change in a last iteration
 
     @property
     def rounds(self) -> int:
@@ -42,17 +42,17 @@ class Alignment:
 
     @property
     def update_ratio(self) -> float:
-        """‖Σ G_r‖ over the largest ‖G_r‖: R if the visits write the same update, 0 if they cancel."""
+        """‖Σ G_r‖ over the largest ‖G_r‖: R if all visits have the same update, 0 if they cancel."""
         return _ratio(self.update_sum, max(self.update_norms))
 
     @property
     def sensitivity_ratio(self) -> float:
-        """‖Σ U_r‖ over the largest ‖U_r‖: R if every visit reads alike."""
+        """‖Σ U_r‖ over the largest ‖U_r‖: R if all visits have the same sensitivity."""
         return _ratio(self.sensitivity_sum, max(self.sensitivity_norms))
 
     @property
     def own_kappa(self) -> float:
-        """κ_R of this sublayer alone, by its own largest visits; it needs no β/α, so pre-norm has one too."""
+        """κ_R of this sublayer by its own largest visits. It needs no β/α, so pre-norm has one too."""
         return self.update_ratio * self.sensitivity_ratio / self.rounds
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,11 +70,11 @@ def measure(
     tolerance: float = 1e-2,
     samples: int = 4,
 ) -> list[Alignment]:
-    """Alignment of each shared block, one at a time: memory does not grow with their number.
+    """Alignment of each shared block, measured one at a time, so that memory does not grow with their number.
 
-    `blocks` are modules by name (all their matrices are looked at) or sublayers; `rounds` says how often each
-    is visited, and is checked. `loss` and `output` run the model on the probe; `precondition` makes the
-    gradients the updates that an optimizer would apply (the paper's G), without it they are taken raw.
+    `blocks` are modules by name (with all their matrices) or sublayers; `rounds` is the expected number of
+    visits to each. `loss` and `output` run the model on the probe. `precondition` turns gradients into the
+    updates of an optimizer (the paper's G); by default they are raw.
     """
     if isinstance(blocks, Mapping):
         blocks = [Sublayer.of(name, module) for name, module in blocks.items()]
@@ -110,7 +110,7 @@ def summarise(name: str, updates: Tensor, reading: Sensitivity) -> Alignment:
 
 
 def kappas(alignments: Sequence[Alignment]) -> dict[str, float]:
-    """Each sublayer's term of Eq. (kappa-def), under the constants of all of them."""
+    """Each sublayer's term of Eq. (kappa-def), with the constants of all sublayers."""
     if not alignments:
         raise ValueError("no sublayers: κ_R needs at least one")
     u, g = constants(alignments)
@@ -136,17 +136,17 @@ def kappa(alignments: Sequence[Alignment]) -> float:
 def adam_updates(
     second_moments: Mapping[str, Tensor], *, step: int, beta2: float, eps: float
 ) -> Precondition:
-    """Adam's diagonal D = 1/(√v̂ + ε), one for all visits, applied linearly to each visit's gradient.
+    """Adam's diagonal D = 1/(√v̂ + ε), shared by all visits and applied linearly to each visit's gradient.
 
-    Per-visit moments would not add up to the real step, and momentum can't be split by visit. The moments
-    are those after `step` steps, named by sublayer and parameter: "blocks.0.mlp.branch.up.weight".
+    Moments per visit would not add up to the real step, and momentum can't be split by visit. The second
+    moments are those after `step` steps, named by sublayer and parameter: "blocks.0.mlp.branch.up.weight".
     """
 
     def precondition(sublayer: Sublayer, gradients: Tensor) -> Tensor:
         names = [f"{sublayer.name}.{name}" for name in sublayer.parameters]
         missing = [name for name in names if name not in second_moments]
         if missing:
-            raise ValueError(f"{missing[0]}: the optimizer's state holds no second moment of it")
+            raise ValueError(f"{missing[0]}: the optimizer's state has no second moment for it")
         v = torch.cat([second_moments[name].reshape(-1) for name in names]).to(gradients)
         return gradients / ((v / (1 - beta2**step)).sqrt() + eps)
 

@@ -1,7 +1,7 @@
-"""Audits of a looped model: are its blocks tied, is α right for its depth, are its matrices drawn with β.
+"""Audit a looped model: are its blocks tied, is α right for its depth, are its matrices drawn with β?
 
-Public code has shipped both a loop whose copies were silently untied and an α of another depth. Each
-function returns findings; `problems` picks those that are wrong.
+Public code has shipped a loop with silently untied copies, and an α for another depth. Each function returns
+findings; `problems` keeps those that are wrong.
 """
 
 import math
@@ -20,7 +20,7 @@ from deeploop.theory import ScalingRule
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     expected: str
@@ -37,9 +37,9 @@ def problems(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def audit_tying(rounds: Sequence[Sequence[nn.Module]]) -> list[Finding]:
-    """`rounds[r][k]` is what round r applies as block k: the same memory in every round, or an untied copy.
+    """Check that `rounds[r][k]`, which round r applies as block k, has the same memory in every round.
 
-    A copy with equal values is no tie: the next step moves it by itself.
+    A copy with equal values is not tied: the next step changes it independently.
     """
     findings = []
     for k, blocks in enumerate(zip(*rounds, strict=True)):
@@ -53,7 +53,7 @@ def audit_tying(rounds: Sequence[Sequence[nn.Module]]) -> list[Finding]:
 
 
 def count_visits(modules: Mapping[str, nn.Module], run: Callable[[], object]) -> dict[str, int]:
-    """How often each module is called while `run` calls the model once."""
+    """Count the calls of each module while `run` calls the model once."""
     visits: Counter[str] = Counter()
     with ExitStack() as stack, torch.no_grad(), eager_modules():
         for name, module in modules.items():
@@ -71,11 +71,11 @@ def audit_alpha(
     trained_rounds: int | None = None,
     within: str = "",
 ) -> list[Finding]:
-    """α of every residual against the rule at the depth that is really run: visits are counted, not believed.
+    """Compare α of every residual with the rule at the actual depth, which is found by counting visits.
 
-    `rule` is the paper's, of N, half the residual sublayers' visits; or a function of K and R such as
-    `flat_alpha`: half the residual sublayers, and the visits of each. `trained_rounds` judges α by the depth
-    of training instead, where it is kept at test time. `within` looks at residuals whose names begin so.
+    `rule` is the paper's, a function of N, half the number of residual visits; or a function of K and R such
+    as `flat_alpha`: half the number of residual sublayers, and the visits to each. `trained_rounds` is the
+    depth to use if α is kept at test time. `within` selects residuals by the prefix of their name.
     """
     residuals = {
         name: module
@@ -100,9 +100,9 @@ def audit_alpha(
 
 
 def audit_beta(matrices: Mapping[str, tuple[Tensor, float]], *, sigmas: float = 5.0) -> list[Finding]:
-    """The standard deviation of each fresh matrix against the one it should be drawn at.
+    """Compare the standard deviation of each newly drawn matrix with the expected one.
 
-    n draws estimate it to 1/√(2n) of its value; `sigmas` of that is let pass.
+    n draws estimate it with a relative error of 1/√(2n); `sigmas` times that is allowed.
     """
     findings = []
     for name, (matrix, std) in matrices.items():

@@ -1,7 +1,7 @@
-"""The unigram collapse: every position carries one state, and the loss stands at the unigram entropy.
+"""The unigram collapse: all positions have the same state, and the loss is the unigram entropy.
 
-Too fast a rise of the learning rate, at too small an exponent, drives a block with outer norms there in its
-first hundred steps, and most runs that stand there after warm-up never leave.
+If the learning rate rises too fast for the exponent, a block with outer norms collapses in its first hundred
+steps. Most runs that are collapsed after warm-up never recover.
 """
 
 import math
@@ -15,13 +15,13 @@ from torch.nn import functional as F
 Verdict = Literal["collapsed", "escaped", "undecided"]
 
 LOSS_MARGIN = 0.1
-"""Nats below the floor that a loss must reach before it counts as off the floor."""
+"""The loss must be this much below the floor, in nats, to count as below it."""
 SIMILARITY_LIMIT = 0.95
-"""Mean cosine between token states above which they count as one state."""
+"""Mean cosine between token states above which they count as the same state."""
 
 
 def unigram_floor(counts: np.ndarray) -> float:
-    """Entropy in nats of token counts: no prediction that ignores position and context is better on them."""
+    """Entropy of token counts in nats: the best loss of a prediction without position and context."""
     seen = counts[counts > 0].astype(np.float64)
     if seen.size == 0:
         raise ValueError("unigram counts are empty: the split holds no tokens")
@@ -30,9 +30,9 @@ def unigram_floor(counts: np.ndarray) -> float:
 
 
 def token_similarity(states: Tensor) -> float:
-    """Mean cosine over all pairs of different tokens of (…, tokens, width) states.
+    """Mean cosine over all pairs of different tokens of states (…, tokens, width).
 
-    With unit vectors u_t, Σ_{s≠t} u_s·u_t = ‖Σ u_t‖² − T: one sum in place of T² products.
+    With unit vectors u_t, Σ_{s≠t} u_s·u_t = ‖Σ u_t‖² − T: one sum instead of T² products.
     """
     units = F.normalize(states.detach().float().flatten(0, -2), dim=-1)
     tokens = units.shape[0]
@@ -41,7 +41,7 @@ def token_similarity(states: Tensor) -> float:
 
 
 def judge(loss: float, floor: float, similarity: float) -> Verdict:
-    """Judge a validation: collapsed, escaped, or between."""
+    """Judge a validation: collapsed, escaped, or undecided."""
     off_the_floor = loss < floor - LOSS_MARGIN
     if off_the_floor and similarity < SIMILARITY_LIMIT:
         return "escaped"

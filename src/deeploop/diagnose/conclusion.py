@@ -1,4 +1,4 @@
-"""Conclusions of a diagnosis in plain words, by the thresholds of docs/alignment.md and of the guard."""
+"""Summarize a diagnosis in a few sentences, by the thresholds of docs/alignment.md and of the guard."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from deeploop.diagnose.collapse import LOSS_MARGIN, SIMILARITY_LIMIT, Verdict, judge
 
-# Of 176 steps of docs/alignment.md, from the tenth on, two had a larger error of the linear prediction.
+# Two of 176 steps in docs/alignment.md, from the tenth on, had a larger error of the linear prediction.
 USUAL_ERROR = 0.15
 FIRST_COMPARED = 10
 VERDICTS: dict[Verdict, str] = {
@@ -17,7 +17,7 @@ VERDICTS: dict[Verdict, str] = {
 
 
 def conclude(record: Mapping[str, Any], validation: Mapping[str, Any] | None) -> str:
-    """Two or three sentences; `validation` is the last one before the record's step, if there is any."""
+    """Two or three sentences; `validation` is the last one up to the record's step, if any."""
     found = [on_collapse(record["similarity"], validation)]
     if wrong := len(record["audit"]):
         found.insert(0, f"The audit found {wrong} fault{'s' * (wrong > 1)}: see WRONG below.")
@@ -27,7 +27,7 @@ def conclude(record: Mapping[str, Any], validation: Mapping[str, Any] | None) ->
 
 
 def on_collapse(similarity: float, validation: Mapping[str, Any] | None) -> str:
-    """The guard's rule, with the probe's similarity."""
+    """Apply the guard's rule to the probe's similarity and the last validation."""
     differ = similarity < SIMILARITY_LIMIT
     if math.isnan(similarity):
         states = "token states are not finite"
@@ -50,7 +50,7 @@ def on_collapse(similarity: float, validation: Mapping[str, Any] | None) -> str:
 
 
 def on_step(effect: Mapping[str, Any], step: int) -> str:
-    """Describe the effect of the last step beside its linear prediction."""
+    """Compare the effect of the last step with its linear prediction."""
     text = f"The last step changed the output by {effect['measured']:.2g} of its norm"
     text += f", and its linear prediction is off by {effect['error']:.1%}"
     if step < FIRST_COMPARED:
@@ -58,6 +58,6 @@ def on_step(effect: Mapping[str, Any], step: int) -> str:
     if effect["error"] <= USUAL_ERROR:
         return f"{text}: the first-order theory describes it."
     return (
-        f"{text}: more than {USUAL_ERROR:.0%}, which our runs had at 2 of 176 steps, in a collapse and in a "
+        f"{text}: more than {USUAL_ERROR:.0%}, as at 2 of the 176 steps in our runs, in a collapse and in a "
         "recovery (docs/alignment.md)."
     )

@@ -1,4 +1,4 @@
-"""All that is measured of a looped model, in one go: the record that `deeploop diagnose` and training share.
+"""Measure everything about a looped model: the record that `deeploop diagnose` and training share.
 
 record = examine(model, tokens, targets, state=AdamState(…))
 record["kappa"], record["sublayers"]["blocks.0.mlp"]["update_cosines"], …
@@ -24,7 +24,7 @@ from deeploop.theory import single_loop, tied_bound
 
 @dataclass(frozen=True)
 class Effort:
-    """How closely to look; the defaults settle the norms to about one part in a hundred."""
+    """Effort of the measurement; with the defaults, norms converge to about one percent."""
 
     iterations: int = 20
     tolerance: float = 1e-2
@@ -32,16 +32,16 @@ class Effort:
 
 
 def scaled_sublayers(model: LoopedGPT) -> list[Sublayer]:
-    """The residual sublayers of the loop; without the gate where it is not drawn at β.
+    """The residual sublayers of the loop, without the gate projection if it is not drawn with β.
 
-    Prelude and coda are visited once: there is nothing in them to align.
+    Prelude and coda are visited once, so they have no alignment.
     """
     found = residual_sublayers(model, model.config.init_rule.branch)
     return [sublayer for sublayer in found if sublayer.name.startswith("blocks.")]
 
 
 def pick_sublayers(model: LoopedGPT, names: Sequence[str] = ()) -> list[Sublayer]:
-    """The sublayers of those names; without names both of the first and of the last block."""
+    """The sublayers with these names; by default, both of the first and last block."""
     found = {sublayer.name: sublayer for sublayer in scaled_sublayers(model)}
     if not names:
         names = [*dict.fromkeys([*found][:2] + [*found][-2:])]
@@ -62,13 +62,12 @@ def examine(
     effort: Effort | None = None,
     progress: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Any]:
-    """Alignment, stream and step of `model` on one probe of tokens (B, T), as plain values.
+    """Alignment, stream and last step of `model` on one probe of tokens (B, T), as plain values.
 
-    Gradients go through all rounds, also of a model that is trained through the last few.
-
-    `kappa` is that of the effective updates where the optimizer's state is given, and of the raw gradients
-    (`kappa_raw`) where it is not. F is the output after the final norm. `documents` are bounds of the probe's
-    documents, where they are kept apart.
+    Gradients go through all rounds, even if training truncates them. `kappa` is that of the effective updates
+    if the optimizer's state is given, otherwise that of the raw gradients (`kappa_raw`). F is the output
+    after the final norm. `documents` are the bounds of the probe's documents, if they are masked from each
+    other.
     """
     effort = effort or Effort()
 
@@ -116,7 +115,7 @@ def examine(
 
 @contextmanager
 def _evaluated(model: LoopedGPT) -> Iterator[None]:
-    """The model in eval mode, with gradients through all rounds; restored also after an error."""
+    """Put the model in eval mode, with gradients through all rounds; restore it afterwards."""
     was_training, backprop = model.training, model.backprop
     model.eval()
     model.backprop = None
@@ -130,9 +129,9 @@ def _evaluated(model: LoopedGPT) -> Iterator[None]:
 def bounds(
     model: LoopedGPT, alignments: Sequence[Alignment], lr: float, output_norm: float
 ) -> dict[str, float | None]:
-    """The paper's bound on ‖ΔF‖/‖F‖ with the constants measured, and bare: M κ_R (β/α)².
+    """The paper's bound on ‖ΔF‖/‖F‖, with measured constants and without: M κ_R (β/α)².
 
-    It is stated for the update η Σ G without momentum and weight decay.
+    It is for the update η Σ G, without momentum and weight decay.
     """
     u, g = constants(alignments)
     schedule = single_loop(len(model.blocks), model.rounds)

@@ -1,4 +1,4 @@
-"""γ of κ_R ~ R^γ, and the exponent that it asks for: p ≥ (1 + γ)/4, Prop. (exponent-threshold)."""
+"""Fit γ of κ_R ~ R^γ, and the exponent that it implies: p ≥ (1 + γ)/4, Prop. (exponent-threshold)."""
 
 import math
 from collections import defaultdict
@@ -9,7 +9,7 @@ from typing import Any
 
 from deeploop.theory import exponent_threshold
 
-# 97.5% points of Student's t for 1, 2, … degrees of freedom; beyond the table the last, a little too wide.
+# 97.5% points of Student's t for 1, 2, … degrees of freedom; for more, the last, which is slightly too large.
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
@@ -24,10 +24,10 @@ class Point:
 
 @dataclass(frozen=True)
 class GammaFit:
-    """The slope of log κ against log R over all series, and its 95% interval.
+    """The slope of log κ against log R over all series, with its 95% interval.
 
-    Few values of R leave few degrees of freedom, so the interval comes from the spread between the series
-    (seeds and sublayers); one series alone has none.
+    Few values of R leave few degrees of freedom, so the interval comes from the spread between series (seeds
+    and sublayers); a single series has none.
     """
 
     gamma: float
@@ -37,7 +37,7 @@ class GammaFit:
 
     @property
     def p(self) -> float:
-        """The least exponent that keeps the bound finite as R grows at fixed K."""
+        """The smallest exponent that keeps the bound finite as R grows with fixed K."""
         return exponent_threshold(min(1.0, max(0.0, self.gamma)))
 
     @property
@@ -47,7 +47,7 @@ class GammaFit:
 
 
 def gamma_points(records: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, list[Point]]:
-    """Series for the fits, from seeds and records of `examine`: a sublayer of a seed, or the seed's κ_R."""
+    """Series for the fits, from seeds and records of `examine`: each sublayer's own κ, or κ_R, per seed."""
     return {
         "own κ": [
             Point(record["rounds"], one["own_kappa"], f"{name}, seed {seed}")
@@ -59,7 +59,7 @@ def gamma_points(records: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, lis
 
 
 def fit_gamma(points: Iterable[Point]) -> GammaFit:
-    """One slope a series, then their mean."""
+    """Fit a slope to each series, and average them."""
     series: dict[str, list[Point]] = defaultdict(list)
     for point in points:
         if point.kappa > 0:
@@ -74,13 +74,13 @@ def fit_gamma(points: Iterable[Point]) -> GammaFit:
 
 
 def verdict(fit: GammaFit, what: str = "κ_R", *, margin: float = 0.02) -> str:
-    """Which of the two rules the measured growth calls for, in words; `what` names the κ that was fitted.
+    """Tell which of the two rules the measured growth requires; `what` names the κ that was fitted.
 
-    The exponent holds if single visits shrink as β/α, which the paper assumes and Adam does not promise.
+    The exponent applies if single visits shrink as β/α, which the paper assumes and Adam does not guarantee.
     """
     low, high = fit.p_range
     asked = (
-        f"If single visits shrink as β/α: {what} grows as R^{fit.gamma:.2f}, which asks for p ≥ {fit.p:.2f}"
+        f"If single visits shrink as β/α: {what} grows as R^{fit.gamma:.2f}, which requires p ≥ {fit.p:.2f}"
     )
     asked += f" ({low:.2f} to {high:.2f})" if math.isfinite(fit.low) else " (one series: no interval)"
     upper = high if math.isfinite(fit.high) else fit.p
@@ -89,12 +89,12 @@ def verdict(fit: GammaFit, what: str = "κ_R", *, margin: float = 0.02) -> str:
     if fit.p <= 0.25 + margin:
         return f"{asked}: ¼ is at the edge, ½ is safe and slack by {0.5 - fit.p:.2f}."
     return f"{asked}: DeepNorm's ¼ falls short by {fit.p - 0.25:.2f}, DeepLoop's ½ is safe" + (
-        f" and slack by {0.5 - fit.p:.2f}." if fit.p < 0.5 - margin else ", with nothing to spare."
+        f" and slack by {0.5 - fit.p:.2f}." if fit.p < 0.5 - margin else ", without slack."
     )
 
 
 def as_series(points: Sequence[Point]) -> dict[str, list[tuple[int, float]]]:
-    """(R, κ) in order of R, by series."""
+    """(R, κ) in order of R, for each series."""
     series: dict[str, list[tuple[int, float]]] = {}
     for point in sorted(points, key=lambda point: point.rounds):
         series.setdefault(point.series, []).append((point.rounds, point.kappa))
@@ -102,7 +102,7 @@ def as_series(points: Sequence[Point]) -> dict[str, list[tuple[int, float]]]:
 
 
 def describe(fit: GammaFit) -> str:
-    """A fit in one line."""
+    """Format a fit in one line."""
     spread = f" [{fit.low:.2f}, {fit.high:.2f}]" if math.isfinite(fit.low) else ""
     return f"γ = {fit.gamma:.2f}{spread} from {len(fit.slopes)} series, p ≥ {fit.p:.2f}"
 
@@ -114,7 +114,7 @@ def _slope(points: Sequence[Point]) -> float:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of Student's 95% interval of a mean; one value alone has none."""
+    """Half of Student's 95% interval of a mean; infinite for a single value."""
     n = len(values)
     if n < 2:
         return math.inf

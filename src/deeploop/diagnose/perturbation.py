@@ -1,7 +1,7 @@
-"""Effect of a real optimizer step on the output, beside its first-order prediction.
+"""Effect of a real optimizer step on the output, compared with its first-order prediction.
 
-Adam's last step can be undone exactly from its state, so the comparison needs nothing but a checkpoint:
-F(θ) against F(θ − δ), where δ moved the matrices of all residual branches and nothing else.
+Adam's last step can be undone exactly from its state, so a checkpoint suffices to compare F(θ) with F(θ − δ),
+where δ is the step of the matrices in all residual branches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from deeploop.diagnose.visit_grads import Sublayer, Values, probing, separate_vi
 
 @dataclass(frozen=True)
 class AdamState:
-    """AdamW after `step` steps, and the settings its last step was taken with. Moments by parameter name."""
+    """AdamW's state after `step` steps, with the settings of its last step. Moments by parameter name."""
 
     exp_avg: Mapping[str, Tensor]
     exp_avg_sq: Mapping[str, Tensor]
@@ -29,7 +29,7 @@ class AdamState:
     def before_last_step(self, name: str, value: Tensor) -> Tensor:
         """p ← p(1 − lr·wd) − lr·m̂/(√v̂ + ε), solved for the old p."""
         if name not in self.exp_avg:
-            raise ValueError(f"{name}: the optimizer's state holds no moments of it")
+            raise ValueError(f"{name}: the optimizer's state has no moments for it")
         m = self.exp_avg[name].to(value) / (1 - self.betas[0] ** self.step)
         v = self.exp_avg_sq[name].to(value) / (1 - self.betas[1] ** self.step)
         return (value + self.lr * m / (v.sqrt() + self.eps)) / (1 - self.lr * self.weight_decay)
@@ -37,18 +37,18 @@ class AdamState:
 
 @dataclass(frozen=True)
 class StepEffect:
-    """‖ΔF‖ / ‖F‖ of a step, and how far it moved each sublayer."""
+    """‖ΔF‖ / ‖F‖ of a step, and the size of the step in each sublayer."""
 
     measured: float
     first_order: float
-    error: float  # ‖ΔF − first order‖ / ‖ΔF‖: what the linear theory leaves out
+    error: float  # ‖ΔF − first order‖ / ‖ΔF‖: the nonlinear part
     output_norm: float  # ‖F‖
     update_norms: dict[str, float]  # ‖δ_j‖
     update_to_weight: dict[str, float]  # ‖δ_j‖ / ‖φ_j‖
 
 
 def step_effect(sublayers: Sequence[Sublayer], output: Callable[[], Tensor], state: AdamState) -> StepEffect:
-    """Compares the output before and after the last step of these sublayers' matrices."""
+    """Compare the output before and after the last step of these sublayers' matrices."""
     after = {sublayer.name: tuple(v.detach() for v in sublayer.values()) for sublayer in sublayers}
     before = {s.name: _undone(s, state) for s in sublayers}
     step = {name: tuple(a - b for a, b in zip(after[name], before[name], strict=True)) for name in after}
@@ -81,7 +81,7 @@ def _output_and_product(
     at: Mapping[str, Values],
     direction: Mapping[str, Values],
 ) -> tuple[Tensor, Tensor]:
-    """F, and Σ_j (Σ_r U_{r,j}) δ_j: the transpose's transpose, as in `sensitivity.OutputMap`."""
+    """F, and Σ_j (Σ_r U_{r,j}) δ_j by transposing twice, as in `sensitivity.OutputMap`."""
     leaves = {name: tuple(v.requires_grad_() for v in values) for name, values in at.items()}
     with separate_visits(sublayers, lambda s, _: leaves[s.name]):
         value = output()
@@ -96,7 +96,7 @@ def _output_and_product(
 
 @contextmanager
 def _full_fp32() -> Iterator[None]:
-    """TF32's rounding is as large as the effect of a step."""
+    """Disable TF32, whose rounding is as large as the effect of a step."""
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -1,4 +1,4 @@
-"""κ_g of a reasoner's modules (Section 4): Eq. (kappa-def) over a module's gradient-visible visits.
+"""κ_g of a reasoner's modules (Section 4): Eq. (kappa-def) over a module's visits in the gradient.
 
 record = examine_reasoner(model, Probe(tokens, labels, puzzle), horizon="last_cycle")
 record["modules"]["L"]["kappa"], record["kappa_bar"], record["bound"]
@@ -22,15 +22,15 @@ from deeploop.theory import Horizon, Schedule, exponent_threshold, kappa_bar, mo
 
 
 class Probe(NamedTuple):
-    """Puzzles to measure on: the first segment of each."""
+    """Puzzles to measure on; the first segment of each is used."""
 
     tokens: Tensor  # (B, length)
     labels: Tensor  # (B, length)
-    puzzle: Tensor  # (B, width), the learned vectors
+    puzzle: Tensor  # (B, width), the learned embeddings
 
 
 def pick_module_sublayers(model: Reasoner, names: Sequence[str] = ()) -> dict[str, list[Sublayer]]:
-    """The sublayers of those names by module; without names both of each module's first and last block."""
+    """The sublayers with these names by module; by default, both of each module's first and last block."""
     found = {sublayer.name: sublayer for sublayer in residual_sublayers(model)}
     if unknown := [name for name in names if name not in found]:
         raise ValueError(f"sublayer {unknown[0]!r}: the model has {', '.join(found)}")
@@ -55,8 +55,8 @@ def examine_reasoner(
 ) -> dict[str, Any]:
     """κ_g of each module, κ̄_g and the per-module bound, with gradients as far back as `horizon`.
 
-    F is z_H after the segment, which both heads read. Updates are raw gradients: AdamATan2's step is not
-    linear in a visit's gradient. α and β stay those that the model was built with.
+    F is z_H after the segment, which both heads read. Updates are raw gradients, as AdamATan2's step is not
+    linear in a visit's gradient. α and β are those that the model was built with.
     """
     trained_depth = model.config.N
     with _measured_at(model, horizon):
@@ -74,12 +74,12 @@ def examine_reasoner(
                         **asdict(effort or Effort()),
                     )
                 )
-    # A norm from an unfinished iteration is a little small, so a ratio of norms may pass R_g.
+    # An unconverged norm is slightly too small, so a ratio of norms may exceed R_g.
     kappas = {m: min(kappa(own), float(schedule.R_g_of(m))) for m, own in alignments.items()}
     return {
         "horizon": horizon,
         "modules": {m: _module(schedule, m, kappas[m], own) for m, own in alignments.items()},
-        # As the paper: a module that stands once in the graph is put at its bound 1.
+        # As in the paper, a module with one visit in the graph is set to its bound 1.
         "kappa_bar": float(kappa_bar(schedule, {m: k for m, k in kappas.items() if schedule.R_g_of(m) > 1})),
         "bound": _bound(model, schedule, kappas, trained_depth),
         "exponent": max(asked_exponent(k, schedule.R_g_of(m)) for m, k in kappas.items()),
@@ -87,7 +87,7 @@ def examine_reasoner(
 
 
 def asked_exponent(kappa: float, rounds: int) -> float:
-    """The exponent that one κ asks for, read as growth from κ_1: p ≥ (1 + γ)/4, γ = log κ / log R_g."""
+    """The exponent that one κ implies as growth from κ_1: p ≥ (1 + γ)/4, γ = log κ / log R_g."""
     if rounds == 1 or kappa <= 1:
         return exponent_threshold(0.0)
     return exponent_threshold(min(1.0, math.log(kappa) / math.log(rounds)))
@@ -105,7 +105,7 @@ def _module(schedule: Schedule, module: str, value: float, own: Sequence[Alignme
 
 
 def _bound(model: Reasoner, schedule: Schedule, kappas: dict[str, float], depth: int) -> float | None:
-    """Eq. (hrm-per-module-bound) up to its constant; None where a module has no rule of the paper's."""
+    """Eq. (hrm-per-module-bound) up to its constant; None if a module has no exponent p."""
     laws = {module: model.config.rule_of(module).law for module in kappas}
     by_module = {module: law for module, law in laws.items() if law is not None}
     return module_bound(schedule, by_module, kappas, depth).value if len(by_module) == len(laws) else None
@@ -117,7 +117,7 @@ def _loss(model: Reasoner, probe: Probe) -> Tensor:
 
 
 def _output(model: Reasoner, probe: Probe) -> Tensor:
-    """z_H as the heads read it, in the graph, where the carry is detached."""
+    """z_H as the heads read it, inside the graph; the carry is detached."""
     read: list[Tensor] = []
     with model.head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0])):
         model(model.initial(len(probe.tokens)), probe.tokens, probe.puzzle)
@@ -126,7 +126,7 @@ def _output(model: Reasoner, probe: Probe) -> Tensor:
 
 @contextmanager
 def _measured_at(model: Reasoner, horizon: Horizon) -> Iterator[None]:
-    """The model in eval mode with another horizon; the values of a forward pass do not depend on it."""
+    """Put the model in eval mode with another horizon, which does not change the forward values."""
     was_training, config, recompute = model.training, model.config, model.recompute
     model.eval()
     model.config, model.recompute = replace(config, horizon=horizon), "off"

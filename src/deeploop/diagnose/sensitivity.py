@@ -1,8 +1,8 @@
-"""Output sensitivity: the linear maps U_{r,j} from a perturbation of sublayer j, read at visit r, to F.
+"""Output sensitivity: the linear maps U_{r,j} from a perturbation of sublayer j at visit r to F.
 
-Their operator norms come from iterated products with U and Uᵀ. ‖Σ_r U_r‖ has an iteration of its own: the
-tied map reads one perturbation at every visit, and its norm is no sum of the parts. Iterations approach a
-norm from below; the last relative change is reported.
+Their operator norms come from iterated products with U and Uᵀ. ‖Σ_r U_r‖ has its own iteration: the tied map
+applies one perturbation at every visit, and its norm is not a sum of the parts. Iterations approach a norm
+from below; the last relative change is reported.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ TINY = 1e-30
 
 @dataclass(frozen=True)
 class OperatorNorm:
-    """A largest singular value, and how it was reached."""
+    """A largest singular value, with the convergence of its iteration."""
 
     value: float
     iterations: int
@@ -27,7 +27,7 @@ class OperatorNorm:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """‖U_r‖ of each visit, ‖Σ_r U_r‖, and the cosines between the visits' maps, (R, R)."""
+    """‖U_r‖ of each visit, ‖Σ_r U_r‖, and the cosines (R, R) between the visits' maps."""
 
     visits: tuple[OperatorNorm, ...]
     tied: OperatorNorm
@@ -35,17 +35,17 @@ class Sensitivity:
 
     @property
     def change(self) -> float:
-        """The worst of the last relative changes."""
+        """The largest of the last relative changes."""
         return max(norm.change for norm in (*self.visits, self.tied))
 
 
 class OutputMap:
-    """The linearised output as a function of one sublayer's parameters, in R + 1 lanes.
+    """The linearized output as a function of one sublayer's parameters, in R + 1 lanes.
 
-    Lane r reads a perturbation at visit r only, the last lane at all of them: the tied map. `output` runs the
-    model once. Uᵀw is a backward pass through the graph that is kept; it is linear in w, so differentiating
-    it by w gives its own transpose, U: the forward-mode product without forward mode, which torch makes
-    several times slower. All lanes go through the graph together.
+    Lane r perturbs visit r only, the last lane all visits (the tied map). `output` runs the model once. Uᵀw
+    is a backward pass through the retained graph. It is linear in w, so differentiating it by w gives its
+    transpose U: a forward-mode product without forward mode, which is several times slower in torch. All
+    lanes go through the graph together.
     """
 
     def __init__(self, sublayer: Sublayer, output: Callable[[], Tensor]) -> None:
@@ -60,7 +60,7 @@ class OutputMap:
             )
 
     def rows(self, w: Tensor) -> Tensor:
-        """U_rᵀ of S output-shaped cotangents, for every visit: (S, R, P)."""
+        """U_rᵀ of S output-shaped cotangents for every visit: (S, R, P)."""
         back = torch.autograd.grad(
             self.value, self._leaves, w, retain_graph=True, is_grads_batched=True, allow_unused=True
         )
@@ -71,13 +71,13 @@ class OutputMap:
         return torch.cat(parts, dim=1).view(len(w), self.visits, -1)
 
     def transpose(self, w: Tensor) -> Tensor:
-        """Each lane's Uᵀ of its own cotangent: (R + 1, …) → (R + 1, P)."""
+        """Uᵀ of each lane's own cotangent: (R + 1, …) → (R + 1, P)."""
         rows = self.rows(w)
         own = rows[:-1].diagonal(dim1=0, dim2=1).T
         return torch.cat([own, rows[-1:].sum(1)])
 
     def push(self, v: Tensor) -> Tensor:
-        """Each lane's U of its own perturbation: (R + 1, P) → (R + 1, …)."""
+        """U of each lane's own perturbation: (R + 1, P) → (R + 1, …)."""
         read = torch.zeros(len(v), self.visits, v.shape[1], dtype=v.dtype, device=v.device)
         read[:-1].diagonal(dim1=0, dim2=1).copy_(v[:-1].T)
         read[-1] = v[-1]
@@ -87,7 +87,7 @@ class OutputMap:
             for r in range(self.visits)
             for piece, value in zip(pieces, self._like, strict=True)
         ]
-        # A visit that the output does not depend on has a gradient of zeros, without a graph.
+        # A visit that does not affect the output has a zero gradient without a graph.
         linear = [(b, t) for b, t in zip(self._back, tangents, strict=True) if b.requires_grad]
         outs, tangents = map(list, zip(*linear, strict=True))
         (pushed,) = torch.autograd.grad(outs, self._w, tangents, retain_graph=True, is_grads_batched=True)
@@ -97,10 +97,11 @@ class OutputMap:
 def operator_norms(
     linear: OutputMap, start: Tensor, *, iterations: int, tolerance: float
 ) -> list[OperatorNorm]:
-    """The norm of every lane's map, from starting perturbations (R + 1, P).
+    """The operator norm of every lane's map, from initial perturbations (R + 1, P).
 
-    Golub-Kahan: power iteration that keeps what it has seen, as a small bidiagonal matrix (a on the
-    diagonal, b above it) whose largest singular value is the best one in the space spanned so far.
+    Golub-Kahan bidiagonalization: a power iteration that keeps all previous directions as a small bidiagonal
+    matrix (a on the diagonal, b above it), whose largest singular value is the best estimate in the space
+    spanned so far.
     """
     a: list[Tensor] = []
     b: list[Tensor] = []
@@ -120,7 +121,7 @@ def operator_norms(
 
 
 def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Every lane at length 1, and what its length was."""
+    """Each lane normalized, and its norm."""
     lengths = x.flatten(1).norm(dim=1)
     return _each(1 / lengths.clamp(min=TINY), x), lengths
 
@@ -148,21 +149,21 @@ def sensitivity(
 ) -> Sensitivity:
     """Norms and cosines of all visits of one sublayer.
 
-    The cosines are those of the Hilbert-Schmidt product ⟨U_r, U_s⟩ = tr U_rᵀU_s, from `samples` random
-    cotangents w: the mean of ⟨U_rᵀw, U_sᵀw⟩ is that trace, and one backward pass serves all pairs.
+    The cosines are those of the Hilbert-Schmidt product ⟨U_r, U_s⟩ = tr U_rᵀU_s, estimated with `samples`
+    random cotangents w: the mean of ⟨U_rᵀw, U_sᵀw⟩ is that trace, and one backward pass serves all pairs.
     """
     linear = OutputMap(sublayer, output)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     w = torch.randn(samples, *linear.value.shape, generator=generator).to(linear.value)
     rows = linear.rows(w)
     gram = torch.einsum("srp,stp->rt", rows, rows).double().cpu()
-    # Uᵀ of something random: a better start than a random perturbation.
+    # Uᵀ of a random vector is a better start than a random perturbation.
     start = torch.cat([rows[0], rows[:1].sum(1)])
     *visits, tied = operator_norms(linear, start, iterations=iterations, tolerance=tolerance)
     return Sensitivity(tuple(visits), tied, cosines_of_gram(gram))
 
 
 def cosines_of_gram(gram: Tensor) -> Tensor:
-    """⟨a_r, a_s⟩ / ‖a_r‖‖a_s‖ from all inner products; 0 where a vector is 0."""
+    """⟨a_r, a_s⟩ / ‖a_r‖‖a_s‖ from all inner products; 0 if a vector is 0."""
     lengths = gram.diagonal().clamp(min=0).sqrt()
     return gram / torch.outer(lengths, lengths).clamp(min=torch.finfo(gram.dtype).tiny)

@@ -1,4 +1,4 @@
-"""Contribution of each visit to the residual stream: its size, and the share equal at all positions."""
+"""Contribution of each visit to the residual stream: its size, and the share common to all positions."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,20 +15,20 @@ from deeploop.nn.residual import ScaledResidual
 
 @dataclass
 class BranchVisits:
-    """One sublayer, a number for each visit in order."""
+    """One sublayer's values, with one number per visit in order."""
 
     name: str
     ratio: list[float] = field(default_factory=list)
-    """‖εf(x)‖ / ‖αx‖ over all positions: the branch against the skip it is added to."""
+    """‖εf(x)‖ / ‖αx‖ over all positions: the branch relative to the skip path."""
     common: list[float] = field(default_factory=list)
-    """Share of f's energy that is its mean over positions: 1 if the branch writes one vector everywhere."""
+    """Share of f's energy in its mean over positions: 1 if the branch adds one vector everywhere."""
     similarity: list[float] = field(default_factory=list)
-    """Mean cosine between the token states that the visit leaves behind."""
+    """Mean cosine between the token states after the visit."""
 
 
 @torch.no_grad()
 def branch_visits(model: nn.Module, run: Callable[[], object]) -> list[BranchVisits]:
-    """Watches every residual sublayer of the model while `run` calls it once."""
+    """Record every residual sublayer of the model while `run` calls it once."""
     found = []
     with ExitStack() as stack:
         for name, module in model.named_modules():

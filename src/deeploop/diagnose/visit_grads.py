@@ -1,8 +1,8 @@
 """One gradient per visit: every call of a shared sublayer gets its own alias of the shared parameters.
 
-Autograd adds the contributions of all visits up before anybody can look at them. Here visit r reads an
-alias of the parameters (the same memory, another leaf), so a single backward pass yields G_{r,j} for each
-round r and sublayer j, with later states free to move; their sum over r is the gradient of the parameter.
+Autograd normally sums the contributions of all visits. Here visit r reads an alias of the parameters (the
+same memory, another leaf), so one backward pass yields G_{r,j} for each round r and sublayer j, including the
+effect on later states. Their sum over r is the gradient of the parameter.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,12 +19,12 @@ from deeploop.accelerate.install import eager_modules
 from deeploop.nn.residual import ScaledResidual
 from deeploop.rules import BRANCH
 
-Values = tuple[Tensor, ...]  # what stands in for a sublayer's parameters, in their order
+Values = tuple[Tensor, ...]  # replacements for a sublayer's parameters, in order
 
 
 @dataclass(frozen=True)
 class Sublayer:
-    """A module that is visited in every round, and those of its parameters that are looked at."""
+    """A module that is visited in every round, and those of its parameters that are measured."""
 
     name: str
     module: nn.Module
@@ -32,7 +32,7 @@ class Sublayer:
 
     @classmethod
     def of(cls, name: str, module: nn.Module) -> "Sublayer":
-        """Any module, with all of its matrices; gains and biases are left out, the rule scales none."""
+        """Any module with all of its matrices, without gains and biases, which the rule does not scale."""
         matrices = tuple(key for key, parameter in module.named_parameters() if parameter.ndim > 1)
         if not matrices:
             raise ValueError(f"sublayer {name!r}: the module has no matrices")
@@ -43,7 +43,7 @@ class Sublayer:
 
 
 def residual_sublayers(model: nn.Module, branch: Collection[str] = BRANCH) -> list[Sublayer]:
-    """The residual sublayers j of a model of this package, each with the matrices that β scales, by role."""
+    """The residual sublayers j of a deeploop model, each with the matrices that β scales, by role."""
     found = []
     for name, module in model.named_modules():
         if isinstance(module, ScaledResidual):
@@ -54,12 +54,12 @@ def residual_sublayers(model: nn.Module, branch: Collection[str] = BRANCH) -> li
             )
             found.append(Sublayer(name, module, scaled))
     if not found:
-        raise ValueError("the model has no residual sublayers of deeploop.nn; name its blocks yourself")
+        raise ValueError("the model has no residual sublayers of deeploop.nn; name its blocks explicitly")
     return found
 
 
 def flat(values: Sequence[Tensor]) -> Tensor:
-    """All of a sublayer's numbers as one vector (P,): its Frobenius norm is the vector's."""
+    """All of a sublayer's values as one vector (P,), whose norm is the Frobenius norm."""
     return torch.cat([value.reshape(-1) for value in values])
 
 
@@ -67,9 +67,9 @@ def flat(values: Sequence[Tensor]) -> Tensor:
 def separate_visits(
     sublayers: Sequence[Sublayer], supply: Callable[[Sublayer, int], Values | None]
 ) -> Iterator[None]:
-    """Inside, call number n (from 0) of a sublayer computes with `supply(sublayer, n)` for its parameters.
+    """Compute call number n (from 0) of a sublayer with `supply(sublayer, n)` in place of its parameters.
 
-    None leaves the call as it is.
+    None leaves the call unchanged.
     """
     with ExitStack() as stack, probing():
         for sublayer in sublayers:
@@ -112,16 +112,16 @@ def _swapped_at_each_call(
 
 @contextmanager
 def probing() -> Iterator[None]:
-    """Arithmetic that can be differentiated twice: eager, and attention by plain products."""
+    """Use arithmetic that can be differentiated twice: eager modules, and attention by plain products."""
     with eager_modules(), sdpa_kernel(SDPBackend.MATH):
         yield
 
 
 class Aliases:
-    """Fresh leaves for every visit, over the same memory; kept so that they can be differentiated by.
+    """New leaves for every visit over the same memory, retained for differentiation.
 
-    A call outside the graph (under `no_grad`, beyond a gradient horizon) is no visit: nothing comes back
-    from it.
+    A call outside the graph (under `no_grad`, beyond a gradient horizon) is not a visit, as it has no
+    gradient.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Aliases:
         return leaves
 
     def gradients(self, of: Tensor) -> dict[str, list[Values]]:
-        """Gradients of `of` in each visit's leaves, from one backward pass."""
+        """Gradients of `of` with respect to each visit's leaves, from one backward pass."""
         leaves = [leaf for visits in self.of.values() for visit in visits for leaf in visit]
         rest = iter(torch.autograd.grad(of, leaves, materialize_grads=True))
         return {
@@ -144,7 +144,7 @@ class Aliases:
 
 
 def linearise(sublayers: Sequence[Sublayer], compute: Callable[[], Tensor]) -> tuple[Tensor, Aliases]:
-    """Result of `compute` as a function of every visit's own alias."""
+    """Compute a result as a function of every visit's own alias; return it with the aliases."""
     aliases = Aliases()
     with separate_visits(sublayers, aliases):
         value = compute()
@@ -155,10 +155,11 @@ def linearise(sublayers: Sequence[Sublayer], compute: Callable[[], Tensor]) -> t
 
 
 def visit_gradients(sublayers: Sequence[Sublayer], loss: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """G_{r,j} for each sublayer j, as rows of (R, P), of the scalar that `loss` computes.
+    """G_{r,j} of the scalar that `loss` computes, as rows of (R, P) for each sublayer j.
 
-    Memory grows with the sublayers given: probe a large model a few at a time. Σ_r is the parameter's
-    gradient, so call it where that would be taken: outside autocast, before clipping.
+    Memory grows with the number of sublayers: probe a large model in parts. Σ_r is the parameter's gradient;
+    call this where that would be computed, outside autocast and before clipping.
     """
+
     value, aliases = linearise(sublayers, loss)
     return {name: torch.stack([*map(flat, visits)]) for name, visits in aliases.gradients(value).items()}

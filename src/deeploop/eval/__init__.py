@@ -1,1 +1,1 @@
-"""Scores of built models, and text from them."""
+"""Score language models, and generate text from them."""

@@ -1,11 +1,11 @@
-"""Decoding: prompts are read in one pass, then every step adds a token to each; on a GPU it is a CUDA graph.
+"""Decoding: one pass over the prompts, then one token per sequence and step; on a GPU, a CUDA graph.
 
 decoder = Decoder(model, [[5, 100], [7]], capacity=40, choose=partial(choose, sampling=GREEDY))
 first = decoder.start().tokens
 second = decoder.step().tokens
 
-A step is the model's own forward pass over a cache of fixed size, at positions that the device holds. With
-Triton a GPU runs its blocks on kernels, in bf16 (`nn/kernels/decode.py`).
+A step is the model's own forward pass over a cache of fixed size, at positions held on the device. With
+Triton, a GPU computes its blocks with kernels in bf16 (`nn/kernels/decode.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,21 +22,21 @@ from deeploop.nn.cache import PositionedCache
 
 
 class Choice(NamedTuple):
-    """The next tokens and the largest logit of each sequence, (B,), by which the host sees NaN and inf."""
+    """The next tokens and the largest logits, (B,); the host reads NaN and inf from the latter."""
 
     tokens: Tensor
     top: Tensor
 
 
 Choose = Callable[[Tensor], Choice]
-"""What comes next, by logits (B, V)."""
+"""Chooses the next tokens from logits (B, V)."""
 
 
 class Decoder:
     """A batch of prompts of any lengths, and the tokens that follow them.
 
-    What it returns stands in memory that the next step overwrites. A sequence whose memory is full stays at
-    its last position: what it says there means nothing.
+    The results are in memory that the next step overwrites. A sequence whose cache is full stays at its last
+    position; its further tokens are meaningless.
     """
 
     @torch.inference_mode()
@@ -55,7 +55,7 @@ class Decoder:
         self.uses_kernels = kernels and fits_kernels(model)
         self.uses_graph = graph and device.type == "cuda"
         self._graph: torch.cuda.CUDAGraph | None = None
-        # Padding stands behind a prompt: nothing in it sees the padding, and its tokens overwrite it.
+        # Padding follows a prompt: the prompt does not attend to it, and new tokens overwrite it.
         self._lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         longest = max(map(len, prompts))
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
@@ -69,7 +69,7 @@ class Decoder:
 
     @torch.inference_mode()
     def start(self) -> Choice:
-        """Reads the prompts; returns the first token of each."""
+        """Read the prompts and return the first token of each."""
         with self._on_device(), self._arithmetic():
             states = self.model(self._prompts, cache=self._cache).states
             rows = torch.arange(len(states), device=states.device)
@@ -81,7 +81,7 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self) -> Choice:
-        """Reads the tokens chosen last; returns the next. The first step compiles, the second records."""
+        """Read the last tokens and return the next. The first step compiles, the second captures a graph."""
         with self._on_device():
             if self._graph is None and self.uses_graph and self._is_warm:
                 graph = torch.cuda.CUDAGraph()
@@ -101,12 +101,12 @@ class Decoder:
         self._positions.add_(1).clamp_(max=self._last)
 
     def _accept(self, logits: Tensor) -> None:
-        # Tokens go where the step reads them; the rest stays where it is, in a graph in the graph's memory.
+        # Tokens are copied to where the step reads them; the rest stays in place, as the graph requires.
         tokens, top = self._choose(logits)
         self._choice = Choice(self._choice.tokens.copy_(tokens), top)
 
     def _on_device(self) -> AbstractContextManager[object]:
-        # Graphs and Triton's launches go to the current device, which need not be the model's.
+        # Graphs and Triton launch on the current device, which may differ from the model's.
         device = self.model.cos.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -116,7 +116,7 @@ class Decoder:
 
 
 class ModuleStep:
-    """Logits (B, V) behind one new token (B,) per sequence, by the model's modules as they are written."""
+    """Logits (B, V) after one new token (B,) per sequence, computed by the model's modules."""
 
     def __init__(self, model: LoopedGPT, cache: PositionedCache) -> None:
         self._model, self._cache = model, cache
@@ -131,10 +131,13 @@ class ModuleStep:
 
 
 class KernelStep:
-    """The same by the Triton kernels: the stream in fp32, matrices in `dtype`, packed here once."""
+    """Logits as in `ModuleStep`, by Triton kernels: the stream in fp32, matrices packed once in `dtype`."""
 
     def __init__(self, model: LoopedGPT, cache: PositionedCache, dtype: torch.dtype = torch.bfloat16) -> None:
-        from deeploop.nn.kernels.decode import Visit, biases_of  # here there is Triton to import
+        from deeploop.nn.kernels.decode import (
+            Visit,
+            biases_of,
+        )  # imported here: needs Triton
         from deeploop.nn.kernels.stack import packs_of
 
         self._model, self._positions = model, cache.positions
@@ -165,7 +168,7 @@ class KernelStep:
         return logits if model.output_bias is None else logits + model.output_bias[: logits.shape[1]]
 
     def _run_injected(self, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Rounds that e enters, one by one, and the coda."""
+        """Run the rounds one by one, injecting e into each, then the coda."""
         model, blocks = self._model, len(self._model.blocks)
         assert model.injection is not None
         noise = None if model.first_noise is None else model.first_noise[self._positions][:, None]
@@ -184,17 +187,17 @@ class KernelStep:
 
 
 def describe(model: nn.Module) -> str:
-    """How a model's tokens are decoded where it is, in words."""
+    """Describe how the tokens of a model are decoded on its device."""
     if not isinstance(model, LoopedGPT):
-        return "token by token, without a CUDA graph: with adaptive depth no two steps are alike"
+        return "token by token, without a CUDA graph: with adaptive depth the steps differ"
     if not model.cos.is_cuda:
         return "eager modules"
     if fits_kernels(model):
         return "a CUDA graph of Triton kernels in bf16"
-    return "a CUDA graph of eager modules: Triton is not installed, or its kernels do not know these blocks"
+    return "a CUDA graph of eager modules: Triton is not installed, or its kernels don't support these blocks"
 
 
 def fits_kernels(model: LoopedGPT) -> bool:
-    """Whether the kernels can decode with a model: it is on a GPU, and they know all of its blocks."""
+    """True if the kernels can decode with a model: it is on a GPU, and they support all of its blocks."""
     blocks = (*model.prelude, *model.blocks, *model.coda)
     return model.cos.is_cuda and known.has_plain_loop(model) and all(map(known.fits_decoding, blocks))

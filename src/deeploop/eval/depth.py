@@ -1,4 +1,4 @@
-"""Validation loss against depth: the same weights at several numbers of rounds, or with adaptive depth."""
+"""Validation loss against depth: one set of weights at several numbers of rounds, or with adaptive depth."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,18 +17,18 @@ from deeploop.models.gpt import GPTOutput, LoopedGPT
 
 @dataclass(frozen=True)
 class DepthScore:
-    """How well a fixed set of targets is predicted."""
+    """Scores on a fixed set of targets."""
 
     loss: float
     """Nats per token."""
     bits_per_byte: float
     similarity: float
-    """Mean cosine between token states: 1 is the collapse."""
+    """Mean cosine between token states; 1 means collapsed."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """What is predicted: inputs and targets (sequences, context), and how it is computed."""
+    """Inputs and targets (sequences, context), with settings for computing their score."""
 
     inputs: Tensor
     targets: Tensor
@@ -38,7 +38,7 @@ class Windows:
     device: torch.device | str = "cpu"
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
     starts: Tensor | None = None
-    """Where documents begin, bool like the inputs, if they are kept apart."""
+    """True where documents begin, if they are masked from each other; bool with the shape of the inputs."""
 
     def score(self, model: nn.Module) -> DepthScore:
         result = validate(
@@ -55,12 +55,12 @@ class Windows:
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float:
-    """Summed nats ÷ (ln 2 · bytes): end-of-text losses are counted, but there are no bytes for them."""
+    """Summed nats ÷ (ln 2 · bytes). The loss of end-of-text counts, although it has no bytes."""
     return nats / (math.log(2) * text_bytes)
 
 
 def count_bytes(tokenizer: Tokenizer, targets: Tensor) -> int:
-    """UTF-8 bytes that the targets stand for."""
+    """The number of UTF-8 bytes of the targets."""
     lengths = np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocabulary)])
     return int(lengths[targets.numpy()].sum())
 
@@ -68,7 +68,7 @@ def count_bytes(tokenizer: Tokenizer, targets: Tensor) -> int:
 def score_rounds(
     model: LoopedGPT, windows: Windows, rounds: Iterable[int], *, recompute_alpha: bool | None = None
 ) -> dict[int, DepthScore]:
-    """The score at each number of rounds; the model is left at the one it was trained with."""
+    """The score at each number of rounds. The model is reset to the number it was trained with."""
     scores = {}
     try:
         for R in rounds:
@@ -80,7 +80,7 @@ def score_rounds(
 
 
 class Decoding(nn.Module):
-    """A model that reads its sequences token by token from a key-value cache; called like it."""
+    """Wrap a model to read its sequences token by token through a key-value cache."""
 
     def __init__(self, model: LoopedGPT) -> None:
         super().__init__()
@@ -97,16 +97,16 @@ class Decoding(nn.Module):
 
 @dataclass(frozen=True)
 class BudgetScore(DepthScore):
-    """How well targets are predicted by decoding under a key-value budget."""
+    """Scores of decoding under a key-value budget."""
 
     slots: int
-    """Slots of the cache: a key and a value of the model's width each."""
+    """Slots of the cache, each with a key and a value of the model's width."""
     bytes_per_token: float
     """Memory of the cache per token of a sequence."""
 
 
 def score_budget(model: LoopedGPT, windows: Windows, budget: int | None) -> BudgetScore:
-    """The score of decoding with the keys and values of so many rounds, None for all of them."""
+    """The score of decoding with the keys and values of `budget` rounds, or of all if None."""
     model.set_cache_rounds(budget)
     try:
         decoding = Decoding(model)
@@ -117,9 +117,9 @@ def score_budget(model: LoopedGPT, windows: Windows, budget: int | None) -> Budg
 
 
 def between_depths(losses: Mapping[int, float], rounds: float) -> float | None:
-    """The loss on the straight line between the two fixed depths around `rounds`; None outside of them.
+    """Interpolate the loss linearly between the two fixed depths around `rounds`; None outside of them.
 
-    Leaving rounds out at random would follow it.
+    This is the expected loss of skipping rounds at random.
     """
     if not min(losses) <= rounds <= max(losses):
         return None
@@ -130,7 +130,7 @@ def between_depths(losses: Mapping[int, float], rounds: float) -> float | None:
 
 
 def score_adaptive(model: LoopedGPT, windows: Windows, rule: ExitRule) -> tuple[float, DepthScore]:
-    """Mean rounds per token, and the score, when tokens stop by the rule."""
+    """Mean rounds per token, and the score, when tokens exit by the rule."""
     adaptive = AdaptiveDepth(model, rule)
     score = windows.score(adaptive)
     return adaptive.mean_rounds, score

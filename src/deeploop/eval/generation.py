@@ -1,4 +1,4 @@
-"""Text from a built model, streamed as it is produced.
+"""Generate text with a model, streaming it as it is produced.
 
 model, tokenizer = deeploop.load("runs/tiny")
 text = generate_text(model, tokenizer, "import ", max_tokens=100)
@@ -20,18 +20,18 @@ from deeploop.models.gpt import LoopedGPT
 
 LanguageModel = LoopedGPT | AdaptiveDepth
 Ending = Literal["document", "max_tokens", "context"]
-"""Why no more text came: the document ended, as much came as was asked for, or the context is full."""
+"""The reason why generation ended: end of the document, `max_tokens` reached, or the context is full."""
 
 
 GREEDY = Sampling(temperature=0)
-COLDEST = 1e-6  # below it nothing but the likeliest token is ever drawn, and logits overflow
+COLDEST = 1e-6  # below it, only the likeliest token would ever be drawn, and logits would overflow
 
 
 def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) -> Choice:
-    """The next tokens (B,) and the largest logit of each (NaN where there is one), from logits (B, V).
+    """Choose the next tokens (B,) from logits (B, V); also return the largest logits (NaN if there is one).
 
-    With a temperature by a draw from [0, 1) each, top-k first, then top-p: the token at which the summed
-    probability, likeliest first, passes the draw.
+    With a temperature, each is drawn by a number from [0, 1) after top-k, then top-p: the token at which the
+    cumulative probability, likeliest first, exceeds the number.
     """
     if sampling.temperature < COLDEST:
         top, tokens = logits.max(-1)
@@ -39,7 +39,7 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) ->
     assert uniform is not None, "a draw for each sequence"
     ranked, tokens = (logits / sampling.temperature).sort(descending=True, stable=True)
     reached = ranked[:, : sampling.top_k or None].softmax(-1).cumsum(-1)
-    # Those before which less than top_p was reached, of which the first always is one.
+    # Tokens before which less than top_p was reached; always includes the first.
     kept = ((reached < sampling.top_p).sum(-1, keepdim=True) + 1).clamp(max=reached.shape[1])
     drawn = uniform[:, None] * reached.gather(-1, kept - 1)
     place = torch.minimum((reached <= drawn).sum(-1, keepdim=True), kept - 1)
@@ -47,28 +47,28 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) ->
 
 
 def uniform_draws(sampling: Sampling, count: int, batch: int) -> Tensor:
-    """One draw per step and sequence, (count, batch): sequence b is drawn as if alone with seed + b.
+    """One draw per step and sequence, (count, batch); sequence b is drawn as if alone with seed + b.
 
-    On the CPU, so that a seed means the same draws on every device.
+    They are made on the CPU, so that a seed gives the same draws on every device.
     """
     generators = [torch.Generator().manual_seed(sampling.seed + row) for row in range(batch)]
     return torch.stack([torch.rand(count, generator=generator) for generator in generators], dim=1)
 
 
 def require_count(max_tokens: int) -> None:
-    """Raises unless so many tokens can be asked for."""
+    """Raise ValueError for a negative number of tokens."""
     if max_tokens < 0:
         raise ValueError(f"max_tokens={max_tokens}: must be 0 or more")
 
 
 def require_finite(top: float) -> None:
-    """Raises where the largest logit says that they are not finite."""
+    """Raise ValueError if the largest logit is not finite."""
     if not math.isfinite(top):
         raise ValueError("the model's logits are not finite: its weights are too large for this depth")
 
 
 def room(model: LanguageModel, prompt: Sequence[int]) -> int:
-    """How many tokens can follow the prompt: the last of them is never read, so it needs no position."""
+    """The number of tokens that fit after the prompt; the last one is never read and needs no position."""
     context = model.config.context
     if not 1 <= len(prompt) <= context:
         raise ValueError(
@@ -85,7 +85,7 @@ def generate(
     sampling: Sampling = GREEDY,
     stop: int | None = None,
 ) -> Iterator[int]:
-    """Token after token behind the prompt, up to `max_tokens`, to a `stop` token or to a full context."""
+    """Yield tokens after the prompt, up to `max_tokens`, a `stop` token or a full context."""
     require_count(max_tokens)
     if max_tokens == 0:
         return
@@ -105,10 +105,10 @@ def generate_batch(
     sampling: Sampling = GREEDY,
     stop: int | None = None,
 ) -> Iterator[list[int | None]]:
-    """One list per step: the next token of every prompt, or None of those that have ended as above.
+    """Yield a list per step: the next token of every prompt, or None once it has ended as in `generate`.
 
-    Prompts may differ in length; each gives what it gives alone, but for the rounding of bf16 on a GPU.
-    There tokens are read back one step behind the step that is queued, so that the device never waits.
+    Prompts may differ in length; each gives the same tokens as alone, except for bf16 rounding on a GPU.
+    There, tokens are read back one step late, so that the device never waits.
     """
     require_count(max_tokens)
     if not prompts or max_tokens == 0:
@@ -129,7 +129,7 @@ def generate_batch(
 
 
 def _read_behind(decoder: Decoder, count: int) -> Iterator[tuple[list[int], list[float]]]:
-    """What every step chose; where steps are queued, that of one is read when the next is."""
+    """Yield the choice of every step; with a graph, a step is read after the next one is launched."""
     behind: _Readback | None = None
     for step in range(count):
         ready: _Readback | None = _Readback(decoder.step() if step else decoder.start())
@@ -142,7 +142,7 @@ def _read_behind(decoder: Decoder, count: int) -> Iterator[tuple[list[int], list
 
 
 class _Readback:
-    """A choice on its way to the host."""
+    """A choice being copied to the host."""
 
     def __init__(self, choice: Choice) -> None:
         self._parts = [part.to("cpu", non_blocking=True, copy=True) for part in choice]
@@ -161,7 +161,7 @@ def _chooser(sampling: Sampling, count: int, batch: int, device: torch.device) -
     if sampling.temperature < COLDEST:
         return lambda logits: choose(logits, sampling)
     draws = uniform_draws(sampling, count, batch).to(device)
-    step = torch.zeros(1, dtype=torch.long, device=device)  # of the device: it is part of the graph
+    step = torch.zeros(1, dtype=torch.long, device=device)  # on the device, as it is part of the graph
 
     def draw(logits: Tensor) -> Choice:
         choice = choose(logits, sampling, draws[step][0])
@@ -175,7 +175,7 @@ def _chooser(sampling: Sampling, count: int, batch: int, device: torch.device) -
 def _generate_adaptively(
     model: AdaptiveDepth, prompt: Sequence[int], max_tokens: int, sampling: Sampling, stop: int | None
 ) -> Iterator[int]:
-    """Tokens of a model that decides on the way how much it computes: no fixed step that could be a graph."""
+    """Generate with adaptive depth, whose steps differ and can't be captured in a graph."""
     count = min(max_tokens, room(model, prompt))
     draws = uniform_draws(sampling, count, 1)
     cache = model.new_cache(len(prompt) + count - 1)
@@ -200,11 +200,11 @@ def stream_text(
     max_tokens: int,
     sampling: Sampling = GREEDY,
 ) -> Ending:
-    """Writes the prompt and what follows it, whole characters at a time; returns why it ended."""
+    """Write the prompt and its continuation in whole characters; return why it ended."""
     ids = _encoded(tokenizer, prompt)
-    # A character may be spread over several tokens: the decoder holds back what isn't whole yet.
+    # A character may take several tokens: the decoder holds back incomplete ones.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    room(model, ids)  # refuses a prompt before anything is written
+    room(model, ids)  # raises for a long prompt before anything is written
     write(_decoded(tokenizer, ids))
     count, token, stop = 0, -1, tokenizer.end_of_text
     for token in generate(model, ids, max_tokens=max_tokens, sampling=sampling, stop=stop):
@@ -227,9 +227,9 @@ def generate_text(
     top_p: float = Sampling.top_p,
     seed: int = Sampling.seed,
 ) -> str:
-    """The prompt and what follows it, as `deeploop generate` prints it; that is `deeploop.generate`.
+    """Continue a prompt, as `deeploop generate` prints it. This is `deeploop.generate`.
 
-    The text ends after `max_tokens`, where the model ends the document, or where its context is full.
+    The text ends after `max_tokens`, at the end of the document, or when the context is full.
     """
     pieces: list[str] = []
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -248,10 +248,10 @@ def generate_texts(
     top_p: float = Sampling.top_p,
     seed: int = Sampling.seed,
 ) -> list[str]:
-    """The same of several prompts at once; that is `deeploop.generate_batch`.
+    """Continue several prompts at once. This is `deeploop.generate_batch`.
 
-    Each text is what `deeploop.generate` gives of its prompt, the nth (from 0) with the seed + n; on a GPU
-    but for the rounding of bf16.
+    Each text is that of `deeploop.generate` for its prompt, the nth (from 0) with seed + n, except for bf16
+    rounding on a GPU.
     """
     if isinstance(prompts, str):
         raise ValueError("prompts: must be a list of texts; for one text call deeploop.generate")
@@ -266,7 +266,7 @@ def generate_texts(
 
 
 def _encoded(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    # An empty prompt is end-of-text: it stands before every document.
+    # An empty prompt becomes end-of-text, which precedes every document.
     return tokenizer.encode(prompt) or [tokenizer.end_of_text]
 
 

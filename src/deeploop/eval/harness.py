@@ -1,7 +1,7 @@
-"""The lm-evaluation-harness over our models.
+"""Run lm-evaluation-harness on a model.
 
-One adapter, whose scorer is a function: one that runs a model, one that only writes down what is asked, one
-that answers from scores made elsewhere. Prompts, tokens and metrics are the harness' own in all three.
+There is one adapter with a function as scorer: it runs a model, records the requests, or replays scores
+computed elsewhere. Prompts, tokens and metrics are the harness' own in all cases.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,19 +31,19 @@ from deeploop.eval.tasks import FEWSHOT_SEED, quiet
 from deeploop.models.gpt import LoopedGPT
 
 Scorer = Callable[[Requests], Scores]
-BOOTSTRAPS = 1000  # for the errors of metrics that are not means; accuracy needs none
+BOOTSTRAPS = 1000  # for the errors of metrics other than means; accuracy needs none
 MAX_NEW_TOKENS = 256  # the harness' default
 
 
 class HarnessLM(TemplateLM):
-    """What the harness calls. With a `model`, tasks that generate or need whole documents work too."""
+    """The harness' model interface. Tasks that generate or score whole documents need a `model`."""
 
     def __init__(self, tokenizer: Tokenizer, scorer: Scorer, model: LoopedGPT | None = None) -> None:
         super().__init__()
         self.text, self.scorer, self.model = tokenizer, scorer, model
         self.shots = 0
         self._sources: list[tuple[str, int, int]] = []
-        # A context is encoded anew with each of its choices.
+        # A context is encoded again with each of its choices.
         self._encode = lru_cache(maxsize=64)(tokenizer.encode)
 
     @property
@@ -83,7 +83,7 @@ class HarnessLM(TemplateLM):
         return [self._continue(model, *request.args) for request in requests]
 
     def _continue(self, model: LoopedGPT, prompt: str, options: dict[str, Any]) -> str:
-        """Text up to the first of the `until` strings; a prompt that is too long loses its beginning."""
+        """Generate up to the first of the `until` strings; a long prompt is truncated on the left."""
         until = options.get("until") or []
         until = [until] if isinstance(until, str) else until
         sampling = GREEDY
@@ -110,14 +110,14 @@ class HarnessLM(TemplateLM):
     def _live(self, requests: Sequence[Any]) -> LoopedGPT:
         if self.model is None:
             raise ValueError(
-                f"tasks={requests[0].task_name}: asks for more than likelihoods of answers, which can't be "
-                "written down as requests; evaluate it with the run at hand: deeploop eval RUN"
+                f"tasks={requests[0].task_name}: needs more than likelihoods of answers, which can't be "
+                "written as requests; evaluate it with the run: deeploop eval RUN"
             )
         return self.model
 
 
 class Recorder:
-    """A scorer that keeps what it is asked and answers with zeros."""
+    """A scorer that records the requests and returns zeros."""
 
     def __init__(self) -> None:
         self.asked: list[Requests] = []
@@ -128,7 +128,7 @@ class Recorder:
 
 
 class ScoreReplay:
-    """A scorer that answers with scores made elsewhere, of requests known by their digest."""
+    """A scorer that returns scores computed elsewhere, by the digest of the requests."""
 
     def __init__(self, scores: dict[str, Scores]) -> None:
         self.scores = scores
@@ -137,18 +137,18 @@ class ScoreReplay:
         digest = requests.digest()
         if digest not in self.scores:
             raise ValueError(
-                "scores: were made of other requests than the tasks give here; use the same data, "
+                "scores: were computed for other requests than those of the tasks here; use the same data, "
                 "or write and score the requests again"
             )
         return self.scores[digest]
 
 
 def set_shots(loaded: dict[str, Any], shots: int) -> dict[str, Any]:
-    """Tasks fresh from `load_tasks`, to be asked with that many examples in front."""
+    """Set the number of few-shot examples of tasks fresh from `load_tasks`."""
     tasks = loaded["tasks"].values()
     bar = tqdm(total=len(tasks), desc=f"prompts, {shots}-shot", unit=" tasks", disable=None)
     for task in tasks:
-        if task.get_config("num_fewshot") != 0:  # 0 in a config is meant: the harness keeps it as well
+        if task.get_config("num_fewshot") != 0:  # 0 in a config is deliberate: the harness keeps it as well
             task.set_config("num_fewshot", shots)
         task.set_fewshot_seed(FEWSHOT_SEED)
         _build_once(task, bar)
@@ -156,7 +156,7 @@ def set_shots(loaded: dict[str, Any], shots: int) -> dict[str, Any]:
 
 
 def _build_once(task: Any, bar: "tqdm[Any]") -> None:
-    """Lets a task keep its requests: they take a minute, and are the same for every number of rounds."""
+    """Make a task build its requests only once: it takes a minute, and they do not depend on the rounds."""
     build, is_built = task.build_all_requests, False
 
     def again(**settings: Any) -> None:
@@ -175,7 +175,7 @@ def _build_once(task: Any, bar: "tqdm[Any]") -> None:
 
 
 def _leave_out_too_long(task: Any) -> None:
-    """Lets the harness judge only documents whose answers all fit the model's context."""
+    """Exclude documents from the harness' metrics if some answer does not fit the model's context."""
     documents = task.doc_iterator
 
     def fitting(**settings: Any) -> Iterator[tuple[int, Any]]:
@@ -186,7 +186,7 @@ def _leave_out_too_long(task: Any) -> None:
 
 
 def too_long(task: Any) -> set[int]:
-    """Numbers of the documents with an answer that was not scored, as the last answers tell."""
+    """Indices of the documents with an answer that was not scored in the last evaluation."""
     return {
         instance.doc_id
         for instance in task.instances
@@ -198,7 +198,7 @@ def too_long(task: Any) -> set[int]:
 def run_tasks(
     lm: HarnessLM, loaded: dict[str, Any], *, shots: int, limit: int | None
 ) -> list[dict[str, Any]]:
-    """One result per task, by the harness' own evaluation."""
+    """Evaluate the tasks with the harness; return one result per task."""
     lm.shots = shots
     with quiet():
         results = evaluate(lm, loaded, limit=limit, bootstrap_iters=BOOTSTRAPS)
@@ -217,7 +217,7 @@ def _row(name: str, results: dict[str, Any], left_out: int) -> dict[str, Any]:
         "items": results["n-samples"][name]["effective"],
         **({"left_out": left_out} if left_out else {}),
         "version": results["versions"][name],
-        # As the harness' own log of results has it: documents, prompts and targets.
+        # As in the harness' own results: documents, prompts and targets.
         "hash": hash_string(
             "".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in results["samples"][name])
         ),

@@ -1,8 +1,8 @@
-"""Tokenized requests of an evaluation, and their scores, as files.
+"""Files of tokenized evaluation requests, and of their scores.
 
-A request asks for the log-likelihood of a continuation behind a context. Scoring needs only this and a model,
-so requests can be written where the evaluation harness is, scored where the GPU is, and judged at home.
-Both files are .npz archives without pickles: reading one runs nobody's code, and everything in it is checked.
+A request asks for the log-likelihood of a continuation after a context. Scoring needs only this and a model,
+so requests can be written and judged where the evaluation harness is, and scored where the GPU is. Both files
+are .npz archives without pickles: reading one executes no code, and all content is checked.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from deeploop.data.arrays import SMALL, read_npz
 from deeploop.files import atomic_file, parse_json
 
 FORMAT = 1
-TOO_LONG = -math.inf  # no log-likelihood of a finite model
+TOO_LONG = -math.inf  # never the log-likelihood of a finite model
 COLUMNS = {"context": np.int32, "task": np.int16, "shots": np.int16, "document": np.int32, "choice": np.int16}
 
 
 class Request(NamedTuple):
-    """Token ids, and where they come from."""
+    """Token ids of a request, and its source."""
 
     context: Sequence[int] | np.ndarray
     continuation: Sequence[int] | np.ndarray
@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """Rows of different lengths, one behind the other."""
+    """Rows of different lengths, concatenated."""
 
     values: np.ndarray
     ends: np.ndarray
@@ -62,13 +62,13 @@ class Requests:
     vocabulary: int
     tasks: tuple[str, ...]
     contexts: Ragged
-    """Each context once."""
+    """The distinct contexts."""
     continuations: Ragged
     """One per request."""
     columns: dict[str, np.ndarray]
-    """One value per request: which context, which task, shots, document, choice."""
+    """One value per request: index of its context, index of its task, shots, document, choice."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What the harness was asked for."""
+    """The arguments of the harness."""
 
     @classmethod
     def build(cls, requests: Iterable[Request], *, tokenizer: str, vocabulary: int) -> "Requests":
@@ -97,7 +97,7 @@ class Requests:
 
     @classmethod
     def join(cls, parts: Sequence["Requests"], settings: dict[str, Any]) -> "Requests":
-        """Several sets of the same tokenizer, one behind the other."""
+        """Concatenate sets of requests with the same tokenizer."""
         first = parts[0]
         requests = (part.request(i) for part in parts for i in range(len(part)))
         joined = cls.build(requests, tokenizer=first.tokenizer, vocabulary=first.vocabulary)
@@ -116,16 +116,16 @@ class Requests:
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """How many tokens each request's context and continuation have."""
+        """The number of tokens in each request's context and continuation."""
         return self.contexts.lengths[self.columns["context"]], self.continuations.lengths
 
     @property
     def shots(self) -> list[int]:
-        """The numbers of examples there are, in the order they come."""
+        """The distinct numbers of few-shot examples, in order."""
         return list(dict.fromkeys(self.columns["shots"].tolist()))
 
     def with_shots(self, shots: int) -> "Requests":
-        """Those with that many examples in front, in their order."""
+        """The requests with that number of few-shot examples, in order."""
         kept = np.flatnonzero(self.columns["shots"] == shots)
         return replace(
             self,
@@ -135,12 +135,12 @@ class Requests:
 
     @property
     def items(self) -> int:
-        """Documents, counted once for each number of shots."""
+        """The number of documents, counted once for each number of shots."""
         c = self.columns
         return len(np.unique(np.stack([c["task"], c["shots"], c["document"]]), axis=1).T)
 
     def digest(self) -> str:
-        """sha256 of the requests in their order, however they are stored."""
+        """sha256 of the requests in order, independent of how they are stored."""
         sha = hashlib.sha256(json.dumps([self.tokenizer, self.vocabulary, len(self)]).encode())
         names = [self.tasks[task] for task in self.columns["task"]]
         sha.update(json.dumps(names).encode())
@@ -177,7 +177,7 @@ class Requests:
         meta, arrays = read_archive(path, "deeploop requests")
         try:
             if other := [name for name, array in arrays.items() if array.dtype.kind not in "iu"]:
-                raise ValueError(f"{other[0]!r:.40} is no array of whole numbers")
+                raise ValueError(f"{other[0]!r:.40} is not an array of integers")
             ragged = {
                 name: Ragged(
                     arrays[f"{name}s"].astype(np.uint32),
@@ -217,16 +217,16 @@ class Requests:
         for column in self.columns.values():
             require(column.shape == (count,), "columns of different lengths")
             require(column.min() >= 0, "a negative index")
-        require(self.columns["context"].max() < len(self.contexts.ends), "a context that is not there")
-        require(self.columns["task"].max() < len(self.tasks), "a task that is not there")
+        require(self.columns["context"].max() < len(self.contexts.ends), "a context out of range")
+        require(self.columns["task"].max() < len(self.tasks), "a task out of range")
         return self
 
 
 class Scores(NamedTuple):
-    """Of each request: the log-likelihood of its continuation, and whether greedy decoding gives it."""
+    """For each request, the log-likelihood of its continuation, and True if greedy decoding gives it."""
 
     logprob: np.ndarray
-    """TOO_LONG where the model can't read the continuation as a whole."""
+    """TOO_LONG if the continuation does not fit the model's context."""
     greedy: np.ndarray
 
 
@@ -235,7 +235,7 @@ Answers = dict[int, dict[str, Scores]]
 
 
 def save_scores(path: Path, meta: dict[str, Any], answers: Answers) -> None:
-    """`meta` says by whom the answers were given."""
+    """Write scores; `meta` describes the run that they are from."""
     arrays = {
         f"{rounds}.{digest}.{name}": array
         for rounds, by_digest in answers.items()
@@ -260,27 +260,27 @@ def load_scores(path: Path) -> tuple[dict[str, Any], Answers]:
                 if scores.logprob.ndim != 1 or scores.logprob.shape != scores.greedy.shape:
                     raise ValueError("arrays of different shapes")
                 if not (np.isfinite(scores.logprob) | (scores.logprob == TOO_LONG)).all():
-                    raise ValueError("a log-likelihood that is no number")
+                    raise ValueError("a log-likelihood that is not a number")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not a file of scores ({error})") from None
     return meta, answers
 
 
 def write_archive(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """A compressed .npz, whole or not at all; `meta` goes in as the bytes of its JSON."""
+    """Write a compressed .npz atomically; `meta` is stored as the bytes of its JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = arrays | {"meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)}
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     if sum(array.nbytes for array in arrays.values()) > 9 * max(packed.tell(), SMALL // 10):
-        packed = io.BytesIO()  # as tight as an attack: `read_npz` would refuse it
+        packed = io.BytesIO()  # `read_npz` would refuse such a compression ratio
         np.savez(packed, **arrays)  # type: ignore[arg-type]
     with atomic_file(path) as file:
         file.write(packed.getbuffer())
 
 
 def read_archive(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `write_archive` wrote: numbers and JSON. An array of objects, which is a pickle, is refused."""
+    """Read the JSON and arrays that `write_archive` wrote."""
     try:
         arrays = read_npz(path)
         meta = parse_json(arrays.pop("meta").tobytes())
@@ -289,7 +289,7 @@ def read_archive(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, np.nd
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{path}: can't be read as {kind} ({error})") from None
     if not isinstance(meta, dict) or meta.get("kind") != kind:
-        raise ValueError(f"{path}: is no file of {kind}")
+        raise ValueError(f"{path}: is not a file of {kind}")
     if meta.get("format") != FORMAT:
         raise ValueError(f"{path}: {kind} of format {meta.get('format')}, this deeploop reads {FORMAT}")
     return meta, arrays

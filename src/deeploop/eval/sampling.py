@@ -1,4 +1,4 @@
-"""How a token is drawn: options of generation and chat. Nothing here imports torch."""
+"""Sampling options of generation and chat. Imports no torch."""
 
 import math
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn from the logits."""
+    """Options for drawing the next token from the logits."""
 
     temperature: float = 0.8
-    """Divides the logits; 0 takes the likeliest token every time."""
+    """Divisor of the logits; 0 always takes the likeliest token."""
     top_k: int = 0
-    """Draw from the k likeliest tokens only; 0 is off."""
+    """Draw only from the k likeliest tokens; 0 disables this."""
     top_p: float = 1.0
-    """Draw from the fewest tokens that hold this much of the probability; 1 is off."""
+    """Draw only from the smallest set of likeliest tokens with this much probability; 1 disables this."""
     seed: int = 0
     """Seed of the draws."""
 

@@ -1,4 +1,4 @@
-"""Log-likelihoods of requests under a built model: sorted by length, batched by tokens."""
+"""Log-likelihoods of requests under a model: sorted by length, batched by tokens."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -13,11 +13,11 @@ from deeploop.eval.requests import TOO_LONG, Requests, Scores
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.loss import MAX_LOGITS
 
-STEP = 16  # padded lengths are multiples of it: a GPU that plans its kernels by shape sees few shapes
+STEP = 16  # padded lengths are multiples of this, so that a GPU sees few different shapes
 
 
 def default_batch_tokens(device: torch.device | str) -> int:
-    """What fits well: much on a GPU; on a CPU what stays in its caches."""
+    """A batch size that is efficient on the device: large on a GPU, within the caches on a CPU."""
     return 65536 if torch.device(device).type == "cuda" else 4096
 
 
@@ -31,17 +31,17 @@ def score(
     arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: bool = False,
 ) -> Scores:
-    """Scores every request with a model in eval mode, at the rounds it is set to.
+    """Score every request with a model in eval mode, at its current number of rounds.
 
-    What is longer than the context loses its beginning; where the continuation alone is, the score is
-    TOO_LONG. `batch_tokens`, with padding, are computed at once.
+    Inputs longer than the context are truncated on the left; if the continuation alone is longer, the score
+    is TOO_LONG. `batch_tokens`, including padding, are computed at once.
     """
     check(model, requests)
     context = model.config.context
     lengths = np.minimum(input_lengths(requests), context)
     fits = fitting(requests, context)
     places = np.flatnonzero(fits)
-    # In float64 the order in which a GPU adds does not show.
+    # In float64 the order of additions on a GPU has no visible effect.
     total = torch.zeros(len(requests), dtype=torch.float64, device=device)
     misses = torch.zeros(len(requests), dtype=torch.int64, device=device)
     with tqdm(total=len(places), desc="scoring", unit=" requests", disable=None if progress else True) as bar:
@@ -55,24 +55,24 @@ def score(
             total.index_add_(0, owners, logprob.double())
             misses.index_add_(0, owners, (~is_best).long())
             bar.update(len(rows))
-        # The only point that waits for the device, inside the bar so that its rate is true.
+        # The only synchronization, inside the bar so that its rate is correct.
         logprobs, greedy = total.cpu().numpy(), misses.cpu().numpy() == 0
     return Scores(np.where(fits, logprobs, TOO_LONG), greedy & fits)
 
 
 def fitting(requests: Requests, context: int) -> np.ndarray:
-    """Which requests have a continuation that a model of this context can read as a whole."""
+    """True for requests whose whole continuation fits the context."""
     return requests.continuations.lengths <= context
 
 
 def input_lengths(requests: Requests) -> np.ndarray:
-    """Tokens that a model reads of each request: the last one is only a target."""
+    """The number of tokens that a model reads for each request; the last one is only a target."""
     contexts, continuations = requests.lengths
     return contexts + continuations - 1
 
 
 def check(model: LoopedGPT, requests: Requests) -> None:
-    """Raises for requests that this model can't score."""
+    """Raise ValueError for requests with another vocabulary than the model's."""
     if not vocabulary_fits(requests.tokenizer, requests.vocabulary, model.config.vocabulary):
         raise ValueError(
             f"requests of {requests.tokenizer} tokens (vocabulary {requests.vocabulary}): the model's "
@@ -81,9 +81,9 @@ def check(model: LoopedGPT, requests: Requests) -> None:
 
 
 def batches(lengths: np.ndarray, batch_tokens: int, context: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Which requests go together, and the length they are padded to; the longest first.
+    """Yield the indices of each batch and the length it is padded to, longest first.
 
-    All batches of a padded length have the same number of rows, but for the very last.
+    All batches of a padded length have the same number of rows, except the last.
     """
     order = np.argsort(-lengths, kind="stable")
     start = 0
@@ -95,14 +95,14 @@ def batches(lengths: np.ndarray, batch_tokens: int, context: int) -> Iterator[tu
 
 
 def pack(requests: Requests, rows: np.ndarray, lengths: np.ndarray, padded: int) -> tuple[np.ndarray, ...]:
-    """A batch: tokens (B, T) padded on the right; and for each continuation token the position, among B·T,
-    whose state predicts it, the token itself, and the request it belongs to."""
+    """Pack a batch: tokens (B, T) padded on the right; for each continuation token, the position among B·T
+    of the state that predicts it, the token, and its request."""
     tokens = np.zeros((len(rows), padded), dtype=np.int64)
     positions, targets, owners = [], [], []
     for b, index in enumerate(rows):
         context, continuation = requests.tokens(index)
         length, count = lengths[index], len(continuation)
-        # The harness keeps the last context + 1 tokens, and reads all of them but the last.
+        # The harness keeps the last context + 1 tokens, and reads all but the last.
         tokens[b, :length] = np.concatenate([context, continuation])[-length - 1 : -1]
         positions.append(b * padded + np.arange(length - count, length))
         targets.append(continuation)
@@ -111,7 +111,7 @@ def pack(requests: Requests, rows: np.ndarray, lengths: np.ndarray, padded: int)
 
 
 def _judge(model: LoopedGPT, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target (P,), and whether it is the likeliest token; in fp32, chunk by chunk."""
+    """Log-probability of each target (P,), and True if it is the likeliest token; in fp32 and in chunks."""
     chunk = max(1, MAX_LOGITS // model.config.vocabulary)
     logprobs, best = [], []
     for x, target in zip(states.split(chunk), targets.split(chunk), strict=True):
@@ -126,4 +126,4 @@ def _to(array: np.ndarray, device: torch.device | str) -> Tensor:
     tensor = torch.from_numpy(array)
     if torch.device(device).type != "cuda":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)  # the host goes on packing meanwhile
+    return tensor.pin_memory().to(device, non_blocking=True)  # the host packs the next batch meanwhile

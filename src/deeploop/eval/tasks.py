@@ -1,7 +1,7 @@
-"""The paper's eight tasks, from the harness' own configs; with local JSON lines in place of a download.
+"""The paper's eight tasks from the harness' configs, optionally with local JSON lines instead of a download.
 
-DIR/<task>/<split>.jsonl holds one object per line, in the layout of the data set on the Hugging Face hub.
-Prompts, choices and scoring stay the stock ones: only the config's data set is replaced.
+DIR/<task>/<split>.jsonl holds one object per line, in the format of the dataset on the Hugging Face hub.
+Prompts, choices and scoring are unchanged: only the config's dataset is replaced.
 """
 
 import difflib
@@ -24,9 +24,9 @@ class PaperTask:
 
     heading: str
     config: str
-    """Its config among the harness' tasks."""
+    """Path of its config in the harness."""
     fields: tuple[str, ...]
-    """What a row must have."""
+    """Required fields of a row."""
 
 
 PAPER_TASKS = {
@@ -47,19 +47,19 @@ PAPER_TASKS = {
     ),
     "winogrande": PaperTask("WG", "winogrande/default.yaml", ("sentence", "option1", "option2", "answer")),
 }
-# HellaSwag after the harness' own cleaning; such rows are taken as they are.
+# HellaSwag after the harness' own preprocessing; such rows are used unchanged.
 CLEANED = ("query", "choices", "gold")
 
 
 def load_tasks(names: Sequence[str], data: Path | None = None) -> dict[str, Any]:
-    """The harness' tasks of these names, ready to be evaluated (what its TaskManager.load returns)."""
+    """Load the harness' tasks with these names, as its TaskManager.load does."""
     from lm_eval.tasks import TaskManager
 
     with quiet():
         if data is not None:
             return TaskManager(include_defaults=False).load([local_config(name, data) for name in names])
         wanted: list[Any]
-        if all(name in PAPER_TASKS for name in names):  # no need to read its thousands of other configs
+        if all(name in PAPER_TASKS for name in names):  # avoids reading thousands of other configs
             manager, wanted = TaskManager(include_defaults=False), [stock_config(name) for name in names]
         else:
             manager, wanted = TaskManager(), list(names)
@@ -71,13 +71,14 @@ def load_tasks(names: Sequence[str], data: Path | None = None) -> dict[str, Any]
         except OSError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"tasks: their data can't be had ({reason}); without a network use local files: --data DIR"
+                f"tasks: their data can't be downloaded ({reason}); "
+                "without a network use local files: --data DIR"
             ) from None
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the harness' warnings of what is meant here, and without a bar for every task."""
+    """Silence the harness' warnings and its progress bar for every task."""
     import datasets
     import lm_eval.api.task
 
@@ -111,7 +112,7 @@ def stock_config(name: str) -> dict[str, Any]:
 
 
 def local_config(name: str, data: Path) -> dict[str, Any]:
-    """The stock config with the rows under data/name as its data set."""
+    """The harness' config with the rows in data/name as its dataset."""
     from datasets import Dataset, DatasetDict
 
     if name not in PAPER_TASKS:
@@ -125,7 +126,7 @@ def local_config(name: str, data: Path) -> dict[str, Any]:
         if split is not None and (split == scored or path.exists()):
             rows[split] = read_rows(path, PAPER_TASKS[name].fields)
         else:
-            config[kind] = None  # what is not there can't be drawn from
+            config[kind] = None  # no such file to draw from
     splits = DatasetDict({split: Dataset.from_list(content) for split, content in rows.items()})
     if (clean := config.get("process_docs")) is not None:
         config["process_docs"] = _clean_once(clean)
@@ -141,7 +142,7 @@ def _clean_once(clean: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def read_rows(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file, each with all the fields."""
+    """Read the rows of a JSON-lines file, each with all required fields."""
     try:
         lines = read_text(path, LARGEST_TASK).splitlines()
     except FileNotFoundError:
@@ -171,7 +172,7 @@ def _checked(row: Any, fields: Sequence[str], where: str) -> dict[str, Any]:
 
 
 def fewshot_pool(task: Any) -> tuple[str, int]:
-    """Which split a task's examples are drawn from, and how many rows it has."""
+    """The split that a task's few-shot examples are drawn from, and its number of rows."""
     config = task.config
     split = (
         config.fewshot_config.split or config.training_split or config.validation_split or config.test_split
@@ -180,14 +181,14 @@ def fewshot_pool(task: Any) -> tuple[str, int]:
 
 
 def deviations(tasks: dict[str, Any], data: Path | None, shots: Sequence[int]) -> list[str]:
-    """Where local files differ from the stock tasks, in words."""
+    """Describe how local files differ from the harness' own tasks."""
     if data is None or not any(shots):
         return []
     found = []
     pools = {name: fewshot_pool(task) for name, task in tasks.items()}
     for name, (split, _) in pools.items():
         if (stock := stock_config(name)["training_split"]) != split:
-            found.append(f"{name}: examples are drawn from {split}.jsonl, there is no {stock}.jsonl")
+            found.append(f"{name}: examples are drawn from {split}.jsonl, as there is no {stock}.jsonl")
     sizes = ", ".join(f"{name} {rows}" for name, (_, rows) in pools.items())
     found.append(
         f"examples are drawn from local files, which may hold less than the stock pools: {sizes} rows"

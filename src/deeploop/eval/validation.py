@@ -13,7 +13,7 @@ from deeploop.nn.documents import document_bounds
 
 @dataclass(frozen=True)
 class ValidationSum:
-    """Sums over this process's sequences; ranks add theirs up before dividing."""
+    """Sums over this process's sequences; add those of all ranks before dividing."""
 
     loss: float
     targets: int
@@ -32,11 +32,10 @@ def validate(
     starts: Tensor | None = None,
     before_batch: Callable[[int], None] = lambda row: None,
 ) -> ValidationSum:
-    """Summed cross-entropy of `model` in eval mode, and the token similarity of the first batch.
+    """Sum the cross-entropy of `model` in eval mode, and measure the token similarity of the first batch.
 
-    Rows without a target fill up a rank's share, and count for neither.
-    With `starts`, bool like the inputs, documents begin there and do not see each other.
-    `before_batch` is called with the row that a batch starts at.
+    Rows without targets pad a rank's share and do not count. If `starts` (bool, like the inputs) is given,
+    documents begin there and are masked from each other. `before_batch` is called with a batch's first row.
     """
     was_training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""The models, imported when they are first touched: a config needs no torch."""
+"""The models, imported on first access: a config needs no torch."""
 
 from importlib import import_module as _import_module
 from typing import Any as _Any
@@ -30,7 +30,7 @@ __all__ = sorted(_NAMES)
 
 
 def __getattr__(name: str) -> _Any:
-    # The configs are read without torch, which most of these need.
+    # Configs can be used without torch, which most of these need.
     if name not in _NAMES:
         raise AttributeError(f"module 'deeploop.models' has no attribute {name!r}")
     return getattr(_import_module(_NAMES[name]), name)

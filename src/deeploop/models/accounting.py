@@ -21,8 +21,8 @@ def block_bias_count(config: GPTConfig) -> int:
 
 
 def parameter_count(config: GPTConfig) -> int:
-    """Stored parameters: the padded embedding, the head where it is not tied to it, bias, blocks, gains."""
-    norms = 2 * config.residual.gains  # beside those of QK-norm
+    """Stored parameters: the padded embedding, an untied head, bias, blocks and gains."""
+    norms = 2 * config.residual.gains  # without those of QK-norm
     block = block_matrix_count(config) + block_bias_count(config) + norms * config.width
     block += 2 * config.head_size * (config.qk_norm != "none")
     outside = config.input_norm + config.final_norm
@@ -33,7 +33,7 @@ def parameter_count(config: GPTConfig) -> int:
 
 
 def injection_count(config: GPTConfig) -> int:
-    """Entries of what joins the prelude's output to the stream."""
+    """Parameters of the injection."""
     matrices, vectors = {"none": (0, 0), "add": (0, 0), "linear": (2, 0), "gated": (1, 2)}[config.injection]
     return matrices * config.width**2 + vectors * config.width
 
@@ -45,13 +45,12 @@ def flops_per_token(
     *,
     context: float | None = None,
 ) -> int:
-    """Training FLOPs per token (forward and backward) at sequences of `context` tokens, the model's own.
+    """Training FLOPs per token (forward and backward) at sequences of `context` tokens, or the model's.
 
-    6 for each matrix entry visited: K blocks × R rounds, prelude, coda, injection and the head, not the
-    embedding lookup; and attention counted causally, as half of its 12·T·H·D a visited block. Norms and
-    the like are left out. Where there is an exit gate, head and coda are run after every round. Where
-    rounds are drawn, `rounds` is their mean. A third of each
-    is the forward pass, the rest the backward pass: of `graph_rounds` rounds where that is truncated.
+    6 per matrix entry visited: K blocks × R rounds, prelude, coda, injection and head, without the embedding
+    lookup; and causal attention, half of its 12·T·H·D per visited block. Norms and the like are ignored. With
+    an exit gate, head and coda are computed after every round. If rounds are drawn, `rounds` is their mean. A
+    third is the forward pass; the rest is the backward pass, of `graph_rounds` rounds if it is truncated.
     """
     rounds = config.rounds if rounds is None else rounds
     in_graph = rounds if graph_rounds is None else graph_rounds
@@ -61,10 +60,10 @@ def flops_per_token(
 
 
 def _entries(config: GPTConfig, rounds: float, context: float) -> float:
-    """Products per token of a forward pass at so many rounds."""
-    read = rounds if config.exit_gate else 1  # how often the head and the coda are run
+    """Multiply-adds per token of a forward pass with that many rounds."""
+    read = rounds if config.exit_gate else 1  # times that the head and the coda are computed
     visits = config.prelude + config.blocks * rounds + config.coda * read
-    # Of an injection what meets e is computed once, what meets the stream in every round.
+    # The injection's product with e is computed once, that with the stream in every round.
     injected = {"linear": 1 + rounds, "gated": 1}.get(config.injection, 0) * config.width**2
     head = config.padded_vocabulary * config.width * read
     attention = context * config.heads * config.head_size
@@ -74,8 +73,8 @@ def _entries(config: GPTConfig, rounds: float, context: float) -> float:
 def flops_per_segment(config: ReasonerConfig, shape: PuzzleShape, *, forward_again: bool) -> int:
     """Training FLOPs of one puzzle's segment: all blocks forward, those in the graph backward, and the head.
 
-    2 for each matrix entry and position forward, twice that backward; attention, which is not causal, counted
-    whole. `forward_again`: the segment after it is run too, for the target of q_continue.
+    2 per matrix entry and position forward, twice that backward; attention is not causal and counted in full.
+    With `forward_again` the next segment is computed too, for the target of q_continue.
     """
     positions = config.puzzle_positions + shape.length
     if config.mixer == "attention":
@@ -92,15 +91,15 @@ def flops_per_segment(config: ReasonerConfig, shape: PuzzleShape, *, forward_aga
 def activation_bytes(config: GPTConfig) -> int:
     """Bytes per token that one visit of a compiled block keeps for the backward pass, in bf16.
 
-    The stream is fp32, what the products touch is bf16, and the compiler computes norms and SiLU again:
+    The stream is fp32, inputs of products are bf16, and the compiler recomputes norms and SiLU:
         attention   the stream 4d; its norm 2d; q and k before their norm 4d; q, k, v and the output 8d;
-                    the branch 2d                       = 20d, of which 12d go by the heads' sizes
+                    the branch 2d                       = 20d, of which 12d depend on the heads' sizes
         SwiGLU      the stream 4d; its norm 2d; gate, up and their product 6·hidden; the branch 2d
-    and one fp32 number per head or token of each norm and of the attention. An upper bound on the kernels of
-    `nn/kernels`, which keep the same but for SwiGLU's product (4·hidden in place of 6). Compiled, pre-norm
-    keeps less and post-norm some 6% more.
+    and one fp32 number per head or token for each norm and for the attention. This is an upper bound for the
+    kernels in `nn/kernels`, which keep 4·hidden instead of 6 for SwiGLU. Compiled, pre-norm keeps less and
+    post-norm about 6% more.
     """
-    heads = (config.heads + config.grouped_heads) * config.head_size  # 2d where neither differs
+    heads = (config.heads + config.grouped_heads) * config.head_size  # 2d by default
     return 16 * config.width + 6 * heads + 6 * config.hidden + 4 * (3 * config.heads + 4)
 
 
@@ -112,15 +111,15 @@ def training_bytes(
     shards: int = 1,
     muon: bool = False,
 ) -> int:
-    """Peak GPU memory of a step on `sequences` at once, estimated; `shards` are the ranks of FSDP.
+    """Estimate the peak GPU memory of a step on `sequences` at once; `shards` is the number of FSDP ranks.
 
-    A parameter has 16 bytes of weight, gradient and two moments (12 in the blocks' matrices under Muon,
-    which keeps one); sharded ones stand whole beside it while the step lasts. Of the activations those of
-    K·R visits are held at a time, or of K (by round) or 1 (by block), each with the block's bf16 weights,
-    and every state of the stream that something is recomputed from; prelude and coda are recomputed by block
-    alone. An injection keeps up to two states per round, an exit gate the coda's visits and the head's
-    gradients of every round. One more visit is what the backward pass works
-    with. Logits: the chunk's, in bf16 and twice fp32.
+    A parameter has 16 bytes for weight, gradient and two moments (12 in the blocks' matrices under Muon,
+    which has one moment); sharded ones are also gathered in full during the step. Activations are kept for
+    K·R visits at a time, or for K (by round) or 1 (by block), each with the block's bf16 weights, and for
+    every state of the stream that something is recomputed from; prelude and coda are recomputed only by
+    block. An injection keeps up to two states per round, an exit gate the coda's visits and the head's
+    gradients of every round. The backward pass needs one more visit. Logits: those of a chunk, in bf16 and
+    twice in fp32.
     """
     tokens, parameters = sequences * config.context, parameter_count(config)
     read = config.rounds if config.exit_gate else 1
@@ -139,13 +138,14 @@ def training_bytes(
 
 
 def reasoner_activation_bytes(config: ReasonerConfig, positions: int, *, kernels: bool = False) -> int:
-    """`activation_bytes` of a reasoner's block, which has one norm a sublayer, none of them on q and k.
+    """`activation_bytes` of a reasoner's block, which has one norm per sublayer and none on q and k.
 
     attention   the sum before the norm 4d; input, q, k, v, their rotated copies and the output 14d; branch 2d
-    SwiGLU      its input and its branch 2d each; gate, up and product 6·hidden. Over the sequence, the same
-                of its hidden width, for each of d columns.
+    SwiGLU      its input and its branch 2d each; gate, up and product 6·hidden. Over the sequence, likewise
+    with
+                its hidden width, for each of d columns.
 
-    On the kernels the states are bf16, and no sum and no product of gate and up is kept:
+    On the kernels, states are bf16, and neither sums nor products of gate and up are kept:
         attention   input, output and branch 2d each; q, k, v 6d, q and k rotated 4d
         SwiGLU      input and branch 2d each; gate and up 4·hidden
     """
@@ -167,11 +167,11 @@ def segment_bytes(
     shards: int = 1,
     kernels: bool = False,
 ) -> int:
-    """`training_bytes` of a reasoner's step on `puzzles` at once: a round is a call of a module.
+    """`training_bytes` of a reasoner's step on `puzzles` at once; a round is a call of a module.
 
-    `share`: puzzles of a step on this rank, if there are more. `kernels`: for blocks that run on them, whose
-    states are bf16 throughout. On Hopper FP8 keeps as much as bf16. Elsewhere a visit keeps 3·width bytes
-    more per position, less than a tenth, which the budget of `train/memory.py` leaves room for.
+    `share` is the number of puzzles in this rank's step, if larger. `kernels` is for blocks on the kernels,
+    whose states are bf16. On Hopper FP8 keeps as much as bf16; elsewhere a visit keeps 3·width bytes more per
+    position, less than a tenth, for which `train/memory.py` leaves room.
     """
     positions = config.puzzle_positions + shape.length
     blocks, calls = max(config.blocks_of.values()), config.schedule.N_g
@@ -182,8 +182,8 @@ def segment_bytes(
     parameters = sum(config.blocks_of.values()) * block
     whole = 16 * parameters // shards + (8 * parameters if shards > 1 else 0)
     table = 4 * shape.puzzle_ids * config.width
-    # What enters a call, and the input in fp32 while it is made; of all puzzles the carry before and after,
-    # and that of the step which is not read back yet.
+    # The input of a call, and x in fp32 while it is computed; of all puzzles the carry before and after the
+    # step, and that of the step not yet read back.
     carried = 6 * max(share, puzzles) * positions
     states = (2 if kernels else 4) * ((calls + 2) * tokens + carried) * config.width
     visit = tokens * reasoner_activation_bytes(config, positions, kernels=kernels) + 2 * block

@@ -1,10 +1,10 @@
-"""Adaptive depth at inference: a token stops its rounds when they no longer change it, or a gate says so.
+"""Adaptive depth at inference: a token exits the loop when its state has converged, or by an exit gate.
 
-A token that has stopped keeps its state, and whoever attends to it later finds, in every further round,
-the keys and values it last had in the same block: the rule "latest" of recurrent-depth models. Whether a
-token stops depends on the tokens before it alone, so a sequence continued from a cache is the same as one
-read at once. A coda reads the states at which tokens have stopped; where the rule asks what a state would
-predict, through the coda, tokens are read one by one, because the coda attends to finished ones.
+A token that has exited keeps its state. In later rounds, tokens that attend to it use its last keys and
+values of the same block: the rule "latest" of recurrent-depth models. Whether a token exits depends only on
+earlier tokens, so continuing from a cache gives the same result as reading a sequence at once. A coda uses
+the states at the exits; if the rule compares predictions, through the coda, tokens are read one by one, as
+the coda attends to finished ones.
 """
 
 import math
@@ -24,10 +24,10 @@ Criterion = Literal["change", "kl", "gate"]
 
 @dataclass(frozen=True)
 class ExitRule:
-    """A token stops after a round that moved it by less than `threshold`.
+    """A token exits after a round that changed it by less than `threshold`.
 
-    change: ‖x′ − x‖ / ‖x‖ of its state; kl: KL(p′ ‖ p) in nats of what the state would predict. gate: after
-    the round at which the trained gate's chance to have exited reaches `threshold`.
+    change: ‖x′ − x‖ / ‖x‖ of its state; kl: KL(p′ ‖ p) in nats between the predictions of its states; gate:
+    after the round at which the trained gate's cumulative exit probability reaches `threshold`.
     """
 
     criterion: Criterion = "change"
@@ -42,15 +42,15 @@ class ExitRule:
 
 
 def decodes_to_validate(config: GPTConfig, criterion: Criterion) -> bool:
-    """Return True if given tokens too are read one by one, which is slow."""
+    """True if even given tokens must be read one by one, which is slow."""
     return criterion == "kl" and config.coda > 0
 
 
 class AdaptiveDepth(nn.Module):
-    """A LoopedGPT whose tokens each take their own number of rounds, at most the model's; called like it.
+    """Wrap a LoopedGPT so that each token has its own number of rounds, at most the model's.
 
-    One token at a time (generation) this saves the rounds that are left out. Tokens that are computed
-    together wait for the slowest of them, so there it only shows what would be saved.
+    One token at a time (generation) this saves the skipped rounds. Tokens computed together wait for the
+    slowest one, so there it only shows the possible saving.
     """
 
     def __init__(self, model: LoopedGPT, rule: ExitRule) -> None:
@@ -72,7 +72,7 @@ class AdaptiveDepth(nn.Module):
 
     @property
     def mean_rounds(self) -> float:
-        """Mean rounds per token, over all calls so far."""
+        """Mean rounds per token over all calls so far."""
         return self.rounds_used / max(1, self.tokens_seen)
 
     def new_cache(self, capacity: int | None = None) -> KeyValueCache:
@@ -99,19 +99,19 @@ class AdaptiveDepth(nn.Module):
         return self.model.read_out(x, targets)
 
     def _stream(self, tokens: Tensor, cache: KeyValueCache, documents: Tensor | None = None) -> Tensor:
-        """The residual stream (B, T, width) behind the coda."""
+        """The residual stream (B, T, width) after the coda."""
         model, count = self.model, tokens.shape[1]
         context, state = model.begin(tokens, cache, documents=documents)
         x, entered = model.enter_loop(tokens, context, state)
         latest = _Latest(cache, model, active=torch.ones_like(tokens, dtype=torch.bool))
 
-        # Until the cache moves on, each call writes the coda's keys and values to the same places.
+        # Until the cache advances, each call writes the coda's keys and values to the same positions.
         def finish(x: Tensor) -> Tensor:
             return model.once("coda", x, context)
 
         own, stops, done = context._replace(cache=latest), self._stopping(x, finish), 0
         for index in range(model.rounds):
-            # Of a token that has stopped nobody sees what is computed here: its keys and values are replaced.
+            # The result is ignored for tokens that have exited: their keys and values are replaced.
             after = model.round(x, index, own, entered)
             x = torch.where(latest.active[..., None], after, x)
             self.rounds_used += int(latest.active.sum())
@@ -125,13 +125,13 @@ class AdaptiveDepth(nn.Module):
         return x
 
     def _stopping(self, x: Tensor, finish: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """A function of the states after each round, in their order: which tokens (B, T) stop there."""
+        """Make a function that maps the states after each round, in order, to the tokens (B, T) that exit."""
         if self.rule.criterion == "gate":
             left = torch.ones(x.shape[:2], device=x.device)
             least = torch.finfo(left.dtype).tiny
 
             def gate_stops(x: Tensor) -> Tensor:
-                # A chance of 1 is never reached. In fp32 1 - left would be 1, and left 0, after some rounds.
+                # A probability of 1 is never reached: in fp32, 1 - left would round to 1 after some rounds.
                 left.mul_(torch.sigmoid(-self.model.exit_logits(x))).clamp_(min=least)
                 return left <= 1 - self.rule.threshold
 
@@ -146,7 +146,7 @@ class AdaptiveDepth(nn.Module):
         return settled
 
     def _compared(self, x: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
-        """Values that the rule compares from round to round: states, or log-probabilities (B, T, V)."""
+        """The values that the rule compares between rounds: states, or log-probabilities (B, T, V)."""
         if self.rule.criterion == "change":
             return x
         return self.model.logits(self.model.final_norm(finish(x))).log_softmax(-1)
@@ -154,11 +154,11 @@ class AdaptiveDepth(nn.Module):
     def _distance(self, before: Tensor, after: Tensor) -> Tensor:
         if self.rule.criterion == "change":
             return (after - before).norm(dim=-1) / before.norm(dim=-1)
-        return (after.exp() * (after - before)).sum(-1).clamp(min=0)  # rounding can leave it below
+        return (after.exp() * (after - before)).sum(-1).clamp(min=0)  # rounding may give a negative value
 
 
 class _Latest:
-    """A cache in which the new tokens that are no longer active repeat their keys and values."""
+    """A cache in which new tokens that are no longer active repeat their keys and values."""
 
     def __init__(self, cache: KeyValueCache, model: LoopedGPT, active: Tensor) -> None:
         self.cache, self.active = cache, active  # active (B, T)
@@ -172,10 +172,10 @@ class _Latest:
         return self.cache.update(k, v, slot)
 
     def repeat(self, done: int, count: int) -> None:
-        """Fills the slots of the rounds after the first `done`, in which no token was active."""
+        """Fill the slots of the rounds after the first `done`, in which no token was active."""
         for slot in range(self.first + done * self.blocks, self.first + self.rounds * self.blocks):
             self.cache.update(*self.previous(slot, count), slot)
 
     def previous(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the new tokens, by the same block in the round before."""
+        """Keys and values of the new tokens from the same block in the previous round."""
         return self.cache.newest(slot - self.blocks, count)

@@ -1,12 +1,12 @@
-"""A trained exit gate: after every round it says how likely a token is to need no further one (Ouro's).
+"""A trained exit gate: after every round it predicts whether a token needs another one (as in Ouro).
 
-λ_t = σ(gate(x_t)) is the chance to exit after round t, once a token has got there, and
-q(t) = λ_t · Π_{s<t} (1 − λ_s) that of exiting there; the last round takes what is left.
+λ_t = σ(gate(x_t)) is the probability to exit after round t, given that the token got there, and
+q(t) = λ_t · Π_{s<t} (1 − λ_s) that of exiting there; the last round takes the rest.
 
-joint       loss = Σ_t q(t)·L_t − β·H(q): the model and its gate together, β against a q that has one round
+joint       loss = Σ_t q(t)·L_t − β·H(q): trains the model and its gate; β prevents that q has only one round
 gate-only   the model is frozen, and the gate learns whether the next round still lowers a token's loss
 
-At inference a token stops once the sum of its q reaches a threshold (`adaptive.py`).
+At inference a token exits once the sum of its q reaches a threshold (`adaptive.py`).
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ from deeploop.nn.context import Context
 if TYPE_CHECKING:
     from deeploop.models.gpt import LoopedGPT
 
-GATE = "exit_gate."  # the names of the gate's parameters begin so
-Rounds = Iterator[tuple[Tensor, Tensor]]  # the stream after a round, and behind the coda
+GATE = "exit_gate."  # prefix of the gate's parameters
+Rounds = Iterator[tuple[Tensor, Tensor]]  # the stream after a round, and after the coda
 
 
 class ExitGate(nn.Module):
-    """The logit of λ: a linear map of the normalised state. It starts at λ = 1/2 for every token."""
+    """The logit of λ: a linear map of the normalized state. It starts at λ = 1/2 for every token."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -37,24 +37,24 @@ class ExitGate(nn.Module):
 
     @torch.no_grad()
     def init_weights_(self) -> None:
-        """Set every parameter to its first value; nothing is drawn."""
+        """Set every parameter to its initial value, without random numbers."""
         self.weight.zero_()
         self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, T) of the states x (B, T, width), in fp32 or wider."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        # A product and a sum: under autocast a linear layer would give bf16.
+        # Not a linear layer, which would give bf16 under autocast.
         return (F.rms_norm(wide, wide.shape[-1:]) * self.weight).sum(-1) + self.bias
 
 
 def log_exits(logits: list[Tensor]) -> list[Tensor]:
-    """log q(t) of every round from the gate's logits: Σ_t q(t) = 1, the last round takes what is left."""
+    """log q(t) of every round from the gate's logits. Σ_t q(t) = 1: the last round takes the rest."""
     found, left = [], torch.zeros_like(logits[0])
     for z in logits[:-1]:
         found.append(left + F.logsigmoid(z))
         left = left + F.logsigmoid(-z)
-    # The last logit decides nothing; sharded ranks want every parameter in the graph, at one round too.
+    # The last logit has no effect, but sharded ranks need every parameter in the graph, even at one round.
     return [*found, left + 0 * logits[-1]]
 
 
@@ -66,7 +66,7 @@ def exit_loss(
     context: Context,
     targets: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """States behind the coda of the last round, and the loss summed over the targets, of a loop from x."""
+    """The last round's states after the coda, and the loss summed over the targets, of a loop from x."""
     rounds = _rounds(model, x, entered, context)
     if config.stage == "joint":
         return _joint_loss(model, config.entropy, rounds, targets)
@@ -86,13 +86,13 @@ def _joint_loss(model: "LoopedGPT", beta: float, rounds: Rounds, targets: Tensor
 
 
 def _gate_loss(model: "LoopedGPT", rounds: Rounds, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Binary cross-entropy of 1 − λ_t against whether round t + 1 lowers the loss, its mean over rounds."""
+    """Binary cross-entropy of 1 − λ_t against whether round t + 1 lowers the loss, averaged over rounds."""
     with torch.no_grad():
         outputs = [*rounds]
         losses = [model.token_losses(model.final_norm(out), targets) for _, out in outputs]
     logits = [model.exit_logits(x) for x, _ in outputs]
     kept = (targets >= 0).float()
-    total = 0 * logits[-1].sum()  # in the graph, as above
+    total = 0 * logits[-1].sum()  # keeps the last logit in the graph, as above
     for z, now, after in zip(logits, losses, losses[1:], strict=False):
         goes_on = (after < now).float()
         total = total + F.binary_cross_entropy_with_logits(-z, goes_on, weight=kept, reduction="sum")
@@ -100,7 +100,7 @@ def _gate_loss(model: "LoopedGPT", rounds: Rounds, targets: Tensor) -> tuple[Ten
 
 
 def _rounds(model: "LoopedGPT", x: Tensor, entered: Tensor | None, context: Context) -> Rounds:
-    """The stream after every round, and behind the coda, through which a round's loss is read."""
+    """Yield the stream after every round, and its value after the coda, from which the loss is computed."""
     for index in range(model.rounds):
         x = model.loop(x, range(index, index + 1), context, entered)
         yield x, model.once("coda", x, context)

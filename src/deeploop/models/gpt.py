@@ -1,7 +1,7 @@
-"""LoopedGPT: K stored blocks applied for R rounds, between an embedding and a head, tied unless asked for.
+"""LoopedGPT: K stored blocks applied for R rounds, between an embedding and an optionally tied head.
 
-Blocks may stand before the loop (prelude) and after it (coda), visited once each; the prelude's output may
-enter every round again (`nn/injection.py`).
+There may be blocks before the loop (prelude) and after it (coda), visited once each; the prelude's output may
+be injected into every round (`nn/injection.py`).
 
 config = GPTConfig(blocks=12, rounds=3)
 model = LoopedGPT(config, seed=1)
@@ -33,26 +33,26 @@ from deeploop.nn.residual import ScaledResidual
 from deeploop.nn.written import as_written
 from deeploop.rules import InitRule
 
-Places = tuple[Rotary, Mask]  # where tokens stand, and the mask of what they see
+Places = tuple[Rotary, Mask]  # positions of tokens, and their attention mask
 
 
 class Chain(Protocol):
-    """Another way to compute all rounds at once, as Triton kernels do (`deeploop.accelerate`)."""
+    """An alternative computation of all rounds at once, such as Triton kernels (`deeploop.accelerate`)."""
 
     def takes(self, model: "LoopedGPT", context: Context, noise: Tensor | None) -> bool:
-        """Return True if it supports a call."""
+        """True if it supports a call."""
         ...
 
     def __call__(
         self, model: "LoopedGPT", x: Tensor, rounds: range, context: Context, entered: Tensor | None
     ) -> Tensor:
-        """x after the rounds of those numbers."""
+        """x after the rounds with these numbers."""
         ...
 
 
 @as_written
 class Block(nn.Module):
-    """Attention, then SwiGLU, each inside its residual equation; `number` counts stored blocks from 1."""
+    """Attention, then SwiGLU, each in its residual equation; `number` counts stored blocks from 1."""
 
     def __init__(self, config: GPTConfig, number: int = 1) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Block(nn.Module):
             blocks=config.blocks,
             rounds=config.rounds,
             number=number,
-            init=False,  # the model draws its weights as a whole
+            init=False,  # the model draws all weights itself
             norm=partial(RMSNorm, eps=config.norm_eps),
         )
         attention = CausalSelfAttention(
@@ -85,7 +85,7 @@ class Block(nn.Module):
 
 
 class GPTOutput(NamedTuple):
-    """`states` (B, T, width) after the final norm; `loss` summed over the targets, if there were any."""
+    """`states` (B, T, width) after the final norm, and `loss` summed over the targets, if any."""
 
     states: Tensor
     loss: Tensor | None
@@ -95,11 +95,11 @@ class GPTOutput(NamedTuple):
 class LoopedGPT(nn.Module):
     """A causal language model whose blocks are applied `rounds` times.
 
-    With `backprop` set, gradients go through the last so many rounds: the earlier ones keep no activations.
-    With `gate_training` set, the loss in train mode is that of the exit gate.
+    With `backprop` set, gradients go through only the last `backprop` rounds; earlier ones keep no
+    activations. With `gate_training` set, the loss in train mode is that of the exit gate.
 
-    The constructor draws all weights from `seed`. A model built on the meta device has none: give it
-    memory with `to_empty` and call `init_weights` (the rotary table is set there as well).
+    The constructor draws all weights from `seed`. For a model built on the meta device, call `to_empty` and
+    `init_weights`, which also sets the rotary table.
     """
 
     cos: Tensor
@@ -133,7 +133,7 @@ class LoopedGPT(nn.Module):
         bias = nn.Parameter(torch.empty(config.padded_vocabulary)) if config.unigram_bias else None
         self.register_parameter("output_bias", bias)
         for name in ("cos", "sin"):
-            # fp32 whatever the weights are: the angles of late positions need it.
+            # always fp32, which the angles of late positions need
             table = torch.empty(config.context, config.head_size // 2, dtype=torch.float32)
             self.register_buffer(name, table, persistent=False)
         noise = torch.empty(config.context, config.width) if config.first_state == "noise" else None
@@ -150,9 +150,9 @@ class LoopedGPT(nn.Module):
 
     @torch.no_grad()
     def set_unigram_bias(self, counts: Tensor) -> None:
-        """Start the output bias at the log frequencies of `counts` (vocabulary,), one added to each.
+        """Set the output bias to the log frequencies of `counts` (vocabulary,), with one added to each.
 
-        The padding has the count 0 of a word that was never seen.
+        Padding has a count of 0, like a word that never occurred.
         """
         if self.output_bias is None:
             raise ValueError("model.unigram_bias=False: must be True for a model with an output bias")
@@ -160,7 +160,7 @@ class LoopedGPT(nn.Module):
         self.output_bias.copy_((seen / seen.sum()).log())
 
     def init_tables(self) -> None:
-        """Set what no checkpoint holds: rotary table, scales that vary, the first state's noise."""
+        """Set the tensors that no checkpoint holds: rotary table, varying scales, the first state's noise."""
         for module in self.modules():
             if isinstance(module, ScaledResidual):
                 module.set_scales(module.alpha, module.epsilon)
@@ -169,7 +169,7 @@ class LoopedGPT(nn.Module):
         self.cos.copy_(cos)
         self.sin.copy_(sin)
         if self.first_noise is not None:
-            generator = torch.Generator(device="cpu").manual_seed(0)  # one for all models: by position alone
+            generator = torch.Generator(device="cpu").manual_seed(0)  # of the position alone
             self.first_noise.copy_(torch.randn(self.first_noise.shape, generator=generator, device="cpu"))
 
     def forward(
@@ -183,18 +183,17 @@ class LoopedGPT(nn.Module):
         documents: Tensor | None = None,
         embedded: Tensor | None = None,
     ) -> GPTOutput:
-        """tokens and targets (B, T); targets below 0 are not counted.
+        """Compute tokens (B, T), and the loss if there are targets (B, T); negative targets are ignored.
 
-        With a `cache` the tokens continue what it holds, and are added to it. `places` is for a cache that
-        is not ours, and for padding: who gives it says where the tokens stand and what they see. `noise`
-        (rounds, B, T, width) is added to the stream after each round, times the stream's root mean square.
-        `state` (B, T, width) is the first state of a model whose `first_state` is noise: training draws it
-        anew for every step; without it there is one draw per position, so that a cache changes nothing.
-        `documents` are bounds (`nn/documents.py`): each document is then computed as if it stood alone.
-        `embedded` (B, T, width) stands in for the tokens' rows of the embedding.
+        With a `cache` the tokens continue its sequence and are added to it. `places` gives the positions and
+        the mask for other caches and for padding. `noise` (rounds, B, T, width) is added to the stream after
+        each round, times the stream's root mean square. `state` (B, T, width) is the first state of a model
+        whose `first_state` is noise: training draws one for every step; by default there is one draw per
+        position, so that a cache makes no difference. `documents` are bounds (`nn/documents.py`): each
+        document is computed as if alone. `embedded` (B, T, width) replaces the tokens' embeddings.
         """
         if isinstance(cache, KeyValueCache) and tokens.shape[1] > 1 and self.kept_rounds < self.rounds:
-            # Under a budget a token needs the last round of those before it: they are read one by one.
+            # Under a cache budget a token needs the last round of earlier ones: they are read one by one.
             read = [self.forward(token, cache=cache).states for token in tokens.split(1, dim=1)]
             return self.output(torch.cat(read, dim=1), targets)
         context, state = self.begin(tokens, cache, places, documents, state)
@@ -206,7 +205,7 @@ class LoopedGPT(nn.Module):
         if free:
             with torch.no_grad():
                 x = self.loop(x, range(free), context, entered, noise)
-            torch.clear_autocast_cache()  # where older torch keeps weights cast without a graph
+            torch.clear_autocast_cache()  # older torch keeps weights that were cast without a graph
         x = self.loop(x, range(free, self.rounds), context, entered, noise)
         x = self.once("coda", x, context)
         if isinstance(cache, KeyValueCache):
@@ -221,19 +220,19 @@ class LoopedGPT(nn.Module):
         entered: Tensor | None = None,
         noise: Tensor | None = None,
     ) -> Tensor:
-        """The rounds of those numbers."""
+        """Apply the rounds with these numbers."""
         if self.chain is not None and self.chain.takes(self, context, noise):
             return self.chain(self, x, rounds, context, entered)
         for index in rounds:
-            # The last round's activations are needed at once: there is nothing to gain in it.
+            # Recomputing the last round saves nothing: its activations are needed at once.
             again = self.recomputes("round", context) and index < self.rounds - 1
             x = (recomputed(self.round) if again else self.round)(x, index, context, entered)
-            if noise is not None:  # in units of the stream's root mean square
+            if noise is not None:  # relative to the stream's root mean square
                 x = x + noise[index] * x.detach().square().mean(-1, keepdim=True).sqrt()
         return x
 
     def round(self, x: Tensor, index: int, context: Context, entered: Tensor | None = None) -> Tensor:
-        """Round number `index`: the injection, then every block once."""
+        """Apply round number `index`: the injection, then every block once."""
         if self.injection is not None:
             x = self.injection(x, entered)
         for number, block in enumerate(self.blocks, start=len(self.prelude) + index * len(self.blocks)):
@@ -242,7 +241,7 @@ class LoopedGPT(nn.Module):
         return x
 
     def once(self, part: Part, x: Tensor, context: Context) -> Tensor:
-        """The blocks of the prelude or the coda."""
+        """Apply the blocks of the prelude or the coda."""
         blocks = self.prelude if part == "prelude" else self.coda
         for number, block in enumerate(blocks, start=0 if part == "prelude" else self.visits - len(blocks)):
             visit, beside = self.visit(block, number, context)
@@ -252,21 +251,21 @@ class LoopedGPT(nn.Module):
     def visit(
         self, block: nn.Module, number: int, context: Context
     ) -> tuple[Callable[[Tensor, Context], Tensor], Context]:
-        """Visit `number` of a forward pass: the block, or its recomputation, and what it takes beside x."""
+        """The block or its recomputation, and the context, for visit `number` of a forward pass."""
         if context.cache is not None:
             context = context._replace(slot=self.slot_of(number))
         again = self.recomputes("block", context) and number < self.visits - 1
         return recomputed(block) if again else block, context
 
     def recomputes(self, unit: Recompute, context: Context) -> bool:
-        """Return True if activations of such a unit are recomputed in the backward pass."""
+        """True if activations of that unit are recomputed in the backward pass."""
         cache = context.cache
         kept = cache is not None and not (isinstance(cache, EngineAttention) and not cache.keeps)
         return self.recompute == unit and not kept and torch.is_grad_enabled()
 
     @property
     def free_rounds(self) -> int:
-        """Rounds outside of the graph, those before the last `backprop`."""
+        """The number of rounds outside the graph, before the last `backprop`."""
         if self.backprop is None or not torch.is_grad_enabled():
             return 0
         return max(0, self.rounds - self.backprop)
@@ -279,7 +278,7 @@ class LoopedGPT(nn.Module):
         documents: Tensor | None = None,
         state: Tensor | None = None,
     ) -> tuple[Context, Tensor | None]:
-        """Where the tokens of a forward pass stand and what they see; the first state, if it is given."""
+        """Positions and mask of the tokens in a forward pass, and the first state, if given."""
         if documents is not None:
             at = document_positions(documents, tokens.shape)
             places = self.document_places(at, documents)
@@ -291,7 +290,7 @@ class LoopedGPT(nn.Module):
     def enter_loop(
         self, tokens: Tensor, context: Context, state: Tensor | None = None, embedded: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """First state of the loop and the input of every round, from embedding and prelude."""
+        """The loop's first state and the input of every round, from embedding and prelude."""
         e = self.input_norm(self.embedding(tokens) if embedded is None else embedded)
         e = self.once("prelude", e, context)
         start = context.cache.length if isinstance(context.cache, KeyValueCache) else 0
@@ -299,7 +298,7 @@ class LoopedGPT(nn.Module):
         return self.initial_state(e, start, state), entered
 
     def initial_state(self, e: Tensor, start: int, state: Tensor | None = None) -> Tensor:
-        """First state of the loop for e (B, T, width), whose first position is `start`."""
+        """The loop's first state for e (B, T, width), whose first position is `start`."""
         if self.config.first_state == "embedding":
             return e
         if self.config.first_state == "zeros":
@@ -310,7 +309,7 @@ class LoopedGPT(nn.Module):
 
     @property
     def visits(self) -> int:
-        """Block visits of a forward pass at the rounds set now: prelude, K·R, coda."""
+        """Block visits of a forward pass at the current number of rounds: prelude, K·R, coda."""
         return len(self.prelude) + self.rounds * len(self.blocks) + len(self.coda)
 
     @property
@@ -324,7 +323,7 @@ class LoopedGPT(nn.Module):
         return len(self.prelude) + self.kept_rounds * len(self.blocks) + len(self.coda)
 
     def slot_of(self, visit: int) -> int:
-        """The slot of a cache that a visit has: round r of the loop shares those of round r mod budget."""
+        """The cache slot of a visit: round r of the loop shares those of round r mod budget."""
         first, core, kept = len(self.prelude), self.rounds * len(self.blocks), self.kept_rounds
         if visit < first:
             return visit
@@ -333,19 +332,19 @@ class LoopedGPT(nn.Module):
         return first + (visit - first) % (kept * len(self.blocks))
 
     def set_cache_rounds(self, budget: int | None) -> None:
-        """Keep keys and values of so many rounds from now on, in new caches; None keeps all of them.
+        """Keep keys and values of `budget` rounds in new caches; None keeps all.
 
-        A token in round r attends to itself as it is in round r, and to each earlier token as it was in the
-        last of its rounds that is r modulo `budget`: 1 keeps the last round's, as many as there are rounds
-        keep all, and so does more. That round is known once the earlier token is finished, so tokens that
-        are given together are read one by one, and a text gives the same in whatever pieces it comes.
+        A token in round r attends to itself in round r, and to each earlier token as in the last of its
+        rounds that is r modulo `budget`: 1 keeps the last round's; a budget of all rounds or more keeps all.
+        That round is known once the earlier token is finished, so tokens given together are read one by one,
+        and the result does not depend on how a text is divided into calls.
         """
         if budget is not None and budget < 1:
             raise ValueError(f"cache_rounds={budget}: must be at least 1, or unset to keep all rounds")
         self.cache_rounds = budget
 
     def positions(self, tokens: Tensor, cache: KeyValueCache | None) -> Places:
-        """Rotary table and mask of tokens that stand behind those in the cache."""
+        """Rotary table and mask of tokens that follow those in the cache."""
         start = 0 if cache is None else cache.length
         end = start + tokens.shape[1]
         if end > self.config.context:
@@ -356,7 +355,7 @@ class LoopedGPT(nn.Module):
         return rotary, causal_mask(start, end - start, tokens.device)
 
     def document_places(self, at: Tensor, documents: Tensor) -> Places:
-        """Rotary table and mask of tokens that stand at the positions `at` (B, T) of their documents."""
+        """Rotary table and mask of tokens at the positions `at` (B, T) of their documents."""
         if at.shape[1] > self.config.context:
             raise ValueError(
                 f"tokens of length {at.shape[1]}: must be at most model.context={self.config.context}"
@@ -368,20 +367,20 @@ class LoopedGPT(nn.Module):
         return (self.cos[at][:, None], self.sin[at][:, None]), mask
 
     def new_cache(self, capacity: int | None = None) -> KeyValueCache:
-        """An empty cache for the rounds set now; room for the whole context unless less is enough."""
+        """An empty cache for the current number of rounds, for `capacity` tokens or the whole context."""
         capacity = self.config.context if capacity is None else capacity
         return KeyValueCache(self.slots, capacity)
 
     def read_out(self, x: Tensor, targets: Tensor | None = None) -> GPTOutput:
-        """The final norm, and the loss if there are targets."""
+        """Apply the final norm, and compute the loss if there are targets."""
         return self.output(self.final_norm(x), targets)
 
     def output(self, states: Tensor, targets: Tensor | None = None) -> GPTOutput:
-        """States after the final norm, and the loss if there are targets."""
+        """The output for states after the final norm, with the loss if there are targets."""
         return GPTOutput(states, None if targets is None else self.head_loss(states, targets))
 
     def head_loss(self, states: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Cross-entropy summed over the targets, each times its own of `weights` (B, T)."""
+        """Cross-entropy summed over the targets, each multiplied by its entry of `weights` (B, T)."""
         weight, bias = self._loss_head()
         return linear_cross_entropy(self._head_input(states), weight, targets, bias, weights=weights)
 
@@ -391,23 +390,23 @@ class LoopedGPT(nn.Module):
         return token_losses(self._head_input(states), weight, targets, bias)
 
     def exit_logits(self, x: Tensor) -> Tensor:
-        """Logits (B, T) of λ, the exit gate's, of the stream after a round."""
+        """The exit gate's logits (B, T) for the stream after a round."""
         assert self.exit_gate is not None, "model.exit_gate is False"
         logits: Tensor = self.exit_gate(x)
         return logits
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits over the real vocabulary, in fp32 (of a model that is not sharded)."""
+        """Logits over the actual vocabulary, in fp32 (not for a sharded model)."""
         weight, bias = self._head(self.config.vocabulary)
         logits = F.linear(self._head_input(states), weight)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return logits if bias is None else logits + bias  # after the cast: in bf16 it would lose its digits
+        return logits if bias is None else logits + bias  # after the cast, as bf16 would lose its digits
 
     def set_rounds(self, rounds: int, *, recompute_alpha: bool | None = None) -> None:
-        """Apply the blocks `rounds` times from now on: test-time depth. The weights stay.
+        """Apply the blocks `rounds` times from now on (test-time depth), with unchanged weights.
 
-        alpha and epsilon are the trained ones or the new depth's, as asked here or else in the config.
-        Those of prelude and coda, which are visited once, stay.
+        alpha and epsilon are the trained ones or those of the new depth, by `recompute_alpha` or else the
+        config. Those of prelude and coda, which are visited once, do not change.
         """
         changed = replace(self.config, rounds=rounds)  # also checks the value
         self.rounds = rounds
@@ -418,7 +417,7 @@ class LoopedGPT(nn.Module):
                 module.set_scales(scales.alpha, scales.epsilon)
 
     def _loss_head(self) -> tuple[Tensor, Tensor | None]:
-        # In training the padding takes part in the softmax, as in the paper's lineage.
+        # In training the softmax includes the padding, as in the paper's code base.
         padded = self.training or not self.config.mask_padding
         return self._head(self.config.padded_vocabulary if padded else self.config.vocabulary)
 
@@ -430,6 +429,6 @@ class LoopedGPT(nn.Module):
         return weight[:words], None if bias is None else bias[:words]
 
     def _head_input(self, states: Tensor) -> Tensor:
-        # Scaling the states scales the logits, at width instead of vocabulary many products.
+        # Scales the states instead of the logits, which are many more.
         scale = self.config.matrix_lr_multiplier
         return states if scale == 1 else states * scale

@@ -1,4 +1,4 @@
-"""GPTConfig: shape and parameterization of a looped GPT, checked, with what follows from them."""
+"""GPTConfig: shape and parameterization of a looped GPT, validated, with derived quantities."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,29 +20,29 @@ class GPTConfig:
     blocks: int = 12
     """Physical blocks K, stored once each."""
     rounds: int = 3
-    """Rounds R: how often the stack of blocks is applied."""
+    """Rounds R: number of times that the blocks are applied."""
     prelude: int = 0
     """Blocks before the loop, visited once."""
     coda: int = 0
     """Blocks after the loop, visited once."""
     injection: InjectionKind = "none"
-    """How the prelude's output e enters every round: x + e, W [x; e], or gated, whose carry contracts."""
+    """Injection of the prelude's output e into every round: x + e, W [x; e], or gated (contractive)."""
     first_state: FirstState = "embedding"
     """First state of the loop: the prelude's output, zeros, or Gaussian noise of unit RMS."""
     exit_gate: bool = False
-    """Add a gate that says after each round whether a token may stop; trained as --gate.stage says."""
+    """Add a gate that predicts after each round whether a token may exit; trained by --gate.stage."""
     width: int = 768
     """Width of the residual stream."""
     heads: int = 6
-    """Attention heads; they divide the width, unless head_width is given."""
+    """Attention heads; a divisor of the width, unless head_width is given."""
     kv_heads: int = 0
-    """Heads of keys and values, which divide the heads (grouped-query attention); 0: one for each head."""
+    """Heads of keys and values, a divisor of the heads (grouped-query attention); 0: one for each head."""
     head_width: int = 0
-    """Numbers per head; 0: width / heads."""
+    """Width of a head; 0: width / heads."""
     qk_norm: QKNorm = "after-rotary"
-    """Where queries and keys are normalised by head; Qwen3 does it before they are rotated, Llama nowhere."""
+    """Where to normalize queries and keys by head; Qwen3 does so before the rotation, Llama never."""
     attention_bias: AttentionBias = "none"
-    """Which projections of the attention have a bias: none, q k v, or o as well."""
+    """Projections of the attention with a bias: none; q, k and v; or o as well."""
     mlp_bias: bool = False
     """Give SwiGLU's three projections a bias."""
     rotary_base: float = 10000.0
@@ -64,22 +64,22 @@ class GPTConfig:
     final_norm: bool = True
     """Keep the RMSNorm after the last block."""
     tied_head: bool = True
-    """Read out by the embedding; False gives the head a matrix of its own."""
+    """Use the embedding as output matrix; False gives the head its own matrix."""
     unigram_bias: bool = False
     """Add a learned output bias that starts at the log unigram frequencies of the training text."""
     recompute_alpha: bool = False
-    """When rounds are changed at test time, take alpha (or epsilon) of the new depth, not the trained one."""
+    """When rounds are changed at test time, use alpha (or epsilon) of the new depth, not the trained one."""
     mup_base_width: int = 0
-    """Width-µP: multiply logits and the matrices' learning rate by this width / width; 0 is off."""
+    """Width-µP: multiply logits and the matrices' learning rate by this width / width; 0: off."""
     mask_padding: bool = True
-    """Leave the padded vocabulary out of the softmax in validation and evaluation."""
+    """Exclude the padded vocabulary from the softmax in validation and evaluation."""
 
     def __post_init__(self) -> None:
         for name in ("blocks", "rounds", "width", "heads", "hidden", "vocabulary", "context"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._check_loop()
         self._check_attention()
-        # One rule has one text, so that configs compare as what they compute.
+        # Equal rules have equal texts, so that configs compare by what they compute.
         object.__setattr__(self, "rule", str(parse(str(self.rule), "model.rule")))
         self._require("mup_base_width", self.mup_base_width >= 0, "0 (off) or a width")
 
@@ -114,7 +114,7 @@ class GPTConfig:
             self._require(field, getattr(self, field) in known, f"one of {', '.join(known)}")
         entered = self.injection != "none" or self.first_state == "embedding"
         self._require("first_state", entered, "embedding with model.injection=none, or nothing is read")
-        # W starts as [I | 0], and a state of zeros has no direction that a norm could keep.
+        # W starts as [I | 0], and a state of zeros has no direction for a norm to keep.
         stuck = self.injection == "linear" and self.first_state == "zeros"
         self._require("first_state", not stuck, "embedding or noise with model.injection=linear")
         scaled = not self.mup_base_width or self.injection in ("none", "add")
@@ -144,24 +144,24 @@ class GPTConfig:
 
     @property
     def stored_blocks(self) -> int:
-        """Blocks in memory: prelude, loop, coda."""
+        """The number of blocks in memory: prelude, loop, coda."""
         return self.prelude + self.blocks + self.coda
 
     @property
     def is_plain_loop(self) -> bool:
-        """Nothing around the loop, and nothing that enters it but the embedding."""
+        """True if there is nothing around the loop, and only the embedding enters it."""
         extras = (self.prelude, self.coda, self.injection, self.first_state)
         return extras == (0, 0, "none", "embedding")
 
     def require_plain_loop(self, what: str) -> None:
-        """Raises where `what` does not know this model's prelude, coda, injection or first state."""
+        """Raise ValueError if the model has a prelude, coda, injection or first state; `what` needs none."""
         for name in (*PARTS, "injection", "first_state"):
             value, default = getattr(self, name), getattr(GPTConfig, name)
             if value != default:
                 raise ValueError(f"{what}: is for models with model.{name}={default}, this one has {value}")
 
     def part(self, name: Part) -> "GPTConfig":
-        """The prelude or the coda as a config of its own: its rule is that of its blocks at R = 1."""
+        """The prelude or the coda as a config of its own, with the rule of its blocks at R = 1."""
         return replace(
             self,
             blocks=getattr(self, name),
@@ -175,7 +175,7 @@ class GPTConfig:
 
     @property
     def residual(self) -> Rule:
-        """The rule that `rule` names."""
+        """The residual rule named by `rule`."""
         return parse(self.rule)
 
     @property
@@ -190,5 +190,5 @@ class GPTConfig:
 
     @property
     def init_rule(self) -> InitRule:
-        """The standard deviation every matrix is drawn at."""
+        """The standard deviations that matrices are drawn with."""
         return self.residual.init(self.width, self.blocks, self.scales.beta)

@@ -1,8 +1,8 @@
-"""Adaptive computation time: how segments follow one another, when they stop, and what they learn from.
+"""Adaptive computation time: the sequence of segments, halting, and the losses.
 
-A slot of the batch holds one puzzle for as many segments as it needs. Every segment has a loss and a step of
-its own (deep supervision), and hands the next one its carry, detached. A head says after each whether to halt
-(q_halt: the answer is right) or to go on (q_continue: the best that can still come).
+A slot of the batch holds one puzzle for as many segments as it needs. Every segment has its own loss and step
+(deep supervision), and passes its detached carry to the next. After each, a head predicts whether to halt
+(q_halt: the answer is right) or to continue (q_continue: the best value still to come).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from deeploop.config.loop import HaltingConfig
 from deeploop.models.reasoner import Carry, Segment
 from deeploop.nn.loss import stablemax_cross_entropy
 
-PAD = 0  # a label that is not scored
-Model = Callable[..., Segment]  # (carry, tokens, puzzle), and q_only where nothing else is read
+PAD = 0  # label of a cell that is not scored
+Model = Callable[..., Segment]  # (carry, tokens, puzzle), and q_only if nothing else is needed
 
 
 @dataclass(frozen=True)
 class Slots:
-    """The puzzles being worked on, a row each; `halted` rows wait for a new one."""
+    """The current puzzles, one per row; `halted` rows wait for a new one."""
 
     inputs: Tensor  # (B, length)
     labels: Tensor  # (B, length)
@@ -35,24 +35,24 @@ class Slots:
 
     @classmethod
     def waiting(cls, count: int, length: int, carry: Carry) -> "Slots":
-        """Slots that all wait."""
+        """Slots that are all empty."""
         device = carry.high.device
         board = torch.zeros(count, length, dtype=torch.long, device=device)
         none = torch.zeros(count, dtype=torch.long, device=device)
-        high, low = (state.clone() for state in carry)  # memory of their own: they are refilled in place
+        high, low = (state.clone() for state in carry)  # copies, as they are refilled in place
         waits = torch.ones(count, dtype=torch.bool, device=device)
         return cls(board, board, none, high, low, none, waits)
 
     def refill_(self, inputs: Tensor, labels: Tensor, ids: Tensor, carry: Carry) -> "Slots":
-        """New puzzles, with a fresh carry, in the rows that halted; the others go on.
+        """Put new puzzles with an initial carry into the rows that halted; the others continue.
 
-        There is a new puzzle for every row: which of them are taken, the device alone knows, and nobody waits
-        for it. The states are changed in place, so no backward pass may still need them: a copy of both would
-        be a gigabyte and more.
+        There is a new puzzle for every row: only the device knows which are used, and nothing waits for it.
+        The states are changed in place, so no backward pass may still need them; copies would take a gigabyte
+        or more.
         """
         halted = self.halted.unsqueeze(1)
         for was, now in ((self.high, carry.high), (self.low, carry.low)):
-            # States that were computed in bf16 stay so.
+            # States computed in bf16 stay in bf16.
             torch.where(halted.unsqueeze(2), now.to(was.dtype), was, out=was)
         return Slots(
             inputs=torch.where(halted, inputs, self.inputs),
@@ -68,26 +68,26 @@ class Slots:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def split(self, size: int) -> list["Slots"]:
-        """The same rows in pieces of `size`."""
+        """Split the rows into pieces of `size`."""
         pieces = zip(*(tensor.split(size) for tensor in self.tensors().values()), strict=True)
         return [Slots(*piece) for piece in pieces]
 
     @staticmethod
     def joined(pieces: Sequence["Slots"]) -> "Slots":
-        if len(pieces) == 1:  # nothing to copy
+        if len(pieces) == 1:  # avoids a copy
             return pieces[0]
         columns = zip(*(piece.tensors().values() for piece in pieces), strict=True)
         return Slots(*(torch.cat(column) for column in columns))
 
 
 def wants_to_halt(q: Tensor, config: HaltingConfig) -> Tensor:
-    """Where the model says that it is done (B,), of q (B, 2)."""
+    """True for puzzles (B,) that the model would halt at, given q (B, 2)."""
     q_halt, q_continue = q.unbind(-1)
     return q_halt > q_continue if config.learn_continue else q_halt > 0
 
 
 def halts(q: Tensor, steps: Tensor, minimum: Tensor, config: HaltingConfig) -> Tensor:
-    """Where training halts after `steps` segments: at the last, or at the model's wish from `minimum` on."""
+    """True where training halts after `steps` segments: at the last, or by q from `minimum` segments on."""
     return (steps >= config.segments) | (wants_to_halt(q, config) & (steps >= minimum))
 
 
@@ -100,16 +100,16 @@ def minimum_segments(explore: Tensor, draw: Tensor, config: HaltingConfig) -> Te
 
 
 def continue_target(q_next: Tensor, steps: Tensor, config: HaltingConfig) -> Tensor:
-    """What q_continue should predict after `steps` segments: the best of the next one, as a probability.
+    """The target of q_continue after `steps` segments: the best value of the next one, as a probability.
 
-    `q_next` (B, 2) are the values after one more segment; behind the last there is only halting.
+    `q_next` (B, 2) are the values after one more segment; after the last one, halting is the only choice.
     """
     best = torch.where(steps >= config.segments, q_next[:, 0], q_next.amax(-1))
     return best.sigmoid()
 
 
 def answers_right(answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Scored cells that are right, (B, length), and whether all of a puzzle's are, (B,)."""
+    """Scored cells that are right, (B, length), and True for puzzles that are completely right, (B,)."""
     scored = labels != PAD
     right = (answers == labels) & scored
     return right, (right | ~scored).all(-1)
@@ -123,7 +123,7 @@ def puzzle_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def act_loss(segment: Segment, labels: Tensor, target: Tensor | None) -> Tensor:
-    """A segment's loss, summed over its puzzles: the answer's, and half of the halting head's."""
+    """A segment's loss summed over its puzzles: that of the answers, and half of the halting head's."""
     _, solved = answers_right(segment.logits.argmax(-1), labels)
     q_halt, q_continue = segment.q.unbind(-1)
     q_loss = F.binary_cross_entropy_with_logits(q_halt, solved.to(q_halt.dtype), reduction="sum")
@@ -135,7 +135,7 @@ def act_loss(segment: Segment, labels: Tensor, target: Tensor | None) -> Tensor:
 def supervise(
     model: Model, slots: Slots, puzzle: Tensor, minimum: Tensor, config: HaltingConfig
 ) -> tuple[Tensor, Slots]:
-    """One segment of training: its loss, summed over the slots, and the slots after it."""
+    """Train one segment: return its loss summed over the slots, and the slots after it."""
     segment = model(Carry(slots.high, slots.low), slots.inputs, puzzle)
     steps = slots.steps + 1
     target = None
@@ -154,12 +154,12 @@ def supervise(
 
 
 class Answers(NamedTuple):
-    """Answers to some puzzles, with what they were read from."""
+    """Answers to some puzzles, with the outputs that they were read from."""
 
     tokens: Tensor  # (B, length)
     logits: Tensor  # (B, length, V)
     q: Tensor  # (B, 2)
-    segments: Tensor  # (B,) until the model wanted to halt
+    segments: Tensor  # (B,) until the model would halt
 
 
 @torch.no_grad()
@@ -172,7 +172,7 @@ def solve(
     *,
     adaptive: bool = False,
 ) -> Answers:
-    """All segments, as the published evaluation does; or, `adaptive`, a puzzle's until it wants to halt."""
+    """Compute all segments, as in the published evaluation; if `adaptive`, until each puzzle halts."""
     counts = (config.segments,)
     return solve_after(model, carry, inputs, puzzle, config, counts, adaptive=adaptive)[-1]
 
@@ -188,9 +188,9 @@ def solve_after(
     *,
     adaptive: bool = False,
 ) -> list[Answers]:
-    """The answers after each of these numbers of segments, which rise; they may exceed those of training.
+    """The answers after each of these ascending numbers of segments, which may exceed that of training.
 
-    Puzzles that have halted leave an `adaptive` batch, so that an answer costs what its segments cost.
+    Puzzles that have halted leave an `adaptive` batch, so that an answer costs as much as its segments.
     """
     going = torch.arange(len(inputs), device=inputs.device)
     segments = torch.full_like(going, counts[-1])
@@ -199,7 +199,7 @@ def solve_after(
     for done in range(1, counts[-1] + 1):
         if len(going) or logits is None:
             segment = model(carry, inputs[going], puzzle[going])
-            if logits is None or q is None:  # nobody knows shape and dtype earlier
+            if logits is None or q is None:  # shape and dtype are known only now
                 logits, q = torch.empty_like(segment.logits), torch.empty_like(segment.q)
             logits[going], q[going] = segment.logits, segment.q
             carry, wants = segment.carry, wants_to_halt(segment.q, config)

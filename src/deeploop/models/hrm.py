@@ -1,4 +1,4 @@
-"""HRM, the Hierarchical Reasoning Model: a slow module H and a fast module L, with blocks of their own."""
+"""HRM, the Hierarchical Reasoning Model: a slow module H and a fast module L with separate blocks."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ from deeploop.theory.visits import Schedule, hierarchy
 
 @dataclass(frozen=True)
 class HRMConfig(ReasonerConfig):
-    """HRM; the defaults are the published model, whose graph holds the last call of L and of H alone."""
+    """HRM; the defaults are the published model, whose graph has only the last call of L and of H."""
 
     high_blocks: int = 4
     """Stored blocks K_H of module H."""

@@ -1,7 +1,7 @@
-"""Weights that the public code of HRM and TRM saved, under our names: a state dict in, a config and one out.
+"""Convert weights of HRM's and TRM's public code to deeploop's names, and derive the config.
 
-HRM and TRM save the state dict of a compiled loss head, `_orig_mod.model.inner.…`, with q, k, v and gate, up
-joined. Heads, cycles and segments are not in it: they are given.
+HRM and TRM save the state dict of a compiled loss head, `_orig_mod.model.inner.…`, with joined q, k, v and
+gate, up. It does not determine heads, cycles and segments, which must be given.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ TOP = {
     "q_head.bias": "halting.bias",
     "puzzle_emb.weights": "puzzles",
 }
-# In a block: the joined matrix → its parts, in their order.
+# In a block: the joined matrix → its parts, in order.
 PARTS = {
     "self_attn.qkv_proj": ("mixer.branch.q", "mixer.branch.k", "mixer.branch.v"),
     "self_attn.o_proj": ("mixer.branch.o",),
@@ -36,7 +36,7 @@ PARTS = {
 
 
 def our_names(public: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename and split the weights; a module H_level, absent in TRM, tells the two apart."""
+    """Rename and split the weights. A module H_level tells HRM from TRM."""
     bare = {_bare(name): tensor.float() for name, tensor in public.items()}
     modules = {"H_level": "H", "L_level": "L"} if is_hrm(bare) else {"L_level": "shared"}
     found: dict[str, Tensor] = {}
@@ -47,11 +47,11 @@ def our_names(public: Mapping[str, Tensor]) -> dict[str, Tensor]:
         level, _, number, inside = (*name.split(".", 3), "", "", "")[:4]
         parts = PARTS.get(inside.removesuffix(".weight"))
         if level not in modules or parts is None:
-            raise ValueError(f"{name}: no weight of HRM's or TRM's public code with rotary embedding")
+            raise ValueError(f"{name}: not a weight of HRM's or TRM's public code with rotary embedding")
         for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True):
             found[f"stacks.{modules[level]}.blocks.{number}.{part}.weight"] = piece.clone()
     if missing := [name for name in TOP if TOP[name] not in found]:
-        raise ValueError(f"{missing[0]}: missing; the file is no checkpoint of HRM or TRM")
+        raise ValueError(f"{missing[0]}: missing; the file is not a checkpoint of HRM or TRM")
     return found
 
 
@@ -60,7 +60,7 @@ def is_hrm(public: Mapping[str, Tensor]) -> bool:
 
 
 def config_of(weights: Mapping[str, Tensor], given: Mapping[str, Any], length: int) -> ReasonerConfig:
-    """The published model of these sizes; `given` are fields that weights do not show."""
+    """The published model with these sizes; `given` are fields that the weights do not determine."""
     blocks = {name.split(".")[1]: 0 for name in weights if name.startswith("stacks.")}
     for name in weights:
         if name.endswith("mlp.branch.down.weight"):
@@ -81,7 +81,7 @@ def config_of(weights: Mapping[str, Tensor], given: Mapping[str, Any], length: i
 
 
 def check_shape(weights: Mapping[str, Tensor], shape: PuzzleShape) -> None:
-    """Raise unless the weights are for puzzles of this shape."""
+    """Raise ValueError unless the weights are for puzzles of this shape."""
     for name, key, wanted in (
         ("vocabulary", "embedding.weight", shape.vocabulary),
         ("puzzle ids", "puzzles", shape.puzzle_ids),
@@ -99,7 +99,7 @@ def _bare(name: str) -> str:
 
 
 def read_public(path: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint; `weights_only`, so no code in it is run."""
+    """Load the tensors of a checkpoint with `weights_only`, so that no code in it is executed."""
     found = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise ValueError(f"{path}: must be a state dict, tensors by name")

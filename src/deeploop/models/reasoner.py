@@ -1,8 +1,8 @@
-"""Reasoner: a recurrence of two speeds over a puzzle, z_L ← L(z_L + z_H + x) often, z_H ← H(z_H + z_L) once.
+"""Reasoner: a two-speed recurrence over a puzzle: z_L ← L(z_L + z_H + x) often, z_H ← H(z_H + z_L) once.
 
-HRM and TRM are the two configs of it (`hrm.py`, `trm.py`): two modules, or one in both roles. Blocks are
-post-normalised without inner norm: x ← Norm(x + f(x)) as published, x ← Norm(αx + f(x)) under a scaling rule.
-No norm has a gain, so that the flat rule is its α and standard initialisation.
+HRM and TRM are its two configs (`hrm.py`, `trm.py`): two modules, or one in both roles. Blocks are
+post-normalized without an inner norm: x ← Norm(x + f(x)) as published, x ← Norm(αx + f(x)) with a scaling
+rule. Norms have no gain, so the flat rule consists of α and the standard initialization.
 
 model = Reasoner(HRMConfig(), PuzzleShape(vocabulary=11, length=81, puzzle_ids=1), seed=1)
 segment = model(model.initial(len(tokens)), tokens, model.puzzle_rows(ids))
@@ -26,18 +26,18 @@ from deeploop.nn.written import as_written
 from deeploop.rules import BRANCH
 from deeploop.theory.visits import recurrence
 
-HALTING_BIAS = -5.0  # σ(−5) = 0.7%: nothing halts before it has learned to
+HALTING_BIAS = -5.0  # σ(−5) = 0.7%: nothing halts before training
 
 
 class Carry(NamedTuple):
-    """The two states (B, T, width) that a segment hands to the next; never part of a graph."""
+    """The two states (B, T, width) that a segment passes to the next, outside any graph."""
 
     high: Tensor
     low: Tensor
 
 
 class Segment(NamedTuple):
-    """What one segment gives."""
+    """The outputs of one segment."""
 
     carry: Carry
     logits: Tensor  # (B, length, V)
@@ -45,13 +45,13 @@ class Segment(NamedTuple):
 
 
 def swiglu_hidden(width: int) -> int:
-    """8/3 of the width, rounded, up to a multiple of 256."""
+    """8/3 of the width, rounded up to a multiple of 256."""
     return -(-round(4 * width * 2 / 3) // 256) * 256
 
 
 @as_written
 class ReasonerBlock(nn.Module):
-    """The mixer of positions, then SwiGLU, each inside its residual equation."""
+    """The mixer of positions, then SwiGLU, each in its residual equation."""
 
     def __init__(self, config: ReasonerConfig, module: str, positions: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class ReasonerBlock(nn.Module):
         self.mlp = residual(SwiGLU(config.width, config.hidden), config.width)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        # An MLP over the sequence has its residual and its norm along the sequence as well.
+        # An MLP over the sequence has its residual and norm along the sequence as well.
         x = self.mixer(x.transpose(1, 2)).transpose(1, 2) if self.across else self.mixer(x, context.rotary)
         x = self.mlp(x)
         return x
@@ -90,9 +90,10 @@ class Stack(nn.Module):
     def forward(
         self, z: Tensor, other: Tensor, rotary: Rotary, recomputed: int = 0, positions: int | None = None
     ) -> Tensor:
-        """All blocks once, on z + other; the activations of the first `recomputed` are not kept.
+        """Apply all blocks once to z + other; activations of the first `recomputed` are not kept.
 
-        `positions`: the first so many are returned; the kernels compute no more of the last block.
+        If `positions` is given, only the first ones are returned, and kernels compute no more of the last
+        block.
         """
         x = z + other
         for k, block in enumerate(self.blocks):
@@ -101,9 +102,10 @@ class Stack(nn.Module):
 
 
 class Reasoner(nn.Module):
-    """One segment of hierarchical reasoning; `halting.py` strings segments together.
+    """One segment of hierarchical reasoning; `halting.py` sequences segments.
 
-    `puzzles` holds a learned vector a puzzle id: a buffer, since only a batch's rows ever have a gradient.
+    `puzzles` holds a learned embedding per puzzle id. It is a buffer, as only a batch's rows ever have a
+    gradient.
     """
 
     cos: Tensor
@@ -149,30 +151,30 @@ class Reasoner(nn.Module):
         self.sin.copy_(sin)
 
     def initial(self, rows: int) -> Carry:
-        """The carry of puzzles that nobody has thought about yet."""
+        """The initial carry of new puzzles."""
         shape = (rows, self.positions, self.config.width)
         return Carry(self.initial_high.expand(shape), self.initial_low.expand(shape))
 
     def puzzle_rows(self, ids: Tensor) -> Tensor:
-        """The learned vectors (B, width) of some puzzles, a copy: ask for its gradient to train them."""
+        """The learned embeddings (B, width) of some puzzles, as a copy whose gradient trains them."""
         try:
-            return F.embedding(ids, self.puzzles)  # an index would take −1 for the last row
+            return F.embedding(ids, self.puzzles)  # indexing would accept −1 as the last row
         except IndexError:
             last = self.shape.puzzle_ids - 1
             raise ValueError(f"puzzle ids {ids.min()} to {ids.max()}: the model has 0 to {last}") from None
 
     def forward(self, carry: Carry, tokens: Tensor, puzzle: Tensor, *, q_only: bool = False) -> Segment:
-        """All cycles of a segment on tokens (B, length); `puzzle` (B, width) are their puzzles' vectors.
+        """All cycles of a segment on tokens (B, length); `puzzle` (B, width) are their puzzles' embeddings.
 
-        `q_only`: nobody reads more than q. There are logits of no position, and a z_H of the first.
+        With `q_only` only q is needed: there are no logits, and z_H has only the first position.
         """
         config = self.config
         device, dtype = puzzle.device.type, puzzle.dtype
-        if torch.is_autocast_enabled(device):  # the states too are narrow, as published
+        if torch.is_autocast_enabled(device):  # the states are in bf16 too, as published
             dtype = torch.get_autocast_dtype(device)
         x = self._input(tokens, puzzle, dtype)
         z_H, z_L = (state.to(dtype) for state in carry)
-        entering = z_H + x  # into every L of a cycle
+        entering = z_H + x  # the input of every L in a cycle
         grad = torch.is_grad_enabled()
         *_, last = calls = list(recurrence(config.cycles, config.low_cycles, config.horizon))
         for call in calls:
@@ -185,21 +187,21 @@ class Reasoner(nn.Module):
                     z_H = run(z_H, z_L)
             if call.role == "H" and call is not last:
                 entering = z_H + x
-        # Of all positions: a slice of z_H would have a gradient to pad. A copy, for FSDP2 warns of views.
+        # All positions, as the gradient of a slice would need padding. A copy, as FSDP2 warns of views.
         logits = self.head(z_H)[:, config.puzzle_positions :].clone()
         q = self.halting(z_H[:, 0])
         q = q.to(torch.promote_types(q.dtype, torch.float32))
         return Segment(Carry(z_H.detach(), z_L.detach()), logits, q)
 
     def _call(self, module: str, z: Tensor, other: Tensor, *, last: bool, positions: int | None) -> Tensor:
-        """One call of a module. A "round" of `recompute` is a call here; the last visit is always kept."""
+        """One call of a module. A "round" of `recompute` is a call; the last visit is always kept."""
         blocks = self.config.blocks_of[module] - last if self.recompute == "block" else 0
         rotary = self.cos, self.sin
         again = self.recompute == "round" and not last
         return maybe_checkpoint(self.stacks[module], z, other, rotary, blocks, positions, recompute=again)
 
     def _input(self, tokens: Tensor, puzzle: Tensor, dtype: torch.dtype) -> Tensor:
-        """x (B, T, width): the puzzle's vector, zeros up to its positions, the tokens; of unit size."""
+        """x (B, T, width): the puzzle's embedding, zeros up to its positions, the tokens; of unit size."""
         size = math.sqrt(self.config.width)
         zeros = puzzle.new_zeros(len(puzzle), self.config.puzzle_positions - 1, self.config.width)
         board = F.embedding(tokens, size * self.embedding.weight)  # the table is smaller than a board

@@ -1,4 +1,4 @@
-"""ReasonerConfig: shape, recurrence and parameterization that HRM and TRM share, checked."""
+"""ReasonerConfig: shape, recurrence and parameterization shared by HRM and TRM, validated."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -13,14 +13,14 @@ VARIED = ("p", "alpha", "beta", "gain")  # parameters of a rule that a block wit
 
 @dataclass(frozen=True)
 class ReasonerConfig:
-    """Shape, recurrence and parameterization that HRM and TRM share."""
+    """Shape, recurrence and parameterization shared by HRM and TRM."""
 
     width: int = 512
     """Width of both states."""
     heads: int = 8
-    """Attention heads; they divide the width."""
+    """Attention heads; a divisor of the width."""
     hidden: int = 1536
-    """Hidden width of SwiGLU; published: 8/3 of the width, up to a multiple of 256."""
+    """Hidden width of SwiGLU; published: 8/3 of the width, rounded up to a multiple of 256."""
     cycles: int = 2
     """Cycles C of a segment; H is called once in each."""
     low_cycles: int = 2
@@ -30,11 +30,11 @@ class ReasonerConfig:
     rule: str = "postnorm"
     """Residual rule, without an inner norm: postnorm, as published; deeploop, deepnorm, flat."""
     depth: int = 0
-    """The rule's N; 0 counts it from the schedule."""
+    """The rule's N; 0: counted from the schedule."""
     depth_from: DepthFrom = "cycles"
     """Blocks that N counts: cycles, the paper's N_g, all of the last cycle; graph, those with gradients."""
     puzzle_positions: int = 1
-    """Positions before the board: the puzzle's vector, and zeros if there are more."""
+    """Positions before the board: the puzzle's embedding, and zeros if there are more."""
     mixer: Mixer = "attention"
     """Mixer of positions: attention with rotary embedding, or an MLP over the sequence without."""
 
@@ -48,7 +48,7 @@ class ReasonerConfig:
         self._require("depth", self.depth >= 0, "0 (counted) or a number of blocks")
         self._require("depth_from", self.depth_from in ("cycles", "graph"), "cycles or graph")
         counted = self.depth_from == "cycles" or not self.depth
-        self._require("depth_from", counted, f"cycles with model.depth={self.depth}, which nobody counts")
+        self._require("depth_from", counted, f"cycles with model.depth={self.depth}, which is not counted")
         self._check_rule("rule")
 
     def _check_rule(self, name: str) -> None:
@@ -81,12 +81,12 @@ class ReasonerConfig:
         raise NotImplementedError
 
     def module_of(self, role: Literal["L", "H"]) -> str:
-        """The module that plays a role of the recurrence."""
+        """The module with a role in the recurrence."""
         raise NotImplementedError
 
     @property
     def schedule(self) -> Schedule:
-        """Every visit of one segment."""
+        """All visits of one segment."""
         raise NotImplementedError
 
     def rule_of(self, module: str) -> Rule:
@@ -103,12 +103,12 @@ class ReasonerConfig:
 
     @property
     def N(self) -> int:
-        """The depth that the rule is taken at: counted from the schedule, unless it was set."""
+        """The depth for the rule: counted from the schedule, unless it was set."""
         return self.depth or self.schedule.rule_depth(self.depth_from)
 
 
 class PuzzleShape(NamedTuple):
-    """Sizes of a model that the data decide."""
+    """Sizes of a model that the data determine."""
 
     vocabulary: int
     length: int

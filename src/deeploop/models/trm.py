@@ -9,7 +9,7 @@ from deeploop.theory.visits import Horizon, Schedule, shared_hierarchy
 
 @dataclass(frozen=True)
 class TRMConfig(ReasonerConfig):
-    """TRM; the defaults are the published ARC model, whose graph holds the whole last cycle."""
+    """TRM; the defaults are the published ARC model, whose graph has the whole last cycle."""
 
     cycles: int = 3
     """Cycles T of a segment; the module is called once in the role of H in each."""
@@ -18,7 +18,7 @@ class TRMConfig(ReasonerConfig):
     horizon: Horizon = "last_cycle"
     """Calls with gradients: the last of each role, the last cycle, or all."""
     puzzle_positions: int = 16
-    """Positions before the board: the puzzle's vector, and zeros if there are more."""
+    """Positions before the board: the puzzle's embedding, and zeros if there are more."""
     blocks: int = 2
     """Stored blocks of the one module."""
 

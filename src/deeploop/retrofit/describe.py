@@ -1,4 +1,4 @@
-"""What a pretrained model is, and what of it can be looped, in lines of text."""
+"""Describe a pretrained model, and how it can be looped."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from deeploop.retrofit.source import Source, open_source
 
 
 def inspect(path: Path) -> str:
-    """Read the description and the names of the tensors, not the tensors."""
+    """Describe the model in a folder or file, without reading its tensors."""
     return "\n".join(f"{name + ':':<12} {text}" for name, text in describe(open_source(path)).items())
 
 
 def describe(source: Source) -> dict[str, str]:
-    """What there is to say of a source, line by line."""
+    """The properties of a source, by name."""
     config = source.config
     scaling = {0: "", 1: ", linear scaling", 4: ", llama3 scaling"}[len(config.rotary_scaling)]
     extras = [
@@ -35,7 +35,7 @@ def describe(source: Source) -> dict[str, str]:
         "parameters": f"{parameter_count(config):,}",
         "vocabulary": f"{config.vocabulary:,} words, context {config.context:,}",
         "tokenizer": _tokenizer(source),
-        "can loop": f"any consecutive layers of 0 to {config.blocks - 1}: all have one shape. Which bear it: "
+        "can loop": f"any consecutive layers of 0 to {config.blocks - 1}: all have one shape. To rank them: "
         f"deeploop retrofit {source.path} --suggest --length {quarter} --data CORPUS",
     }
 
@@ -46,4 +46,4 @@ def _tokenizer(source: Source) -> str:
     except ValueError as error:
         return f"none that can be used ({error})"
     end = tokenizer.decode([tokenizer.end_of_text])
-    return f"{tokenizer.name}; {end} stands between documents"
+    return f"{tokenizer.name}; {end} separates documents"

@@ -1,10 +1,10 @@
-"""The Llama family: what its tensors are called, and its config.json as a GPTConfig.
+"""The Llama family: read config.json as a GPTConfig, and map the names of tensors.
 
 Llama (SmolLM, TinyLlama), Mistral, Qwen2 and Qwen3 are pre-norm stacks of grouped-query attention and SwiGLU.
-They differ in biases, QK-norm, the head, and rotary frequencies. All are a config of `LoopedGPT` with R = 1.
+They differ in biases, QK-norm, the head, and rotary frequencies. All are `LoopedGPT` configs with R = 1.
 
-A config is read as transformers reads it, or refused: every key must be one that is used here, one that
-changes no logits, or hold the only value that changes none. `tests/faults/readings.py` compares the readings.
+A config is read as transformers reads it, or refused: every key must be used here, or not affect the logits,
+or have its neutral value. `tests/faults/readings.py` compares the two readings.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ FAMILIES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-# Keys of config.json that are read in every family, and those of some.
+# Keys of config.json that are read for every family, and for some.
 READ = {
     *("architectures", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "model_type"),
     *("max_position_embeddings", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
@@ -31,7 +31,7 @@ READ_BY = {
     "qwen2": {"layer_types", "sliding_window", "use_sliding_window"},
     "qwen3": {"attention_bias", "layer_types", "sliding_window", "use_sliding_window"},
 }
-# Keys that change no logits of a model in eval mode.
+# Keys that do not affect the logits in eval mode.
 HARMLESS = {
     *("_name_or_path", "_attn_implementation_autoset", "attention_dropout", "bos_token_id", "dtype"),
     *("chunk_size_feed_forward", "eos_token_id", "id2label", "initializer_range", "is_llama_config"),
@@ -39,7 +39,7 @@ HARMLESS = {
     *("pretraining_tp", "problem_type", "return_dict", "torch_dtype", "torchscript", "transformers_version"),
     *("transformers.js_config", "unsloth_fixed", "unsloth_version", "use_cache"),
 }
-# Keys that could change them, and the value that does not. Null is as good as absent.
+# Keys that may affect the logits, and their neutral value. Null counts as absent.
 NEUTRAL = {
     "add_cross_attention": False,
     "attention_bias": False,
@@ -56,12 +56,12 @@ ROPE = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-# What transformers takes where a key is absent, and not null.
+# Defaults of transformers for absent keys; null has another meaning.
 WINDOW = 4096
 KEY_VALUE_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 HEAD_WIDTH = {"qwen3": 128}
 
-# Names in a block of ours, and in layer {} of a transformers folder and of a GGUF file.
+# Names in a deeploop block, and in layer {} of a transformers folder and of a GGUF file.
 LAYER_NAMES = {
     "attention.inner": ("model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
     "attention.branch.q": ("model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
@@ -75,7 +75,7 @@ LAYER_NAMES = {
     "mlp.branch.up": ("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
     "mlp.branch.down": ("model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
 }
-LARGEST = 1e15  # of a rotary base and the like; JSON has numbers that no float holds
+LARGEST = 1e15  # limit of a rotary base and the like; JSON numbers may exceed any float
 OUTER_NAMES = {
     "embedding": ("model.embed_tokens", "token_embd"),
     "final_norm": ("model.norm", "output_norm"),
@@ -84,7 +84,7 @@ OUTER_NAMES = {
 
 
 def unlooped(**fields: Any) -> GPTConfig:
-    """Return the config of a pre-norm stack of that shape with every layer applied once."""
+    """The config of a pre-norm stack with every layer applied once."""
     try:
         return GPTConfig(rounds=1, rule="prenorm", input_norm=False, **fields)
     except ValueError as error:
@@ -118,7 +118,7 @@ def config_of_folder(found: Mapping[str, Any]) -> tuple[str, GPTConfig]:
 
 
 def _family(found: Mapping[str, Any]) -> str:
-    """The family that `architectures` and `model_type` agree on."""
+    """The family of `architectures` and `model_type`, which must agree."""
     listed = found.get("architectures") or []
     names = [*(listed if isinstance(listed, list) else [listed]), found.get("model_type")]
     names = [name for name in names if name is not None] or [None]
@@ -176,7 +176,7 @@ def _bias(found: Mapping[str, Any], family: str) -> AttentionBias:
 
 
 def _context(found: Mapping[str, Any], family: str) -> int:
-    """The longest sequence, or the sliding window where it is shorter: within it attention is full."""
+    """The longest sequence, or the sliding window if it is shorter: within it attention is full."""
     context = whole(found, "max_position_embeddings")
     slides = family == "mistral" or _flag(found, "use_sliding_window")
     kinds = found.get("layer_types") or []
@@ -188,7 +188,7 @@ def _context(found: Mapping[str, Any], family: str) -> int:
 
 
 def _rotary(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Base and scaling, as transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters) writes them."""
+    """Rotary base and scaling of transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters)."""
     parameters = _agreed(found, "rope_parameters", found, "rope_scaling", {})
     if not isinstance(parameters, dict):
         raise ValueError(f"rope_parameters={parameters!r:.40}: must be an object")
@@ -205,7 +205,7 @@ def _rotary(found: Mapping[str, Any]) -> dict[str, Any]:
 def _agreed(
     one: Mapping[str, Any], name: str, other: Mapping[str, Any], second: str, default: Any = None
 ) -> Any:
-    """The value that two places have for one thing; they must not contradict one another."""
+    """The value of a setting that may be in two places, which must not contradict each other."""
     found = [value for value in (one.get(name), other.get(second)) if value is not None]
     if len(found) == 2 and found[0] != found[1]:
         raise ValueError(f"{name}={found[0]!r:.60} contradicts {second}={found[1]!r:.60}")

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as a GPTConfig, read as llama.cpp reads them, or refused."""
+"""Read the metadata of a GGUF file as a GPTConfig, as llama.cpp would, or refuse it."""
 
 import math
 from typing import Any
@@ -8,9 +8,9 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.retrofit.families import number, unlooped, whole
 
 GGUF_FAMILIES = ("llama", "qwen2", "qwen3")  # Mistral's files say llama
-# Metadata that say nothing of the model, by the first part of their names.
+# Metadata that are not about the model, by the first part of their names.
 ELSEWHERE = ("GGUF", "general", "imatrix", "quantize", "split", "tokenizer")
-# Of the model: what is read here, and what changes no logits.
+# Metadata of the model that are read here or do not affect the logits.
 KNOWN = {
     *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
     *("attention.layer_norm_rms_epsilon", "attention.scale", "block_count", "context_length"),
@@ -18,7 +18,7 @@ KNOWN = {
     *("rope.scale_linear", "rope.scaling.factor", "rope.scaling.type", "rope.scaling.finetuned"),
     *("rope.scaling.original_context_length", "tensor_data_layout", "vocab_size"),
 }
-# What could change them, and the value that does not.
+# Metadata that may affect the logits, and their neutral value.
 NEUTRAL = {
     "attention.causal": True,
     "attention.sliding_window": 0,
@@ -63,13 +63,13 @@ def config_of_gguf(file: GGUFFile) -> tuple[str, GPTConfig]:
 
 
 class _Metadata:
-    """The metadata of one family in a file, by their names without the family's."""
+    """The metadata of one family in a file, by name without the family's prefix."""
 
     def __init__(self, file: GGUFFile, family: str) -> None:
         self._file, self._family = file, family
 
     def check_names(self) -> None:
-        """Refuse metadata that are unknown, or that ask for what `LoopedGPT` does not compute."""
+        """Refuse metadata that are unknown, or that `LoopedGPT` does not support."""
         for full in self._file.names:
             root, _, name = full.partition(".")
             if root in ELSEWHERE or (root == self._family and name in KNOWN):
@@ -90,7 +90,7 @@ class _Metadata:
         return {full: self._file.get(full, kind, default)}, full
 
     def scaling(self) -> tuple[float, ...]:
-        """The linear factor: without a type it counts, under its old name too, and 0 is none."""
+        """The linear factor, which applies without a type too and has an older name; 0 means none."""
         kind = self._file.get(f"{self._family}.rope.scaling.type", str, "linear")
         if kind not in ("none", "linear"):
             raise ValueError(f"{self._family}.rope.scaling.type={kind!r:.40}: must be none or linear")
@@ -103,7 +103,7 @@ class _Metadata:
         return (factor,) if kind == "linear" and factor not in (0.0, 1.0) else ()
 
     def check_heads(self, width: int) -> None:
-        """Refuse heads that are rotated in part, scaled in another way, or of another width for values."""
+        """Refuse partially rotated heads, another attention scale, and values of another width."""
         for name in ("rope.dimension_count", "attention.value_length"):
             if (found := self.whole(name, width)) != width:
                 raise ValueError(f"{self._family}.{name}={found}: must be {width}, the width of a head")

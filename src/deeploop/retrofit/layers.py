@@ -1,4 +1,4 @@
-"""Which layers of a source stay, which are looped, which are dropped; and the looped model made of them."""
+"""Choose the layers of a source to keep, loop and drop, and build the looped model."""
 
 import re
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ from deeploop.models.gpt_config import GPTConfig
 from deeploop.retrofit.source import Source, open_source
 
 KEEPS_THE_SOURCE: tuple[InjectionKind, ...] = ("none", "linear")
-"""Injections that change nothing at the start: none, and W = [I | 0]. The others move the stream at once."""
+"""Injections that do not change the model at the start: none, and linear with W = [I | 0]."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers of the source by their number from 0: before the loop, in it, after it. Others are dropped."""
+    """Layers of the source, numbered from 0: before the loop, in it and after it. Others are dropped."""
 
     prelude: range
     core: range
     coda: range
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        """Where each layer goes, by the name of the block, and its number in the source."""
+        """Yield the name of each block and the number of its layer in the source."""
         for name, part in (("prelude", self.prelude), ("blocks", self.core), ("coda", self.coda)):
             for place, layer in enumerate(part):
                 yield f"{name}.{place}", layer
@@ -33,12 +33,12 @@ class Layers:
         return [layer for _, layer in self]
 
     def dropped(self, count: int) -> list[int]:
-        """Layers of a source of so many that are in no part."""
+        """The layers of a source with `count` layers that are in no part."""
         return sorted(set(range(count)) - set(self.kept))
 
 
 def choose_layers(count: int, core: str, prelude: str | None = None, coda: str | None = None) -> Layers:
-    """The layers that `8-15` and the like name, of a source of `count`; unset: all before, or all after."""
+    """Parse layers such as `8-15` of a source with `count` layers; unset: all before or after the core."""
     looped = _parsed("core", core, count)
     before = range(looped.start) if prelude is None else _parsed("prelude", prelude, count)
     after = range(looped.stop, count) if coda is None else _parsed("coda", coda, count)
@@ -68,7 +68,7 @@ def _parsed(name: str, text: str, count: int) -> range:
 
 
 def shown(layers: range) -> str:
-    """8-15, or none."""
+    """Format layers as 8-15, or none."""
     return f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else str(layers.start) if layers else "none"
 
 
@@ -81,7 +81,7 @@ def looped_config(
     epsilon_exponent: float = 0.0,
     context: int | None = None,
 ) -> GPTConfig:
-    """The source's config with its layers in three parts; at R = 1 with all of them it is the source."""
+    """The source's config with its layers in three parts; at R = 1 with all layers it is the source."""
     if injection not in KEEPS_THE_SOURCE:
         raise ValueError(
             f"injection={injection}: must be none or linear; {injection} would change the source at R = 1"
@@ -96,13 +96,14 @@ def looped_config(
         coda=len(layers.coda),
         injection=injection,
         rule=f"prenorm:q={epsilon_exponent!r}",
-        recompute_alpha=epsilon_exponent != 0,  # epsilon of each step's rounds, in training and at test time
+        recompute_alpha=epsilon_exponent
+        != 0,  # use epsilon of the current number of rounds, in training and at test time
         context=context or config.context,
     )
 
 
 def build(source: Source, layers: Layers, config: GPTConfig) -> LoopedGPT:
-    """The looped model with the source's weights; an injection starts where it changes nothing."""
+    """Build the looped model with the source's weights; an injection starts without an effect."""
     model = LoopedGPT(config)
     weights = source.outside()
     for name, layer in layers:
@@ -123,9 +124,9 @@ def loop_pretrained(
     epsilon_exponent: float = 0.5,
     context: int | None = None,
 ) -> LoopedGPT:
-    """The pretrained model at `path` with its layers `core`, such as 8-15, as a loop: `deeploop retrofit`.
+    """Load the pretrained model at `path` with its layers `core`, such as 8-15, looped: `deeploop retrofit`.
 
-    At R = 1 with all layers kept its logits are the source's; `model.set_rounds(1)` shows it.
+    At R = 1 (`model.set_rounds(1)`) with all layers kept, its logits are the source's.
     """
     source = open_source(Path(path))
     layers = choose_layers(source.config.blocks, core, prelude, coda)

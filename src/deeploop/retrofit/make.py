@@ -1,4 +1,4 @@
-"""A pretrained model as a looped one, in a run folder that training goes on from: `deeploop retrofit`."""
+"""Turn a pretrained model into a looped one, in a run folder for further training: `deeploop retrofit`."""
 
 import torch
 from tqdm import tqdm
@@ -19,13 +19,13 @@ UNITS = ((1e9, "GFLOPs"), (1e6, "MFLOPs"), (1e3, "kFLOPs"))
 
 
 def run(args: RetrofitArgs) -> str:
-    """Reads the source and does what is asked; returns what to print."""
+    """Do what the options ask for, and return the text to print."""
     source = open_source(args.source)
     context = training_context(args, source)
     if args.suggest:
         return suggest(args, source, context)
     if not args.core:
-        raise ValueError("core: must name the layers to loop, such as --core 8-15; --suggest ranks them")
+        raise ValueError("core: must give the layers to loop, such as --core 8-15; --suggest ranks them")
     layers = choose_layers(source.config.blocks, args.core, args.prelude, args.coda)
     model = looped_config(
         source.config,
@@ -42,7 +42,7 @@ def run(args: RetrofitArgs) -> str:
 
 
 def training_context(args: RetrofitArgs, source: Source) -> int:
-    """The tokens of a training sequence that are asked for, or the default within the source's context."""
+    """The tokens of a training sequence: those of the options, or the default within the source's context."""
     most = source.config.context
     if args.context is None:
         return min(CONTEXT, most)
@@ -52,7 +52,7 @@ def training_context(args: RetrofitArgs, source: Source) -> int:
 
 
 def describe(source: Source, layers: Layers, model: GPTConfig) -> str:
-    """Which layers go where, parameters, and FLOPs per token by R."""
+    """Describe the layers of each part, the parameters, and FLOPs per token by R."""
     dropped = layers.dropped(source.config.blocks)
     parts = ", ".join(f"{name} {shown(getattr(layers, name))}" for name in ("prelude", "core", "coda"))
     own = GPTConfig(**{**vars(source.config), "context": model.context})
@@ -74,12 +74,12 @@ def describe(source: Source, layers: Layers, model: GPTConfig) -> str:
 
 
 def _digits(value: float) -> str:
-    """1,120, 112 or 1.12."""
+    """Format a number as 1,120, 112 or 1.12."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def write(args: RetrofitArgs, source: Source, layers: Layers, model: GPTConfig) -> str:
-    """The run folder; returns how to go on."""
+    """Write the run folder; return the commands to continue with."""
     tokenizer = source_tokenizer(source)
     has_corpus = holds_corpus(args, tokenizer.name)
     config = healing_config(model, args.out, args.data)
@@ -95,17 +95,17 @@ def write(args: RetrofitArgs, source: Source, layers: Layers, model: GPTConfig) 
 
 
 def holds_corpus(args: RetrofitArgs, tokenizer_name: str) -> bool:
-    """Whether there is a corpus already; raises for one of another tokenizer."""
+    """True if there is a corpus already. Raises ValueError if it is of another tokenizer."""
     try:
         corpus = Corpus.open(args.data)
-    except ValueError:  # none yet
+    except ValueError:  # no corpus yet
         return False
     require_tokens(args, corpus, tokenizer_name)
     return True
 
 
 def require_tokens(args: RetrofitArgs, corpus: Corpus, tokenizer_name: str) -> None:
-    """Raises for a corpus of another tokenizer than the source's."""
+    """Raise ValueError for a corpus of another tokenizer than the source's."""
     if corpus.tokenizer_name != tokenizer_name:
         raise ValueError(
             f"data={args.data}: holds {corpus.tokenizer_name} tokens, the source reads {tokenizer_name}; "
@@ -114,7 +114,7 @@ def require_tokens(args: RetrofitArgs, corpus: Corpus, tokenizer_name: str) -> N
 
 
 def suggest(args: RetrofitArgs, source: Source, context: int) -> str:
-    """The table of cores, best first."""
+    """Format the table of cores, best first."""
     tokenizer, corpus = source_tokenizer(source), Corpus.open(args.data)
     require_tokens(args, corpus, tokenizer.name)
     length = min(context, args.tokens)

@@ -1,4 +1,4 @@
-"""What a retrofit is asked for: options of `deeploop retrofit`."""
+"""Options of `deeploop retrofit`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 @dataclass(frozen=True, kw_only=True)
 class RetrofitArgs:
-    """Gives a pretrained model a loop: writes a run folder with its layers as prelude, core and coda."""
+    """Loop a pretrained model: write a run folder with its layers as prelude, core and coda."""
 
     source: Positional[Path]
     """A transformers folder (safetensors) or a GGUF file of a Llama, Mistral, Qwen2 or Qwen3 model."""
@@ -22,23 +22,23 @@ class RetrofitArgs:
     out: Path = Path("runs/retrofit")
     """Run folder to write."""
     rounds: int = 4
-    """Rounds R of the core: the mean in training, whose first steps rise to it from 1."""
+    """Rounds R of the core: the mean in training, which is ramped up from 1."""
     injection: Literal["none", "add", "linear", "gated"] = "none"
-    """How the prelude's output enters every round: none, or linear, which starts as the identity."""
+    """Injection of the prelude's output into every round: none, or linear, which starts as the identity."""
     epsilon_exponent: float = 0.5
-    """Scale the core's branches by R^-q at R rounds; 0 leaves them as they were trained."""
+    """Scale the core's branches by R^-q at R rounds; 0 leaves them unchanged."""
     context: int | None = None
-    """Tokens of a training sequence, at most the source's context; unset: 1024, or less where that is."""
+    """Tokens of a training sequence, at most the source's context; unset: 1024, or less if the context is."""
     data: Path = Path("data/text")
-    """Corpus, prepared with the source's tokenizer: to heal on, or for --suggest."""
+    """Corpus prepared with the source's tokenizer, to heal on or for --suggest."""
     dry_run: bool = False
     """Print parameters and FLOPs per token by R; write nothing."""
     suggest: bool = False
     """Rank all cores of --length layers by the loss at R = 1, 2, 4 without training; write nothing."""
     length: int = 8
-    """Layers of the cores that --suggest compares."""
+    """Number of layers in the cores that --suggest compares."""
     tokens: int = 2048
-    """Tokens of the corpus' validation split that --suggest reads."""
+    """Tokens of the corpus' validation split that --suggest uses."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1:

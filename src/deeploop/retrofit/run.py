@@ -1,4 +1,4 @@
-"""The run folder of a retrofit: the looped source as a checkpoint of step 0, and the config to heal it by."""
+"""The run folder of a retrofit: the looped source as a checkpoint of step 0, and the config to heal it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +18,13 @@ from deeploop.tasks.language.config import DataConfig, RoundsConfig, TrainConfig
 from deeploop.train.checkpoint import save_weights
 from deeploop.train.rundir import create_run
 
-BACKPROP = 8  # rounds that gradients go through, where an injection lets them end
+BACKPROP = 8  # rounds with gradients, if an injection allows to truncate them
 
 
 def healing_config(model: GPTConfig, out: Path, data: Path) -> TrainConfig:
-    """How a retrofit is trained on: its rounds drawn around R, whose mean rises from 1 over a quarter.
+    """The config for training a retrofit: rounds drawn around R, whose mean rises from 1 over a quarter.
 
-    `deeploop train --config RUN/config.json` takes it up, in a folder beside it.
+    `deeploop train --config RUN/config.json` uses it, in a folder beside the run.
     """
     rounds = RoundsConfig()
     if model.rounds > 1:
@@ -58,7 +58,7 @@ def source_tokenizer(source: Source) -> Tokenizer:
 def write_run(
     model: LoopedGPT, config: TrainConfig, source: Source, layers: Layers, tokenizer: Tokenizer, out: Path
 ) -> None:
-    """Writes the folder: what any command asks of a run, and the weights as of step 0."""
+    """Write the folder: everything that commands expect in a run, and the weights as those of step 0."""
     stamp = {
         "task": "language",
         "tokenizer": tokenizer.name,
@@ -71,5 +71,5 @@ def write_run(
         },
     }
     create_run(replace(config, out=out), stamp, tokenizer_files(tokenizer))
-    write_json(out / "config.json", to_dict(config))  # the healing's, which goes into a folder of its own
+    write_json(out / "config.json", to_dict(config))  # the config for healing, which has a folder of its own
     save_weights(out, model, {"tokens": 0, **provenance()})

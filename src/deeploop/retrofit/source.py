@@ -1,7 +1,7 @@
 """A pretrained model on disk: a transformers folder (safetensors) or a GGUF file of the Llama family.
 
-Nothing of it is run. Names and shapes of all tensors are checked before memory is taken; a tensor is read
-when it is asked for.
+No code of it is executed. Names and shapes of all tensors are checked before memory is allocated; a tensor is
+read on demand.
 """
 
 import re
@@ -23,20 +23,20 @@ from deeploop.retrofit.families import LAYER_NAMES, OUTER_NAMES, config_of_folde
 from deeploop.retrofit.gguf_config import config_of_gguf
 
 INDEX, WEIGHTS, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
-LONGEST = 8192  # a description may ask for a rotary table of any length
+LONGEST = 8192  # a config may ask for a rotary table of any length
 PICKLED = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 FILE_NAME = re.compile(r"\w[\w.-]*\.safetensors")  # no separator
 HEAD = "lm_head.weight"
-UNUSED = re.compile(r".*rotary_emb\.inv_freq")  # a table that old folders keep
+UNUSED = re.compile(r".*rotary_emb\.inv_freq")  # a table in older folders
 
 
 class Tensors(Protocol):
-    """Tensors on disk, by their own names."""
+    """Tensors on disk, by their original names."""
 
     shapes: dict[str, tuple[int, ...]]
 
     def read(self, name: str) -> Tensor:
-        """One of them, in its own dtype or as float32."""
+        """Read one tensor, in its own dtype or as float32."""
         ...
 
 
@@ -49,21 +49,21 @@ def block_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Source:
-    """A pretrained model: its layers are the blocks of `config`, which has R = 1."""
+    """A pretrained model, whose layers are the blocks of `config` with R = 1."""
 
     path: Path
     family: str
     config: GPTConfig
     tensors: Tensors
     types: str
-    """What its numbers are stored as."""
+    """The data types of its tensors."""
 
     @property
     def is_gguf(self) -> bool:
         return isinstance(self.tensors, GGUFTensors)
 
     def layer(self, index: int) -> dict[str, Tensor]:
-        """The tensors of a layer, by their names in a block of ours."""
+        """The tensors of a layer, by their names in a deeploop block."""
         return {ours: self._read(theirs) for ours, theirs in self._layer_names(index)}
 
     def outside(self) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ class Source:
         return found
 
     def _check_tied(self, embedding: Tensor) -> None:
-        """Raises for a head of its own beside tie_word_embeddings: transformers would use it."""
+        """Raise ValueError for a separate head despite tie_word_embeddings: transformers would use it."""
         has_own = self.config.tied_head and HEAD in self.tensors.shapes
         if has_own and not torch.equal(self._read(HEAD), embedding):
             raise ValueError(
@@ -85,11 +85,13 @@ class Source:
             )
 
     def check(self) -> None:
-        """Raises unless all tensors are there in their shapes, and no others."""
+        """Raise ValueError unless exactly the expected tensors are there in their shapes."""
         wanted: dict[str, tuple[int, ...]] = {}
         block, width = block_shapes(self.config), self.config.width
         found = self.tensors.shapes
-        for index in range(min(self.config.blocks, len(found) + 1)):  # of more layers one is absent
+        for index in range(
+            min(self.config.blocks, len(found) + 1)
+        ):  # with more layers than that, some tensor is missing
             wanted |= {theirs: block[ours] for ours, theirs in self._layer_names(index)}
         table = (self.config.vocabulary, width)
         wanted |= {
@@ -125,7 +127,7 @@ class Source:
 
 
 def open_source(path: Path) -> Source:
-    """The model in a transformers folder or a GGUF file, its tensors checked by name and shape."""
+    """Open the model in a transformers folder or GGUF file, and check the names and shapes of its tensors."""
     if path.is_dir():
         source = _open_folder(path)
     elif path.is_file():
@@ -158,7 +160,7 @@ def _named(path: Path, read, found) -> tuple[str, GPTConfig]:  # type: ignore[no
 
 
 class FolderTensors:
-    """The safetensors of a folder, in one file or in those that the index names; pickles are refused."""
+    """The safetensors of a folder, in one file or in those of an index; pickles are refused."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -177,7 +179,7 @@ class FolderTensors:
                 raise ValueError(f"{folder / INDEX}: {name!r:.80} is not in {file}")
 
     def _listed(self) -> dict[str, str]:
-        """Which file each tensor is in; of a single file that one alone, under no name."""
+        """Map tensors to their files; a single file is listed under an empty name."""
         if (self.folder / INDEX).exists():
             listed = read_object(self.folder / INDEX).get("weight_map")
             if not isinstance(listed, dict) or not listed:
@@ -201,7 +203,7 @@ class FolderTensors:
     def _open(self, file: str):  # type: ignore[no-untyped-def]
         path = self.folder / file
         try:
-            with open_regular(path):  # nothing else is handed to the parser
+            with open_regular(path):  # checks that it is a regular file
                 return safe_open(path, framework="pt")
         except (OSError, SafetensorError, RuntimeError) as error:
             raise ValueError(f"{path}: can't be read ({error})") from None
@@ -215,12 +217,12 @@ class FolderTensors:
 
 
 class GGUFTensors:
-    """The tensors of a GGUF file, dequantized, with the rows of q and k as transformers has them."""
+    """The dequantized tensors of a GGUF file, with the rows of q and k in transformers' order."""
 
     def __init__(self, file: GGUFFile, config: GPTConfig, family: str) -> None:
         self._file = file
         self.shapes = file.shapes
-        # Llama's rows are stored for a rotary embedding of neighbouring pairs.
+        # llama.cpp stores Llama's rows for a rotary embedding of neighbouring pairs.
         self._interleaved = (
             {"attn_q": config.heads, "attn_k": config.grouped_heads} if family == "llama" else {}
         )
@@ -235,7 +237,7 @@ class GGUFTensors:
 
 
 def load_source(source: Source) -> LoopedGPT:
-    """The source itself: every layer once, in eval mode; for at most 8,192 tokens at a time."""
+    """Build the source itself in eval mode, with every layer once; for at most 8,192 tokens at a time."""
     weights = source.outside()
     for index in range(source.config.blocks):
         weights |= {f"blocks.{index}.{name}": tensor for name, tensor in source.layer(index).items()}

@@ -1,4 +1,4 @@
-"""Which layers bear a loop: the loss on a small text with each run of layers looped, before any training."""
+"""Rank the layers that tolerate a loop: the loss on a small text with each core looped, before training."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ ROUNDS = (2, 4)
 
 @dataclass(frozen=True)
 class Candidate:
-    """Consecutive layers, and the loss in nats per token with them."""
+    """A core of consecutive layers, and the loss with it in nats per token."""
 
     core: range
     by_rounds: dict[int, float]
     left_out: float
-    """Loss without these layers: what they are worth."""
+    """The loss without these layers."""
 
 
 @torch.inference_mode()
@@ -33,8 +33,8 @@ def rank_cores(
 ) -> tuple[float, list[Candidate]]:
     """The source's own loss, and all cores of that length, best first at the most rounds.
 
-    `model` is the source, every layer a block at R = 1. What enters each of its layers is kept, so that a
-    candidate computes what it changes alone.
+    `model` is the source with every layer as a block at R = 1. The input of each layer is kept, so that a
+    candidate computes only what it changes.
     """
     blocks = list(model.blocks)
     if not 1 <= length < len(blocks):
@@ -69,7 +69,7 @@ def rank_cores(
 
 
 def table(candidates: Sequence[Candidate]) -> list[str]:
-    """The candidates as lines, best first."""
+    """Format the candidates as lines, best first."""
     lines = [f"{'core':>7} " + "".join(f"{f'R = {R}':>9}" for R in (1, *ROUNDS)) + f"{'left out':>10}"]
     for one in candidates:
         losses = "".join(f"{one.by_rounds[R]:9.3f}" for R in (1, *ROUNDS))

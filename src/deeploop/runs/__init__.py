@@ -1,1 +1,1 @@
-"""Run folders, read and kept without torch."""
+"""Read and write run folders. Imports no torch."""

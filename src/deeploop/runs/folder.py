@@ -1,4 +1,4 @@
-"""A run folder's config, its run.json and its checkpoints, by name. `train/rundir.py` says what is in it."""
+"""A run folder's config, run.json and checkpoints. `train/rundir.py` describes its content."""
 
 import platform
 import re
@@ -24,11 +24,11 @@ from deeploop.tasks.puzzles.config import ReasonerTrainConfig
 FORMAT = 1
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # from 10^8 on a step has more digits
+_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # from 10^8 on, steps have more digits
 
 
 def record_ending(folder: Path, how: str | None, step: int = 0) -> None:
-    """Keeps in run.json how the run ended and at which step; None: it goes on."""
+    """Write to run.json how the run ended, and at which step; None if it continues."""
     stamp = read_stamp(folder)
     before = stamp.pop("ended", None)
     if how is not None:
@@ -38,7 +38,7 @@ def record_ending(folder: Path, how: str | None, step: int = 0) -> None:
 
 
 def record_execution(folder: Path, execution: dict[str, Any]) -> None:
-    """Keeps in run.json how steps are executed from now on: a resumed run may have another device."""
+    """Write to run.json how steps are executed from now on: a resumed run may be on another device."""
     stamp = read_stamp(folder)
     if stamp.get("execution") != execution:
         write_json(folder / "run.json", {**stamp, "execution": execution})
@@ -56,7 +56,7 @@ def write_config(config: RunConfig) -> None:
 
 
 def check_folder(config: RunConfig) -> Path | None:
-    """The checkpoint to continue from, or None for a fresh start; refuses to mix two runs."""
+    """The checkpoint to continue from, or None for a new run. Refuses to mix two runs."""
     checkpoint = last_checkpoint(config.out)
     if checkpoint is None:
         if (config.out / "config.json").exists() and not (config.out / "run.json").exists():
@@ -77,7 +77,7 @@ def check_folder(config: RunConfig) -> Path | None:
     check_kind(config, config.out, "out")
     require_supported(_read(config.out / "config.json"), f"{config.out}: ", "resume it with deeploop 0.2.0")
     for name, old, new in changes_since(config):
-        if name == "optim.steps" and new <= (step := step_of(checkpoint)) < old:  # it has not ended by itself
+        if name == "optim.steps" and new <= (step := step_of(checkpoint)) < old:  # it has not finished
             raise ValueError(
                 f"optim.steps={new}: the run in {config.out} is at step {step} already; give more than that"
             )
@@ -90,21 +90,21 @@ def check_folder(config: RunConfig) -> Path | None:
 
 
 def check_kind(config: RunConfig, run: Path, field: str) -> None:
-    """Raises where a folder holds a language model's run and this is a reasoner's, or the like."""
+    """Raise ValueError if the folder holds a run of another kind."""
     task = str(read_stamp(run).get("task"))
     if task in KINDS and not isinstance(config, config_class(task)):
         raise ValueError(f"{field}={run}: holds a run of another kind ({task}); name another folder")
 
 
 def changes_since(config: RunConfig) -> list[tuple[str, Any, Any]]:
-    """Differences of this config from the one that the run was started with."""
+    """The differences between this config and that of the run in its folder."""
     old = to_dict(load_any_config(config.out))
     ignored = {"resume", "out", "init_from"}
     return [change for change in differences(old, to_dict(config)) if change[0] not in ignored]
 
 
 def results_folder(run: Path) -> Path:
-    """Where results about a run are written: into it, but for the shipped one, which nobody may change."""
+    """The folder for results about a run: its own, except for the shipped run, which is read-only."""
     if not is_shipped(run):
         return run
     folder = "runs" / SHIPPED
@@ -113,26 +113,26 @@ def results_folder(run: Path) -> Path:
 
 
 def load_any_config(run: Path) -> RunConfig:
-    """The config of the run in a folder, of whatever kind it is."""
+    """The config of the run in a folder, of any kind."""
     stamp = read_stamp(run)
     task = str(stamp.get("task"))
     if task not in KINDS:
-        raise ValueError(f"{run}: a run of task {task!r:.40}; this deeploop knows {', '.join(KINDS)}")
+        raise ValueError(f"{run}: a run of task {task!r:.40}; this deeploop supports {', '.join(KINDS)}")
     config: RunConfig = from_dict(config_class(task), _read(resolve(run) / "config.json"))
     return config
 
 
 def config_to_resume(run: Path) -> RunConfig:
-    """The config with which the run in a folder goes on: its own."""
+    """The config to resume a run with, which is its own."""
     config = load_any_config(run)
     if is_shipped(run):
         raise ValueError(
-            f"{run}: comes with the package and stays as it is; --init-from {run} starts from it"
+            f"{run}: comes with the package and can't be changed; --init-from {run} starts from it"
         )
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
-        raise ValueError(f"{run}: holds no checkpoint to go on from; {_start_anew(run)}")
-    # Weights of step 0 alone, as `save_weights` writes them; a healing that is stopped at step 0 has moments.
+        raise ValueError(f"{run}: holds no checkpoint to continue from; {_start_anew(run)}")
+    # Only weights at step 0, as `save_weights` writes them; a healing stopped at step 0 also has moments.
     if checkpoint.name.endswith("-00000000") and not (checkpoint / OPTIMIZER).exists():
         raise ValueError(
             f"{run}: is a retrofit's start; heal it with: deeploop train --config {run / 'config.json'}"
@@ -141,7 +141,7 @@ def config_to_resume(run: Path) -> RunConfig:
 
 
 def load_config(run: Path, instead: str = "") -> TrainConfig:
-    """The config of a language model's run; of another one, the error says what to do `instead`."""
+    """The config of a language model's run; for another run, the error suggests what to do `instead`."""
     config = load_any_config(run)
     if not isinstance(config, TrainConfig):
         raise ValueError(f"{run}: a run of {config.kind}; this is for language models{instead}")
@@ -149,7 +149,7 @@ def load_config(run: Path, instead: str = "") -> TrainConfig:
 
 
 def read_stamp(run: Path) -> dict[str, Any]:
-    """run.json: what a run folder holds."""
+    """The content of run.json."""
     run = resolve(run)
     stamp = _read(run / "run.json")
     if stamp.get("format") != FORMAT:
@@ -173,7 +173,7 @@ def load_reasoner_config(run: Path) -> ReasonerTrainConfig:
 
 
 def puzzle_shape(run: Path) -> PuzzleShape:
-    """The shape that run.json gives of a reasoner's puzzles."""
+    """The shape of a reasoner's puzzles, from run.json."""
     found = read_stamp(run).get("shape")
     fields = PuzzleShape._fields
     if not isinstance(found, dict) or any(type(found.get(name)) is not int for name in fields):
@@ -193,27 +193,27 @@ def require_checkpoint(run: Path) -> Path:
 
 
 def _start_anew(run: Path) -> str:
-    return f"start anew: deeploop train --config {run / 'config.json'} --out ANOTHER"
+    return f"start a new run: deeploop train --config {run / 'config.json'} --out ANOTHER"
 
 
 def provenance() -> dict[str, Any]:
-    """Provenance: versions, the source revision, the command, the time."""
+    """The versions, source revision, command and time of a result."""
     return {
         "deeploop": deeploop.__version__,
-        "torch": version("torch"),  # without importing it
+        "torch": version("torch"),  # without importing torch
         "python": platform.python_version(),
         "git": git_revision(),
-        "command": ["deeploop", *sys.argv[1:]],  # not argv[0]: a path of this machine
+        "command": ["deeploop", *sys.argv[1:]],  # without argv[0], a path on this machine
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
 @cache
 def git_revision() -> str | None:
-    """Revision of the source tree this package was imported from, with `+` when it was changed.
+    """Revision of the source tree that this package was imported from, with `+` if it was changed.
 
-    Asked once: what is committed while a run goes on is not what is running. None outside a checkout of
-    deeploop, also in a virtual environment that lies inside somebody else's repository.
+    It is read once, as later commits are not what is running. None outside a checkout of deeploop, also in a
+    virtual environment inside another repository.
     """
 
     def git(*words: str) -> str:
@@ -242,7 +242,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _not_a_run(folder: Path, missing: str) -> ValueError:
-    """Message for a folder that was named as a run and is not one."""
+    """The error for a folder that is not a run."""
     if not folder.is_dir():
         return ValueError(f"{folder}: no such run folder; `deeploop runs` lists those under runs/")
     if runs := sorted(file.parent.name for file in folder.glob("*/run.json")):
@@ -255,19 +255,19 @@ def _not_a_run(folder: Path, missing: str) -> ValueError:
 
 
 def is_export(folder: Path) -> bool:
-    """Return True for the folder of an export."""
+    """True for the folder of an export."""
     found = folder / "config.json"
     return not (folder / "run.json").exists() and read_json(found).get("model_type") == "deeploop"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints of a run, oldest first; a copy under another name is the user's own."""
+    """The complete checkpoints of a run, oldest first. Copies under other names are the user's own."""
     found = [path for path in (folder / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name)]
     return sorted(found, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was saved, by its name."""
+    """The step of a checkpoint, from its name."""
     return int(checkpoint.name.removeprefix("step-"))
 
 

@@ -1,4 +1,4 @@
-"""Registry of tasks by name. Configs and tasks are imported when they are asked for."""
+"""Registry of tasks by name. Config and task classes are imported on demand."""
 
 from importlib import import_module
 from pathlib import Path
@@ -24,20 +24,20 @@ KINDS = {
 
 
 def config_class(kind: str) -> type[RunConfig]:
-    """The config of a kind of run. Imports no torch."""
+    """The config class of a kind of run. Imports no torch."""
     return _load(KINDS[kind][0])
 
 
 def task_class(kind: str) -> type[Any]:
-    """The task of a kind of run."""
+    """The task class of a kind of run."""
     return _load(KINDS[kind][1])
 
 
 def read_config(path: Path) -> RunConfig:
-    """The config in a file: a run's config.json, or TOML with the same nesting; absent fields are default.
+    """Read a config from a file: a run's config.json, or TOML with the same nesting.
 
-    What is trained is said by the run.json beside a run's config.json, else by the fields: the first of
-    `KINDS` that has them all. Whether a run is resumed is no part of what is trained, and is left out.
+    The kind comes from the run.json beside a run's config.json, otherwise from the fields: the first of
+    `KINDS` that has them all. `resume` is ignored.
     """
     data = read_table(path)
     if not isinstance(data, dict):
@@ -54,7 +54,7 @@ def read_config(path: Path) -> RunConfig:
 
 
 def _kind_with(given: set[str]) -> type[RunConfig]:
-    """The class of configs that has the fields given, or most of them."""
+    """The config class that has all of the given fields, or most of them."""
     return min(
         map(config_class, KINDS), key=lambda kind: len(given - old_names.readable(leaf_hints(kind).keys()))
     )

@@ -1,4 +1,4 @@
-"""Checks of the tasks that train a looped GPT."""
+"""Checks shared by the tasks that train a looped GPT."""
 
 from deeploop.config.optim import OptimConfig
 from deeploop.config.run import DeviceConfig
@@ -6,7 +6,7 @@ from deeploop.models.gpt_config import GPTConfig
 
 
 def check_optim(model: GPTConfig, optim: OptimConfig, device: DeviceConfig) -> None:
-    """Raises where the optimizer of a looped GPT does not go with its model or its ranks."""
+    """Raise ValueError if the optimizer does not suit the model or its ranks."""
     if optim.injection_lr != 1 and model.injection in ("none", "add"):
         raise ValueError(
             f"optim.injection_lr={optim.injection_lr}: must be 1 with model.injection={model.injection}, "

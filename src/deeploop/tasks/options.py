@@ -1,4 +1,4 @@
-"""Options of `deeploop eval` and `deeploop diagnose` that every kind of run has."""
+"""Options of `deeploop eval` and `deeploop diagnose` for all kinds of runs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,32 +13,32 @@ from deeploop.tasks.puzzles.options import ReasonerOptions
 
 @dataclass(frozen=True, kw_only=True)
 class EvalArgs:
-    """Accuracy of a run: a language model's on the paper's eight tasks, or others of lm-evaluation-harness; a
-    reasoner's on the test split of its puzzles, on ARC with votes over the views of each task; an iterated
-    task's at any number of steps and rounds."""
+    """Score a run: a language model on the paper's eight tasks or others of lm-evaluation-harness, a reasoner
+    on the test split of its puzzles (on ARC with votes over the views of each task), an iterated task at any
+    number of steps and rounds."""
 
     run: Positional[Path | None] = None
-    """Run folder, as `deeploop train` writes it; unset: --requests are written, or --scores judged."""
+    """Run folder, as `deeploop train` writes it; unset: write --requests, or judge --scores."""
     tasks: tuple[str, ...] = ()
     """Tasks of the harness; unset: the paper's eight."""
     shots: tuple[int, ...] = ()
-    """Examples in front of each question; unset: 0 and 1."""
+    """Numbers of examples before each question; unset: 0 and 1."""
     limit: int | None = None
-    """So many documents of each task, the first; puzzles, evenly spread; instances of an iterated task."""
+    """Number of documents of each task (the first), of puzzles (evenly spread) or of iterated instances."""
     data: Path | None = None
     """Folder of <task>/<split>.jsonl (unset: download), or of a reasoner's puzzles (unset: as trained)."""
     rounds: tuple[int, ...] = ()
-    """Rounds R to evaluate at; several make a picture. Unset: as trained, or as the steps ask."""
+    """Rounds R to evaluate at; several make a figure. Unset: as trained, or one round per step."""
     recompute_alpha: bool = False
-    """Take alpha of each depth instead of the trained one."""
+    """Use the alpha of each depth instead of the trained one."""
     requests: Path | None = None
-    """Without a run: write the tokenized requests to this file. With one: score those in the file."""
+    """Without a run: write the tokenized requests to this file. With a run: score the requests in it."""
     scores: Path | None = None
-    """Judge scores that were made from a file of requests; the result is written beside them."""
+    """Judge scores computed from a file of requests; the result is written beside them."""
     tokenizer: str = "gpt2"
-    """Tokenizer of the requests that are written, or a folder that has it; with a run it is the run's."""
+    """Tokenizer of the requests to write, or a folder that has one; with a run, the run's is used."""
     batch_tokens: int | None = None
-    """Tokens computed at once, padding included; unset: 65536 on a GPU, 4096 on a CPU."""
+    """Tokens computed at once, including padding; unset: 65536 on a GPU, 4096 on a CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
     json: bool = False
@@ -54,13 +54,13 @@ class EvalArgs:
             raise ValueError(f"shots={min(self.shots)}: must be 0 or more")
         given = [name for name in ("tasks", "shots", "limit") if getattr(self, name)]
         if self.scores and (self.run or self.requests):
-            raise ValueError("scores: stand alone; leave the run folder and --requests out")
+            raise ValueError("scores: can't be combined with a run folder or --requests; leave those out")
         if given and (self.scores or (self.run and self.requests)):
-            raise ValueError(f"{given[0]}: the file says which requests there are; leave --{given[0]} out")
+            raise ValueError(f"{given[0]}: the file determines the requests; leave --{given[0]} out")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Arguments for the harness."""
+        """Arguments of the harness."""
         return {
             "tasks": list(dict.fromkeys(self.tasks or PAPER_TASKS)),
             "shots": sorted(set(self.shots or (0, 1))),
@@ -71,25 +71,25 @@ class EvalArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseArgs:
-    """Measures how a run's visits align: κ_R, what it asks of the exponent, and what a real step does.
+    """Measure how a run's visits align: κ_R, the exponent that it implies, and the effect of a real step.
 
-    Of HRM and TRM: κ_g of each module, κ̄_g and the bound, at the run's horizon and over the last cycle.
+    For HRM and TRM: κ_g of each module, κ̄_g and the bound, at the run's horizon and over the last cycle.
     """
 
     runs: Positional[tuple[Path, ...]] = (Path("shipped"),)
-    """Run folders; those of one family that differ in rounds (HRM: C_L) are also fitted together, for γ."""
+    """Run folders; those of one family that differ in rounds (HRM: C_L) are also fitted together for γ."""
     at: Literal["last", "init"] = "last"
-    """The weights to look at: the last checkpoint's, or those of the start, drawn anew from the seed."""
+    """The weights to examine: the last checkpoint's, or the initial ones, drawn again from the seed."""
     data: Path | None = None
-    """Corpus or puzzles of the probe; unset: the run's own, or Python's library if a corpus is gone."""
+    """Corpus or puzzles of the probe; unset: the run's own, or Python's library if its corpus is missing."""
     sequences: int = 0
-    """Sequences or puzzles of the probe; 0 takes as many as make about a thousand tokens."""
+    """Sequences or puzzles of the probe; 0: as many as make about a thousand tokens."""
     sublayers: tuple[str, ...] = ()
     """Sublayers to compare, such as blocks.0.mlp; unset: both of the first and last block of a module."""
     iterations: int = 20
-    """Iterations towards an operator norm, at most."""
+    """Largest number of iterations for an operator norm."""
     tolerance: float = 0.01
-    """Relative change of a norm at which its iterations stop."""
+    """Relative change of a norm at which the iterations stop."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
     json: bool = False

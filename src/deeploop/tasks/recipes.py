@@ -36,7 +36,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 }
 
 
-# Recipes that are gone, and the words that say the same now.
+# Recipes that were removed, and the command-line arguments that replace them.
 GONE = {
     f"{name}-{suffix}": f"{name}{option}"
     for name in ("tiny", "gpt2-small", "gpt2-medium")
@@ -50,10 +50,11 @@ def get_recipe(name: str) -> RunConfig:
 
 
 def require_recipe(name: str) -> None:
-    """Raise for a name that is no recipe's, with the command to use where it was one."""
+    """Raise ValueError unless a recipe has this name; name the replacement of a removed one."""
     if name in GONE:
         raise ValueError(
-            f"recipe={name}: is gone, as all recipes have the unigram bias; use `deeploop train {GONE[name]}`"
+            f"recipe={name}: was removed, as all recipes have the unigram bias; "
+            f"use `deeploop train {GONE[name]}`"
         )
     if name not in RECIPES:
         raise ValueError(f"recipe={name}: unknown; choose one of {', '.join(RECIPES)}")

@@ -1,4 +1,4 @@
-"""How many rounds a training step has: a function of seed and step, so that all ranks and a resume agree."""
+"""Random rounds, noise and first states of training steps, computed from seed and step."""
 
 import numpy as np
 import torch
@@ -8,11 +8,11 @@ from deeploop.data.draws import keys, words
 from deeploop.tasks.iterate.config import IterateRoundsConfig
 from deeploop.theory.depth_law import DepthLaw
 
-ROUNDS_KEY, NOISE_KEY, STATE_KEY = 3, 4, 5  # with the seed: not keys of the data's
+ROUNDS_KEY, NOISE_KEY, STATE_KEY = 3, 4, 5  # combined with the seed; distinct from the keys of the data
 
 
 class RoundsSampler:
-    """The rounds of each training step, of whatever law it has."""
+    """The rounds of each training step under any distribution."""
 
     def __init__(self, seed: int) -> None:
         self._key = keys(seed, ROUNDS_KEY)[0]
@@ -23,7 +23,7 @@ class RoundsSampler:
 
 
 class NoiseSampler:
-    """The noise of each training step, for the sequences of all ranks: None where there is none."""
+    """The noise of each training step for the sequences of all ranks, or None if the config has no noise."""
 
     def __init__(self, config: IterateRoundsConfig, *, seed: int, device: torch.device) -> None:
         self._size, self._key = config.noise, keys(seed, NOISE_KEY)[0]
@@ -39,16 +39,16 @@ class NoiseSampler:
 
 
 class FirstStateSampler:
-    """The first states of each training step, one draw per sequence, of unit variance."""
+    """The first states of each training step: one draw per sequence, with unit variance."""
 
     def __init__(self, *, seed: int, device: torch.device) -> None:
         self._key = keys(seed, STATE_KEY)[0]
         self._generator = torch.Generator(device)
 
     def at(self, sequences: range, shape: tuple[int, ...]) -> Tensor:
-        """(sequences, *shape) for the sequences of these numbers, counted from the start of the run.
+        """Draw (sequences, *shape) for the sequences with these numbers, counted from the start of the run.
 
-        A sequence's draw does not depend on the rank that has it.
+        A sequence's draw does not depend on its rank.
         """
         seeds = words(self._key, np.array(sequences), 1)[:, 0] >> np.uint64(1)
         device = self._generator.device

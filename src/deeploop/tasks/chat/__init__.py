@@ -1,1 +1,1 @@
-"""A looped GPT on conversations."""
+"""Fine-tuning of a looped GPT on conversations."""

@@ -1,4 +1,4 @@
-"""The config of fine-tuning a looped GPT on conversations."""
+"""The config for fine-tuning a looped GPT on conversations."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +14,11 @@ class ChatDataConfig:
     path: Path = Path("data/chat")
     """Folder of conversations."""
     validation_rows: int = 500
-    """Rows of held-out conversations that are validated on, at most."""
+    """Largest number of rows of held-out conversations to validate on."""
     validate_every: int = 100
-    """Steps between validations; one more comes at the end."""
+    """Steps between validations; there is also one at the end."""
     validation_rounds: tuple[int, ...] = ()
-    """Rounds at which a validation is done as well, beside the mean's (model.rounds)."""
+    """More numbers of rounds to validate at, besides model.rounds."""
 
     def __post_init__(self) -> None:
         if any(rounds < 1 for rounds in self.validation_rounds):
@@ -33,7 +33,7 @@ class ChatDataConfig:
 
     @property
     def mix(self) -> tuple[str, ...]:
-        """No corpora are mixed."""
+        """Empty: conversations are not mixed from several corpora."""
         return ()
 
     @property
@@ -42,7 +42,7 @@ class ChatDataConfig:
 
     @property
     def mask_documents(self) -> bool:
-        """Conversations are always kept apart."""
+        """Conversations are always masked from each other."""
         return True
 
 

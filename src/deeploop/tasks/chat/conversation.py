@@ -1,4 +1,4 @@
-"""A conversation with a built model: tokens of earlier turns stay in the key-value cache.
+"""Chat with a model. The tokens of earlier turns stay in the key-value cache.
 
 talk = Conversation(model, tokenizer, template)
 answer = talk.ask("What is a loop?", write=print)
@@ -28,9 +28,9 @@ from deeploop.tasks.chat.template import (
 
 
 class Conversation:
-    """Questions and answers so far, and the cache of their tokens.
+    """The questions and answers so far, and the cache of their tokens.
 
-    Where the context is full the first turns are forgotten, as `prepare chat` cuts them; `forgotten` counts.
+    When the context is full, the first turns are dropped, as in `prepare chat`; `forgotten` counts them.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Conversation:
             self._check_system()
 
     def _check_system(self) -> None:
-        """Raises where not even the shortest question fits behind the system message."""
+        """Raise ValueError if not even the shortest question fits after the system message."""
         messages = guarded([*self._system, _message("user", "?")], self._tokenizer)
         if not self._fits(tokens := self._encoded(self._template.segments(messages, ask=True))):
             raise ValueError(
@@ -61,13 +61,13 @@ class Conversation:
             )
 
     def reset(self) -> None:
-        """Begins anew."""
+        """Start a new conversation."""
         self.messages: list[Message] = list(self._system)
         self.forgotten = 0
         self._begin([])
 
     def ask(self, question: str, *, write: Callable[[str], object]) -> str:
-        """The answer, written piece by piece as it is drawn."""
+        """Answer a question, passing each piece of text to `write` as it is generated."""
         messages = [*self.messages, _message("user", question)]
         self._add_question(messages)
         text = TextBeforeTail(self._tail(), write)
@@ -77,13 +77,13 @@ class Conversation:
         return answer
 
     def _begin(self, tokens: list[int]) -> None:
-        """A new cache, for tokens that are still to be read."""
+        """Start with an empty cache and tokens that are still to be read."""
         self._tokens, self._cache = tokens, self._model.new_cache()
 
     def _add_question(self, messages: list[Message]) -> None:
-        """Adds the tokens up to where the answer begins; where they do not fit, turns are forgotten."""
+        """Append the question and the prompt for an answer; drop turns if they do not fit."""
         segments = self._template.segments(guarded(messages, self._tokenizer), ask=True)
-        # What was said stays as it was drawn: the same text could have other tokens.
+        # Earlier tokens are kept as generated: encoding their text again could give other tokens.
         if self._tokens:
             tokens = [*self._tokens, *encode_text(segments[-1][0], self._tokenizer).tolist()]
         else:
@@ -107,12 +107,12 @@ class Conversation:
         return tokens
 
     def _fits(self, tokens: list[int]) -> bool:
-        """Whether an answer has room behind the tokens: what is asked for, or a quarter of the context."""
+        """True if there is room for an answer of `max_tokens`, or of a quarter of the context if less."""
         context = self._model.config.context
         return len(tokens) + min(self._max_tokens, max(1, context // 4)) <= context + 1
 
     def _tail(self) -> str:
-        """What the template writes between an answer and its end, as the tokens of it read."""
+        """The text that the template writes between an answer and its end, as its tokens decode."""
         messages = [*guarded(self.messages, self._tokenizer), {"role": "assistant", "content": GUARD}]
         _, mark, tail = self._template.segments(messages)[-1][0].removesuffix(END).rpartition(GUARD)
         tokens = encode_text(tail if mark else "", self._tokenizer).tolist()
@@ -135,12 +135,12 @@ class Conversation:
                 break
             write(decoder.decode(self._tokenizer.token_bytes(token)))
         write(decoder.decode(b"", final=True))
-        if self._tokens[-1] != end:  # an answer that was cut off ends all the same
+        if self._tokens[-1] != end:  # an answer at the limit of tokens also ends
             self._tokens.append(end)
 
 
 class TextBeforeTail:
-    """Writes text as it comes, but for a tail at its end: what may become one is held back."""
+    """Write text as it arrives, except for a known tail; hold back what may be the tail's start."""
 
     def __init__(self, tail: str, write: Callable[[str], object]) -> None:
         self._tail, self._write = tail, write
@@ -153,7 +153,7 @@ class TextBeforeTail:
         self._held = text[at:]
 
     def end(self) -> str:
-        """All of the text, without its tail."""
+        """The whole text without its tail."""
         if self._held != self._tail:
             self._pass(self._held)
         return self._written

@@ -1,14 +1,14 @@
-"""Conversations as tokens: the chat folder, and how it is made from JSON lines.
+"""Conversations as tokens: the chat folder, and how JSON lines become one.
 
     train_tokens.npy          uint16, or uint32 of a large vocabulary: conversations, end-of-text before each
-    train_answers.npy         bool (tokens,): which of them belong to answers
-    train_bounds.npy          int64 (conversations + 1,): where each begins, and where the last ends
-    validation_….npy          the same, held out
-    template.jinja            what made text of the messages
-    merges.txt                of a tokenizer that was trained; or tokenizer.json, tokenizer_config.json
+    train_answers.npy         bool (tokens,): True for the tokens of answers
+    train_bounds.npy          int64 (conversations + 1,): the start of each, and the end of the last
+    validation_….npy          as above, for the held-out conversations
+    template.jinja            the chat template
+    merges.txt                a trained tokenizer; or tokenizer.json and tokenizer_config.json
     chat.json                 tokenizer, source, settings, checksums
 
-chat.json is written last: where it stands, the folder is whole.
+chat.json is written last: a folder that has it is complete.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from deeploop.tasks.chat.template import (
 CHAT_FORMAT = 1
 SPLITS = ("train", "validation")
 TYPES = {"tokens": ("<u2", "<u4"), "answers": ("|b1",), "bounds": ("<i8",)}
-HASHED = {"template": "another template", "text_sha256": "other text"}  # settings that are a hash
+HASHED = {"template": "another template", "text_sha256": "other text"}  # settings stored as a hash
 COUNTS = ("conversations", "shortened", "left_out")
 FIELDS = {
     "source": str,
@@ -57,7 +57,7 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class ChatSplit:
-    """Conversations of one split, read from memory maps."""
+    """The conversations of one split, memory-mapped."""
 
     tokens: np.ndarray
     answers: np.ndarray
@@ -68,11 +68,11 @@ class ChatSplit:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Positions that each conversation takes: its last token is only predicted."""
+        """The number of inputs in each conversation; its last token is only a target."""
         return np.diff(self.bounds) - 1
 
     def scored(self) -> np.ndarray:
-        """Tokens of answers in each conversation; the first token of one is never predicted."""
+        """The number of answer tokens in each conversation. Its first token is never a target."""
         return np.add.reduceat(np.asarray(self.answers, dtype=np.int64), self.bounds[:-1])
 
 
@@ -92,7 +92,7 @@ class ChatSet:
 
     @classmethod
     def open(cls, folder: Path | str) -> "ChatSet":
-        """Opens a folder; checks names, types, shapes, bounds and tokens, but not the checksums."""
+        """Open a folder, checking names, types, shapes, bounds and tokens but not the checksums."""
         folder = Path(folder)
         facts = _read_facts(folder)
         arrays = {name: _read_array(folder, name, entry) for name, entry in facts["arrays"].items()}
@@ -112,7 +112,7 @@ class ChatSet:
 
     @property
     def checksum(self) -> str:
-        """sha256 over the arrays' own checksums: which conversations these are, wherever the folder lies."""
+        """sha256 over the checksums of the arrays, which identifies the conversations in any folder."""
         own = [self.facts["arrays"][name]["sha256"] for name in sorted(self.facts["arrays"])]
         return hashlib.sha256(" ".join(own).encode()).hexdigest()
 
@@ -121,20 +121,20 @@ class ChatSet:
         return len(self.train.tokens)
 
     def counts(self) -> np.ndarray:
-        """How often each token of the vocabulary occurs in the training conversations, int64."""
+        """Count of each token of the vocabulary in the training conversations, int64."""
         return np.bincount(self.train.tokens, minlength=self.vocabulary)
 
     @property
     def longest(self) -> int:
-        """Positions of the longest conversation."""
+        """Inputs of the longest conversation."""
         return int(max(split.lengths.max() for split in (self.train, self.validation)))
 
     def tokenizer(self) -> Tokenizer:
-        """What made the tokens; a trained one is read from the folder."""
+        """The tokenizer that made the tokens. A trained one is read from the folder."""
         return load_tokenizer(self.tokenizer_name, self.folder)
 
     def template(self) -> ChatTemplate:
-        """What made text of the messages."""
+        """The chat template that the conversations were written with."""
         template = read_template(self.folder / TEMPLATE_FILE)
         _compare(
             self.folder / TEMPLATE_FILE, _sha256(template.text.encode()), self.facts["template"]["sha256"]
@@ -142,13 +142,13 @@ class ChatSet:
         return template
 
     def verify(self) -> None:
-        """Reads everything and compares it with the checksums of chat.json; names the first bad file."""
+        """Compare everything with the checksums in chat.json. ValueError names the first bad file."""
         for split, own in zip(SPLITS, (self.train, self.validation), strict=True):
             for kind in TYPES:
                 wanted = self.facts["arrays"][f"{split}_{kind}"]["sha256"]
                 _compare(self.folder / f"{split}_{kind}.npy", _sha256(getattr(own, kind)), wanted)
         self.template()
-        self.tokenizer()  # a trained one has its checksum in its name
+        self.tokenizer()  # a trained tokenizer has its checksum in its name
 
 
 def prepare_chat(
@@ -160,7 +160,7 @@ def prepare_chat(
     context: int,
     validation_share: float,
 ) -> ChatSet:
-    """Writes a chat folder, or returns the one already there with the same settings."""
+    """Write a chat folder, or return the one already there with the same settings."""
     if context < 1:
         raise ValueError(f"context={context}: must be at least 1")
     if not (math.isfinite(validation_share) and 0 < validation_share <= 0.5):
@@ -177,7 +177,7 @@ def prepare_chat(
     if (found := _prepared(out, settings)) is not None:
         return found
     with exclusive_folder(out):
-        if (found := _prepared(out, settings)) is not None:  # by another process, meanwhile
+        if (found := _prepared(out, settings)) is not None:  # written by another process meanwhile
             return found
         splits, counts = _encode(file, tokenizer, template, context, validation_share)
         _write(out, file.name, tokenizer, template, settings, splits, counts)
@@ -185,7 +185,7 @@ def prepare_chat(
 
 
 def read_conversations(file: Path) -> Iterator[tuple[str, list[Message]]]:
-    """Every conversation, and the place of its line: `messages`, or `prompt` and `response`."""
+    """Yield each line's location and conversation: `messages`, or `prompt` and `response`."""
     for where, row in json_lines(file):
         try:
             if not isinstance(row, dict):
@@ -203,10 +203,10 @@ def read_conversations(file: Path) -> Iterator[tuple[str, list[Message]]]:
 def fit_turns(
     messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer, most: int
 ) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """Tokens and answers of a conversation of at most `most` tokens, and how many turns were cut for it.
+    """Encode a conversation in at most `most` tokens; return tokens, answers and the number of turns dropped.
 
-    Whole turns go, a question with what follows it, from the front; a system message stays. None: not even
-    the last turn fits.
+    Whole turns are dropped from the front, a question together with its answer; a system message stays.
+    Return None if not even the last turn fits.
     """
     for cut, kept in enumerate(cut_at_front(messages)):
         tokens, answers = encode_segments(template.segments(guarded(kept, tokenizer)), tokenizer)
@@ -216,7 +216,7 @@ def fit_turns(
 
 
 def cut_at_front(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """The conversation whole, then without its first turn, its first two, …; to the last turn."""
+    """Yield the whole conversation, then without its first turn, without the first two, and so on."""
     first = 1 if messages[0]["role"] == "system" else 0
     rest = messages[first:]
     starts = [index for index, message in enumerate(rest) if message["role"] == "user"]
@@ -246,7 +246,7 @@ def _encode(
             f"{file}: {counts['conversations']} conversations, of which {counts['left_out']} are longer than "
             f"--context {context}; at least two must be left, one of them to hold out"
         )
-    # Held out are conversations spread evenly over the file.
+    # Hold out conversations spread evenly over the file.
     number = np.arange(len(kept) + 1)
     is_held = np.diff(np.ceil(number * max(share, 1 / len(kept)) - 1e-9)) > 0
     return {
@@ -349,8 +349,8 @@ def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
 def _check_split(folder: Path, name: str, split: ChatSplit, vocabulary: int) -> None:
     bounds, tokens = split.bounds, split.tokens
     whole = len(bounds) > 1 and bounds[0] == 0 and bounds[-1] == len(tokens) == len(split.answers)
-    inside = whole and bounds.min() == 0 and bounds.max() == len(tokens)  # so that differences can't overflow
-    # Of two tokens at least, the second of which may be an answer.
+    inside = whole and bounds.min() == 0 and bounds.max() == len(tokens)  # excludes differences that overflow
+    # Each conversation has at least two tokens, the second of which may be an answer.
     if not inside or np.diff(bounds).min() < 2:
         raise ValueError(f"{folder}: {name}_bounds.npy does not cut its tokens into conversations")
     if (most := int(tokens.max())) >= vocabulary:

@@ -1,7 +1,7 @@
-"""Batches of conversations: whole ones packed into rows, in a seeded order, resumable to the row.
+"""Batches of conversations: whole ones packed into rows in a seeded order, resumable to the row.
 
-An epoch visits every conversation once, in the order of a keyed permutation. A row takes the next ones for as
-long as they fit; what is left of it is filled up. The rows of a step are the same for any number of ranks.
+An epoch visits every conversation once, in the order of a keyed permutation. A row takes the next ones as
+long as they fit, then padding. The rows of a step do not depend on the number of ranks.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from deeploop.data.draws import FEISTEL_ROUNDS, keys, permute
 from deeploop.data.loader_state import check_position
 from deeploop.tasks.chat.data import ChatSplit
 
-CHAT = 0x6368  # tells the order of conversations from other draws of the same seed
+CHAT = 0x6368  # separates the order of conversations from other draws with the same seed
 
 
 class Rows(NamedTuple):
@@ -23,13 +23,13 @@ class Rows(NamedTuple):
     inputs: Tensor
     """int64 tokens."""
     targets: Tensor
-    """int64: the next token where it belongs to an answer, -1 elsewhere."""
+    """int64: the next token if it belongs to an answer, otherwise -1."""
     starts: Tensor
-    """bool: where a conversation begins, or what fills up a row."""
+    """bool: True where a conversation or the padding begins."""
 
 
 def pack_rows(lengths: np.ndarray, context: int) -> np.ndarray:
-    """Where rows begin: the number of each row's first conversation, then how many there are."""
+    """Pack conversations into rows; return the number of each row's first conversation, then the total."""
     firsts, filled = [0], 0
     for number, length in enumerate(lengths.tolist()):
         if filled + length > context:
@@ -40,7 +40,7 @@ def pack_rows(lengths: np.ndarray, context: int) -> np.ndarray:
 
 
 def read_rows(split: ChatSplit, rows: list[np.ndarray], context: int, filler: int) -> Rows:
-    """The conversations of those numbers, a row for each array."""
+    """Read the conversations with these numbers, one row for each array."""
     shape = (len(rows), context)
     inputs, targets = np.full(shape, filler, dtype=np.int64), np.full(shape, -1, dtype=np.int64)
     starts = np.zeros(shape, dtype=np.bool_)
@@ -61,7 +61,7 @@ def read_rows(split: ChatSplit, rows: list[np.ndarray], context: int, filler: in
 
 
 class ChatLoader:
-    """An endless, deterministic sequence of batches; `batch` counts the rows of all ranks together."""
+    """An endless, deterministic sequence of batches. `batch` counts the rows of all ranks."""
 
     def __init__(
         self,
@@ -85,22 +85,22 @@ class ChatLoader:
 
     @property
     def rows(self) -> int:
-        """Rows of this epoch."""
+        """The number of rows in this epoch."""
         return len(self._firsts) - 1
 
     def step_batch(self) -> tuple[Tensor, ...]:
-        """This rank's rows of the next step, and the number of answer tokens in those of all ranks."""
+        """The rows of this rank for the next step, and the number of answer tokens on all ranks."""
         rows = [self._next_row() for _ in range(self._batch)]
         answers = sum(int(self._scored[row].sum()) for row in rows)
         own = read_rows(self._split, rows[self._mine], self._context, self._filler)
         return *own, torch.tensor(float(answers))
 
     def state(self) -> dict[str, Any]:
-        """Where the next step begins; the same on every rank and for every number of ranks."""
+        """The position of the next step, independent of the rank and of the number of ranks."""
         return {**self._identity(), "epoch": self._epoch, "position": self._position}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continues from a state of a loader over the same conversations with the same seed and context."""
+        """Continue from the state of a loader over the same conversations with the same seed and context."""
         self._open(*check_position(state, self._identity()))
         if self._position >= self.rows:
             raise ValueError(f"loader state: position {self._position}: the epoch has {self.rows} rows")
@@ -123,7 +123,7 @@ class ChatLoader:
 
 
 def held_out_rows(split: ChatSplit, context: int, filler: int, count: int) -> Rows:
-    """`count` rows of conversations in their order, spread evenly; all of them if there are fewer."""
+    """`count` rows of conversations in order, spread evenly; all rows if there are fewer."""
     if count < 1:
         raise ValueError(f"validation rows {count}: must be at least 1")
     firsts = pack_rows(split.lengths, context)

@@ -11,17 +11,17 @@ from deeploop.eval.sampling import Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class ChatArgs(Sampling):
-    """A conversation with the model of a chat run: a question per line, answers as they are produced.
+    """Chat with the model of a chat run: one question per line, answers as they are generated.
 
-    /reset begins a new conversation, /quit or the end of the input ends.
+    /reset starts a new conversation, /quit or the end of the input ends it.
     """
 
     run: Positional[Path]
     """Run folder, as `deeploop train chat` writes it."""
     system: str = ""
-    """A system message, which stands before all turns."""
+    """A system message before all turns."""
     max_tokens: int = 400
-    """Tokens of an answer, at most."""
+    """Largest number of tokens in an answer."""
     rounds: int | None = None
     """Rounds R at test time; unset: as trained."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -1,4 +1,4 @@
-"""The recipe of fine-tuning on conversations."""
+"""The recipe for fine-tuning on conversations."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from deeploop.tasks.chat.config import ChatDataConfig, ChatTrainConfig
 
 
 def chat() -> ChatTrainConfig:
-    """Fine-tunes a run (--init-from) on conversations; the model's settings are that run's."""
+    """Fine-tune a run (--init-from) on conversations, with that run's model settings."""
     return ChatTrainConfig(
         out=Path("runs/chat"),
         data=ChatDataConfig(),

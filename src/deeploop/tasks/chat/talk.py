@@ -1,4 +1,4 @@
-"""A conversation with a fine-tuned run, in the terminal or through a pipe."""
+"""Chat with a fine-tuned run in the terminal or through a pipe."""
 
 import sys
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from deeploop.terminal import printable, show
 from deeploop.train.distributed import open_world
 from deeploop.train.rundir import load
 
-HELP = "/reset begins anew, /quit ends"
+HELP = "/reset starts a new conversation, /quit ends"
 
 
 def run(args: ChatArgs) -> int:
-    """Answer question after question until they end, or /quit."""
+    """Answer questions until the input ends or /quit."""
     template, checkpoint = template_of(args.run), require_checkpoint(args.run)
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with memory_advice("--device cpu"), suppress(KeyboardInterrupt):
@@ -40,8 +40,8 @@ def run(args: ChatArgs) -> int:
 
 
 def template_of(run: Path) -> ChatTemplate:
-    """The template that a run was fine-tuned with."""
-    load_config(run)  # a folder that is no run is named as such
+    """The chat template of a fine-tuned run."""
+    load_config(run)  # raises if the folder is not a run
     template = kept_template(resolve(run))
     if template is None:
         raise ValueError(
@@ -51,8 +51,8 @@ def template_of(run: Path) -> ChatTemplate:
 
 
 def talk(conversation: Conversation, questions: Iterator[str]) -> None:
-    """Answers question after question until they end, or /quit."""
-    is_shown = sys.stdout.isatty()  # wherever the questions come from
+    """Answer questions until they end or /quit."""
+    is_shown = sys.stdout.isatty()  # even if the questions come from a pipe
 
     def write(piece: str) -> None:
         print(printable(piece, "\n\t") if is_shown else piece, end="", flush=True)
@@ -80,7 +80,7 @@ def talk(conversation: Conversation, questions: Iterator[str]) -> None:
 
 
 def lines_of_stdin(*, on_terminal: bool) -> Iterator[str]:
-    """Lines as they are typed or piped; a terminal gets a prompt, and line editing where Python has it."""
+    """Yield lines as they are typed or piped. A terminal gets a prompt, and line editing if Python has it."""
     if not on_terminal:
         yield from sys.stdin
         return

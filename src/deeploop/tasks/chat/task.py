@@ -1,4 +1,4 @@
-"""The task of answering: a trained looped GPT on conversations, with the loss on the answers alone."""
+"""The chat task: fine-tune a looped GPT on conversations, with the loss on the answers only."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from deeploop.tasks.language.task import LanguageTask
 
 
 class ChatTask(LanguageTask):
-    """A looped GPT on conversations, packed into rows and kept apart."""
+    """A looped GPT on conversations that are packed into rows and masked from each other."""
 
     def open_data(self) -> Loader:
         config, world, context = self.config, self.world, self.config.model.context
@@ -40,7 +40,7 @@ class ChatTask(LanguageTask):
             rank=world.rank,
             world=world.size,
         )
-        if (batch := config.optim.batch) > loader.rows:  # every step would repeat conversations
+        if (batch := config.optim.batch) > loader.rows:  # a step would repeat conversations
             raise ValueError(
                 f"optim.batch={batch}: a step of {batch} rows is more than the {loader.rows} that the "
                 f"{len(chat.train):,} conversations of {data.path} fill; give --batch {loader.rows} or "
@@ -56,12 +56,12 @@ class ChatTask(LanguageTask):
         return dict(zip(names, self.loader.step_batch(), strict=True))
 
     def files(self) -> dict[str, str]:
-        """The template and a trained tokenizer: the run folder needs nothing else to chat."""
+        """The template and a trained tokenizer: with the weights, all that `deeploop chat` needs."""
         return {TEMPLATE_FILE: self.corpus.template().text, **tokenizer_files(self.tokenizer)}
 
 
 def open_chat(path: Path) -> ChatSet:
-    """The conversations of a folder, after their content was found to have its checksums."""
+    """Open the conversations of a folder and verify their checksums."""
     with naming_field("data.path", path):
         chat = ChatSet.open(path)
         chat.verify()

@@ -1,8 +1,8 @@
-"""Chat templates: how a conversation becomes text, and which parts of the text are answers.
+"""Chat templates: render a conversation as text, and find which parts of the text are answers.
 
-A template is Jinja, as transformers has them, with `messages`, `bos_token`, `eos_token` and
-`add_generation_prompt`. It runs in Jinja's sandbox. Answers are found by rendering prefixes of the
-conversation, so any template will do that only ever adds text behind what it has written.
+A template is Jinja as in transformers, with `messages`, `bos_token`, `eos_token` and
+`add_generation_prompt`, and runs in Jinja's sandbox. Answers are found by rendering prefixes of the
+conversation, so a template works if each message only appends text to what is already written.
 """
 
 import re
@@ -18,15 +18,15 @@ from deeploop.files import read_text
 from deeploop.tasks.chat.template_sandbox import sandbox
 
 Message = dict[str, str]  # role and content
-Segment = tuple[str, bool]  # text, and whether it is an answer
+Segment = tuple[str, bool]  # text, and True if it is an answer
 
 ROLES = ("system", "user", "assistant")
-# No characters, so no text holds them: END stands for end-of-text while rendering, and no special word
-# begins behind GUARD.
+# Unicode noncharacters, which no valid text contains. END stands for end-of-text while rendering; a special
+# word after GUARD is not a token.
 END, GUARD = "\ufdd0", "\ufdd1"
 LARGEST_TEMPLATE = 2**20
 LARGEST_TEXT = 2**24
-TEMPLATE_FILE = "template.jinja"  # not transformers' name: a tokenizer of theirs may lie beside it
+TEMPLATE_FILE = "template.jinja"  # not transformers' name, as the folder may also hold a pretrained tokenizer
 
 DEFAULT = """\
 {{- bos_token -}}
@@ -50,17 +50,17 @@ TEMPLATES = {"default": DEFAULT, "chatml": CHATML}
 
 
 class ChatTemplate:
-    """A template that was compiled; `name` is what errors call it."""
+    """A compiled template; `name` identifies it in errors."""
 
     def __init__(self, text: str, name: str) -> None:
         self.text, self.name = text, name
         try:
             self._template = sandbox(LARGEST_TEXT).from_string(text)
-        except Exception as error:  # whatever a stranger's template brings up in Jinja
+        except Exception as error:  # an untrusted template may raise anything in Jinja
             raise ValueError(f"template {name}: not a Jinja template ({_one_line(error)})") from None
 
     def render(self, messages: Sequence[Message], *, ask: bool) -> str:
-        """The conversation as text, up to where an answer begins if one is asked for; END is end-of-text."""
+        """Render the conversation, with a prompt for an answer if `ask`. END stands for end-of-text."""
         try:
             text = self._template.render(
                 messages=list(messages), bos_token=END, eos_token=END, add_generation_prompt=ask
@@ -72,10 +72,10 @@ class ChatTemplate:
         return text
 
     def segments(self, messages: Sequence[Message], *, ask: bool = False) -> list[Segment]:
-        """What stands before each answer, and the answer, in turn; nothing follows the last answer.
+        """Split the rendered text at its answers: the text before each, then the answer itself.
 
-        An answer ends with END: where the template writes one, or else behind all that it writes. `ask`: then
-        comes what asks for one more answer.
+        An answer ends with END: the template's own, or one appended to the last text that it writes. With
+        `ask`, the last segment is the prompt for one more answer.
         """
         found: list[Segment] = []
         done = ""
@@ -95,14 +95,14 @@ class ChatTemplate:
     def _rest(self, text: str, done: str) -> str:
         if not text.startswith(done):
             raise ValueError(
-                f"template {self.name}: does not only add text from message to message, so that answers "
-                "can't be told from the rest; take one that does, such as default"
+                f"template {self.name}: does not only append text from message to message, so that answers "
+                "can't be found; use one that does, such as default"
             )
         return text[len(done) :]
 
 
 def find_template(asked: str, tokenizer: Tokenizer | None = None) -> ChatTemplate:
-    """A template by its name or by a file; `tokenizer` is the one that a pretrained tokenizer has."""
+    """Find a template by name or file. `tokenizer` is the name of a pretrained tokenizer's own template."""
     if asked in TEMPLATES:
         return ChatTemplate(TEMPLATES[asked], asked)
     if asked == "tokenizer":
@@ -119,7 +119,7 @@ def find_template(asked: str, tokenizer: Tokenizer | None = None) -> ChatTemplat
 
 
 def read_template(path: Path) -> ChatTemplate:
-    """The template in a file."""
+    """Read the template in a file."""
     try:
         return ChatTemplate(read_text(path, LARGEST_TEMPLATE), str(path))
     except OSError as error:
@@ -127,13 +127,13 @@ def read_template(path: Path) -> ChatTemplate:
 
 
 def kept_template(folder: Path) -> ChatTemplate | None:
-    """The template that a run folder keeps; None for a run that was not trained on conversations."""
+    """The template in a run folder; None if the run was not trained on conversations."""
     path = folder / TEMPLATE_FILE
     return read_template(path) if path.exists() else None
 
 
 def check_messages(messages: Any) -> list[Message]:
-    """Messages of a conversation, up to its last answer; ValueError says what is wrong with which."""
+    """Check the messages of a conversation and drop those after its last answer."""
     if not isinstance(messages, list) or not messages:
         raise ValueError("messages: must be a list of messages")
     found = [_checked(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -157,14 +157,15 @@ def _checked(message: Any, where: str) -> Message:
 
 
 def plain(text: str) -> str:
-    """The text without the two that are no characters."""
+    """Replace the two noncharacters END and GUARD."""
     return text.replace(END, "\ufffd").replace(GUARD, "\ufffd")
 
 
 def encode_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of a conversation, and which of them are answers (bool).
+    """Encode a conversation; return its tokens, and a bool array that marks the answers.
 
-    Each segment is encoded by itself, as it is when a conversation grows. End-of-text stands before all.
+    Each segment is encoded separately, so that a growing conversation keeps its tokens. End-of-text comes
+    first.
     """
     (first, is_answer), *rest = segments
     opened = [(first if first.startswith(END) else END + first, is_answer), *rest]
@@ -174,12 +175,12 @@ def encode_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> tuple[
 
 
 def encode_text(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Tokens of text in which END is end-of-text, and special words of the tokenizer are tokens."""
+    """Encode text in which END is end-of-text and the tokenizer's special words are tokens."""
     dtype = token_dtype(tokenizer.vocabulary)
     special = {END: tokenizer.end_of_text, **special_tokens(tokenizer)}
     parts = [np.empty(0, dtype)]
     for number, piece in enumerate(re.split(f"(?<!{GUARD})({_any_of(special)})", text)):
-        if number % 2:  # what the pattern matched
+        if number % 2:  # a match of the pattern
             parts.append(np.array([special[piece]], dtype))
         elif piece := piece.replace(GUARD, ""):
             parts.append(tokenizer.encode_array(piece))
@@ -191,15 +192,15 @@ def _any_of(words: Iterable[str]) -> str:
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Words of a pretrained tokenizer that a template may write as tokens, such as <|im_start|>."""
+    """Special words of a pretrained tokenizer that a template may write as tokens, such as <|im_start|>."""
     return tokenizer.special_tokens if isinstance(tokenizer, PretrainedTokenizer) else {}
 
 
 def guarded(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:
-    """The messages with GUARD before every special word: what a person writes is plain text."""
+    """Put GUARD before every special word in the messages, so that it is encoded as plain text."""
     if not (special := special_tokens(tokenizer)):
         return list(messages)
-    start = re.compile(f"(?={_any_of(special)})")  # looks ahead, so that words which overlap are all found
+    start = re.compile(f"(?={_any_of(special)})")  # a lookahead, which also finds overlapping words
     return [{**message, "content": start.sub(GUARD, message["content"])} for message in messages]
 
 

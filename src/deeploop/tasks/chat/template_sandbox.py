@@ -1,7 +1,7 @@
-"""Jinja's sandbox as transformers sets it up for chat templates, with a bound on what one operation may make.
+"""Jinja's sandbox as set up by transformers for chat templates, with a limit on the size of every result.
 
-The size of every product, filter and method of text is estimated from its operands before it is computed, and
-nothing is computed while a template is compiled.
+The size of each product, filter and string method is estimated from its operands before it is computed,
+and nothing is computed while a template is compiled.
 """
 
 import functools
@@ -9,30 +9,30 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-MOST_ITEMS = 100_000  # of a number that is handed to a filter or a method, as Jinja's own of a range
-PADDED = re.compile(r"\d{6,}|\*|{[^{}]*{")  # a width of a format that is large, or that is not written there
-ONE_BY_ONE = ("batch", "slice", "list")  # these make an object of every character
+MOST_ITEMS = 100_000  # largest number passed to a filter or method, as Jinja limits `range`
+PADDED = re.compile(r"\d{6,}|\*|{[^{}]*{")  # a format width that is large or not a literal
+ONE_BY_ONE = ("batch", "slice", "list")  # filters that make an object for every character
 
 
 def sandbox(largest: int) -> Any:
-    """An environment in which no operation makes more than about `largest` characters."""
+    """A Jinja environment in which no operation produces more than about `largest` characters."""
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def check(name: str, operands: Iterable[Any]) -> None:
         if estimate(name, *operands) > largest:
-            raise TemplateError(f"{name}: would make more than {largest:,} characters, or is a large number")
+            raise TemplateError(f"{name}: would make more than {largest:,} characters, or has a large number")
 
     class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(("*", "**", "%", "+"))  # not computed while compiling, either
+        intercepted_binops = frozenset(("*", "**", "%", "+"))  # also disables constant folding of these
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             check(operator, (left, right))
             return super().call_binop(context, operator, left, right)
 
         def call(self, context: Any, function: Any, *args: Any, **named: Any) -> Any:
-            method = getattr(function, "__wrapped__", function)  # as Jinja has str.format
+            method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format
             if isinstance(text := getattr(method, "__self__", None), str):
                 check(method.__name__, (text, *args, *named.values()))
             return super().call(context, function, *args, **named)
@@ -42,14 +42,14 @@ def sandbox(largest: int) -> Any:
 
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], optimized=False)
     environment.globals["raise_exception"] = raise_exception
-    del environment.filters["random"]  # tokens must not depend on chance
+    del environment.filters["random"]  # tokens must be deterministic
     for name, function in environment.filters.items():
         environment.filters[name] = _checked(name, function, check)
     return environment
 
 
 def estimate(name: str, value: Any, *others: Any) -> float:
-    """Estimate the characters that an operation makes; infinite where its operands forbid it."""
+    """Estimate the length of an operation's result; infinity if its operands are not allowed."""
     sizes = [_size(own) for own in others]
     if name == "**" or (name in ("format", "%") and isinstance(value, str) and PADDED.search(value)):
         return float("inf")
@@ -67,14 +67,14 @@ def estimate(name: str, value: Any, *others: Any) -> float:
 
 
 def _size(value: Any) -> float:
-    """The length of text or a list, or what a number says, and 1 at least."""
+    """The length of a string or list, or the magnitude of a number; at least 1."""
     if hasattr(value, "__len__"):
         return max(1, len(value))
     return max(1, abs(value)) if isinstance(value, int | float) else 1
 
 
 def _checked(name: str, function: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
-    """A filter that is checked first; as one that takes the context it is never computed while compiling."""
+    """Check a filter's operands first. Taking the context also prevents its evaluation at compile time."""
     from jinja2 import pass_context
 
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", "")

@@ -1,1 +1,1 @@
-"""A task of your own."""
+"""A user's own task."""

@@ -1,4 +1,4 @@
-"""The config of a task of your own: `train(config, task=YourTask)`."""
+"""The config of a user's own task: `train(config, task=YourTask)`."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -11,10 +11,10 @@ from deeploop.tasks.looped import check_optim
 
 @dataclass(frozen=True)
 class CustomDataConfig:
-    """What the loop must know of the data."""
+    """The data settings that the loop needs."""
 
     validate_every: int = 500
-    """Steps between validations; one more comes at the end."""
+    """Steps between validations; there is also one at the end."""
 
     def __post_init__(self) -> None:
         if self.validate_every < 1:
@@ -23,7 +23,7 @@ class CustomDataConfig:
 
 @dataclass(frozen=True)
 class CustomTrainConfig(RunConfig):
-    """One training run on a task of your own: `train(config, task=YourTask)`."""
+    """One training run on your own task: `train(config, task=YourTask)`."""
 
     task: ClassVar[str] = "custom"
     kind: ClassVar[str] = "a task of somebody's own"

@@ -1,1 +1,1 @@
-"""A looped GPT that applies a step many times."""
+"""Training a looped GPT to apply a step many times."""

@@ -1,4 +1,4 @@
-"""The config of a looped GPT on an iterated task."""
+"""The config for training a looped GPT on an iterated task."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,27 +15,27 @@ from deeploop.theory.depth_law import DepthLaw, uniform_law
 if TYPE_CHECKING:
     from deeploop.tasks.iterate.problems.examples import Examples
 
-IDENTITY = ("task", "rule", "length", "train_steps")  # fields that say which sequence of batches it is
+IDENTITY = ("task", "rule", "length", "train_steps")  # fields that determine the sequence of batches
 
 
 @dataclass(frozen=True)
 class IterateDataConfig:
-    """The task, which is generated while training; nothing is prepared."""
+    """The task, whose instances are generated during training."""
 
     task: Literal["automaton", "hops", "induction", "addition", "reachability"] = "automaton"
-    """What is iterated: docs/iterate.md has them."""
+    """The step that is iterated (docs/iterate.md)."""
     rule: int = 86
     """Rule of the automaton, 0 to 255; its neighbours are (x[-2], x[-1], x)."""
     length: int = 24
     """Size of an instance: cells of a row, nodes, digits or symbols."""
     train_steps: int = 4
-    """Most steps in training: every batch asks for a number from 1 to this one."""
+    """Most steps in training: the number of every batch is drawn from 1 to this one."""
     test_steps: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    """Steps that a validation asks for, each by itself."""
+    """Numbers of steps to validate at."""
     test_examples: int = 256
     """Held-out instances of a validation, the same for every seed."""
     validate_every: int = 500
-    """Steps between validations; one more comes at the end."""
+    """Steps between validations; there is also one at the end."""
 
     def __post_init__(self) -> None:
         for name in ("length", "train_steps", "test_examples", "validate_every"):
@@ -49,18 +49,18 @@ class IterateDataConfig:
             raise ValueError(f"data.test_steps={self.test_steps}: must be numbers of at least 1")
 
     def examples(self, *, tells_steps: bool) -> "Examples":
-        """The task as a model reads it."""
+        """The task as the model's inputs and targets."""
         return make_examples(self.task, self.length, self.rule, tells_steps=tells_steps)
 
 
 @dataclass(frozen=True)
 class IterateRoundsConfig:
-    """Rounds of a step of training, and whether the model is told the number of steps it is asked for."""
+    """The rounds of a training step, and whether the input has the number of steps."""
 
     sample: Literal["steps", "fixed", "uniform"] = "steps"
-    """steps: a round for each step that is asked for; fixed: model.rounds; uniform: 1 to model.rounds."""
+    """steps: a round for each step of the task; fixed: model.rounds; uniform: 1 to model.rounds."""
     noise: float = 0.0
-    """Gaussian noise on the stream after every round of training, as a share of its root mean square."""
+    """Gaussian noise on the stream after every training round, relative to its root mean square."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise) and self.noise >= 0):
@@ -68,15 +68,15 @@ class IterateRoundsConfig:
 
     @property
     def tells_steps(self) -> bool:
-        """Where rounds do not say how many steps are asked for, tokens of the input do."""
+        """True if the input has the number of steps, as the number of rounds does not tell it."""
         return self.sample != "steps"
 
     def at_test(self, steps: int, most: int) -> int:
-        """Rounds at which a model of `most` rounds is evaluated on `steps` steps."""
+        """The rounds at which a model with `most` rounds is evaluated on `steps` steps."""
         return steps if self.sample == "steps" else most
 
     def law(self, most: int, steps: int) -> DepthLaw:
-        """The distribution of the rounds of a batch that asks for `steps` steps, in a model of `most`."""
+        """The distribution of rounds for a batch with `steps` steps, in a model with `most` rounds."""
         least, most = {"steps": (steps, steps), "fixed": (most, most)}.get(self.sample, (1, most))
         return uniform_law(least, most)
 
@@ -95,7 +95,7 @@ class IterateTrainConfig(RunConfig):
 
     @property
     def examples(self) -> "Examples":
-        """The task as the model reads it."""
+        """The task as the model's inputs and targets."""
         return self.data.examples(tells_steps=self.rounds.tells_steps)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """`deeploop eval` for iterated tasks: accuracy against steps and rounds, far beyond the trained ones.
 
-The result goes to eval.json in the run folder, the matrix to steps.png, and the automaton's diagram to
-spacetime.png.
+Writes eval.json to the run folder, the matrix of accuracies to steps.png, and the automaton's space-time
+diagram to spacetime.png.
 """
 
 import json
@@ -29,7 +29,7 @@ from deeploop.train.distributed import World, arithmetic, how_computed, open_wor
 from deeploop.train.execution import choose_execution
 from deeploop.train.metrics import finite
 
-# Results that agree in these replace one another; any other stays beside them in eval.json.
+# A result that agrees in these replaces an earlier one in eval.json; others are kept.
 IDENTITY = (
     *("kind", "rule", "length", "examples", "steps", "rounds"),
     *("recompute_alpha", "checkpoint", "precision"),
@@ -47,7 +47,7 @@ def run(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     as_json: bool = False,
 ) -> str:
-    """Evaluates, writes the result into the run folder, and returns what to print."""
+    """Evaluate, write the result into the run folder, and return the text to print."""
     checkpoint = require_checkpoint(folder)
     results.check(folder)
     if rounds and min(rounds) < 1:
@@ -91,7 +91,7 @@ def run(
 
 
 def change_task(config: IterateTrainConfig, options: IteratedOptions) -> Examples:
-    """The task that is asked for, which must have the trained one's tokens."""
+    """The task with the given options, which must have the same tokens as in training."""
     data = config.data
     if options.rule is not None and data.task != "automaton":
         raise ValueError(f"rule={options.rule}: for the automaton; the run's task is {data.task}")
@@ -115,7 +115,7 @@ def evaluate(
     config: IterateTrainConfig,
     world: World,
 ) -> dict[str, Any]:
-    """Every number of rounds on every number of steps, as plain values: rows are rounds."""
+    """Evaluate every number of rounds on every number of steps, as plain values; rows are rounds."""
     computed = partial(arithmetic, config.device, world.device)
     began = time.perf_counter()
     sums = score_sums(
@@ -147,7 +147,7 @@ def evaluate(
 def diagram(
     model: LoopedGPT, examples: Examples, row: np.ndarray, steps: int, recompute_alpha: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One row's states after 1, 2, … steps: the truth, and the model's of one pass; (steps, cells) each."""
+    """One row's true and predicted states after 1, 2, … steps of one pass; (steps, cells) each."""
     truth = solve(examples.task, row, range(1, steps + 1))
     said = rollout(model, examples.task, row, steps, recompute_alpha=recompute_alpha)
     return np.stack([truth[h][0] for h in range(1, steps + 1)]), said[:, 0]

@@ -1,4 +1,4 @@
-"""The model of an iterated task's run."""
+"""Load the model of an iterated task's run."""
 
 from pathlib import Path
 

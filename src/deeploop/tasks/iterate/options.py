@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class IteratedOptions:
-    """Options for the run of an iterated task."""
+    """Options for an iterated task."""
 
     steps: tuple[int, ...] = ()
-    """Steps to ask for, also more than were trained; unset: those of the run's validation."""
+    """Numbers of steps, also beyond the trained ones; unset: those of the run's validation."""
     rule: int | None = None
-    """Another rule of the automaton than the trained one."""
+    """A rule of the automaton other than the trained one."""
     length: int | None = None
-    """Another size than the trained one, such as longer rows."""
+    """A size other than the trained one, such as longer rows."""
 
     def __post_init__(self) -> None:
         if self.steps and min(self.steps) < 1:

@@ -11,7 +11,7 @@ from deeploop.tasks.iterate.config import IterateDataConfig, IterateRoundsConfig
 
 
 def automaton() -> IterateTrainConfig:
-    """One block learns a step of a cellular automaton from 1 to 4 steps, and is asked for up to 200."""
+    """One block learns a step of a cellular automaton from 1 to 4 steps, and is tested on up to 200."""
     return IterateTrainConfig(
         out=Path("runs/automaton"),
         model=GPTConfig(
@@ -19,7 +19,7 @@ def automaton() -> IterateTrainConfig:
         ),
         data=IterateDataConfig(test_steps=(1, 2, 4, 8, 16, 32, 64, 77, 127, 200), test_examples=100),
         optim=OptimConfig(steps=2_000, batch=64, peak_lr=4e-3, floor_lr=4e-4, warmup_steps=100),
-        # Without it about half of the seeds go on for 200 steps, with it 16 of 17 did (docs/depth.md).
+        # Without noise about half of the seeds work for 200 steps, with it 16 of 17 did (docs/depth.md).
         rounds=IterateRoundsConfig(noise=0.3),
         checkpoint=CheckpointConfig(every=500),
         log=LogConfig(every=20),
@@ -27,7 +27,7 @@ def automaton() -> IterateTrainConfig:
 
 
 def automaton_stack() -> IterateTrainConfig:
-    """The same task for four layers without a loop, which are told the number of steps."""
+    """The automaton for four layers without a loop, with the number of steps in the input."""
     looped = automaton()
     return replace(
         looped,
@@ -38,31 +38,31 @@ def automaton_stack() -> IterateTrainConfig:
 
 
 def hops() -> IterateTrainConfig:
-    """A permutation of 8 nodes stands in the context; one block learns to follow it, a round per hop."""
+    """A permutation of 8 nodes is in the context; one block learns to follow it, one hop per round."""
     base = _like_automaton("hops", length=8, vocabulary=128, test_steps=(1, 2, 4, 8, 12, 24, 77, 200))
-    # In 2,000 steps one seed of three learns it.
+    # After 2,000 steps one seed of three has learned it.
     return _with_injection(replace(base, optim=replace(base.optim, steps=4_000)))
 
 
 def induction() -> IterateTrainConfig:
-    """p-hop induction over 32 symbols: two blocks, for an induction head takes two layers."""
+    """p-hop induction over 32 symbols with two blocks, as an induction head takes two layers."""
     found = _like_automaton("induction", length=32, vocabulary=64, test_steps=(1, 2, 4, 6, 8))
     return replace(found, model=replace(found.model, blocks=2))
 
 
 def addition() -> IterateTrainConfig:
-    """Two numbers of 24 digits: one block learns to pass carries on by a place in each round."""
+    """Two numbers of 24 digits: one block learns to propagate carries by one place per round."""
     base = _like_automaton("addition", length=24, vocabulary=128, test_steps=(1, 2, 4, 8, 16, 24, 77, 200))
     return _with_injection(base)
 
 
 def reachability() -> IterateTrainConfig:
-    """A graph of 8 nodes stands in the context: which of them are reached, a round for each step."""
+    """A graph of 8 nodes is in the context: which nodes are reached, one step per round."""
     return _like_automaton("reachability", length=8, vocabulary=128, test_steps=(1, 2, 4, 6, 8))
 
 
 def _with_injection(config: IterateTrainConfig) -> IterateTrainConfig:
-    """The input enters every round: without it these tasks go little further than trained (docs/depth.md)."""
+    """Inject the input into every round; without it these tasks extrapolate little (docs/depth.md)."""
     model = replace(config.model, injection="gated")
     return replace(config, model=model, rounds=IterateRoundsConfig(noise=0.3))
 

@@ -1,4 +1,4 @@
-"""Iterated tasks, scored: accuracy against steps and rounds, and what a model makes of every round."""
+"""Score iterated tasks: accuracy against steps and rounds, and the readout after every round."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,10 +22,10 @@ FIGURES = 5
 
 @dataclass(frozen=True)
 class IteratedScore:
-    """Answers at one number of rounds and steps."""
+    """Scores at one number of rounds and steps."""
 
     loss: float
-    """Nats an answered cell."""
+    """Nats per answered cell."""
     cells: float
     """Share of cells that are right."""
     exact: float
@@ -33,11 +33,11 @@ class IteratedScore:
 
 
 def scores(sums: Mapping[Cell, Tensor]) -> dict[Cell, IteratedScore]:
-    """Sums over examples, of all ranks together, as means."""
+    """Turn sums over examples of all ranks into means."""
     found = {}
     for cell, own in sums.items():
         loss, right, counted, exact, examples = own.tolist()
-        # Where no instance has an answer, nothing is right or wrong.
+        # Accuracy is undefined if no instance has an answer.
         found[cell] = IteratedScore(
             *(
                 part / whole if whole else math.nan
@@ -60,10 +60,10 @@ def score_sums(
     recompute_alpha: bool | None = None,
     before_batch: Callable[[int, float], None] = lambda row, share: None,
 ) -> dict[Cell, Tensor]:
-    """Loss, right cells, counted cells, right answers and answers, summed, for each (rounds, steps).
+    """Sums of loss, right cells, counted cells, right answers and answers, for each (rounds, steps).
 
-    Where the steps are no part of the input, all cells come from one pass of the most rounds. `before_batch`
-    is called with the row that a batch starts at, and the share of all passes that is done.
+    Unless the number of steps is part of the input, one pass with the most rounds gives all of them.
+    `before_batch` is called with the batch's first row and the share of all passes done.
     """
     wanted = sorted(set(cells))
     sums = {cell: torch.zeros(FIGURES, dtype=torch.float64, device=device) for cell in wanted}
@@ -93,7 +93,7 @@ def score_sums(
 def _figures(logits: Tensor, targets: Tensor) -> Tensor:
     kept = targets >= 0
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
-    # The largest of logits that are not numbers would be token 0, which is often right.
+    # argmax of NaN logits would be token 0, which is often right.
     wrong = ((logits.argmax(-1) != targets) | ~logits.isfinite().all(-1)) & kept
     right = kept.sum() - wrong.sum()
     exact = (~wrong.any(1) & kept.any(1)).sum()
@@ -104,11 +104,11 @@ def _figures(logits: Tensor, targets: Tensor) -> Tensor:
 def read_outs(
     model: LoopedGPT, inputs: Tensor, rounds: Iterable[int], *, recompute_alpha: bool | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Rounds and logits (B, T, vocabulary) after each number of rounds, fewest first.
+    """Yield rounds and logits (B, T, vocabulary) after each number of rounds, fewest first.
 
-    The stream goes on from one to the next, so that all of them cost what the last does; only alpha or
-    epsilon of the new depth, where it is asked for here or in the config, needs a pass for each. Sequences
-    may be longer than the model's context: the rotary table is continued.
+    The stream continues from one to the next, so all of them cost as much as the last one; only recomputing
+    alpha or epsilon for the new depth needs a pass for each. Sequences may be longer than the model's
+    context; then the rotary table is extended.
     """
     recompute = model.config.recompute_alpha if recompute_alpha is None else recompute_alpha
     context = Context(positions(model, inputs))
@@ -127,7 +127,7 @@ def read_outs(
 
 
 def positions(model: LoopedGPT, inputs: Tensor) -> Rotary:
-    """The rotary table of a sequence of any length."""
+    """The rotary table for a sequence of any length."""
     length = inputs.shape[1]
     if length <= model.config.context:
         return model.cos[:length], model.sin[:length]
@@ -159,10 +159,11 @@ def rollout(
 def copying(
     task: IteratedTask, instances: np.ndarray, steps: Sequence[int], trained: int
 ) -> dict[int, float]:
-    """Share of cells that are right when the start or one of its first `trained` states is copied: the best.
+    """The best accuracy of copying the start or one of its first `trained` states.
 
-    What a model scores without going on; a step that repeats after a while makes it high.
+    This is the score of a model that does not continue; it is high for a step that repeats after a while.
     """
+
     truth = solve(task, instances, {*steps, *range(trained + 1)})
     found = {}
     for h in steps:

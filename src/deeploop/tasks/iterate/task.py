@@ -1,7 +1,7 @@
-"""Iterated tasks, made while training: build, loss, evaluate.
+"""The iterated tasks, whose data are generated during training: build, loss, evaluate.
 
-Every batch asks for one number of steps, drawn from 1 to `data.train_steps`; `rounds.py` says how many rounds
-it gets. Both are functions of seed and step. Evaluation asks for more steps than training did.
+Every batch has one number of steps, drawn from 1 to `data.train_steps`, and one number of rounds
+(`rounds.py`). Both are functions of seed and step. The evaluation uses more steps than training.
 """
 
 from dataclasses import replace
@@ -26,17 +26,17 @@ from deeploop.train.execution import Capabilities
 from deeploop.train.memory import fit, needs_on
 from deeploop.train.task import OnBatch, StepData, Task, ignore_batch
 
-DATA_KEY, STEPS_KEY = 1, 2  # with the seed
+DATA_KEY, STEPS_KEY = 1, 2  # combined with the seed
 
 
 def training_flops_per_token(config: IterateTrainConfig) -> int:
-    """FLOPs of a step on average over the rounds drawn."""
+    """Training FLOPs per token, on average over the number of rounds."""
     most = {"steps": config.data.train_steps, "uniform": config.model.rounds}.get(config.rounds.sample)
     rounds = config.model.rounds if most is None else (1 + most) / 2
     return flops_per_token(replace(config.model, context=config.examples.tokens), rounds)
 
 
-Batch = tuple[Tensor, ...]  # inputs and targets (B, T), an answer's share of the step's loss, any noise
+Batch = tuple[Tensor, ...]  # inputs and targets (B, T), an answer's share of the step's loss, noise if any
 
 
 class IterateTask(Task):
@@ -50,7 +50,7 @@ class IterateTask(Task):
         batch, data = config.optim.batch, config.data
         self.shown = config.examples
         self.task = self.shown.task
-        # What memory and arithmetic depend on: the sequences as they are, at the most rounds there are.
+        # Memory and FLOPs depend on the actual sequence length and on the most rounds.
         most = data.train_steps if config.rounds.sample == "steps" else config.model.rounds
         actual = replace(config.model, context=self.shown.tokens, rounds=most)
         needs = partial(training_bytes, actual, muon=config.optim.kind == "muon")
@@ -66,14 +66,14 @@ class IterateTask(Task):
         self.examples = config.optim.steps * batch
         self.targets_per_step = batch * self.shown.tokens
         self.flops_per_step = self.targets_per_step * training_flops_per_token(config)
-        self.step = 0  # whose batch comes next
+        self.step = 0  # the step whose batch comes next
         self._key, self._steps_key = (keys(config.seed, number)[0] for number in (DATA_KEY, STEPS_KEY))
         self._rounds = RoundsSampler(config.seed)
         self._noise = NoiseSampler(config.rounds, seed=config.seed, device=world.device)
 
     @property
     def capabilities(self) -> Capabilities:
-        """Steps can be recorded: one graph for each number of rounds, which stays as it is within a step."""
+        """Steps can be captured, with a graph for each number of rounds, which is fixed within a step."""
         return Capabilities(
             recordable=True,
             draws_rounds=self.config.rounds.sample != "fixed",
@@ -87,25 +87,25 @@ class IterateTask(Task):
         return tokens, training_flops_per_token(config)
 
     def build(self) -> LoopedGPT:
-        """The model with freshly drawn weights, the same on every machine."""
+        """Build the model with freshly drawn weights, identical on every machine."""
         self.model = LoopedGPT(self.config.model, seed=self.config.seed)
         self.model.recompute = self.recompute
         return self.model
 
     def state(self) -> dict[str, Any]:
-        """Where the data stand, for a checkpoint: nothing but the step."""
+        """The position in the data, for a checkpoint: only the step."""
         return {"loader": {**self._identity(), "position": self.step}}
 
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         _, self.step = check_position({"epoch": 0, **state.get("loader", {})}, self._identity())
 
     def _identity(self) -> dict[str, Any]:
-        """Settings that the sequence of batches depends on; a resumed run must keep them."""
+        """Settings that determine the sequence of batches, which a resumed run must keep."""
         own = {name: getattr(self.config.data, name) for name in IDENTITY}
         return own | {"sample": self.config.rounds.sample}
 
     def batches(self, step: int) -> StepData:
-        """This rank's share of the step, in pieces that fit the device, and its rounds."""
+        """This rank's share of the step in pieces that fit the device, and the step's rounds."""
         batch = self.config.optim.batch
         steps = draw_upto(self._steps_key, step, self.config.data.train_steps)
         instances = draw(self.task, "train", self._key, self.drawn(step) + np.arange(batch))
@@ -114,20 +114,20 @@ class IterateTask(Task):
         rounds = self._rounds.at(step, law)
         noise = self._noise.at(step, (rounds, *inputs.shape, self.config.model.width))
         self.step = step + 1
-        share = 1 / (targets >= 0).sum().clamp(min=1)  # of all ranks: each has drawn the whole batch
+        share = 1 / (targets >= 0).sum().clamp(min=1)  # over all ranks: each has drawn the whole batch
         parts = [inputs, targets] if noise is None else [inputs, targets, noise.transpose(0, 1)]
         pieces = zip(*(part[self.mine].split(self.micro_batch) for part in parts), strict=True)
         return StepData([(x, y, share, *rest) for x, y, *rest in pieces], rounds)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Cross-entropy summed over the micro-batch's answers, as a share of the whole step's."""
+        """Cross-entropy summed over the micro-batch's answers, as a share of the step's."""
         inputs, targets, share, *noise = (part.to(self.world.device, non_blocking=True) for part in batch)
         output = model(inputs, targets, noise=noise[0].transpose(0, 1) if noise else None)
         loss: Tensor = output.loss * share
         return loss
 
     def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
-        """Loss and accuracy inside the trained steps, and lists of them for each of `data.test_steps`."""
+        """Loss and accuracy within the trained steps, and for each number in `data.test_steps`."""
         config, world = self.config, self.world
         most = config.model.rounds
         cells = [(config.rounds.at_test(h, most), h) for h in sorted(set(config.data.test_steps))]
@@ -139,14 +139,14 @@ class IterateTask(Task):
             batch=self.micro_batch,
             device=world.device,
             arithmetic=partial(arithmetic, config.device, world.device),
-            # Those of the batches that every rank has.
+            # Only for batches that every rank has.
             before_batch=lambda row, share: on_batch(share) if row < self._rows_of_all else None,
         )
         total = world.sum(torch.stack([sums[cell] for cell in cells]))
         return summary(dict(zip(cells, total, strict=True)), config.data.train_steps)
 
     def describe(self, result: dict[str, Any]) -> str:
-        """An evaluation in one line."""
+        """Format an evaluation in one line."""
         by_steps = zip(result["steps"], result["cells_by_steps"], strict=True)
         far = "  ".join(f"{h}: {share:.3f}" for h, share in by_steps)
         return (
@@ -156,15 +156,15 @@ class IterateTask(Task):
 
 
 def _mean_error(found: dict[tuple[int, int], IteratedScore], trained: int) -> float | None:
-    """Share of cells that are wrong beyond the trained steps, each number of steps alike; None: not asked."""
+    """Mean error beyond the trained steps, every number of steps weighted equally; None if there is none."""
     errors = [1 - score.cells for (_, steps), score in found.items() if steps > trained]
     return sum(errors) / len(errors) if errors else None
 
 
 def summary(sums: dict[tuple[int, int], Tensor], trained: int) -> dict[str, Any]:
-    """An evaluation as plain values: means inside the trained steps, and lists by steps.
+    """Summarize an evaluation: means within the trained steps, and lists by steps.
 
-    Where every number of steps is beyond the trained ones, the fewest count as inside.
+    If all numbers of steps are beyond the trained ones, the smallest counts as within.
     """
     inside = [cell for cell in sums if cell[1] <= trained] or [min(sums, key=lambda cell: cell[1])]
     mean = scores({(0, 0): torch.stack([sums[cell] for cell in inside]).sum(0)})[0, 0]

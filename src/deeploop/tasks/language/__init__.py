@@ -1,1 +1,1 @@
-"""A looped GPT on text."""
+"""Training a looped GPT on text."""

@@ -1,4 +1,4 @@
-"""The config of a looped GPT on text."""
+"""The config for training a looped GPT on text."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,21 +21,21 @@ class DataConfig:
     path: Path = Path("data/fineweb-edu")
     """Folder of token shards."""
     mix: tuple[str, ...] = ()
-    """Corpora and weights in place of `path`, such as data/a=0.7 data/b=0.3; 0 holds one back."""
+    """Corpora and weights instead of `path`, such as data/a=0.7 data/b=0.3; 0: only in the last phase."""
     mix_last: tuple[str, ...] = ()
-    """Weights of a last phase, for corpora of `mix`; one that is not named has 0."""
+    """Weights of a last phase, for corpora of `mix`; the weight of any other corpus is 0."""
     mix_last_share: float = 0.2
-    """Share of the steps that the last phase has, where there is one."""
+    """Share of the steps that the last phase has, if there is one."""
     max_epochs: tuple[int, ...] = ()
-    """Epochs after which a corpus of `mix` is drawn no more: one number for all, or one each; 0: no limit."""
+    """Epochs after which a corpus of `mix` is no longer drawn: one number, or one each; 0: no limit."""
     mask_documents: bool = False
-    """Keep documents apart: no attention across the end of one, and positions that start anew in each."""
+    """Mask attention between documents, and restart positions in each."""
     validation_sequences: int = 2_000
     """Sequences of the fixed validation set, spread evenly over the validation split."""
     validate_every: int = 1_000
-    """Steps between validations; one more comes at the end."""
+    """Steps between validations; there is also one at the end."""
     validation_rounds: tuple[int, ...] = ()
-    """Rounds at which a validation is done as well, beside the mean's (model.rounds)."""
+    """More numbers of rounds to validate at, besides model.rounds."""
 
     def __post_init__(self) -> None:
         self._check_mixture()
@@ -50,8 +50,8 @@ class DataConfig:
         for folder, _ in parse_mix(self.mix_last, "mix_last"):
             if folder not in folders:
                 raise ValueError(
-                    f"data.mix_last={folder}: must be a corpus of data.mix; name it there, with weight 0 to "
-                    "hold it back"
+                    f"data.mix_last={folder}: must be a corpus of data.mix; add it there, with weight 0 to "
+                    "keep it for the last phase"
                 )
         if not 0 < self.mix_last_share < 1:
             raise ValueError(f"data.mix_last_share={self.mix_last_share}: must be above 0 and below 1")
@@ -66,23 +66,23 @@ class DataConfig:
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        """The limit of each corpus of the mixture; 0 is none."""
+        """The limit of each corpus in the mixture; 0 is no limit."""
         return self.max_epochs if len(self.max_epochs) > 1 else (self.max_epochs or (0,)) * len(self.mix)
 
     @property
     def last_weights(self) -> tuple[float, ...]:
-        """Those of the last phase, in the order of the mixture; nothing where there is none."""
+        """The weights of the last phase, in the order of the mixture; empty if there is no last phase."""
         weights = dict(parse_mix(self.mix_last, "mix_last"))
         return tuple(weights.get(folder, 0.0) for folder, _ in parse_mix(self.mix)) if weights else ()
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The corpora: those of the mixture, or the one of `path`."""
+        """The corpora of the mixture, or the one in `path`."""
         return tuple(folder for folder, _ in parse_mix(self.mix)) or (self.path,)
 
 
 def parse_mix(entries: Sequence[str], field: str = "mix") -> list[tuple[Path, float]]:
-    """Folders and their weights of entries such as `data/a=0.7`; `field` is the one that has them."""
+    """Parse entries such as `data/a=0.7` into folders and weights; `field` is named in errors."""
     parts = []
     for entry in entries:
         folder, _, number = entry.rpartition("=")
@@ -107,18 +107,18 @@ def parse_mix(entries: Sequence[str], field: str = "mix") -> list[tuple[Path, fl
 
 @dataclass(frozen=True)
 class RoundsConfig:
-    """Rounds of a step of language training; `model.rounds` is their mean, which α is of."""
+    """The number of rounds of each training step. `model.rounds` is the mean, which determines alpha."""
 
     sample: Literal["fixed", "uniform", "poisson-lognormal"] = "fixed"
-    """fixed: model.rounds in every step; uniform: around it; poisson-lognormal: Huginn's long-tailed law."""
+    """fixed: model.rounds in every step; uniform: around it; poisson-lognormal: long-tailed, as in Huginn."""
     limit: int = 0
-    """Most rounds of a step; 0: 2 model.rounds − 1 of uniform, 4 model.rounds of poisson-lognormal."""
+    """Most rounds of a step; 0: 2 model.rounds − 1 for uniform, 4 model.rounds for poisson-lognormal."""
     spread: float = 0.5
-    """Standard deviation of the log rate of poisson-lognormal."""
+    """Standard deviation of the log rate for poisson-lognormal."""
     ramp: Literal["off", "linear", "sqrt"] = "off"
-    """Raise the mean from 1 to model.rounds over the first steps: in a line, or as 1 − sqrt(1 − t)."""
+    """Raise the mean from 1 to model.rounds over the first steps, linearly or as 1 − sqrt(1 − t)."""
     ramp_share: float = 0.25
-    """Share of the steps over which the mean rises."""
+    """Share of the steps over which the mean increases."""
     backprop: int = 0
     """Rounds G that gradients go through, the last min(R, G); earlier ones keep no activations. 0: all."""
 
@@ -131,7 +131,7 @@ class RoundsConfig:
             raise ValueError(f"rounds.ramp_share={self.ramp_share}: must be above 0, and at most 1")
 
     def check(self, mean: int) -> None:
-        """Raises unless the draws can have this mean."""
+        """Raise ValueError unless the distribution can have this mean."""
         if self.sample == "fixed" and self.limit:
             raise ValueError(f"rounds.limit={self.limit}: must be 0 with rounds.sample=fixed")
         if self.sample != "fixed" and mean < 2:
@@ -156,25 +156,25 @@ class RoundsConfig:
             )
 
     def truncates(self, mean: int) -> bool:
-        """Whether some draw has rounds outside of the graph."""
+        """True if a step may have rounds outside the autograd graph."""
         return 0 < self.backprop < self.most(mean)
 
     def most(self, mean: int) -> int:
-        """Most rounds of a step."""
+        """The most rounds that a step can have."""
         return most_rounds(self.sample, mean, self.limit)
 
     def law(self, mean: int) -> DepthLaw:
-        """The distribution of a step's rounds, once the mean has risen to `mean`."""
+        """The distribution of a step's rounds after the ramp."""
         return rounds_law(self.sample, mean, limit=self.limit, spread=self.spread)
 
     def law_at(self, step: int, *, mean: int, steps: int) -> DepthLaw:
-        """The same of training step number `step` (from 0) of `steps`."""
+        """The distribution of the rounds of training step number `step` (from 0) of `steps`."""
         limit = 0 if self.sample == "fixed" else self.most(mean)
         now = self.mean_at(step, mean=mean, steps=steps)
         return rounds_law(self.sample, now, limit=limit, spread=self.spread)
 
     def mean_at(self, step: int, *, mean: int, steps: int) -> int:
-        """The mean of that step, a whole number."""
+        """The mean at that step, an integer."""
         if self.ramp == "off":
             return mean
         share = min(1.0, step / (self.ramp_share * steps))
@@ -208,7 +208,7 @@ class TrainConfig(RunConfig):
             )
 
     def _check_gate(self) -> None:
-        """What the exit gate needs, and what only a model that has one may say."""
+        """Check the requirements of the exit gate, and that no gate option is set without one."""
         gate, default = self.gate, GateConfig()
         for name in ("stage", "entropy"):
             value = getattr(gate, name)
@@ -254,7 +254,7 @@ class TrainConfig(RunConfig):
         return planned + (f"; {self.kept_apart} kept apart" if self.data.mask_documents else "")
 
     def more_of_header(self, begun_with: int) -> dict[str, str]:
-        """How the rounds of a step are drawn and trained, where they are drawn, and the exit gate."""
+        """Describe the distribution of rounds, unless fixed, and the exit gate."""
         lines = {"rounds": "; ".join(self._drawn_rounds(begun_with))}
         if self.model.exit_gate:
             lines["gate"] = (

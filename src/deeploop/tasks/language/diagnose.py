@@ -1,7 +1,7 @@
-"""Is the loop tied, aligned, stable? κ_R, the stream and the last step of a run: `deeploop diagnose`.
+"""Diagnose the loop of a language model: κ_R, the residual stream and the effect of the last step.
 
-Writes diagnose.json and diagnose.png into the run folder. Several runs of one family at different R give γ
-and the exponent that it asks for.
+`deeploop diagnose` writes diagnose.json and diagnose.png into the run folder. Several runs of one family at
+different R also give γ and the exponent that it implies.
 """
 
 import json
@@ -57,16 +57,16 @@ from deeploop.train.rundir import check_tokenizer, load
 
 PROBE_TOKENS = 1024
 UNDER_MUON = (
-    "Trained with Muon: its step is not linear in a visit's gradient and can't be undone from its momentum.\n"
+    "Trained with Muon: its step is not linear in a visit's gradient or computable from its momentum.\n"
     "κ_R is that of raw gradients, and the effect of the last step is not measured."
 )
 
 
-HISTORY = {"kappa", "kappa_raw", "similarity"}  # what a picture over training needs of a line
+HISTORY = {"kappa", "kappa_raw", "similarity"}  # fields that a line needs for the plot over training
 
 
 def run(args: DiagnoseArgs) -> str:
-    """Diagnoses each run, writes what was found into its folder, and returns what to print."""
+    """Diagnose each run, write the results into its folder, and return the text to print."""
     configs = {path: load_config(path) for path in args.runs}
     check_family(configs)
     for path in args.runs:
@@ -100,14 +100,14 @@ def run(args: DiagnoseArgs) -> str:
 
 
 def last_validation(run: Path, step: int) -> dict[str, Any] | None:
-    """The last line of metrics until that step with a loss and a floor; None where there is none."""
+    """The last validation up to that step that has a loss and a floor; None if there is none."""
     lines = read_metrics(resolve(run), "validation")
     sound = (line for line in lines if is_number(line.get("loss")) and is_number(line.get("floor")))
     return max((line for line in sound if line["step"] <= step), key=lambda line: line["step"], default=None)
 
 
 def check_family(configs: dict[Path, TrainConfig]) -> None:
-    """κ_R over R means something only for one model on one corpus, but for the rounds and the seed."""
+    """Raise ValueError unless the runs differ only in rounds and seed, as κ_R over R requires."""
     (first, reference), *rest = configs.items()
     for path, config in rest:
         if config.data.folders != reference.data.folders:
@@ -149,14 +149,14 @@ def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[st
 
 
 class Progress:
-    """Show the measurement and its progress on stderr: a bar, or in a pipe a line now and then."""
+    """Progress of a measurement on stderr: a bar on a terminal, otherwise a line from time to time."""
 
     def __init__(self, path: Path, parts: int, tokens: int, device: torch.device) -> None:
         duration = "; about half a minute for `tiny` on one CPU thread" if device.type == "cpu" else ""
         print(f"{path}: measuring {parts} parts on {tokens:,} tokens{duration}", file=sys.stderr, flush=True)
         self._bar = tqdm(total=parts, desc=path.name, disable=None, leave=False)
         self._path, self._parts, self._begun = path, parts, 0
-        self._last_line = -math.inf  # the first part always has its line
+        self._last_line = -math.inf  # print the first part immediately
 
     def begin(self, name: str) -> None:
         self._bar.set_postfix_str(name)
@@ -173,7 +173,7 @@ class Progress:
 def weights_of(
     path: Path, config: TrainConfig, at: str, device: torch.device
 ) -> tuple[LoopedGPT, Tokenizer, AdamState | None, int]:
-    """The model, and what its optimizer knew, at the last checkpoint or at the start."""
+    """The model and its optimizer's state at the last checkpoint, or the initial model."""
     checkpoint = require_checkpoint(path)
     model, tokenizer = load(path, device=device, checkpoint=checkpoint)
     if at == "init" and config.init_from is not None:
@@ -184,19 +184,19 @@ def weights_of(
             fresh.set_unigram_bias(torch.from_numpy(open_mixture(config.data).counts()))
         return fresh.to(device).eval(), tokenizer, None, 0
     step = step_of(checkpoint)
-    # Muon's step is not Adam's, and of a frozen loop no step was taken.
+    # Muon's step is not Adam's, and a frozen loop was not trained.
     if config.optim.kind == "muon" or config.gate.stage == "gate-only":
         return model, tokenizer, None, step
     saved = read_whole_state(checkpoint, [OPTIMIZER])
     moments = load_moments(checkpoint, model)
-    if not moments:  # weights that were published without their optimizer
+    if not moments:  # weights published without their optimizer
         return model, tokenizer, None, step
-    # Of checkpoints that do not say it, which were written before anything could change the schedule.
+    # Older checkpoints have no rate; it followed from the schedule.
     scheduled = learning_rate(step - 1, config.optim) * config.model.matrix_lr_multiplier
     state = AdamState(
         exp_avg={name: own["exp_avg"] for name, own in moments.items()},
         exp_avg_sq={name: own["exp_avg_sq"] for name, own in moments.items()},
-        step=int(next(iter(moments.values()))["step"]),  # Adam's own: skipped steps are not in it
+        step=int(next(iter(moments.values()))["step"]),  # Adam's own count, without skipped steps
         lr=saved.get("lr", scheduled),
         betas=config.optim.betas,
         eps=config.optim.eps,
@@ -208,9 +208,9 @@ def weights_of(
 def probe(
     run: Path, config: TrainConfig, tokenizer: Tokenizer, args: DiagnoseArgs
 ) -> tuple[Tensor, Tensor, str]:
-    """Inputs and targets (B, T), the first of the validation set, and where they come from.
+    """Inputs and targets (B, T) from the start of the validation set, and a description of their source.
 
-    Of a mixture each corpus gives its share, one sequence at least.
+    Each corpus of a mixture gives its share, at least one sequence.
     """
     context = config.model.context
     count = probe_sequences(config, args)
@@ -246,7 +246,7 @@ def stdlib_windows(tokenizer: Tokenizer, context: int, count: int) -> tuple[Tens
 
 
 def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
-    """Faults of the loop itself. The spread of matrices is judged only right after initialization."""
+    """Check the loop for faults. The standard deviations of matrices are checked only at initialization."""
     parts = {"blocks": model.config} | {
         name: model.config.part(name) for name in PARTS if getattr(model.config, name)
     }
@@ -275,7 +275,7 @@ def audit(model: LoopedGPT, tokens: Tensor, *, fresh: bool) -> list[Any]:
 
 
 def alpha_rule(config: GPTConfig) -> ScalingRule | Callable[[int, int], float] | None:
-    """The rule that a model's α must follow; none for a model without α."""
+    """The rule that a model's α must follow; None for a model without α."""
     rule = config.residual
     if rule.law or not rule.has_alpha:
         return rule.law
@@ -285,7 +285,7 @@ def alpha_rule(config: GPTConfig) -> ScalingRule | Callable[[int, int], float] |
 def gamma_report(
     records: dict[Path, dict[str, Any]], configs: dict[Path, TrainConfig]
 ) -> tuple[dict[str, GammaFit], str]:
-    """γ over the runs given, by each sublayer's own κ and by the paper's κ_R; and that in words."""
+    """Fit γ over the runs by each sublayer's own κ and by the paper's κ_R; return the fits and a text."""
     points = gamma_points([(config.seed, records[path]) for path, config in configs.items()])
     fits = {title: fit_gamma(own) for title, own in points.items()}
     target = results_folder(next(iter(records))) / "gamma.png"

@@ -1,8 +1,8 @@
-"""`deeploop eval` for language models: in one step, or in three where the harness is not beside the run.
+"""`deeploop eval` for language models, with lm-evaluation-harness on this machine or on another one.
 
-With the harness and the run on one machine it is one command. Else it is three, of which only the first and
-the last need the harness: requests are written (`--requests FILE`), scored (`RUN --requests FILE`) and judged
-(`--scores FILE`).
+With the harness beside the run it takes one command. Otherwise it takes three, and only the first and last
+need the harness: write the requests (`--requests FILE`), score them (`RUN --requests FILE`) and judge the
+scores (`--scores FILE`).
 """
 
 import json
@@ -32,7 +32,7 @@ from deeploop.train.rundir import load_model
 
 
 def evaluate_run(args: EvalArgs, folder: Path) -> str:
-    """Everything on this machine."""
+    """Write, score and judge the requests in one step."""
     results.check(results_folder(folder))
     with open_session(args, folder) as session:
         from deeploop.eval.harness import HarnessLM
@@ -44,7 +44,7 @@ def evaluate_run(args: EvalArgs, folder: Path) -> str:
 
 
 def write_requests(args: EvalArgs, path: Path) -> str:
-    """Step 1 of 3."""
+    """Write the requests to a file (step 1 of 3)."""
     from deeploop.eval.harness import HarnessLM, Recorder
 
     if path.exists():
@@ -62,7 +62,7 @@ def write_requests(args: EvalArgs, path: Path) -> str:
 
 
 def score_requests(args: EvalArgs, folder: Path, path: Path) -> str:
-    """Step 2 of 3: needs neither the harness nor a tokenizer."""
+    """Score the requests in a file (step 2 of 3), without the harness or a tokenizer."""
     requests = Requests.load(path)
     with open_session(args, folder) as session:
         if session.tokenizer != requests.tokenizer:
@@ -86,7 +86,7 @@ def score_requests(args: EvalArgs, folder: Path, path: Path) -> str:
 
 
 def judge_scores(args: EvalArgs, path: Path) -> str:
-    """Step 3 of 3: the harness asks again, and is answered from the file."""
+    """Run the harness again with the scores from a file (step 3 of 3)."""
     from deeploop.eval.harness import HarnessLM, ScoreReplay
 
     meta, answers = load_scores(path)
@@ -104,7 +104,7 @@ def judge_scores(args: EvalArgs, path: Path) -> str:
 
 
 def checked_settings(found: Any) -> dict[str, Any]:
-    """Arguments of the harness that a file of scores was made with; the data may be elsewhere here."""
+    """Check the harness settings in a file of scores."""
     settings = dict(found)
     for name in ("tasks", "shots"):
         kind = str if name == "tasks" else int
@@ -119,7 +119,7 @@ def checked_settings(found: Any) -> dict[str, Any]:
 def ask_harness(
     lm: Any, settings: dict[str, Any], rounds: list[int], scorer_at: Callable[[int], Any]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """One result for each number of rounds, of shots, and task; and where the data deviate."""
+    """Return one result for each number of rounds and shots and each task, and the deviations of the data."""
     from deeploop.eval.harness import run_tasks, set_shots
 
     data = None if settings["data"] is None else Path(settings["data"])
@@ -142,7 +142,7 @@ def finish(
     rows: list[dict[str, Any]],
     notes: list[str],
 ) -> str:
-    """Writes the result into the folder, and returns what to print."""
+    """Write the result into the folder and return the text to print."""
     from deeploop.eval.harness import harness_version
 
     record = {
@@ -165,7 +165,7 @@ def finish(
 
 @dataclass
 class Session:
-    """A run's model on its device, and what it has scored so far."""
+    """A run's model on its device, with counts of the requests scored so far."""
 
     model: LoopedGPT
     tokenizer: str
@@ -200,7 +200,7 @@ class Session:
         return scores
 
     def stamp(self) -> dict[str, Any]:
-        """Describe the run and the options that scored."""
+        """The run and the options that the scores depend on."""
         return {
             "checkpoint": self.checkpoint,
             "trained_rounds": self.model.config.rounds,
@@ -226,7 +226,7 @@ def open_session(args: EvalArgs, folder: Path) -> Iterator[Session]:
             checkpoint = require_checkpoint(folder)
             model = load_model(folder, device=world.device, checkpoint=checkpoint)
             rounds = sorted(set(args.rounds)) or [model.config.rounds]
-            model.set_rounds(rounds[0])  # refuses a wrong number before any work
+            model.set_rounds(rounds[0])  # raises for an invalid number before any work
             yield Session(
                 model,
                 tokenizer_name(folder),

@@ -1,4 +1,4 @@
-"""Text from the model of a run, streamed as it is produced."""
+"""Generate text with a run's model, streaming it to stdout."""
 
 import sys
 
@@ -16,7 +16,7 @@ from deeploop.train.rundir import load
 
 
 def run(args: GenerateArgs) -> int:
-    """Write the text to stdout, and what there is to say of it to stderr."""
+    """Write the text to stdout, and messages to stderr."""
     if is_shipped(args.run):
         print("the small model that comes with deeploop; name a run folder for another", file=sys.stderr)
     checkpoint = require_checkpoint(args.run)
@@ -50,7 +50,7 @@ def run(args: GenerateArgs) -> int:
 
 
 def exit_rule(args: GenerateArgs) -> ExitRule:
-    """When a token stops, as it was asked for."""
+    """The exit rule of the options, with the default threshold of its criterion."""
     assert args.adaptive != "off"
     usual = 0.5 if args.adaptive == "gate" else 0.1
     return ExitRule(args.adaptive, usual if args.threshold is None else args.threshold)

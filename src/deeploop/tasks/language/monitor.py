@@ -1,4 +1,4 @@
-"""The loop watched in training: κ_R, stream and step sizes on a fixed probe, and advice on a collapse."""
+"""Diagnoses during training on a fixed probe, and advice for a collapsed run."""
 
 import time
 from typing import Any
@@ -13,11 +13,11 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.documents import document_bounds
 from deeploop.tasks.language.config import TrainConfig
 
-Probe = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, and where documents begin if kept apart
+Probe = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, starts of documents if masked
 
 
 def check_sublayers(config: DiagnoseConfig, model: LoopedGPT) -> None:
-    """Refuse a misspelt sublayer before training, not at the first diagnosis."""
+    """Raise ValueError for an unknown sublayer before training rather than at the first diagnosis."""
     if config.every:
         try:
             pick_sublayers(model, config.sublayers)
@@ -26,16 +26,16 @@ def check_sublayers(config: DiagnoseConfig, model: LoopedGPT) -> None:
 
 
 class LoopMonitor:
-    """κ_R and its company every so many steps, and what to say of a collapse."""
+    """Diagnose the loop every `diagnose.every` steps, and advise on a collapse."""
 
     def __init__(self, config: TrainConfig, probe: Probe) -> None:
         self._config, self._probe = config, probe
         self.diagnose_every = config.diagnose.every
 
     def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The record of a diagnosis, on the first validation sequences of this rank."""
+        """Diagnose the model on the first validation sequences of this rank."""
         assert isinstance(model, LoopedGPT)
-        model.set_rounds(self._config.model.rounds)  # the step before may have drawn others
+        model.set_rounds(self._config.model.rounds)  # the last step may have had another number
         return diagnose(model, optimizer, self._probe, self._config.diagnose)
 
     def collapse_advice(self) -> str:
@@ -45,7 +45,8 @@ class LoopMonitor:
         changes = [f"--warmup {4 * max(1, config.optim.warmup_steps)}"]
         rule = config.model.residual
         if rule.alpha == "flat":
-            # The highest rate that trains goes with its root (docs/results/flat-cures).
+            # Its highest stable rate is proportional to the square root of the gain
+            # (docs/results/flat-cures).
             changes.insert(0, f"--rule {rule.vary(gain=4 * rule.gain)}")
         if not config.model.unigram_bias:
             changes.insert(0, "--model.unigram-bias")
@@ -64,14 +65,14 @@ def diagnose(
     probe: Probe,
     config: DiagnoseConfig,
 ) -> dict[str, Any]:
-    """One record for the metrics; model, optimizer and random generators are left as they were."""
+    """Diagnose the loop for the metrics; leave model, optimizer and random generators unchanged."""
     began = time.perf_counter()
     device = next(model.parameters()).device
     cut = slice(None, config.tokens or None)
     tokens, targets = (part[: config.sequences, cut].to(device) for part in probe[:2])
     starts = None if probe[2] is None else probe[2][: config.sequences, cut]
     apart = None if starts is None else document_bounds(starts).to(device)
-    # A visit that is computed twice would be taken for two.
+    # Recomputation would count each visit twice.
     recompute, model.recompute = model.recompute, "off"
     try:
         record = examine(
@@ -89,9 +90,9 @@ def diagnose(
 
 
 def adam_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState | None:
-    """AdamW's state of the blocks' matrices after its last step; None before the first, and under Muon.
+    """AdamW's state of the blocks' matrices after its last step; None before the first step, and for Muon.
 
-    Muon's step is not linear in a visit's gradient, and its momentum alone does not tell what the step was.
+    Muon's step is not linear in a visit's gradient, and can't be recovered from its momentum.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     matrices = optimizer.param_groups[0]  # make_optimizer puts the matrices first

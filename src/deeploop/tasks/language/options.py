@@ -16,19 +16,19 @@ class ValidateArgs:
     run: Positional[Path]
     """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
     data: Path | None = None
-    """Corpus whose validation split is read; unset: the run's own, all corpora of a mixture by weight."""
+    """Corpus whose validation split is used; unset: the run's own, all corpora of a mixture by weight."""
     sequences: int | None = None
     """Sequences, spread evenly over the split; unset: as in training, at most 64 with --cache-rounds."""
     rounds: tuple[int, ...] = ()
-    """Rounds R to evaluate at; several make a picture. Unset: as trained, with --adaptive also below."""
+    """Rounds R to evaluate at; several make a figure. Unset: as trained, with --adaptive also fewer."""
     recompute_alpha: bool = False
-    """Take alpha of each depth instead of the trained one."""
+    """Use the alpha of each depth instead of the trained one."""
     adaptive: tuple[Literal["change", "kl", "gate"], ...] = ()
-    """Also let tokens stop early: by the change of their state, the KL between readouts, or the exit gate."""
+    """Also let tokens exit early: by the change of their state, the KL between readouts, or the exit gate."""
     thresholds: tuple[float, ...] = ()
     """Thresholds of the criterion, one result each; unset: a few that span the range."""
     cache_rounds: tuple[str, ...] = ()
-    """Also decode token by token with the keys and values of so many rounds, such as 1 2 all."""
+    """Also decode token by token with the keys and values of that many rounds, such as 1 2 all."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
     json: bool = False
@@ -41,20 +41,20 @@ class ValidateArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateArgs(Sampling):
-    """Continues a prompt with the model of a run; text appears as it is produced."""
+    """Continue a prompt with a run's model, printing text as it is generated."""
 
     run: Positional[Path] = Path("shipped")
     """Run folder, as `deeploop train` writes it; `shipped` is the small model that comes with deeploop."""
     prompt: str = ""
-    """Text to continue; without one a new document is begun."""
+    """Text to continue; without one, start a new document."""
     max_tokens: int = 200
-    """Tokens to add at most; a document that ends, or a full context, ends the text before."""
+    """Largest number of tokens to add; the end of a document or a full context may come first."""
     rounds: int | None = None
     """Rounds R at test time; unset: as trained."""
     adaptive: Literal["off", "change", "kl", "gate"] = "off"
-    """Let a token stop early: by the change of its state, the KL between readouts, or the exit gate."""
+    """Let a token exit early: by the change of its state, the KL between readouts, or the exit gate."""
     threshold: float | None = None
-    """Where depth is adaptive: what counts as no longer changing (0.1), or the gate's probability (0.5)."""
+    """Threshold of --adaptive: the change that counts as converged (0.1), or the gate's probability (0.5)."""
     cache_rounds: int | None = None
     """Rounds whose keys and values are kept: 1 keeps the last round's; unset, or above R: all."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -65,4 +65,4 @@ class GenerateArgs(Sampling):
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: must be at least 1")
         if self.threshold is not None and self.adaptive == "off":
-            raise ValueError(f"threshold={self.threshold}: goes with --adaptive change, kl or gate")
+            raise ValueError(f"threshold={self.threshold}: needs --adaptive change, kl or gate")

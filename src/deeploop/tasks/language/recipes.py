@@ -1,8 +1,7 @@
 """Recipes of looped GPTs.
 
-All have the unigram bias, an output bias that starts at the log unigram frequencies. The paper has none;
-without it `deeploop` and `flat` collapse at most of the ramps of the learning rate that were tried
-(docs/escape.md).
+All have the unigram bias, an output bias initialized to the log unigram frequencies. The paper has none, but
+without it `deeploop` and `flat` collapse under most learning-rate warm-ups that were tried (docs/escape.md).
 """
 
 from pathlib import Path
@@ -33,7 +32,7 @@ def gpt2_medium() -> TrainConfig:
 
 
 def tiny() -> TrainConfig:
-    """A minute on two CPU cores: 2 blocks × 3 rounds on the bytes of Python's standard library."""
+    """Two blocks × 3 rounds on the bytes of Python's standard library; a minute on two CPU cores."""
     return TrainConfig(
         out=Path("runs/tiny"),
         model=GPTConfig(

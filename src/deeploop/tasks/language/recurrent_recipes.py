@@ -1,9 +1,9 @@
-"""Recipes of recurrent-depth language models: a part before and after the loop, rounds that are drawn.
+"""Recipes of recurrent-depth language models, with a prelude, a coda and random rounds.
 
-huginn-small, parcae-small and ouro-small have the loop, the injection, the first state, the draws, the
-truncation and the optimizer of the models they are named after, at the 12 blocks, width and data of GPT-2
-small. The residual rule is the flat one with the unigram bias, not theirs, and batch, steps and rates are
-gpt2-small's: nothing is tuned.
+huginn-small, parcae-small and ouro-small take the loop, injection, first state, distribution of rounds,
+truncation and optimizer from the models they are named after, and the number of blocks, width and data from
+GPT-2 small. The residual rule is flat with the unigram bias, unlike in those models. Batch, steps and rates
+are gpt2-small's and not tuned.
 """
 
 from dataclasses import replace
@@ -50,7 +50,7 @@ def parcae_small() -> TrainConfig:
 
 
 def ouro_small() -> TrainConfig:
-    """Ouro's loop, 12 blocks × 4 rounds, 124 M parameters, with an exit gate that is trained along."""
+    """Ouro's loop, 12 blocks × 4 rounds, 124 M parameters, with an exit gate trained jointly."""
     model = GPTConfig(blocks=12, rounds=4, exit_gate=True)
     return _small("ouro-small", model, RoundsConfig(), validation_rounds=(1, 2, 3))
 

@@ -1,4 +1,4 @@
-"""The task of predicting the next token: build, loss, evaluate."""
+"""The language modeling task: build, loss, evaluate."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +35,7 @@ LARGE_VOCABULARY = 20_000  # tokens
 
 @dataclass
 class Watch:
-    """How much of an evaluation's work is done, for whoever watches it."""
+    """Progress of an evaluation, reported to its caller."""
 
     total: int
     on_batch: OnBatch
@@ -71,18 +71,18 @@ class LanguageTask(Task):
         )
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.loader = PrefetchLoader(self.open_data(), pin=world.device.type == "cuda")
-        # Of the very tokens that are scored: no constant prediction goes below their entropy.
+        # Computed from the scored tokens themselves: no constant prediction can beat their entropy.
         self.floor = unigram_floor(np.bincount(self.targets.flatten().numpy()))
         self.examples = self.corpus.tokens
         self.targets_per_step = config.optim.batch * config.model.context
         starts = self.validation[2]
         context = config.model.context if starts is None else causal_context(starts)
         self.flops_per_step = self.targets_per_step * training_flops_per_token(config, context)
-        per_round = flops_per_token(config.model) / config.model.rounds / 3  # the forward pass
+        per_round = flops_per_token(config.model) / config.model.rounds / 3  # of the forward pass
         scored = self.validation_work * world.size * config.model.context
         self.validation_steps = scored * per_round / self.flops_per_step
         self.monitor = LoopMonitor(config, self.validation)
-        self._parts: list[str] = []  # of a micro-batch, in order
+        self._parts: list[str] = []  # names of a micro-batch's tensors, in order
         self._rounds = RoundsSampler(config.seed)
         self._states: FirstStateSampler | None = None
         if config.model.first_state == "noise":
@@ -105,7 +105,7 @@ class LanguageTask(Task):
         return tokens, training_flops_per_token(config)
 
     def open_data(self) -> Loader:
-        """Opens the corpora and sets what is held out; returns the loader of training batches."""
+        """Open the corpora and set the held-out data; return the loader of training batches."""
         config, world, context = self.config, self.world, self.config.model.context
         self.corpus: Any = open_mixture(config.data)
         self.tokenizer = self.checked_tokenizer()
@@ -121,7 +121,7 @@ class LanguageTask(Task):
         return loader
 
     def checked_tokenizer(self) -> Tokenizer:
-        """The data's tokenizer, whose vocabulary must be the model's."""
+        """The data's tokenizer; its vocabulary must be the model's."""
         rows = self.config.model.vocabulary
         if not vocabulary_fits(self.corpus.tokenizer_name, self.corpus.vocabulary, rows):
             raise ValueError(
@@ -133,20 +133,20 @@ class LanguageTask(Task):
         return found
 
     def other_vocabulary(self) -> str:
-        """Advice for data of another vocabulary than the model's."""
+        """Advice for data with another vocabulary than the model's."""
         return "set that, or prepare the text with another --tokenizer"
 
     def own_share(self, inputs: Tensor, targets: Tensor, starts: Tensor | None) -> Probe:
-        """This rank's part of held-out windows."""
+        """This rank's share of held-out windows."""
         parts = share_of_rank(inputs, self.world, 0), share_of_rank(targets, self.world, -1)
         return *parts, None if starts is None else share_of_rank(starts, self.world, 0)
 
     def document_starts(self, inputs: Tensor) -> Tensor | None:
-        """Where documents begin, if they are kept apart."""
+        """True where documents begin; None unless `data.mask_documents`."""
         return inputs == self.tokenizer.end_of_text if self.config.data.mask_documents else None
 
     def build(self) -> LoopedGPT:
-        """The model with freshly drawn weights, the same on every machine."""
+        """Build the model with freshly drawn weights, identical on every machine."""
         model = LoopedGPT(self.config.model, seed=self.config.seed)
         model.recompute, model.backprop = self.recompute, self.config.rounds.backprop or None
         if self.config.model.exit_gate:
@@ -165,7 +165,7 @@ class LanguageTask(Task):
         return {**super().stamp(), "tokenizer": self.tokenizer.name, "bytes_per_token": length}
 
     def check_source(self, stamp: dict[str, Any], run: Path) -> None:
-        """Raise for weights of another tokenizer, whose vocabulary may be of the same size."""
+        """Raise ValueError for weights of another tokenizer, even if its vocabulary has the same size."""
         if (name := stamp.get("tokenizer")) != self.tokenizer.name:
             raise ValueError(
                 f"init_from={run}: reads {name} tokens, {self.config.data.folders[0]} holds "
@@ -173,11 +173,11 @@ class LanguageTask(Task):
             )
 
     def files(self) -> dict[str, str]:
-        """A trained tokenizer: the run folder needs no corpus to generate."""
+        """A trained tokenizer, so that the run folder can generate without its corpus."""
         return tokenizer_files(self.tokenizer)
 
     def state(self) -> dict[str, Any]:
-        """Where the data stand, for a checkpoint."""
+        """The position in the data, for a checkpoint."""
         return {"loader": self.loader.state(), "corpus": self.corpus.checksum}
 
     def load_state(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -186,17 +186,17 @@ class LanguageTask(Task):
             what = "corpora, in their order, that the run was" if mix else "corpus that the run was"
             field = f"data.mix={' '.join(mix)}" if mix else f"data.path={path}"
             raise ValueError(f"{field}: not the {what} started on")
-        # The last phase of a mixture is a share of the steps, which its loader does not count.
+        # The last phase of a mixture is a share of the steps, which the loader does not count.
         self.loader.load_state({**state.get("loader", {}), "step": state.get("step", 0)})
 
     def next_batch(self) -> dict[str, Tensor]:
-        """This rank's `inputs`, `targets` and, if documents are kept apart, their `starts`."""
+        """This rank's `inputs` and `targets`, and the `starts` of documents if `data.mask_documents`."""
         inputs, targets = self.loader.step_batch()
         starts = self.document_starts(inputs)
         return {"inputs": inputs, "targets": targets} | ({} if starts is None else {"starts": starts})
 
     def batches(self, step: int) -> StepData:
-        """This rank's share of the step, in pieces that fit the device, and its rounds."""
+        """This rank's share of the step, in pieces that fit the device, and the step's rounds."""
         batch = self.next_batch()
         inputs = batch["inputs"]
         pieces = {name: batch[name].split(self.micro_batch) for name in ("inputs", "targets")}
@@ -213,13 +213,13 @@ class LanguageTask(Task):
         return StepData(list(zip(*pieces.values(), strict=True)), self.rounds_at(step))
 
     def rounds_at(self, step: int) -> int:
-        """Rounds of training step number `step` (from 0), the same on every rank."""
+        """The rounds of training step number `step` (from 0), the same on every rank."""
         config = self.config
         law = config.rounds.law_at(step, mean=config.model.rounds, steps=self.begun_with)
         return self._rounds.at(step, law)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Cross-entropy summed over the micro-batch, as a share of the targets that the step scores."""
+        """Cross-entropy summed over the micro-batch, divided by the number of targets of the step."""
         moved = (tensor.to(self.world.device, non_blocking=True) for tensor in batch)
         own = dict(zip(self._parts, moved, strict=True))
         scored = own.pop("scored", self.targets_per_step)
@@ -227,9 +227,9 @@ class LanguageTask(Task):
         return output.loss / scored
 
     def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
-        """Loss, distance to the unigram floor, token similarity, and what they say together.
+        """Loss, unigram floor, token similarity and verdict at the mean rounds.
 
-        At the mean rounds, and the loss alone at those of `data.validation_rounds`.
+        At the rounds in `data.validation_rounds`, only the loss.
         """
         watch = Watch(self.validation_work, on_batch)
         depths = sorted(set(self.config.data.validation_rounds))
@@ -247,15 +247,15 @@ class LanguageTask(Task):
 
     @property
     def validation_work(self) -> int:
-        """Batches of one validation on this rank, rows × rounds."""
+        """The rows × rounds that this rank computes in one validation."""
         data, mean = self.config.data, self.config.model.rounds
-        mixed = 2 if data.mix else 1  # of a mixture each corpus too
+        mixed = 2 if data.mix else 1  # each corpus of a mixture is also scored separately
         return len(self.validation[0]) * (sum(set(data.validation_rounds)) + mean * mixed)
 
     def _loss_and_similarity(
         self, model: nn.Module, rounds: int, watch: "Watch", windows: Probe | None = None
     ) -> tuple[float, float]:
-        """Means over all ranks at that many rounds, of all windows or those given; leaves the model there."""
+        """Means over all ranks of all windows or those given. The model stays at that number of rounds."""
         config, world = self.config, self.world
         set_rounds(model, rounds)
         inputs, targets, starts = windows or self.validation
@@ -270,14 +270,14 @@ class LanguageTask(Task):
             before_batch=lambda row: watch.at(row * rounds),
         )
         watch.done += len(inputs) * rounds
-        # A rank that has rows of filler alone has no similarity to add.
+        # A rank with only padding rows has no similarity to add.
         own = [result.similarity, 1] if result.targets else [0, 0]
         sums = torch.tensor([result.loss, result.targets, *own], dtype=torch.float64)
         loss, targets, similarity, ranks = world.sum(sums.to(world.device)).tolist()
         return loss / targets, similarity / ranks
 
     def _by_corpus(self, model: nn.Module, watch: "Watch") -> dict[str, Any]:
-        """The loss on the held-out text of each corpus, and how often it was gone through."""
+        """The loss on the held-out text of each corpus, and its number of epochs."""
         losses = []
         for inputs, targets in self.held_out.values():
             windows = self.own_share(inputs, targets, self.document_starts(inputs))
@@ -290,9 +290,7 @@ class LanguageTask(Task):
         }
 
     def warnings(self) -> list[str]:
-        """A rule without the bias that it needs, a corpus that is repeated often, validations that cost more
-        than the training between them.
-        """
+        """Warn of a rule without the bias that it needs, many epochs, and costly validations."""
         config, found = self.config, []
         rule, begins = config.model.residual, not (config.resume or config.init_from)
         if rule.has_alpha and begins and not config.model.unigram_bias:
@@ -338,7 +336,7 @@ class LanguageTask(Task):
         )
 
     def describe(self, result: dict[str, Any]) -> str:
-        """An evaluation in one line."""
+        """Format an evaluation in one line."""
         by_rounds = zip(result.get("validation_rounds", ()), result.get("loss_by_rounds", ()), strict=True)
         others = "  ".join(f"{R}: {'–' if loss is None else f'{loss:.4f}'}" for R, loss in by_rounds)
         return (
@@ -350,19 +348,19 @@ class LanguageTask(Task):
 
 
 def training_flops_per_token(config: TrainConfig, context: float | None = None) -> int:
-    """Those of the mean over the rounds that are drawn, and of those among them in the graph.
+    """Training FLOPs per token, for the mean number of rounds and the mean number in the autograd graph.
 
-    Attention goes over `context` tokens, the model's unless given: less where documents are kept apart.
+    Attention spans `context` tokens, by default the model's; fewer if documents are masked from each other.
     """
     law, most = config.rounds.law(config.model.rounds), config.rounds.backprop
     in_graph = law.expect(lambda R: min(R, most or R))
     flops = flops_per_token(config.model, float(law.mean), float(in_graph), context=context)
     frozen = config.model.exit_gate and config.gate.stage == "gate-only"
-    return flops // 3 if frozen else flops  # of a frozen model the forward pass alone
+    return flops // 3 if frozen else flops  # a frozen model needs only the forward pass
 
 
 def _described_corpora(result: dict[str, Any]) -> str:
-    """Loss and epochs of each corpus of a mixture."""
+    """Format the loss and epochs of each corpus in a mixture."""
     columns = (result.get(name, ()) for name in ("corpora", "loss_by_corpus", "epochs_by_corpus"))
     return "".join(
         f"  {name} {'–' if loss is None else f'{loss:.4f}'} ({epochs:.2f} epochs)"

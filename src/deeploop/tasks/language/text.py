@@ -1,4 +1,4 @@
-"""The text that a run trains on: a corpus or a mixture, its loader, and the windows held out of it."""
+"""The text of a run: its corpus or mixture, the training loader, and the held-out windows."""
 
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ SCANNED_TOKENS = 20_000_000  # which takes half a second
 
 
 def open_mixture(data: DataConfig) -> Mixture:
-    """The corpora of `data.mix`, or the one of `data.path`."""
+    """Open the corpora of `data.mix`, or the one in `data.path`."""
     if not data.mix:
         return Mixture.of([open_corpus(data.path)], [1.0])
     parts = parse_mix(data.mix)
@@ -26,7 +26,7 @@ def open_mixture(data: DataConfig) -> Mixture:
 
 
 def make_loader(config: TrainConfig, mixture: Mixture, world: World) -> Loader:
-    """Batches of one corpus, or of the mixture; how often that may be gone through is looked at first."""
+    """Batches of one corpus or of a mixture, whose limits on epochs are checked first."""
     streams = [corpus.train for corpus in mixture.corpora]
     settings = {
         "context": config.model.context,
@@ -49,13 +49,13 @@ def make_loader(config: TrainConfig, mixture: Mixture, world: World) -> Loader:
         **settings,
     )
     if any(config.data.epochs) and mixture.last_share:
-        # What the first phase leaves for the last one is up to the draws, which the seed alone decides.
+        # How much the first phase leaves for the last one depends on the draws, which the seed determines.
         make().skip(config.optim.steps * config.optim.batch)
     return make()
 
 
 def check_epochs(config: TrainConfig, mixture: Mixture) -> None:
-    """Raises where more sequences are planned, in all or in the last phase, than the epochs have."""
+    """Raise ValueError if the limits on epochs leave too few sequences, in total or in the last phase."""
     steps, epochs = config.optim.steps, config.data.epochs
     for shares, own in ((mixture.shares, steps), (mixture.last, steps - mixture.switch(steps))):
         found = mixture.sequences_within(epochs, config.model.context, shares)
@@ -67,7 +67,7 @@ def check_epochs(config: TrainConfig, mixture: Mixture) -> None:
 
 
 def mixture_windows(mixture: Mixture, context: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """`count` validation windows, each corpus's by its share; of one that is held back none."""
+    """`count` validation windows, divided by weight; a corpus with weight 0 has none."""
     numbers = zip(mixture.names, mixture.corpora, mixture.held_out(count), strict=True)
     return {name: validation_windows(corpus.validation, context, own) for name, corpus, own in numbers if own}
 
@@ -82,7 +82,7 @@ def shared_documents(corpus: Corpus) -> int:
 
 
 def open_corpus(path: Path, field: str = "path") -> Corpus:
-    """The corpus of a folder, after sizes and counts were found to fit (all: `deeploop data --verify`)."""
+    """Open a corpus, checking sizes and token counts (`deeploop data --verify` checks everything)."""
     with naming_field(f"data.{field}", path):
         corpus = Corpus.open(path)
         corpus.verify_counts()

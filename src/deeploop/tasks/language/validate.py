@@ -1,7 +1,7 @@
-"""The validation loss of a run, at any depth and on any corpus of its tokenizer: `deeploop validate`.
+"""The validation loss of a run, at any depth and on any corpus with its tokenizer: `deeploop validate`.
 
-The result is added to validation.json in the run folder. Several rounds, or adaptive depth, make it a sweep
-over test-time depth: depth.json, and depth.png of all in it that can be compared.
+The result is added to validation.json in the run folder. Several rounds or adaptive depth make it a sweep
+over test-time depth, written to depth.json, with all comparable results in depth.png.
 """
 
 import json
@@ -42,21 +42,21 @@ from deeploop.tasks.language.text import mixture_windows, open_mixture
 from deeploop.train.distributed import arithmetic, open_world
 from deeploop.train.rundir import check_tokenizer, load
 
-# Results that agree in these replace one another; any other stays beside them.
+# A result that agrees in these replaces an earlier one; others are kept.
 IDENTITY = ("checkpoint", "data", "sequences", "recompute_alpha", "asked")
 MOST_DECODED = 64
 THRESHOLDS = {"change": (0.4, 0.3, 0.2, 0.1), "kl": (0.1, 0.01, 0.001), "gate": (0.3, 0.5, 0.7, 0.9)}
 
 
 def run(args: ValidateArgs) -> str:
-    """Evaluates, writes the results into the run folder, and returns what to print."""
+    """Evaluate, write the results into the run folder, and return the text to print."""
     config = load_config(args.run, f"; `deeploop eval {args.run}` scores it")
     if args.thresholds and len(args.adaptive) != 1:
         asked = " ".join(f"{threshold:g}" for threshold in args.thresholds)
         raise ValueError(f"thresholds={asked}: goes with one of --adaptive change, kl or gate")
     if (asked := decoded(args, config)) and config.data.mask_documents:
         raise ValueError(
-            f"{asked}: must be unset for a run that keeps documents apart, which no cache can decode"
+            f"{asked}: must be unset for a run with data.mask_documents, which can't be decoded with a cache"
         )
     is_sweep = len(set(args.rounds)) > 1 or bool(args.adaptive)
     folder, name = results_folder(args.run), "depth.json" if is_sweep else "validation.json"
@@ -87,7 +87,7 @@ def run(args: ValidateArgs) -> str:
 
 
 def decoded(args: ValidateArgs, config: TrainConfig) -> str:
-    """Options given that need token-by-token decoding with a cache."""
+    """The options given that need token-by-token decoding with a cache."""
     if args.cache_rounds:
         return f"cache_rounds={' '.join(map(str, args.cache_rounds))}"
     slow = [rule for rule in args.adaptive if decodes_to_validate(config.model, rule)]
@@ -96,22 +96,22 @@ def decoded(args: ValidateArgs, config: TrainConfig) -> str:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Describe the tokens predicted and their source."""
+    """The held-out tokens and their source."""
 
     windows: Windows
     data: str
     """The folder, or the corpora of a mixture with their weights."""
     source: str
     parts: dict[str, Windows]
-    """Those of each corpus of a mixture."""
+    """The windows of each corpus in a mixture."""
 
 
 def read_held_out(args: ValidateArgs, config: TrainConfig, tokenizer: Tokenizer) -> HeldOut:
-    """The corpus that was named, or what training validates on: a corpus, a mixture, conversations."""
+    """The corpus in --data, or the run's own validation data: a corpus, a mixture or conversations."""
     data, context = config.data, config.model.context
     is_chat = isinstance(data, ChatDataConfig)
     usual = data.validation_rows if isinstance(data, ChatDataConfig) else data.validation_sequences
-    if decoded(args, config):  # a step per token: as slow as generation
+    if decoded(args, config):  # a forward pass per token, as slow as generation
         usual = min(MOST_DECODED, usual)
     count = usual if args.sequences is None else args.sequences
     if args.data is None and is_chat:
@@ -152,7 +152,7 @@ def as_windows(
 def by_corpus(
     model: LoopedGPT, parts: dict[str, Windows], how: dict[str, Any], args: ValidateArgs
 ) -> list[dict[str, Any]]:
-    """The scores of each corpus of a mixture by itself, at every number of rounds."""
+    """The scores of each corpus in a mixture, at every number of rounds."""
     found = []
     for name, windows in parts.items():
         own = evaluate(model, replace(windows, **how), replace(args, adaptive=(), cache_rounds=()))
@@ -161,7 +161,7 @@ def by_corpus(
 
 
 def read_budget(word: str) -> int | None:
-    """A key-value budget as it is written: a number of rounds, or all."""
+    """Parse a key-value budget: a number of rounds, or all."""
     if word == "all":
         return None
     if not word.lstrip("-").isdecimal():
@@ -170,13 +170,13 @@ def read_budget(word: str) -> int | None:
 
 
 def depths_up_to(trained: int) -> list[int]:
-    """Fixed depths between which the line of adaptive depth is drawn: all, or powers of two of many."""
+    """The fixed depths that adaptive depth is compared with: all, or powers of two if there are many."""
     few = trained if trained <= 8 else 1
     return sorted({*range(1, few + 1), *(2**k for k in range(trained.bit_length())), trained})
 
 
 def check(model: LoopedGPT, rules: Sequence[ExitRule], budgets: Sequence[int | None]) -> None:
-    """Refuses what the model does not allow, before the work; the model keeps all rounds."""
+    """Raise ValueError for rules and budgets that the model does not allow. Leaves the cache unlimited."""
     for rule in rules:
         AdaptiveDepth(model, rule)
     for budget in (*budgets, None):
@@ -184,7 +184,7 @@ def check(model: LoopedGPT, rules: Sequence[ExitRule], budgets: Sequence[int | N
 
 
 def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str, Any]:
-    """All scores that were asked for, as plain values."""
+    """Compute all requested scores, as plain values."""
     trained = model.config.rounds
     recompute = args.recompute_alpha or model.config.recompute_alpha
     rounds = sorted(set(args.rounds)) or (depths_up_to(trained) if args.adaptive else [trained])
@@ -211,7 +211,7 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
         *((rounds[-1], row["loss"]) for row in (*adaptive, *cache)),
     ]:
         if not math.isfinite(loss):
-            raise ValueError(f"rounds={R}: the loss is {loss}, which is no result; nothing was written")
+            raise ValueError(f"rounds={R}: the loss is {loss}; nothing was written")
     return {
         "trained_rounds": trained,
         "recompute_alpha": recompute,
@@ -244,7 +244,7 @@ def report(record: dict[str, Any], run: Path) -> str:
     if rows := record["adaptive"]:
         most = record["rounds"][-1]["rounds"]
         parts.append(
-            f"adaptive depth, at most {most} rounds; line: the straight line between the fixed depths above"
+            f"adaptive depth, at most {most} rounds; line: linear interpolation between fixed depths"
         )
         stopped = [
             (

@@ -18,12 +18,12 @@ def corpus_of(config: Any) -> Corpus | None:
 def _opened(folder: Path) -> Corpus | None:
     try:
         return Corpus.open(folder)
-    except (OSError, ValueError):  # told when the run is opened
+    except (OSError, ValueError):  # reported when the run is opened
         return None
 
 
 def corpus_of_other_vocabulary(config: Any) -> Corpus | None:
-    """The corpus of a language model's config, if its vocabulary is another; None where it is not known."""
+    """The corpus of a language model's config if its vocabulary differs from the model's; otherwise None."""
     text = isinstance(getattr(config, "data", None), DataConfig)
     corpus = _opened(config.data.folders[0]) if text and not config.init_from else None
     if corpus is None:

@@ -1,1 +1,1 @@
-"""A reasoner (HRM, TRM) on puzzles."""
+"""Training a reasoner (HRM, TRM) on puzzles."""

@@ -1,4 +1,4 @@
-"""The configs of reasoners on puzzles."""
+"""The configs for training reasoners on puzzles."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +20,9 @@ class PuzzleDataConfig:
     path: Path = Path("data/arc1")
     """Folder of puzzles."""
     test_examples: int = 1_000
-    """Held-out examples that a validation solves, spread evenly over the test split."""
+    """Held-out examples solved in a validation, spread evenly over the test split."""
     validate_every: int = 1_000
-    """Steps between validations; one more comes at the end."""
+    """Steps between validations; there is also one at the end."""
 
     def __post_init__(self) -> None:
         for name in ("test_examples", "validate_every"):

@@ -1,4 +1,4 @@
-"""Do the visits of HRM's and TRM's modules align? `deeploop diagnose` of a reasoner's run.
+"""Diagnose the alignment of the visits to HRM's and TRM's modules: `deeploop diagnose` for a reasoner.
 
 Writes diagnose.json into the run folder. Several runs at different C_L give γ along C_L.
 """
@@ -40,7 +40,7 @@ from deeploop.train.distributed import open_world
 PROBE_POSITIONS = 1024
 LEGEND = (
     "κ_g is Eq. (kappa-def) over a module's visits in the training graph, at most R_g; with one visit it\n"
-    "is at most 1 and asks for 1/4. κ̄_g is Eq. (hrm-cond), the bound Eq. (hrm-per-module-bound) up to its\n"
+    "is at most 1 and implies p ≥ 1/4. κ̄_g is Eq. (hrm-cond), the bound Eq. (hrm-per-module-bound) up to a\n"
     "constant. The exponent is (1 + γ)/4 with γ = log κ_g / log R_g. Updates are raw gradients of the\n"
     "first segment."
 )
@@ -48,7 +48,7 @@ Record = dict[str, Any]
 
 
 def run(args: DiagnoseArgs) -> str:
-    """Diagnoses each run, writes what was found into its folder, and returns what to print."""
+    """Diagnose each run, write the results into its folder, and return the text to print."""
     configs = {path: load_reasoner_config(path) for path in args.runs}
     check_family(configs)
     for path in args.runs:
@@ -72,7 +72,7 @@ def run(args: DiagnoseArgs) -> str:
 
 
 def check_family(configs: dict[Path, ReasonerTrainConfig]) -> None:
-    """A fit along C_L means something only for one model on one set of puzzles, but for C_L and the seed."""
+    """Raise ValueError unless the runs differ only in C_L and seed, as a fit along C_L requires."""
     (first, reference), *rest = configs.items()
     for path, config in rest:
         if config.data.path != reference.data.path:
@@ -88,7 +88,7 @@ def check_family(configs: dict[Path, ReasonerTrainConfig]) -> None:
 
 
 def diagnose_run(path: Path, config: ReasonerTrainConfig, args: DiagnoseArgs) -> Record:
-    """κ_g at the run's own horizon, and over the last cycle, which the paper speaks of."""
+    """Measure κ_g at the run's own horizon, and over the last cycle as in the paper."""
     checkpoint = require_checkpoint(path)
     advice = memory_advice("--device cpu, or fewer --sequences")
     with advice, open_world(replace(config.device, kind=args.device)) as world:
@@ -97,7 +97,7 @@ def diagnose_run(path: Path, config: ReasonerTrainConfig, args: DiagnoseArgs) ->
         if args.at == "init":
             if config.init_from is not None:
                 raise ValueError(
-                    f"{path}: began with the weights of {config.init_from}; diagnose that instead"
+                    f"{path}: started from the weights of {config.init_from}; diagnose that run instead"
                 )
             model, step = Reasoner(config.model, puzzle_shape(path), seed=config.seed), 0
             model = model.to(world.device)
@@ -121,7 +121,7 @@ def diagnose_run(path: Path, config: ReasonerTrainConfig, args: DiagnoseArgs) ->
 def read_probe(
     model: Reasoner, config: ReasonerTrainConfig, args: DiagnoseArgs, device: torch.device
 ) -> tuple[Probe, str]:
-    """Held-out puzzles, spread evenly over the split, and where they come from."""
+    """Held-out puzzles, spread evenly over the split, and a description of their source."""
     folder = args.data or config.data.path
     puzzles = open_puzzles(folder, "data")
     found = puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids
@@ -135,7 +135,7 @@ def read_probe(
 
 
 def text(path: Path, model: ReasonerConfig, record: Record) -> str:
-    """One run for a terminal: a table at each horizon."""
+    """Format the record of one run as text, with a table for each horizon."""
     rules = {m: f"{model.rule_of(m).title}, α = {model.scales_of(m).alpha:.4g}" for m in model.blocks_of}
     rule = (
         next(iter(rules.values()))
@@ -147,7 +147,7 @@ def text(path: Path, model: ReasonerConfig, record: Record) -> str:
         f"{record['puzzles']} puzzles of {record['probe']}"
     ]
     for horizon, found in record["horizons"].items():
-        trained = "as trained" if horizon == model.horizon else "the paper's, not trained so"
+        trained = "as trained" if horizon == model.horizon else "the paper's, not as trained"
         rows = [
             (
                 f"κ_g({name})",
@@ -158,7 +158,7 @@ def text(path: Path, model: ReasonerConfig, record: Record) -> str:
             )
             for name, own in found["modules"].items()
         ]
-        header = (f"{horizon} ({trained})", "R_g", "κ_g", "largest of one sublayer", "asks for p ≥")
+        header = (f"{horizon} ({trained})", "R_g", "κ_g", "largest of one sublayer", "implies p ≥")
         bound = "none, for its rule has no p" if found["bound"] is None else f"{found['bound']:.4g}"
         parts += [text_table(header, rows), f"κ̄_g = {found['kappa_bar']:.3f}; bound {bound}"]
     return "\n\n".join([*parts, LEGEND])
@@ -167,7 +167,7 @@ def text(path: Path, model: ReasonerConfig, record: Record) -> str:
 def gamma_along_low_cycles(
     records: dict[Path, Record], configs: dict[Path, ReasonerTrainConfig]
 ) -> dict[str, GammaFit]:
-    """γ of each module's κ_g and of its sublayers' own κ over C_L, with the whole last cycle in the graph."""
+    """γ of each module's κ_g and of its sublayers' own κ over C_L, with the last cycle in the graph."""
     points: dict[str, list[Point]] = {}
     for path, config in configs.items():
         C_L, seed = config.model.low_cycles, f"seed {config.seed}"

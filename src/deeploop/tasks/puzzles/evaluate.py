@@ -1,7 +1,7 @@
-"""`deeploop eval` for reasoners: the test split of a run's puzzles, and on ARC the votes over a task's views.
+"""`deeploop eval` for reasoners: the test split of a run's puzzles, with votes over a task's views on ARC.
 
-More segments, views and first states than in training give accuracy against forward passes. The result goes
-to eval.json in the run folder, that picture to passes.png, and the votes on ARC to gallery.html.
+With more segments, views or first states than in training it gives accuracy against forward passes. It writes
+eval.json to the run folder, this curve to passes.png, and the votes on ARC to gallery.html.
 """
 
 import json
@@ -33,7 +33,7 @@ from deeploop.runs.folder import (
     require_checkpoint,
     step_of,
 )
-from deeploop.tasks.puzzles import gallery as gallery
+from deeploop.tasks.puzzles import gallery
 from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.tasks.puzzles.load import load_reasoner
 from deeploop.tasks.puzzles.options import ReasonerOptions
@@ -45,7 +45,7 @@ from deeploop.train.checkpoint import read_state
 from deeploop.train.distributed import arithmetic, how_computed, open_world, wrap
 from deeploop.train.execution import choose_execution
 
-# Results that agree in these replace one another; any other stays beside them in eval.json.
+# A result that agrees in these replaces an earlier one in eval.json; others are kept.
 IDENTITY = ("puzzles", "checkpoint", "views", "limit", "halt", "test_time", "precision")
 GALLERY = 60
 NOISE = 0.1
@@ -60,7 +60,7 @@ def run(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     as_json: bool = False,
 ) -> str:
-    """Solves the puzzles, writes the result into the run folder, and returns what to print."""
+    """Solve the puzzles, write the result into the run folder, and return the text to print."""
     checkpoint = require_checkpoint(folder)
     results.check(folder)
     puzzles = matching_puzzles(folder, data, checkpoint)
@@ -101,14 +101,14 @@ def run(
 
 
 def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> PuzzleSet:
-    """The puzzles that the run was trained on, and no others."""
+    """The puzzles that the run was trained on; any others are refused."""
     path = load_reasoner_config(folder).data.path if data is None else data
     try:
         puzzles = open_puzzles(path, "data")
     except ValueError as error:
-        if data is not None or path.exists():  # damaged, and not moved
+        if data is not None or path.exists():  # the folder is damaged, not moved
             raise
-        raise ValueError(f"{error}; if they moved, say where they are: --data FOLDER") from None
+        raise ValueError(f"{error}; if they moved, give their folder: --data FOLDER") from None
     trained = str(read_stamp(folder).get("puzzles"))
     if (saved := str(read_state(checkpoint, ()).get("puzzles"))) != trained:
         raise ValueError(
@@ -117,7 +117,7 @@ def matching_puzzles(folder: Path, data: Path | None, checkpoint: Path) -> Puzzl
     if puzzles.hash != trained:
         raise ValueError(
             f"data={path}: puzzles of hash {puzzles.hash:.12}…, {folder} was trained on {trained:.12}…; "
-            "point --data to those"
+            "set --data to those"
         )
     shape = PuzzleShape(puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids)
     if (own := puzzle_shape(folder)) != shape:
@@ -146,7 +146,7 @@ def open_solver(
 
 
 def read_model(folder: Path, solver: Solver, effort: Effort) -> dict[str, Any]:
-    """Describe the run and the options that solved."""
+    """The run and the options that the result depends on."""
     config, stamp = load_any_config(folder), read_stamp(folder)
     return {
         "model": stamp["task"],
@@ -158,7 +158,7 @@ def read_model(folder: Path, solver: Solver, effort: Effort) -> dict[str, Any]:
 
 
 def check_views(puzzles: PuzzleSet, options: ReasonerOptions) -> None:
-    """Raise where an option asks for what these puzzles do not have."""
+    """Raise ValueError for options that these puzzles do not support."""
     if puzzles.kind == "arc":
         return
     where = f"{puzzles.folder} holds puzzles of kind {puzzles.kind}"
@@ -166,12 +166,12 @@ def check_views(puzzles: PuzzleSet, options: ReasonerOptions) -> None:
         raise ValueError(f"--gallery: for ARC; {where}")
     if options.views is not None:
         if not (symmetries := puzzles.test.kind.symmetries):
-            raise ValueError(f"--views: {where}, of which no symmetry is known; --starts has other answers")
+            raise ValueError(f"--views: {where}, without known symmetries; use --starts for more answers")
         symmetries(puzzles.test.side, np.arange(options.views))
 
 
 def effort_of(options: ReasonerOptions, config: HaltingConfig) -> Effort:
-    """How puzzles are answered; unless options say otherwise, as the validations of training."""
+    """The effort per puzzle; by default, that of a validation during training."""
     return Effort(
         segments=tuple(sorted(set(options.segments))) or (config.segments,),
         views=options.views,
@@ -182,7 +182,7 @@ def effort_of(options: ReasonerOptions, config: HaltingConfig) -> Effort:
 
 
 def asked_more(options: ReasonerOptions, effort: Effort) -> dict[str, Any] | None:
-    """Options that differ from a validation during training, views excepted; None if there are none."""
+    """The options that differ from a validation during training, except views; None if there are none."""
     if not options.segments and options.starts == 1 and options.choose == "vote":
         return None
     asked = {name: getattr(effort, name) for name in ("starts", "noise", "choose")}
@@ -192,7 +192,7 @@ def asked_more(options: ReasonerOptions, effort: Effort) -> dict[str, Any] | Non
 def solve_puzzles(
     solver: Solver, puzzles: PuzzleSet, effort: Effort, limit: int | None, scaling: bool
 ) -> tuple[dict[str, Any], list[TaskVotes]]:
-    """The result as plain values, `scaling`: with accuracy against passes; on ARC with every task's votes."""
+    """Solve the puzzles; return the result (`scaling`: with accuracy against passes) and the votes on ARC."""
     split = puzzles.test
     if puzzles.kind != "arc":
         return solve_boards(solver, puzzles, effort, limit or len(split), scaling), []
@@ -213,11 +213,11 @@ def solve_puzzles(
 def solve_boards(
     solver: Solver, puzzles: PuzzleSet, effort: Effort, count: int, scaling: bool
 ) -> dict[str, Any]:
-    """The scores of boards; those of each file too, where the puzzles come from files."""
+    """The scores of boards, and those of each source file if there are several."""
     split, numbers = puzzles.test, spread(count, len(puzzles.test))
     one = len(puzzles.sources) < 2 or split.sources is None
     parts = {"": numbers} if one else by_source(puzzles, numbers)
-    if scaling:  # a board's group has its number
+    if scaling:  # each board is a group of its own
         found = {name: vote(solver, split, own, effort, keep=1) for name, own in parts.items()}
     else:
         found = {name: ([], score(solver, split.rows(own), progress=True)) for name, own in parts.items()}
@@ -227,20 +227,20 @@ def solve_boards(
 
 
 def board_scores(tasks: list[TaskVotes], found: PuzzleScore) -> dict[str, Any]:
-    """Means over single answers; and the choices among them, where puzzles were voted on."""
+    """Means over single answers, and the accuracy of the choice among them if there were votes."""
     chosen = {"tasks": len(tasks), "passes": by_passes(tasks)} if tasks else {}
     return {"examples": int(found.puzzles), **found.means(), **chosen}
 
 
 def deviations(record: dict[str, Any]) -> list[str]:
-    """Where this differs from the evaluation behind the paper's Table 3, in words."""
+    """Differences from the evaluation behind the paper's Table 3."""
     checks = [
         (record["tasks"] != ARC_TASKS, f"{record['tasks']} ARC tasks, not {ARC_TASKS}"),
         (
             record["most_views"] < ARC_VIEWS,
             f"at most {record['most_views']:,} views of a task vote, not 1,001",
         ),
-        (record["halt"], "puzzles stop when the model says so"),
+        (record["halt"], "puzzles stop when the model halts"),
         (record["test_time"], "segments, first states or the choice are not those of the paper's evaluation"),
         (record["precision"] != "bf16", f"{record['precision']} arithmetic, not bf16"),
     ]
@@ -248,7 +248,7 @@ def deviations(record: dict[str, Any]) -> list[str]:
 
 
 def report(folder: Path, record: dict[str, Any]) -> str:
-    """The result for a terminal."""
+    """Format the result for a terminal."""
     weights = ", averaged weights" if record["averaged"] else ""
     examples = f"{record['examples']:,} examples of {record['data']}"
     units = "tasks" if record["kind"] == "arc" else "puzzles"
@@ -273,7 +273,7 @@ def report(folder: Path, record: dict[str, Any]) -> str:
 
 
 def young_average(folder: Path, record: dict[str, Any]) -> str:
-    """A line where the averaged weights reach back beyond the start of the run."""
+    """A warning if the averaged weights still include the start of the run."""
     ema, step = getattr(load_any_config(folder).optim, "ema", 0.0), step_of(Path(record["checkpoint"]))
     if not ema or 1 / (1 - ema) <= step:
         return ""
@@ -284,7 +284,7 @@ def young_average(folder: Path, record: dict[str, Any]) -> str:
 
 
 def accuracy(record: dict[str, Any]) -> str:
-    """Single answers, and the segments they took or would have."""
+    """A table of single answers and the segments that they took, or would have taken."""
     taken = "segments" if record["halt"] else "segments wanted"
     heading = ("", "exact, %", "cells, %", "loss", taken)
     label = record["kind"]
@@ -305,7 +305,7 @@ def accuracy(record: dict[str, Any]) -> str:
 
 
 def passes_table(record: dict[str, Any]) -> str:
-    """Accuracy against forward passes, of each file where the puzzles come from several."""
+    """A table of accuracy against forward passes, for each source file if there are several."""
     sources = record.get("sources", {})
     parts = {"all": record, **sources} if sources else {"": record}
     rows = [
@@ -320,13 +320,13 @@ def passes_table(record: dict[str, Any]) -> str:
     header = ("segments", "answers", "passes", "exact, %", "cells, %", "any right, %")
     how = (record["test_time"] or {}).get("choose", "vote")
     chosen = "the answer given most often" if how == "vote" else "the answer with the highest q_halt"
-    return f"exact, cells: {chosen}; any right: one of them; passes: of one puzzle\n\n" + text_table(
+    return f"exact, cells: {chosen}; any right: at least one; passes: of one puzzle\n\n" + text_table(
         (*(["file"] if sources else []), *header), rows
     )
 
 
 def ladder_table(record: dict[str, Any]) -> str:
-    """Tasks solved by the best K answers, under the paper's Table 3."""
+    """A table of the tasks solved by the best K answers, with the paper's Table 3."""
     return gallery.ladder(record).text()
 
 

@@ -1,4 +1,4 @@
-"""Pictures of votes on ARC tasks: input, expected answer and the best votes, as one self-contained page."""
+"""Render votes on ARC tasks as one self-contained page: input, expected answer and the best votes."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from deeploop.tasks.puzzles.voting import Vote
 from deeploop.terminal import printable
 
 VOTES_SHOWN = 3
-# ARC's colours 0 … 9, as its own pages show them.
+# ARC's colours 0 … 9, as on its website.
 COLOURS = (
     "#000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00", "#aaa", "#f012be", "#ff851b", "#7fdbff", "#870c25"
 )  # fmt: skip
@@ -53,7 +53,7 @@ NEVER, LATER, FIRST = "Right answer not among the votes", "Right answer behind o
 
 
 def write(folder: Path, record: dict[str, Any], tasks: Sequence[TaskVotes], count: int) -> Path:
-    """gallery.html with `count` of the tasks, some of every outcome; failures stand first."""
+    """Write gallery.html with `count` tasks, some of each outcome, failures first."""
     sections = choose(by_outcome(tasks), count)
     head: list[Part] = [summary(record), ladder(record)]
     if record["deviations"]:
@@ -101,7 +101,7 @@ ORDERED = {
 
 
 def by_outcome(tasks: Iterable[TaskVotes]) -> dict[str, list[TaskVotes]]:
-    """The tasks by what became of their right answers, each kind in an order worth reading."""
+    """Group the tasks by the rank of the right answer, each group in an order worth reading."""
     found: dict[str, list[TaskVotes]] = {NEVER: [], LATER: [], FIRST: []}
     for task in tasks:
         found[NEVER if task.needed is None else FIRST if task.needed == 1 else LATER].append(task)
@@ -112,12 +112,12 @@ def by_outcome(tasks: Iterable[TaskVotes]) -> dict[str, list[TaskVotes]]:
 
 
 def agreement(task: TaskVotes) -> float:
-    """Share of the votes that the first answer has; of several inputs, the least."""
+    """Share of the votes for the first answer; with several inputs, the smallest."""
     return min(question.best[0].count for question in task.questions) / task.votes
 
 
 def choose(found: dict[str, list[TaskVotes]], count: int) -> dict[str, list[TaskVotes]]:
-    """The first few of each kind, taken in turns."""
+    """Take `count` tasks from the groups in turns."""
     turns = chain(*zip_longest(*([(title, task) for task in own] for title, own in found.items())))
     taken = [turn for turn in turns if turn is not None][:count]
     chosen = {title: [task for name, task in taken if name == title] for title in found}
@@ -134,7 +134,7 @@ def task_card(task: TaskVotes) -> Html:
 
 
 def question_row(question: Question, count: int) -> str:
-    cell = cell_size(question.expected)  # votes have it too, unless they are larger
+    cell = cell_size(question.expected)  # used for the votes too, unless they are larger
     given = question.answers
     place = f"place {question.place:,} of {given:,}" if question.place else f"not among the {given:,} given"
     asked = [
@@ -163,7 +163,7 @@ def vote_figure(number: int, vote: Vote, expected: np.ndarray, count: int, cell:
         differs = vote.grid != expected
         lines.append(f"{differs.sum()} of {differs.size} cells differ")
     else:
-        lines.append(f"{size(vote.grid)}, not {size(expected)}" if vote.grid.size else "no grid at all")
+        lines.append(f"{size(vote.grid)}, not {size(expected)}" if vote.grid.size else "no grid")
     return figure(vote.grid, f"{number} ✗ wrong", lines, cell, kind="wrong", marked=differs)
 
 
@@ -172,7 +172,7 @@ def size(grid: np.ndarray) -> str:
 
 
 def cell_size(grid: np.ndarray, most: float = LARGEST_CELL) -> float:
-    """Pixels of a cell, such that the grid fits its place."""
+    """Pixels per cell such that the grid fits."""
     return min(most, SIZE / max(grid.shape))
 
 
@@ -191,7 +191,7 @@ def figure(
 
 
 def draw(grid: np.ndarray, title: str, cell: float, marked: np.ndarray | None = None) -> str:
-    """A grid of colours as SVG: one path a colour, made of runs along the rows."""
+    """Draw a grid of colours as SVG: one path per colour, made of runs along the rows."""
     height, width = grid.shape
     paths = [f'<path class="c{colour}" d="{runs(grid == colour)}"/>' for colour in np.unique(grid)]
     paths.append(lines_between(height, width))
@@ -202,7 +202,7 @@ def draw(grid: np.ndarray, title: str, cell: float, marked: np.ndarray | None = 
 
 
 def draw_symbols(symbols: np.ndarray, title: str, marks: Mapping[str, np.ndarray], cell: float = 32) -> str:
-    """A grid of texts as SVG, with the cells of each mask in the colour of its class."""
+    """Draw a grid of strings as SVG, with the cells of each mask in the colour of its class."""
     paths = [f'<path class="{name}" d="{runs(mask)}"/>' for name, mask in marks.items() if mask.any()]
     paths.append(lines_between(*symbols.shape))
     paths += [
@@ -214,7 +214,7 @@ def draw_symbols(symbols: np.ndarray, title: str, marks: Mapping[str, np.ndarray
 
 
 def lines_between(height: int, width: int) -> str:
-    """The lines between the cells."""
+    """Draw the lines between cells."""
     lines = "".join(
         [f"M0 {y}h{width}" for y in range(1, height)] + [f"M{x} 0v{height}" for x in range(1, width)]
     )
@@ -222,7 +222,7 @@ def lines_between(height: int, width: int) -> str:
 
 
 def svg(paths: Sequence[str], title: str, shape: tuple[int, ...], cell: float) -> str:
-    """Markup of our own making as a picture with a label; `cell` is in pixels."""
+    """Wrap trusted markup in a labelled SVG; `cell` is in pixels."""
     height, width = shape
     label = html.escape(f"{title}, {height} × {width}")
     return (
@@ -233,7 +233,7 @@ def svg(paths: Sequence[str], title: str, shape: tuple[int, ...], cell: float) -
 
 
 def runs(mask: np.ndarray) -> str:
-    """The path of the cells in a mask, one rectangle for each run along a row."""
+    """The SVG path of the cells in a mask, one rectangle per run along a row."""
     edges = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     starts, ends = np.argwhere(edges == 1), np.argwhere(edges == -1)
     return "".join(f"M{x} {y}h{end - x}v1h-{end - x}z" for (y, x), (_, end) in zip(starts, ends, strict=True))

@@ -1,4 +1,4 @@
-"""The reasoner of a run."""
+"""Load the reasoner of a run."""
 
 from pathlib import Path
 

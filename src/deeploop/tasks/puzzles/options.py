@@ -10,27 +10,27 @@ from tyro.conf import Positional
 
 @dataclass(frozen=True, kw_only=True)
 class ReasonerOptions:
-    """Options for the run of a reasoner (HRM, TRM). More segments than in training, and several answers to a
-    puzzle from other views or first states, give accuracy against forward passes and a picture of it:
-    --segments 16 64 256 --views 8 --starts 2 --choose vote. The symmetries of a Sudoku: digits relabelled,
-    bands, stacks and lines swapped, transposed; of a maze: turned, 8 in all."""
+    """Options for a reasoner (HRM, TRM). More segments than in training, and several answers to a puzzle from
+    other views or first states, give accuracy against forward passes and a plot: --segments 16 64 256
+    --views 8 --starts 2 --choose vote. The symmetries of a Sudoku relabel digits, permute bands, stacks and
+    lines, and transpose; those of a maze are its 8 rotations and reflections."""
 
     halt: bool = False
-    """Let each puzzle stop when the model says so; else it gets all segments, as published."""
+    """Let each puzzle stop when the model halts; otherwise it gets all segments, as published."""
     segments: tuple[int, ...] = ()
     """Read the answers after each of these numbers of segments, such as 16 64 256; unset: as trained."""
     views: int | None = None
-    """Views of a puzzle that vote, as it is the first: ARC's (unset: all), or symmetries (unset: 1)."""
+    """Views of a puzzle that vote, the original included: ARC's (unset: all), or symmetries (unset: 1)."""
     starts: int = 1
-    """First states to answer from; all but the first have noise, each of its own seed."""
+    """First states to answer from; all but the first have noise with a seed of their own."""
     noise: float | None = None
-    """Standard deviation of that noise, where the states' own is about 1; unset: 0.1."""
+    """Standard deviation of the noise; that of the states is about 1. Unset: 0.1."""
     choose: Literal["vote", "q"] = "vote"
-    """How to choose among a puzzle's answers (views × starts): the most frequent, or the highest q_halt."""
+    """Choice among a puzzle's answers (views × starts): the most frequent one, or the highest q_halt."""
     batch: int | None = None
     """Puzzles computed at once; unset: 512 on a GPU, 64 on a CPU."""
     gallery: int | None = None
-    """ARC: tasks in gallery.html, 0 for none; unset: 60."""
+    """Number of ARC tasks in gallery.html, 0 for none; unset: 60."""
 
     def __post_init__(self) -> None:
         for name, least in (("views", 1), ("starts", 1), ("batch", 1), ("gallery", 0)):
@@ -41,7 +41,7 @@ class ReasonerOptions:
         if self.noise is not None and not 0 < self.noise < math.inf:
             raise ValueError(f"noise={self.noise:g}: must be above 0, and finite")
         if self.noise is not None and self.starts == 1:
-            raise ValueError(f"noise={self.noise:g}: the first state has none; add --starts 2 or more")
+            raise ValueError(f"noise={self.noise:g}: the first state never has noise; add --starts 2 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,11 @@ class SolveArgs:
     puzzle: Positional[str]
     """The board as a string of symbols (98.7..6.. of Sudoku), or as a JSON grid."""
     answer: str | None = None
-    """The right answer, in the same form; a Sudoku is solved for it."""
+    """The right answer in the same form; a Sudoku's is computed."""
     segments: int | None = None
-    """Segments to run; unset: as many as in training."""
+    """Number of segments; unset: as in training."""
     data: Path | None = None
-    """Where the run's puzzles are, if they moved."""
+    """Folder of the run's puzzles, if they moved."""
     out: Path | None = None
     """HTML page to write; unset: solve.html in the run folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -70,12 +70,12 @@ class SolveArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportArgs:
-    """Reads a checkpoint that the public code of HRM or TRM saved into a run folder that `eval` takes."""
+    """Import a checkpoint of the public code of HRM or TRM as a run folder that `eval` can read."""
 
     kind: Positional[Literal["hrm", "trm"]]
-    """The code that saved it: sapientinc/HRM, or SamsungSAILMontreal/TinyRecursiveModels."""
+    """The code that wrote it: sapientinc/HRM, or SamsungSAILMontreal/TinyRecursiveModels."""
     checkpoint: Positional[Path]
-    """Its file, such as step_26041."""
+    """The checkpoint file, such as step_26041."""
     data: Path
     """Puzzles of the kind that it was trained on, as `deeploop prepare sudoku | maze` writes them."""
     out: Path = Path("runs/imported")
@@ -83,10 +83,10 @@ class ImportArgs:
     heads: int = 8
     """Attention heads."""
     cycles: int | None = None
-    """H_cycles; unset: the published, 2 of HRM and 3 of TRM."""
+    """H_cycles; unset: as published, 2 for HRM and 3 for TRM."""
     low_cycles: int | None = None
-    """L_cycles; unset: the published, 2 of HRM and 6 of TRM's boards."""
+    """L_cycles; unset: as published, 2 for HRM and 6 for TRM on boards."""
     puzzle_positions: int | None = None
-    """Positions of the puzzle's vector; unset: the published, 1 of HRM and 16 of TRM."""
+    """Positions of the puzzle embedding; unset: as published, 1 for HRM and 16 for TRM."""
     segments: int = 16
-    """halt_max_steps."""
+    """The published code's halt_max_steps."""

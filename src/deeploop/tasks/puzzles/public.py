@@ -1,4 +1,4 @@
-"""A checkpoint of HRM's or TRM's public code as a run folder, for `eval` and `solve`."""
+"""Import a checkpoint of HRM's or TRM's public code as a run folder, for `eval` and `solve`."""
 
 import hashlib
 import pickle
@@ -19,7 +19,7 @@ from deeploop.train.rundir import create_run, new_run
 
 
 def run(args: ImportArgs) -> str:
-    """Write the run folder; return what to print."""
+    """Write the run folder and return the text to print."""
     try:
         public = read_public(str(args.checkpoint))
     except (OSError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
@@ -32,8 +32,8 @@ def run(args: ImportArgs) -> str:
     puzzles = open_puzzles(args.data, "data")
     if puzzles.kind == "arc":
         raise ValueError(
-            f"data={args.data}: must be boards; on ARC a checkpoint's puzzle vectors are those of its own "
-            "build's random views, which ours does not have"
+            f"data={args.data}: must be boards; on ARC a checkpoint's puzzle embeddings belong to the random "
+            "views of its own build, which can't be reproduced here"
         )
     shape = PuzzleShape(puzzles.vocabulary, puzzles.length, puzzles.puzzle_ids)
     weights = our_names(public)
@@ -50,7 +50,7 @@ def run(args: ImportArgs) -> str:
         out=args.out,
         model=model.config,  # type: ignore[arg-type]
         data=PuzzleDataConfig(path=args.data),
-        optim=ReasonerOptimConfig(),  # without an average: TRM saves the averaged weights
+        optim=ReasonerOptimConfig(),  # no average: TRM's checkpoint holds the averaged weights
         halting=HaltingConfig(segments=args.segments, learn_continue=args.kind == "hrm"),
     )
     digest = hashlib.sha256(args.checkpoint.read_bytes()).hexdigest()

@@ -1,7 +1,7 @@
-"""Recipes of the hierarchical reasoners: the published settings, and sizes for a CPU.
+"""Recipes of the hierarchical reasoners: the published settings, and small ones for a CPU.
 
-Steps are published as epochs; an epoch draws one view of each task, so
-steps = epochs · tasks · examples of a view / batch. On ARC they follow from the set that is there.
+The published lengths are in epochs. An epoch draws one view of each task, so
+steps = epochs · tasks · examples per view / batch. On ARC they are computed from the prepared set.
 """
 
 from dataclasses import replace
@@ -21,10 +21,10 @@ from deeploop.tasks.puzzles.config import (
     TRMTrainConfig,
 )
 
-# 100,000 epochs of the paper's 960 tasks at batch 768; `published_steps` counts those of another set.
+# 100,000 epochs of the paper's 960 tasks at batch 768; `published_steps` computes those of another set.
 ARC_STEPS = 518_226
 ARC_OPTIM = ReasonerOptimConfig(steps=ARC_STEPS)
-# Sudoku and mazes: 1,000 puzzles with one example each. They have no ids to tell apart, and more decay.
+# Sudoku and mazes: 1,000 puzzles with one example each, without puzzle ids, and with more decay.
 BOARD_OPTIM = ReasonerOptimConfig(
     peak_lr=1e-4, weight_decay=1.0, puzzle_lr=1e-4, puzzle_weight_decay=1.0, batch=768, steps=26_000
 )
@@ -32,7 +32,7 @@ RARELY = CheckpointConfig(every=10_000)
 
 
 class RecipePuzzles(NamedTuple):
-    """Puzzles that recipes expect: their shape, and what follows `deeploop prepare` to make them."""
+    """The puzzles that a recipe expects: their shape, and the arguments of `deeploop prepare` for them."""
 
     shape: PuzzleShape
     prepare: str
@@ -52,7 +52,7 @@ PUZZLES = {
 
 
 def require_puzzles(path: Path) -> None:
-    """Raises where a recipe's puzzles are missing, with the command that makes them."""
+    """Raise ValueError if a recipe's puzzles are missing, with the command that makes them."""
     if path.name in PUZZLES and not path.exists():
         words = PUZZLES[path.name].prepare
         raise ValueError(
@@ -61,12 +61,12 @@ def require_puzzles(path: Path) -> None:
 
 
 def published_steps(config: Any) -> Any:
-    """Count an ARC recipe's steps from its epochs and the set that is there; steps that were set stay."""
+    """Compute an ARC recipe's steps from its epochs and the prepared set, unless they were set."""
     if not isinstance(config, ReasonerTrainConfig) or config.optim.steps != ARC_STEPS:
         return config
     if not (config.data.path / "puzzles.json").is_file():
         return config
-    from deeploop.tasks.puzzles.data.arc import steps_of_epochs  # now: numpy, which no --help needs
+    from deeploop.tasks.puzzles.data.arc import steps_of_epochs  # imported here: --help needs no numpy
     from deeploop.tasks.puzzles.data.sets import PuzzleSet
 
     puzzles = PuzzleSet.open(config.data.path)
@@ -87,7 +87,7 @@ def hrm_arc1() -> HRMTrainConfig:
 
 
 def hrm_arc1_deeploop() -> HRMTrainConfig:
-    """The paper's HRM on ARC-AGI-1: p = 1/2 at N_g = 12 (the graph of the published code holds 8 of them)."""
+    """The paper's HRM on ARC-AGI-1: p = 1/2 at N_g = 12 (the graph of the published code has 8 of them)."""
     return replace(hrm_arc1(), out=Path("runs/hrm-arc1-deeploop"), model=HRMConfig(rule="deeploop"))
 
 
@@ -102,7 +102,7 @@ def trm_arc1() -> TRMTrainConfig:
 
 
 def hrm_sudoku() -> HRMTrainConfig:
-    """HRM on 9 × 9 Sudoku, the published settings of one GPU: 1,000 puzzles, 20,000 epochs."""
+    """HRM on 9 × 9 Sudoku with the published settings for one GPU: 1,000 puzzles, 20,000 epochs."""
     return HRMTrainConfig(
         out=Path("runs/hrm-sudoku"),
         data=PuzzleDataConfig(path=Path("data/sudoku"), validate_every=2_000),
@@ -130,7 +130,7 @@ def hrm_maze() -> HRMTrainConfig:
 
 
 SMALL_DATA = PuzzleDataConfig(path=Path("data/sudoku4"), test_examples=500, validate_every=200)
-# The decay published for boards; without it p = 1/2 does not settle (docs/reasoners.md).
+# The decay published for boards; without it p = 1/2 does not converge (docs/reasoners.md).
 SMALL_OPTIM = ReasonerOptimConfig(
     steps=2_000, batch=128, peak_lr=1e-3, warmup_steps=100, weight_decay=1.0, puzzle_lr=1e-3
 )
@@ -150,13 +150,13 @@ def hrm_sudoku4() -> HRMTrainConfig:
 
 
 def hrm_sudoku4_deeploop() -> HRMTrainConfig:
-    """HRM on 4 × 4 Sudoku with p = 1/2, at the paper's N_g of its schedule."""
+    """HRM on 4 × 4 Sudoku with p = 1/2, at the paper's N_g for its schedule."""
     small = hrm_sudoku4()
     return replace(
         small,
         out=Path("runs/hrm-sudoku4-deeploop"),
         model=replace(small.model, rule="deeploop"),
-        # Its small branches are slow at the rate of the other: after 1,200 steps 16% exact.
+        # Its small branches learn slowly at hrm-sudoku4's rate: 16% exact after 1,200 steps.
         optim=replace(small.optim, peak_lr=2e-3, puzzle_lr=2e-3),
     )
 

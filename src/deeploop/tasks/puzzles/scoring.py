@@ -1,4 +1,4 @@
-"""How many puzzles a built reasoner solves."""
+"""Score a reasoner's answers to puzzles."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,17 +18,17 @@ Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # inputs, labels (B, length) a
 
 
 class PuzzleScore(NamedTuple):
-    """Sums over puzzles, which add up over batches and ranks."""
+    """Sums over puzzles, to be added over batches and ranks."""
 
     puzzles: float
     loss: float  # mean over a puzzle's cells, summed over puzzles
     solved: float
-    cells: float  # right ones
+    cells: float  # correct ones
     scored: float  # cells that count
-    segments: float  # until the model wanted to halt
+    segments: float  # until the model halts
 
     def means(self) -> dict[str, float]:
-        """Loss, exact and cell accuracy, mean segments."""
+        """Loss, exact and cell accuracy, and mean segments."""
         return {
             "loss": self.loss / self.puzzles,
             "exact": self.solved / self.puzzles,
@@ -39,7 +39,7 @@ class PuzzleScore(NamedTuple):
 
 @dataclass(frozen=True)
 class Solver:
-    """A model on its device, and how it is asked: all segments, or (`adaptive`) until it wants to halt."""
+    """A model on its device with its settings: all segments or, if `adaptive`, until it halts."""
 
     model: Reasoner
     config: HaltingConfig
@@ -49,16 +49,16 @@ class Solver:
     adaptive: bool = False
 
     def __call__(self, rows: Rows) -> tuple[Answers, PuzzleScore]:
-        """The answers to one batch, and how good they are."""
+        """The answers to one batch, and their score."""
         return self.after(rows, (self.config.segments,))[-1]
 
     @torch.no_grad()
     def after(
         self, rows: Rows, counts: Sequence[int], carry: Carry | None = None
     ) -> list[tuple[Answers, PuzzleScore]]:
-        """The answers to one batch after each of these numbers of segments, and how good they are.
+        """The answers to one batch after each of these numbers of segments, and their scores.
 
-        `carry`: the first states; unset: the model's own.
+        `carry` holds the first states; by default, the model's own.
         """
         inputs, labels, ids = (torch.from_numpy(part).to(self.device, torch.long) for part in rows)
         carry = self.model.initial(len(inputs)) if carry is None else carry
@@ -79,7 +79,7 @@ class Solver:
 
 @torch.no_grad()
 def first_states(model: Reasoner, starts: int, noise: float) -> Carry:
-    """So many first states, a row each: the model's own, then with normal noise, each of its own seed."""
+    """`starts` first states, one per row: the model's own, then with normal noise of different seeds."""
     own = model.initial(starts)
     draws = torch.zeros(starts, 2, *own.high.shape[1:])
     for start in range(1, starts):
@@ -93,12 +93,12 @@ class Step(NamedTuple):
 
     tokens: np.ndarray  # (length,)
     confidence: float  # σ(q_halt)
-    halts: bool  # whether the model would stop here
+    halts: bool  # True if the model would stop here
 
 
 @torch.no_grad()
 def trace(solver: Solver, inputs: np.ndarray, segments: int) -> list[Step]:
-    """The answer to one puzzle (length,), without a puzzle id, after each of so many segments."""
+    """Answer one puzzle (length,) without a puzzle id; return the answer after each segment."""
     model = solver.model.eval()
     tokens = torch.from_numpy(inputs[None]).to(solver.device, torch.long)
     counts, puzzle = range(1, segments + 1), model.puzzle_rows(tokens.new_zeros(1))
@@ -112,7 +112,7 @@ def trace(solver: Solver, inputs: np.ndarray, segments: int) -> list[Step]:
 
 
 def added(scores: list[PuzzleScore]) -> PuzzleScore:
-    """The sums over all of them."""
+    """Add scores."""
     return PuzzleScore(*map(sum, zip(*scores, strict=True)))
 
 
@@ -123,9 +123,10 @@ def spread(count: int, over: int) -> np.ndarray:
 
 
 def spread_rows(split: PuzzleSplit, count: int, rank: int = 0, ranks: int = 1) -> Rows:
-    """At most `count` examples, spread evenly over a split; of several ranks, one's share.
+    """At most `count` examples, spread evenly over a split; with several ranks, the share of one.
 
-    Sharded blocks meet in every call, so every rank gets as many rows; a blank one isn't counted.
+    Sharded blocks communicate in every call, so every rank gets the same number of rows; blank ones do not
+    count.
     """
     numbers = spread(count, len(split))
     mine = np.concatenate([numbers, np.full(-len(numbers) % ranks, -1)])[rank::ranks]
@@ -135,7 +136,7 @@ def spread_rows(split: PuzzleSplit, count: int, rank: int = 0, ranks: int = 1) -
 
 
 def by_source(puzzles: PuzzleSet, numbers: np.ndarray) -> dict[str, np.ndarray]:
-    """The numbers of test examples by the file that they come from."""
+    """Group test examples by the file that they come from."""
     split = puzzles.test
     assert split.sources is not None
     source = split.sources[split.origin(numbers)[0]]
@@ -150,13 +151,13 @@ def score(
     progress: bool = False,
     before_batch: Callable[[float], None] = lambda share: None,
 ) -> PuzzleScore:
-    """Solves the puzzles, a batch at a time; the model is left in eval mode.
+    """Score the puzzles in batches; the model is left in eval mode.
 
-    `before_batch` is called with the share of the puzzles that is done.
+    `before_batch` is called with the share of the puzzles done.
     """
     solver.model.eval()
     batches = [slice(first, first + solver.batch) for first in range(0, len(rows[0]), solver.batch)]
-    quiet = None if progress else True  # None: where nobody watches
+    quiet = None if progress else True  # None: only on a terminal
     bar = tqdm(batches, desc="puzzles", unit=" batches", dynamic_ncols=True, disable=quiet)
     inputs, labels, ids = rows
     found = []

@@ -1,4 +1,4 @@
-"""One puzzle's boards after each segment: for a terminal, and as a page that steps through them."""
+"""Show one puzzle's board after each segment, on the terminal and as an interactive page."""
 
 import html
 import os
@@ -11,7 +11,7 @@ import numpy as np
 from deeploop.files import write_text
 from deeploop.report.page import Html, Section, note, page
 from deeploop.runs.folder import require_checkpoint
-from deeploop.tasks.puzzles import gallery as gallery
+from deeploop.tasks.puzzles import gallery
 from deeploop.tasks.puzzles.data.board_text import BoardText
 from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.tasks.puzzles.data.sudoku import solve as solve_sudoku
@@ -36,18 +36,18 @@ text { fill: var(--ink); font: .6px system-ui, sans-serif; text-anchor: middle; 
 
 @dataclass(frozen=True)
 class Board:
-    """An answer after a segment, as grids of the same size."""
+    """The answer after a segment, as grids of the same size."""
 
     number: int
     symbols: np.ndarray
     changed: np.ndarray  # in this segment
     wrong: np.ndarray
     given: np.ndarray  # part of the puzzle
-    known: bool  # whether the right answer is
+    known: bool  # True if the right answer is
     step: Step
 
     def title(self, count: int) -> str:
-        """Describe the segment in words."""
+        """Describe the segment in one line."""
         wrong = f", {self.wrong.sum()} wrong" if self.known else ""
         halts = ", would halt" if self.step.halts else ""
         found = f"{self.changed.sum()} cells changed{wrong}, confidence {self.step.confidence:.2f}{halts}"
@@ -55,7 +55,7 @@ class Board:
 
 
 def run(args: SolveArgs) -> str:
-    """Solve the puzzle, write the page, return what to print."""
+    """Solve the puzzle, write the page, and return the text to print."""
     checkpoint = require_checkpoint(args.run)
     puzzles = matching_puzzles(args.run, args.data, checkpoint)
     text = BoardText.of(puzzles)
@@ -71,7 +71,7 @@ def run(args: SolveArgs) -> str:
 
 
 def right_answer(puzzles: PuzzleSet, inputs: np.ndarray) -> np.ndarray | None:
-    """The answer of a Sudoku, which must have one; of other puzzles nothing is known."""
+    """The unique answer of a Sudoku; None for other puzzles."""
     if puzzles.kind != "sudoku":
         return None
     found, _ = solve_sudoku(inputs - np.uint8(BLANK))
@@ -81,7 +81,7 @@ def right_answer(puzzles: PuzzleSet, inputs: np.ndarray) -> np.ndarray | None:
 
 
 def compare(text: BoardText, inputs: np.ndarray, answer: np.ndarray | None, steps: list[Step]) -> list[Board]:
-    """The board of each step, beside the one before and the right answer."""
+    """Compare the board of each step with the one before and with the right answer."""
     before, boards = text.text(text.grid(inputs)), []
     given = (before != "") & (before != ".")
     expected = before if answer is None else text.text(text.grid(answer))
@@ -94,7 +94,7 @@ def compare(text: BoardText, inputs: np.ndarray, answer: np.ndarray | None, step
 
 
 def printed(board: Board, colours: bool) -> str:
-    """The board for a terminal: coloured, or with marks behind what changed (*) and what is wrong (!)."""
+    """Format the board for a terminal: in colours, or with marks after changed (*) and wrong (!) cells."""
     width = max(1, *map(len, board.symbols.reshape(-1)))
 
     def cell(place: tuple[int, int]) -> str:
@@ -109,7 +109,7 @@ def printed(board: Board, colours: bool) -> str:
 
 
 def verdict(boards: list[Board], colours: bool) -> list[str]:
-    """Explain the marks, and say whether the last board is right."""
+    """Explain the marks, and tell if the last board is right."""
     marks = "red: wrong, green: changed" if colours else "*: changed in this segment"
     if not boards[-1].known:
         return [marks]
@@ -119,7 +119,7 @@ def verdict(boards: list[Board], colours: bool) -> list[str]:
 
 # ── The page ────────────────────────────────────────────────────────────────────────────────────────────
 def write(path: Path, name: str, text: BoardText, inputs: np.ndarray, boards: list[Board]) -> Path:
-    """The page: the puzzle, and a button for each segment."""
+    """Write the page: the puzzle, and a button for each segment."""
     puzzle = text.text(text.grid(inputs, whole=True))
     drawn = gallery.draw_symbols(puzzle, "puzzle", {"given": (puzzle != "") & (puzzle != ".")})
     last = len(boards)

@@ -1,7 +1,7 @@
-"""The task of solving puzzles with a reasoner: build, loss, evaluate.
+"""The puzzle task: train a reasoner; build, loss, evaluate.
 
-One optimizer step is one segment of every slot. A slot takes a new puzzle only after it halted; the row that
-the loader has for it at other steps is dropped, as published.
+One optimizer step is one segment of every slot. A slot takes a new puzzle only after it halted; rows that
+the loader draws for it at other steps are dropped, as in the published code.
 """
 
 from dataclasses import replace
@@ -69,29 +69,29 @@ class PuzzleTask(Task):
         )
         self.step_bytes = needs_on(world.device, config.device, needs)(*self.fit)
         self.loader = PuzzleLoader(self.puzzles, seed=config.seed)
-        self.first = world.rank * self.share  # this rank's slots are those from here on
+        self.first = world.rank * self.share  # number of this rank's first slot
         self.test = spread_rows(self.puzzles.test, config.data.test_examples, world.rank, world.size)
         self.examples = len(self.puzzles.train)
         self.targets_per_step = batch * self.shape.length
         again = config.halting.bootstraps_continue
         self.flops_per_step = batch * flops_per_segment(config.model, self.shape, forward_again=again)
         self.segment = 0
-        self._explore = keys(config.seed, 0, 2)[0]  # not a key of the loader's
+        self._explore = keys(config.seed, 0, 2)[0]  # not a key of the loader
         self._left: tuple[Slots, Tensor] | None = None
         self._done: list[Slots] = []
         self._touched: list[tuple[Tensor, Tensor]] = []
 
     @property
     def capabilities(self) -> Capabilities:
-        """Which puzzles go on is up to what the model says, and the device alone reads it.
+        """The model decides which puzzles continue, and only the device reads its decision.
 
-        A bad step can't be left out: what is not finite may already be in the carried states.
+        A bad step can't be skipped: non-finite values may already be in the carried states.
         """
         return Capabilities(recordable=True, queueable=True, tokens=self.micro_batch * self.positions)
 
     @classmethod
     def tokens_and_flops(cls, config: ReasonerTrainConfig) -> tuple[int, float] | None:
-        """Tokens are the cells of the boards, at every segment; None for boards of an unknown size."""
+        """Tokens are the cells of the boards, at every segment; None for boards of unknown size."""
         shape = board(config.data.path)
         if shape is None:
             return None
@@ -99,7 +99,7 @@ class PuzzleTask(Task):
         return config.optim.steps * config.optim.batch * shape.length, segment / shape.length
 
     def build(self) -> Reasoner:
-        """The model with freshly drawn weights, the same on every machine; all slots wait."""
+        """Build the model with freshly drawn weights, identical on every machine, and empty slots."""
         self.model = Reasoner(self.config.model, self.shape, seed=self.config.seed).to(self.world.device)
         self.model.recompute = self.recompute
         self.slots = Slots.waiting(self.share, self.shape.length, self.model.initial(self.share))
@@ -110,11 +110,11 @@ class PuzzleTask(Task):
         return self.optimizer
 
     def stamp(self) -> dict[str, Any]:
-        """What a run folder says of its task."""
+        """The task's fields in run.json."""
         return {**super().stamp(), "puzzles": self.puzzles.hash, "shape": self.shape._asdict()}
 
     def state(self) -> dict[str, Any]:
-        """Where the data stand, for a checkpoint."""
+        """The position in the data, for a checkpoint."""
         return {"loader": self.loader.state(), "puzzles": self.puzzles.hash, "segment": self.segment}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ class PuzzleTask(Task):
         self._check_slots(tensors)
         mine = slice(self.first, self.first + self.share)
         types = {name: own.dtype for name, own in self.slots.tensors().items()}
-        if uses_bf16(config.device, self.world.device):  # states that were computed in it stay so
+        if uses_bf16(config.device, self.world.device):  # states computed in bf16 stay in bf16
             types |= {name: tensors[name].dtype for name in ("high", "low")}
         self.slots = Slots(
             **{name: whole[mine].to(self.world.device, types[name]) for name, whole in tensors.items()}
@@ -145,7 +145,7 @@ class PuzzleTask(Task):
         self.loader.load_state(state.get("loader", {}))
 
     def _check_slots(self, tensors: dict[str, Tensor]) -> None:
-        """Raises unless these are puzzles at work of this set and this model."""
+        """Raise ValueError unless the slots fit these puzzles and this model."""
         for name, own in self.slots.tensors().items():
             found = tensors.get(name)
             shape = (self.config.optim.batch, *own.shape[1:])
@@ -166,7 +166,7 @@ class PuzzleTask(Task):
             raise ValueError(f"task.safetensors: {min(unknown)!r:.40} is no part of a puzzle at work")
 
     def batches(self, step: int) -> StepData:
-        """This rank's slots, those that halted refilled, in pieces that fit the device."""
+        """This rank's slots in pieces that fit the device, with new puzzles in those that halted."""
         mine = slice(self.first, self.first + self.share)
         new = self.loader.next_batch(self.config.optim.batch, mine)
         inputs, labels, ids = (copy_to_device(one, self.world.device) for one in new)
@@ -177,24 +177,24 @@ class PuzzleTask(Task):
         return StepData(list(pieces))
 
     def _minimum(self) -> Tensor:
-        """The fewest segments of this rank's slots; a draw of its own for every slot and segment."""
+        """The fewest segments of this rank's slots, drawn for every slot and segment."""
         slots = np.arange(self.first, self.first + self.share)
         draws = words(self._explore, self.segment * self.config.optim.batch + slots, 2)
         explore, draw = torch.from_numpy((draws >> np.uint64(11)).astype(np.float64) / 2**53).unbind(1)
         return copy_to_device(minimum_segments(explore, draw, self.config.halting), self.world.device)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The segment's loss summed over the micro-batch, as a share of the whole step's puzzles."""
+        """The segment's loss summed over the micro-batch, as a share of the step's puzzles."""
         *columns, minimum = batch
         slots = Slots(*columns)
         puzzle = self.model.puzzle_rows(slots.ids).requires_grad_()
-        with cast_cache():  # HRM looks one segment ahead, with the same weights
+        with cast_cache():  # HRM looks one segment ahead with the same weights
             loss, after = supervise(model, slots, puzzle, minimum, self.config.halting)
         self._left = after, puzzle
         return loss / self.config.optim.batch
 
     def leave(self) -> Batch:
-        """What the segment changed of the slots, and the gradient of the puzzles' vectors."""
+        """The slots' state after the segment, and the gradient of the puzzle embeddings."""
         assert self._left is not None
         after, puzzle = self._left
         self._left = None
@@ -202,7 +202,7 @@ class PuzzleTask(Task):
         return after.high, after.low, after.steps, after.halted, puzzle.grad
 
     def receive(self, batch: Batch, left: Batch) -> None:
-        """Keeps what a micro-batch left behind until all of them are through."""
+        """Keep the results of a micro-batch until all of them are done."""
         before = Slots(*batch[:-1])
         *moved, gradient = left
         names = ("high", "low", "steps", "halted")
@@ -210,7 +210,7 @@ class PuzzleTask(Task):
         self._touched.append((before.ids, gradient))
 
     def update(self, step: int, only_if: Tensor | None) -> None:
-        """Trains the touched rows of the puzzle table; the slots move on, to wherever a bad step led them."""
+        """Update the rows of the puzzle table in the batch, and advance the slots even after a bad step."""
         optim = self.config.optim
         ids, gradients = zip(*self._touched, strict=True)
         sign_sgd_(
@@ -226,7 +226,7 @@ class PuzzleTask(Task):
         self.segment += 1
 
     def evaluate(self, model: nn.Module, on_batch: OnBatch = ignore_batch) -> dict[str, Any]:
-        """Loss, share of puzzles and of cells that are right, segments until the model wants to halt."""
+        """Loss, share of puzzles and of cells that are right, and segments until the model halts."""
         config, world = self.config, self.world
         with averaged(self.optimizer):
             solver = Solver(
@@ -241,11 +241,11 @@ class PuzzleTask(Task):
         return PuzzleScore(*sums.tolist()).means()
 
     def warnings(self) -> list[str]:
-        """Say where a training set of ARC, and the epochs over it, are not the paper's."""
+        """Differences of an ARC training set, and of the epochs over it, from the paper's."""
         return arc_differences(self.puzzles, self.config.optim.steps, self.config.optim.batch)
 
     def describe(self, result: dict[str, Any]) -> str:
-        """An evaluation in one line."""
+        """Format an evaluation in one line."""
         return (
             f"test loss {result['loss']:.4f}  exact {result['exact']:.1%}  cells {result['cells']:.1%}  "
             f"segments wanted {result['segments']:.1f}"
@@ -253,7 +253,7 @@ class PuzzleTask(Task):
 
 
 def arc_differences(puzzles: PuzzleSet, steps: int, batch: int) -> list[str]:
-    """Say where a set of ARC, and the epochs of so many steps over it, are not the paper's."""
+    """Differences of an ARC set, and of the epochs that `steps` are over it, from the paper's."""
     if puzzles.kind != "arc":
         return []
     published = steps_of_epochs(puzzles.facts["splits"]["train"], batch)
@@ -267,7 +267,7 @@ def arc_differences(puzzles: PuzzleSet, steps: int, batch: int) -> list[str]:
 
 
 def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
-    """The puzzles of a folder, after their content was found to have its hash; `field` named the folder."""
+    """Open the puzzles of a folder and verify their hash; `field` is named in errors."""
     with naming_field(field, path):
         puzzles = PuzzleSet.open(path)
         puzzles.verify()
@@ -275,7 +275,7 @@ def open_puzzles(path: Path, field: str = "data.path") -> PuzzleSet:
 
 
 def board(path: Path) -> PuzzleShape | None:
-    """The shape of puzzles that were prepared, or else of those that a recipe expects under this name."""
+    """The shape of prepared puzzles, or of those that a recipe expects under this name."""
     found = read_json(path / "puzzles.json")
     sizes = [size for name in PuzzleShape._fields if type(size := found.get(name)) is int]
     if len(sizes) == len(PuzzleShape._fields):

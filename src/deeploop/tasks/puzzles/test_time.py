@@ -1,8 +1,8 @@
-"""Votes: a model answers a puzzle in several ways, equal answers count, and one is chosen.
+"""Voting: a model answers a puzzle several times, equal answers are counted, and one is chosen.
 
-The ways are views (on ARC those of the build, on other boards exact symmetries) and first states. Every
-answer is read after several numbers of segments. ARC's tasks have one or more test inputs; any other puzzle
-is a task with one. Tasks come one after the other, so only one of them has its answers in memory at any time.
+The answers come from views (on ARC those of the build, on other boards exact symmetries) and first states,
+and are read after several numbers of segments. ARC's tasks have one or more test inputs; any other puzzle is
+a task with one. Tasks are processed one after the other, so only one has its answers in memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,32 +23,32 @@ from deeploop.tasks.puzzles.voting import Ballot, Choice, Vote, budget_needed, p
 
 @dataclass(frozen=True)
 class Effort:
-    """How a puzzle is answered: from each of the first states under each of the views."""
+    """The number of answers to a puzzle: one for each first state under each view."""
 
-    segments: tuple[int, ...]  # answers are read after each of these numbers; they rise
+    segments: tuple[int, ...]  # numbers of segments to read answers after, ascending
     views: int | None = None  # None: on ARC all of the build, on other boards one
     starts: int = 1
-    noise: float = 0.0  # of all first states but one
+    noise: float = 0.0  # of all first states but the first
     choose: Choice = "vote"
 
 
 class Trial(NamedTuple):
-    """The choice among the first answers to a question."""
+    """The choice among the first `answers` answers to a question."""
 
     segments: int
     answers: int  # at most
-    passes: float  # forward passes that they took
-    place: int | None  # of the right one
-    right: int  # cells of the first choice that are right
+    passes: float  # forward passes for them
+    place: int | None  # rank of the right answer
+    right: int  # correct cells in the first choice
 
 
 class Question(NamedTuple):
-    """One test input of a task, and what was voted for it after the most segments."""
+    """One test input of a task, and the votes for it after the most segments."""
 
     input: np.ndarray
     expected: np.ndarray
-    answers: int  # that differ
-    place: int | None  # of the right one among them
+    answers: int  # number of different answers
+    place: int | None  # rank of the right one
     best: list[Vote]
     trials: Sequence[Trial] = ()
 
@@ -57,19 +57,19 @@ class TaskVotes(NamedTuple):
     """A task with all its test inputs."""
 
     name: str
-    votes: int  # for each of them
+    votes: int  # for each input
     questions: list[Question]
 
     @property
     def needed(self) -> int | None:
-        """The least K at which it is solved, if at any."""
+        """The smallest K at which it is solved, or None."""
         return budget_needed([question.place for question in self.questions])
 
 
 class Answer(NamedTuple):
     """One answer to a question after some segments."""
 
-    grid: np.ndarray  # as the task has it
+    grid: np.ndarray  # in the task's own view
     confidence: float  # σ(q_halt)
     passes: float
 
@@ -83,7 +83,7 @@ class Answered(NamedTuple):
 
 
 def chosen_examples(split: PuzzleSplit, groups: np.ndarray, views: int | None) -> np.ndarray:
-    """All examples of some groups under their first views, which begin with the task as it is."""
+    """All examples of the groups under their first views, starting with the original."""
     pairs, puzzles, _ = split.groups[groups].T
     counts = pairs * (puzzles if views is None else np.minimum(puzzles, views))
     first = split.first_examples()[groups]
@@ -91,10 +91,10 @@ def chosen_examples(split: PuzzleSplit, groups: np.ndarray, views: int | None) -
 
 
 def answers_wanted(split: PuzzleSplit, groups: np.ndarray, effort: Effort) -> np.ndarray:
-    """First state, view and example of every answer, (J, 3): task by task, then by first state and view."""
+    """First state, view and example of every answer, (J, 3): by task, then by first state and view."""
     examples = chosen_examples(split, groups, effort.views)
     edges = np.flatnonzero(np.diff(split.origin(examples)[0])) + 1
-    # The examples of ARC are views already.
+    # ARC's examples already are views.
     views = np.arange(1 if split.kind.show else effort.views or 1)
     starts = np.arange(effort.starts)
     tables = (np.meshgrid(starts, views, own, indexing="ij") for own in np.split(examples, edges))
@@ -104,7 +104,7 @@ def answers_wanted(split: PuzzleSplit, groups: np.ndarray, effort: Effort) -> np
 def vote(
     solver: Solver, split: PuzzleSplit, groups: np.ndarray, effort: Effort, *, keep: int
 ) -> tuple[list[TaskVotes], PuzzleScore]:
-    """The tasks of these groups, each with its `keep` best answers, and the sums over all answers."""
+    """Vote on the tasks of these groups; return them with their `keep` best answers, and the total score."""
     solver.model.eval()
     wanted = answers_wanted(split, groups, effort)
     own_groups, totals = np.unique(split.origin(wanted[:, 2])[0], return_counts=True)
@@ -122,14 +122,14 @@ def vote(
 
 
 def prefixes(most: int) -> list[int]:
-    """1, 2, 4 … and the most."""
+    """The powers of two below `most`, then `most`."""
     return [2**power for power in range((most - 1).bit_length())] + [most]
 
 
 def answers(
     solver: Solver, split: PuzzleSplit, wanted: np.ndarray, effort: Effort, scores: list[PuzzleScore]
 ) -> Iterator[Answered]:
-    """The model's answers, read back from their views; a batch's sums go to `scores`."""
+    """Yield the model's answers, mapped back from their views; append each batch's score to `scores`."""
     first = first_states(solver.model, effort.starts, effort.noise) if effort.starts > 1 else None
     for begin in range(0, len(wanted), solver.batch):
         starts, views, examples = wanted[begin : begin + solver.batch].T
@@ -146,7 +146,7 @@ def answers(
 
 
 def show(split: PuzzleSplit, examples: np.ndarray, views: np.ndarray) -> Rows:
-    """Examples under the symmetries of these numbers."""
+    """The examples under the symmetries with these numbers."""
     inputs, labels, ids = split.rows(examples)
     if symmetries := split.kind.symmetries:
         shown = symmetries(split.side, views)
@@ -155,7 +155,7 @@ def show(split: PuzzleSplit, examples: np.ndarray, views: np.ndarray) -> Rows:
 
 
 def read(split: PuzzleSplit, tokens: np.ndarray, examples: np.ndarray, views: np.ndarray) -> list[np.ndarray]:
-    """Answers as their tasks have them: ARC's as grids of colours, others as the cells that are scored."""
+    """Answers in the task's own view: ARC's as grids of colours, others as the scored cells."""
     if split.kind.read:
         return split.kind.read(tokens, split.views[split.origin(examples)[1]])
     if symmetries := split.kind.symmetries:
@@ -171,7 +171,7 @@ def count_votes(
     counts: Sequence[int],
     keep: int,
 ) -> TaskVotes:
-    """The votes of one task, whose answers the stream holds."""
+    """Count the votes of one task, whose answers are in the stream."""
     given: list[list[tuple[Answer, ...]]] = [[] for _ in range(split.groups[group, 0])]
     for answered in stream:
         given[answered.pair].append(answered.answers)
@@ -189,7 +189,7 @@ def question(
     counts: Sequence[int],
     keep: int,
 ) -> Question:
-    """A test input with its grids as the task has them."""
+    """A test input with its grids and votes in the task's own view."""
     example = split.first_examples()[group : group + 1] + pair
     inputs, labels, _ = split.rows(example)
     asked, expected = (read(split, tokens, example, np.array([0]))[0] for tokens in (inputs, labels))
@@ -203,7 +203,7 @@ def question(
 
 
 def rankings(given: Sequence[Answer], counts: Sequence[int], choose: Choice) -> Iterator[list[Vote]]:
-    """The rankings of the first so many answers, or of all where there are fewer."""
+    """Rank the first `count` answers for each count."""
     ballot, counted = Ballot(), 0
     for count in counts:
         for answer in given[counted:count]:
@@ -213,15 +213,15 @@ def rankings(given: Sequence[Answer], counts: Sequence[int], choose: Choice) -> 
 
 
 def right_cells(grid: np.ndarray, expected: np.ndarray) -> int:
-    """Cells that are right; none where the shapes differ."""
+    """The number of correct cells; 0 if the shapes differ."""
     return int((grid == expected).sum()) if grid.shape == expected.shape else 0
 
 
 def by_passes(tasks: Sequence[TaskVotes]) -> list[dict[str, Any]]:
     """Accuracy against forward passes: a row for each number of segments and of answers.
 
-    `exact`: tasks that the choice solves; `cells`: their cells; `any`: tasks with the right answer among all
-    given; `passes`: mean of a test input.
+    `exact` is the share of tasks solved by the choice, `cells` that of correct cells, `any` that of tasks
+    with the right answer among all, and `passes` the mean per test input.
     """
     questions = [question for task in tasks for question in task.questions]
     rows = []

@@ -1,8 +1,8 @@
-"""Votes over answers: count equal ones, rank them, and ask how far down the right one stands.
+"""Votes over answers: count equal answers, rank them, and find the rank of the right one.
 
-An answer is a grid of colours: the same cells in another shape are another answer. Most votes first, of
-equals the higher mean confidence; or, by q, the highest confidence first, of equals the most votes. Of equals
-in both the smaller grid by shape and then by content, so that a ranking never depends on the order of votes.
+An answer is a grid of colours; the same cells in another shape are another answer. Answers are ranked by
+votes, then by mean confidence; or, with "q", by highest confidence, then by votes. Remaining ties go to the
+smaller grid by shape, then by content, so that a ranking never depends on the order of votes.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Choice = Literal["vote", "q"]
 
 @dataclass(frozen=True)
 class Vote:
-    """An answer, how often it was given, and the mean confidence with which it was."""
+    """An answer, its number of votes, and their mean confidence."""
 
     grid: np.ndarray
     count: int
@@ -25,18 +25,18 @@ class Vote:
 
 
 class Ballot:
-    """The answers to one test input, one entry for each that differs."""
+    """The answers to one test input, with an entry for each different one."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[tuple[int, ...], bytes], list[float]] = {}  # each vote's confidence
+        self._entries: dict[tuple[tuple[int, ...], bytes], list[float]] = {}  # confidences of the votes
 
     def add(self, grid: np.ndarray, confidence: float) -> None:
         key = grid.shape, grid.astype(np.uint8, copy=False).tobytes()
         self._entries.setdefault(key, []).append(confidence)
 
     def ranked(self, choose: Choice = "vote") -> list[Vote]:
-        """All answers, the best first."""
-        # fsum: the last digit of a plain sum depends on the order, and would break ties by it.
+        """All answers, best first."""
+        # A plain sum depends on the order in its last digit, which would break ties.
         found = []
         for key, own in self._entries.items():
             count, mean = len(own), fsum(own) / len(own)
@@ -49,17 +49,17 @@ class Ballot:
 
 
 def place_of(expected: np.ndarray, ranked: Sequence[Vote]) -> int | None:
-    """Where the right answer stands, from 1; None where nobody gave it."""
+    """The rank of the right answer, from 1; None if it was not given."""
     places = (place for place, vote in enumerate(ranked, 1) if np.array_equal(vote.grid, expected))
     return next(places, None)
 
 
 def budget_needed(places: Sequence[int | None]) -> int | None:
-    """The least K at which a task is solved, of its test inputs' places: all of them must be right."""
+    """The smallest K that solves a task, whose test inputs must all be right; None if there is none."""
     known = [place for place in places if place is not None]
     return max(known) if len(known) == len(places) else None
 
 
 def ladder(needed: Sequence[int | None], budgets: Sequence[int]) -> dict[int, float]:
-    """Share of tasks that are solved with the best K answers to each input, for every K."""
+    """Share of tasks solved with the best K answers to each input, for every K."""
     return {K: sum(own is not None and own <= K for own in needed) / len(needed) for K in budgets}

@@ -1,4 +1,4 @@
-"""Iterated tasks: generated while training, with any number of steps. `make_task` has them by name."""
+"""Iterated tasks by name; their instances are generated during training."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from deeploop.tasks.iterate.problems.base import IteratedTask
     from deeploop.tasks.iterate.problems.examples import Examples
 
-# Imported when one is made: their names are options, which are read without numpy.
+# Imported on demand: the names are options, which must not need numpy.
 TASKS = {
     "automaton": "Automaton",
     "hops": "Hops",
@@ -18,7 +18,7 @@ TASKS = {
 
 
 def make_task(name: str, length: int, rule: int = 86) -> "IteratedTask":
-    """The task of a name and a size; `rule` is the automaton's."""
+    """Make a task of that size; `rule` is for the automaton."""
     if name not in TASKS:
         raise ValueError(f"data.task={name}: unknown; choose one of {', '.join(TASKS)}")
     kind: Any = getattr(import_module(f"deeploop.tasks.iterate.problems.{name}"), TASKS[name])
@@ -27,7 +27,7 @@ def make_task(name: str, length: int, rule: int = 86) -> "IteratedTask":
 
 
 def make_examples(name: str, length: int, rule: int = 86, *, tells_steps: bool) -> "Examples":
-    """The task as a model reads it."""
+    """Make a task as a model's inputs and targets."""
     from deeploop.tasks.iterate.problems.examples import Examples
 
     return Examples(make_task(name, length, rule), tells_steps)

@@ -1,21 +1,21 @@
-"""Addition of many digits: every step passes each carry on by one place."""
+"""Addition of long numbers: every step propagates each carry by one place."""
 
 import numpy as np
 
 from deeploop.tasks.iterate.problems.base import IteratedTask, with_begin
 
 BASE = 10
-PAIRS = BASE + 1  # the first token of a pair of digits; below it are answers
+PAIRS = BASE + 1  # the first token of a pair of digits; smaller ones are answers
 BEGIN = PAIRS + BASE**2
 
 
 class Addition(IteratedTask):
     """Two numbers of `length` digits, least significant first, one token for each pair of digits.
 
-    The state of a place is a number from 0 to 18: at first the sum of its digits. A step keeps its last digit
-    and adds 1 where the place before it had 10 or more. Answers are 0 to 10; after `length` steps nothing
-    changes, and they are the digits of the sum without the carry out of the last place. Seven of
-    eight pairs add up to 9, so that carries run far: in random numbers nine of ten end at the next place.
+    The state of a place is a number from 0 to 18, initially the sum of its digits. A step keeps its last
+    digit and adds 1 if the previous place had 10 or more. Answers are 0 to 10; after `length` steps they no
+    longer change, and are the digits of the sum without the last carry. Seven of eight pairs add up to 9, so
+    that carries propagate far: in random numbers, nine of ten end at the next place.
     """
 
     name = "addition"
@@ -42,7 +42,4 @@ class Addition(IteratedTask):
     def advance(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
         state, carries = state % BASE, state >= BASE
         state[:, 1:] += carries[:, :-1]
-        return state
-
-    def read(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
         return state

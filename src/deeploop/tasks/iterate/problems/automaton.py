@@ -10,8 +10,8 @@ BEGIN = 2
 class Automaton(IteratedTask):
     """Any of the 256 rules; (left, centre, right) are (x[-2], x[-1], x), with zeros before the row.
 
-    A cell sees nothing behind it, so a causal model can compute the step. Rule 86 is
-    y = x xor (x[-1] or x[-2]): rule 30 mirrored, a bijection here.
+    A cell depends on nothing to its right, so a causal model can compute the step. Rule 86 is
+    y = x xor (x[-1] or x[-2]): rule 30 mirrored, and a bijection here.
     """
 
     name = "automaton"
@@ -24,7 +24,7 @@ class Automaton(IteratedTask):
         self._becomes = np.array([rule >> index & 1 for index in range(8)])
 
     def make(self, random: np.ndarray) -> np.ndarray:
-        """Rows of fair coins."""
+        """Rows of random bits."""
         bits = np.unpackbits(random.astype("<u8").view(np.uint8), axis=1)
         return bits[:, : self.length].astype(np.int64)
 
@@ -39,6 +39,3 @@ class Automaton(IteratedTask):
         index[:, 1:] += 2 * state[:, :-1]
         index[:, 2:] += 4 * state[:, :-2]
         return self._becomes[index]
-
-    def read(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
-        return state

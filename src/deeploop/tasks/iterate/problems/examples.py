@@ -1,4 +1,4 @@
-"""Iterated tasks as arrays: inputs and targets, with the number of steps as tokens where it is told."""
+"""Iterated tasks as arrays: inputs and targets, with the number of steps as tokens if needed."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ import numpy as np
 from deeploop.data.draws import keys
 from deeploop.tasks.iterate.problems.base import IteratedTask, draw, solve
 
-DIGITS = 3  # decimal digits by which steps are told, behind the begin token: every answer sees them
-TEST_KEY = keys(0x17E5A7ED)[0]  # the test split's instances are the same for every seed
+DIGITS = 3  # decimal digits of the number of steps, after the begin token: every answer sees them
+TEST_KEY = keys(0x17E5A7ED)[0]  # gives the same test split for every seed
 
 
 @dataclass(frozen=True)
 class Examples:
-    """A task as a model reads it."""
+    """A task as a model's inputs and targets."""
 
     task: IteratedTask
     tells_steps: bool
-    """The number of steps is part of the input; else a model knows it by its rounds."""
+    """True if the number of steps is part of the input; otherwise the number of rounds gives it."""
 
     @property
     def vocabulary(self) -> int:
@@ -29,11 +29,11 @@ class Examples:
 
     @property
     def longest(self) -> int:
-        """Most steps that can be asked for."""
+        """Largest number of steps."""
         return min(self.task.longest, 10**DIGITS - 1) if self.tells_steps else self.task.longest
 
     def inputs(self, instances: np.ndarray, steps: int) -> np.ndarray:
-        """Tokens (instances, tokens); those of `steps` stand behind the begin token."""
+        """Tokens (instances, tokens); the digits of `steps` follow the begin token."""
         found = self.task.inputs(instances)
         if self.tells_steps:
             digits = [steps // 10**place % 10 for place in reversed(range(DIGITS))]
@@ -54,5 +54,5 @@ class Examples:
 
 
 def held_out(task: IteratedTask, count: int) -> np.ndarray:
-    """The first `count` instances that are held out."""
+    """The first `count` held-out instances."""
     return draw(task, "test", TEST_KEY, np.arange(count))

@@ -1,4 +1,4 @@
-"""Permutation hops: a table stands in the context, and is followed h times from every start."""
+"""Permutation hops: a table in the context is followed h times from every start."""
 
 import numpy as np
 
@@ -7,9 +7,9 @@ from deeploop.tasks.iterate.problems.base import IteratedTask, with_begin
 
 
 class Hops(IteratedTask):
-    """A permutation of `length` nodes: one token for each entry i → p(i), in a random order, then all starts.
+    """A permutation of `length` nodes: a token for each entry i → p(i) in random order, then all starts.
 
-    The answer at a start is the node that h hops lead to. The permutation alone decides the split.
+    The answer at a start is the node after h hops. The permutation alone decides the split.
     """
 
     name = "hops"
@@ -21,7 +21,7 @@ class Hops(IteratedTask):
         self.random_words = 2 * length
 
     def make(self, random: np.ndarray) -> np.ndarray:
-        """The permutation, and behind it the order in which its entries are listed."""
+        """The permutation, then the order in which its entries are listed."""
         return np.concatenate([orders(part) for part in np.split(random, 2, axis=1)], axis=1)
 
     def identity(self, instances: np.ndarray) -> np.ndarray:
@@ -38,6 +38,3 @@ class Hops(IteratedTask):
 
     def advance(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
         return np.take_along_axis(instances[:, : self.length], state, axis=1)
-
-    def read(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
-        return state

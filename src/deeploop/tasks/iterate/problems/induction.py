@@ -1,4 +1,4 @@
-"""p-hop induction: look for what stood behind the last occurrence of a symbol, then go on from there."""
+"""p-hop induction: find the symbol after the last occurrence of the current one, and repeat from there."""
 
 import numpy as np
 
@@ -8,10 +8,10 @@ ALPHABET = 4
 
 
 class Induction(IteratedTask):
-    """`length` symbols of an alphabet of four, none twice in a row, which a hop could not leave.
+    """`length` symbols of an alphabet of four; no two consecutive ones are equal, which would stop a hop.
 
-    A hop from position i goes to the last position j < i behind an occurrence of the symbol at i, as an
-    induction head does. Each position is asked for the symbol that h hops lead to, where there are so many.
+    A hop from position i goes to the last position j < i after an occurrence of the symbol at i, as in an
+    induction head. The answer at each position is the symbol after h hops, if there are that many.
     """
 
     name = "induction"
@@ -21,10 +21,10 @@ class Induction(IteratedTask):
         self.length = length
         self.tokens, self.answers = 1 + length, slice(1, None)
         self.random_words = length
-        self.longest = max(1, length // ALPHABET)  # a hop goes back by some four positions
+        self.longest = max(1, length // ALPHABET)  # a hop goes back by about four positions
 
     def make(self, random: np.ndarray) -> np.ndarray:
-        """The first symbol is any, each one after it another than the one before."""
+        """The first symbol is arbitrary, each later one different from the one before."""
         moves = 1 + random % np.uint64(ALPHABET - 1)
         moves[:, 0] = random[:, 0] % np.uint64(ALPHABET)
         return (moves.cumsum(1) % np.uint64(ALPHABET)).astype(np.int64)
@@ -33,7 +33,7 @@ class Induction(IteratedTask):
         return with_begin(instances, ALPHABET)
 
     def start(self, instances: np.ndarray) -> np.ndarray:
-        """Where each position has come to; -1 where there was no hop left."""
+        """The position reached from each position; -1 if no hop was left."""
         return np.broadcast_to(np.arange(self.length), instances.shape)
 
     def advance(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
@@ -41,7 +41,7 @@ class Induction(IteratedTask):
         return np.where(state >= 0, np.take_along_axis(hop, np.maximum(state, 0), axis=1), -1)
 
     def _hops(self, instances: np.ndarray) -> np.ndarray:
-        """Where a hop leads from each position, -1 where its symbol did not occur before."""
+        """The target of a hop from each position; -1 if its symbol did not occur before."""
         places = np.arange(self.length)
         found = np.full(instances.shape, -1)
         for symbol in range(ALPHABET):

@@ -1,4 +1,4 @@
-"""Reachability: which nodes of a directed graph node 0 leads to within h steps."""
+"""Reachability: the nodes of a directed graph that node 0 reaches within h steps."""
 
 import numpy as np
 
@@ -7,10 +7,10 @@ from deeploop.tasks.iterate.problems.base import IteratedTask, with_begin
 
 
 class Reachability(IteratedTask):
-    """`length` nodes on a path in a random order, with length // 4 edges between random nodes beside it.
+    """`length` nodes on a path in random order, and length // 4 edges between random nodes.
 
-    The path keeps a graph deep: in a random one of two edges a node all is reached within log n steps. There
-    is one token for each edge, in a random order, then all nodes, each answered by 0 or 1.
+    The path makes the graph deep: in a random graph with two edges per node all nodes are reached within log
+    n steps. There is a token for each edge, in random order, then all nodes, each with the answer 0 or 1.
     """
 
     name = "reachability"
@@ -20,12 +20,12 @@ class Reachability(IteratedTask):
         self._extra = length // 4
         self._edges = length - 1 + self._extra
         self.tokens, self.answers = 1 + self._edges + length, slice(1 + self._edges, None)
-        self._nodes = max(2, length)  # 0 and 1 are answers as well
+        self._nodes = max(2, length)  # 0 and 1 are also answers
         self.vocabulary = self._nodes + length**2 + 1
         self.random_words = length + 2 * self._extra + self._edges
 
     def make(self, random: np.ndarray) -> np.ndarray:
-        """Edges as from · length + to, in the order of their listing."""
+        """Edges as from · length + to, in the order of listing."""
         n, extra = self.length, self._extra
         path, pairs, order = np.split(random, np.cumsum([n, 2 * extra]), axis=1)
         nodes = orders(path)
@@ -35,7 +35,7 @@ class Reachability(IteratedTask):
         return np.take_along_axis(edges, orders(order), axis=1)
 
     def identity(self, instances: np.ndarray) -> np.ndarray:
-        """The graph, however it is listed."""
+        """The graph, independent of the order of listing."""
         return np.sort(instances, axis=1)
 
     def inputs(self, instances: np.ndarray) -> np.ndarray:
@@ -51,6 +51,3 @@ class Reachability(IteratedTask):
         reached = np.take_along_axis(state, sources, axis=1)
         np.maximum.at(found, (np.arange(len(state))[:, None], ends), reached)
         return found
-
-    def read(self, instances: np.ndarray, state: np.ndarray) -> np.ndarray:
-        return state

@@ -1,1 +1,1 @@
-"""Puzzles: how they are made, stored, drawn and shown again under symmetries."""
+"""Puzzles: generation, storage, loading and symmetries."""

@@ -1,10 +1,10 @@
-"""ARC-AGI-1, and ConceptARC where given, as a puzzle set.
+"""ARC-AGI-1, optionally with ConceptARC, as a puzzle set.
 
-Every task is a group. Its train pairs train; its test pairs train too, unless it is an evaluation task:
-those are the test split. A task is shown as it is and in up to 1,000 other views, of which those that
-repeat an earlier one on all of the task's pairs are dropped. In training a pair's two grids are moved
-together to a random place, but for one pair a puzzle, which stays in the corner. All of it is drawn from
-the seed and the task's name: the order of files and the number of workers change nothing.
+Every task is a group. Its train pairs are trained on, and its test pairs too, except those of evaluation
+tasks, which are the test split. A task has up to 1,000 views besides the original, without those that repeat
+an earlier one on all pairs. In training, the two grids of a pair are moved to the same random place, except
+for one pair per puzzle, which stays in the corner. All random choices depend only on the seed and the task's
+name, so the order of files and the number of workers do not matter.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ ARC_FILE = "arcagi_aa922be.json"
 ARC_SHA256 = "75b0b7818350a0712133f0eace9342f1775e59958187fdb0542fe40acee1dde3"
 PARTS = ("training", "evaluation", "concept")
 VERSION = 1
-TRIES = 5  # for each view that is wanted
-# The published build, arc-aug-1000: tasks of each part, and views of a task besides itself.
+TRIES = 5  # draws for each view wanted
+# The published build, arc-aug-1000: tasks of each part, and views per task besides the original.
 PUBLISHED_TASKS = dict(zip(PARTS, (400, 400, 160), strict=True))
 PUBLISHED_VIEWS, PUBLISHED_EPOCHS = 1000, 100_000
 
@@ -47,7 +47,7 @@ class ArcTask:
     train: tuple[Pair, ...]
     test: tuple[Pair, ...]
     file: Path | None = None
-    """Where it was read."""
+    """The file that it was read from."""
 
     @property
     def held_out(self) -> tuple[Pair, ...]:
@@ -80,7 +80,7 @@ def arc_tasks() -> list[ArcTask]:
 
 
 def concept_tasks(folder: Path) -> list[ArcTask]:
-    """The tasks of a ConceptARC corpus: every .json below the folder, in ARC's layout."""
+    """The tasks of a ConceptARC corpus: every .json file below the folder, in ARC's format."""
     if not folder.is_dir():
         raise ValueError(f"concept_arc {folder}: no such folder")
     files = sorted(folder.rglob("*.json"))
@@ -97,7 +97,7 @@ def concept_tasks(folder: Path) -> list[ArcTask]:
 
 
 def read_task(task: Any, part: str, name: str, path: Path) -> ArcTask:
-    """A task from its JSON; ValueError says where it is malformed."""
+    """Parse a task. Malformed JSON raises ValueError with its location."""
     pairs = {}
     for key in ("train", "test"):
         listed = task.get(key) if isinstance(task, dict) else None
@@ -129,7 +129,7 @@ def _grid(rows: Any, where: str) -> np.ndarray:
 
 
 def task_views(task: ArcTask, augmentations: int, seed: int) -> np.ndarray:
-    """The task's distinct views, uint8 (up to 1 + augmentations, 11); the first is the task as it is."""
+    """The task's distinct views, uint8 (up to 1 + augmentations, 11); the first is the original."""
     tries = TRIES * augmentations
     drawn = words(keys(seed, *_name_seed(task))[0], np.arange(tries), COLOURS)
     views = np.zeros((1 + tries, VIEW_PARAMETERS), dtype=np.uint8)
@@ -157,13 +157,13 @@ def _name_seed(task: ArcTask) -> tuple[int, ...]:
 
 
 def _pair_bytes(pair: Pair, move: int) -> bytes:
-    """Both grids with their shapes, as bytes in which colours are 0 … 9 and nothing else is."""
+    """Both grids and their shapes as bytes, in which exactly the colours are 0 … 9."""
     turned = [turn(grid, move) for grid in pair]
     return b"".join(bytes(COLOURS + side for side in grid.shape) + grid.tobytes() for grid in turned)
 
 
 def task_shifts(task: ArcTask, views: np.ndarray, seed: int) -> np.ndarray:
-    """Where the top left corners lie in training, uint8 (views, pairs, 2); one pair per view is at 0, 0."""
+    """Top-left corners in training, uint8 (views, pairs, 2); one pair per view is at 0, 0."""
     count = len(task.shown)
     drawn = words(keys(seed, 1, *_name_seed(task))[0], np.arange(len(views)), 2 * count + 1)
     sides = np.array([np.maximum(i.shape, o.shape) for i, o in task.shown])
@@ -181,7 +181,7 @@ def _augmented(task: ArcTask, augmentations: int, seed: int) -> tuple[np.ndarray
 def build_arc(
     tasks: Iterable[ArcTask], out: Path, *, augmentations: int = 1000, seed: int = 0, workers: int = 1
 ) -> PuzzleSet:
-    """Writes the tasks as a puzzle set; the content is the same for any order of tasks."""
+    """Write the tasks as a puzzle set; the content does not depend on the order of tasks."""
     tasks = _sorted(tasks)
     _check_tasks(tasks, augmentations)
     augmented = process_map(partial(_augmented, augmentations=augmentations, seed=seed), tasks, workers)
@@ -189,7 +189,7 @@ def build_arc(
     views, shifts = zip(*bar, strict=True)
     counts = np.array([len(view) for view in views])
     first = 1 + np.cumsum(counts) - counts
-    blank = views[0][:1]  # how a blank id would show a task: as it is
+    blank = views[0][:1]  # the view of the blank id: the original
     held = [index for index, task in enumerate(tasks) if task.held_out]
     train = _split([task.shown for task in tasks], counts, first)
     train["shifts"] = np.concatenate([shift.reshape(-1, 2) for shift in shifts])
@@ -208,7 +208,7 @@ def build_arc(
 
 
 def arc_settings(tasks: Iterable[ArcTask], augmentations: int, seed: int) -> dict[str, Any]:
-    """What decides the content of a build, as puzzles.json keeps it."""
+    """The settings that determine the content of a build, as in puzzles.json."""
     tasks = _sorted(tasks)
     parts = {part: sum(task.part == part for task in tasks) for part in PARTS}
     digest = hashlib.sha256()
@@ -220,7 +220,7 @@ def arc_settings(tasks: Iterable[ArcTask], augmentations: int, seed: int) -> dic
 
 
 def differences_from_published(build: dict[str, Any]) -> list[str]:
-    """Say where a build's settings, as puzzles.json keeps them, are not those of the paper's arc-aug-1000."""
+    """Differences of a build's settings, as in puzzles.json, from the paper's arc-aug-1000."""
     tasks, found = build.get("tasks"), []
     if tasks != PUBLISHED_TASKS and isinstance(tasks, dict):
         total, published = sum(tasks.values()), sum(PUBLISHED_TASKS.values())
@@ -234,9 +234,9 @@ def differences_from_published(build: dict[str, Any]) -> list[str]:
 
 
 def steps_of_epochs(train: dict[str, int], batch: int, epochs: float = PUBLISHED_EPOCHS) -> int:
-    """Optimizer steps of so many epochs, as the published code counts them.
+    """The optimizer steps of that many epochs, as the published code counts them.
 
-    An epoch draws one view of each group; a view has the mean number of examples. `train` are the sizes of
+    An epoch draws one view of each group; a view has the mean number of examples. `train` holds the sizes of
     the training split in puzzles.json.
     """
     return int(epochs * train["groups"] * train["examples"] / train["puzzles"] / batch)

@@ -1,8 +1,8 @@
-"""ARC grids as tokens: encoding, the views of a task and their inverses, and reading a prediction back.
+"""ARC grids as tokens: encoding, the views of a task and their inverses, and decoding predictions.
 
 A grid of colours 0 … 9 becomes 30 × 30 tokens: colour c is 2 + c, EOS (1) marks the row below and the
 column right of the grid, PAD (0) is the rest. A view is a dihedral move (0 … 7) and a permutation of the
-colours that leaves black alone.
+colours that keeps black.
 """
 
 import numpy as np
@@ -13,21 +13,21 @@ SIDE = 30
 EOS, FIRST_COLOUR = 1, 2
 COLOURS = 10
 VOCABULARY = FIRST_COLOUR + COLOURS
-VIEW_PARAMETERS = 1 + COLOURS  # the move, then what each colour becomes
+VIEW_PARAMETERS = 1 + COLOURS  # the move, then the image of each colour
 
 
 def augment(grid: np.ndarray, view: np.ndarray) -> np.ndarray:
-    """A grid of colours as a view shows it; `view` is (11,): move, then what each colour becomes."""
+    """Apply a view (11,) to a grid of colours: the move, then the image of each colour."""
     return view[1:][turn(grid, int(view[0]))]
 
 
 def restore(grid: np.ndarray, view: np.ndarray) -> np.ndarray:
-    """The grid that `augment` turned into this one."""
+    """Undo `augment`."""
     return turn(np.argsort(view[1:])[grid], INVERSE[view[0]]).astype(np.uint8)
 
 
 def encode(grid: np.ndarray, row: int = 0, column: int = 0) -> np.ndarray:
-    """A grid of colours as (900,) tokens, its top left corner at (row, column)."""
+    """Encode a grid of colours as (900,) tokens with its top-left corner at (row, column)."""
     tokens = np.zeros((SIDE, SIDE), dtype=np.uint8)
     _place(tokens, grid + np.uint8(FIRST_COLOUR), row, column)
     return tokens.reshape(-1)
@@ -36,13 +36,13 @@ def encode(grid: np.ndarray, row: int = 0, column: int = 0) -> np.ndarray:
 def _place(tokens: np.ndarray, grid: np.ndarray, row: int, column: int) -> None:
     bottom, right = row + grid.shape[0], column + grid.shape[1]
     tokens[row:bottom, column:right] = grid
-    # A slice that begins outside is empty: a grid that reaches the edge has no EOS there.
+    # A slice that starts outside is empty: a grid that reaches the edge has no EOS there.
     tokens[bottom : bottom + 1, column:right] = EOS
     tokens[row:bottom, right : right + 1] = EOS
 
 
 def crop_shapes(tokens: np.ndarray) -> np.ndarray:
-    """Height and width of the largest top-left rectangle of colours, (B, 2); of equals the least high."""
+    """Height and width of the largest top-left rectangle of colours, (B, 2); ties: the least height."""
     colours = (tokens >= FIRST_COLOUR) & (tokens < VOCABULARY)
     colours = colours.reshape(-1, SIDE, SIDE)
     widths = np.logical_and.accumulate(colours, axis=2).sum(axis=2)
@@ -53,14 +53,14 @@ def crop_shapes(tokens: np.ndarray) -> np.ndarray:
 
 
 def crop(tokens: np.ndarray) -> np.ndarray:
-    """The grid of colours in (900,) predicted tokens; a prediction without any is a grid of 0 × 0."""
+    """The grid of colours in (900,) predicted tokens; 0 × 0 if there is none."""
     height, width = crop_shapes(tokens)[0]
     return (tokens.reshape(SIDE, SIDE)[:height, :width] - FIRST_COLOUR).astype(np.uint8)
 
 
 def read_back(tokens: np.ndarray, views: np.ndarray) -> list[np.ndarray]:
-    """The grids of colours in predictions (B, 900), each cropped and as it was before its view (B, 11)."""
-    tables = np.zeros((len(views), VOCABULARY), dtype=np.uint8)  # what each token was
+    """Decode predictions (B, 900) to grids of colours, cropped and with their views (B, 11) undone."""
+    tables = np.zeros((len(views), VOCABULARY), dtype=np.uint8)  # original colour of each token
     tables[:, FIRST_COLOUR:] = np.argsort(views[:, 1:], axis=1)
     colours = np.take_along_axis(tables, tokens.astype(np.intp), axis=1).reshape(-1, SIDE, SIDE)
     return [
@@ -74,9 +74,9 @@ def read_back(tokens: np.ndarray, views: np.ndarray) -> list[np.ndarray]:
 def show(
     inputs: np.ndarray, labels: np.ndarray, views: np.ndarray, shifts: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Unshifted grids as tokens (B, 900), each under its view and with its top left corner at its shift."""
+    """Encode unshifted grids as tokens (B, 900) under their views, with top-left corners at the shifts."""
     moves = views[:, 0].tolist()
-    tables = np.zeros((len(views), VOCABULARY), dtype=np.uint8)  # what each colour's token becomes
+    tables = np.zeros((len(views), VOCABULARY), dtype=np.uint8)  # new token of each colour's token
     tables[:, FIRST_COLOUR:] = views[:, 1:] + np.uint8(FIRST_COLOUR)
     corners = [(0, 0)] * len(views) if shifts is None else shifts.tolist()
     shown = []
@@ -92,8 +92,8 @@ def show(
 
 
 def check_set(vocabulary: int, length: int, views: np.ndarray) -> None:
-    """Raises where a set of puzzles has not ARC's sizes, or a view that there is not."""
+    """Raise ValueError unless a set of puzzles has ARC's sizes and valid views."""
     if (vocabulary, length) != (VOCABULARY, SIDE * SIDE):
         raise ValueError(f"vocabulary {vocabulary}, length {length}: not those of ARC")
     if views.size and (views[:, 0].max() >= 8 or views[:, 1:].max() >= COLOURS):
-        raise ValueError("views: a move or a colour that there is not")
+        raise ValueError("views: a move or a colour is out of range")

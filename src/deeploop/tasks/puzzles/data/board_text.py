@@ -1,4 +1,4 @@
-"""Boards as text and back: what a puzzle's tokens are called, and how large its board is."""
+"""Convert boards to text and back."""
 
 from dataclasses import dataclass
 
@@ -14,22 +14,22 @@ MAZE = "# SGo"  # from token 1 on
 
 @dataclass(frozen=True)
 class BoardText:
-    """The symbols of a kind of board."""
+    """The symbols and the size of a kind of board."""
 
     shape: tuple[int, int]
     """Rows and columns."""
     shown: tuple[int, int]
-    """Those of the answer's part in the top left corner."""
+    """Rows and columns of the answer, in the top-left corner."""
     symbols: dict[int, str]
     """The symbol of each token that has one."""
     aliases: dict[str, str]
-    """Other ways to write a symbol."""
+    """Other spellings of a symbol."""
     full: bool
-    """Whether an input must fill the board."""
+    """True if an input must fill the board."""
 
     @classmethod
     def of(cls, puzzles: PuzzleSet) -> "BoardText":
-        """The text of a set's boards."""
+        """The symbols of a set's boards."""
         build, side = puzzles.facts["build"], int(puzzles.length**0.5)
         if puzzles.kind == "pairs":
             symbols = {FIRST + number: str(symbol) for number, symbol in enumerate(build["symbols"])}
@@ -45,7 +45,7 @@ class BoardText:
         )
 
     def encode(self, text: str, name: str = "puzzle") -> np.ndarray:
-        """The tokens, (length,), of a JSON grid or a string; a string may leave out the ends of lines."""
+        """Encode a JSON grid or a string as tokens (length,); a string may omit line breaks."""
         rows = parse_rows(name, parse_json(text) if text.lstrip().startswith("[") else text)
         cells = [self.aliases.get(cell, cell) for row in rows for cell in row]
         height, width = self.shape
@@ -67,10 +67,10 @@ class BoardText:
         return board.reshape(-1)
 
     def grid(self, tokens: np.ndarray, whole: bool = False) -> np.ndarray:
-        """The tokens of the answer's part, or of the whole board, as (rows, columns)."""
+        """The tokens of the answer, or of the whole board, as (rows, columns)."""
         rows, columns = self.shape if whole else self.shown
         return tokens.reshape(self.shape)[:rows, :columns]
 
     def text(self, grid: np.ndarray) -> np.ndarray:
-        """The symbols of tokens; nothing where there is padding or an end."""
+        """The symbols of tokens; empty for padding and ends."""
         return np.array([[self.symbols.get(token, "") for token in row] for row in grid.tolist()])

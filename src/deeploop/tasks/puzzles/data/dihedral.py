@@ -1,4 +1,4 @@
-"""The eight symmetries of a square: views of an ARC task, classes and augmentations of mazes."""
+"""The eight symmetries of a square, for views of ARC tasks and for classes and augmentations of mazes."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from deeploop.data.draws import words
 
-# The dihedral moves: same, rotations by 90, 180 and 270 degrees against the clock, left-right, up-down,
-# transpose, anti-transpose; INVERSE[d] undoes move d.
+# The dihedral moves: identity, counterclockwise rotations by 90, 180 and 270 degrees, left-right, up-down,
+# transpose, anti-transpose. INVERSE[d] undoes move d.
 INVERSE = (0, 3, 2, 1, 4, 5, 6, 7)
 
 
 def turn(grid: np.ndarray, move: int) -> np.ndarray:
-    """One of the eight dihedral moves, as a view of the same memory."""
+    """Apply one of the eight dihedral moves; returns a view of the same memory."""
     if move in (1, 3, 6, 7):
         grid = grid.T
     if move in (1, 2, 5, 7):
@@ -29,7 +29,7 @@ class Turns:
     moves: np.ndarray  # (B,)
 
     def apply(self, boards: np.ndarray) -> np.ndarray:
-        """Boards of tokens (B, side²), turned."""
+        """Apply the moves to boards of tokens (B, side²)."""
         size = int(boards.shape[1] ** 0.5)
         turned = np.empty_like(boards)
         for row, grid, move in zip(turned, boards, self.moves.tolist(), strict=True):
@@ -37,12 +37,12 @@ class Turns:
         return turned
 
     def inverse(self) -> "Turns":
-        """The moves that undo these."""
+        """The inverse moves."""
         return Turns(np.array(INVERSE)[self.moves])
 
 
 def board_views(size: int, views: np.ndarray) -> Turns:
-    """The moves by which a board is shown again at test time; view 0 leaves it as it is."""
+    """The moves for the views of a board at test time; view 0 is the identity."""
     if views.max(initial=0) >= len(INVERSE):
         raise ValueError(f"views={views.max() + 1}: a square board has {len(INVERSE)}")
     return Turns(views)
@@ -51,6 +51,6 @@ def board_views(size: int, views: np.ndarray) -> Turns:
 def turn_boards(
     inputs: np.ndarray, labels: np.ndarray, key: np.ndarray, numbers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Square boards and their answers as tokens (B, side²), each pair under a dihedral move of its own."""
+    """Apply a random dihedral move to each pair of boards and answers, tokens (B, side²)."""
     turns = Turns((words(key, numbers, 1)[:, 0] % np.uint64(8)).astype(np.int64))
     return turns.apply(inputs), turns.apply(labels)

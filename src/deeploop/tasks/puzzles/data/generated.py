@@ -1,7 +1,7 @@
-"""Puzzle sets of generated puzzles: which go to which split, when there are enough, and the folder.
+"""Puzzle sets of generated puzzles: their split, when to stop, and the folder.
 
-The class of a puzzle (what its symmetries leave the same) decides its split, by a hash alone: no puzzle of
-one split is a symmetric image of one in the other, nor of one in the other split of another seed.
+A hash of a puzzle's class, which its symmetries do not change, decides its split. So no puzzle of one split
+is a symmetric image of one in the other, even with another seed.
 """
 
 import hashlib
@@ -19,15 +19,14 @@ from deeploop.data.draws import TEST_SHARE
 from deeploop.data.workers import process_map
 from deeploop.tasks.puzzles.data.sets import PuzzleSet, group_table, write_puzzles
 
-# Attempts made in one piece of work, and how many may bring nothing new before it is given up.
+# Attempts in one piece of work, and how many may fail in a row.
 CHUNK = 32
 FRUITLESS = 20_000
-# The part of all classes that is held out: a fixed one, so that sets of different sizes keep apart as well.
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A generated puzzle: tokens, how hard it is, and its class as bytes."""
+    """A generated puzzle: tokens, difficulty, and its class as bytes."""
 
     inputs: np.ndarray
     labels: np.ndarray
@@ -36,13 +35,13 @@ class Candidate:
 
     @property
     def split(self) -> str:
-        """Decided by the class alone."""
+        """The split, which depends only on the class."""
         drawn = int.from_bytes(hashlib.sha256(self.group).digest()[:8], "little")
         return "test" if drawn < TEST_SHARE * 2**64 else "train"
 
 
 def check_counts(train: int, test: int) -> None:
-    """Raises unless both splits get something."""
+    """Raise ValueError unless both splits get puzzles."""
     for name, value in (("train", train), ("test", test)):
         if value < 1:
             raise ValueError(f"{name} {value}: must be at least 1")
@@ -59,7 +58,7 @@ def build_generated(
     build: dict[str, Any],
     workers: int,
 ) -> PuzzleSet:
-    """Makes numbered puzzles until both splits are full; the same set for any number of workers."""
+    """Generate numbered puzzles until both splits are full; independent of the number of workers."""
     pieces = (range(start, start + CHUNK) for start in count(0, CHUNK))
     with closing(process_map(make, pieces, workers)) as made:
         chosen = _fill(made, train, test, kind)

@@ -1,4 +1,4 @@
-"""The kinds of puzzles: what each of them adds to the format of `sets.py`."""
+"""The kinds of puzzles: functions of each that the format in `sets.py` calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,29 +14,29 @@ Pairs = tuple[np.ndarray, np.ndarray]  # inputs and labels, uint8 (B, length)
 
 @dataclass(frozen=True)
 class PuzzleKind:
-    """How stored pairs become examples."""
+    """Functions that turn stored pairs into examples."""
 
     view_parameters: int = 0
-    """Numbers in a row of views.npy; 0 where a puzzle is shown as it is stored."""
+    """Numbers in a row of views.npy; 0 if puzzles are shown as stored."""
 
     show: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None], Pairs] | None = None
-    """(inputs, labels, views (B, parameters), shifts (B, 2) or None): the pairs as their views show them."""
+    """(inputs, labels, views (B, parameters), shifts (B, 2) or None): the pairs under their views."""
 
     check: Callable[[int, int, np.ndarray], None] | None = None
-    """(vocabulary, length, views): raises where they are none of this kind."""
+    """(vocabulary, length, views): raises ValueError unless they are valid for this kind."""
 
     augment: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Pairs] | None = None
-    """(inputs, labels, key, draw numbers (B,)): the pairs under random symmetries, drawn anew in training."""
+    """(inputs, labels, key, draw numbers (B,)): the pairs under random symmetries, for training."""
 
     symmetries: Callable[[int, np.ndarray], Symmetry | Turns] | None = None
-    """(side, numbers (B,)): exact symmetries that show a board again at test time; 0 leaves it as it is."""
+    """(side, numbers (B,)): exact symmetries of a board, for voting at test time; 0 is the identity."""
 
     read: Callable[[np.ndarray, np.ndarray], list[np.ndarray]] | None = None
-    """(predictions (B, length), views (B, parameters)): answers as they were before their views."""
+    """(predictions (B, length), views (B, parameters)): answers with their views undone."""
 
 
 KINDS = {
-    # Its augmentations are its views.
+    # ARC is augmented by its views.
     "arc": PuzzleKind(
         arc_grids.VIEW_PARAMETERS, show=arc_grids.show, check=arc_grids.check_set, read=arc_grids.read_back
     ),

@@ -1,8 +1,8 @@
-"""Batches of puzzles: in a seeded order, any rows of them, resumable to the example.
+"""Batches of puzzles in a seeded order, resumable to the example.
 
 An epoch visits the groups in a random order, draws one puzzle of each, and gives all examples of that
-puzzle in a random order. Epochs follow one another without a gap: where one ends inside a batch, the next
-fills it up, and no example is dropped.
+puzzle in a random order. Epochs follow without a gap: where one ends inside a batch, the next
+continues it, and no example is dropped.
 """
 
 from typing import Any
@@ -26,15 +26,14 @@ class PuzzleLoader:
     def __init__(self, puzzles: PuzzleSet, *, seed: int, augment: bool = True) -> None:
         self._puzzles, self._seed = puzzles, seed
         self._augment = KINDS[puzzles.kind].augment if augment else None
-        self._augment_key = keys(seed, 0, 1)[0]  # not a key of any epoch's order
+        self._augment_key = keys(seed, 0, 1)[0]  # not the key of an epoch's order
         self._open(epoch=0, position=0)
 
     def next_batch(self, count: int, rows: Rows = slice(None)) -> Batch:
-        """Moves on by `count` examples of the one global stream and returns those at `rows` among them.
+        """Advance the global stream by `count` examples and return those at `rows` among them.
 
-        For a loop that refills only the slots which halted: `count` is the same on every rank (all that
-        halted together, or the whole batch if the others are to be dropped), `rows` is a rank's own part.
-        Only the rows asked for are made.
+        A loop that refills only the slots that halted passes the same `count` on every rank (all that halted,
+        or the whole batch if the others are to be dropped) and a rank's own `rows`. Only these are computed.
         """
         if count < 0:
             raise ValueError(f"count {count}: must be at least 0")
@@ -45,11 +44,11 @@ class PuzzleLoader:
         return _tensor(inputs), _tensor(labels), _tensor(ids)
 
     def state(self) -> dict[str, Any]:
-        """Where the next batch begins; the same on every rank and for every number of ranks."""
+        """The position of the next batch, independent of the rank and of the number of ranks."""
         return {**self._identity(), "epoch": self._epoch, "position": self._position}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continues from a state of a loader over the same puzzles with the same seed."""
+        """Continue from the state of a loader over the same puzzles with the same seed."""
         self._open(*check_position(state, self._identity()))
         if self._position >= len(self._order):
             raise ValueError(f"loader state: position {self._position}: an epoch has {len(self._order)}")
@@ -62,7 +61,7 @@ class PuzzleLoader:
         self._order = self._epoch_order()
 
     def _take(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The next `count` examples, and a number of each draw that no other has."""
+        """The next `count` examples, and a unique number for each draw."""
         examples, numbers = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         done = 0
         while done < count:
@@ -77,7 +76,7 @@ class PuzzleLoader:
         return examples, numbers
 
     def _epoch_order(self) -> np.ndarray:
-        """The epoch's examples, in the order in which they are drawn."""
+        """The epoch's examples in the order in which they are drawn."""
         train = self._puzzles.train
         puzzle_key, pair_key, *feistel = keys(self._seed, self._epoch, count=2 + FEISTEL_ROUNDS)
         order = permute(np.arange(len(train.groups)), len(train.groups), np.array(feistel))

@@ -1,9 +1,9 @@
 """Mazes: a random layout, a start, a goal, and the shortest path between them as the answer.
 
-Rooms lie at even rows and columns. A depth-first walk joins all of them, and one in ten of the walls
-between neighbouring rooms falls anyhow, so that there are ways to choose from. The goal is a cell, far
-enough from the start, to which exactly one shortest path leads: there are no ties, and a turned maze has
-the turned answer. Tokens: 0 pad (never used), 1 `#` wall, 2 space, 3 `S` start, 4 `G` goal, 5 `o` path.
+Rooms are at even rows and columns. A depth-first walk connects them, and one in ten of the walls between
+neighbouring rooms is removed as well, so that there are alternative paths. The goal is a cell far enough from
+the start to which exactly one shortest path leads: there are no ties, and a rotated maze has the turned
+answer. Tokens: 0 pad (never used), 1 `#` wall, 2 space, 3 `S` start, 4 `G` goal, 5 `o` path.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ from deeploop.tasks.puzzles.data.sets import PuzzleSet
 VERSION = 1
 WALL, SPACE, START, GOAL, PATH = range(1, 6)
 VOCABULARY = 6
-LOOPS = 10  # one wall in so many falls
+LOOPS = 10  # one wall in so many is removed
 STEPS = ((-1, 0), (0, -1), (0, 1), (1, 0))
 
 
@@ -30,7 +30,7 @@ def layout(size: int, key: np.ndarray) -> np.ndarray:
     rooms = (size + 1) // 2
     drawn = words(key, np.arange(rooms**2), 6)
     grid = np.full((size, size), WALL, dtype=np.uint8)
-    # The walls that fall anyhow, below and right of each room; the walk asks only for rooms not yet open.
+    # Remove walls below and to the right of rooms; the walk then visits only unvisited rooms.
     for room, (down, right) in enumerate((drawn[:, 4:] % np.uint64(LOOPS) == 0).tolist()):
         row, column = divmod(room, rooms)
         if down and row + 1 < rooms:
@@ -55,9 +55,9 @@ def layout(size: int, key: np.ndarray) -> np.ndarray:
 
 
 def distances(walls: np.ndarray, start: int) -> tuple[list[int], list[int]]:
-    """Steps from `start` to every cell (-1: no way), and the number of shortest paths; cells are numbered."""
+    """Steps from `start` to each cell (-1: unreachable), and the number of shortest paths to it."""
     size = len(walls)
-    closed = np.pad(walls, 1, constant_values=True)  # a frame, so that no step leaves the board
+    closed = np.pad(walls, 1, constant_values=True)  # a border, so that no step leaves the board
     width = size + 2
     blocked = closed.reshape(-1).tolist()
     away, paths = [-1] * width**2, [0] * width**2
@@ -78,7 +78,7 @@ def distances(walls: np.ndarray, start: int) -> tuple[list[int], list[int]]:
 
 
 def make_mazes(numbers: range, *, size: int, min_path: int, seed: int) -> list[Candidate]:
-    """Of the numbered mazes of a seed those that have a goal far enough away."""
+    """Those of the numbered mazes of a seed that have a goal far enough away."""
     made = []
     for number in numbers:
         layout_key, end_key = keys(seed, number, count=2)
@@ -101,7 +101,7 @@ def make_mazes(numbers: range, *, size: int, min_path: int, seed: int) -> list[C
 
 
 def _way_back(away: list[int], cell: int, size: int) -> list[int]:
-    """The cells of the one shortest path to `cell`, both ends among them."""
+    """The cells of the unique shortest path to `cell`, including both ends."""
     path = [cell]
     while away[cell]:
         row, column = divmod(cell, size)
@@ -122,7 +122,7 @@ def build_maze(
     seed: int = 0,
     workers: int = 1,
 ) -> PuzzleSet:
-    """Generates a set of mazes; the same one for any number of workers."""
+    """Generate a set of mazes; independent of the number of workers."""
     build = maze_settings(size, train, test, min_path, seed)
     make = partial(make_mazes, size=size, min_path=build["min_path"], seed=seed)
     return build_generated(
@@ -131,7 +131,7 @@ def build_maze(
 
 
 def maze_settings(size: int, train: int, test: int, min_path: int | None, seed: int) -> dict[str, Any]:
-    """What decides the content of a build, as puzzles.json keeps it."""
+    """The settings that determine the content of a build, as in puzzles.json."""
     if not 5 <= size <= 255:
         raise ValueError(f"size {size}: must be between 5 and 255")
     min_path = size if min_path is None else min_path

@@ -1,9 +1,9 @@
-"""Puzzles of your own: pairs of an input and an output, as JSON lines, to a puzzle folder.
+"""The user's own puzzles: pairs of an input and an output in JSON lines, as a puzzle folder.
 
-A line is {"input": …, "output": …}; each is a grid (a list of rows of integers or strings), a flat list, or a
-string, of which every character is a symbol and every line a row. All lie in the top left corner of one
-board, as large as the largest. Tokens: 0 pad, 1 end, from 2 the symbols. In an input, 0 fills the board. A
-label is 0 (not scored) outside the largest output, and 1 where a smaller output has ended.
+A line is {"input": …, "output": …}. Each is a grid (a list of rows of integers or strings), a flat list, or a
+string, in which every character is a symbol and every line a row. All are placed in the top-left corner of
+one board, as large as the largest. Tokens: 0 pad, 1 end, from 2 the symbols. In an input, 0 fills the board.
+A label is 0 (not scored) outside the largest output, and 1 after the end of a smaller output.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ Grid = list[list[str]]
 
 
 class Pair(NamedTuple):
-    """Rows of symbols, and where they were found."""
+    """Rows of symbols, and their location in the file."""
 
     where: str
     input: Grid
@@ -36,7 +36,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairsFile:
-    """What is built from a file of pairs."""
+    """A file of pairs, and the settings of the build."""
 
     file: Path
     train: int | None = None  # all that are not held out
@@ -44,7 +44,7 @@ class PairsFile:
     seed: int = 0
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the build, as puzzles.json keeps it."""
+        """The settings that determine the content of the build, as in puzzles.json."""
         for name in ("train", "test"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ValueError(f"{name} {count}: must be at least 1")
@@ -55,7 +55,7 @@ class PairsFile:
 
 
 def build_pairs(asked: PairsFile, out: Path) -> PuzzleSet:
-    """Write the pairs of a file, each once, as a set of puzzles."""
+    """Write the distinct pairs of a file as a set of puzzles."""
     settings = asked.settings()
     pairs = read_pairs(asked.file)
     shape = largest(grid for pair in pairs for grid in (pair.input, pair.output))
@@ -77,7 +77,7 @@ def build_pairs(asked: PairsFile, out: Path) -> PuzzleSet:
 
 # ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────
 def read_pairs(file: Path) -> list[Pair]:
-    """The pairs of a file; a pair that repeats an earlier one is left out."""
+    """Read the pairs of a file, dropping repeated ones."""
     found: dict[str, Pair] = {}
     for where, value in json_lines(file):
         if not isinstance(value, dict) or not {"input", "output"} <= set(value):
@@ -85,14 +85,16 @@ def read_pairs(file: Path) -> list[Pair]:
         pair = Pair(where, *(parse_rows(f"{where}: {name}", value[name]) for name in ("input", "output")))
         earlier = found.setdefault(repr(pair.input), pair)
         if earlier.output != pair.output:
-            raise ValueError(f"{where}: the input of line {earlier.where.rpartition(':')[2]}, another output")
+            raise ValueError(
+                f"{where}: another output for the same input as in line {earlier.where.rpartition(':')[2]}"
+            )
     if not found:
-        raise ValueError(f"{file}: no pair in it")
+        raise ValueError(f"{file}: has no pairs")
     return list(found.values())
 
 
 def parse_rows(where: str, value: Any) -> Grid:
-    """A grid, a list or a string as rows of symbols."""
+    """Parse a grid, a list or a string into rows of symbols."""
     if isinstance(value, str):
         rows: Any = [list(line) for line in value.splitlines()]
     elif isinstance(value, list) and all(isinstance(row, list) for row in value):
@@ -109,7 +111,7 @@ def parse_rows(where: str, value: Any) -> Grid:
 
 
 def _symbol(where: str, value: Any) -> str:
-    """The symbol as text: 1 and "1" are the same one."""
+    """The symbol as text; 1 and "1" are equal."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"{where}: cell {value!r:.40}: must be an integer or a string")
     if not 0 < len(text := str(value)) <= LONGEST_SYMBOL:
@@ -118,7 +120,7 @@ def _symbol(where: str, value: Any) -> str:
 
 
 def find_symbols(pairs: Sequence[Pair]) -> list[str]:
-    """All symbols: integers by size, then the others."""
+    """All symbols: integers in order, then the others."""
     found: set[str] = set()
     for pair in pairs:
         found |= {cell for grid in (pair.input, pair.output) for row in grid for cell in row}
@@ -128,7 +130,7 @@ def find_symbols(pairs: Sequence[Pair]) -> list[str]:
 
 
 def symbol_order(symbol: str) -> tuple[bool, int, str]:
-    """A key to sort symbols by."""
+    """Sort key of a symbol."""
     digits = symbol.removeprefix("-")
     is_number = digits.isascii() and digits.isdigit()
     return not is_number, int(symbol) if is_number else 0, symbol
@@ -136,13 +138,13 @@ def symbol_order(symbol: str) -> tuple[bool, int, str]:
 
 # ── Placing ─────────────────────────────────────────────────────────────────────────────────────────────
 def largest(grids: Iterable[Grid]) -> tuple[int, int]:
-    """The most rows and the most columns."""
+    """The largest numbers of rows and columns."""
     sizes = [(len(grid), max(map(len, grid))) for grid in grids]
     return max(height for height, _ in sizes), max(width for _, width in sizes)
 
 
 def place(grid: Grid, board: np.ndarray, tokens: dict[str, int]) -> np.ndarray:
-    """The tokens of a grid in the top left corner of a copy of a board, flat."""
+    """The tokens of a grid in the top-left corner of a copy of a board, flattened."""
     placed = board.copy()
     for line, row in zip(placed, grid, strict=False):  # the board may be higher
         line[: len(row)] = [tokens[cell] for cell in row]
@@ -150,7 +152,7 @@ def place(grid: Grid, board: np.ndarray, tokens: dict[str, int]) -> np.ndarray:
 
 
 def draw(asked: PairsFile, count: int) -> dict[str, np.ndarray]:
-    """Rows for training and for test, in an order drawn by the seed."""
+    """Rows for training and for test, in an order drawn from the seed."""
     test = min(1000, -(-count // 10)) if asked.test is None else asked.test
     train = max(1, count - test) if asked.train is None else asked.train
     if train + test > count:

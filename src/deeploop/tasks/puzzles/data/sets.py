@@ -1,20 +1,20 @@
-"""The puzzle folder: one format for every kind of puzzle.
+"""The puzzle folder: one format for all kinds of puzzles.
 
 An example is inputs and labels of the same length, and a puzzle id. Examples belong to puzzles, puzzles to
-groups: a group is a task, a puzzle is one view of it (an augmentation), and a view of each of the task's
-pairs is an example. Stored are the pairs once and the views as parameters; examples are made when they are
-read, as the set's kind says (`puzzle_kinds.py`).
+groups: a group is a task, a puzzle is one view of it (an augmentation), and an example is one of the task's
+pairs under a view. The pairs are stored once, and the views as parameters; examples are computed when they
+are read (`kinds.py`).
 
-    views.npy              uint8 (puzzle ids, parameters): how a puzzle shows its task; row 0 is the blank id
-    train_inputs.npy …     uint8 (pairs, length), in the order of their groups; train_labels.npy the same
+    views.npy              uint8 (puzzle ids, parameters): view of each puzzle; row 0 is the blank id
+    train_inputs.npy …     uint8 (pairs, length), in the order of their groups; also train_labels.npy
     train_groups.npy       int64 (groups, 3): number of pairs, number of puzzles, first puzzle id
-    train_shifts.npy       uint8 (examples, 2): where a grid's top left corner lies; optional
-    train_ratings.npy      int32 (groups,): how hard each group is; optional
-    train_sources.npy      int32 (groups,): which of the files in build.sources it comes from; optional
-    test_….npy             the same for the test split
-    puzzles.json           what they are, the build's arguments, checksums of the arrays, the content hash
+    train_shifts.npy       uint8 (examples, 2): top-left corner of each grid; optional
+    train_ratings.npy      int32 (groups,): difficulty of each group; optional
+    train_sources.npy      int32 (groups,): index of its file in build.sources; optional
+    test_….npy             as above, for the test split
+    puzzles.json           description, the build's arguments, checksums of the arrays, the content hash
 
-A folder appears under its name only when whole. Token 0 is padding; a label of 0 is not scored.
+A folder gets its name only when complete. Token 0 is padding; a label of 0 is not scored.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ FIELDS = {
 
 
 class PuzzleSplit:
-    """One split. Its examples are numbered group by group, in a group puzzle by puzzle, then pair by pair."""
+    """One split. Its examples are ordered by group, then by puzzle, then by pair."""
 
     def __init__(
         self, kind: PuzzleKind, arrays: Mapping[str, np.ndarray], views: np.ndarray, names: list[str]
@@ -66,8 +66,8 @@ class PuzzleSplit:
         self.inputs, self.labels = arrays["inputs"], arrays["labels"]
         self.groups = np.array(arrays["groups"])
         self.ratings, self._shifts = arrays.get("ratings"), arrays.get("shifts")
-        self.sources = arrays.get("sources")  # each group's place in PuzzleSet.sources
-        self.names = names  # the groups' names; empty where they have none
+        self.sources = arrays.get("sources")  # index of each group's file in PuzzleSet.sources
+        self.names = names  # the groups' names, or empty
         self.views = views
         pairs, puzzles, _ = self.groups.T
         self._pair_ends, self._example_ends = np.cumsum(pairs), np.cumsum(pairs * puzzles)
@@ -77,12 +77,12 @@ class PuzzleSplit:
 
     @property
     def side(self) -> int:
-        """Of a square board."""
+        """The side of a square board."""
         return int(self.inputs.shape[1] ** 0.5)
 
     @cached_property
     def scored(self) -> np.ndarray:
-        """The cells that are scored in some puzzle, (length,)."""
+        """The cells that are scored in some puzzle, bool (length,)."""
         found: np.ndarray = (self.labels != 0).any(axis=0)
         return found
 
@@ -114,27 +114,27 @@ class PuzzleSplit:
 
 @dataclass(frozen=True)
 class PuzzleSet:
-    """A prepared set of puzzles, read from memory maps."""
+    """A prepared set of puzzles, memory-mapped."""
 
     folder: Path
     kind: str
     vocabulary: int
     length: int
     puzzle_ids: int
-    """How many puzzle ids there are, the blank id 0 among them."""
+    """The number of puzzle ids, including the blank id 0."""
 
     views: np.ndarray
     train: PuzzleSplit
     test: PuzzleSplit
     hash: str
-    """The content hash: the same wherever the set was built."""
+    """The content hash, which does not depend on where the set was built."""
 
     facts: dict[str, Any]
     """puzzles.json, as read."""
 
     @classmethod
     def open(cls, folder: Path | str) -> "PuzzleSet":
-        """Opens a folder; checks names, types, shapes and puzzle ids, but not the hash."""
+        """Open a folder, checking names, types, shapes and puzzle ids but not the hash."""
         folder = Path(folder)
         _check_whole(folder)
         with _damage_named(folder):
@@ -149,11 +149,11 @@ class PuzzleSet:
 
     @property
     def sources(self) -> list[str]:
-        """The names of the files that the puzzles come from; empty where none are recorded."""
+        """The names of the files that the puzzles come from, if recorded."""
         return list(self.facts["build"].get("sources", []))
 
     def verify(self) -> None:
-        """Reads every array; raises unless its content has the hash of puzzles.json."""
+        """Read every array and raise ValueError unless its content has the hash in puzzles.json."""
         with _damage_named(self.folder):
             for name, entry in self.facts["arrays"].items():
                 found, wanted = _digest(_read_array(self.folder, name, entry)), entry["sha256"]
@@ -164,7 +164,7 @@ class PuzzleSet:
             self._check_values()
 
     def _check_values(self) -> None:
-        """Raises where a token or a view is one that there is not: a model would have no row for it."""
+        """Raise ValueError for a token or view out of range, for which a model would have no row."""
         for name, split in zip(SPLITS, (self.train, self.test), strict=True):
             for what, tokens in (("inputs", split.inputs), ("labels", split.labels)):
                 if (most := int(tokens.max(initial=0))) >= self.vocabulary:
@@ -183,7 +183,7 @@ def write_puzzles(
     views: np.ndarray | None = None,
     names: Mapping[str, list[str]] | None = None,
 ) -> PuzzleSet:
-    """Writes a whole folder, atomically; `build` is what decides its content."""
+    """Write a whole folder atomically; `build` holds the settings that determine its content."""
     views = np.zeros((1, 0), dtype=np.uint8) if views is None else views
     arrays = {f"{split}_{name}": array for split in SPLITS for name, array in splits[split].items()}
     arrays["views"] = views
@@ -224,7 +224,7 @@ def write_puzzles(
 
 
 def group_table(groups: int) -> np.ndarray:
-    """The group table of puzzles that stand alone: a pair and a puzzle each, all with the blank id."""
+    """The group table of independent puzzles: one pair and one puzzle each, with the blank id."""
     return np.repeat(np.array([[1, 1, 0]], dtype="<i8"), groups, axis=0)
 
 
@@ -239,7 +239,7 @@ def _digest(array: np.ndarray) -> str:
 
 
 def _content_hash(facts: dict[str, Any]) -> str:
-    """Over all of puzzles.json but the hash itself; the arrays are in it by their checksums."""
+    """Hash of puzzles.json without the hash itself; it includes the checksums of the arrays."""
     content = {name: value for name, value in facts.items() if name != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -261,7 +261,7 @@ def _check_whole(folder: Path) -> None:
 
 @contextmanager
 def _damage_named(folder: Path) -> Iterator[None]:
-    """Adds the folder and the way out to what is found wrong inside: `prepare` replaces nothing."""
+    """Add the folder and a remedy to an error about its content, as `prepare` replaces nothing."""
     try:
         yield
     except ValueError as error:
@@ -304,7 +304,7 @@ def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
 
 
 def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises unless the arrays fit one another and no puzzle id lies outside the views."""
+    """Raise ValueError unless the arrays are consistent and all puzzle ids are valid."""
     if facts["kind"] not in KINDS:
         raise ValueError(f"kind {facts['kind']!r}: must be one of {', '.join(KINDS)}")
     wanted = (facts["puzzle_ids"], KINDS[facts["kind"]].view_parameters)
@@ -320,7 +320,7 @@ def _check_arrays(facts: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> No
         groups, sizes = split["groups"], facts["splits"][name]
         if groups.ndim != 2 or groups.shape[1] != 3 or not len(groups) or groups.min() < 0:
             raise ValueError(f"{name}_groups: must be a table of pairs, puzzles and first ids, and not empty")
-        if groups.max() > facts["puzzle_ids"] + sizes["pairs"]:  # sums of such would wrap around
+        if groups.max() > facts["puzzle_ids"] + sizes["pairs"]:  # larger ones could overflow in sums
             raise ValueError(f"{name}_groups: numbers beyond the {facts['puzzle_ids']} puzzle ids")
         if _sizes(groups) != sizes or groups[:, :2].min() < 1:
             raise ValueError(f"{name}_groups: does not add up to the sizes {sizes}")

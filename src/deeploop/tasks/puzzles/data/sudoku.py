@@ -1,9 +1,9 @@
 """Sudoku of 4 × 4, 6 × 6 (boxes of 2 × 3) and 9 × 9: a solver, a generator, and the puzzle set.
 
-A puzzle is a random solved board from which clues are taken, in a random order, as long as the solution
-stays the only one. Its rating is the number of guesses that the solver makes until it has shown just that:
-naked and hidden singles are free, a cell that has to be tried out costs one for each value tried. 0 means
-that singles alone solve it.
+A puzzle is a random solved board from which clues are removed in a random order, as long as the solution
+stays unique. Its rating is the number of guesses that the solver makes until it has shown this: naked and
+hidden singles cost nothing, trying a value in a cell costs one. A rating of 0 means that singles alone solve
+the puzzle.
 """
 
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ from deeploop.tasks.puzzles.data.sets import PuzzleSet
 from deeploop.tasks.puzzles.data.sudoku_symmetry import BLANK, BOXES, class_keys
 
 VERSION = 1
-# Fewest guesses of each level, and the fewest that are too many for it.
+# Fewest guesses of each level, and the number from which on there are too many.
 DIFFICULTIES = {"any": (0, None), "easy": (0, 1), "medium": (1, 10), "hard": (10, None)}
-# How many clues a puzzle is dug down to, if it can be: drawn anew for each puzzle.
+# Range of the number of clues to dig down to, drawn for each puzzle.
 CLUES = {4: (4, 9), 6: (8, 16), 9: (17, 34)}
 
 
 @dataclass(frozen=True)
 class SudokuBoard:
-    """Which cells see one another."""
+    """The units of a board, and the peers of each cell."""
 
     size: int
     units: tuple[tuple[int, ...], ...]
@@ -38,7 +38,7 @@ class SudokuBoard:
 
 @cache
 def board(size: int) -> SudokuBoard:
-    """The board of that size: 4, 6 or 9."""
+    """The board of size 4, 6 or 9."""
     if size not in BOXES:
         raise ValueError(f"size {size}: must be one of {', '.join(map(str, BOXES))}")
     height, width = BOXES[size]
@@ -53,9 +53,9 @@ def board(size: int) -> SudokuBoard:
 
 
 def assign(cells: list[int], where: list[int], on: SudokuBoard) -> bool:
-    """Spreads the single values at `where` and all singles that follow; False at a contradiction.
+    """Propagate the single values at `where` and all singles that follow; False on a contradiction.
 
-    A cell is the mask of the values it may have. `cells` is changed in place.
+    A cell is the mask of its possible values. `cells` is changed in place.
     """
     full = (1 << on.size) - 1
     while True:
@@ -89,13 +89,13 @@ def assign(cells: list[int], where: list[int], on: SudokuBoard) -> bool:
 
 
 class Search:
-    """Depth first, the cell of fewest values first; counts its guesses."""
+    """Depth-first search, starting with the cells of fewest values; counts its guesses."""
 
     def __init__(self, on: SudokuBoard) -> None:
         self.on, self.guesses = on, 0
 
     def solutions(self, cells: list[int]) -> Iterator[list[int]]:
-        """The solved boards below a state that `assign` has spread."""
+        """Yield the solved boards that extend a state propagated by `assign`."""
         open_cells = [cell for cell, mask in enumerate(cells) if mask & (mask - 1)]
         if not open_cells:
             yield cells
@@ -125,7 +125,7 @@ def _masks(puzzle: np.ndarray, on: SudokuBoard) -> list[int]:
 
 
 def solved_board(size: int, key: np.ndarray) -> np.ndarray:
-    """A random solved board of digits: cells in a random order, each given a random value that works."""
+    """A random solved board of digits: cells in random order, each given a random possible value."""
     on = board(size)
     for attempt in count():
         drawn = words(key, np.array([attempt]), size**2 * (1 + size))[0]
@@ -139,14 +139,14 @@ def solved_board(size: int, key: np.ndarray) -> np.ndarray:
                     cells = trial
                     break
             else:
-                break  # a dead end, which singles do not see coming; begin anew
+                break  # a dead end that singles did not reveal; start again
         else:
             return np.array([mask.bit_length() for mask in cells], dtype=np.uint8)
     raise AssertionError("unreachable")
 
 
 def dig(solution: np.ndarray, order: list[int], clues: int, singles_only: bool) -> np.ndarray:
-    """Takes clues away in the given order, each if the puzzle stays unique, until `clues` are left."""
+    """Remove clues in the given order while the puzzle stays unique, until `clues` are left."""
     on = board(int(len(solution) ** 0.5))
     puzzle = solution.copy()
     left = len(puzzle)
@@ -167,13 +167,13 @@ def _still_solved(
     cells, given = _masks(puzzle, on), np.flatnonzero(puzzle).tolist()
     if singles_only:
         return assign(cells, given, on) and not any(mask & (mask - 1) for mask in cells)
-    # It was unique with the clue: another solution has another value here.
+    # It was unique with the clue, so another solution has another value here.
     cells[cell] &= ~(1 << int(solution[cell]) - 1)
     return not (assign(cells, given, on) and next(Search(on).solutions(cells), None))
 
 
 def make_sudokus(numbers: range, *, size: int, difficulty: str, seed: int) -> list[Candidate]:
-    """Of the numbered puzzles of a seed those that are as difficult as asked."""
+    """Those of the numbered puzzles of a seed that have the given difficulty."""
     least, too_many = DIFFICULTIES[difficulty]
     made = []
     for number in numbers:
@@ -193,7 +193,7 @@ def make_sudokus(numbers: range, *, size: int, difficulty: str, seed: int) -> li
 
 
 def _plan(size: int, key: np.ndarray, few: bool) -> tuple[int, list[int]]:
-    """How many clues to leave, and the order in which cells are tried."""
+    """The number of clues to leave, and the order in which to try cells."""
     fewest, most = CLUES[size]
     drawn = words(key, np.array([0]), 1 + size**2)[0]
     clues = fewest if few else fewest + int(drawn[0] % np.uint64(most - fewest + 1))
@@ -210,7 +210,7 @@ def build_sudoku(
     seed: int = 0,
     workers: int = 1,
 ) -> PuzzleSet:
-    """Generates a Sudoku set; the same one for any number of workers."""
+    """Generate a Sudoku set; independent of the number of workers."""
     build = sudoku_settings(size, train, test, difficulty, seed)
     make = partial(make_sudokus, size=size, difficulty=difficulty, seed=seed)
     return build_generated(
@@ -219,7 +219,7 @@ def build_sudoku(
 
 
 def sudoku_settings(size: int, train: int, test: int, difficulty: str, seed: int) -> dict[str, Any]:
-    """What decides the content of a build, as puzzles.json keeps it."""
+    """The settings that determine the content of a build, as in puzzles.json."""
     board(size)
     if difficulty not in DIFFICULTIES:
         raise ValueError(f"difficulty {difficulty!r}: must be one of {', '.join(DIFFICULTIES)}")

@@ -1,9 +1,8 @@
-"""Solve many Sudoku at once, in numpy: the search of `sudoku.py`, a batch of boards at a time.
+"""Solve many Sudoku at once in numpy: the search of `sudoku.py` on batches of boards.
 
-A board is a column of 16-bit masks, one per cell: the values that it may have. A sweep removes what naked and
-hidden singles exclude on all boards together. A board on which nothing more follows is branched on its first
-cell with the fewest values. All branches are searched, so the guesses of a puzzle with one answer are those
-that `sudoku.solve` counts.
+A board is a column of 16-bit masks of possible values, one per cell. A sweep applies naked and hidden singles
+to all boards at once. A board that no longer changes is branched on its first cell with the fewest values.
+All branches are searched, so the guesses of a puzzle with one answer are those that `sudoku.solve` counts.
 """
 
 from dataclasses import dataclass
@@ -12,16 +11,16 @@ import numpy as np
 
 from deeploop.tasks.puzzles.data.sudoku_symmetry import BOXES
 
-BATCH = 2048  # boards of a sweep: they and what is computed of them stay in a core's cache
+BATCH = 2048  # boards per sweep, which fit into a core's cache with their intermediate results
 
 
 @dataclass(frozen=True)
 class Solutions:
-    """What was found out about each of some puzzles."""
+    """The solutions of a batch of puzzles."""
 
-    counts: np.ndarray  # (B,) answers: 0, 1, or 2 for more than one
-    answers: np.ndarray  # uint8 (B, cells) digits; one of the answers where there are several
-    guesses: np.ndarray  # (B,) values tried, until all or more than one answer were found
+    counts: np.ndarray  # (B,) number of answers: 0, 1, or 2 for more than one
+    answers: np.ndarray  # uint8 (B, cells) digits; one of the answers if there are several
+    guesses: np.ndarray  # (B,) values tried until all or two answers were found
 
 
 def solve_batch(puzzles: np.ndarray) -> Solutions:
@@ -64,14 +63,14 @@ def _masks(puzzles: np.ndarray, size: int) -> np.ndarray:
 
 
 def _record(found: Solutions, boards: np.ndarray, owners: np.ndarray, where: np.ndarray) -> None:
-    """Note the boards that are solved, which are those at `where`."""
-    digits = np.bitwise_count(boards[:, where] - 1) + 1  # of a single bit its place
+    """Record the solved boards, which are those at `where`."""
+    digits = np.bitwise_count(boards[:, where] - 1) + 1  # the position of the only bit
     found.answers[owners[where]] = digits.T
     found.counts[:] = (found.counts + np.bincount(owners[where], minlength=len(found.counts))).clip(max=2)
 
 
 def _branch(boards: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every value of one cell tried on each board: the new boards, and the number of each one's parent."""
+    """Try every value of one cell on each board; return the new boards and the index of each one's parent."""
     values = np.bitwise_count(boards)
     cell = np.where(values > 1, values, size + 1).argmin(axis=0)
     choices = boards[cell, np.arange(len(cell))] >> np.arange(size, dtype=np.uint16)[:, None] & 1
@@ -82,7 +81,7 @@ def _branch(boards: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sweep(boards: np.ndarray, size: int) -> np.ndarray:
-    """Apply naked, then hidden singles, in place; returns which boards (N,) show no contradiction."""
+    """Apply naked, then hidden singles in place; return the boards (N,) without a contradiction."""
     singles = boards * ((boards & (boards - 1)) == 0)
     wrong = np.zeros(boards.shape[1], np.uint16)
     taken = np.zeros_like(boards)
@@ -95,19 +94,19 @@ def _sweep(boards: np.ndarray, size: int) -> np.ndarray:
     hidden = np.zeros_like(boards)
     for cells, places in zip(_units(boards, size), _units(hidden, size), strict=True):
         once, twice = _seen(cells)
-        _join(wrong, once ^ np.uint16((1 << size) - 1))  # a value without a place
+        _join(wrong, once ^ np.uint16((1 << size) - 1))  # a value without a possible cell
         once &= ~twice
         for place in places:
             place |= once
     hidden &= boards
-    _join(wrong, hidden & (hidden - 1))  # two values with one place
+    _join(wrong, hidden & (hidden - 1))  # two values in one cell
     boards *= hidden == 0
     boards |= hidden
     return (wrong == 0) & (boards != 0).all(axis=0)
 
 
 def _units(boards: np.ndarray, size: int) -> list[list[np.ndarray]]:
-    """For rows, columns and boxes: the first cell of every unit, the second, …, as views."""
+    """Views of the first, second, … cell of all rows, then of all columns, then of all boxes."""
     height, width = BOXES[size]
     grid = boards.reshape(size, size, -1)
     boxes = boards.reshape(size // height, height, size // width, width, -1)
@@ -119,7 +118,7 @@ def _units(boards: np.ndarray, size: int) -> list[list[np.ndarray]]:
 
 
 def _seen(cells: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The values that occur in a unit, and those that occur in more than one of its cells."""
+    """The values that occur in a unit, and those that occur in several of its cells."""
     once, twice = cells[0].copy(), np.zeros_like(cells[0])
     for cell in cells[1:]:
         twice |= once & cell

@@ -1,7 +1,8 @@
-"""Sudoku from files: lines of 81 characters or CSV, solved, checked, and split without a shared class.
+"""Sudoku from files of lines or CSV: solved, checked, and split by symmetry class.
 
-A line holds a puzzle, `.` or 0 for an empty cell, then perhaps its answer, then anything. Lines that begin
-with # are comments. A CSV file has a header that names a column of puzzles and perhaps one of answers.
+A line holds a puzzle, with `.` or 0 for an empty cell, then optionally its answer; the rest is ignored. Lines
+that begin with # are comments. A CSV file has a header that names a column of puzzles and optionally one of
+answers.
 """
 
 import csv
@@ -33,7 +34,7 @@ ANSWER_COLUMNS = ("solution", "solutions", "answer")
 
 
 class Columns(NamedTuple):
-    """The columns of a CSV file: how many, which holds puzzles, which answers."""
+    """The columns of a CSV file: their number, and those of puzzles and answers."""
 
     width: int
     puzzle: int
@@ -42,7 +43,7 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """Some numbered lines of one file; `columns` only of CSV."""
+    """Some numbered lines of one file; `columns` for CSV."""
 
     source: int
     columns: Columns | None
@@ -50,7 +51,7 @@ class Piece:
 
 
 class Found(NamedTuple):
-    """Puzzles that have one answer, as digits (0 blank), a row each; their file, guesses and class."""
+    """Puzzles with one answer as digits (0 blank), one per row, with guesses, class and file."""
 
     inputs: np.ndarray
     answers: np.ndarray
@@ -61,7 +62,7 @@ class Found(NamedTuple):
 
 @dataclass
 class Tally:
-    """What became of a file's puzzles."""
+    """The number of puzzles and bad lines in a file."""
 
     puzzles: int = 0
     bad: int = 0
@@ -71,10 +72,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class SudokuFiles:
-    """What is built from which files; counts are of each file."""
+    """The files to build from, and the settings; counts are per file."""
 
     files: tuple[Path, ...]
-    test_files: tuple[Path, ...] = ()  # of these none is trained on
+    test_files: tuple[Path, ...] = ()  # only tested on
     size: int = 9
     train: int = 1000
     test: int = 1000
@@ -83,7 +84,7 @@ class SudokuFiles:
     skip_bad: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the build, as puzzles.json keeps it."""
+        """The settings that determine the content of the build, as in puzzles.json."""
         asked = sudoku_settings(self.size, self.train, self.test, self.difficulty, self.seed)
         return {
             **asked,
@@ -100,7 +101,7 @@ class SudokuFiles:
         return self.files + self.test_files
 
     def names(self) -> list[str]:
-        """The files' names without folders, unless two are the same."""
+        """The files' names, or their whole paths if two are equal."""
         if len({path.resolve() for path in self.all_files}) < len(self.all_files):
             raise ValueError("from: a file is given twice")
         names = [path.name for path in self.all_files]
@@ -108,7 +109,7 @@ class SudokuFiles:
 
 
 def build_from_files(asked: SudokuFiles, out: Path, workers: int = 1) -> PuzzleSet:
-    """Check the files' puzzles and write those that were drawn; the same set for any number of workers."""
+    """Check the puzzles in the files and write a sample; independent of the number of workers."""
     settings, names = asked.settings(), asked.names()
     tallies = [Tally() for _ in names]
     found = read_files(asked, tallies, workers)
@@ -129,7 +130,7 @@ def build_from_files(asked: SudokuFiles, out: Path, workers: int = 1) -> PuzzleS
 
 # ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────
 def read_files(asked: SudokuFiles, tallies: list[Tally], workers: int) -> Found:
-    """All puzzles with one answer, in the order of files and lines; counts them."""
+    """Read all puzzles with one answer, in the order of files and lines, and count them."""
     pieces = chain.from_iterable(file_pieces(n, path) for n, path in enumerate(asked.all_files))
     parts = []
     bar = tqdm(desc="sudoku", unit=" puzzles", dynamic_ncols=True, disable=None)
@@ -152,8 +153,8 @@ def read_files(asked: SudokuFiles, tallies: list[Tally], workers: int) -> Found:
 
 
 def file_pieces(source: int, path: Path) -> Iterator[Piece]:
-    """A file's lines without comments and empty ones, some at a time."""
-    with open_text(path, errors="replace") as file:  # a byte that is not text is a bad character of its line
+    """Yield a file's lines in pieces, without comments and empty lines."""
+    with open_text(path, errors="replace") as file:  # invalid bytes become bad characters
         lines = ((number, line.strip()) for number, line in enumerate(file, start=1))
         lines = (line for line in lines if line[1] and not line[1].startswith("#"))
         first = next(lines, None)
@@ -166,7 +167,7 @@ def file_pieces(source: int, path: Path) -> Iterator[Piece]:
 
 
 def csv_columns(header: str) -> Columns | None:
-    """The columns that a CSV header names; None if the line is not such a header."""
+    """The columns named in a CSV header, or None if the line is not one."""
     names = [name.strip().lower() for name in _fields(header)]
     puzzle = next((n for n, name in enumerate(names) if name in PUZZLE_COLUMNS), None)
     answer = next((n for n, name in enumerate(names) if name in ANSWER_COLUMNS), None)
@@ -182,7 +183,7 @@ def _fields(line: str) -> list[str]:
 
 # ── Checking ────────────────────────────────────────────────────────────────────────────────────────────
 def check_piece(piece: Piece, size: int) -> tuple[int, Found, list[tuple[int, str]]]:
-    """The file's number, its puzzles with one answer, and what is wrong with the other lines."""
+    """The file's number, its puzzles with one answer, and the errors in other lines."""
     numbers, rows, bad = [], [], []
     for number, line in piece.lines:
         try:
@@ -206,7 +207,7 @@ Row = tuple[np.ndarray, np.ndarray | None]  # a puzzle and the file's own answer
 
 
 def read_line(line: str, columns: Columns | None, size: int) -> Row:
-    """The puzzle of a line, and its answer if the line has one."""
+    """Parse the puzzle of a line, and its answer if there is one."""
     if columns is None:
         puzzle, *rest = re.split(r"[\s,;|]+", line)
         answer = rest[0] if rest and re.fullmatch(rf"[1-9]{{{size * size}}}", rest[0]) else None
@@ -245,14 +246,14 @@ def _wrong(row: Row, count: int, answer: np.ndarray) -> str:
 
 # ── Choosing ────────────────────────────────────────────────────────────────────────────────────────────
 def one_of_each_class(classes: np.ndarray, held_out: np.ndarray) -> np.ndarray:
-    """The first puzzle of each class, in order; files that are only tested on come before the others."""
+    """The indices of the first puzzle of each class; test-only files take precedence."""
     order = np.argsort(~held_out, kind="stable")
     _, first = np.unique(classes[order], return_index=True)
     return np.sort(order[first])
 
 
 def draw(asked: SudokuFiles, guesses: np.ndarray, sources: np.ndarray) -> dict[str, np.ndarray]:
-    """Rows for training and for test, file by file, in an order drawn by the seed."""
+    """Rows for training and for test, file by file, in an order drawn from the seed."""
     least, too_many = DIFFICULTIES[asked.difficulty]
     fits = (guesses >= least) & (guesses < (too_many or np.inf))
     train, test = [], []
@@ -294,7 +295,7 @@ def _sha256(path: Path) -> str:
 
 
 def describe_files(puzzles: PuzzleSet) -> list[str]:
-    """A line for each file that a set was made of; none for a set that was not made of files."""
+    """A line about each file that a set was built from, if any."""
     tallies = puzzles.facts["build"].get("files", [])
     named = enumerate(zip(puzzles.sources, tallies, strict=True)) if tallies else []
     return [_describe(number, name, tally, puzzles) for number, (name, tally) in named]

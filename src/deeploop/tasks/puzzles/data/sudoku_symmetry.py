@@ -1,7 +1,7 @@
-"""The symmetries of Sudoku: applied at random in training, and divided out to hold puzzles out.
+"""The symmetries of Sudoku: random ones for training, and classes that keep the splits apart.
 
-They are: relabelling the digits, shuffling bands, rows within a band, stacks, columns within a stack, and
-transposing where the boxes are square. Tokens: 0 pad (never used), 1 blank, 1 + d for the digit d.
+They relabel the digits, permute bands, rows within a band, stacks and columns within a stack, and
+transpose if the boxes are square. Tokens: 0 pad (never used), 1 blank, 1 + d for the digit d.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 
 from deeploop.data.draws import GOLDEN, keys, mix, orders, words
 
-# Height and width of a box, by the side of the board.
+# Height and width of a box by the size of the board.
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}
 BLANK = 1
 REFINEMENTS = 4
@@ -18,7 +18,7 @@ REFINEMENTS = 4
 
 @dataclass(frozen=True)
 class Symmetry:
-    """One symmetry for each of B boards: (B, size) orders of rows, columns and digits, (B,) transposes."""
+    """A symmetry for each of B boards: (B, size) orders of rows, columns and digits, (B,) transposes."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -26,7 +26,7 @@ class Symmetry:
     transposed: np.ndarray
 
     def apply(self, boards: np.ndarray) -> np.ndarray:
-        """Boards of tokens, (B, size²), moved and relabelled."""
+        """Apply the symmetries to boards of tokens (B, size²)."""
         size = self.rows.shape[1]
         board = np.arange(len(boards))[:, None, None]
         moved = boards.reshape(-1, size, size)[board, self.rows[:, :, None], self.columns[:, None, :]]
@@ -37,16 +37,16 @@ class Symmetry:
         return tables[board, moved].reshape(boards.shape)
 
     def inverse(self) -> "Symmetry":
-        """The symmetry that undoes this one."""
+        """The inverse symmetries."""
         rows, columns, digits = (
             np.argsort(order, axis=1) for order in (self.rows, self.columns, self.digits)
         )
-        swap = self.transposed[:, None]  # a transpose comes last: undone first, rows are columns
+        swap = self.transposed[:, None]  # the transpose is undone first, which swaps rows and columns
         return Symmetry(np.where(swap, columns, rows), np.where(swap, rows, columns), digits, self.transposed)
 
 
 def board_views(size: int, views: np.ndarray) -> Symmetry:
-    """The symmetries by which a puzzle is shown again at test time; view 0 leaves it as it is."""
+    """The symmetries for the views of a puzzle at test time; view 0 is the identity."""
     drawn = draw_symmetries(size, keys(0)[0], views)
     lines, stays = np.arange(size), (views == 0)[:, None]
     rows, columns, digits = (np.where(stays, lines, own) for own in (drawn.rows, drawn.columns, drawn.digits))
@@ -54,7 +54,7 @@ def board_views(size: int, views: np.ndarray) -> Symmetry:
 
 
 def draw_symmetries(size: int, key: np.ndarray, numbers: np.ndarray) -> Symmetry:
-    """The numbered random symmetries of a key, one for each number, all equally likely."""
+    """The numbered random symmetries of a key, all equally likely."""
     height, width = BOXES[size]
     drawn = words(key, numbers, 1 + size + (width + size) + (height + size))
     flip, digits, down, across = np.split(drawn, np.cumsum([1, size, width + size]), axis=1)
@@ -67,7 +67,7 @@ def draw_symmetries(size: int, key: np.ndarray, numbers: np.ndarray) -> Symmetry
 
 
 def _line_order(drawn: np.ndarray, bands: int, lines: int) -> np.ndarray:
-    """An order of the bands, and of the lines in each of them, as an order of all lines."""
+    """Combine an order of the bands and of the lines within each into an order of all lines."""
     band = orders(drawn[:, :bands])
     line = orders(drawn[:, bands:].reshape(-1, bands, lines))
     return (band[:, :, None] * lines + line).reshape(len(drawn), bands * lines)
@@ -76,18 +76,18 @@ def _line_order(drawn: np.ndarray, bands: int, lines: int) -> np.ndarray:
 def shuffle_sudokus(
     inputs: np.ndarray, labels: np.ndarray, key: np.ndarray, numbers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Puzzles and solutions, each pair under a random symmetry of its own."""
+    """Apply a random symmetry to each pair of puzzle and solution."""
     symmetry = draw_symmetries(int(inputs.shape[1] ** 0.5), key, numbers)
     return symmetry.apply(inputs), symmetry.apply(labels)
 
 
 def class_keys(inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """A key (uint64) of each puzzle's class: equal for puzzles that a symmetry turns into one another.
+    """A key (uint64) of each puzzle's class, equal for puzzles that are symmetric images of each other.
 
-    Colour refinement: a cell starts as clue or blank, and takes up, again and again, what its row, column,
-    box and the cells of its digit (in the solution) hold. Rows and columns count alike and nothing depends
-    on a place or a digit, so no symmetry changes the key. Puzzles of different classes could share a key,
-    which would only hold out more of them than need be.
+    By colour refinement: a cell starts as clue or blank, and repeatedly mixes in its row, column, box and the
+    cells of its digit in the solution. Rows and columns are treated alike and nothing depends on a place or
+    a digit, so no symmetry changes the key. Different classes may share a key; then more puzzles than
+    necessary are held out.
     """
     size = int(inputs.shape[1] ** 0.5)
     height, width = BOXES[size]
@@ -95,7 +95,7 @@ def class_keys(inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     box = row // height * (size // width) + column // width
     cells = mix((inputs != BLANK).astype(np.uint64) + GOLDEN)
     board = np.arange(len(cells))[:, None]
-    order = np.argsort(labels, axis=1, kind="stable")  # the cells of each digit side by side
+    order = np.argsort(labels, axis=1, kind="stable")  # groups the cells of each digit
     for _ in range(REFINEMENTS):
         held = np.zeros((2, *cells.shape), dtype=np.uint64)
         for unit in (row, column):
@@ -107,7 +107,7 @@ def class_keys(inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def _unit_sums(cells: np.ndarray, order: np.ndarray, size: int, board: np.ndarray) -> np.ndarray:
-    """For each cell the sum over its unit; `order` lists the cells unit by unit."""
+    """For each cell, the sum over its unit; `order` lists the cells unit by unit."""
     sums = cells[board, order].reshape(len(cells), size, size).sum(axis=2, dtype=np.uint64)
     result = np.empty_like(cells)
     result[board, np.broadcast_to(order, cells.shape)] = np.repeat(sums, size, axis=1)
