@@ -1,9 +1,9 @@
 """Read the names that version 0.2.0 wrote; no other module knows them. Imports no torch.
 
-There a rule was eleven fields of the model (`model.block` and its like), now it is `model.rule`, and the
-optimizer had fields against the unigram collapse that are removed. Whatever reads a config calls `current`,
-`fields` or `settings`, as its form is; what is not old comes back as it is. There also no recipe but the
-`-stable` and `-flat` ones had the unigram bias: `cell` reads a sweep's cell.
+In 0.2.0 a rule was eleven fields of the model (`model.block` and others) instead of `model.rule`, and the
+optimizer had fields against the unigram collapse, which were removed. Whoever reads a config calls `current`,
+`fields` or `settings`, depending on its form; new configs are returned unchanged. Only the recipes `*-stable`
+and `*-flat` had the unigram bias: `cell` reads a sweep's cell.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -45,7 +45,7 @@ WITHOUT_BIAS = ("tiny", "gpt2-small", "gpt2-medium")  # recipes that have it now
 REASONERS = ("hrm", "trm")  # whose rule was an exponent, 0 for the published block, or the flat rule
 REASONER_RULE: dict[str, Any] = {"p": 0.0, "flat": False, "flat_gain": 1.0, "high_p": None}
 REASONER_PATHS = [f"model.{name}" for name in (*REASONER_RULE, "depth", "depth_from", "rule", "high_rule")]
-# Fields of `optim` that were removed, and the values at which they did nothing.
+# Fields of `optim` that were removed, and the values without an effect.
 REMOVED: dict[str, Any] = {"branch_lr": 1.0, "branch_release_steps": 0, "wait_for_escape": False}
 REMOVED_PATHS = {f"optim.{name}": value for name, value in REMOVED.items()}
 INSTEAD = "use --model.unigram-bias (docs/escape.md)"
@@ -122,7 +122,7 @@ def current(kind: type, data: Any) -> Any:
 
 
 def require_supported(config: Mapping[str, Any], where: str, instead: str = INSTEAD) -> None:
-    """Raise where a config uses an option that was removed, so that it can't be trained with."""
+    """Raise ValueError for a config that uses a removed option, as it can't be trained."""
     optim = config.get("optim")
     for name, value in optim.items() if isinstance(optim, Mapping) else ():
         if name in REMOVED and value != REMOVED[name]:
@@ -138,9 +138,9 @@ def readable(paths: Collection[str]) -> set[str]:
 
 
 def fields(found: Mapping[str, Any], task: object) -> dict[str, Any]:
-    """A config as paths and values: {"model.p": 0.25} → {"model.rule": "deepnorm"}.
+    """Convert a config as paths and values: {"model.p": 0.25} → {"model.rule": "deepnorm"}.
 
-    A removed option is left out where it was unused; where it was used, it still tells runs apart.
+    Removed options without an effect are dropped; others are kept, as they distinguish runs.
     """
     if task in REASONERS:
         own = {name.removeprefix("model."): value for name, value in found.items() if name in REASONER_PATHS}

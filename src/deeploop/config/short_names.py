@@ -1,8 +1,8 @@
-"""The fields that are set most, by the short names that every command takes for them. No torch."""
+"""Short names of the fields that are set most, for all commands. Imports no torch."""
 
 from collections.abc import Collection
 
-# Group of --help → short name → (path of the field, value, what it is).
+# Group of --help → short name → (path of the field, value, help).
 GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
     "model": {
         "rule": ("model.rule", "RULE", "residual rule: deeploop, prenorm, flat, … (docs/rules.md)"),
@@ -29,13 +29,13 @@ SHORT = {name: path for group in GROUPS.values() for name, (path, *_) in group.i
 
 
 def full_path(name: str, known: Collection[str]) -> str:
-    """The path of the field that a short name stands for among those `known`; other names as they are."""
+    """The path of the field with this short name among those `known`; other names are returned unchanged."""
     path = SHORT.get(name, name)
     return path if path in known else name
 
 
 def full_words(words: list[str], known: Collection[str]) -> list[str]:
-    """Words of the command line with short options written out: --rounds=4 → --model.rounds=4."""
+    """Expand the short options in words of the command line: --rounds=4 → --model.rounds=4."""
 
     def full(word: str) -> str:
         option, equals, value = word.partition("=")

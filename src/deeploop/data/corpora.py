@@ -52,7 +52,7 @@ class Source:
     """The files that the text is read from, unless unknown or too long to hash."""
 
     skipped: tuple[Path, ...] = ()
-    """Files that are left out, because they are not UTF-8."""
+    """Files that were left out, as they are not UTF-8."""
 
     def __iter__(self) -> Iterator[str]:
         return self.read()
@@ -89,9 +89,9 @@ def _stdlib_documents() -> Iterator[str]:
 def text_files(paths: Sequence[Path], field: str = "text", *, skip_bad: bool = False) -> Source:
     """The documents of files and folders, walked in sorted order: one per .txt file, .jsonl line or row.
 
-    `field` is what holds the text of a line or row. With `skip_bad`, files that are not UTF-8 are left out.
-    Of fewer than 64 files, each .txt is cut at line ends into pieces of some 64th of all the text, so that
-    a part of it can be held out.
+    `field` names the text field of a line or row. With `skip_bad`, files that are not UTF-8 are left out. If
+    there are fewer than 64 files, each .txt is split at line ends into pieces of about 1/64 of all the text,
+    so that a part of it can be held out.
     """
     if not paths:
         raise ValueError("paths: name at least one file or folder of text")
@@ -108,7 +108,7 @@ def text_files(paths: Sequence[Path], field: str = "text", *, skip_bad: bool = F
 
 
 def _is_readable(file: Path) -> bool:
-    """Read a file through, unless it has an encoding of its own."""
+    """True if the file can be read as UTF-8 text, or is a parquet file."""
     try:
         return file.name.endswith(".parquet") or _characters(file) >= 0
     except ValueError:

@@ -1,14 +1,13 @@
 """Write text as a corpus folder: `deeploop prepare stdlib | text PATH… | fineweb-edu`.
 
-Each document is encoded (in threads: tiktoken releases the GIL), preceded by an end-of-text token, and
-put whole into one split. A finite source is first read through once for its size; a document then goes
-to validation whenever validation has fallen behind its even share of the text read so far, so that the
-split samples the whole source and ends near the wanted number of tokens. A document that occurs more than
-once is always trained on, so that nothing validated on is, unless such documents are most of the text. A
-stream, whose size is unknown, gives its first documents to validation. Either choice depends on the
-documents alone: the output is the same byte for byte for any number of workers and after any
-interruption. A run that was killed and is called again reads past the documents of its full shards
-without encoding them.
+Each document is encoded in a thread (tiktoken releases the GIL), preceded by an end-of-text token, and put
+whole into one split. A finite source is read once for its size; then a document goes to validation whenever
+validation has fallen behind its share of the text read so far, so that the split samples the whole source. A
+document that occurs more than once is always trained on, so that no validation text is, unless such documents
+are most of the text. A stream, whose size is unknown, gives its first documents to validation. Both choices
+depend only on the documents: the output is the same, byte for byte, for any number of workers and after any
+interruption. An interrupted run that is started again skips the documents of its full shards without encoding
+them.
 """
 
 import hashlib
@@ -146,9 +145,9 @@ def _write(
 
 
 def _measured(documents: Iterable[str]) -> tuple[int, frozenset[bytes]]:
-    """Bytes of the text, and the hashes of documents that occur more than once.
+    """The size of the text in bytes, and the hashes of documents that occur more than once.
 
-    None are given where these are most of the text: something must be left to hold out.
+    No hashes are returned if these documents are most of the text, as something must be held out.
     """
     bar = tqdm(documents, desc="measure", unit=" documents", dynamic_ncols=True, leave=False, disable=None)
     sizes, hashes = array("q"), bytearray()

@@ -175,7 +175,7 @@ def _fetched_vocab_bpe() -> str:
 
 
 def gpt2_merges() -> list[tuple[str, str]]:
-    """GPT-2's merges in order, each byte as the character that stands for it (`byte_characters`)."""
+    """GPT-2's merges in order, with each byte as its `byte_characters` character."""
     lines = _vocab_bpe().splitlines()[1:]  # the first line is the file's version
     return [(left, right) for left, right in (line.split(" ") for line in lines)]
 

@@ -1,4 +1,4 @@
-"""Scores of an iterated task: tables, the matrix of rounds and steps, the space–time diagram. No torch."""
+"""Tables and charts of iterated tasks, with the matrix of rounds and steps. Imports no torch."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Record = dict[str, Any]
 
 
 def report(folder: str, record: Record) -> str:
-    """The result for a terminal: the trained rounds first, then every number of rounds."""
+    """Format the result for a terminal: the trained rounds first, then every number of rounds."""
     rule = f" of rule {record['rule']}" if record["task"] == "automaton" else ""
     parts = [
         f"{folder} at {record['checkpoint']}: {record['task']}{rule}, length {record['length']}, "
@@ -25,7 +25,7 @@ def report(folder: str, record: Record) -> str:
 
 
 def by_steps(record: Record) -> str:
-    """A line for each number of steps, at the rounds that go with it; copying is the baseline."""
+    """A table by number of steps, at the rounds for it in training; copying is the baseline."""
     rows = []
     for column, steps in enumerate(record["steps"]):
         copied = record["copying"].get(str(steps))
@@ -37,7 +37,7 @@ def by_steps(record: Record) -> str:
 
 
 def asked_rounds(record: Record, steps: int) -> int:
-    """The rounds that go with a number of steps, by what was trained."""
+    """The rounds for a number of steps, as in training."""
     rounds: int = steps if record["sample"] == "steps" else record["trained_rounds"]
     return rounds
 
@@ -51,7 +51,7 @@ def matrix(record: Record) -> str:
 
 
 def matrix_chart(record: Record) -> Chart:
-    """Share of cells that are right, as a heat map of rounds and steps; trained ones are framed."""
+    """A heat map of the share of correct cells by rounds and steps, with the trained ones framed."""
     rounds, steps = record["rounds"], record["steps"]
     shares = np.array(record["cells"], dtype=float)
     framed = [
@@ -83,9 +83,9 @@ def matrix_chart(record: Record) -> Chart:
 
 
 def space_time(truth: np.ndarray, model: np.ndarray, trained: int) -> Chart:
-    """The states of one row from the first step down: truth, the model's, and where they differ.
+    """The states of one row step by step: the truth, the model's, and where they differ.
 
-    Both are (steps, cells); above the line is what training went up to.
+    Both are (steps, cells); a line marks the largest number of steps in training.
     """
     steps, width = truth.shape
     wrong = truth != model

@@ -15,7 +15,7 @@ LEGEND = (
 
 
 class Architecture(Protocol):
-    """What is printed of a language model's config."""
+    """The fields of a language model's config that are printed."""
 
     @property
     def blocks(self) -> int: ...
@@ -30,7 +30,7 @@ class Architecture(Protocol):
 
 
 def text(record: dict[str, Any], model: Architecture, path: Path, conclusion: str, *, has_alpha: bool) -> str:
-    """One run for a terminal, its conclusion first; where it `has_alpha`, the audit has looked at each."""
+    """Format one run, conclusion first. With `has_alpha`, the audit checked α at every residual."""
     R = record["rounds"]
     rule = model.residual.title
     for name, value in zip("αβε", model.scales, strict=True):
@@ -74,9 +74,9 @@ def text(record: dict[str, Any], model: Architecture, path: Path, conclusion: st
 
 
 def one_depth_verdict(record: dict[str, Any], block: str) -> str:
-    """What a single R can say: where κ stands between 1 (γ = 0) and R (γ = 1).
+    """Interpret κ of a single R, between 1 (γ = 0) and R (γ = 1).
 
-    `block` names one that has not the paper's rule.
+    `block` is the rule's name if the paper's exponent does not apply to it.
     """
     R, own = record["rounds"], [one["own_kappa"] for one in record["sublayers"].values()]
     if R == 1:

@@ -1,4 +1,4 @@
-"""Tables and charts of `deeploop eval` and `deeploop validate` for language models. No torch."""
+"""Tables and charts of `deeploop eval` and `deeploop validate` for language models. Imports no torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from deeploop.report.plots import COLOURS, Chart, Line, Panel
 from deeploop.report.tables import text_table
 
 Record = dict[str, Any]
-# Results that agree in these replace one another; any other stays beside them in eval.json.
+# A result that agrees in these replaces an earlier one in eval.json; others are kept.
 IDENTITY = ("tasks", "shots", "limit", "data", "checkpoint", "rounds", "recompute_alpha", "precision")
 
 
@@ -24,7 +24,7 @@ def averages(rows: Sequence[Record]) -> list[Record]:
 
 
 def deviations(settings: Record, stamp: Record) -> list[str]:
-    """Where the model or the settings differ from the paper's evaluation, in words."""
+    """Differences of the model or the settings from the paper's evaluation."""
     checks = [
         (settings["limit"], f"only the first {settings['limit']} documents of each task"),
         (stamp["tokenizer"] != "gpt2", f"{stamp['tokenizer']} tokens, not GPT-2's"),
@@ -39,7 +39,7 @@ def deviations(settings: Record, stamp: Record) -> list[str]:
 
 
 def left_out(rows: Sequence[Record]) -> list[str]:
-    """Which tasks have items that were not scored, in words; once for all numbers of rounds."""
+    """The tasks with items that were not scored, once for all numbers of rounds."""
     found = {
         (row["task"], row["shots"]): (row["left_out"], row["items"] + row["left_out"])
         for row in rows
@@ -52,7 +52,7 @@ def left_out(rows: Sequence[Record]) -> list[str]:
 
 
 def report(folder: Path, record: Record) -> str:
-    """The result for a terminal."""
+    """Format the result for a terminal."""
     limit = f", the first {record['limit']} documents of each" if record["limit"] else ""
     parts = [
         f"{folder} at {record['checkpoint']}: {len(record['tasks'])} tasks{limit}",
@@ -66,7 +66,7 @@ def report(folder: Path, record: Record) -> str:
 
 
 def table(record: Record) -> str:
-    """Accuracy in percent, laid out as the paper's Table 2; other tasks one below the other."""
+    """A table of accuracies in percent, like the paper's Table 2; other tasks in one row each."""
     if not all(row["task"] in PAPER_TASKS and "acc" in row for row in record["results"]):
         return long_table(record["results"])
     cells = {(row["shots"], row["rounds"], row["task"]): row["acc"] for row in record["results"]}
@@ -92,7 +92,7 @@ def long_table(rows: Sequence[Record]) -> str:
 
 
 def speed(record: Record, items: int) -> str:
-    """How fast it went; an item is a document with all its answers."""
+    """The speed of the evaluation; an item is a document with all its answers."""
     seconds = max(record["seconds"], 1e-3)
     items *= len(record["rounds"])
     return (
@@ -103,12 +103,12 @@ def speed(record: Record, items: int) -> str:
 
 # ── Charts ──────────────────────────────────────────────────────────────────────────────────────────────
 def depth_chart(records: Sequence[Record]) -> Chart:
-    """Validation loss against rounds, from depth.json; adaptive depth at its mean rounds."""
+    """Validation loss against rounds from depth.json, with adaptive depth at its mean rounds."""
     return Chart("depth", "Validation loss against rounds.", [loss_panel(records)], height=4)
 
 
 def accuracy_chart(record: Record, losses: Sequence[Record] = ()) -> Chart:
-    """Mean accuracy against rounds, of an evaluation; beside it the loss, where there is a depth.json."""
+    """Mean accuracy of an evaluation against rounds, with the loss beside it if there is a depth.json."""
     lines = []
     for shots, colour in zip(record["shots"], COLOURS * len(record["shots"]), strict=False):
         rows = [row for row in record["average"] if row["shots"] == shots]
@@ -122,7 +122,7 @@ def accuracy_chart(record: Record, losses: Sequence[Record] = ()) -> Chart:
 
 
 def loss_panel(records: Sequence[Record]) -> Panel:
-    curves: dict[str, dict[float, float]] = {}  # records that differ in nothing but their rounds: one curve
+    curves: dict[str, dict[float, float]] = {}  # records that differ only in their rounds make one curve
     for record in records:
         alpha = ", α recomputed" if record["recompute_alpha"] else ""
         for row in record["rounds"]:
@@ -135,7 +135,7 @@ def loss_panel(records: Sequence[Record]) -> Panel:
         style = "s:" if label.startswith("adaptive") else "o-"
         rounds = sorted(curve)
         lines.append(Line(rounds, [curve[R] for R in rounds], label, COLOURS[index % len(COLOURS)], style))
-    # Both units are shares of the same summed loss, so one scale serves them.
+    # Both units are proportional to the summed loss, so one scale serves both.
     first = records[-1]["rounds"][0]
     return Panel(
         lines,

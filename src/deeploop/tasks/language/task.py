@@ -90,7 +90,7 @@ class LanguageTask(Task):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Steps can be recorded, and rounds may be drawn for each."""
+        """Steps can be captured, and rounds may be drawn for each."""
         config = self.config
         return Capabilities(
             recordable=True,
@@ -320,7 +320,7 @@ class LanguageTask(Task):
         return found
 
     def large_vocabulary(self) -> str | None:
-        """A line on a vocabulary that is most of the model, with the tokenizers to choose from."""
+        """Warn of a vocabulary that is most of the model, naming other tokenizers."""
         model = self.config.model
         table, whole = model.padded_vocabulary * model.width, parameter_count(model)
         if (

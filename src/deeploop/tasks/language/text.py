@@ -13,7 +13,7 @@ from deeploop.files import naming_field
 from deeploop.tasks.language.config import DataConfig, TrainConfig, parse_mix
 from deeploop.train.distributed import World
 
-SCANNED_TOKENS = 20_000_000  # which takes half a second
+SCANNED_TOKENS = 20_000_000  # half a second
 
 
 def open_mixture(data: DataConfig) -> Mixture:
@@ -73,7 +73,8 @@ def mixture_windows(mixture: Mixture, context: int, count: int) -> dict[str, tup
 
 
 def shared_documents(corpus: Corpus) -> int:
-    """Validation documents that are trained on as well; 0 where `prepare` saw to it, or in a large corpus."""
+    """The number of validation documents that are also trained on; 0 if `prepare` excluded them, or in a
+    large corpus."""
     streams = corpus.validation, corpus.train
     if corpus.facts.get("repeated") is not None or sum(map(len, streams)) > SCANNED_TOKENS:
         return 0

@@ -1,4 +1,4 @@
-"""The corpus that a config names, before a run is opened: its vocabulary and size."""
+"""The corpus of a config before its run is opened, for its vocabulary and size."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from deeploop.tasks.language.config import DataConfig
 
 
 def corpus_of(config: Any) -> Corpus | None:
-    """The corpus that a language model's config names alone; None where it is not known."""
+    """The corpus of a language model's config, unless it is a mixture or can't be opened."""
     if not isinstance(getattr(config, "data", None), DataConfig) or config.data.mix:
         return None
     return _opened(config.data.path)
