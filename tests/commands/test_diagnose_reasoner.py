@@ -52,7 +52,7 @@ def test_hrm_is_measured_as_trained_and_over_the_last_cycle(runs, capsys):
     said = capsys.readouterr().out
     assert "DeepLoop p=0.5, no inner norm, α = 2.449 at N = 3, C_L = 2; 2 puzzles of" in said
     assert "last_call (as trained)" in said
-    assert "last_cycle (the paper's, not trained so)" in said
+    assert "last_cycle (the paper's, not as trained)" in said
     record = json.loads((runs / "hrm" / "diagnose.json").read_text())
     assert record["step"] == 2
     call, cycle = (record["horizons"][name] for name in ("last_call", "last_cycle"))

@@ -135,7 +135,7 @@ def test_scores_of_other_requests_are_refused(run, command, task_files, tmp_path
     path = other / "piqa" / "validation.jsonl"
     path.write_text(path.read_text().replace("loop", "block"))
     assert main(["eval", "--scores", str(run / "scores.npz"), "--data", str(other)]) == 2
-    assert "scores: were made of other requests" in capsys.readouterr().err
+    assert "scores: were computed for other requests" in capsys.readouterr().err
     assert not (run / "eval.json").exists()
 
 
@@ -211,10 +211,10 @@ def test_tasks_without_accuracy_stand_one_below_the_other():
         ("{run} --data {tasks} --batch-tokens 0", "batch_tokens=0: must be at least 1"),
         ("{run} --requests {gpt2}", "holds gpt2 tokens, the run was trained on bytes; write them with --tok"),
         ("{run} --requests {tasks}/none.npz", "none.npz: no such file"),
-        ("{run} --requests {gpt2} --limit 3", "limit: the file says which requests there are"),
+        ("{run} --requests {gpt2} --limit 3", "limit: the file determines the requests"),
         ("--requests {gpt2} --data {tasks}", "is already there; name a run folder to score it"),
-        ("--scores {gpt2}", "is no file of deeploop scores"),
-        ("{run} --scores {gpt2}", "scores: stand alone"),
+        ("--scores {gpt2}", "is not a file of deeploop scores"),
+        ("{run} --scores {gpt2}", "scores: can't be combined with a run folder"),
     ],
 )
 def test_mistakes_end_in_one_line(trained, task_files, tmp_path_factory, capsys, words, message):

@@ -199,7 +199,7 @@ def moved_to(run, trained, puzzles):
 
 def test_puzzles_may_have_moved(trained, tmp_path, command, mistake):
     run = moved_to(tmp_path / "run", trained, tmp_path / "gone")
-    assert mistake(run).endswith("if they moved, say where they are: --data FOLDER")
+    assert mistake(run).endswith("--data FOLDER")
     assert "2 tasks" in command(run, "--data", trained / "arc", "--views", 1)
 
 
@@ -229,7 +229,7 @@ def test_options_of_the_other_kind_are_refused(trained, mistake):
     assert mistake("shipped", "--starts", 3).startswith("--starts: for reasoners")
     assert mistake(run, "--starts", 0) == "starts=0: must be at least 1"
     assert mistake(run, "--segments", 4, 0) == "segments=0: must be at least 1"
-    assert mistake(run, "--noise", 0.5) == "noise=0.5: the first state has none; add --starts 2 or more"
+    assert mistake(run, "--noise", 0.5) == "noise=0.5: the first state never has noise; add --starts 2 or more"
     assert mistake(run, "--noise", 0, "--starts", 2) == "noise=0: must be above 0, and finite"
 
 
@@ -244,7 +244,7 @@ def test_more_views_than_there_are_symmetries_are_refused(trained, tmp_path, com
     run = train_run(tmp_path / "run", "trm", tmp_path / "pairs")
     capsys.readouterr()
     message = mistake(run, "--views", 2)
-    assert message.endswith("of kind pairs, of which no symmetry is known; --starts has other answers")
+    assert message.endswith("of kind pairs, without known symmetries; use --starts for more answers")
 
 
 def test_more_at_test_time_is_a_table_and_a_picture(trained, tmp_path, command):
@@ -304,11 +304,11 @@ def test_what_is_not_the_runs_is_refused(trained, tmp_path, mistake):
     other = write_arc(tmp_path / "other", seed=1)
     message = mistake(trained / "hrm", "--data", other)
     assert "was trained on" in message
-    assert message.endswith("point --data to those")
+    assert message.endswith("set --data to those")
 
     run = shutil.copytree(trained / "hrm", tmp_path / "swapped")
     shutil.rmtree(run / "checkpoints")
-    anew = f"start anew: deeploop train --config {run / 'config.json'} --out ANOTHER"  # --resume is refused
+    anew = f"start a new run: deeploop train --config {run / 'config.json'} --out ANOTHER"  # --resume is refused
     assert mistake(run) == f"{run}: holds no checkpoint (none yet, or none was kept); {anew}"
     shutil.copytree(trained / "trm" / "checkpoints", run / "checkpoints")
     assert "a checkpoint of other puzzles" in mistake(run)

@@ -136,7 +136,7 @@ def test_an_imported_model_is_the_published_one(home, name, length):
         (["hrm", "trm.pt"], "trm.pt: holds no HRM, not hrm"),
         (["hrm", "nowhere.pt"], "nowhere.pt"),
         (["hrm", "code.pt"], "code.pt: can't be read as a checkpoint"),
-        (["hrm", "learned.pt"], "embed_pos.embedding_weight: no weight of HRM's or TRM's public code"),
+        (["hrm", "learned.pt"], "embed_pos.embedding_weight: not a weight of HRM's or TRM's public code"),
         (["hrm", "larger.pt"], "checkpoint: has vocabulary 7, the puzzles have 6"),
         (["hrm", "hrm.pt", "--out", "sudoku"], "out=sudoku: is not empty"),
     ],

@@ -248,7 +248,7 @@ def test_the_table_marks_the_trained_depth(home, capsys):
         (["generate", "{home}/run", "--adaptive", "kl", "--threshold", "-1"], "threshold=-1.0"),
         (
             ["generate", "{home}/run", "--threshold", "0.3"],
-            "threshold=0.3: goes with --adaptive change, kl or",
+            "threshold=0.3: needs --adaptive change, kl or",
         ),
         (
             ["validate", "{home}/run", "--thresholds", "0.3", "1"],
@@ -290,5 +290,5 @@ def test_a_loss_that_is_no_number_is_no_result(home, monkeypatch, capsys):
     nan = DepthScore(math.nan, math.nan, 0.0)
     monkeypatch.setattr(command, "score_rounds", lambda *_, **__: {3: nan})
     assert main(["validate", str(home / "run")]) == 2
-    assert "rounds=3: the loss is nan, which is no result; nothing was written" in capsys.readouterr().err
+    assert "rounds=3: the loss is nan; nothing was written" in capsys.readouterr().err
     assert not (home / "run" / "validation.json").exists()

@@ -249,7 +249,7 @@ def test_the_terminal_answers_a_line_with_a_line(tuned, monkeypatch, capsys):
     assert said.out == "".join(f"{answer}\n" for answer in answers)
     assert said.err.splitlines() == [
         "a new conversation",
-        "/what: no such command; /reset begins anew, /quit ends",
+        "/what: no such command; /reset starts a new conversation, /quit ends",
     ]
 
 

@@ -322,7 +322,7 @@ def test_a_run_without_a_checkpoint_is_not_begun_again(train_arguments, tmp_path
     shutil.rmtree(out / "checkpoints")
     metrics = (out / "metrics.jsonl").read_bytes()
     assert main(["train", "--resume", str(out)]) == 2
-    assert f"{out}: holds no checkpoint to go on from; start anew" in capsys.readouterr().err
+    assert f"{out}: holds no checkpoint to continue from; start a new run" in capsys.readouterr().err
     assert (out / "metrics.jsonl").read_bytes() == metrics
 
 
