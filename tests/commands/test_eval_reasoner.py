@@ -229,7 +229,7 @@ def test_options_of_the_other_kind_are_refused(trained, mistake):
     assert mistake("shipped", "--starts", 3).startswith("--starts: for reasoners")
     assert mistake(run, "--starts", 0) == "starts=0: must be at least 1"
     assert mistake(run, "--segments", 4, 0) == "segments=0: must be at least 1"
-    assert mistake(run, "--noise", 0.5) == "noise=0.5: the first state never has noise; add --starts 2 or more"
+    assert mistake(run, "--noise", 0.5).startswith("noise=0.5: the first state never has noise; add --starts")
     assert mistake(run, "--noise", 0, "--starts", 2) == "noise=0: must be above 0, and finite"
 
 
@@ -308,7 +308,7 @@ def test_what_is_not_the_runs_is_refused(trained, tmp_path, mistake):
 
     run = shutil.copytree(trained / "hrm", tmp_path / "swapped")
     shutil.rmtree(run / "checkpoints")
-    anew = f"start a new run: deeploop train --config {run / 'config.json'} --out ANOTHER"  # --resume is refused
+    anew = f"start a new run: deeploop train --config {run / 'config.json'} --out ANOTHER"
     assert mistake(run) == f"{run}: holds no checkpoint (none yet, or none was kept); {anew}"
     shutil.copytree(trained / "trm" / "checkpoints", run / "checkpoints")
     assert "a checkpoint of other puzzles" in mistake(run)
