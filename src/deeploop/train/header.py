@@ -187,7 +187,8 @@ def _notes(run: ActiveRun) -> list[str]:
     if run.world.device.type == "cuda":
         notes[0] += f"; micro-batch {fit.micro_batch}, recompute {fit.recompute}"
     if run.step < config.optim.steps < config.optim.warmup_steps:
-        can_collapse = isinstance(config.model, GPTConfig) and config.model.residual.has_alpha
+        model = config.model
+        can_collapse = isinstance(model, GPTConfig) and model.residual.has_alpha and not model.unigram_bias
         notes.append(
             f"ends at step {config.optim.steps}, inside its warm-up of {config.optim.warmup_steps}: "
             f"the learning rate only rises{MAY_COLLAPSE if can_collapse else SHORTER_WARMUP}"
