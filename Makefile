@@ -99,7 +99,7 @@ release: .venv/.dev
 checkpoint: .venv/.core
 	$(BIN)/deeploop prepare stdlib
 	$(BIN)/deeploop train tiny --out runs/shipped --steps 2000 --lr 2e-3 --warmup 400 \
-	  --data.validate-every 250 --checkpoint.every 1000 --log.every 50
+	  --model.no-unigram-bias --data.validate-every 250 --checkpoint.every 1000 --log.every 50
 	$(BIN)/python tools/ship_checkpoint.py runs/shipped src/deeploop/assets/tiny
 
 faults: .venv/.dev

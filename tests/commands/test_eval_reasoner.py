@@ -174,7 +174,7 @@ def test_votes_on_arc_end_in_the_papers_table(trained, tmp_path, command, hashed
     lacks = "without ConceptARC, which --concept-arc of `deeploop prepare arc` adds"
     assert f"built from 3 tasks, not the paper's 960: {lacks}" in record["deviations"]
     assert record["deviations"][-1] == (
-        "3 steps are 2 epochs of this set, not the paper's 100,000 (--optim.steps 175000)"
+        "3 steps are 2 epochs of this set, not the paper's 100,000 (--steps 175000)"
     )
     page = (run / "gallery.html").read_text()
     assert page.count("<article>") == 2

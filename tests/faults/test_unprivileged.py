@@ -66,7 +66,6 @@ def ask(words, place, log):
         "diagnose HERE/run",
         "export HERE/run HERE/exported",
         "report HERE/run --out HERE/report",
-        "pack HERE/sweep",
         "prepare text HERE/text.txt --out HERE/words",
         "prepare maze --out HERE/maze",
     ],

@@ -21,7 +21,7 @@ def make_gpt(rounds, recompute="off", **changes):
 
 
 def make_reasoner(kind, recompute, horizon):
-    config = REASONERS[kind](width=32, heads=2, hidden=48, horizon=horizon, p=0.5)
+    config = REASONERS[kind](width=32, heads=2, hidden=48, horizon=horizon, rule="deeploop")
     model = Reasoner(config, PuzzleShape(vocabulary=7, length=9, puzzle_ids=3), seed=1).double()
     with torch.no_grad():
         model.halting.weight.normal_(generator=torch.Generator().manual_seed(0))
@@ -159,7 +159,7 @@ def test_the_estimate_of_a_visit_is_what_autograd_keeps(width, heads, hidden):
 
 @pytest.mark.parametrize("mixer", ["attention", "mlp"])
 def test_the_estimate_of_a_reasoners_visit_is_too(mixer):
-    config = HRMConfig(width=128, heads=2, hidden=384, mixer=mixer, p=0.5)
+    config = HRMConfig(width=128, heads=2, hidden=384, mixer=mixer, rule="deeploop")
     rotary = rotary_table(100, config.head_size)
     found = kept_a_token(ReasonerBlock(config, "H", 100), 128, 100, rotary)
     assert reasoner_activation_bytes(config, 100) == pytest.approx(found, rel=0.2)

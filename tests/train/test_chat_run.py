@@ -211,7 +211,7 @@ def test_mistakes_are_one_line(base, tuned, conversations, tmp_path, capsys):
         f"{start} {tmp_path / 'gpt2'} --init-from {base}": "conversations with the --tokenizer of",
         f"{start} {tmp_path / 'longer'} --init-from {base}": "prepare them with --context 128",
         f"{start} {conversations} --init-from {base} --optim.batch 38": "a step of 38 rows is more than the "
-        f"37 that the 51 conversations of {conversations} fill; give --optim.batch 37 or less",
+        f"37 that the 51 conversations of {conversations} fill; give --batch 37 or less",
         f"{start} {tmp_path / 'none'} --init-from {base}": "make it with `deeploop prepare chat",
         f"{start} {base} --init-from {base}": "is a run folder, not a chat folder",
         f"{start} {conversations} --init-from {base} --auto-lr": "--auto-lr: is for language models from",

@@ -234,4 +234,4 @@ def test_other_commands_refuse_in_one_line(tmp_path, capsys):
         assert "a run of an iterated task; this is for language models" in said
         assert said.count("\n") == 1
     assert main(["runs", str(tmp_path)]) == 0
-    assert "exact" in capsys.readouterr().out
+    assert "% after 3 steps" in capsys.readouterr().out

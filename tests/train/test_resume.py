@@ -155,9 +155,9 @@ def test_another_seed_is_refused_by_its_name(train_arguments, tmp_path, capsys):
         (
             9,
             "deeploop",
-            ", and a collapse says little yet; raise --optim.steps (with fewer --optim.warmup-steps",
+            ", and a collapse says little yet; raise --steps (with fewer --warmup",
         ),
-        (9, "averaged", "; raise --optim.steps or lower --optim.warmup-steps\n"),
+        (9, "averaged", "; raise --steps or lower --warmup\n"),
         (8, "deeploop", None),
     ],
 )
@@ -296,7 +296,7 @@ def test_a_run_is_resumed_by_its_own_config(train_arguments, tmp_path, capsys):
     capsys.readouterr()
     assert main(["train", "--resume", str(out)]) == 0
     said = capsys.readouterr().out
-    assert f"{out} already finished its 6 steps; train on with a larger --optim.steps" in said.splitlines()
+    assert f"{out} already finished its 6 steps; train on with a larger --steps" in said.splitlines()
     assert "resuming with" not in said
 
     assert main(["train", "--optim.steps", "9", f"--resume={out}"]) == 0

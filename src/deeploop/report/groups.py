@@ -114,7 +114,7 @@ def recurrence(run: Run) -> str:
 
 def reasoner_method(run: Run) -> str:
     """HRM or TRM, and the rule of its blocks."""
-    own, model = run.fields, run.stamp["task"].upper()
+    own, model = run.fields, str(run.stamp.get("task")).upper()
     rule, high = parse(own.get("model.rule", "postnorm")), own.get("model.high_rule")
     if not (rule.has_alpha or high):
         return f"Vanilla {model}"
