@@ -106,3 +106,13 @@ def test_gains_start_at_one():
     gains = [p for p in LoopedGPT(CONFIG).parameters() if p.ndim == 1]
     assert len(gains) == 4 * 6 + 2
     assert all(torch.equal(gain, torch.ones_like(gain)) for gain in gains)
+
+
+def test_the_first_state_has_rms_0_988():
+    """Embeddings of std 0.02 under a norm with ε = 1e-5: √(4e-4 / 4.1e-4), as docs/paper.md says."""
+    config = replace(CONFIG, width=768, heads=12)
+    model = LoopedGPT(config)
+    with torch.no_grad():
+        x = model.input_norm(model.embedding(torch.arange(300)))
+    assert x.square().mean().sqrt().item() == pytest.approx(math.sqrt(4e-4 / 4.1e-4), abs=1e-3)
+    assert math.sqrt(4e-4 / 4.1e-4) == pytest.approx(0.988, abs=5e-4)

@@ -8,7 +8,7 @@ import pytest
 
 import deeploop
 from deeploop.cli import main
-from research import DOCS
+from research import DOCS, ROOT
 
 TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\|[^|]+\| `deeploop (sweep [^`]+|plan [^`]+)` \|$", TEXT, re.M)
@@ -57,3 +57,12 @@ def test_the_code_is_where_the_page_says():
         if name:
             module = importlib.import_module(f"deeploop.{path.removesuffix('.py').replace('/', '.')}")
             assert hasattr(module, name), (path, name)
+
+
+def test_nothing_is_called_the_papers_that_it_does_not_state():
+    """The paper has no table of hyper-parameters: rates, warm-up and optimizer are its lineage's."""
+    words = "rate|warm-?up|optimizer|heads|betas|decay|clip|init std|QK-norm|SwiGLU"
+    never = rf"paper's (peak |learning )?({words})\b"
+    files = [*(ROOT / "src").rglob("*.py"), *DOCS.glob("*.md"), ROOT / "README.md"]
+    found = [path.name for path in files if re.search(never, path.read_text(encoding="utf-8"), re.I)]
+    assert not found
