@@ -5,10 +5,9 @@
     cp runs/quantization/losses.jsonl docs/results/quantization
     python -m research.experiments.quantization docs/results/quantization  # writes them into the README there
 
-The matrices of the blocks are rounded to the nearest (`deeploop.nn.rounding`), and the loss on the first
-validation windows is compared with that of the weights as trained. Runs that the file has are not scored
-again. In a cell: the mean cost over seeds in nats per token, ± half of the 95% interval by Student's t (how
-many seeds).
+The matrices of the blocks are rounded to the nearest (`rounding.py`), and the loss on the first validation
+windows is compared with that of the weights as trained. Runs that the file has are not scored again. In a
+cell: the mean cost over seeds in nats per token, ± half of the 95% interval by Student's t (how many seeds).
 """
 
 import argparse
@@ -24,10 +23,10 @@ from deeploop.data.token_loader import validation_windows
 from deeploop.eval.validation import validate
 from deeploop.files import read_json
 from deeploop.models import LoopedGPT
-from deeploop.nn.rounding import round_matrices_
 from deeploop.report.page import filled
 from deeploop.report.tables import markdown_table
 from deeploop.runs.folder import load_config
+from research.experiments.rounding import round_matrices_
 from research.paired import Difference, paired
 
 FORMATS: dict[str, tuple[int, int | None]] = {

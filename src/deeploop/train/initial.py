@@ -7,14 +7,27 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from deeploop.config.json import from_dict
+from deeploop.config.old_names import model_section
 from deeploop.config.run import RunConfig
+from deeploop.data.bpe import find_tokenizer
+from deeploop.data.pretrained_tokenizer import PretrainedTokenizer
+from deeploop.data.tokenizers import Tokenizer
+from deeploop.files import read_object
+from deeploop.models.accounting import parameter_count
 from deeploop.models.exit_gate import GATE
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.models.reasoner_config import ReasonerConfig
-from deeploop.runs.folder import check_kind, is_export, load_any_config, read_stamp, require_checkpoint
+from deeploop.runs.folder import (
+    WEIGHTS,
+    check_kind,
+    is_export,
+    load_any_config,
+    read_stamp,
+    require_checkpoint,
+)
 from deeploop.train.checkpoint import load_weights, read_whole_state
 from deeploop.train.checks import ShapeMismatch
-from deeploop.train.exported import load_export, read_export
 from deeploop.train.task import Task
 
 
@@ -128,3 +141,42 @@ def origin(init_from: Path | None) -> dict[str, Any]:
     """Return what a retrofit records of its source; runs that start from it record it too."""
     stamp = {} if init_from is None or is_export(init_from) else read_stamp(init_from)
     return {"retrofit": stamp["retrofit"]} if "retrofit" in stamp else {}
+
+
+# ── From an exported folder (`deeploop export`) ──
+def read_export(folder: Path) -> GPTConfig:
+    """Read the config of an export; refuse one that its file of weights is too small for."""
+    path = folder / "config.json"
+    found = model_section(read_object(path))
+    own = {field.name: found[field.name] for field in fields(GPTConfig) if field.name in found}
+    config: GPTConfig = from_dict(GPTConfig, own | {"rounds": found.get("trained_rounds")}, str(path))
+    try:
+        size = (folder / WEIGHTS).stat().st_size
+    except OSError as error:
+        raise ValueError(f"{folder / WEIGHTS}: can't be read ({error.strerror})") from None
+    if 2 * parameter_count(config) > size:  # in bfloat16
+        raise ValueError(f"{folder / WEIGHTS}: {size:,} bytes are too few for the model of {path}")
+    return config
+
+
+def load_export(model: nn.Module, folder: Path, tokenizer: Tokenizer | None) -> None:
+    """Load exported weights into `model`; raise if their tokenizer differs."""
+    read_export(folder)
+    if tokenizer is not None and not _reads(folder, tokenizer):
+        raise ValueError(
+            f"init_from={folder}: reads other tokens than {tokenizer.name}; prepare the data with "
+            f"--tokenizer {folder}"
+        )
+    load_weights(model, folder, prefix="model.", may_lack=GATE)
+
+
+def _reads(folder: Path, tokenizer: Tokenizer) -> bool:
+    """Return True if the export's tokenizer gives the same ids; of ours it has the merges alone."""
+    theirs = find_tokenizer(str(folder))
+    if isinstance(tokenizer, PretrainedTokenizer):
+        return isinstance(theirs, PretrainedTokenizer) and theirs.reads_as(tokenizer)
+    model = read_object(folder / "tokenizer.json").get("model")
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if not isinstance(merges, list):
+        return False
+    return [tuple(pair) if isinstance(pair, list) else pair for pair in merges] == list(tokenizer.merges)

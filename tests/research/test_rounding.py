@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from deeploop.models import GPTConfig, LoopedGPT
-from deeploop.nn.rounding import round_matrices_, round_to_nearest
+from research.experiments.rounding import round_matrices_, round_to_nearest
 
 
 def test_by_hand():
