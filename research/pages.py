@@ -16,7 +16,18 @@ from deeploop.report.page import filled
 from deeploop.report.plots import save_png
 from deeploop.report.recommend import FILE
 from research import DOCS, RESULTS
-from research.tables import by_windows, front, iterated, long_training, paper, recommend, recurrent, rules
+from research.tables import (
+    alignment,
+    by_windows,
+    escape_model,
+    front,
+    iterated,
+    long_training,
+    paper,
+    recommend,
+    recurrent,
+    rules,
+)
 
 Tables = Mapping[str, Callable[[Path], str]]
 PAGES: dict[str, Tables] = {
@@ -28,9 +39,18 @@ PAGES: dict[str, Tables] = {
     **{f"results/{name}/README.md": tables for name, tables in recurrent.TABLES.items()},
 }
 """Page → name of each table on it → what makes it of docs/results."""
+FILES: dict[Path, Callable[[Path], str]] = {
+    FILE: recommend.rules_json,
+    RESULTS / "alignment" / "tables.md": alignment.tables_md,
+    RESULTS / "alignment" / "gamma.json": alignment.gamma_json,
+}
 FIGURES: dict[str, Callable[[Path], Figure]] = {
     "figures/front.png": front.front_figure,
     "results/transfer/rates-a.png": rules.rates_figure,
+    "results/alignment/gamma.png": alignment.gamma_figure,
+    "results/alignment/training.png": alignment.training_figure,
+    "results/alignment/start.png": alignment.start_figure,
+    "results/escape-model/model.png": escape_model.model_figure,
 }
 
 
@@ -44,7 +64,7 @@ def renewed(text: str, tables: Tables, results: Path) -> str:
 
 def made() -> Iterator[tuple[Path, str]]:
     """Every file of text that is made, and what it has to hold."""
-    yield FILE, recommend.rules_json(RESULTS)
+    yield from ((path, make(RESULTS)) for path, make in FILES.items())
     for page, tables in PAGES.items():
         yield DOCS / page, renewed((DOCS / page).read_text(encoding="utf-8"), tables, RESULTS)
 

@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from deeploop.files import write_json
 from deeploop.models.gpt import LoopedGPT
 from deeploop.nn.context import Context
+from deeploop.tasks.iterate.config import IterateTrainConfig
 from deeploop.tasks.iterate.problems.automaton import BEGIN
 from deeploop.tasks.iterate.problems.examples import held_out
 from deeploop.tasks.recipes import get_recipe
@@ -100,6 +101,7 @@ class Stack:
 
     def __init__(self, variant: Variant, seeds: list[int], device: str) -> None:
         recipe = get_recipe("automaton")
+        assert isinstance(recipe, IterateTrainConfig)
         self.variant, self.optim, self.data = variant, recipe.optim, recipe.data
         self.pairs = [(seed, rate) for rate in variant.rates for seed in seeds]
         config = replace(recipe.model, **variant.model)
@@ -199,18 +201,18 @@ def stream(run: Path, deepest: int = 200, rows: int = 64) -> list[dict[str, floa
     inputs = torch.from_numpy(task.inputs(held_out(task, 8 * rows)))
     context = Context(positions(model, inputs))
     x = model.input_norm(model.embedding(inputs))
-    known: list[Tensor] = []
-    found = []
+    known, states, found = [], [], list[dict[str, float]]()
     for index in range(deepest):
         x = model.round(x, 0, context)
         state = F.normalize(x, dim=-1).transpose(0, 1)  # positions, rows, width
         if index < config.data.train_steps:
             known.append(state[:, rows:])
         size = x[:rows].square().mean(-1).sqrt().mean()
-        found.append({"round": index + 1, "size": float(size), "states": state[:, :rows]})
+        found.append({"round": index + 1, "size": float(size)})
+        states.append(state[:, :rows])
     trained = torch.cat(known, dim=1)
-    for record in found:
-        nearest = (record.pop("states") @ trained.transpose(1, 2)).amax(-1)[1:]  # the begin token never moves
+    for record, state in zip(found, states, strict=True):
+        nearest = (state @ trained.transpose(1, 2)).amax(-1)[1:]  # the begin token never moves
         record["far"] = float((1 - nearest).median())
     return found
 

@@ -19,6 +19,7 @@ from statistics import fmean
 from types import MethodType
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -75,14 +76,13 @@ def plain_step(parameters: list[nn.Parameter], rate: float, *, same_length: bool
 
     The rate of plain SGD is in units of Adam's: it is multiplied by 100, which starts about as fast.
     """
-    moved = [p for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in moved])
-    entries = sum(p.numel() for p in moved)
-    factor = rate * entries**0.5 / float(norm) if same_length else 100 * rate / max(1.0, float(norm))
+    gradients = {p: p.grad for p in parameters if p.grad is not None}
+    norm = float(nn.utils.get_total_norm(gradients.values()))
+    entries = sum(p.numel() for p in gradients)
+    factor = rate * entries**0.5 / norm if same_length else 100 * rate / max(1.0, norm)
     with torch.no_grad():
-        for p in moved:
-            assert p.grad is not None
-            p -= factor * p.grad
+        for p, gradient in gradients.items():
+            p.sub_(factor * gradient)
 
 
 # ── One run ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -117,7 +117,8 @@ def train(config: TrainConfig, variant: str, world: World, every: int) -> list[d
         total += rate
         set_learning_rate(run.optimizer, rate)
         (batch,) = run.task.batches(step).batches
-        run.gradients(batch)
+        model.train()
+        run.task.loss(model, batch).backward()
         for parameter in held:
             parameter.grad = None
         if variant in ("gradient, same length", "plain SGD"):
@@ -205,14 +206,8 @@ HEADER = "variant|merge|S then|attn/skip|ff/skip|common|moved/S|rank 1|most simi
 
 
 def draw(found: dict[str, list[list[dict[str, float]]]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        2, len(PANELS), figsize=(12, 6), layout="constrained", sharex=True, sharey="row"
-    )
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    axes = figure.subplots(2, len(PANELS), sharex=True, sharey="row")
     for (similarity, loss), (title, variants) in zip(axes.T, PANELS.items(), strict=True):
         for number, variant in enumerate(("the paper's", *variants)):
             colour = "black" if not number else f"C{number - 1}"

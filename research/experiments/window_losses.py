@@ -53,13 +53,13 @@ def main() -> None:
     for run in args.runs:
         try:
             found[run.name] = window_losses(run, args.device)
-        except (OSError, ValueError) as error:
-            print(f"{run.name}: left out, {error}")
+        except (OSError, ValueError) as why:
+            print(f"{run.name}: left out, {why}")
             continue
         losses = found[run.name]
         error = losses.std() / len(losses) ** 0.5
         print(f"{run.name}: {losses.mean():.4f} ± {error:.4f}, {len(losses)} windows", flush=True)
-    np.savez_compressed(args.out, **found)
+    np.savez_compressed(args.out, allow_pickle=False, **found)
 
 
 if __name__ == "__main__":

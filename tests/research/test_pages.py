@@ -3,10 +3,9 @@
 import pytest
 
 from deeploop.report.plots import RULE_COLOURS
-from deeploop.report.recommend import FILE
 from research import DOCS, RESULTS
-from research.pages import FIGURES, PAGES, renewed
-from research.tables import front, recommend
+from research.pages import FIGURES, FILES, PAGES, renewed
+from research.tables import front
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -15,8 +14,9 @@ def test_a_page_is_in_step(page):
     assert renewed(text, PAGES[page], RESULTS) == text, "run: make results"
 
 
-def test_what_recommend_answers_from_is_in_step():
-    assert recommend.rules_json(RESULTS) == FILE.read_text(encoding="utf-8"), "run: make results"
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_is_in_step(path):
+    assert FILES[path](RESULTS) == path.read_text(encoding="utf-8"), "run: make results"
 
 
 def test_every_page_with_such_a_table_is_made():

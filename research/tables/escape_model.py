@@ -1,14 +1,12 @@
 """The model of the collapse (research/escape.py) beside the recorded starts of docs/results/alignment.
 
-    python -m research.experiments.escape_model --out docs/results/escape-model
+    python -m research.tables.escape_model
 
 Prints, for each start, the sum of rates at which its positions merge beside the predicted one, and how large
-its branches became; then every record on the way in, with the similarity that the model predicts at its sum
-of rates. model.png has the same as a picture. No constant is fitted: S is the schedule's, m_0 that of step 0.
+its branches became; then every record until then, with the similarity that the model predicts at its sum of
+rates. No constant is fitted: S is the schedule's, m_0 that of step 0.
 """
 
-import argparse
-import json
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,9 +14,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from deeploop.config.json import from_dict
+from deeploop.files import read_json
 from deeploop.models import GPTConfig
-from deeploop.report.plots import save_png
 from deeploop.report.tables import text_table
 from deeploop.runs.packed import opened
 from deeploop.tasks.language.config import TrainConfig
@@ -27,7 +27,6 @@ from deeploop.train.metrics import read_metrics
 from research import RESULTS
 from research.escape import critical_sum, similarity
 
-RECORDS = RESULTS / "alignment"
 STARTS = (
     "deeploop-warmup2000",
     "deeploop-warmup600",
@@ -35,7 +34,7 @@ STARTS = (
     "deepnorm-warmup600",
     "p1-warmup100",
 )
-MERGED = 0.99  # beyond it the way in is over
+MERGED = 0.99  # beyond it the onset is over
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Start:
                 return math.sqrt(s * s + (t * t - s * s) * low / (low - high)), s, t
         raise ValueError("this start never merged")
 
-    def way_in(self) -> list[dict[str, Any]]:
+    def onset(self) -> list[dict[str, Any]]:
         """The records up to the first beyond MERGED."""
         end = next(i for i, record in enumerate(self.records) if record["similarity"] > MERGED)
         return self.records[1 : end + 1]
@@ -81,10 +80,14 @@ def log_odds(m: float) -> float:
     return math.log(m / (1 - min(m, 1 - 1e-6)))
 
 
-def read_start(folder: Path) -> Start:
-    config = from_dict(TrainConfig, json.loads((folder / "config.json").read_text()))
-    ramp = config.optim.peak_lr / config.optim.warmup_steps
-    return Start(config.model, ramp, read_metrics(folder, "diagnose"))
+def read_starts(results: Path) -> list[Start]:
+    found = []
+    for name in STARTS:
+        folder = opened(results / "alignment" / f"start-{name}")
+        config = from_dict(TrainConfig, read_json(folder / "config.json"))
+        ramp = config.optim.peak_lr / config.optim.warmup_steps
+        found.append(Start(config.model, ramp, read_metrics(folder, "diagnose")))
+    return found
 
 
 def branches(record: dict[str, Any], kind: str) -> list[float]:
@@ -98,7 +101,7 @@ def row(start: Start) -> list[str]:
     model, last = start.model, start.records[-1]
     predicted = critical_sum(model.depth, start.law, model.width, initial=start.initial)
     return [
-        f"{model.residual.p:g}",
+        f"{start.law.p:g}",
         f"{start.ramp:.1e}",
         f"{measured:.2e}",
         f"{before:.1e}–{after:.1e}",
@@ -114,55 +117,42 @@ def row(start: Start) -> list[str]:
 
 
 HEADER = (
-    "p|ramp|S at ½|between|model|ratio|attention/skip: mean over visits, most over steps|largest visit"
-    "|last step|mean there|ff/skip, mean there|similarity there"
+    *("p", "ramp", "S at ½", "between", "model", "ratio"),
+    *("attention/skip: mean over visits, most over steps", "largest visit"),
+    *("last step", "mean there", "ff/skip, mean there", "similarity there"),
 )
 
 
-def draw(starts: list[Start], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+def model_figure(results: Path) -> Figure:
+    """Token similarity over the sum of rates: the starts as points, the model as lines."""
+    starts = read_starts(results)
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots()
     colours = {0.25: "C1", 0.5: "C0", 1.0: "C2"}
     for start, mark in zip(starts, "osD^v", strict=True):
-        way = start.way_in()
-        points = [(start.S(record), min(record["similarity"], 0.999)) for record in way]
-        label = f"p = {start.model.residual.p:g}, {start.ramp:.1e} a step"
-        axes.plot(
-            *zip(*points, strict=True),
-            mark,
-            color=colours[start.model.residual.p],
-            label=label,
-            ms=6,
-            alpha=0.8,
-        )
+        points = [(start.S(record), min(record["similarity"], 0.999)) for record in start.onset()]
+        label, colour = f"p = {start.law.p:g}, {start.ramp:.1e} a step", colours[float(start.law.p)]
+        axes.plot(*zip(*points, strict=True), mark, color=colour, label=label, ms=6, alpha=0.8)
     for p, colour in colours.items():
-        start = next(start for start in starts if start.model.residual.p == p)
+        start = next(start for start in starts if start.law.p == p)
         sums = [10 ** (-4.7 + 2.6 * i / 400) for i in range(401)]
         curve = [(S, m) for S in sums if (m := start.predict(S)) < 0.9995]
         axes.plot(*zip(*curve, strict=True), color=colour, lw=1.2, label=f"model, p = {p:g}")
     axes.set(xscale="log", yscale="logit", xlabel="sum of the learning rates S", ylabel="token similarity m")
     axes.set_ylim(0.01, 0.9993)
-    ticks = (0.01, 0.03, 0.1, 0.5, 0.9, 0.99, 0.999)
-    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.set_yticks(ticks := (0.01, 0.03, 0.1, 0.5, 0.9, 0.99, 0.999), [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    save_png(figure, path)
+    return figure
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder for model.png")
-    options = parser.parse_args()
-    starts = [read_start(opened(RECORDS / f"start-{name}")) for name in STARTS]
-    print(text_table(tuple(HEADER.split("|")), [row(start) for start in starts]))
-    way = [
+    starts = read_starts(RESULTS)
+    print(text_table(HEADER, [row(start) for start in starts]))
+    records = [
         (
-            f"{start.model.residual.p:g}",
+            f"{start.law.p:g}",
             f"{start.ramp:.1e}",
             str(record["step"]),
             f"{start.S(record):.2e}",
@@ -170,12 +160,9 @@ def main() -> None:
             f"{start.predict(start.S(record)):.3f}",
         )
         for start in starts
-        for record in start.way_in()
+        for record in start.onset()
     ]
-    print(text_table(("p", "ramp", "step", "S", "similarity", "model"), way))
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        draw(starts, options.out / "model.png")
+    print(text_table(("p", "ramp", "step", "S", "similarity", "model"), records))
 
 
 if __name__ == "__main__":
