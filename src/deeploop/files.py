@@ -1,7 +1,7 @@
-"""Files that others may read while we write, or that others wrote: atomic writes, JSON and TOML, locks.
+"""Atomic writes, locks, and readers of untrusted files: JSON and TOML.
 
-Nothing here writes through a link inside a folder, and nothing is read but regular files: a folder that
-came from a stranger may hold links, FIFOs and devices.
+Nothing here writes through a symbolic link inside a folder, and only regular files are read: an untrusted
+folder may hold links, FIFOs and devices.
 """
 
 import errno
@@ -40,7 +40,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file for writing that appears under its name only when whole and on disk."""
-    # The name is fixed so that a killed writer leaves nothing that its restart does not remove.
+    # The name is fixed, so that a restart removes what a killed writer left.
     temporary = path.with_name(f".{path.name}.part")
     with os.fdopen(_open_new(temporary), "wb") as file:
         try:
@@ -55,7 +55,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _open_new(path: Path) -> int:
-    """A new, locked file. One of that name that a killed writer left goes; a live writer is waited for."""
+    """Open a new, locked file. Remove one left by a killed writer, but wait for a live one."""
     while True:
         try:
             descriptor = os.open(path, _NEW, 0o666)
@@ -73,7 +73,7 @@ def _remove_left_behind(path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return
-    except OSError:  # a link, of which only the link goes, or what nobody writes to
+    except OSError:  # symbolic links are unlinked, never followed
         path.unlink(missing_ok=True)
         return
     try:
@@ -86,12 +86,12 @@ def _remove_left_behind(path: Path) -> None:
 
 
 def _lock_if_possible(descriptor: int) -> None:
-    with suppress(OSError):  # a file system without locks: there two writers at once are not kept apart
+    with suppress(OSError):  # a file system without locks can't exclude a second writer
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder last, as fsync does with what a file holds."""
+    """Flush the names in a folder to disk, as fsync does for the content of a file."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -112,7 +112,7 @@ def append_file(path: Path) -> TextIO:
 
 
 def own_folder(path: Path) -> Path:
-    """Makes a folder inside one that may be a stranger's; a link there could lead anywhere."""
+    """Make a folder inside an untrusted one, refusing a symbolic link."""
     if path.is_symlink():
         raise ValueError(f"{path}: is a link, and nothing is written through one; put a folder in its place")
     path.mkdir(parents=True, exist_ok=True)
@@ -183,12 +183,12 @@ def read_text(path: Path, limit: int = LARGEST_JSON) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; ValueError for whatever is wrong with it."""
+    """Parse a JSON text. Raises ValueError for any fault."""
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    # What has few brackets can't be deep: lines of metrics come by the million.
+    # A text with few brackets can't be deep; there are millions of lines of metrics.
     opening = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
     if sum(map(text.count, opening)) > DEEPEST:  # type: ignore[arg-type]
         _check_depth(value)
@@ -205,7 +205,7 @@ def _check_depth(value: Any) -> None:
 
 
 def read_value(path: Path) -> Any:
-    """The JSON value in a file; ValueError, with the file's name, for whatever is wrong with it."""
+    """Read the JSON value in a file. Raises ValueError with the file's name for any fault."""
     text = read_text(path)
     try:
         return parse_json(text)
@@ -214,7 +214,7 @@ def read_value(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; ValueError where it holds anything else."""
+    """Read the JSON object in a file. Raises ValueError for anything else."""
     value = read_value(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path}: can't be read (not a JSON object)")
@@ -222,7 +222,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The same, or nothing where there is none that can be read."""
+    """Read the JSON object in a file, or return an empty one if it can't be read."""
     try:
         return read_object(path)
     except (OSError, ValueError):
@@ -230,7 +230,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_table(path: Path) -> Any:
-    """What a file of settings holds: JSON where it is named so, else TOML; a mistake names the file."""
+    """Read a file of settings: JSON if it is named .json, otherwise TOML. Errors name the file."""
     try:
         return read_value(path) if path.suffix == ".json" else read_toml(path)
     except OSError as error:
@@ -238,13 +238,13 @@ def read_table(path: Path) -> Any:
 
 
 def unused_path(path: Path) -> Path:
-    """The path, or the first of path-2, path-3, … under which nothing stands."""
+    """The path, or the first of path-2, path-3, … that does not exist."""
     names = (path.with_name(f"{path.stem}-{n}{path.suffix}") if n > 1 else path for n in count(1))
     return next(name for name in names if not name.exists())
 
 
 def resolve(run: str | Path) -> Path:
-    """The run folder that is meant: `shipped`, where there is no such folder, is the one in the package."""
+    """Resolve a run folder: `shipped` is the one in the package, unless there is a folder of that name."""
     run = Path(run)
     return Path(__file__).parent / "assets" / "tiny" if is_shipped(run) else run
 
@@ -254,7 +254,7 @@ def is_shipped(run: Path) -> bool:
 
 
 def refuse_other(folder: Path, description: str, advice: str) -> None:
-    """Raises where a folder is something of ours already, but not what has that description."""
+    """Raise ValueError if deeploop wrote the folder, but as something without that description."""
     for name, what in DESCRIPTIONS.items():
         if name != description and (folder / name).is_file():
             raise ValueError(f"{folder}: is {what}, not {DESCRIPTIONS[description]}; {advice}")
@@ -262,7 +262,7 @@ def refuse_other(folder: Path, description: str, advice: str) -> None:
 
 @contextmanager
 def naming_field(field: str, folder: Path) -> Iterator[None]:
-    """Begins what is found wrong in a folder with the option that named it; the path is said once."""
+    """Prefix errors about a folder with the option that named it, giving its path once."""
     try:
         yield
     except ValueError as error:
@@ -271,7 +271,7 @@ def naming_field(field: str, folder: Path) -> Iterator[None]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file; ValueError, with the file's name, for whatever is wrong with it."""
+    """Read the table in a TOML file. Raises ValueError with the file's name for any fault."""
     text = read_text(path)
     try:
         value = tomllib.loads(text)
@@ -284,7 +284,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def lock_folder(folder: Path, field: str = "out") -> TextIO:
-    """Makes the folder, and keeps a second run out of it for as long as the returned file is open.
+    """Make the folder, and lock it against a second run for as long as the returned file is open.
 
     `field` is the option that named it.
     """
@@ -323,16 +323,16 @@ def _try_lock(folder: Path, field: str) -> TextIO:
 
 
 def _remove_unlocked(folder: Path) -> None:
-    """Removes a folder that was made for a lock that could not be had."""
+    """Remove a new folder that could not be locked."""
     with suppress(OSError):
         (folder / ".lock").unlink()
         folder.rmdir()  # one that holds something stays
 
 
 def lock(file: TextIO) -> None:
-    """Locks an open file; BlockingIOError where another process holds it.
+    """Lock an open file. Raises BlockingIOError if another process holds the lock.
 
-    Tries for a moment: one who only asks whether the file is locked holds a shared lock while it does.
+    Retries for a moment, as `is_locked` briefly holds a shared lock.
     """
     end = time.monotonic() + LOCK_SECONDS
     while True:
@@ -346,7 +346,7 @@ def lock(file: TextIO) -> None:
 
 @contextmanager
 def exclusive_folder(folder: Path, field: str = "out") -> Iterator[None]:
-    """A folder for this process alone; one that is empty afterwards, as after a failure, goes again."""
+    """Lock a folder for this process; remove it afterwards if it is empty, as after a failure."""
     with lock_folder(folder, field):
         try:
             yield
@@ -357,7 +357,7 @@ def exclusive_folder(folder: Path, field: str = "out") -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds a lock on the file."""
+    """True if a process holds a lock on the file."""
     try:
         with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What a diagnosis ends with: the guard's verdict, and the last step beside its prediction."""
+"""The conclusion of a diagnosis: the guard's verdict, and the last step beside its prediction."""
 
 import math
 

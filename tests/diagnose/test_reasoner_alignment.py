@@ -36,7 +36,7 @@ def built(config):
 
 
 def unrolled(model, probe, visible):
-    """The same segment written out, `visible` copies of a module's parameters for its last calls.
+    """The segment written out, with `visible` copies of a module's parameters for its last calls.
 
     Returns the parameters of one sublayer at each visit → (z_H, loss).
     """

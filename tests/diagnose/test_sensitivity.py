@@ -37,7 +37,7 @@ def dense(net, names):
 
 
 def unrolled(net):
-    """The same function with a block of its own for every visit."""
+    """The function with a separate block for every visit."""
     deep = LoopedGPT(GPTConfig(**(vars(net.config) | {"blocks": net.rounds, "rounds": 1}))).double()
     for block in deep.blocks:
         block.load_state_dict(net.blocks[0].state_dict())

@@ -40,7 +40,7 @@ def test_each_config_is_the_task_it_is_listed_as():
 
 @pytest.mark.parametrize("shots", [0, 1])
 def test_prompts_are_those_of_the_stock_configs(task_files, shots, tmp_path):
-    """The same rows read by the harness' own loader, with nothing of ours in between."""
+    """The rows as the harness' own loader reads them."""
     configs = []
     for name in NAMES:
         config = stock_config(name)

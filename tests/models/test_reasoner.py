@@ -53,7 +53,7 @@ def test_a_puzzle_that_the_table_does_not_have_is_refused(ids):
 
 
 def block_runs(model):
-    """How often the first block of each module ran, and how often in the graph."""
+    """Count the runs of each module's first block, in total and in the graph."""
     runs = {name: [0, 0] for name in model.stacks}
     handles = [
         stack.blocks[0].register_forward_hook(

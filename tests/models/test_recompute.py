@@ -123,7 +123,7 @@ def saved_by(model, compute):
 
 
 def test_saved_memory_is_flat_in_the_rounds():
-    """What is held at the end of the forward pass; by round it grows by a state of the stream a round."""
+    """Memory held after the forward pass; by round, it grows by one state of the stream per round."""
 
     def held(rounds, way):
         model = make_gpt(rounds, way, blocks=6, width=64, hidden=176)

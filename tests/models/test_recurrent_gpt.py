@@ -37,7 +37,7 @@ def tokens():
 
 
 def unrolled(model, tokens, targets, blocks):
-    """The same network as a stack of `blocks`, all of them visited once, written by hand."""
+    """The network as a stack of `blocks` that are visited once, written by hand."""
     context = Context((model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]))
     e = model.input_norm(model.embedding(tokens))
     for block in blocks[:1]:

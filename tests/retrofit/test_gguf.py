@@ -15,7 +15,7 @@ WORDS = [f"w{index}" for index in range(300)]
 
 
 def permuted(values, heads):
-    """What llama.cpp's converter does to the rows of q and k."""
+    """Permute the rows of q and k as llama.cpp's converter does."""
     pairs = values.reshape(heads, 2, -1, *values.shape[1:])
     return pairs.swapaxes(1, 2).reshape(values.shape)
 

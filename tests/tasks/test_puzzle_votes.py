@@ -92,7 +92,7 @@ def test_one_wrong_test_input_is_a_wrong_task(split):
 
 
 def test_count_comes_before_confidence_and_confidence_breaks_ties(split):
-    """Of a task's first four views some answer nothing at all; q_halt is high there."""
+    """Some of a task's first four views answer nothing at all; q_halt is high there."""
 
     def answer(empty):
         def give(labels, ids):

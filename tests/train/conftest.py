@@ -1,4 +1,4 @@
-"""What the tests of training share: tiny boards, a run that takes a second, graphs without a GPU."""
+"""Fixtures of the tests of training: tiny boards, a run that takes a second, graphs without a GPU."""
 
 from dataclasses import replace
 

@@ -31,29 +31,29 @@ LITTLE_TEXT = 20_000_000  # tokens of gpt2: some 80 MB
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareCorpus(ABC):
-    """What every source of text is asked for; the first line of a subclass's docstring is listed."""
+    """Options of all sources of text; the first line of a subclass's docstring is its entry in --help."""
 
     out: Path
     """The corpus folder to write."""
 
     tokenizer: str
-    """bytes, gpt2, bpe:4096 (trained on this text), or what holds one: a corpus, run, model folder, GGUF."""
+    """bytes, gpt2, bpe:4096 (trained on this text), or a corpus, run, model folder or GGUF file with one."""
 
     validation_tokens: int
     """Tokens to hold out."""
 
     shard_tokens: int = SHARD_TOKENS
-    """Tokens a shard."""
+    """Tokens per shard."""
 
     workers: int | None = None
-    """Threads that encode; as many as there are cores if not given. The output is the same for any number."""
+    """Encoding threads; unset: one per core. The output does not depend on their number."""
 
     @abstractmethod
     def documents(self) -> Source:
-        """Where the text comes from."""
+        """The source of the text."""
 
     def limit(self) -> int | None:
-        """The most tokens to take; None takes all."""
+        """Largest number of tokens to take; None takes all."""
         return None
 
 
@@ -124,7 +124,7 @@ class PrepareFinewebEdu(PrepareCorpus):
 
 
 def run(args: PrepareCorpus) -> str:
-    """Does what a `deeploop prepare` command asks for; returns a summary to print."""
+    """Run a `deeploop prepare` command for text, and return the summary to print."""
     if args.workers is not None and args.workers < 1:
         raise ValueError(f"workers {args.workers}: must be at least 1")
     source = args.documents()
@@ -160,7 +160,7 @@ def _summary(corpus: Corpus, source: Source, asked: int) -> str:
 
 
 def _notes(corpus: Corpus, source: Source) -> Iterator[str]:
-    """What was left out, what was kept out of validation, and a tokenizer that fits little text better."""
+    """Notes on files that were left out, repeated documents, and a better tokenizer for a small text."""
     if source.skipped:
         named = ", ".join(map(str, source.skipped[:5])) + ", …" * (len(source.skipped) > 5)
         yield f"\nleft out, not UTF-8: {len(source.skipped):,} files ({named})"
@@ -174,7 +174,7 @@ def _notes(corpus: Corpus, source: Source) -> Iterator[str]:
 
 
 def _pieces(source: Source, documents: int) -> str:
-    """Says that files were cut, since documents can be kept apart in training."""
+    """A note that files were split into pieces, as documents may be masked from each other in training."""
     texts = sum(file.name.endswith(TEXT_SUFFIXES) for file in source.files)
     if not texts or len(source.files) >= FEW_FILES or documents <= len(source.files):
         return ""
@@ -196,7 +196,7 @@ def main(arguments: list[str]) -> int:
     if choice is not None:
         kind, build = sources[choice]
         args = parse(kind, rest, prog=f"deeploop prepare {choice}")
-        # Ended at once, as is the default, it would leave its worker processes waiting for ever.
+        # SIGTERM's default action would leave the worker processes waiting forever.
         previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             show(build(args))

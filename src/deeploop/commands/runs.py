@@ -1,4 +1,4 @@
-"""`deeploop runs`: run folders one below the other, with the settings that tell them apart."""
+"""`deeploop runs`: list run folders with the settings in which they differ."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from deeploop.report.runs import Run, differing, find_runs
 
 @dataclass(frozen=True)
 class RunsArgs:
-    """Lists run folders and sweeps: settings that differ, progress, last validation, speed and cost."""
+    """List run folders and sweeps: settings that differ, progress, last validation, speed and cost."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
     """Run folders, sweep folders, or folders of them."""
@@ -29,8 +29,8 @@ class RunsArgs:
 
 
 def run(args: RunsArgs, width: int | None = None) -> str:
-    """What to print; `width` is the terminal's unless given, and without bounds where there is none."""
-    runs = sorted(find_runs(args.folders), key=ORDERS[args.sort])  # stable: by name within equals
+    """Format the list, at most `width` wide: by default as wide as the terminal, or unlimited in a pipe."""
+    runs = sorted(find_runs(args.folders), key=ORDERS[args.sort])  # stable: equal keys stay ordered by name
     if args.json:
         settings = differing(runs)
         return json.dumps([as_json(one, settings) for one in runs], indent=1)

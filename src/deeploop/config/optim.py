@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-MOST = 1e30  # far below the largest fp32 number, which products of rates and decays must not reach
+MOST = 1e30  # limit of rates and decays, far enough below the largest fp32 number that products stay finite
 
 
 @dataclass(frozen=True)

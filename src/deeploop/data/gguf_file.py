@@ -117,7 +117,7 @@ class GGUFFile:
         except DAMAGED as error:
             raise ValueError(f"{self.path}: {name}: damaged metadata ({error!r:.100})") from None
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            raise ValueError(f"{self.path}: {name}={value!r:.40}: not of the kind that is expected")
+            raise ValueError(f"{self.path}: {name}={value!r:.40}: has an unexpected type")
         return value
 
     @property

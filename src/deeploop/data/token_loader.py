@@ -148,7 +148,7 @@ class PrefetchLoader:
 
 
 def validation_windows(stream: Tokens, context: int, count: int) -> tuple[Tensor, Tensor]:
-    """`count` windows spread evenly over the stream, always the same ones; all if it has fewer."""
+    """`count` windows at fixed positions, evenly spread over the stream; all windows if it has fewer."""
     _check_length(stream, context)
     if count < 1:
         raise ValueError(f"validation windows {count}: must be at least 1")

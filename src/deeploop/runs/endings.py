@@ -1,8 +1,8 @@
-"""Where a run stands, when it is over and what it came to: one answer for sweeps, lists and reports.
+"""The state, the end and the outcome of a run, for sweeps, lists and reports.
 
 <run>/.lock       held while `deeploop train` writes into the run folder
-<run>.log         of a sweep's cell: what its processes printed; locked while one of them lives
-<run>.exit.json   how the last of these processes ended, by its exit code: {"code", "failed", "error"}
+<run>.log         of a sweep's cell: the output of its processes; locked while one of them runs
+<run>.exit.json   the exit of the last of these processes: {"code", "failed", "error"}
 """
 
 import re
@@ -15,9 +15,9 @@ from deeploop.files import is_locked, open_regular, read_json
 Ending = Literal["finished", "collapsed"]
 State = Literal["absent", "untrained", "started", "stopped", "running", "finished", "collapsed", "failed"]
 ENDED: tuple[State, ...] = ("finished", "collapsed")
-DROPPED = "weights-dropped"  # a file of a run whose checkpoints were deleted on purpose
+DROPPED = "weights-dropped"  # marks a run whose checkpoints were deleted on purpose
 ERROR = re.compile(r"deeploop (?:train|eval|sweep): error: (.*)")
-TAIL = 4096  # bytes of a log that its last line lies in
+TAIL = 4096  # bytes at the end of a log that are searched
 
 
 def log_file(run: Path) -> Path:
@@ -29,7 +29,7 @@ def exit_file(run: Path) -> Path:
 
 
 def run_state(run: Path, over: Ending | None, *, left: bool = False) -> State:
-    """Where a run stands: `over` by its last validation, with work `left` for its sweep even then."""
+    """The state of a run: `over` says how its last validation ended it, unless its sweep has work `left`."""
     if is_locked(log_file(run)) or is_locked(run / ".lock"):
         return "running"
     if over is not None and not left:
@@ -39,14 +39,14 @@ def run_state(run: Path, over: Ending | None, *, left: bool = False) -> State:
         return "failed"
     if not (run / "run.json").is_file():
         return "absent"
-    # The folder that `deeploop retrofit` wrote: no step is taken in it, but in the run that starts from it.
+    # `deeploop retrofit` wrote the folder; the run that starts from it trains in another one.
     if "retrofit" in stamp and not (run / "metrics.jsonl").exists():
         return "untrained"
     return "started" if stopped_at(stamp) is None else "stopped"
 
 
 def stopped_at(stamp: Mapping[str, Any]) -> int | None:
-    """The step at which a run was stopped by a signal, as its run.json says; None of any other run."""
+    """The step at which a signal stopped the run, from its run.json; None if none did."""
     return _ended(stamp, "stopped")
 
 
@@ -58,9 +58,9 @@ def _ended(stamp: Mapping[str, Any], how: str) -> int | None:
 
 
 def ending(validation: Mapping[str, Any], *, steps: int | None, since: int, stops: bool) -> Ending | None:
-    """How a run ended, by its last validation; None if it did not.
+    """The ending of a run by its last validation; None if it has not ended.
 
-    A guard that `stops` a run ends it at a collapse seen at step `since` (the end of warm-up) or later.
+    A guard that `stops` a run ends it when it is collapsed at step `since` (the end of warm-up) or later.
     """
     step = validation.get("step", -1)
     if steps is not None and step >= steps:
@@ -69,7 +69,7 @@ def ending(validation: Mapping[str, Any], *, steps: int | None, since: int, stop
 
 
 def outcome(validation: Mapping[str, Any]) -> str | None:
-    """The collapse verdict of a language model, the puzzles solved, or the cells right at the most steps."""
+    """The verdict of a language model, the share of solved puzzles, or of correct cells at the most steps."""
     if steps := validation.get("steps"):
         return f"{validation['cells_by_steps'][-1]:.1%} after {steps[-1]} steps"
     exact = validation.get("exact")
@@ -77,17 +77,17 @@ def outcome(validation: Mapping[str, Any]) -> str | None:
 
 
 def has_failed(run: Path) -> bool:
-    """Whether the last process of a sweep's cell failed."""
+    """True if the last process of a sweep's cell failed."""
     if noted := read_json(exit_file(run)):
         return bool(noted.get("failed"))
-    # A folder from before exit codes were kept, or one whose sweep was killed and could not keep it.
+    # The folder has no exit code: it is older than those, or its sweep was killed.
     return log_error(log_file(run)) is not None
 
 
 def log_error(log: Path) -> str | None:
-    """What the last process of a log says it died of, if it does, for a person to read.
+    """The error message of the last process in a log, if there is one.
 
-    Under torchrun a summary of the ranks comes after it.
+    Under torchrun a summary of the ranks follows it.
     """
     try:
         with open_regular(log) as file:
@@ -99,6 +99,6 @@ def log_error(log: Path) -> str | None:
     for line in reversed(lines):
         if match := ERROR.search(line):
             return match.group(1)
-        if line.startswith(("$ ", "step ")):  # another attempt's command, a run that went on
+        if line.startswith(("$ ", "step ")):  # the command of another attempt, or a run that continued
             break
     return None

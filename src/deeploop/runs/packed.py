@@ -1,8 +1,8 @@
-"""Read run folders from the file that they are packed into, `runs.tar.xz`. No torch.
+"""Read run folders from the archive `runs.tar.xz`. Imports no torch.
 
-A tar archive of RUN/FILE, RUN.log and RUN.exit.json: `tar xf runs.tar.xz` restores the folders. Readers call
-`opened`, which unpacks into a temporary folder once per process; the paths shown stay those of the sweep.
-research/pack.py writes the file.
+It holds RUN/FILE, RUN.log and RUN.exit.json: `tar xf runs.tar.xz` restores the folders. Readers call
+`opened`, which unpacks it into a temporary folder once per process; displayed paths remain those of the
+sweep. research/pack.py writes the file.
 """
 
 import atexit
@@ -18,34 +18,34 @@ from deeploop.files import open_regular
 from deeploop.runs.endings import log_file
 
 PACKED = "runs.tar.xz"
-# A file from elsewhere must not fill the disk or the memory.
+# An untrusted archive must not fill the disk or the memory.
 MOST_BYTES = 1 << 30
 MOST_FILES = 100_000
-MEMORY = 10 << 20  # for decompression: what plain `xz` and `tar -J` write needs 9 MiB, ours 5
+MEMORY = 10 << 20  # for decompression: archives of plain `xz` and `tar -J` need 9 MiB, deeploop's 5
 BLOCK = 1 << 20
 
 
 def opened(run: Path) -> Path:
-    """Where to read a run folder and its log: there, or unpacked, if only the packed file has them."""
+    """The path to read a run folder and its log from: its own, or an unpacked copy from the archive."""
     pack = run.parent / PACKED
     own = run.exists() or log_file(run).exists()
     return run if own or not pack.is_file() else _unpacked(pack) / run.name
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder, those in its packed file too, sorted."""
+    """The folders in a folder and in its archive, sorted."""
     return [folder / name for name in names_in(folder) if opened(folder / name).is_dir()]
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of files and folders in a folder, those in its packed file too, sorted."""
+    """The names of files and folders in a folder and in its archive, sorted."""
     pack = folder / PACKED
     places = [opened(folder), *([_unpacked(pack)] if pack.is_file() else [])]
     return sorted({path.name for place in places for path in place.iterdir()})
 
 
 def _unpacked(pack: Path) -> Path:
-    return _temporary_copy(pack, pack.stat().st_mtime_ns)  # packed anew, it is another file
+    return _temporary_copy(pack, pack.stat().st_mtime_ns)  # a new archive is unpacked again
 
 
 @cache
@@ -57,14 +57,14 @@ def _temporary_copy(pack: Path, modified: int) -> Path:
 
 
 def unpack(pack: Path, folder: Path) -> None:
-    """Writes the files of a packed file into an empty folder; refuses what is not a plain file of a run."""
+    """Unpack an archive into an empty folder, refusing all but plain files of runs."""
     try:
         with tempfile.TemporaryFile() as plain:
             _decompress(pack, plain)
             with tarfile.open(fileobj=plain, mode="r:") as tar:
                 _extract(tar, folder)
     except (lzma.LZMAError, tarfile.TarError, ValueError, OverflowError, OSError) as error:
-        # Its text, not the error itself: that would hold this frame, and with it the memory of the decoder.
+        # Only the text: the error would keep this frame alive, and with it the decoder's memory.
         why = (isinstance(error, OSError) and error.strerror) or str(error)
         if "Memory usage" in why:
             why = f"it needs more than {MEMORY >> 20} MiB; unpack it with tar, and pack the folders anew"
@@ -85,7 +85,7 @@ def _decompress(pack: Path, plain: BinaryIO) -> None:
 
 
 def _extract(tar: tarfile.TarFile, folder: Path) -> None:
-    _check_members(tar)  # all of them before the first is written
+    _check_members(tar)  # before the first is written
     for member in tar:
         content = tar.extractfile(member)
         assert content is not None  # of a plain file
@@ -101,12 +101,12 @@ def _check_members(tar: tarfile.TarFile) -> None:
             raise ValueError(f"it holds more than {MOST_FILES:,} files")
         if not is_plain(member.name):
             raise ValueError(f"{member.name!r} is no name of a run's file")
-        # Links lead elsewhere, and a sparse file has any size that it claims.
+        # Links lead elsewhere, and a sparse file may have any size.
         if member.type != tarfile.REGTYPE or member.issparse():
             raise ValueError(f"{member.name!r} is no plain file")
 
 
 def is_plain(name: str) -> bool:
-    """RUN/FILE, or a file beside the run folders: nothing that leads out of the folder, nothing hidden."""
+    """True for RUN/FILE and for a file beside the runs, unless it leads out of the folder or is hidden."""
     parts = name.split("/")
     return len(parts) <= 2 and all(part.isprintable() and part[:1] not in ("", ".") for part in parts)

@@ -1,4 +1,4 @@
-"""sweep.json: what a sweep folder records of its cells and of its starts. The only reader of it; no torch."""
+"""Read sweep.json, the record of a sweep's cells and of its last start. Imports no torch."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class RecordedCell:
-    """A cell as it was started."""
+    """A cell as recorded when it was started."""
 
     recipe: str
     settings: dict[str, Any]
@@ -23,23 +23,23 @@ class RecordedCell:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """What sweep.json holds."""
+    """The content of sweep.json."""
 
     sweep: str
     scale: str
     compare_at: int | None
-    """The step at which losses are compared; None is the last."""
+    """The step at which losses are compared; None: the last."""
     jobs: int
-    """Cells at a time on each device."""
+    """Cells run at a time on each device."""
     cells: dict[str, RecordedCell]
     command: str
-    """Of the last start, as a person types it."""
+    """The command line of the last start."""
     day: str
-    """Of the last start, such as 2026-11-15."""
+    """The day of the last start, such as 2026-11-15."""
 
 
 def read_sweep(folder: Path) -> SweepRecord:
-    """OUT/sweep.json; OSError where there is none, ValueError where it is not a sweep's."""
+    """Read OUT/sweep.json. Raises OSError if it is missing, ValueError if it is invalid."""
     path = folder / "sweep.json"
     try:
         found = read_object(path)
@@ -66,5 +66,5 @@ def _cell(found: dict[str, Any]) -> RecordedCell:
 
 
 def _jobs_of(command: list[str]) -> int:
-    """Of a file from before `jobs` was a field."""
+    """The number of jobs from the command, for files without the field `jobs`."""
     return max((int(jobs) for jobs in re.findall(r"--jobs[ =]([0-9]+)", " ".join(command))), default=1)

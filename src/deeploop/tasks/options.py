@@ -24,7 +24,7 @@ class EvalArgs:
     shots: tuple[int, ...] = ()
     """Numbers of examples before each question; unset: 0 and 1."""
     limit: int | None = None
-    """Number of documents of each task (the first), of puzzles (evenly spread) or of iterated instances."""
+    """Evaluate only this many documents of each task (the first), puzzles (evenly spread) or instances."""
     data: Path | None = None
     """Folder of <task>/<split>.jsonl (unset: download), or of a reasoner's puzzles (unset: as trained)."""
     rounds: tuple[int, ...] = ()

@@ -1,10 +1,9 @@
-"""Forward and backward pass of a micro-batch as one CUDA graph: some thousand launches become one.
+"""Capture the forward and backward pass of a micro-batch in a CUDA graph: thousands of launches become one.
 
-At R rounds a step has a few dozen launches per visit, which at small widths take the host longer than the
-device. A graph has fixed sizes and memory: one is recorded for every shape and number of rounds, the second
-time it comes, because the first time compiles the kernels. At most `MOST_GRAPHS` are kept, in one pool of
-memory, as only one of them runs at a time. Whatever else a task needs of a micro-batch is returned with the
-loss (`Task.leave`).
+At R rounds a step has a few dozen launches per visit; for small widths launching takes longer than computing.
+A graph has fixed shapes and memory, so one is captured for every shape and number of rounds, at its second
+use: the first one compiles the kernels. At most `MOST_GRAPHS` are kept, in one memory pool, as only one runs
+at a time. Other results of a micro-batch that a task needs are returned with the loss (`Task.leave`).
 """
 
 from collections import Counter
@@ -17,12 +16,12 @@ from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
 MOST_GRAPHS = 16
-"""Graphs kept at a time: rounds drawn around a mean of 4 have 16 numbers, and rare ones cost little."""
+"""Graphs kept at a time: rounds drawn around a mean of 4 take 16 values, and rare ones cost little."""
 
 
 @dataclass
 class Recorded:
-    """A graph, the memory of its batch, and the memory of the loss and the task's other results."""
+    """A graph, and the memory of its batch, of the loss and of the task's other results."""
 
     graph: torch.cuda.CUDAGraph
     batch: Batch
@@ -32,11 +31,11 @@ class Recorded:
         for place, tensor in zip(self.batch, batch, strict=True):
             place.copy_(tensor, non_blocking=True)
         self.graph.replay()
-        return tuple(tensor.clone() for tensor in self.left)  # the next replay writes over it
+        return tuple(tensor.clone() for tensor in self.left)  # the next replay overwrites it
 
 
 class GraphReplay:
-    """Call `gradients(batch)`, which accumulates gradients and returns the loss and more, by CUDA graphs.
+    """Call `gradients(batch)`, which accumulates gradients and returns loss and more, by CUDA graphs.
 
     The gradients must stay at their addresses between steps (`GradientMemory`). A batch without memory for a
     graph is called directly, and `say` reports it once. When `MOST_GRAPHS` are kept, a shape that comes twice
@@ -77,14 +76,14 @@ class GraphReplay:
         static = tuple(tensor.to(device, copy=True) for tensor in batch)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads go on meanwhile: the loader's pins memory.
+            # Other threads continue during capture: the loader's pins memory.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 left = self._gradients(static)
         except torch.OutOfMemoryError:
             self._too_large = True
             self._say("no memory for a CUDA graph: kernels are launched one by one")
             return None
-        except RuntimeError as error:  # torch leaves its allocator in a state that nothing can go on from
+        except RuntimeError as error:  # torch's allocator is unusable after a failed capture
             cause = str(error.__context__ or error).partition("\n")[0]
             if "out of memory" in cause:
                 raise torch.OutOfMemoryError(cause) from error

@@ -322,7 +322,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     try:
         check_fields(facts, FIELDS, "chat")
         if unknown := facts["arrays"].keys() - FIELDS["arrays"].keys():  # type: ignore[attr-defined]
-            raise ValueError(f"chat.arrays: {min(unknown)!r:.40} is no array of conversations")
+            raise ValueError(f"chat.arrays: unknown array {min(unknown)!r:.40}")
         if not 1 <= facts["vocabulary"] <= LARGEST:
             raise ValueError(f"chat.vocabulary: must be 1 to {LARGEST}, not {facts['vocabulary']!r:.40}")
         if not 0 <= facts["end_of_text"] < facts["vocabulary"]:

@@ -1,7 +1,7 @@
 """The iterated tasks, whose data are generated during training: build, loss, evaluate.
 
-Every batch has one number of steps, drawn from 1 to `data.train_steps`, and one number of rounds
-(`rounds.py`). Both are functions of seed and step. The evaluation uses more steps than training.
+The number of steps of every batch is drawn from 1 to `data.train_steps`, and its number of rounds follows
+`rounds.py`. Both depend only on seed and step. The evaluation uses more steps than training.
 """
 
 from dataclasses import replace
