@@ -7,11 +7,10 @@ import torch
 
 from deeploop.cli import main
 from deeploop.models.gpt import LoopedGPT
-from deeploop.report.alignment_plots import alignment_figure
 from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language import diagnose as diagnose_run
 from deeploop.tasks.language.diagnose import weights_of
-from deeploop.tasks.language.findings import LEGEND, one_depth_verdict
+from deeploop.tasks.language.findings import LEGEND, alignment_chart, one_depth_verdict
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
@@ -163,8 +162,11 @@ def test_a_figure_of_seven_rounds(runs):
         "update_cosines": [[1.0] * 7] * 7,
         "sensitivity_cosines": [[0.5] * 7] * 7,
     }
-    figure = alignment_figure(record | {"sublayers": {"a": own}, "kappas": {"a": 1.0}}, [])
-    assert not any(axes.texts for axes in figure.axes[:2])
+    chart = alignment_chart(record | {"sublayers": {"a": own}, "kappas": {"a": 1.0}}, [])
+    assert not any(panel.texts for panel in chart.panels)
+    own |= {"update_cosines": [[1.0] * 2] * 2}
+    chart = alignment_chart(record | {"sublayers": {"a": own}, "kappas": {"a": 1.0}}, [])
+    assert [len(panel.texts) for panel in chart.panels] == [4, 0, 0]
 
 
 def test_a_folder_that_cant_be_written_is_refused_before_the_work(runs, monkeypatch, capsys):

@@ -42,7 +42,7 @@ def test_contenders_are_counted_over_seeds_the_furthest_first(runs):
     [(task, (flat, prenorm))] = contenders(runs).items()
     assert task == "automaton of rule 86, length 10, trained on 1 to 3 steps"
     assert (flat.name, prenorm.name) == (
-        "flat, noise 0.3", "pre-norm, noise 0",
+        "flat · noise 0.3", "pre-norm · noise 0",
     )  # fmt: skip
     assert (flat.going_on(), prenorm.going_on()) == (1, 0)
     table = beyond_table(task, [flat, prenorm], Histories(), "beyond")

@@ -199,7 +199,7 @@ def test_a_rate_that_differs_is_a_column_and_an_axis(tmp_path):
     assert {row[2] for row in found} == {"0.001", "0.002", "0.004"}
     (chart,) = views.against(find_runs((tmp_path,)), Histories(), "optim.peak_lr")
     lines = {line.label: [*line.x] for line in chart.panels[0].lines if line.label}
-    assert lines == {f"DeepLoop p=0.5, rounds {R}": [1e-3, 2e-3, 4e-3] for R in (1, 3)}
+    assert lines == {f"DeepLoop p=0.5 · rounds {R}": [1e-3, 2e-3, 4e-3] for R in (1, 3)}
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ def labels(cells: Sequence[Cell], *, but: Sequence[str] = ()) -> list[str]:
     of_the_paper = all("model.rule" in run.fields and run.rule.is_paper for run in runs)
     if of_the_paper and len({run.rule.p for run in runs}) > 2:
         found = [f"p = {run.rule.p:g}{cure(run)}" for run in runs]
-    return [", ".join([base, *_told(run, names)]) for base, run in zip(found, runs, strict=True)]
+    return [" · ".join([base, *_told(run, names)]) for base, run in zip(found, runs, strict=True)]
 
 
 def _told(run: Run, names: Sequence[str]) -> list[str]:
@@ -230,7 +230,7 @@ def along(cells: Sequence[Cell], field: str, *, but: Sequence[str] = ()) -> dict
 def in_legend(labels: Iterable[str]) -> dict[str, str]:
     """Label → its name in a legend: more labels than that has room for are named by their method alone."""
     labels = list(dict.fromkeys(labels))
-    return {one: one if len(labels) <= FEW else one.partition(", ")[0] for one in labels}
+    return {one: one if len(labels) <= FEW else one.partition(" · ")[0] for one in labels}
 
 
 # ── Set-ups: what may stand in one table of the paper's form ────────────────────────────────────────────

@@ -65,8 +65,8 @@ class Panel:
     log_y: bool = False
     whole_x: bool = False
     """Ticks at whole numbers only."""
-    x_ticks: Mapping[float, str] | None = None
-    y_ticks: Mapping[float, str] | None = None
+    x_ticks: Mapping[Any, str] | None = None
+    y_ticks: Mapping[Any, str] | None = None
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
     shaded: tuple[float, float] | None = None
@@ -107,7 +107,7 @@ def rule_of(label: str) -> str:
     """The rule that a label begins with, such as "pre-norm 1/N + unigram bias, peak_lr 0.001"."""
     label = re.sub("^(HRM|TRM) ", "", label)
     known = max((rule for rule in RULE_COLOURS if label.startswith(rule)), key=len, default="")
-    return known or label.partition(" + ")[0].partition(", ")[0]
+    return known or re.split(r" \+ |, | · ", label)[0]
 
 
 def looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:

@@ -34,7 +34,6 @@ from deeploop.models.gpt import LoopedGPT
 from deeploop.models.gpt_config import PARTS, GPTConfig
 from deeploop.nn.documents import document_bounds
 from deeploop.report import plots, results
-from deeploop.report.alignment_plots import alignment_figure, gamma_figure
 from deeploop.runs.folder import (
     OPTIMIZER,
     load_config,
@@ -81,7 +80,7 @@ def run(args: DiagnoseArgs) -> str:
         ]
         folder = results_folder(path)
         write_json(folder / "diagnose.json", record)
-        plots.save_png(alignment_figure(record, history), folder / "diagnose.png")
+        plots.save_png(findings.alignment_chart(record, history), folder / "diagnose.png")
         said = findings.text(
             record,
             config.model,
@@ -289,7 +288,7 @@ def gamma_report(
     points = gamma_points([(config.seed, records[path]) for path, config in configs.items()])
     fits = {title: fit_gamma(own) for title, own in points.items()}
     target = results_folder(next(iter(records))) / "gamma.png"
-    plots.save_png(gamma_figure(as_series(points["own κ"]), "own κ", fits["own κ"].gamma), target)
+    plots.save_png(findings.gamma_chart(as_series(points["own κ"]), "own κ", fits["own κ"].gamma), target)
     lines = [f"{title}: {describe(fit)}" for title, fit in fits.items()]
     return fits, "\n".join(
         ["γ of κ ~ R^γ over these runs", *lines, verdict(fits["own κ"], "own κ"), f"written: {target}"]

@@ -1,9 +1,12 @@
-"""The text of `deeploop diagnose` for one run, from its record."""
+"""The text and the charts of `deeploop diagnose`, from the records of its runs. No torch."""
 
 import math
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Protocol
 
+from deeploop.report.plots import COLOURS, INK, Chart, Line, Panel
 from deeploop.report.tables import text_table
 from deeploop.rules import Rule
 
@@ -104,3 +107,89 @@ def one_depth_verdict(record: dict[str, Any], block: str) -> str:
 
 def _most(own: dict[str, Any], what: str) -> float:
     return own[f"{what}_sum"] / max(max(own[f"{what}_norms"]), 1e-30)
+
+
+# ── Charts ──────────────────────────────────────────────────────────────────────────────────────────────
+def alignment_chart(record: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Chart:
+    """Cosines between rounds for each sublayer, κ by sublayer, and κ_R over training where recorded."""
+    sublayers = record["sublayers"]
+    panels = [
+        heat_map(f"{name}: {what}", own[key])
+        for key, what in (("update_cosines", "updates G"), ("sensitivity_cosines", "sensitivities U"))
+        for name, own in sublayers.items()
+    ]
+    panels.append(kappa_panel(record))
+    if len(history) > 1:
+        panels.append(history_panel(record["rounds"], history))
+    caption = "Cosines between rounds (blue: opposed, red: aligned), κ by sublayer, and κ_R over training."
+    return Chart("diagnose", caption, panels, max(2, len(sublayers)), height=2.8, shared_y=False)
+
+
+def heat_map(title: str, cosines: Sequence[Sequence[float]]) -> Panel:
+    """Rounds × rounds; numbers where they can be read."""
+    ticks = {r: str(r + 1) for r in range(len(cosines))}
+    texts = [
+        (s, r, f"{value:.2f}", "white" if abs(value) > 0.6 else "black")
+        for r, row in enumerate(cosines)
+        for s, value in enumerate(row)
+    ]
+    style = {"vmin": -1, "vmax": 1, "cmap": "RdBu_r"}
+    few = texts if len(cosines) <= 5 else []
+    return Panel(
+        title=title, y="round", x_ticks=ticks, y_ticks=ticks, image=cosines, image_style=style, texts=few
+    )
+
+
+def kappa_panel(record: Mapping[str, Any]) -> Panel:
+    """Each sublayer's κ: by its own largest visits, and by those of all sublayers (the paper's)."""
+    names = [*record["sublayers"]]
+    places = range(len(names))
+    own = [record["sublayers"][name]["own_kappa"] for name in names]
+    shared = [record["kappas"][name] for name in names]
+    return Panel(
+        [
+            Line(own, places, "κ by its own visits", COLOURS[0], "o", size=7),
+            Line(shared, places, "κ in the paper's κ_R", COLOURS[1], "D", size=6),
+        ],
+        x=f"κ (at most R = {record['rounds']})",
+        y_ticks=dict(enumerate(names)),
+        x_range=(0, record["rounds"] * 1.05),
+        y_range=(len(names) - 0.5, -0.5),
+    )
+
+
+def history_panel(rounds: int, history: Sequence[Mapping[str, Any]]) -> Panel:
+    """κ_R and token similarity over training."""
+    steps = [line["step"] for line in history]
+    lines = [
+        Line(steps, [line[key] for line in history], label, colour, style, size=3)
+        for key, label, colour, style in (
+            ("kappa", "κ_R, effective", COLOURS[1], "o-"),
+            ("kappa_raw", "κ_R, raw", COLOURS[0], "o:"),
+            ("similarity", "token similarity", INK, "-"),
+        )
+    ]
+    return Panel(lines, x="training step", y="κ_R", y_range=(0, rounds * 1.1), level=(rounds, "R"))
+
+
+def gamma_chart(points: Mapping[str, Sequence[tuple[int, float]]], title: str, gamma: float) -> Chart:
+    """κ against R on logarithmic scales, a line for each series, between the slopes 0 and 1."""
+    rounds = sorted({R for own in points.values() for R, _ in own})
+    lines = [
+        Line([1, rounds[-1]], [1, rounds[-1]], "κ = R (aligned, γ = 1)", style="--", width=1),
+        Line([1, rounds[-1]], [1, 1], "κ = 1 (decorrelated, γ = 0)", style=":", width=1),
+    ]
+    for (name, own), colour in zip(points.items(), cycle(COLOURS), strict=False):
+        lines.append(Line([R for R, _ in own], [kappa for _, kappa in own], name, colour))
+    ticks = {R: str(R) for R in rounds}
+    panel = Panel(
+        lines,
+        f"{title}: γ = {gamma:.2f}",
+        "rounds R",
+        "κ",
+        log_x=10,
+        log_y=True,
+        x_ticks=ticks,
+        y_ticks=ticks,
+    )
+    return Chart("gamma", "κ against R.", [panel], height=4.5)
