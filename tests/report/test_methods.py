@@ -4,7 +4,7 @@ import json
 
 from deeploop.report import results
 from deeploop.report.beside_paper import p_sweeps
-from deeploop.report.groups import method, setups
+from deeploop.report.groups import along, cells, labels, method, setups
 from deeploop.report.runs import differing, find_runs, read_run
 from deeploop.report.views import depths_table
 from run_folders import write_run, write_sweep
@@ -135,3 +135,22 @@ def test_losses_at_other_rounds_have_a_table(tmp_path):
         ["other", fixed, "GPT-2 token", read, "1", "4.0000", "2.5000", "2.0000"],
         ["other", fixed, "GPT-2 token", f"{read}, α of each R", "1", "3.0000", "–", "–"],
     ]
+
+
+def test_cells_along_a_field_have_several_values_of_it(tmp_path):
+    for rule, rounds in (("flat", 1), ("flat", 3), ("prenorm", 3)):
+        write_run(tmp_path / f"{rule}-{rounds}", rule=rule, rounds=rounds)
+    write_run(tmp_path / "other", rule="flat", rounds=3, peak_lr=4e-3)
+    found = along(cells(find_runs([tmp_path])), "model.rounds")
+    assert {name: [cell.first.name for cell in own] for name, own in found.items()} == {
+        "flat": ["flat-1", "flat-3"]
+    }
+
+
+def test_what_all_runs_have_is_in_no_label(tmp_path):
+    for rule in ("flat", "prenorm"):
+        write_run(tmp_path / rule, rule=rule, model={"unigram_bias": True})
+    write_run(tmp_path / "muon", rule="flat", kind="muon", model={"unigram_bias": True})
+    found = cells(find_runs([tmp_path]))
+    assert labels(found) == ["flat", "flat + Muon", "pre-norm"]
+    assert labels(found[:1]) == ["flat + unigram bias"]

@@ -345,3 +345,22 @@ def test_lists_are_words_and_what_does_nothing_is_no_column(tmp_path):
     lines = {line.split()[0]: line for line in run(RunsArgs((tmp_path,))).splitlines() if line}
     assert "gate-only" in lines["gated"]
     assert "gate-only" not in lines["other"]
+
+
+def test_runs_that_were_cut_off_are_named_with_the_command_that_continues_them(tmp_path):
+    write_run(tmp_path / "whole")
+    write_run(tmp_path / "without-checkpoint", step=20)
+    for name in ("a", "b c", "d", "e"):
+        (write_run(tmp_path / name, step=20) / "checkpoints" / "step-00000020").mkdir(parents=True)
+    cell = write_run(tmp_path / "sweep" / "cell", step=20)
+    (cell / "checkpoints" / "step-00000020").mkdir(parents=True)
+    write_sweep(tmp_path / "sweep", {"cell": {"p": 0.5}})  # a sweep continues its own
+    _, said = run(RunsArgs((tmp_path,))).split("to continue:\n")
+    assert said.splitlines() == [
+        *(
+            f"  deeploop train --resume {folder}"
+            for folder in (tmp_path / "a", f"'{tmp_path}/b c'", tmp_path / "d")
+        ),
+        "  and 1 more",
+    ]
+    assert "to continue" not in run(RunsArgs((tmp_path / "whole",)))

@@ -35,7 +35,6 @@ TABLE_AXES = (
 )
 OF_A_SETUP = ("model.", "data.", "optim.steps", "optim.batch", "device.low_precision")
 NOT_OF_A_SETUP = ("data.validate_every", "data.validation_rounds", *TABLE_AXES)
-PLAIN_LOOP = {"model.prelude": 0, "model.coda": 0}  # as runs are of before there were these
 # Settings that the name of a method says.
 OF_A_METHOD = (
     *(name for name in TABLE_AXES if name != "model.rounds"),
@@ -183,7 +182,7 @@ def cells(runs: Iterable[Run]) -> list[Cell]:
         own = {
             name: value
             for name, value in run.fields.items()
-            if name.startswith(DEFINING) and applies(run, name) and (name, value) not in PLAIN_LOOP.items()
+            if name.startswith(DEFINING) and applies(run, name)
         }
         found.setdefault(json.dumps([run.stamp.get("task"), own], sort_keys=True), []).append(run)
     return [Cell(tuple(own)) for own in found.values()]
@@ -223,8 +222,9 @@ def along(cells: Sequence[Cell], field: str, *, but: Sequence[str] = ()) -> dict
     for cell, name in zip(having, labels(having, but=but), strict=True):
         found.setdefault(name, []).append(cell)
     kept = [own for own in found.values() if len({cell.first.fields[field] for cell in own}) > 1]
-    names = labels([own[0] for own in kept], but=but)  # what differs among these alone
-    return dict(zip(names, kept, strict=True)) if len({*names}) == len(kept) else found
+    shorter = labels([own[0] for own in kept], but=but)  # what differs among these alone
+    names = shorter if len({*shorter}) == len(kept) else [name for name in found if found[name] in kept]
+    return dict(zip(names, kept, strict=True))
 
 
 def in_legend(labels: Iterable[str]) -> dict[str, str]:
@@ -248,7 +248,7 @@ class Setup:
         amount = f"{own['optim.steps']:,} steps of {own['optim.batch']} × {own['model.context']} tokens"
         steps = "step" if own["optim.steps"] == 1 else "steps"
         corpora = " ".join(Path(folder).name for folder in self.runs[0].corpora)
-        around = [own.get(name, 0) for name in PLAIN_LOOP]
+        around = own["model.prelude"], own["model.coda"]
         shape += f", prelude {around[0]}, coda {around[1]}" if any(around) else ""
         return f"{shape}, {amount.replace('steps', steps)}, {corpora}"
 
@@ -288,9 +288,7 @@ def setups(runs: Sequence[Run]) -> list[Setup]:
         shape = {
             name: value
             for name, value in run.fields.items()
-            if name.startswith(OF_A_SETUP)
-            and name not in NOT_OF_A_SETUP
-            and (name, value) not in PLAIN_LOOP.items()
+            if name.startswith(OF_A_SETUP) and name not in NOT_OF_A_SETUP
         }
         found.setdefault(json.dumps(shape, sort_keys=True), []).append(run)
     largest = sorted(found.values(), key=len, reverse=True)
