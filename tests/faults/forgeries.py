@@ -26,7 +26,6 @@ from deeploop.data.shards import Corpus, write_shard
 from deeploop.data.token_loader import TokenLoader
 from deeploop.eval.requests import Request, Requests, load_scores, write_archive
 from deeploop.export.card import model_card
-from deeploop.models.trm import TRMConfig
 from deeploop.report.document import make_sections
 from deeploop.report.escapes import read_outcome
 from deeploop.report.groups import Histories
@@ -34,13 +33,13 @@ from deeploop.report.listing import as_json, fitted
 from deeploop.report.runs import differing, find_runs
 from deeploop.runs.folder import last_checkpoint
 from deeploop.tasks.language.task import LanguageTask
-from deeploop.tasks.puzzles.config import TRMTrainConfig
 from deeploop.tasks.puzzles.data.loader import PuzzleLoader
-from deeploop.tasks.puzzles.data.sets import PuzzleSet, _content_hash, _digest, write_puzzles
+from deeploop.tasks.puzzles.data.sets import PuzzleSet, _content_hash, _digest
 from deeploop.tasks.puzzles.task import PuzzleTask
 from deeploop.train.checkpoint import load_checkpoint, load_tensors, read_state
 from deeploop.train.distributed import World, open_world
 from deeploop.train.loop import train
+from puzzle_runs import MODELS, write_boards
 
 Damage = Callable[[object, random.Random], object]
 
@@ -133,7 +132,7 @@ class Forgeries:
         self.config = config
         with open_world(config.device) as world:
             self.world: World = world
-        self.boards = self._boards()
+        self.boards = write_boards(folder / "boards").folder
         self.reasoner = self._reasoner()
         self.requests = [Request([1, 2, 3], [n], "piqa", 0, n // 2, n % 2) for n in range(6)]
         (self.run / "eval.json").write_text(json.dumps({"evaluations": [EVALUATION, ARC_EVALUATION]}))
@@ -154,26 +153,11 @@ class Forgeries:
         }
 
     # ── Originals ──────────────────────────────────────────────────────────────────────────────────────
-    def _boards(self) -> Path:
-        draw = np.random.default_rng(0)
-        splits = {}
-        for name in ("train", "test"):
-            inputs = draw.integers(1, 5, (12, 9)).astype(np.uint8)
-            groups = np.array([[2, 3, 1 + 3 * group] for group in range(6)], dtype="<i8")
-            splits[name] = {"inputs": inputs, "labels": inputs.copy(), "groups": groups}
-        views = np.zeros((19, 0), dtype=np.uint8)
-        out = self.folder / "boards"
-        write_puzzles(out, kind="maze", vocabulary=5, splits=splits, views=views, build={"seed": 0})
-        return out
-
     def _reasoner(self) -> Any:
-        shape = {"width": 16, "heads": 2, "hidden": 32, "low_cycles": 2, "cycles": 2}
-        base = TRMTrainConfig(
-            model=TRMConfig(**shape, blocks=1, puzzle_positions=2), device=self.config.device
-        )
+        kind, model = MODELS["trm"]
+        base = kind(model=model, device=self.config.device, out=self.folder / "reasoner")
         config = replace(
             base,
-            out=self.folder / "reasoner",
             data=replace(base.data, path=self.boards, test_examples=4),
             optim=replace(base.optim, steps=2, batch=4, warmup_steps=1),
         )

@@ -24,7 +24,6 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -33,10 +32,10 @@ import pretrained
 import readings
 import torch
 from forgeries import Forgeries
+from victims import small_config
 
 from deeploop.cli import main as command_line
 from deeploop.config.json import from_dict, to_dict
-from deeploop.data.prepare import prepare
 from deeploop.data.shards import Corpus
 from deeploop.data.tokenizers import get_tokenizer
 from deeploop.eval.requests import Request, Requests, Scores, load_scores, save_scores
@@ -242,18 +241,7 @@ class Targets:
         self.model = LoopedGPT(load_config(self.run).model)
 
     def _run(self) -> Path:
-        corpus = self.folder / "corpus"
-        documents = ["the loop visits one block again " * 8 for _ in range(60)]
-        prepare(documents, get_tokenizer("bytes"), corpus, validation_tokens=800, source="words", workers=1)
-        base = tiny()
-        config = replace(
-            base,
-            out=self.folder / "run",
-            model=replace(base.model, blocks=1, width=16, hidden=16, context=16),
-            data=replace(base.data, path=corpus, validation_sequences=4),
-            optim=replace(base.optim, steps=2, batch=2),
-            device=replace(base.device, kind="cpu"),
-        )
+        config = small_config(self.folder, steps=2)
         with redirect_stdout(io.StringIO()):
             train(config)
         return config.out

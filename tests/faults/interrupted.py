@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pretrained
 import torch
-from together import finished_run, train_words, write_tasks
+from together import finished_run, settings, write_tasks
 from victims import CLOCKS, finish, small_config, start
 
 import deeploop.bench.training
@@ -138,9 +138,7 @@ def iterated_words(shared: Path, out: Path) -> list[str]:
 def sweep_words(shared: Path, out: Path) -> list[str]:
     """Two cells at the better of two rates, which a search found."""
     grid, search = shared / "tuned.json", shared / "search"
-    fields = dict(zip(*[iter(train_words(small_config(shared), out)[4:])] * 2, strict=True))
-    settings = {key[2:].replace("-", "_"): int(v) if v.isdigit() else v for key, v in fields.items()}
-    sweep = {"recipe": "tiny", "settings": settings, "axes": {"model.rounds": [1, 2]}}
+    sweep = {"recipe": "tiny", "settings": settings(small_config(shared)), "axes": {"model.rounds": [1, 2]}}
     if not grid.exists():
         trials = {"trial": {name: {"optim.peak_lr": float(name)} for name in ("1e-3", "3e-3")}}
         (shared / "search.json").write_text(json.dumps(sweep | {"axes": trials}))

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import scenarios
 import torch
 
 ROOT = Path(__file__).parents[2]
-PAGE, MEASURED = ROOT / "docs" / "reliability.md", ROOT / "build" / "faults.json"
+PAGE, MEASURED = ROOT / "docs" / "reliability.md", Path(__file__).with_name("measured.json")
 FUZZ_PIECE, DRAWS_PIECE = 3_000, 100  # what takes longest is done in parts of a seed each
 FUZZ_CASES, FORGED_CASES = 18_000, 12_000  # of all kinds, and more of those behind a checksum
 DRAWS, DRAWS_ON_RANKS = 2_000, 50  # configurations that must agree with themselves
@@ -64,12 +65,12 @@ def parts() -> dict[str, Callable[[], Any]]:
     return found
 
 
-def timed(name: str) -> tuple[float, Any]:
-    """Measure a part: seconds of processor time, of its processes too, and what it found."""
+def measure(name: str) -> dict[str, Any]:
+    """What a part found, the day, and the seconds of processor time that it took with its processes."""
     torch.set_num_threads(1)
     began = sum(os.times()[:4])
-    done = parts()[name]()
-    return sum(os.times()[:4]) - began, done
+    found = parts()[name]()
+    return {"on": f"{date.today()}", "seconds": sum(os.times()[:4]) - began, "found": found}
 
 
 def main(names: list[str]) -> int:
@@ -78,35 +79,36 @@ def main(names: list[str]) -> int:
     rest = [name for name in parts() if name not in measured]
     asked = rest if names in ([], ["rest"]) else names
     measured = {name: value for name, value in measured.items() if name not in asked}
-    MEASURED.parent.mkdir(exist_ok=True)
     with ProcessPoolExecutor(2) as pool:
-        for name, future in [(name, pool.submit(timed, name)) for name in asked]:
+        for name, future in [(name, pool.submit(measure, name)) for name in asked]:
             try:
                 measured[name] = future.result()
-                print(f"{measured[name][0]:6.0f} s  {name}: {measured[name][1]}", flush=True)
+                print(f"{measured[name]['seconds']:6.0f} s  {name}: {measured[name]['found']}", flush=True)
             except Exception as error:
                 print(f"FAILED  {name}: {error}", flush=True)
             MEASURED.write_text(json.dumps(measured, indent=1))
     if missing := [name for name in parts() if name not in measured]:
         print(f"not written, for want of {', '.join(missing)}")
         return 1
-    minutes = sum(seconds for seconds, _ in measured.values()) / 60
-    PAGE.write_text(page({name: done for name, (_, done) in measured.items()}, minutes))
+    PAGE.write_text(page(measured))
     print(f"written: {PAGE}")
     return 0
 
 
-def page(done: dict[str, Any], minutes: float) -> str:
+def page(measured: dict[str, dict[str, Any]]) -> str:
+    done = {name: part["found"] for name, part in measured.items()}
+    days = sorted({part["on"] for part in measured.values()})
     table = [scenarios.Row(**done[name]) for name in scenarios.SCENARIOS]
     loaded = [load.Load(**own) for name, own in done.items() if name.startswith("load")]
     counts = sum((Counter(own) for name, own in done.items() if name.startswith("fuzz")), Counter())
+    draws = sum(own for name, own in done.items() if name.startswith("draws"))
     kinds = sorted({name.partition(":")[0] for name in counts})
     fuzzed = [
         f"| {kind} | {counts[f'{kind}: accepted']:,} | {counts[f'{kind}: refused']:,} |" for kind in kinds
     ]
     forged = sum(count for name, count in counts.items() if name.startswith("forged"))
     parts = [
-        HEAD.format(minutes=minutes),
+        HEAD.format(days=" to ".join(dict.fromkeys((days[0], days[-1])))),
         "| fault | how it is injected | times | what happened | what was lost |\n|---|---|---:|---|---|",
         "\n".join(f"| {r.fault} | {r.injected} | {r.times} | {r.happened} | {r.lost} |" for r in table),
         WORLD,
@@ -114,7 +116,7 @@ def page(done: dict[str, Any], minutes: float) -> str:
         "\n".join(fuzzed),
         f"\n{sum(counts.values()):,} cases in all, {forged:,} of them forged; no other exception, "
         "and none took 10 s.\n",
-        AGREED.format(draws=DRAWS, on_ranks=DRAWS_ON_RANKS),
+        AGREED.format(draws=draws, on_ranks=done["ranks"]),
         "## Load\n| what | how much | measured |\n|---|---|---|",
         "\n".join(f"| {one.what} | {one.amount} | {one.measured} |" for one in loaded),
         OTHER,
@@ -132,8 +134,8 @@ run of the same seed: the same losses, weights, moments and random generators, b
 lost is at most the work since the last checkpoint, which is repeated (with `optim.non_finite` skip, the
 skipped batch). Damaged and forged files end in one line of error.
 
-`make faults` injects every fault into real processes and writes this page. The last time it took
-{minutes:.0f} minutes of processor time. `make test` includes a short version.
+`make faults` injects every fault into real processes and writes this page: about 15 minutes on two free
+cores. What is here was measured on {days}. `make test` includes a short version.
 
 ## Faults during training"""
 

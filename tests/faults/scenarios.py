@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from interrupted import VICTIMS, kill_midway
-from together import TOGETHER
+from together import TOGETHER, train_words
 from victims import STEPS, differences, finish, small_config, start, undisturbed
 
 from deeploop.data.shards import HEADER_BYTES
@@ -30,6 +30,7 @@ from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
 NOTHING = "nothing"
+LONG = {"data.validate_every": 100, "optim.steps": 400, "checkpoint.every": 20}
 QUICK = ("eval", "eval --segments", "export", "import", "prepare pairs", "report", "retrofit")
 
 
@@ -44,9 +45,13 @@ class Row:
     lost: str
 
 
-def run_to_end(config: TrainConfig, log: Path) -> None:
-    if code := finish(start(lambda: train(config), log)):
+def ends_as(
+    reference: Path, config: TrainConfig, log: Path, work: Callable[[TrainConfig], object] = train
+) -> None:
+    """Train to the end, which must be that of the reference."""
+    if code := finish(start(lambda: work(config), log)):
         raise AssertionError(f"exit {code}: {log.read_text()[-600:]}")
+    same_end(config, reference)
 
 
 def same_end(config: TrainConfig, reference: Path) -> None:
@@ -115,8 +120,7 @@ def terminations(folder: Path, times: int) -> Row:
         slowest = max(slowest, time.monotonic() - began)
         if not 0 < step_of(config) < STEPS:
             raise AssertionError("no checkpoint was saved on SIGTERM")
-        run_to_end(config, folder / "term.log")
-        same_end(config, reference)
+        ends_as(reference, config, folder / "term.log")
     return Row(
         "SIGTERM (30 s notice)",
         "between two steps of a run that would not save by itself",
@@ -136,10 +140,9 @@ def damaged_checkpoints(folder: Path, times: int) -> Row:
         assert checkpoint is not None
         while is_whole(checkpoint):  # a bit in a digit beyond a float's precision changes nothing: again
             damage(draw.choice(sorted(checkpoint.iterdir())), draw)
-        run_to_end(config, log)
+        ends_as(reference, config, log)
         if "put aside; going on from" not in log.read_text():
             raise AssertionError("nobody was told")
-        same_end(config, reference)
     return Row(
         "damaged checkpoint",
         "newest one truncated, a bit flipped, or a file removed",
@@ -195,8 +198,7 @@ def full_disk(folder: Path, times: int) -> Row:
             raise AssertionError(log.read_text()[-600:])
         if [checkpoint.name for checkpoint in list_checkpoints(config.out)] != before:
             raise AssertionError("a checkpoint was lost")
-        run_to_end(config, log)
-        same_end(config, reference)
+        ends_as(reference, config, log)
     return Row(
         "full disk",
         "a limit on file size below that of a checkpoint's file",
@@ -233,8 +235,7 @@ def shards(folder: Path, times: int) -> Row:
         if code == 0 or said[kind] not in text or "last good checkpoint: " not in text:
             raise AssertionError(f"{kind}: exit {code}: {text[-600:]}")
         path.write_bytes(whole)
-        run_to_end(config, log)
-        same_end(config, reference)
+        ends_as(reference, config, log)
     return Row(
         "a shard vanishes or is damaged mid-run",
         "removed, truncated, or overwritten with tokens beyond the vocabulary while the run reads it",
@@ -281,9 +282,7 @@ def clock(folder: Path, times: int) -> Row:
 
     for index in range(times):
         config = small_config(folder, f"clock-{index}")
-        if code := finish(start(lambda config=config: jumping(config), folder / "clock.log")):
-            raise AssertionError(f"exit {code}: {(folder / 'clock.log').read_text()[-600:]}")
-        same_end(config, reference)
+        ends_as(reference, config, folder / "clock.log", jumping)
     return Row(
         "clock jumps",
         "every clock reads up to a day too early or too late, anew each time",
@@ -314,8 +313,7 @@ def non_finite(folder: Path, times: int) -> Row:
             raise AssertionError("a NaN went through")
         if "last good checkpoint" not in log.read_text():
             raise AssertionError(log.read_text()[-600:])
-        run_to_end(config, log)
-        same_end(config, reference)
+        ends_as(reference, config, log)
         skipping = small_config(folder, f"skip-{index}", non_finite="skip")
         if finish(start(lambda c=skipping, i=index: poison(c, 7 + i), log)):
             raise AssertionError(log.read_text()[-600:])
@@ -336,9 +334,9 @@ def elastic(folder: Path, times: int) -> Row:
         place = folder / f"elastic-{index}"
         place.mkdir()
         config = small_config(place)
-        common = torchrun_words(config, place / "undisturbed")
+        common = train_words(config, place / "undisturbed", **LONG)
         subprocess.run([*launcher(), *common], check=True, capture_output=True, timeout=180)
-        words = torchrun_words(config, place / "run")
+        words = [*train_words(config, place / "run", **LONG), "--resume"]
         # Without this torchrun hands restarted ranks the store of the attempt before, and they look for one
         # another at addresses that are gone.
         fresh = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -362,31 +360,6 @@ def elastic(folder: Path, times: int) -> Row:
 def launcher(restarts: int = 0) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
             "--max-restarts", str(restarts), "-m", "deeploop"]  # fmt: skip
-
-
-def torchrun_words(config: TrainConfig, out: Path) -> list[str]:
-    fields = {
-        "out": out,
-        "data.path": config.data.path,
-        "model.blocks": 1,
-        "model.rounds": 2,
-        "model.width": 32,
-        "model.hidden": 32,
-        "model.context": 16,
-        "data.validation-sequences": 4,
-        "data.validate-every": 100,
-        "optim.steps": 400,
-        "optim.batch": 4,
-        "checkpoint.every": 20,
-        "log.every": 1,
-        "device.kind": "cpu",
-    }
-    return [
-        "train",
-        "tiny",
-        "--resume",
-        *(word for key, value in fields.items() for word in (f"--{key}", str(value))),
-    ]
 
 
 def wait_for_rank(agent: int, out: Path) -> int:

@@ -69,13 +69,20 @@ def prepare_twice(folder: Path, index: int) -> None:
         raise AssertionError(f"left behind: {left}")
 
 
-def train_words(config: TrainConfig, out: Path) -> list[str]:
+def settings(config: TrainConfig, **changes: object) -> dict[str, object]:
+    """A run of six steps as fields of a grid."""
     fields = {
-        "out": out, "data.path": config.data.path, "model.blocks": 1, "model.rounds": 2, "model.width": 32,
-        "model.hidden": 32, "model.context": 16, "data.validation-sequences": 4, "optim.steps": 6,
+        "data.path": str(config.data.path), "model.blocks": 1, "model.rounds": 2, "model.width": 32,
+        "model.hidden": 32, "model.context": 16, "data.validation_sequences": 4, "optim.steps": 6,
         "optim.batch": 4, "checkpoint.every": 2, "log.every": 1, "device.kind": "cpu",
     }  # fmt: skip
-    return ["train", "tiny", *(word for key, value in fields.items() for word in (f"--{key}", str(value)))]
+    return fields | changes
+
+
+def train_words(config: TrainConfig, out: Path, **changes: object) -> list[str]:
+    """The same as words of a command."""
+    fields = {"out": out, **settings(config, **changes)}.items()
+    return ["train", "tiny", *(word for name, value in fields for word in (f"--{name}", str(value)))]
 
 
 def check_run(run: Path, steps: int) -> None:
@@ -96,20 +103,14 @@ def train_twice(folder: Path, index: int) -> None:
 
 
 def sweep_twice(folder: Path, index: int) -> None:
-    config, out = small_config(folder), folder / f"sweep-{index}"
-    path = folder / "own.json"
-    settings = dict(zip(*[iter(train_words(config, out)[2:])] * 2, strict=True))
-    fields = {key[2:].replace("-", "_"): _value(value) for key, value in settings.items() if key != "--out"}
+    path, out = folder / "own.json", folder / f"sweep-{index}"
+    fields = settings(small_config(folder))
     path.write_text(json.dumps({"recipe": "tiny", "settings": fields, "axes": {"seed": [index]}}))
     words = ["sweep", str(path), "--out", str(out)]
     at_once([words, words], folder / f"sweep-log-{index}")
     json.loads((out / "sweep.json").read_text())
     (run,) = (path.parent for path in out.glob("*/run.json"))
     check_run(run, 6)
-
-
-def _value(text: str) -> object:
-    return int(text) if text.isdigit() else text
 
 
 def finished_run(folder: Path) -> Path:

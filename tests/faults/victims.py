@@ -39,7 +39,7 @@ def small_config(folder: Path, name: str = "run", **optim: object) -> TrainConfi
         resume=True,
         model=replace(base.model, blocks=1, rounds=2, width=32, hidden=32, context=16),
         data=replace(base.data, path=corpus, validation_sequences=4, validate_every=10),
-        optim=replace(base.optim, steps=STEPS, batch=4, warmup_steps=10, **optim),
+        optim=replace(base.optim, **{"steps": STEPS, "batch": 4, "warmup_steps": 10, **optim}),
         checkpoint=replace(base.checkpoint, every=2),
         device=replace(base.device, kind="cpu"),
         log=replace(base.log, every=1),
