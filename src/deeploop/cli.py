@@ -1,4 +1,4 @@
-"""The command line: `deeploop COMMAND …`. Each command is a file in `deeploop.commands`.
+"""The command line: `deeploop COMMAND …`. A command is a file in `deeploop.commands`, or a line of `DIRECT`.
 
 Mistakes of the user end in one line on stderr, with a code of `exits.py`; DEEPLOOP_TRACEBACK=1 shows where.
 """
@@ -8,12 +8,14 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
+from typing import Any
 
 import deeploop
-from deeploop.commands.parsing import require_known
+from deeploop.commands.parsing import parse, require_known
 from deeploop.exits import INTERRUPTED, MISTAKE, OUT_OF_MEMORY, OutOfDeviceMemory, is_out_of_memory
-from deeploop.terminal import printable
+from deeploop.terminal import printable, show
 
 COMMANDS = (
     "plan",
@@ -38,7 +40,16 @@ COMMANDS = (
     "demo",
     "doctor",
 )
-MODULES = {"import": "import_reasoner"}  # where a command's name is no module's: a keyword can't be one
+# Commands without a file in commands/: the class of their arguments, and the function that is given them.
+DIRECT = {
+    "bench": ("deeploop.bench.options:BenchArgs", "deeploop.bench:run"),
+    "chat": ("deeploop.tasks.chat.options:ChatArgs", "deeploop.tasks.chat.talk:run"),
+    "generate": ("deeploop.tasks.language.options:GenerateArgs", "deeploop.tasks.language.generate:run"),
+    "import": ("deeploop.tasks.puzzles.options:ImportArgs", "deeploop.tasks.puzzles.public:run"),
+    "retrofit": ("deeploop.retrofit.options:RetrofitArgs", "deeploop.retrofit.make:run"),
+    "solve": ("deeploop.tasks.puzzles.options:SolveArgs", "deeploop.tasks.puzzles.solve:run"),
+    "validate": ("deeploop.tasks.language.options:ValidateArgs", "deeploop.tasks.language.validate:run"),
+}
 MOVED = {"pack": "python -m research.pack, in a clone of the repository"}
 USAGE = """\
 deeploop: train transformers whose blocks are visited many times
@@ -145,6 +156,23 @@ def _command(arguments: list[str]) -> Callable[[list[str]], int] | None:
     if arguments[0] in MOVED:
         raise ValueError(f"is now {MOVED[arguments[0]]}")
     require_known("command", arguments[0], COMMANDS)
-    name = MODULES.get(arguments[0], arguments[0])
-    command: Callable[[list[str]], int] = import_module(f"deeploop.commands.{name}").main
+    if arguments[0] in DIRECT:
+        return partial(_direct, arguments[0])
+    command: Callable[[list[str]], int] = import_module(f"deeploop.commands.{arguments[0]}").main
     return command
+
+
+def _direct(name: str, arguments: list[str]) -> int:
+    """Parse the arguments and call the function, which returns text to show or an exit code."""
+    kind, run = DIRECT[name]
+    args = parse(_named(kind), arguments, prog=f"deeploop {name}")
+    result = _named(run)(args)
+    if isinstance(result, int):
+        return result
+    show(result)
+    return 0
+
+
+def _named(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)

@@ -26,7 +26,7 @@ from unittest.mock import patch
 import torch
 
 from deeploop.cli import main
-from deeploop.commands import export, validate
+from deeploop.commands import export
 from deeploop.config.json import to_dict
 from deeploop.config.optim import OptimConfig
 from deeploop.config.run import CheckpointConfig, DeviceConfig, LogConfig
@@ -35,6 +35,7 @@ from deeploop.data.tokenizers import get_tokenizer
 from deeploop.models.gpt_config import GPTConfig
 from deeploop.rules import NAMED
 from deeploop.runs.folder import last_checkpoint, list_checkpoints
+from deeploop.tasks.language import validate
 from deeploop.tasks.language.config import DataConfig, RoundsConfig, TrainConfig
 from deeploop.train.checkpoint import read_state
 from deeploop.train.loop import train

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands import validate
 from deeploop.commands.parsing import parse
 from deeploop.commands.train import words_of_source
 from deeploop.data.tokenizers import get_tokenizer
@@ -153,7 +152,7 @@ def tuned(conversations, base, tmp_path_factory):
 def test_fine_tuning_lowers_the_loss_on_held_out_answers(tuned, capsys):
     first, *_, last = [line["loss"] for line in read_metrics(tuned) if line["kind"] == "validation"]
     assert last < first / 2
-    validate.main([str(tuned), "--device", "cpu", "--json"])
+    main(["validate", str(tuned), "--device", "cpu", "--json"])
     record = json.loads(capsys.readouterr().out)
     assert record["rounds"][0]["loss"] == pytest.approx(last, rel=1e-6)
     assert record["tokens"] < record["sequences"] * 128 / 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from deeploop.cli import main
-from deeploop.commands import diagnose, validate
+from deeploop.commands import diagnose
 from deeploop.data.mixture import Mixture
 from deeploop.data.prepare import prepare
 from deeploop.data.shards import Corpus
@@ -200,17 +200,17 @@ def test_validate_reads_the_mixture_and_each_of_its_corpora(mixed, corpora, caps
     config = mixed()
     train(config)
     last = validations(config)[-1]
-    validate.main([str(config.out), "--device", "cpu"])
+    main(["validate", str(config.out), "--device", "cpu"])
     table = capsys.readouterr().out.split("token sim.")[2]
     assert "low" in table
     assert "high" in table
-    validate.main([str(config.out), "--device", "cpu", "--json"])
+    main(["validate", str(config.out), "--device", "cpu", "--json"])
     record = json.loads(capsys.readouterr().out)
     assert record["rounds"][0]["loss"] == pytest.approx(last["loss"], rel=1e-6)
     assert [one["corpus"] for one in record["by_corpus"]] == ["low", "high"]
     own = [one["rounds"][0]["loss"] for one in record["by_corpus"]]
     assert own == pytest.approx(last["loss_by_corpus"], rel=1e-6)
-    validate.main([str(config.out), "--device", "cpu", "--json", "--data", str(corpora / "high")])
+    main(["validate", str(config.out), "--device", "cpu", "--json", "--data", str(corpora / "high")])
     assert "by_corpus" not in json.loads(capsys.readouterr().out)
 
 

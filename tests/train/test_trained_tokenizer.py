@@ -1,5 +1,6 @@
 """A run on a corpus with a trained tokenizer carries it: it generates and exports without the corpus."""
 
+import re
 import shutil
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 pytest.importorskip("tokenizers", reason='needs tokenizers: pip install -c constraints.txt -e ".[hf]"')
 
 import deeploop
-from deeploop.commands import diagnose, generate, validate
+from deeploop.cli import main
 from deeploop.data.bpe import train_bpe
 from deeploop.data.prepare import prepare
 from deeploop.data.tokenizers import get_tokenizer
@@ -44,7 +45,7 @@ def test_the_run_reads_its_own_tokenizer(run, corpora, capsys):
     _, tokenizer = deeploop.load(run)
     assert tokenizer.decode(tokenizer.encode("the loop")) == "the loop"
     assert (run / "merges.txt").read_bytes() == (corpora / "a" / "merges.txt").read_bytes()
-    generate.main([str(run), "--prompt", "the loop", "--max-tokens", "3", "--device", "cpu"])
+    main(["generate", str(run), "--prompt", "the loop", "--max-tokens", "3", "--device", "cpu"])
     assert capsys.readouterr().out.startswith("the loop")
 
 
@@ -54,15 +55,17 @@ def test_bits_per_byte_are_those_of_the_text(run, corpora, capsys):
     stamp = read_json(run / "run.json")
     assert stamp["tokenizer"] == f"bpe:290:{stamp['tokenizer'][8:]}"
     assert 2 < stamp["bytes_per_token"] < 6
-    validate.main([str(run), "--data", str(corpora / "a"), "--device", "cpu"])
+    main(["validate", str(run), "--data", str(corpora / "a"), "--device", "cpu"])
     assert "bits/byte" in capsys.readouterr().out
 
 
-def test_a_corpus_of_another_tokenizer_of_the_same_size_is_refused(run, corpora, make_config, tmp_path):
+def test_a_corpus_of_another_tokenizer_of_the_same_size_is_refused(
+    run, corpora, make_config, tmp_path, capsys
+):
     moved = shutil.copytree(run, tmp_path / "moved")  # it is named as the user named it, not by its config
-    for command in (validate, diagnose):
-        with pytest.raises(ValueError, match=rf"was trained on bpe:290:.*--tokenizer {moved}"):
-            command.main([str(moved), "--data", str(corpora / "b"), "--device", "cpu"])
+    for command in ("validate", "diagnose"):
+        assert main([command, str(moved), "--data", str(corpora / "b"), "--device", "cpu"]) == 2
+        assert re.search(rf"was trained on bpe:290:.*--tokenizer {moved}", capsys.readouterr().err)
     config = config_for(make_config, tmp_path / "next", corpora / "b", init_from=run)
     with pytest.raises(ValueError, match=rf"init_from={run}: reads bpe:290:.*--tokenizer {run}"):
         train(config)
