@@ -12,7 +12,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from deeploop.report.page import filled
 from deeploop.report.plots import save_png
 from deeploop.report.recommend import FILE
 from research import DOCS, RESULTS
@@ -24,6 +23,7 @@ from research.tables import (
     iterated,
     long_training,
     paper,
+    quantization,
     recommend,
     recurrent,
     rules,
@@ -32,11 +32,11 @@ from research.tables import (
 Tables = Mapping[str, Callable[[Path], str]]
 PAGES: dict[str, Tables] = {
     **paper.TABLES,
-    **{f"results/{name}/README.md": tables for name, tables in rules.TABLES.items()},
-    **{f"results/{name}/README.md": tables for name, tables in long_training.TABLES.items()},
-    **{f"results/{name}/README.md": tables for name, tables in by_windows.TABLES.items()},
-    **{f"results/{name}/README.md": tables for name, tables in iterated.TABLES.items()},
-    **{f"results/{name}/README.md": tables for name, tables in recurrent.TABLES.items()},
+    **{
+        f"results/{name}/README.md": tables
+        for module in (rules, long_training, by_windows, iterated, recurrent, quantization)
+        for name, tables in module.TABLES.items()
+    },
 }
 """Page → name of each table on it → what makes it of docs/results."""
 FILES: dict[Path, Callable[[Path], str]] = {
@@ -52,6 +52,15 @@ FIGURES: dict[str, Callable[[Path], Figure]] = {
     "results/alignment/start.png": alignment.start_figure,
     "results/escape-model/model.png": escape_model.model_figure,
 }
+
+
+def filled(text: str, begin: str, end: str, body: str) -> str:
+    """The text of a page with another body between two markers."""
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"lacks the markers {begin} and {end}")
+    return f"{before}{begin}\n{body}\n{end}{after}"
 
 
 def renewed(text: str, tables: Tables, results: Path) -> str:

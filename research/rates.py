@@ -74,8 +74,6 @@ class Cell:
     """Seed → last validation loss."""
     lost: tuple[str, ...] = ()
     """Names of the runs that collapsed or diverged: one of them, and the rate is no choice."""
-    runs: tuple[str, ...] = ()
-    """Names of all."""
 
     @property
     def x(self) -> float:
@@ -98,7 +96,7 @@ class Cell:
                 by_seed.setdefault(run.fields["seed"], []).append(loss)
         losses = {seed: fmean(own) for seed, own in by_seed.items()}  # a seed may have been run twice
         lost = tuple(run.name for run, loss in results if not math.isfinite(loss))
-        return Cell(peak, losses, lost, tuple(run.name for run, _ in results))
+        return Cell(peak, losses, lost)
 
 
 @dataclass(frozen=True)
@@ -111,11 +109,6 @@ class Optimum:
     """edge: no rate was run beyond the best, or none with its seeds; cliff: its neighbour was lost."""
     interval: Interval | None
     """None with one seed, and with a mark."""
-    octave: float | None
-    """What a rate twice or half as high costs, in nats by the parabola; None with a mark."""
-    seeds: int
-    runs: tuple[str, ...]
-    """The runs that it rests on."""
 
 
 @dataclass(frozen=True)
@@ -194,16 +187,14 @@ class Curve:
         """None with fewer than three rates, and where every one was lost."""
         if len(self.cells) < 3 or not self.around:
             return None
-        runs = tuple(name for cell in self.around for name in cell.runs)
         if self.parabola is None:
             cell = self.around[0]
-            return Optimum(cell.peak, cell.mean(), self.mark, None, None, len(cell.losses), runs)
+            return Optimum(cell.peak, cell.mean(), self.mark, None)
         x, interval = self.parabola.lowest, None
         if len(self.seeds) > 1:
             spread = half_width([self.best_x(seed) for seed in self.seeds])
             interval = (2 ** (x - spread), 2 ** (x + spread))
-        octave = self.parabola.curvature  # rates are in octaves
-        return Optimum(2**x, self.parabola(x), "", interval, octave, len(self.seeds), runs)
+        return Optimum(2**x, self.parabola(x), "", interval)
 
     def loss_at(self, peak: float) -> float | None:
         """Infinite where the nearest rate was lost; None outside of the rates that were run."""

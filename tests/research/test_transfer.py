@@ -172,7 +172,7 @@ def test_neighbours_of_other_seeds_give_no_parabola():
     losses = {2e-3: (5.145,), 4e-3: (5.14, 5.02, 5.02), 8e-3: (5.13, 5.09, 5.09), 1.6e-2: (5.2,)}
     curve = Curve(tuple(Cell(peak, dict(enumerate(own))) for peak, own in losses.items()))
     assert (curve.best.peak, curve.mark) == (4e-3, "edge")
-    assert (curve.optimum.peak, curve.optimum.octave) == (4e-3, None)
+    assert (curve.optimum.peak, curve.optimum.interval) == (4e-3, None)
 
 
 def test_a_loss_between_two_rates_is_between_their_losses():
@@ -244,7 +244,7 @@ def test_partial_grids(tmp_path):
     assert {R: one.peak for R, one in rules["flat"].optima.items()} == pytest.approx(
         dict.fromkeys((1, 4, 16), 4.6e-3)
     )
-    assert rules["flat"].optima[1].seeds == 1
+    assert rules["flat"].curves[1].seeds == {0}
     assert rules["pre-norm 1/N"].slope is None
     assert rules["pre-norm 1/N"].verdict == "open: needs R = 1 and R = 16"
 

@@ -165,12 +165,3 @@ def write(out: Path, title: str, sections: Sequence[Section]) -> None:
             plots.save_png(part, out / "figures" / f"{part.name}.png")
     write_text(out / "report.md", markdown(title, sections))
     write_text(out / "report.html", page(title, sections, contents=True))
-
-
-def filled(text: str, begin: str, end: str, body: str) -> str:
-    """A page with what stands between two markers made anew."""
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise ValueError(f"lacks the markers {begin} and {end}")
-    return f"{before}{begin}\n{body}\n{end}{after}"
