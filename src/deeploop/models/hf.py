@@ -8,6 +8,7 @@ A folder that `save_pretrained` writes carries its own code (`hf_source`), so th
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -15,7 +16,6 @@ from inspect import Signature, signature
 from typing import Any, Self
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -399,4 +399,4 @@ if __name__ == "deeploop.models.hf":
     AutoConfig.register("deeploop", DeepLoopConfig)
     AutoModel.register(DeepLoopConfig, DeepLoopModel)
     AutoModelForCausalLM.register(DeepLoopConfig, DeepLoopForCausalLM)
-    vars(transformers)["DeepLoopForCausalLM"] = DeepLoopForCausalLM  # where `transformers serve` looks
+    vars(sys.modules["transformers"])["DeepLoopForCausalLM"] = DeepLoopForCausalLM  # for `transformers serve`
