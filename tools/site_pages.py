@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GUIDES = "training model data puzzles rules recurrent retrofit chat serving evaluation"
 SECTIONS = {
     "Guides": [*GUIDES.split(), "reasoners", "iterate", "sweeps", "report", "scaling-out", "custom-task"],
-    "Reference": ["commands", "api", "run-folder", "metrics", "architecture"],
+    "Reference": ["commands", "api", "run-folder", "metrics", "architecture", "upgrading"],
     "Evidence": ["paper", "depth", "alignment", "escape", "performance", "reliability", "testing", "log"],
     "Results": ["results/README"],
 }
