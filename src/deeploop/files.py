@@ -6,6 +6,7 @@ folder may hold links, FIFOs and devices.
 
 import errno
 import fcntl
+import hashlib
 import io
 import json
 import os
@@ -168,6 +169,12 @@ def open_regular(path: Path) -> io.BufferedReader:
         what = "Is a directory" if stat.S_ISDIR(mode) else "Not a regular file"
         raise NotRegularError(errno.EINVAL, what, str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a regular file, in hex."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_text(path: Path, limit: int = LARGEST_JSON) -> str:

@@ -142,8 +142,8 @@ def test_the_shipped_model_shows_something_at_once(capsys, tmp_path, undrawn, mo
         (["nowhere"], "nowhere: no such run folder"),
         (["r3", "prenorm"], "model.rule=prenorm, but"),
         (["r3", "--sublayers", "blocks.9.mlp"], "sublayer 'blocks.9.mlp': the model has blocks.0.attention"),
-        (["r3", "--iterations", "0"], "iterations=0: must be 1 or more"),
-        (["r3", "--tolerance", "nan"], "tolerance=nan: must be 0 or more"),
+        (["r3", "--iterations", "0"], "iterations=0: must be at least 1"),
+        (["r3", "--tolerance", "nan"], "tolerance=nan: must be at least 0"),
         (["r3", "--data", "nowhere"], "nowhere"),
     ],
 )

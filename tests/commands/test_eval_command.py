@@ -206,7 +206,7 @@ def test_tasks_without_accuracy_stand_one_below_the_other():
         ("{run} --data {tasks} --tasks pica", "perhaps you meant piqa"),
         ("{run} --data {tasks}/none", "none/arc_challenge/test.jsonl: no such task file"),
         ("{run} --data {tasks} --limit 0", "limit=0: must be at least 1"),
-        ("{run} --data {tasks} --shots -1", "shots=-1: must be 0 or more"),
+        ("{run} --data {tasks} --shots -1", "shots=-1: must be at least 0"),
         ("{run} --data {tasks} --rounds 0", "model.rounds=0: must be at least 1"),
         ("{run} --data {tasks} --batch-tokens 0", "batch_tokens=0: must be at least 1"),
         ("{run} --requests {gpt2}", "holds gpt2 tokens, the run was trained on bytes; write them with --tok"),

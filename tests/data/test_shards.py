@@ -176,9 +176,9 @@ def test_no_corpus_says_how_to_make_one(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda facts: "{", "not a corpus description"),
-        (lambda facts: json.dumps({**facts, "format": 99}), "corpus format 99"),
-        (lambda facts: json.dumps([facts]), "not a corpus description"),
+        (lambda facts: "{", "can't be read"),
+        (lambda facts: json.dumps({**facts, "format": 99}), "format 99"),
+        (lambda facts: json.dumps([facts]), "can't be read"),
         (lambda facts: json.dumps({**facts, "splits": {}}), "corpus.splits: no field 'train'"),
         (lambda facts: json.dumps({**facts, "splits": []}), "corpus.splits: must be an object, not "),
         (lambda facts: json.dumps({**facts, "vocabulary": "x"}), "corpus.vocabulary: must be a whole number"),

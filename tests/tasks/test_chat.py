@@ -298,7 +298,7 @@ def test_damage_is_found(file, name):
     [
         (lambda facts: facts.update(vocabulary=10, end_of_text=9), "train_tokens.npy: token 256 is outside"),
         (lambda facts: facts.update(end_of_text=999), "chat.end_of_text: must be a token"),
-        (lambda facts: facts.update(format=2), "chat format 2, this version reads 1"),
+        (lambda facts: facts.update(format=2), "format 2, this version reads 1"),
         (lambda facts: facts["arrays"].pop("train_bounds"), "no field 'train_bounds'"),
         (lambda facts: facts["arrays"].update(x=facts["arrays"]["train_bounds"]), "unknown array 'x'"),
         (lambda facts: facts["arrays"]["train_tokens"].update(shape=[3]), r"chat\.json has \[3\] of <u2"),

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from deeploop.config.checks import at_least
+
 
 @dataclass(frozen=True)
 class GuardConfig:
@@ -29,9 +31,8 @@ class DiagnoseConfig:
     """Largest number of iterations for an operator norm."""
 
     def __post_init__(self) -> None:
-        for name, least in (("every", 0), ("sequences", 1), ("tokens", 0), ("iterations", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"diagnose.{name}={getattr(self, name)}: must be {least} or more")
+        at_least(0, self, "every", "tokens", section="diagnose.")
+        at_least(1, self, "sequences", "iterations", section="diagnose.")
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ class HaltingConfig:
     """Halt at q_halt > q_continue and learn both (HRM); else halt at q_halt > 0 and learn only that (TRM)."""
 
     def __post_init__(self) -> None:
-        if self.segments < 1:
-            raise ValueError(f"halting.segments={self.segments}: must be at least 1")
+        at_least(1, self, "segments", section="halting.")
         if not 0 <= self.exploration <= 1:
             raise ValueError(f"halting.exploration={self.exploration}: must be from 0 to 1")
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from deeploop.config.checks import at_least
+
 MOST = 1e30  # limit of rates and decays, far enough below the largest fp32 number that products stay finite
 
 
@@ -26,9 +28,7 @@ class BaseOptimConfig:
     """Largest gradient norm; 0: no clipping."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"optim.{name}={getattr(self, name)}: must be at least 1")
+        at_least(1, self, "steps", "batch", section="optim.")
         self._not_negative("peak_lr", "warmup_steps", "weight_decay", "clip")
         if any(not 0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optim.betas={self.betas}: each must be in [0, 1)")

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from deeploop.config.checks import at_least
 from deeploop.config.optim import BaseOptimConfig
 from deeploop.extras import require
 
@@ -50,9 +51,7 @@ class CheckpointConfig:
     """Number of newest checkpoints to keep on disk."""
 
     def __post_init__(self) -> None:
-        for name in ("every", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"checkpoint.{name}={getattr(self, name)}: must be at least 1")
+        at_least(1, self, "every", "keep", section="checkpoint.")
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,7 @@ class LogConfig:
     """Also log to this Weights & Biases project (needs the extra `wandb`)."""
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"log.every={self.every}: must be at least 1")
+        at_least(1, self, "every", section="log.")
 
     def require_extras(self) -> None:
         """Raise ValueError for missing packages before there is a run folder."""

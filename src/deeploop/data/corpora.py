@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from deeploop.extras import require
-from deeploop.files import parse_json
+from deeploop.files import parse_json, sha256_of
 
 FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
 FINEWEB_EDU_SAMPLE = "sample-100BT"
@@ -63,9 +63,7 @@ class Source:
             return None
         digest = hashlib.sha256()
         for path in self.files:
-            with path.open("rb") as file:
-                own = hashlib.file_digest(file, "sha256")
-            digest.update(own.digest())
+            digest.update(bytes.fromhex(sha256_of(path)))
         return digest.hexdigest()
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from deeploop.data.arrays import read_npz
-from deeploop.data.shards import CORPUS_FORMAT, SPLIT_FIELDS, check_fields, write_shard
+from deeploop.data.description import check_fields
+from deeploop.data.shards import CORPUS_FORMAT, SPLIT_FIELDS, write_shard
 from deeploop.data.tokenizers import Tokenizer, token_dtype
 from deeploop.files import atomic_file, parse_json
 

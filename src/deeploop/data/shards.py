@@ -16,7 +16,6 @@ corpus.json is written last: a folder that has it is complete.
 import hashlib
 import itertools
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +26,10 @@ import numpy as np
 from deeploop.data.arrays import read_npz
 from deeploop.data.bpe import load_tokenizer
 from deeploop.data.corpora import SUFFIXES
+from deeploop.data.description import read_description
 from deeploop.data.pretrained_tokenizer import LARGEST
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.files import atomic_file, open_regular, read_object, refuse_other
+from deeploop.files import atomic_file, refuse_other, sha256_of
 
 MAGIC = 20240520
 DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<u2"), 2: np.dtype("<u4")}  # by version
@@ -52,8 +52,6 @@ FIELDS = {
     "unigram": {"file": str, "sha256": str},
     "splits": {"train": SPLIT_FIELDS, "validation": SPLIT_FIELDS},
 }
-JSON_NAMES = {int: "a whole number", str: "a string", list: "a list", dict: "an object"}
-FILE_NAME = re.compile(r"\w[\w.-]*")  # no separator, not . or ..
 
 
 def write_shard(path: Path, tokens: Sequence[int] | np.ndarray) -> str:
@@ -236,8 +234,7 @@ class Corpus:
     def _verify(self, entry: dict[str, Any]) -> None:
         path = self.folder / entry["file"]
         try:
-            with open_regular(path) as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = sha256_of(path)
         except OSError as error:
             raise ValueError(f"{path}: can't be read ({error.strerror}); prepare the corpus again") from None
         if found != entry["sha256"]:
@@ -256,18 +253,14 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         # Under any other name, the folder is probably meant for the user's own text.
         source = folder.name if folder.name in ("stdlib", "fineweb-edu") else "text FILE…"
         raise ValueError(f"{folder}: {what}; make it with `deeploop prepare {source} --out {folder}`")
-    try:
-        facts = read_object(path)
-        version = facts["format"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{path}: not a corpus description ({error!r})") from None
-    if version != CORPUS_FORMAT:
-        raise ValueError(f"{path}: corpus format {version}, this version reads {CORPUS_FORMAT}")
-    try:
-        check_fields(facts, FIELDS)
-        _check_numbers(facts)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    facts = read_description(path, "corpus", CORPUS_FORMAT, FIELDS)
+    for name in ("train", "validation"):
+        split = facts["splits"][name]
+        listed = sum(shard["tokens"] for shard in split["shards"])
+        if split["tokens"] != listed or min(split["documents"], split["bytes"]) < 0:
+            raise ValueError(
+                f"{path}: corpus.splits.{name}: {split['tokens']!r:.40} tokens, its shards have {listed}"
+            )
     return facts
 
 
@@ -283,37 +276,6 @@ def _refuse_text(path: Path) -> None:
         f"{path}: holds text, not a corpus; "
         f"give --data {made} after `deeploop prepare text {path} --out {made}`"
     )
-
-
-def _check_numbers(facts: dict[str, Any]) -> None:
-    if not 1 <= facts["vocabulary"] <= LARGEST:
-        raise ValueError(f"corpus.vocabulary: must be 1 to {LARGEST}, not {facts['vocabulary']!r:.40}")
-    if not 0 <= facts["end_of_text"] < facts["vocabulary"]:
-        raise ValueError(f"corpus.end_of_text: must be a token, not {facts['end_of_text']!r:.40}")
-    for name in ("train", "validation"):
-        split = facts["splits"][name]
-        listed = sum(shard["tokens"] for shard in split["shards"])
-        if split["tokens"] != listed or min(split["documents"], split["bytes"]) < 0:
-            raise ValueError(
-                f"corpus.splits.{name}: {split['tokens']!r:.40} tokens, its shards have {listed}"
-            )
-
-
-def check_fields(found: Any, fields: Any, name: str = "corpus") -> None:
-    """Raise ValueError unless `found` has the fields and types of `fields`, and plain names of files."""
-    kind: Any = fields if isinstance(fields, type) else type(fields)
-    if type(found) is not kind:
-        raise ValueError(f"{name}: must be {JSON_NAMES[kind]}, not {found!r:.40}")
-    if isinstance(fields, list):
-        for index, item in enumerate(found):
-            check_fields(item, fields[0], f"{name}[{index}]")
-    if isinstance(fields, dict):
-        for field, inner in fields.items():
-            if field not in found:
-                raise ValueError(f"{name}: no field {field!r}")
-            check_fields(found[field], inner, f"{name}.{field}")
-        if "file" in fields and not FILE_NAME.fullmatch(found["file"]):
-            raise ValueError(f"{name}.file: must be a plain file name, not {found['file']!r:.40}")
 
 
 def _open_split(folder: Path, facts: dict[str, Any], split: str) -> TokenStream:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from deeploop.config.checks import at_least
+
 
 @dataclass(frozen=True, kw_only=True)
 class RetrofitArgs:
@@ -41,5 +43,4 @@ class RetrofitArgs:
     """Tokens of the corpus' validation split that --suggest uses."""
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ValueError(f"tokens={self.tokens}: must be at least 1")
+        at_least(1, self, "tokens")

@@ -4,6 +4,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -101,6 +102,20 @@ def changes_since(config: RunConfig) -> list[tuple[str, Any, Any]]:
     old = to_dict(load_any_config(config.out))
     ignored = {"resume", "out", "init_from"}
     return [change for change in differences(old, to_dict(config)) if change[0] not in ignored]
+
+
+def require_family(configs: Mapping[Path, RunConfig], but: str) -> None:
+    """Raise ValueError unless the runs have the same data and model, except for the model's field `but`."""
+    (first, reference), *rest = configs.items()
+    for path, config in rest:
+        if config.folders != reference.folders:
+            own, other = (", ".join(map(str, one.folders)) for one in (config, reference))
+            raise ValueError(f"{path}: trained on {own}, but {first} on {other}; diagnose them separately")
+        for name, old, new in differences(to_dict(reference.model), to_dict(config.model)):
+            if name != but:
+                raise ValueError(
+                    f"{path}: model.{name}={new}, but {first} has {old}; diagnose them separately"
+                )
 
 
 def results_folder(run: Path) -> Path:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional
 
+from deeploop.config.checks import at_least
 from deeploop.eval.tasks import PAPER_TASKS
 from deeploop.tasks.iterate.options import IteratedOptions
 from deeploop.tasks.puzzles.options import ReasonerOptions
@@ -47,11 +48,8 @@ class EvalArgs:
     iterated: OmitArgPrefixes[IteratedOptions] = field(default_factory=IteratedOptions)
 
     def __post_init__(self) -> None:
-        for name in ("limit", "batch_tokens"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
-        if any(shots < 0 for shots in self.shots):
-            raise ValueError(f"shots={min(self.shots)}: must be 0 or more")
+        at_least(1, self, "limit", "batch_tokens")
+        at_least(0, self, "shots")
         given = [name for name in ("tasks", "shots", "limit") if getattr(self, name)]
         if self.scores and (self.run or self.requests):
             raise ValueError("scores: can't be combined with a run folder or --requests; leave those out")
@@ -98,6 +96,5 @@ class DiagnoseArgs:
     def __post_init__(self) -> None:
         if not self.runs:
             raise ValueError("runs: name at least one run folder")
-        for name, least in (("sequences", 0), ("iterations", 1), ("tolerance", 0)):
-            if not getattr(self, name) >= least:  # nor nan
-                raise ValueError(f"{name}={getattr(self, name)}: must be {least} or more")
+        at_least(0, self, "sequences", "tolerance")
+        at_least(1, self, "iterations")

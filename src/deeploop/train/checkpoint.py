@@ -20,7 +20,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from deeploop.files import NotRegularError, open_regular, own_folder, read_object, sync_folder, unused_path
+from deeploop.files import (
+    NotRegularError,
+    open_regular,
+    own_folder,
+    read_object,
+    sha256_of,
+    sync_folder,
+    unused_path,
+)
 from deeploop.runs.folder import OPTIMIZER, WEIGHTS, list_checkpoints
 from deeploop.train.checks import NotFinite, ShapeMismatch, check_files, check_state, check_tensors
 from deeploop.train.distributed import World, is_sharded
@@ -329,8 +337,7 @@ def _digest(record: dict[str, Any]) -> str:
 
 def _hash(path: Path) -> str:
     try:
-        with open_regular(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(path)
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path}: is missing") from None
     except OSError as error:  # a disk that does not answer now is no damage

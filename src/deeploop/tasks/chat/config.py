@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from deeploop.config.checks import at_least
 from deeploop.tasks.language.config import TrainConfig
 
 
@@ -21,11 +22,7 @@ class ChatDataConfig:
     """More numbers of rounds to validate at, besides model.rounds."""
 
     def __post_init__(self) -> None:
-        if any(rounds < 1 for rounds in self.validation_rounds):
-            raise ValueError(f"data.validation_rounds={self.validation_rounds}: each must be at least 1")
-        for name in ("validation_rows", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+        at_least(1, self, "validation_rounds", "validation_rows", "validate_every", section="data.")
 
     @property
     def folders(self) -> tuple[Path, ...]:

@@ -24,10 +24,9 @@ import numpy as np
 from deeploop.data.arrays import read_npy
 from deeploop.data.bpe import load_tokenizer, tokenizer_files
 from deeploop.data.corpora import json_lines
-from deeploop.data.pretrained_tokenizer import LARGEST
-from deeploop.data.shards import check_fields
+from deeploop.data.description import read_description
 from deeploop.data.tokenizers import Tokenizer
-from deeploop.files import atomic_file, exclusive_folder, read_object, refuse_other, write_text
+from deeploop.files import atomic_file, exclusive_folder, refuse_other, sha256_of, write_text
 from deeploop.tasks.chat.template import (
     TEMPLATE_FILE,
     ChatTemplate,
@@ -172,7 +171,7 @@ def prepare_chat(
         "template": _sha256(template.text.encode()),
         "context": context,
         "validation_share": validation_share,
-        "text_sha256": _file_sha256(file),
+        "text_sha256": sha256_of(file),
     }
     if (found := _prepared(out, settings)) is not None:
         return found
@@ -313,22 +312,9 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         refuse_other(folder, "chat.json", "`deeploop prepare chat FILE.jsonl --out ANOTHER` makes one")
         what = "not a whole chat folder (no chat.json)" if folder.is_dir() else "no such folder"
         raise ValueError(f"{folder}: {what}; make it with `deeploop prepare chat FILE.jsonl --out {folder}`")
-    try:
-        facts = read_object(path)
-    except OSError as error:
-        raise ValueError(f"{path}: can't be read ({error.strerror})") from None
-    if (version := facts.get("format")) != CHAT_FORMAT:
-        raise ValueError(f"{path}: chat format {version!r:.40}, this version reads {CHAT_FORMAT}")
-    try:
-        check_fields(facts, FIELDS, "chat")
-        if unknown := facts["arrays"].keys() - FIELDS["arrays"].keys():  # type: ignore[attr-defined]
-            raise ValueError(f"chat.arrays: unknown array {min(unknown)!r:.40}")
-        if not 1 <= facts["vocabulary"] <= LARGEST:
-            raise ValueError(f"chat.vocabulary: must be 1 to {LARGEST}, not {facts['vocabulary']!r:.40}")
-        if not 0 <= facts["end_of_text"] < facts["vocabulary"]:
-            raise ValueError(f"chat.end_of_text: must be a token, not {facts['end_of_text']!r:.40}")
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    facts = read_description(path, "chat", CHAT_FORMAT, FIELDS)
+    if unknown := facts["arrays"].keys() - FIELDS["arrays"].keys():  # type: ignore[attr-defined]
+        raise ValueError(f"{path}: chat.arrays: unknown array {min(unknown)!r:.40}")
     return facts
 
 
@@ -371,8 +357,3 @@ def _compare(path: Path, found: str, wanted: str) -> None:
 def _sha256(content: bytes | np.ndarray) -> str:
     data = content if isinstance(content, bytes) else np.ascontiguousarray(content).data
     return hashlib.sha256(data).hexdigest()
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,6 +6,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from deeploop.config.checks import at_least
 from deeploop.eval.sampling import Sampling
 
 
@@ -29,5 +30,4 @@ class ChatArgs(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens}: must be at least 1")
+        at_least(1, self, "max_tokens")

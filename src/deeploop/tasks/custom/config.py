@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from deeploop.config.checks import at_least
 from deeploop.config.optim import OptimConfig
 from deeploop.config.run import RunConfig
 from deeploop.models.gpt_config import GPTConfig
@@ -17,8 +18,7 @@ class CustomDataConfig:
     """Steps between validations; there is also one at the end."""
 
     def __post_init__(self) -> None:
-        if self.validate_every < 1:
-            raise ValueError(f"data.validate_every={self.validate_every}: must be at least 1")
+        at_least(1, self, "validate_every", section="data.")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from deeploop.config.checks import at_least
 from deeploop.config.optim import OptimConfig
 from deeploop.config.run import RunConfig
 from deeploop.models.gpt_config import GPTConfig
@@ -38,9 +39,7 @@ class IterateDataConfig:
     """Steps between validations; there is also one at the end."""
 
     def __post_init__(self) -> None:
-        for name in ("length", "train_steps", "test_examples", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+        at_least(1, self, "length", "train_steps", "test_examples", "validate_every", section="data.")
         if self.task not in TASKS:
             raise ValueError(f"data.task={self.task}: unknown; choose one of {', '.join(TASKS)}")
         if not 0 <= self.rule <= 255:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from deeploop.config.checks import at_least
+
 
 @dataclass(frozen=True, kw_only=True)
 class IteratedOptions:
@@ -15,5 +17,4 @@ class IteratedOptions:
     """A size other than the trained one, such as longer rows."""
 
     def __post_init__(self) -> None:
-        if self.steps and min(self.steps) < 1:
-            raise ValueError(f"steps={min(self.steps)}: must be at least 1")
+        at_least(1, self, "steps")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from deeploop.config.checks import at_least
 from deeploop.config.loop import DiagnoseConfig, GateConfig, GuardConfig
 from deeploop.config.optim import OptimConfig
 from deeploop.config.run import RunConfig
@@ -39,11 +40,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         self._check_mixture()
-        if any(rounds < 1 for rounds in self.validation_rounds):
-            raise ValueError(f"data.validation_rounds={self.validation_rounds}: each must be at least 1")
-        for name in ("validation_sequences", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+        at_least(1, self, "validation_rounds", "validation_sequences", "validate_every", section="data.")
 
     def _check_mixture(self) -> None:
         folders = [folder for folder, _ in parse_mix(self.mix)]

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from deeploop.config.json import differences, to_dict
 from deeploop.data.corpora import stdlib
 from deeploop.data.shards import Corpus
 from deeploop.data.token_loader import validation_windows
@@ -39,6 +38,7 @@ from deeploop.runs.folder import (
     load_config,
     provenance,
     require_checkpoint,
+    require_family,
     results_folder,
     step_of,
 )
@@ -67,7 +67,7 @@ HISTORY = {"kappa", "kappa_raw", "similarity"}  # fields that a line needs for t
 def run(args: DiagnoseArgs) -> str:
     """Diagnose each run, write the results into its folder, and return the text to print."""
     configs = {path: load_config(path) for path in args.runs}
-    check_family(configs)
+    require_family(configs, but="rounds")
     for path in args.runs:
         results.check_writable(results_folder(path))
     records, texts = {}, []
@@ -103,20 +103,6 @@ def last_validation(run: Path, step: int) -> dict[str, Any] | None:
     lines = read_metrics(resolve(run), "validation")
     sound = (line for line in lines if is_number(line.get("loss")) and is_number(line.get("floor")))
     return max((line for line in sound if line["step"] <= step), key=lambda line: line["step"], default=None)
-
-
-def check_family(configs: dict[Path, TrainConfig]) -> None:
-    """Raise ValueError unless the runs differ only in rounds and seed, as κ_R over R requires."""
-    (first, reference), *rest = configs.items()
-    for path, config in rest:
-        if config.data.folders != reference.data.folders:
-            own, other = (", ".join(map(str, data.folders)) for data in (config.data, reference.data))
-            raise ValueError(f"{path}: trained on {own}, but {first} on {other}")
-        for name, old, new in differences(to_dict(reference.model), to_dict(config.model)):
-            if name != "rounds":
-                raise ValueError(
-                    f"{path}: model.{name}={new}, but {first} has {old}; diagnose them separately"
-                )
 
 
 def diagnose_run(path: Path, config: TrainConfig, args: DiagnoseArgs) -> dict[str, Any]:

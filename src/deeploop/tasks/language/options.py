@@ -6,6 +6,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from deeploop.config.checks import at_least
 from deeploop.eval.sampling import Sampling
 
 
@@ -35,8 +36,7 @@ class ValidateArgs:
     """Print the results as JSON."""
 
     def __post_init__(self) -> None:
-        if self.sequences is not None and self.sequences < 1:
-            raise ValueError(f"sequences={self.sequences}: must be at least 1")
+        at_least(1, self, "sequences")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,6 @@ class GenerateArgs(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens}: must be at least 1")
+        at_least(1, self, "max_tokens")
         if self.threshold is not None and self.adaptive == "off":
             raise ValueError(f"threshold={self.threshold}: needs --adaptive change, kl or gate")

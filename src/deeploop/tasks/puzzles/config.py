@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from deeploop.config.checks import at_least
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
 from deeploop.config.run import RunConfig
@@ -25,9 +26,7 @@ class PuzzleDataConfig:
     """Steps between validations; there is also one at the end."""
 
     def __post_init__(self) -> None:
-        for name in ("test_examples", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.{name}={getattr(self, name)}: must be at least 1")
+        at_least(1, self, "test_examples", "validate_every", section="data.")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from deeploop.config.json import differences, to_dict
 from deeploop.diagnose.examine import Effort
 from deeploop.diagnose.exponent import GammaFit, Point, describe, fit_gamma
 from deeploop.diagnose.reasoner import Probe, examine_reasoner, pick_module_sublayers
@@ -26,6 +25,7 @@ from deeploop.runs.folder import (
     provenance,
     puzzle_shape,
     require_checkpoint,
+    require_family,
     results_folder,
     step_of,
 )
@@ -50,7 +50,7 @@ Record = dict[str, Any]
 def run(args: DiagnoseArgs) -> str:
     """Diagnose each run, write the results into its folder, and return the text to print."""
     configs = {path: load_reasoner_config(path) for path in args.runs}
-    check_family(configs)
+    require_family(configs, but="low_cycles")
     for path in args.runs:
         results.check_writable(results_folder(path))
     records, texts = {}, []
@@ -69,22 +69,6 @@ def run(args: DiagnoseArgs) -> str:
             + "\nthe paper's aligned case is γ = 1, p ≥ 0.50"
         )
     return json.dumps(found, indent=1) if args.json else "\n\n".join(texts)
-
-
-def check_family(configs: dict[Path, ReasonerTrainConfig]) -> None:
-    """Raise ValueError unless the runs differ only in C_L and seed, as a fit along C_L requires."""
-    (first, reference), *rest = configs.items()
-    for path, config in rest:
-        if config.data.path != reference.data.path:
-            raise ValueError(
-                f"{path}: trained on {config.data.path}, but {first} on {reference.data.path}; "
-                "diagnose them separately"
-            )
-        for name, old, new in differences(to_dict(reference.model), to_dict(config.model)):
-            if name != "low_cycles":
-                raise ValueError(
-                    f"{path}: model.{name}={new}, but {first} has {old}; diagnose them separately"
-                )
 
 
 def diagnose_run(path: Path, config: ReasonerTrainConfig, args: DiagnoseArgs) -> Record:

@@ -7,6 +7,8 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from deeploop.config.checks import at_least
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReasonerOptions:
@@ -33,11 +35,8 @@ class ReasonerOptions:
     """Number of ARC tasks in gallery.html, 0 for none; unset: 60."""
 
     def __post_init__(self) -> None:
-        for name, least in (("views", 1), ("starts", 1), ("batch", 1), ("gallery", 0)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{name}={value}: must be at least {least}")
-        if self.segments and min(self.segments) < 1:
-            raise ValueError(f"segments={min(self.segments)}: must be at least 1")
+        at_least(1, self, "views", "starts", "batch", "segments")
+        at_least(0, self, "gallery")
         if self.noise is not None and not 0 < self.noise < math.inf:
             raise ValueError(f"noise={self.noise:g}: must be above 0, and finite")
         if self.noise is not None and self.starts == 1:
@@ -64,8 +63,7 @@ class SolveArgs:
     """Device to compute on."""
 
     def __post_init__(self) -> None:
-        if self.segments is not None and self.segments < 1:
-            raise ValueError(f"segments={self.segments}: must be at least 1")
+        at_least(1, self, "segments")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,12 @@
 """Import a checkpoint of HRM's or TRM's public code as a run folder, for `eval` and `solve`."""
 
-import hashlib
 import pickle
 from dataclasses import replace
 
 from deeploop.config.json import to_dict
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
-from deeploop.files import write_json
+from deeploop.files import sha256_of, write_json
 from deeploop.models.public_reasoner import check_shape, config_of, is_hrm, our_names, read_public
 from deeploop.models.reasoner import Reasoner
 from deeploop.models.reasoner_config import PuzzleShape
@@ -53,7 +52,7 @@ def run(args: ImportArgs) -> str:
         optim=ReasonerOptimConfig(),  # no average: TRM's checkpoint holds the averaged weights
         halting=HaltingConfig(segments=args.segments, learn_continue=args.kind == "hrm"),
     )
-    digest = hashlib.sha256(args.checkpoint.read_bytes()).hexdigest()
+    digest = sha256_of(args.checkpoint)
     imported = {"file": args.checkpoint.name, "sha256": digest}
     stamp = {"task": args.kind, "puzzles": puzzles.hash, "shape": shape._asdict(), "imported": imported}
     with new_run(args.out) as part:

@@ -6,7 +6,6 @@ one board, as large as the largest. Tokens: 0 pad, 1 end, from 2 the symbols. In
 A label is 0 (not scored) outside the largest output, and 1 after the end of a smaller output.
 """
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 
 from deeploop.data.corpora import json_lines
 from deeploop.data.draws import keys, orders, words
-from deeploop.files import open_regular
+from deeploop.files import sha256_of
 from deeploop.tasks.puzzles.data.sets import PuzzleSet, group_table, write_puzzles
 
 VERSION = 1
@@ -48,9 +47,7 @@ class PairsFile:
         for name in ("train", "test"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ValueError(f"{name} {count}: must be at least 1")
-        with open_regular(self.file) as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        asked = {"train": self.train, "test": self.test, "seed": self.seed, "sha256": sha256}
+        asked = {"train": self.train, "test": self.test, "seed": self.seed, "sha256": sha256_of(self.file)}
         return {"builder": "pairs", "version": VERSION, **asked}
 
 

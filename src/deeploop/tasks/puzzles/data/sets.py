@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from deeploop.data.arrays import read_npy
-from deeploop.data.shards import check_fields
-from deeploop.files import atomic_file, read_object, refuse_other
+from deeploop.data.description import check_fields, read_description
+from deeploop.files import atomic_file, refuse_other
 from deeploop.tasks.puzzles.data.kinds import KINDS, PuzzleKind
 
 PUZZLE_FORMAT = 1
@@ -265,25 +265,16 @@ def _damage_named(folder: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{folder}: {error}; delete the folder and prepare it again") from None
+        what = str(error).removeprefix(f"{folder}/")
+        raise ValueError(f"{folder}: {what}; delete the folder and prepare it again") from None
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    try:
-        facts = read_object(folder / "puzzles.json")
-        version = facts["format"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"puzzles.json: not a description of puzzles ({error!r})") from None
-    if version != PUZZLE_FORMAT:
-        raise ValueError(f"puzzles.json: puzzle format {version}, this version reads {PUZZLE_FORMAT}")
-    try:
-        check_fields(facts, FIELDS, "puzzles")
-        for name, entry in facts["arrays"].items():
-            check_fields(entry, {"dtype": str, "shape": [int], "sha256": str}, f"puzzles.arrays.{name}")
-            if name != "views" and name not in {f"{s}_{n}" for s in SPLITS for n in (*REQUIRED, *OPTIONAL)}:
-                raise ValueError(f"puzzles.arrays: unknown array {name!r:.40}")
-    except ValueError as error:
-        raise ValueError(f"puzzles.json: {error}") from None
+    facts = read_description(folder / "puzzles.json", "puzzles", PUZZLE_FORMAT, FIELDS)
+    for name, entry in facts["arrays"].items():
+        check_fields(entry, {"dtype": str, "shape": [int], "sha256": str}, f"puzzles.arrays.{name}")
+        if name != "views" and name not in {f"{s}_{n}" for s in SPLITS for n in (*REQUIRED, *OPTIONAL)}:
+            raise ValueError(f"puzzles.arrays: unknown array {name!r:.40}")
     return facts
 
 

@@ -6,7 +6,6 @@ answers.
 """
 
 import csv
-import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from deeploop.data.corpora import open_text
 from deeploop.data.draws import keys, orders, words
 from deeploop.data.workers import process_map
-from deeploop.files import open_regular
+from deeploop.files import sha256_of
 from deeploop.tasks.puzzles.data.sets import PuzzleSet, group_table, write_puzzles
 from deeploop.tasks.puzzles.data.sudoku import DIFFICULTIES, sudoku_settings
 from deeploop.tasks.puzzles.data.sudoku_batch import BATCH, solve_batch
@@ -92,7 +91,7 @@ class SudokuFiles:
             "version": VERSION,
             "skip_bad": self.skip_bad,
             "sources": self.names(),
-            "sha256": [_sha256(path) for path in self.all_files],
+            "sha256": [sha256_of(path) for path in self.all_files],
             "test_only": len(self.test_files),
         }
 
@@ -287,11 +286,6 @@ def _arrays(found: Found, rows: np.ndarray) -> dict[str, np.ndarray]:
         "ratings": found.guesses[rows].astype("<i4"),
         "sources": found.sources[rows].astype("<i4"),
     }
-
-
-def _sha256(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def describe_files(puzzles: PuzzleSet) -> list[str]:
