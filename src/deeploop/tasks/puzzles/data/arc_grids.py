@@ -16,16 +16,6 @@ VOCABULARY = FIRST_COLOUR + COLOURS
 VIEW_PARAMETERS = 1 + COLOURS  # the move, then the image of each colour
 
 
-def augment(grid: np.ndarray, view: np.ndarray) -> np.ndarray:
-    """Apply a view (11,) to a grid of colours: the move, then the image of each colour."""
-    return view[1:][turn(grid, int(view[0]))]
-
-
-def restore(grid: np.ndarray, view: np.ndarray) -> np.ndarray:
-    """Undo `augment`."""
-    return turn(np.argsort(view[1:])[grid], INVERSE[view[0]]).astype(np.uint8)
-
-
 def encode(grid: np.ndarray, row: int = 0, column: int = 0) -> np.ndarray:
     """Encode a grid of colours as (900,) tokens with its top-left corner at (row, column)."""
     tokens = np.zeros((SIDE, SIDE), dtype=np.uint8)
@@ -50,12 +40,6 @@ def crop_shapes(tokens: np.ndarray) -> np.ndarray:
     height = np.argmax(widths * np.arange(1, SIDE + 1), axis=1)
     width = widths[np.arange(len(widths)), height]
     return np.stack([np.where(width > 0, height + 1, 0), width], axis=1)
-
-
-def crop(tokens: np.ndarray) -> np.ndarray:
-    """The grid of colours in (900,) predicted tokens; 0 × 0 if there is none."""
-    height, width = crop_shapes(tokens)[0]
-    return (tokens.reshape(SIDE, SIDE)[:height, :width] - FIRST_COLOUR).astype(np.uint8)
 
 
 def read_back(tokens: np.ndarray, views: np.ndarray) -> list[np.ndarray]:
