@@ -9,6 +9,7 @@ from typing import Any
 
 from deeploop.theory import exponent_threshold
 
+MARGIN = 0.02  # of an exponent near 1/4 or 1/2
 # 97.5% points of Student's t for 1, 2, … degrees of freedom; for more, the last, which is slightly too large.
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -73,7 +74,7 @@ def fit_gamma(points: Iterable[Point]) -> GammaFit:
     return GammaFit(gamma, gamma - spread, gamma + spread, slopes)
 
 
-def verdict(fit: GammaFit, what: str = "κ_R", *, margin: float = 0.02) -> str:
+def verdict(fit: GammaFit, what: str = "κ_R") -> str:
     """Tell which of the two rules the measured growth requires; `what` names the κ that was fitted.
 
     The exponent applies if single visits shrink as β/α, which the paper assumes and Adam does not guarantee.
@@ -84,12 +85,12 @@ def verdict(fit: GammaFit, what: str = "κ_R", *, margin: float = 0.02) -> str:
     )
     asked += f" ({low:.2f} to {high:.2f})" if math.isfinite(fit.low) else " (one series: no interval)"
     upper = high if math.isfinite(fit.high) else fit.p
-    if upper <= 0.25 + margin:
+    if upper <= 0.25 + MARGIN:
         return f"{asked}: DeepNorm's ¼ is safe by the bound, DeepLoop's ½ is slack by {0.5 - fit.p:.2f}."
-    if fit.p <= 0.25 + margin:
+    if fit.p <= 0.25 + MARGIN:
         return f"{asked}: ¼ is at the edge, ½ is safe and slack by {0.5 - fit.p:.2f}."
     return f"{asked}: DeepNorm's ¼ falls short by {fit.p - 0.25:.2f}, DeepLoop's ½ is safe" + (
-        f" and slack by {0.5 - fit.p:.2f}." if fit.p < 0.5 - margin else ", without slack."
+        f" and slack by {0.5 - fit.p:.2f}." if fit.p < 0.5 - MARGIN else ", without slack."
     )
 
 

@@ -5,7 +5,7 @@ record["modules"]["L"]["kappa"], record["kappa_bar"], record["bound"]
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
@@ -51,7 +51,6 @@ def examine_reasoner(
     horizon: Horizon,
     sublayers: Sequence[str] = (),
     effort: Effort | None = None,
-    progress: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Any]:
     """κ_g of each module, κ̄_g and the per-module bound, with gradients as far back as `horizon`.
 
@@ -61,19 +60,16 @@ def examine_reasoner(
     trained_depth = model.config.N
     with _measured_at(model, horizon):
         schedule = model.config.schedule
-        alignments: dict[str, list[Alignment]] = {}
-        for module, own in pick_module_sublayers(model, sublayers).items():
-            for sublayer in own:
-                progress(f"{horizon} {sublayer.name}")
-                alignments.setdefault(module, []).extend(
-                    measure(
-                        [sublayer],
-                        rounds=schedule.R_g_of(module),
-                        loss=lambda: _loss(model, probe),
-                        output=lambda: _output(model, probe),
-                        **asdict(effort or Effort()),
-                    )
-                )
+        alignments = {
+            module: measure(
+                own,
+                rounds=schedule.R_g_of(module),
+                loss=lambda: _loss(model, probe),
+                output=lambda: _output(model, probe),
+                **asdict(effort or Effort()),
+            )
+            for module, own in pick_module_sublayers(model, sublayers).items()
+        }
     # An unconverged norm is slightly too small, so a ratio of norms may exceed R_g.
     kappas = {m: min(kappa(own), float(schedule.R_g_of(m))) for m, own in alignments.items()}
     return {

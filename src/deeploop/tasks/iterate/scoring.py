@@ -142,13 +142,12 @@ def rollout(
     instances: np.ndarray,
     steps: int,
     *,
-    arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     recompute_alpha: bool | None = None,
 ) -> np.ndarray:
     """The model's answers after 1, 2, … `steps` rounds of one pass: (steps, instances, answers)."""
     device = next(model.parameters()).device
     inputs = torch.from_numpy(task.inputs(instances)).to(device)
-    with torch.no_grad(), arithmetic():
+    with torch.no_grad():
         found = [
             logits.argmax(-1)[:, task.answers].cpu()
             for _, logits in read_outs(model, inputs, range(1, steps + 1), recompute_alpha=recompute_alpha)

@@ -201,7 +201,7 @@ def draw(grid: np.ndarray, title: str, cell: float, marked: np.ndarray | None = 
     return svg(paths, title, grid.shape, cell)
 
 
-def draw_symbols(symbols: np.ndarray, title: str, marks: Mapping[str, np.ndarray], cell: float = 32) -> str:
+def draw_symbols(symbols: np.ndarray, title: str, marks: Mapping[str, np.ndarray]) -> str:
     """Draw a grid of strings as SVG, with the cells of each mask in the colour of its class."""
     paths = [f'<path class="{name}" d="{runs(mask)}"/>' for name, mask in marks.items() if mask.any()]
     paths.append(lines_between(*symbols.shape))
@@ -210,7 +210,7 @@ def draw_symbols(symbols: np.ndarray, title: str, marks: Mapping[str, np.ndarray
         for (y, x), text in np.ndenumerate(symbols)
         if text
     ]
-    return svg(paths, title, symbols.shape, cell)
+    return svg(paths, title, symbols.shape, cell=32)
 
 
 def lines_between(height: int, width: int) -> str:

@@ -233,13 +233,13 @@ def differences_from_published(build: dict[str, Any]) -> list[str]:
     return found
 
 
-def steps_of_epochs(train: dict[str, int], batch: int, epochs: float = PUBLISHED_EPOCHS) -> int:
-    """The optimizer steps of that many epochs, as the published code counts them.
+def steps_of_epochs(train: dict[str, int], batch: int) -> int:
+    """The optimizer steps of the published number of epochs, as the published code counts them.
 
     An epoch draws one view of each group; a view has the mean number of examples. `train` holds the sizes of
     the training split in puzzles.json.
     """
-    return int(epochs * train["groups"] * train["examples"] / train["puzzles"] / batch)
+    return int(PUBLISHED_EPOCHS * train["groups"] * train["examples"] / train["puzzles"] / batch)
 
 
 def _sorted(tasks: Iterable[ArcTask]) -> list[ArcTask]:
