@@ -134,10 +134,7 @@ class KernelStep:
     """Logits as in `ModuleStep`, by Triton kernels: the stream in fp32, matrices packed once in `dtype`."""
 
     def __init__(self, model: LoopedGPT, cache: PositionedCache, dtype: torch.dtype = torch.bfloat16) -> None:
-        from deeploop.nn.kernels.decode import (
-            Visit,
-            biases_of,
-        )  # imported here: needs Triton
+        from deeploop.nn.kernels.decode import Visit, biases_of  # imported here: needs Triton
         from deeploop.nn.kernels.stack import packs_of
 
         self._model, self._positions = model, cache.positions

@@ -180,8 +180,7 @@ class Requests:
                 raise ValueError(f"{other[0]!r:.40} is not an array of integers")
             ragged = {
                 name: Ragged(
-                    arrays[f"{name}s"].astype(np.uint32),
-                    np.cumsum(arrays[f"{name}_lengths"], dtype=np.int64),
+                    arrays[f"{name}s"].astype(np.uint32), np.cumsum(arrays[f"{name}_lengths"], dtype=np.int64)
                 )
                 for name in ("context", "continuation")
             }

@@ -104,12 +104,7 @@ def activation_bytes(config: GPTConfig) -> int:
 
 
 def training_bytes(
-    config: GPTConfig,
-    sequences: int,
-    recompute: Recompute = "off",
-    *,
-    shards: int = 1,
-    muon: bool = False,
+    config: GPTConfig, sequences: int, recompute: Recompute = "off", *, shards: int = 1, muon: bool = False
 ) -> int:
     """Estimate the peak GPU memory of a step on `sequences` at once; `shards` is the number of FSDP ranks.
 

@@ -33,10 +33,31 @@ class LoopMonitor:
         self.diagnose_every = config.diagnose.every
 
     def diagnose(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Diagnose the model on the first validation sequences of this rank."""
+        """Diagnose the model on the first validation sequences of this rank.
+
+        Leaves parameters, optimizer and random generators unchanged.
+        """
         assert isinstance(model, LoopedGPT)
+        began = time.perf_counter()
+        config, device = self._config.diagnose, next(model.parameters()).device
         model.set_rounds(self._config.model.rounds)  # the last step may have had another number
-        return diagnose(model, optimizer, self._probe, self._config.diagnose)
+        inputs, targets, starts = self._probe
+        cut = slice(config.sequences), slice(config.tokens or None)
+        # Recomputation would count each visit twice.
+        recompute, model.recompute = model.recompute, "off"
+        try:
+            record = examine(
+                model,
+                inputs[cut].to(device),
+                targets[cut].to(device),
+                documents=None if starts is None else document_bounds(starts[cut]).to(device),
+                sublayers=config.sublayers,
+                state=adam_state(model, optimizer),
+                effort=Effort(iterations=config.iterations),
+            )
+        finally:
+            model.recompute = recompute
+        return record | {"seconds": time.perf_counter() - began}
 
     def collapse_advice(self) -> str:
         """Advice for a run that is still collapsed after warm-up."""
@@ -57,36 +78,6 @@ class LoopMonitor:
             f"than the unigram floor. The rate rose by {ramp:.1e} per step, too fast for this block; "
             f"try {' or '.join(changes)}, or a lower --lr."
         )
-
-
-def diagnose(
-    model: LoopedGPT,
-    optimizer: torch.optim.Optimizer,
-    probe: Probe,
-    config: DiagnoseConfig,
-) -> dict[str, Any]:
-    """Diagnose the loop for the metrics; leave model, optimizer and random generators unchanged."""
-    began = time.perf_counter()
-    device = next(model.parameters()).device
-    cut = slice(None, config.tokens or None)
-    tokens, targets = (part[: config.sequences, cut].to(device) for part in probe[:2])
-    starts = None if probe[2] is None else probe[2][: config.sequences, cut]
-    apart = None if starts is None else document_bounds(starts).to(device)
-    # Recomputation would count each visit twice.
-    recompute, model.recompute = model.recompute, "off"
-    try:
-        record = examine(
-            model,
-            tokens,
-            targets,
-            documents=apart,
-            sublayers=config.sublayers,
-            state=adam_state(model, optimizer),
-            effort=Effort(iterations=config.iterations),
-        )
-    finally:
-        model.recompute = recompute
-    return record | {"seconds": time.perf_counter() - began}
 
 
 def adam_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> AdamState | None:

@@ -36,14 +36,7 @@ def tiny() -> TrainConfig:
     return TrainConfig(
         out=Path("runs/tiny"),
         model=GPTConfig(
-            blocks=2,
-            rounds=3,
-            width=128,
-            heads=2,
-            hidden=344,
-            vocabulary=257,
-            context=128,
-            unigram_bias=True,
+            blocks=2, rounds=3, width=128, heads=2, hidden=344, vocabulary=257, context=128, unigram_bias=True
         ),
         data=DataConfig(path=Path("data/stdlib"), validation_sequences=64, validate_every=50),
         optim=OptimConfig(steps=300, batch=16, warmup_steps=200, floor_lr=1e-4),

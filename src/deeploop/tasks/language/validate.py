@@ -270,12 +270,7 @@ def report(record: dict[str, Any], run: Path) -> str:
         parts.append(text_table(("cache rounds", "slots", "bytes/token", *header[1:]), kept))
     if own := record.get("by_corpus"):
         rows = [
-            (
-                one["corpus"],
-                f"{one['sequences']:,}",
-                str(row["rounds"]),
-                *_figures(row),
-            )
+            (one["corpus"], f"{one['sequences']:,}", str(row["rounds"]), *_figures(row))
             for one in own
             for row in one["rounds"]
         ]

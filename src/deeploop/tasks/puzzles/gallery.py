@@ -139,13 +139,7 @@ def question_row(question: Question, count: int) -> str:
     place = f"place {question.place:,} of {given:,}" if question.place else f"not among the {given:,} given"
     asked = [
         figure(question.input, "input", [size(question.input)], LARGEST_CELL),
-        figure(
-            question.expected,
-            "expected",
-            [size(question.expected), place],
-            cell,
-            kind="asked",
-        ),
+        figure(question.expected, "expected", [size(question.expected), place], cell, kind="asked"),
     ]
     votes = [
         vote_figure(number, vote, question.expected, count, cell)

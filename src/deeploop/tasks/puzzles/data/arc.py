@@ -198,10 +198,7 @@ def build_arc(
         kind="arc",
         vocabulary=VOCABULARY,
         views=np.concatenate([blank, *views]),
-        splits={
-            "train": train,
-            "test": _split([tasks[i].held_out for i in held], counts[held], first[held]),
-        },
+        splits={"train": train, "test": _split([tasks[i].held_out for i in held], counts[held], first[held])},
         names={"train": [task.name for task in tasks], "test": [tasks[index].name for index in held]},
         build=arc_settings(tasks, augmentations, seed),
     )
