@@ -152,9 +152,10 @@ def test_another_seed_is_refused_by_its_name(train_arguments, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("warmup", "block", "says"),
     [
+        (9, "deeploop", "; raise --steps or lower --warmup\n"),
         (
             9,
-            "deeploop",
+            "deeploop --model.no-unigram-bias",
             ", and a collapse says little yet; raise --steps (with fewer --warmup",
         ),
         (9, "averaged", "; raise --steps or lower --warmup\n"),
@@ -164,7 +165,7 @@ def test_another_seed_is_refused_by_its_name(train_arguments, tmp_path, capsys):
 def test_a_run_that_ends_inside_its_warm_up_says_so(train_arguments, tmp_path, capsys, warmup, block, says):
     """Its verdict `collapsed` would otherwise look like a finding, of a block that can collapse."""
     steps = ["--optim.steps", 8, "--optim.warmup-steps", warmup]
-    assert main(train_arguments(tmp_path / "run", *steps, "--model.rule", block, "--dry-run")) == 0
+    assert main(train_arguments(tmp_path / "run", *steps, "--rule", *block.split(), "--dry-run")) == 0
     said = capsys.readouterr().out
     assert ("inside its warm-up" in said) == (says is not None)
     assert (
