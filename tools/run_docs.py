@@ -199,6 +199,8 @@ def run_piece(piece: Piece, folder: Path, env: dict[str, str], steps: int) -> st
     if piece.kind == "script":
         return "skipped: a batch script for SLURM"
     if piece.kind == "python":
+        if "import vllm" in text:
+            return "skipped: needs vLLM in an environment of its own: make test-vllm"
         for needed in re.findall(r'"((?:data|runs)/[\w-]+)', text):
             if not (folder / needed).exists():
                 return f"skipped: needs {needed}, which was not made here"
