@@ -6,17 +6,16 @@ from deeploop.config.run import RunConfig
 from deeploop.tasks.chat import recipes as chat
 from deeploop.tasks.iterate import recipes as iterate
 from deeploop.tasks.language import recipes as gpt
-from deeploop.tasks.language import recurrent_recipes as recurrent
 from deeploop.tasks.puzzles import recipes as puzzles
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "gpt2-small": gpt.gpt2_small,
     "gpt2-medium": gpt.gpt2_medium,
     "tiny": gpt.tiny,
-    "tiny-recurrent": recurrent.tiny_recurrent,
-    "huginn-small": recurrent.huginn_small,
-    "parcae-small": recurrent.parcae_small,
-    "ouro-small": recurrent.ouro_small,
+    "tiny-recurrent": gpt.tiny_recurrent,
+    "huginn-small": gpt.huginn_small,
+    "parcae-small": gpt.parcae_small,
+    "ouro-small": gpt.ouro_small,
     "chat": chat.chat,
     "hrm-arc1": puzzles.hrm_arc1,
     "hrm-arc1-deeploop": puzzles.hrm_arc1_deeploop,
