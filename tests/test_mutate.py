@@ -39,7 +39,6 @@ def test_what_is_changed_and_what_is_not(tool):
         (6, "if width < 0 or (height):"),
         (8, "pass"),
         (9, "return None"),
-        (9, "return (max(width * height, scale) if scale is None else None)"),
         (9, "return None if (scale is not None) else max(width * height, scale)"),
         (9, "return None if scale is None else (min(width * height, scale))"),
         (9, "return None if scale is None else max((width / height), scale)"),
