@@ -327,7 +327,7 @@ class Study:
 
     @property
     def over_rounds(self) -> bool:
-        """Whether some rule has three rates at each of two R: only then is there a slope to speak of."""
+        """True if some rule has three rates at each of two R, which a slope requires."""
         return any(
             sum(len(curve.cells) >= 3 for curve in rule.curves.values()) >= 2 for rule in self.rules.values()
         )

@@ -208,7 +208,7 @@ def draw_legend(figure: Figure, study: Study, colours: dict[int, str]) -> None:
 
 
 def caption(study: Study) -> str:
-    """What to see."""
+    """The caption: what the figure shows."""
     told = {
         word: [rule.rule for rule in study.rules.values() if rule.transfers is answer]
         for word, answer in (("keep it", True), ("do not", False), ("are open", None))

@@ -1,4 +1,4 @@
-"""What the tests share: a corpus of bytes, a run of a second, small files of the eight tasks, a browser."""
+"""Shared fixtures: a corpus of bytes, a run of a second, small files of the eight tasks, a browser."""
 
 import importlib.util
 import json

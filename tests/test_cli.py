@@ -333,7 +333,7 @@ def test_a_device_that_is_not_there(refused, train_arguments, tmp_path, monkeypa
 
 @pytest.mark.parametrize("recipe", ["gpt2-small", "hrm-arc1-deeploop", "trm-sudoku"])
 def test_a_dry_run_does_without_the_data(recipe, tmp_path, capsys):
-    """What a run on the paper's text or puzzles would be, before there is any."""
+    """Describe a run on the paper's text or puzzles, before there is any."""
     assert main(["train", recipe, "--data.path", str(tmp_path / "text"), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert f"{tmp_path / 'text'}: not there yet, make it with `deeploop prepare`" in said

@@ -15,7 +15,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(name, monkeypatch, capsys):
-    """What an example prints."""
+    """The output of an example."""
     monkeypatch.setattr(sys, "argv", [name])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     return capsys.readouterr().out

@@ -194,7 +194,7 @@ def test_a_file_system_without_locks_is_refused_where_two_could_write_and_leaves
 
 
 def test_a_file_is_on_disk_before_it_has_its_name_and_the_name_before_anything_follows(folder, monkeypatch):
-    """What a power loss would leave, by the order of the calls."""
+    """Order of the calls that a power loss requires."""
     calls = []
     sync, replace = os.fsync, os.replace
 

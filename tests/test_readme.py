@@ -39,7 +39,7 @@ def commands(block):
 
 
 def of_deeploop(words):
-    """What follows `deeploop` in a command, also under torchrun; None for other programs."""
+    """The words after `deeploop` in a command, also under torchrun; None for other programs."""
     return words[words.index("deeploop") + 1 :] if words[:1] in (["deeploop"], ["torchrun"]) else None
 
 

@@ -36,7 +36,7 @@ TESTS = (1, 2, 4, 6, 9, 13, 24, 77, 127, 200)
 
 @dataclass(frozen=True)
 class Variant:
-    """What is changed of the recipe `automaton`, and the rates it is tried at."""
+    """Changes to the recipe `automaton`, and the rates to try."""
 
     model: dict[str, Any] = field(default_factory=dict)
     rates: tuple[float, ...] = (1e-3, 2e-3, 3e-3, 4e-3, 6e-3)

@@ -1,4 +1,4 @@
-"""What a looped start needs to collapse: one part held still, or one thing changed, at a time.
+"""Ablate the collapse of a looped start: freeze one part, or change one thing, at a time.
 
     python -m research.experiments.escape_mechanism --data data/text-bytes --out runs/mechanism
 

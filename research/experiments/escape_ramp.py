@@ -1,4 +1,4 @@
-"""How fast the rate may rise, over R at fixed K: the ramp beyond which a start does not come back.
+"""The fastest warm-up without a lasting collapse, over R at fixed K.
 
     python -m research.experiments.escape_ramp --data data/text --blocks 4
 

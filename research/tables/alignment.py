@@ -197,7 +197,7 @@ DEEPLOOP_ALONE: dict[str, Callable[[Record], float]] = {
 
 
 def growth_table(folder: Path) -> Iterator[str]:
-    """How the parts of the bound change with R at step 500: slopes of log against log, by seed."""
+    """Growth of the parts of the bound with R at step 500: log-log slopes, by seed."""
     for rule, title, quantities in (
         ("deeploop", "p = ½", BOTH | DEEPLOOP_ALONE),
         ("prenorm", "pre-norm", BOTH),

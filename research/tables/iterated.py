@@ -29,7 +29,7 @@ STEPS = {"automaton": (4, 8, 16, 77, 200), "addition": (4, 8, 16, 24), "hops": (
 
 
 def study_table(study: dict[str, list[dict[str, Any]]]) -> str:
-    """How many models extrapolate, by variant and rate, and the mean share of right cells at some depths."""
+    """The number of models that extrapolate, by variant and rate, and the mean accuracy at some depths."""
     rows = []
     for name, models in study.items():
         for rate, own in by_rate(models).items():
@@ -40,7 +40,7 @@ def study_table(study: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def variants_table(study: dict[str, list[dict[str, Any]]]) -> str:
-    """How many models extrapolate: a row for each variant, with its rates in one cell."""
+    """The number of models that extrapolate: a row for each variant, with its rates in one cell."""
     rows = []
     for name, models in study.items():
         rates = [f"{rate:g}: {extrapolating(own)} of {len(own)}" for rate, own in by_rate(models).items()]

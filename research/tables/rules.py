@@ -70,7 +70,7 @@ SCHEDULE = ("blocks", "width", "context", "vocabulary"), ("steps", "batch", "war
 
 
 def same_training(run: Run, like: Run) -> bool:
-    """Whether it has the shape, tokens and schedule of another, but for rule, rounds, rate and optimizer."""
+    """True if it differs from another run only in rule, rounds, rate and optimizer."""
     fields = [
         f"{part}.{name}" for part, names in zip(("model", "optim"), SCHEDULE, strict=True) for name in names
     ]
@@ -103,7 +103,7 @@ def best_rate(curve: Curve) -> str:
 
 
 def octaves(curve: Curve, other: Curve | None) -> str:
-    """How far its best rate is above another's; a bound where one of them is at an edge of its grid."""
+    """The ratio of its best rate to another's; a bound if one of them is at an edge of its grid."""
     one, two = ((one.optimum or one.best) if one else None for one in (curve, other))
     if other is None or other is curve or one is None or two is None:
         return MISSING
@@ -340,7 +340,7 @@ def muon_escape(results: Path) -> str:
 
 
 def muon_escape_laptop(results: Path) -> str:
-    """The same in the shape of results/escape-laptop."""
+    """Muon's table in the shape of results/escape-laptop."""
     return escape_table(results / "muon-escape" / "laptop", results / "escape-laptop")
 
 
@@ -386,7 +386,7 @@ BySublayer = dict[str, list[float]]  # a value per seed
 
 
 def step_effect(results: Path) -> str:
-    """What a step changes at the output, and the sums over visits, against R."""
+    """The change of the output by a step, and the sums over visits, against R."""
     values: dict[tuple[str, int, str], dict[int, BySublayer]] = {}
     for run in runs_of(results / "step-effect"):
         for record in read_metrics(run.files, "diagnose"):

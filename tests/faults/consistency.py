@@ -144,7 +144,7 @@ def losses(run: Path, kind: str = "train") -> list[float]:
 
 
 def resumes(config: TrainConfig) -> None:
-    """As it was, bit for bit; with another micro-batch, up to the order of sums."""
+    """Compare bit for bit or, with another micro-batch, up to the order of sums."""
     same = replace(config, out=halfway(config, "same"), resume=True)
     train(same, quiet=True)
     assert losses(same.out) == losses(config.out), "resume: other losses"
@@ -281,7 +281,7 @@ def finding(number: str, error: Exception, config: TrainConfig) -> str:
 
 
 def ranks(draws: int, seed: int) -> list[str]:
-    """The same on two ranks, replicated or sharded, which torchrun starts once for all draws."""
+    """Run on two ranks, replicated or sharded, which torchrun starts once for all draws."""
     draw, found = random.Random(seed), []
     with place_of_draws() as place:
         corpora, jobs = make_corpora(place / "data"), []

@@ -55,7 +55,7 @@ def digest(record: object) -> str:
 
 
 def odd_tensor(tensor: Tensor, draw: random.Random) -> Tensor:
-    """The same with another type, another shape or other numbers."""
+    """The array with another type, another shape or other numbers."""
     kind = draw.randrange(6)
     if kind == 0:
         return tensor.to(draw.choice(TYPES))
@@ -203,7 +203,7 @@ class Forgeries:
         self._reseal(checkpoint, json.loads((checkpoint / "state.json").read_text()))
 
     def _resume(self, task: Any, run: Path) -> None:
-        """As a run is resumed, down to a batch."""
+        """Resume a run, up to its first batch."""
         checkpoint = last_checkpoint(run)
         assert checkpoint is not None
         state = read_state(checkpoint)

@@ -441,7 +441,7 @@ def bounded_memory(headroom: int) -> Iterator[None]:
 
 @contextmanager
 def traced_memory(most: int) -> Iterator[None]:
-    """What Python and numpy hold at once, in memory that the process had before too."""
+    """Peak memory of Python and numpy, including memory that the process already had."""
     tracemalloc.start()
     try:
         yield

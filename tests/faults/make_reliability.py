@@ -66,7 +66,7 @@ def parts() -> dict[str, Callable[[], Any]]:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """What a part found, the day, and the seconds of processor time that it took with its processes."""
+    """The findings of a part, the day, and the seconds of processor time that it took with its processes."""
     torch.set_num_threads(1)
     began = sum(os.times()[:4])
     found = parts()[name]()

@@ -90,7 +90,7 @@ LISTS = {
 
 
 def write_gguf(path: Path, metadata: Mapping[str, object] = METADATA | LISTS) -> None:
-    """The same as one file; the matrices of SwiGLU have to be dequantized."""
+    """The model as one GGUF file; the matrices of SwiGLU have to be dequantized."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.kv_data = [{}]  # the architecture is among the metadata
     for name, value in metadata.items():
@@ -118,7 +118,7 @@ def forged_gguf(folder: Path, metadata: Mapping[str, object]) -> None:
 
 
 def use(path: Path) -> None:
-    """What `inspect`, `retrofit` and `prepare --tokenizer` do with it."""
+    """Call what `inspect`, `retrofit` and `prepare --tokenizer` call."""
     source = open_source(path)
     describe(source)
     model = load_source(source)

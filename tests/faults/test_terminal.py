@@ -13,7 +13,7 @@ TITLE = "\x1b]2;a title\x07\x1b[2J\x9b31m\u202e"
 
 @pytest.fixture
 def said(capsys):
-    """What a command prints; raises for control characters in it."""
+    """The output of a command; raises for control characters in it."""
 
     def run(*words):
         code = main([*map(str, words)])

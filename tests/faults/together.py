@@ -51,7 +51,7 @@ def at_once(commands: Sequence[Sequence[str]], log: Path) -> list[int]:
 
 
 def prepare_twice(folder: Path, index: int) -> None:
-    """The same text twice, or two texts of one size."""
+    """One text twice, or two texts of one size."""
     for name in ("a", "b"):
         text = folder / name
         if not text.exists():
@@ -80,7 +80,7 @@ def settings(config: TrainConfig, **changes: object) -> dict[str, object]:
 
 
 def train_words(config: TrainConfig, out: Path, **changes: object) -> list[str]:
-    """The same as words of a command."""
+    """The arguments as words of a command."""
     fields = {"out": out, **settings(config, **changes)}.items()
     return ["train", "tiny", *(word for name, value in fields for word in (f"--{name}", str(value)))]
 

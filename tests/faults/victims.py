@@ -107,6 +107,6 @@ def differences(run: Path, reference: Path) -> list[str]:
 
 
 def repeatable(folder: Path) -> list[dict[str, object]]:
-    """What a run wrote down, less the times it took."""
+    """The metrics of a run, without times."""
     records = [record for record in read_metrics(folder) if record["kind"] in ("train", "validation")]
     return [{key: value for key, value in record.items() if key not in CLOCKS} for record in records]

@@ -82,7 +82,7 @@ def our_logits(gpt, tokens):
 
 
 def theirs(model, prompt, count, **settings):
-    """What their `generate` adds to one prompt."""
+    """The tokens that transformers' `generate` adds to one prompt."""
     out = model.generate(torch.tensor([prompt]), max_new_tokens=count, pad_token_id=PAD, **settings)
     return out[0, len(prompt) :].tolist()
 
@@ -371,7 +371,7 @@ def test_ids_beyond_the_vocabulary_are_refused(model):
 
 @torch.no_grad()
 def test_text_past_the_context(gpt, model):
-    """As with other models it goes on; the rotation is that of a longer table."""
+    """Like other models it continues, with the rotation of a longer table."""
     longer = LoopedGPT(replace(gpt.config, context=80)).eval()
     longer.load_state_dict(gpt.state_dict())
     tokens = torch.randint(0, 257, (1, 70), generator=torch.Generator().manual_seed(3))

@@ -58,7 +58,7 @@ def test_the_context_of_the_same_attention_without_documents():
 
 
 def reference(q, k, v, bounds, bounds_k, longest, longest_k, *, window_size):
-    """What a kernel of variable length computes, a document at a time."""
+    """The result of a kernel of variable length, one document at a time."""
     assert bounds is bounds_k
     assert window_size == (-1, 0)
     assert longest == longest_k >= bounds.diff().max()

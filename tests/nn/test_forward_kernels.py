@@ -70,12 +70,12 @@ class Operands:
         return state._replace(fp8=in_e4m3(rows)) if self.fp8 else state
 
     def normalised(self, rows):
-        """What a product reads of a state: FP8 rounds it before its norm."""
+        """The input of a product from a state: FP8 rounds it before its norm."""
         read = in_e4m3(rows).double() if self.fp8 else rows.double()
         return read * (rows.double().square().mean(1, keepdim=True) + EPS).rsqrt()
 
     def matrix(self, w, given=1.0):
-        """Of a product whose other operand was multiplied by `given`."""
+        """The matrix of a product whose other operand was multiplied by `given`."""
         if not self.fp8:
             return self.kernels.Matrix(w), w.double()
         rows = in_e4m3(16 * w)

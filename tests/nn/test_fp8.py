@@ -55,7 +55,7 @@ def in_fp8(x, scale, dtype):
 
 
 def fake(x, scale, dtype):
-    """What is left of x in FP8."""
+    """x rounded to FP8."""
     return in_fp8(x, scale, dtype).float() / scale
 
 
@@ -212,7 +212,7 @@ def test_swiglu_writes_what_the_products_read(n, hidden, right_rounding):
 
 @pytest.mark.kernels
 def test_norms_and_rotary_write_what_the_products_read(right_rounding):
-    """What they write in FP8 is what they write in bf16, cast."""
+    """Outputs in FP8 are those in bf16, cast."""
     from deeploop.nn.kernels import norms, rotary
 
     x, f, dy, dh = (draw(2, 16, 64 + i)[..., :64].contiguous() for i in range(4))
@@ -276,7 +276,7 @@ def multiplied(monkeypatch):
 
 
 def expected_products(scales, gradients, forward, backward):
-    """The same count, from the tables of scales and how often every block is visited."""
+    """The count from the tables of scales and the visits to every block."""
     tables = scales.input, scales.weight, gradients.scale[..., 0]
     expected = Counter()
     for x, w, dy in zip(*(table.reciprocal().flatten().tolist() for table in tables), strict=True):
@@ -460,7 +460,7 @@ def test_a_reasoners_chain_is_its_stack_with_fp8_products(
 @pytest.mark.kernels
 @pytest.mark.parametrize(("positions", "p"), [(None, 0.0), (2, 0.0), (None, 0.5)])
 def test_calls_without_a_gradient_have_fp8_products(positions, p, right_rounding):
-    """What FP8 changes is as much as where it is emulated; states are rounded before their norm."""
+    """FP8's error equals that of its emulation; states are rounded before their norm."""
     from deeploop.nn.kernels import forward
 
     stack, pairs, rotary, x = reasoner_stack(p, 2, width=256, hidden=128)

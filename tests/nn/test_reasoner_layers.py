@@ -1,4 +1,4 @@
-"""What a reasoner's block is made of: the norm without gain, attention that sees all, the truncated draw."""
+"""The parts of a reasoner's block: norm without gain, full attention, truncated initialization."""
 
 import math
 

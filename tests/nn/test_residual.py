@@ -185,7 +185,7 @@ def test_meaningless_combinations_are_refused(options, message):
 
 
 def test_of_a_branch_that_returns_a_tuple_the_first_is_taken(x):
-    """As torch's and transformers' attention do: (output, weights)."""
+    """Return (output, weights), as torch's and transformers' attention do."""
 
     class Pair(SwiGLU):
         def forward(self, x, *, sign):

@@ -1,4 +1,4 @@
-"""What the paper says about its own numbers, recomputed; twelve statements do not hold, all others do.
+"""The paper's statements about its own numbers, recomputed; twelve statements do not hold, all others do.
 
 Decimals throughout: a printed 48.12 must not become 48.1199999.
 """
@@ -72,7 +72,7 @@ def moves(size, shots, R, value=accuracy):
 
 
 def says(text, *values):
-    """Whether each value, rounded as the text is, is what the text says."""
+    """True if each value, rounded like the text, is the one in the text."""
     return all(value.quantize(D(text)) == D(text) for value in values)
 
 

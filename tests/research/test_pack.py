@@ -22,7 +22,7 @@ def sweep(tmp_path):
 
 @pytest.fixture
 def twin(sweep, tmp_path):
-    """The same sweep under the same name, packed."""
+    """A packed copy of the sweep under the same name."""
     told = pack(sweep, tmp_path / "there" / "sweep")
     assert "sweep/runs.tar.xz: 2 runs, 11 files" in told
     return tmp_path / "there" / "sweep"

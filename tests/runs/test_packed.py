@@ -28,7 +28,7 @@ def sweep(tmp_path):
 
 @pytest.fixture
 def twin(sweep, tmp_path):
-    """The same sweep under the same name, packed."""
+    """A packed copy of the sweep under the same name."""
     return pack_sweep(sweep, tmp_path / "there" / "sweep")
 
 

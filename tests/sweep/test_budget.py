@@ -1,4 +1,4 @@
-"""What `--dry-run` prints: the cells, our GPU-hours, and the paper's beside them."""
+"""The output of `--dry-run`: the cells, deeploop's GPU-hours, and the paper's beside them."""
 
 import json
 from dataclasses import replace

@@ -594,7 +594,7 @@ def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
 
 
 def test_cells_take_the_vocabulary_of_their_corpus_unless_the_grid_settles_it(corpus):
-    """As `deeploop train` does; a grid of a recipe in other tokens would fail cell by cell."""
+    """Check as `deeploop train` does; a grid of a recipe in other tokens would fail cell by cell."""
     own = {"data.path": str(corpus)}
     grid = Grid("own", "gpt2-small", along("seed", (0, 1)), own)
     for cell in map(sweep.cell_with_vocabulary, grid.cells()):

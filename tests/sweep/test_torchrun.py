@@ -46,7 +46,7 @@ def test_the_exit_code_tells_of_a_full_device(torchrun):
     ("codes", "told"), [((2, -15), 1), ((-15, OUT_OF_MEMORY), OUT_OF_MEMORY), ((143, -15), 143)]
 )
 def test_any_other_error_is_torchruns_own(monkeypatch, capsys, codes, told):
-    """What torchrun raises once its ranks have ended, with their exit codes."""
+    """The error that torchrun raises once its ranks have ended, with their exit codes."""
 
     def fail():
         ended = {rank: ProcessFailure(rank, 1000 + rank, code, "") for rank, code in enumerate(codes)}

@@ -17,7 +17,7 @@ def tensors(folder):
 
 
 def resumed_in_the_middle(config):
-    """What a run leaves that is resumed at its first checkpoint, beside one that was never stopped."""
+    """Compare a run that is resumed at its first checkpoint with one that was never stopped."""
     train(config)
     copy = config.out.with_name("resumed")
     shutil.copytree(config.out, copy)

@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(copied, make_confi
 
 @pytest.mark.parametrize("file", FILES)
 def test_who_asks_for_damaged_weights_is_told_and_not_given_others(copied, file):
-    """What is not loaded is not read, and may be damaged."""
+    """Files that are not loaded are not read, and may be damaged."""
     path = last_checkpoint(copied) / file
     content = bytearray(path.read_bytes())
     content[-10] ^= 1
@@ -251,7 +251,7 @@ def test_steps_from_a_hundred_million_on_are_kept_and_found(tmp_path):
 
 
 def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """What a power loss would leave, by the order of the calls: files and folder, then the name."""
+    """Order of the calls that a power loss requires: sync files and folder, then rename."""
     calls = []
     sync, rename = os.fsync, Path.rename
 

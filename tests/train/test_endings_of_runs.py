@@ -1,4 +1,4 @@
-"""How a run ended is kept, and what interrupts it in a bad moment changes nothing of it."""
+"""The recorded ending of a run, which an interruption at a bad moment does not change."""
 
 import json
 import os

@@ -193,7 +193,7 @@ def test_a_bf16_stream_needs_the_kernels():
 
 
 def told(monkeypatch, config, **options):
-    """What the choice of an execution is told, before the run has a folder."""
+    """The arguments of the choice of an execution, before the run has a folder."""
     seen = []
 
     def watch(*args):

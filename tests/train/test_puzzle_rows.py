@@ -24,7 +24,7 @@ def test_a_row_moves_by_the_sign_of_its_whole_gradient():
 
 
 def test_ranks_make_one_step_together(monkeypatch):
-    """What two ranks gather is what one would hold, in the same order."""
+    """Two ranks gather the rows of one rank, in the same order."""
     generator = torch.Generator().manual_seed(0)
     ids, gradient = torch.randint(0, 5, (8,), generator=generator), torch.randn(8, 6, generator=generator)
     one, two = torch.ones(5, 6), torch.ones(5, 6)
@@ -36,7 +36,7 @@ def test_ranks_make_one_step_together(monkeypatch):
 
 
 def by_row(table, ids, gradient, lr, weight_decay):
-    """The same row by row, which a GPU would have to wait for: it must know how many there are."""
+    """Sign-SGD row by row, for which a GPU would have to wait to know the number of rows."""
     rows, place = ids.unique(return_inverse=True)
     owns = (place == torch.arange(len(rows)).unsqueeze(1)).double()
     sign = (owns @ gradient.double()).sign().to(table.dtype)

@@ -176,7 +176,7 @@ def test_a_bad_step_and_the_one_behind_it_leave_everything_as_it_was(
 def test_a_bad_step_that_is_the_last_one_queued_has_its_own_report(
     make_puzzle_config, tmp_path, kind, late, third_step
 ):
-    """As where a line or a validation is due at it: the step before it is read back just before."""
+    """Settle the previous step first, as if a line or a validation were due."""
     third_step(infinite_gradient)
     run = open_run(make_puzzle_config(tmp_path, kind, **RARELY), ALONE)
     queue = StepQueue(run, StopRequest())

@@ -61,7 +61,7 @@ def wait_for_checkpoint(process, folder):
 
 
 def repeatable(folder):
-    """What a run wrote down, less the times it took."""
+    """The metrics of a run, without times."""
     records = [r for r in read_metrics(folder) if r["kind"] in ("train", "validation")]
     return [{key: value for key, value in r.items() if key not in CLOCKS} for r in records]
 

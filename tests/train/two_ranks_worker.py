@@ -1,4 +1,4 @@
-"""What `torchrun` starts on every rank for test_two_ranks.py: a list of jobs, each a config.
+"""The program that `torchrun` starts on every rank for test_two_ranks.py: a list of jobs, each a config.
 
 An error ends its job, not the list: it is written into the run folder, one file a rank.
 """
@@ -71,7 +71,7 @@ class Traffic(TorchDispatchMode):
 
 
 def traffic(config):
-    """What the ranks exchange in the second step of a run."""
+    """The collectives between ranks in the second step of a run."""
     with open_world(config.device) as world:
         queue = StepQueue(open_run(config, world), StopRequest())
         queue.take()

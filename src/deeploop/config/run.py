@@ -43,7 +43,7 @@ class DeviceConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How often to save, and how many checkpoints to keep."""
+    """Interval and number of checkpoints."""
 
     every: int = 1_000
     """Steps between checkpoints; there is also one at the end, and on SIGTERM or Ctrl-C."""

@@ -126,7 +126,7 @@ def alignment_chart(record: Mapping[str, Any], history: Sequence[Mapping[str, An
 
 
 def heat_map(title: str, cosines: Sequence[Sequence[float]]) -> Panel:
-    """Rounds × rounds; numbers where they can be read."""
+    """A panel of rounds × rounds, with numbers if they are legible."""
     ticks = {r: str(r + 1) for r in range(len(cosines))}
     texts = [
         (s, r, f"{value:.2f}", "white" if abs(value) > 0.6 else "black")
