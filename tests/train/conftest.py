@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from puzzle_runs import MODELS, write_boards
 
 from deeploop.config.loop import HaltingConfig
 from deeploop.config.optim import ReasonerOptimConfig
@@ -11,6 +10,7 @@ from deeploop.config.run import CheckpointConfig, DeviceConfig, LogConfig
 from deeploop.tasks.language.task import LanguageTask
 from deeploop.tasks.puzzles.config import PuzzleDataConfig
 from deeploop.train.replay import GraphReplay, Recorded
+from puzzle_runs import MODELS, write_boards
 
 
 @pytest.fixture(scope="session")
