@@ -29,7 +29,6 @@ from deeploop.train.checkpoint import read_state
 from deeploop.train.loop import train
 from deeploop.train.metrics import read_metrics
 
-NOTHING = "nothing"
 LONG = {"data.validate_every": 100, "optim.steps": 400, "checkpoint.every": 20}
 QUICK = ("eval", "eval --segments", "export", "import", "prepare pairs", "report", "retrofit")
 
@@ -42,7 +41,6 @@ class Row:
     injected: str
     times: int
     happened: str
-    lost: str
 
 
 def ends_as(
@@ -97,7 +95,6 @@ def kills(folder: Path, times: int) -> Row:
         "at random moments of short runs, each resume the next victim",
         killed,
         f"{runs} runs ended as the undisturbed one; {in_save} kills fell inside the writing of a checkpoint",
-        NOTHING,
     )
 
 
@@ -126,7 +123,6 @@ def terminations(folder: Path, times: int) -> Row:
         "between two steps of a run that would not save by itself",
         times,
         f"saved and left within {slowest:.1f} s; resumed to the undisturbed end",
-        NOTHING,
     )
 
 
@@ -148,7 +144,6 @@ def damaged_checkpoints(folder: Path, times: int) -> Row:
         "newest one truncated, a bit flipped, or a file removed",
         times,
         "found by its checksum, named, renamed; continued from the one before, to the undisturbed end",
-        f"{NOTHING} but the steps since the checkpoint before, which were taken again",
     )
 
 
@@ -204,7 +199,6 @@ def full_disk(folder: Path, times: int) -> Row:
         "a limit on file size below that of a checkpoint's file",
         times,
         "the save failed in one line, older checkpoints stayed; with room again, the undisturbed end",
-        f"{NOTHING} but the steps since the last checkpoint, which were taken again",
     )
 
 
@@ -241,7 +235,6 @@ def shards(folder: Path, times: int) -> Row:
         "removed, truncated, or overwritten with tokens beyond the vocabulary while the run reads it",
         times,
         "ended with the shard's name and the last good checkpoint; with the shard back, the undisturbed end",
-        f"{NOTHING}. Bits that flip into other valid tokens are not seen in training (`verify` finds them)",
     )
 
 
@@ -266,7 +259,6 @@ def second_run(folder: Path, times: int) -> Row:
         "a second one started while the first holds the folder",
         times,
         "the second refused in one line; the first reached the undisturbed end",
-        NOTHING,
     )
 
 
@@ -288,7 +280,6 @@ def clock(folder: Path, times: int) -> Row:
         "every clock reads up to a day too early or too late, anew each time",
         times,
         "the undisturbed end; only the times in the metrics are wrong",
-        NOTHING,
     )
 
 
@@ -324,7 +315,6 @@ def non_finite(folder: Path, times: int) -> Row:
         "NaN in one step's loss, with `optim.non_finite` stop and skip",
         2 * times,
         "stop: named, resumed to the undisturbed end; skip: left out, counted, trained on",
-        "nothing; with skip, one step's batch",
     )
 
 
@@ -353,7 +343,6 @@ def elastic(folder: Path, times: int) -> Row:
         "SIGKILL of one of two ranks, --max-restarts 2, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
         times,
         "elastic restarted both, --resume continued: the undisturbed end of two ranks",
-        NOTHING,
     )
 
 
@@ -385,7 +374,6 @@ def together(folder: Path, times: int) -> Row:
         f"{', '.join(names)}: each twice at the same time into one folder, {times} times",
         times * len(names),
         "both finished, or one was refused in one line; every file left is whole",
-        NOTHING,
     )
 
 
@@ -399,7 +387,6 @@ def interrupted(folder: Path, times: int) -> Row:
         f"{', '.join(names)}: each killed {times} times at a random moment",
         times * len(names),
         "no worker outlived its command; the same command again reached the undisturbed end",
-        NOTHING,
     )
 
 
@@ -426,7 +413,6 @@ def threads(folder: Path, times: int) -> Row:
         "killed on one thread, resumed on two",
         times,
         f"the undisturbed losses within {1e-6:g} (here within {furthest:g})",
-        NOTHING,
     )
 
 
