@@ -9,6 +9,7 @@ from deeploop.config.json import to_dict
 from deeploop.report.beyond import beyond_chart, beyond_table, contenders
 from deeploop.report.document import make_sections
 from deeploop.report.groups import Histories
+from deeploop.report.listing import text
 from deeploop.report.runs import find_runs
 from iterate_runs import make_iterate_config
 
@@ -59,3 +60,26 @@ def test_the_report_has_a_section_only_where_there_are_such_runs(runs):
     titles = [section.title for section in make_sections(runs, Histories())]
     assert "Deeper than trained" in titles
     assert "Deeper than trained" not in [section.title for section in make_sections([], Histories())]
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("metrics.jsonl", "cells_by_steps", {"a": 1}),
+        ("metrics.jsonl", "cells_by_steps", [1.0]),
+        ("metrics.jsonl", "steps", [1, 3, "x"]),
+        ("metrics.jsonl", "beyond", [1]),
+        ("config.json", "data", "x"),
+    ],
+)
+def test_a_damaged_run_is_left_out(tmp_path, file, field, value):
+    for name in ("whole", "damaged"):
+        write_iterated(tmp_path / name, "flat", 0, 1.0)
+    path = tmp_path / "damaged" / file
+    *others, last = path.read_text().splitlines()
+    path.write_text("\n".join([*others, json.dumps(json.loads(last) | {field: value})]))
+    runs = find_runs([tmp_path])
+    assert "whole" in text(runs, None)
+    [(_, (one,))] = contenders(runs).items()
+    assert [run.name for run in one.runs] == ["whole"]
+    make_sections(runs, Histories())

@@ -76,7 +76,10 @@ def contenders(runs: Sequence[Run]) -> dict[str, list[Contender]]:
 
 
 def is_iterated(run: Run) -> bool:
-    return run.stamp.get("task") == "iterate" and run.state == "finished" and "steps" in run.validation
+    told = {"data.task", "data.rule", "data.length", "data.train_steps"} <= run.fields.keys()
+    return (
+        told and run.stamp.get("task") == "iterate" and run.state == "finished" and "steps" in run.validation
+    )
 
 
 def task_name(run: Run) -> str:

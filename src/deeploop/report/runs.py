@@ -62,6 +62,9 @@ CONFIG_KINDS = {
     "optim.peak_lr": int | float,
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
+# Of reasoners and iterated tasks, which have no others of these.
+OTHER_KINDS = {"model.high_rule": str, "data.task": str, "data.rule": int}
+OTHER_KINDS |= dict.fromkeys(("data.length", "data.train_steps"), int)
 STAMP_KINDS = {
     "task": str,
     "ranks": int,
@@ -222,7 +225,7 @@ def read_run(
         fields |= _told_by(stamp, fields)
         lines, validation = last_lines(files, count=RATES, sound=False)
         train = lines[0] if lines else {}
-        _check_kinds(fields, CONFIG_KINDS)
+        _check_kinds(fields, CONFIG_KINDS | OTHER_KINDS)
         _check_kinds(stamp, STAMP_KINDS)
         parse(fields.get("model.rule", "deeploop"))
         if not (is_sound(train) and is_sound(validation)):
