@@ -93,8 +93,6 @@ class DeepLoopPreTrainedModel(PreTrainedModel):
         model: Any = self.base_model
         gpt: LoopedGPT = model.gpt
         multiple = pad_to_multiple_of or 1
-        if new_num_tokens is None and pad_to_multiple_of is None:
-            return gpt.embedding
         old = gpt.config.vocabulary
         words = -(-(new_num_tokens or old) // multiple) * multiple
         if words == old:
