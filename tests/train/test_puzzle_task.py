@@ -188,7 +188,7 @@ def test_what_a_resumed_run_may_not_change(make_puzzle_config, boards, tmp_path)
             rf"of hash {PuzzleSet.open(other).hash:.12}…, not the puzzles .* started on \({own:.12}…\)",
         ),
         ({"data": {"path": wider}}, "not the puzzles that the run was started on"),  # and not a shape
-        ({"optim": {"batch": 4}}, "optim.batch=4: the run has 8 puzzles at work; keep it"),
+        ({"optim": {"batch": 4}}, "optim.batch=4: the run was started with 8; keep that"),
         ({"model": {"horizon": "full"}}, "model.horizon=full: the run in"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -62,7 +62,7 @@ class PretrainedTokenizer:
         named = [*BETWEEN_DOCUMENTS, settings.get("bos_token"), settings.get("eos_token")]
         found = [words[name] for name in named if name in words]
         if not found:
-            raise ValueError("names no token that could stand between documents (bos_token, eos_token)")
+            raise ValueError("has no token to separate documents (bos_token, eos_token)")
         self.end_of_text = found[0]
         added = self._engine.get_added_tokens_decoder()
         self._special = {token for token, word in added.items() if word.special}

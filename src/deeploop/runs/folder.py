@@ -46,7 +46,7 @@ def record_execution(folder: Path, execution: dict[str, Any]) -> None:
 
 
 def read_ending(folder: Path) -> dict[str, Any] | None:
-    """Read how a run ended: `how` (finished, collapsed, stopped, failed) and `step`; None if it has not."""
+    """Read the ending of a run: `how` (finished, collapsed, stopped, failed) and `step`; None without one."""
     ended = read_json(folder / "run.json").get("ended")
     known = isinstance(ended, dict) and isinstance(ended.get("how"), str) and type(ended.get("step")) is int
     return ended if known else None

@@ -100,10 +100,10 @@ def _check_members(tar: tarfile.TarFile) -> None:
         if number > MOST_FILES:
             raise ValueError(f"it holds more than {MOST_FILES:,} files")
         if not is_plain(member.name):
-            raise ValueError(f"{member.name!r} is no name of a run's file")
+            raise ValueError(f"{member.name!r} is not a name of a run's file")
         # Links lead elsewhere, and a sparse file may have any size.
         if member.type != tarfile.REGTYPE or member.issparse():
-            raise ValueError(f"{member.name!r} is no plain file")
+            raise ValueError(f"{member.name!r} is not a plain file")
 
 
 def is_plain(name: str) -> bool:

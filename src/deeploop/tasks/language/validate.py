@@ -231,7 +231,7 @@ def evaluate(model: LoopedGPT, windows: Windows, args: ValidateArgs) -> dict[str
 
 
 def report(record: dict[str, Any], run: Path) -> str:
-    """The results for a terminal."""
+    """Format the results for a terminal."""
     header = ("R", "loss", "bits/byte", "token sim.")
     names = {record["trained_rounds"]: f"{record['trained_rounds']} (trained)"}
     fixed = [(names.get(row["rounds"], str(row["rounds"])), *_figures(row)) for row in record["rounds"]]

@@ -129,9 +129,7 @@ class PuzzleTask(Task):
             )
         ids = tensors.get("ids")
         if (batch := 0 if ids is None else ids.numel()) != config.optim.batch:
-            raise ValueError(
-                f"optim.batch={config.optim.batch}: the run has {batch} puzzles at work; keep it"
-            )
+            raise ValueError(f"optim.batch={config.optim.batch}: the run was started with {batch}; keep that")
         self._check_slots(tensors)
         mine = slice(self.first, self.first + self.share)
         types = {name: own.dtype for name, own in self.slots.tensors().items()}
@@ -162,7 +160,7 @@ class PuzzleTask(Task):
             if not (tensors[name].min() >= 0 and tensors[name].max() < bound):
                 raise ValueError(f"task.safetensors: {name}: must be 0 to {bound - 1}")
         if unknown := tensors.keys() - self.slots.tensors().keys():
-            raise ValueError(f"task.safetensors: {min(unknown)!r:.40} is no part of a puzzle at work")
+            raise ValueError(f"task.safetensors: {min(unknown)!r:.40} is not a tensor of the slots")
 
     def batches(self, step: int) -> StepData:
         """This rank's slots in pieces that fit the device, with new puzzles in those that halted."""

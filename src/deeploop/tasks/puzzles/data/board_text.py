@@ -40,9 +40,7 @@ class BoardText:
             return cls((side, side), (side, side), symbols, {"0": "."}, full=True)
         if puzzles.kind == "maze":
             return cls((side, side), (side, side), dict(enumerate(MAZE, start=1)), {}, full=True)
-        raise ValueError(
-            f"{puzzles.folder}: puzzles of kind {puzzles.kind}, for which there is no board text"
-        )
+        raise ValueError(f"{puzzles.folder}: puzzles of kind {puzzles.kind} have no form as text")
 
     def encode(self, text: str, name: str = "puzzle") -> np.ndarray:
         """Encode a JSON grid or a string as tokens (length,); a string may omit line breaks."""
