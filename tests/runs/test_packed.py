@@ -108,7 +108,7 @@ HOSTILE = {
     "device": ([member(data=b"", type=tarfile.CHRTYPE)], "is not a plain file"),
     "fifo": ([member(data=b"", type=tarfile.FIFOTYPE)], "is not a plain file"),
     "folder": ([member("run", b"", type=tarfile.DIRTYPE)], "is not a plain file"),
-    "sparse": ([member(data=b"1\n0\n1\n".ljust(512, b"\0") + b"x", pax_headers=SPARSE)], "is not a plain file"),
+    "sparse": ([member(data=b"1\n0\n1\n".ljust(512, b"\0") + b"x", pax_headers=SPARSE)], "not a plain file"),
     "twice": ([member(), member()], "File exists"),
     "file as folder": ([member("run"), member("run/config.json")], "File exists"),
 }  # fmt: skip

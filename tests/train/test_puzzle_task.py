@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from puzzle_runs import MODELS, write_boards
 
 from deeploop.cli import main
 from deeploop.config.loop import HaltingConfig
@@ -27,6 +26,7 @@ from deeploop.train.metrics import read_metrics
 from deeploop.train.opening import open_run
 from deeploop.train.steps import StepQueue
 from deeploop.train.stop import StopRequest
+from puzzle_runs import MODELS, write_boards
 
 ALONE = World(0, 1, torch.device("cpu"))
 KINDS = ["hrm", "trm"]
