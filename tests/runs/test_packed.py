@@ -103,7 +103,7 @@ HOSTILE = {
     "hidden": ([member("run/.lock")], "is not a name of a run's file"),
     "deep": ([member("run/checkpoints/state.json")], "is not a name of a run's file"),
     "control": ([member("run/\x1b[2J.json")], "is not a name of a run's file"),
-    "symlink": ([member("run", b"", type=tarfile.SYMTYPE, linkname=".."), member("run/o")], "not a plain file"),
+    "symlink": ([member("run", b"", type=tarfile.SYMTYPE, linkname=".."), member("run/o")], "a plain file"),
     "hardlink": ([member(data=b"", type=tarfile.LNKTYPE, linkname="/etc/passwd")], "is not a plain file"),
     "device": ([member(data=b"", type=tarfile.CHRTYPE)], "is not a plain file"),
     "fifo": ([member(data=b"", type=tarfile.FIFOTYPE)], "is not a plain file"),
