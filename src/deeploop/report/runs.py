@@ -21,7 +21,7 @@ from deeploop.runs.endings import ENDED, State, ending, run_state, stopped_at
 from deeploop.runs.packed import opened, subfolders
 from deeploop.runs.sweeps import read_sweep
 from deeploop.tasks.language.config import TrainConfig
-from deeploop.train.metrics import Record, is_sound, last_lines, stream_lines
+from deeploop.train.metrics import Record, is_number, is_sound, last_lines, stream_lines
 
 REASONERS = ("hrm", "trm")
 ITERATED = ("data.task", "data.rule", "data.length", "data.train_steps", "rounds.")
@@ -228,7 +228,7 @@ def read_run(
         _check_kinds(fields, CONFIG_KINDS | OTHER_KINDS)
         _check_kinds(stamp, STAMP_KINDS)
         parse(fields.get("model.rule", "deeploop"))
-        if not (is_sound(train) and is_sound(validation)):
+        if not (is_sound(train) and is_sound(validation) and is_whole(validation)):
             raise ValueError("the last lines of its metrics are damaged")
     except (OSError, ValueError):
         return Run(folder, folder.name, "unreadable", **place)
@@ -267,6 +267,17 @@ def _told_by(stamp: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, A
     if stamp.get("task") == "iterate" and isinstance(execution := stamp.get("execution"), dict):
         own["device.arithmetic"] = str(execution.get("precision"))
     return own
+
+
+def is_whole(validation: Mapping[str, Any]) -> bool:
+    """Return True if the lists of an iterated task's validation go together; others have none."""
+    if "cells_by_steps" not in validation:
+        return True
+    steps, shares = validation.get("steps"), validation["cells_by_steps"]
+    if not (isinstance(steps, list) and isinstance(shares, list) and len(steps) == len(shares) > 0):
+        return False
+    numbers = [*shares, validation.get("beyond") or 0.0]
+    return all(type(h) is int for h in steps) and all(map(is_number, numbers))
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:

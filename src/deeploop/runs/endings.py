@@ -70,8 +70,9 @@ def ending(validation: Mapping[str, Any], *, steps: int | None, since: int, stop
 
 def outcome(validation: Mapping[str, Any]) -> str | None:
     """The verdict of a language model, the share of solved puzzles, or of correct cells at the most steps."""
-    if shares := validation.get("cells_by_steps"):
-        return f"{shares[-1]:.1%} after {validation['steps'][-1]} steps"
+    match validation:
+        case {"cells_by_steps": [*_, float(share)], "steps": [*_, int(steps)]}:
+            return f"{share:.1%} after {steps} steps"
     exact = validation.get("exact")
     return validation.get("verdict") or (None if exact is None else f"{exact:.1%} exact")
 
