@@ -79,7 +79,7 @@ def main(names: list[str]) -> int:
     measured = json.loads(MEASURED.read_text()) if names and MEASURED.exists() else {}
     rest = [name for name in parts() if name not in measured]
     asked = rest if names in ([], ["rest"]) else names
-    measured = {name: value for name, value in measured.items() if name not in asked}
+    measured = {name: part for name, part in measured.items() if name in parts() and name not in asked}
     with ProcessPoolExecutor(2) as pool:
         for name, future in [(name, pool.submit(measure, name)) for name in asked]:
             try:

@@ -289,7 +289,7 @@ def test_the_cache_gives_what_reading_everything_anew_gives():
         model, get_tokenizer("bytes"), find_template("default"), sampling=GREEDY, max_tokens=20
     )
     calls = []
-    talk._model.register_forward_pre_hook(lambda module, args: calls.append(args[0].shape[1]))
+    model.register_forward_pre_hook(lambda module, args: calls.append(args[0].shape[1]))
     for question in ("first", "second", "third"):
         before = list(talk._tokens)
         talk.ask(question, write=lambda piece: None)
