@@ -16,11 +16,11 @@ def tensors(folder):
     return {path.name: path.read_bytes() for path in last_checkpoint(folder).glob("*.safetensors")}
 
 
-def resumed_in_the_middle(config):
+def resumed_in_the_middle(config, task=None):
     """Compare a run that is resumed at its first checkpoint with one that was never stopped."""
-    train(config)
+    train(config, task=task)
     copy = config.out.with_name("resumed")
     shutil.copytree(config.out, copy)
     shutil.rmtree(list_checkpoints(copy)[-1])
-    train(replace(config, out=copy, resume=True))
+    train(replace(config, out=copy, resume=True), task=task)
     return copy
