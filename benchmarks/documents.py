@@ -1,4 +1,4 @@
-"""What keeping documents apart costs, and whether a packed document is the document alone: on one GPU.
+"""Measure the cost of document masks, and compare packed with separate documents, on one GPU.
 
     python benchmarks/documents.py
     python benchmarks/documents.py --device cpu --tiny     # the same path in seconds, to see that it works

@@ -1,4 +1,4 @@
-"""What FP8 can give: the products of a block in bf16 and in FP8, and the casts that FP8 needs, on this GPU.
+"""Time a block's products in bf16 and in FP8, and the casts that FP8 needs, on this GPU.
 
     python benchmarks/fp8_products.py
 

@@ -1,4 +1,4 @@
-"""Whether our adapter and the harness' own `hf` backend say the same of the same weights.
+"""Compare our adapter with the harness' own `hf` backend on the same weights.
 
     deeploop export RUN FOLDER
     python benchmarks/harness_agreement.py RUN FOLDER --data DIR

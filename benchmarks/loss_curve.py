@@ -1,4 +1,4 @@
-"""Whether the fast path trains as the reference does: the same weights and batches, 200 steps, over seeds.
+"""Compare losses of the fast path and the reference: same weights and batches, 200 steps, over seeds.
 
     python benchmarks/loss_curve.py --data data/text --seeds 0 1 2
     python benchmarks/loss_curve.py --data data/text --steps 1000 --batch 16 --low fp8 bf16-stream

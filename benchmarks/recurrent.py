@@ -1,4 +1,4 @@
-"""What recurrent depth costs on one device: drawn rounds, truncated gradients, key-value budgets.
+"""Measure the cost of recurrent depth on one device: drawn rounds, truncated gradients, cache budgets.
 
     python benchmarks/recurrent.py                        one GPU, GPT-2 small's width, a few minutes
     python benchmarks/recurrent.py --device cpu --tiny    the same script on a small model, in seconds
@@ -128,7 +128,7 @@ def speed(config: TrainConfig, world: World, args: argparse.Namespace, folder: P
 
 
 def memory(config: TrainConfig, world: World, folder: Path) -> list[dict[str, Any]]:
-    """What autograd keeps of a forward pass, and the peak of a step without a CUDA graph; few sequences."""
+    """Measure what autograd keeps of a forward pass, and the peak of a step without a CUDA graph."""
     rows = []
     for rounds, kept in ((KEPT, 0), (DEEP, KEPT), (DEEP, 0)):
         cell = replace(

@@ -30,7 +30,7 @@ Mutant = tuple[int, str]  # its line, the changed source
 
 
 def replacements(node: ast.AST) -> Iterator[ast.AST]:
-    """What may stand in the node's place."""
+    """Replacements of a node."""
     match node:
         case ast.BinOp(left=a, op=op, right=b) if type(op) in SWAPS:
             yield ast.BinOp(a, SWAPS[type(op)](), b)

@@ -81,7 +81,7 @@ class Piece:
 
 
 def pieces(page: str, text: str) -> Iterator[Piece]:
-    """What is to be run of a page, in order; without options or a path, a sentence only names a command."""
+    """Yield a page's blocks and commands in order; in a sentence, only commands with options or a path."""
     for kind, block, sentence in BLOCK.findall(text):
         if kind == "python":
             yield Piece(page, kind, block)

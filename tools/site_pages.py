@@ -146,7 +146,7 @@ def results_page() -> str:
 
 
 def commands_page() -> str:
-    """What `deeploop` and each of its commands print with --help."""
+    """Make the page of --help texts."""
     text = "# Commands\nThis page is what `deeploop --help` and `deeploop COMMAND --help` print.\n\n"
     text += f"```text\n{USAGE}```\n"
     return text + "".join(f"\n## deeploop {name}\n```text\n{help_of(name)}```\n" for name in COMMANDS)

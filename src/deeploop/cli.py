@@ -131,7 +131,7 @@ def _message(error: Exception) -> str:
 
 
 def _is_memory(error: Exception) -> bool:
-    """Whether torch had no memory on the CPU, or was asked for a tensor that no memory could hold."""
+    """Return True if torch ran out of memory on the CPU, or was asked for an impossible size."""
     words = (
         "can't allocate memory",
         "Storage size calculation overflowed",
@@ -141,7 +141,7 @@ def _is_memory(error: Exception) -> bool:
 
 
 def _is_device_memory(error: Exception) -> bool:
-    """Whether torch had no memory on a GPU, in a command that has no advice of its own."""
+    """Return True if torch ran out of GPU memory, in a command without advice of its own."""
     return isinstance(error, RuntimeError) and is_out_of_memory(error)
 
 

@@ -22,9 +22,9 @@ COLUMNS = ("split", "documents", "tokens", "bytes", "shards", "longest", "duplic
 
 @dataclass(frozen=True, kw_only=True)
 class DataArgs:
-    """What a folder of `deeploop prepare` holds: text as tokens, conversations, or puzzles.
+    """Describe a folder of `deeploop prepare`: text as tokens, conversations, or puzzles.
 
-    Of text also the longest document, exact duplicates and a sample.
+    For text this includes the longest document, exact duplicates and a sample.
     """
 
     folder: Positional[Path]
@@ -34,7 +34,7 @@ class DataArgs:
 
 
 def run(args: DataArgs) -> str:
-    """Opens the folder, which checks names and sizes; returns what to print."""
+    """Open the folder, which checks names and sizes; returns what to print."""
     held: PuzzleSet | ChatSet | Corpus
     if (args.folder / "puzzles.json").exists():
         held = PuzzleSet.open(args.folder)
@@ -72,7 +72,7 @@ def _corpus(corpus: Corpus, limit: int | None) -> str:
 
 
 def _notes(scans: dict[str, Scan]) -> Iterator[str]:
-    """What the columns mean, what was left out, and what of validation was trained on."""
+    """Explain the columns; report what was left out and validation documents that are in training."""
     yield "longest: tokens of the longest document; duplicates: documents like an earlier one of the split"
     shared = scans["validation"].shared_with(scans["train"])
     yield f"documents of validation that are in train too: {shared:,}"

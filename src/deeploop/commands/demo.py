@@ -38,7 +38,7 @@ class DemoConfig:
 
 
 def run(config: DemoConfig) -> str:
-    """Trains, evaluates, writes the page; returns what to print at the end."""
+    """Train, evaluates, writes the page; returns what to print at the end."""
     # Now: these wait for torch and Matplotlib, --help does not.
     from deeploop.commands import demo_collapse, demo_page
 

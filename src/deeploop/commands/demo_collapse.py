@@ -65,7 +65,7 @@ def prepare_corpus(out: Path) -> str:
 
 
 def train_all(out: Path, seed: int, *, quick: bool = False) -> dict[str, Any]:
-    """Trains the seven models; returns their record, as `demo_page` shows it."""
+    """Train the seven models; returns their record, as `demo_page` shows it."""
     looped, steps = (QUICK_ROUNDS, QUICK_STEPS) if quick else (ROUNDS, STEPS)
     print(f"\n{prepare_corpus(out)}\n", flush=True)
     runs = out / "runs" / f"collapse-seed{seed}-{steps}steps"

@@ -1,4 +1,4 @@
-"""What the demo trains: four models on the steps of an automaton, and their answers far beyond them."""
+"""The demo's four models of an automaton, and their answers far beyond the trained steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ def _settings(name: str, seed: int, quick: bool) -> dict[str, Any]:
 
 
 def shared_record(config: IterateTrainConfig, *, quick: bool) -> dict[str, Any]:
-    """What is the same for all models: the task, the truth of the row that is drawn, the baseline."""
+    """Return what all models share: the task, the truth of the row that is drawn, the baseline."""
     task, trained = config.examples.task, config.data.train_steps
     rows = held_out(task, QUICK_ROWS if quick else ROWS)
     every = range(max(TABLE) + 1)
@@ -124,9 +124,9 @@ def model_record(name: str, run: Path, *, quick: bool) -> dict[str, Any]:
 def answers(
     model: LoopedGPT, config: IterateTrainConfig, instances: np.ndarray, steps: Sequence[int]
 ) -> dict[int, np.ndarray]:
-    """What a model says after each number of steps: steps → (instances, cells).
+    """Compute a model's answers after each number of steps: steps → (instances, cells).
 
-    A loop goes on from one to the next; a model that is told the steps reads them with every row.
+    A loop continues from one to the next; a model that reads the number of steps starts anew.
     """
     shown = config.examples
     places = range(shown.tokens)[-config.data.length :]

@@ -35,7 +35,7 @@ Record = dict[str, Any]
 
 
 def introduction(trained: int, longest: int) -> str:
-    """What the terminal says first."""
+    """Return the first lines in the terminal."""
     return (
         f"Four small models learn 1 to {trained} steps of a cellular automaton and are then asked for "
         f"{longest}.\nA loop takes one round per step; a stack is told the number of steps."
@@ -65,7 +65,7 @@ def table_rows(record: Record) -> list[tuple[str, ...]]:
 
 # ── Sentences ───────────────────────────────────────────────────────────────────────────────────────────
 def verdict(record: Record) -> str:
-    """What happened, in a few sentences; no claim where the models were hardly trained."""
+    """Describe the outcome in a few sentences; claim nothing if the models were hardly trained."""
     if record["quick"]:
         return "A quick look: few steps on short rows teach the models little, and nothing follows from it."
     others = (name for name in record["models"] if name != "flat")
@@ -256,7 +256,7 @@ def collapse_table(record: Record) -> Table:
 
 
 def collapse_verdict(record: Record) -> str:
-    """What happened at the looped depth, whatever it is: the two exponents, and the smaller with the bias."""
+    """Describe the outcome at the looped depth: both exponents, and the smaller one with the bias."""
     if record["quick"]:
         return "A quick look of a few steps, from which nothing follows."
     rounds = max(run["rounds"] for run in record["runs"])

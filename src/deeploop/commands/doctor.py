@@ -78,7 +78,7 @@ def describe_gpu() -> str:
 
 
 def installed() -> Iterator[tuple[str, str]]:
-    """What there is: a name and its description per line."""
+    """List what is installed: a name and its description per line."""
     yield "deeploop", f"{deeploop.__version__} in {Path(deeploop.__file__).parent}"
     yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     import torch
@@ -140,7 +140,7 @@ def one_thread() -> Iterator[None]:
 
 
 def self_test(config: TrainConfig) -> str:
-    """Trains, saves, loads and generates; what happened, in one line."""
+    """Train, saves, loads and generates; what happened, in one line."""
     from deeploop.eval.generation import generate_text
     from deeploop.train.loop import train
     from deeploop.train.rundir import load

@@ -66,7 +66,7 @@ def run(args: EvalArgs) -> str:
 
 
 def refuse(options: EvalArgs | ReasonerOptions | IteratedOptions, names: tuple[str, ...], why: str) -> None:
-    """Raises where one of the named options was given."""
+    """Raise where one of the named options was given."""
     for own in fields(options):
         if own.name in names and getattr(options, own.name) != own.default:
             raise ValueError(f"--{own.name.replace('_', '-')}: {why}")

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def choose(what: str, arguments: list[str], choices: dict[str, str]) -> tuple[str | None, list[str]]:
-    """Takes the first word as a choice; without one, or with --help, lists what there is."""
+    """Take the first word as a choice; without one, or with --help, lists what there is."""
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, choices))
         print(f"choose a {what}; each has its own --help:\n")
@@ -29,7 +29,7 @@ def choose(what: str, arguments: list[str], choices: dict[str, str]) -> tuple[st
 
 
 def require_known(what: str, word: str, choices: Iterable[str]) -> None:
-    """Raises where the word is none of the choices, and says which it may have been."""
+    """Raise where the word is none of the choices, and says which it may have been."""
     choices = list(choices)
     if word not in choices:
         close = difflib.get_close_matches(word, choices, n=3)
@@ -203,6 +203,6 @@ def run_command(
     prog: str,
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
-    """Parses the arguments, runs the command, prints what it returns."""
+    """Parse the arguments, runs the command, prints what it returns."""
     show(run(parse(kind, arguments, prog=prog, words=words)))
     return 0

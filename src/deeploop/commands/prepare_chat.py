@@ -33,7 +33,7 @@ class PrepareChat:
 
 
 def run(args: PrepareChat) -> str:
-    """Writes the folder; returns a summary to print."""
+    """Write the folder; returns a summary to print."""
     if not args.file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
         raise ValueError(f"{args.file}: unknown kind of file; known are .jsonl, .jsonl.gz, .jsonl.xz")
     found = (args.out / "chat.json").exists()
@@ -60,7 +60,7 @@ def tokenizer_and_context(args: PrepareChat) -> tuple[Tokenizer, int]:
 
 
 def describe(chat: ChatSet) -> str:
-    """What was kept, cut and left out."""
+    """Describe what was kept, cut and left out."""
     counts = chat.facts["counts"]
     share = float(np.mean(chat.train.answers))
     shortened, left_out = (

@@ -31,7 +31,7 @@ from deeploop.tasks.puzzles.data.sudoku_files import SudokuFiles, build_from_fil
 
 @dataclass(frozen=True, kw_only=True)
 class PreparePuzzles(ABC):
-    """What every kind of puzzle is asked for; the first line of a subclass's docstring is listed."""
+    """Options of all kinds of puzzles; the first line of a subclass's docstring is listed."""
 
     out: Path
     """The puzzle folder to write."""
@@ -50,11 +50,11 @@ class PreparePuzzles(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the build, as puzzles.json keeps it."""
+        """Return the settings that decide the content of the build, as puzzles.json keeps them."""
 
     @abstractmethod
     def build(self, workers: int) -> PuzzleSet:
-        """Writes the folder; the content is the same for any number of workers."""
+        """Write the folder; the content is the same for any number of workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +223,7 @@ def run(args: PreparePuzzles) -> str:
 
 
 def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
-    """The same build, if it is already there; anything else that is there raises."""
+    """Return the same build if it is already there; raise for anything else."""
     if not (out / "puzzles.json").exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(
@@ -242,7 +242,7 @@ def _prepared(out: Path, settings: dict[str, Any]) -> PuzzleSet | None:
 
 
 def _check_place(out: Path) -> None:
-    """Makes the folder's parent; raises where nothing can be written, before minutes of work."""
+    """Make the folder's parent; raises where nothing can be written, before minutes of work."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out.parent):

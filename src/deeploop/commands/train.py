@@ -226,7 +226,7 @@ def words_of_source(base: RunConfig, start: str, words: list[str]) -> list[str]:
 
 
 def check_path(config: Any, base: Any) -> None:
-    """Raises for a path that is given beside a mixture, which would not read it; the base's own is let be."""
+    """Raise for a path that is given beside a mixture, which would not read it; the base's own is let be."""
     if isinstance(config, TrainConfig) and config.data.mix and config.data.path != base.data.path:
         raise ValueError(
             f"data.path={config.data.path}: must be left out with data.mix={' '.join(config.data.mix)}; "
@@ -272,7 +272,7 @@ def choose_base(words: list[str]) -> tuple[RunConfig | None, str, list[str]]:
 
 
 def _base_without_recipe(words: list[str]) -> tuple[RunConfig, str, list[str]] | None:
-    """The same of a file or a run folder; None where neither option is among the words."""
+    """Return the config of a file or a run folder; None if neither option is given."""
     file, rest = take_value(words, CONFIG)
     if file is not None:
         return read_config(Path(file)), f"{CONFIG} {file}", rest

@@ -72,7 +72,7 @@ def _cache(model: LoopedGPT) -> str:
 
 
 def _source(config: TrainConfig | IterateTrainConfig, state: dict[str, Any]) -> str:
-    """What the corpora say of themselves, where they still are those that were trained on; or the task."""
+    """Describe the training corpora, if they are still the same, or the task."""
     if isinstance(config, IterateTrainConfig):
         rule = f" of rule {config.data.rule}" if config.data.task == "automaton" else ""
         return f"{config.data.task}{rule}, 1 to {config.data.train_steps} steps, length {config.data.length}"

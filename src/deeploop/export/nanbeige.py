@@ -68,7 +68,7 @@ def require_fitting(config: GPTConfig) -> None:
 
 
 def is_prenorm(rule: Rule) -> bool:
-    """Whether a rule is x + f(Norm(x)) up to factors, which weights take in."""
+    """Return True if a rule is x + f(Norm(x)) up to factors that can be folded into weights."""
     return rule.inner_norm and not rule.outer_norm and not rule.has_alpha
 
 

@@ -60,7 +60,7 @@ def load_parts(run: Path, checkpoint: Path) -> tuple[LoopedGPT, Tokenizer | None
 
 
 def check_context(run: Path, trained: int, asked: int | None) -> str:
-    """What to say of a context above the trained one; raises above that of a retrofit's source."""
+    """Return a note on a context above the trained one; raise above that of a retrofit's source."""
     if asked is None or asked <= trained:
         return ""
     origin = read_stamp(run).get("retrofit")
@@ -79,7 +79,7 @@ def template_of(run: Path) -> str | None:
 
 
 def with_context(model: LoopedGPT, context: int) -> LoopedGPT:
-    """The same weights for sequences of another length."""
+    """Return a model with the same weights for sequences of another length."""
     other = LoopedGPT(replace(model.config, context=context))
     other.load_state_dict(model.state_dict())
     return other.eval()

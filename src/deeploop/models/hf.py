@@ -38,7 +38,7 @@ from deeploop.nn.layers import rotary_table
 
 
 class DeepLoopPreTrainedModel(PreTrainedModel):
-    """What the classes share: flags, files, initialization."""
+    """Base class: flags, files, initialization."""
 
     config: DeepLoopConfig
     config_class = DeepLoopConfig

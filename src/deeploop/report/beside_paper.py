@@ -27,7 +27,7 @@ OURS = {PRENORM.title: PRENORM, DEEPLOOP.title: DEEPLOOP}
 
 
 def sections(runs: Sequence[Run], histories: Histories, *, asked: bool) -> list[Section]:
-    """What the paper has too; `asked` takes every set-up for one of the paper's kind."""
+    """Make the sections that compare with the paper; with `asked`, for every set-up."""
     groups = [setup for setup in setups(runs) if asked or is_of_the_paper(setup)]
     found = [
         Section(
@@ -210,7 +210,7 @@ def p_sweeps(setup: Setup) -> dict[str, list[Run]]:
 
 
 def outcomes(runs: Sequence[Run]) -> list[Outcome]:
-    """What became of each run that was trained at all."""
+    """Return the outcome of each run that was trained at all."""
     found = [read_outcome(run.folder, {"p": run.rule.p, "seed": run.seed}, run.compare_at) for run in runs]
     return [outcome for outcome in found if outcome is not None]
 

@@ -29,7 +29,7 @@ ATTEMPTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run."""
+    """Outcome of one run."""
 
     axes: Mapping[str, Any]
     below_floor: bool
@@ -134,7 +134,7 @@ def count(sweep: Path, *, compare_at: int | None = None) -> list[Count]:
 
 
 def tally(outcomes: Sequence[Outcome]) -> list[Count]:
-    """Counts over the axis `seed`; several outcomes of one seed are attempts, of which any may escape."""
+    """Count over the axis `seed`; several outcomes of one seed are attempts, of which any may escape."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         key = json.dumps({k: v for k, v in outcome.axes.items() if k != "seed"})

@@ -78,7 +78,7 @@ def method(run: Run) -> str:
 
 
 def cure(run: Run) -> str:
-    """What was done against the unigram collapse, and an optimizer other than the paper's AdamW."""
+    """Name the remedy against the unigram collapse, and an optimizer other than the paper's AdamW."""
     kind = run.fields.get("optim.kind", "adamw")
     rate, steps = run.fields.get("optim.branch_lr", 1), run.fields.get("optim.branch_release_steps", 0)
     release = f" to ×1 in {steps:,} steps" if steps else ""
@@ -254,7 +254,7 @@ class Setup:
 
     @property
     def unit(self) -> str:
-        """What its losses, in nats, are per: one vocabulary has one unit."""
+        """Unit that its losses, in nats, are per; each vocabulary has one."""
         return self.runs[0].unit
 
     @property

@@ -161,7 +161,7 @@ def _span(low: int, high: int) -> str:
 
 
 def read_lines(path: Path = FILE) -> tuple[dict[str, Line], Order]:
-    """What `make results` found in docs/results."""
+    """Read the results that `make results` collected from docs/results."""
     data = read_object(path)
     lines = {rule: Line(**_tuples(entry)) for rule, entry in data["rates"].items()}
     return lines, Order(**_tuples(data["order"]))

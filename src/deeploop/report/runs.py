@@ -129,12 +129,12 @@ class Run:
 
     @property
     def corpora(self) -> list[str]:
-        """What it was trained on: a folder, or several with their weights."""
+        """Training data: a folder, or several with their weights."""
         return [str(folder) for folder in self.fields.get("data.mix") or [self.fields["data.path"]]]
 
     @property
     def unit(self) -> str:
-        """What its loss, in nats, is per."""
+        """Unit that its loss, in nats, is per."""
         task = self.stamp.get("task", "language")
         if task != "language":
             units = {"iterate": "answer", "chat": "token", "hrm": "cell", "trm": "cell"}
@@ -149,7 +149,7 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether its last loss is its result."""
+        """Return True if its last loss is its result."""
         return self.state in ENDED
 
     @property
@@ -160,7 +160,7 @@ class Run:
 
     @property
     def gpu_hours(self) -> float | None:
-        """The same where it ran on GPUs, by its stamp, or by an `mfu`, which only known GPUs have."""
+        """Device-hours of a run on GPUs, by its stamp or an `mfu`, which only known GPUs have."""
         device = self.stamp.get("device")
         on_gpu = self.train.get("mfu") is not None if device is None else device != "cpu"
         return self.hours if on_gpu else None
@@ -196,7 +196,7 @@ def _runs_under(folder: Path, depth: int) -> Iterator[Run]:
 
 
 def _shares_device(folder: Path) -> bool:
-    """Of a run given by itself: whether it is a cell of a sweep that had several on a device."""
+    """Return True if a run given by itself is a cell of a sweep with several cells per device."""
     try:
         return read_sweep(folder.resolve().parent).jobs > 1
     except (OSError, ValueError):
@@ -295,7 +295,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def applies(run: Run, name: str) -> bool:
-    """Whether a field does anything in a run, by its other fields."""
+    """Return True if a field has an effect in a run, given its other fields."""
     if name not in CONDITIONS:
         return True
     other, values = CONDITIONS[name]
@@ -341,7 +341,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def natural(text: str) -> list[tuple[int, float, str]]:
-    """Sorts r3 before r12."""
+    """Sort r3 before r12."""
     words = re.findall(r"[0-9]+(?:\.[0-9]+)?|[^0-9]+", text)
     return [(0, float(word), "") if word[0] in "0123456789" else (1, 0.0, word) for word in words]
 

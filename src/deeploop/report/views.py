@@ -281,7 +281,7 @@ def ceiling(rows: Sequence[Sequence[float]]) -> float:
 
 
 def far_off(losses: Sequence[float], top: float) -> list[float]:
-    """What of a cell is marked above the scale: its mean, or single runs where the mean is in sight."""
+    """Return the points to mark above the scale: a cell's mean, or single runs if the mean is visible."""
     mean = fmean(losses)
     return [mean] if mean > top else [loss for loss in losses if loss > top]
 
@@ -335,7 +335,7 @@ def depths_table(runs: Sequence[Run]) -> Table | None:
 
 
 def _validated(run: Run) -> dict[str, dict[int, float]]:
-    """What `deeploop validate` measured, where that is more than the loss at the trained R."""
+    """Return what `deeploop validate` measured beyond the loss at the trained R."""
     trained = run.fields["model.rounds"]
     return {read: losses for read, losses in read_depths(run.files).items() if {*losses} - {trained}}
 

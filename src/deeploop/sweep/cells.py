@@ -133,7 +133,7 @@ class SweepFolder:
         )
 
     def write(self, jobs: int = 1) -> None:
-        """Writes sweep.json and the cells' configs.
+        """Write sweep.json and the cells' configs.
 
         Cells that only an earlier start had stay; a changed one is refused.
         """
@@ -221,7 +221,7 @@ class SweepFolder:
         return [sys.executable, *(torchrun if self.torchrun else []), "-m", "deeploop"]
 
     def drop_weights(self, cell: Cell) -> None:
-        """Deletes a finished cell's checkpoints; its metrics stay."""
+        """Delete a finished cell's checkpoints; its metrics stay."""
         folder = self.run_folder(cell)
         if not folder.is_dir():  # packed: it has none
             return

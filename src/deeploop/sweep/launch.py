@@ -192,7 +192,7 @@ def start(
 
 
 def note_exit(run: Path, code: int, *, failed: bool) -> str:
-    """Writes down how a cell's process ended; returns its error, for a person."""
+    """Write down how a cell's process ended; returns its error, for a person."""
     ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}" if code else "no progress"
     error = (log_error(log_file(run)) or ended) if failed else ""
     write_json(exit_file(run), {"code": code, "failed": failed, "error": error})
@@ -200,7 +200,7 @@ def note_exit(run: Path, code: int, *, failed: bool) -> str:
 
 
 def _signal(work: Work, number: int) -> None:
-    """Asks the process itself to stop, which tells its children; kills with all of them."""
+    """Ask the process itself to stop, which tells its children; kills with all of them."""
     if isinstance(work, subprocess.Popen) and work.poll() is None:
         if number == signal.SIGKILL:
             os.killpg(work.pid, number)

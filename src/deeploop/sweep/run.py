@@ -119,7 +119,7 @@ def check_compare_at(folder: SweepFolder) -> None:
 
 
 def check_data(folder: SweepFolder) -> None:
-    """Says once what every cell would say by itself."""
+    """Say once what every cell would say by itself."""
     for path in sorted({path for config in folder.configs.values() for path in config.folders}):
         if not path.is_dir():
             known = PUZZLES.get(path.name)

@@ -204,7 +204,7 @@ def render(n: Numbers, other: "Rule | None" = None) -> str:
 
 
 def _chosen(rule: "Rule", n: Numbers) -> str:
-    """What to set for a rule that is not the paper's."""
+    """Scales to set for a rule other than the paper's."""
     value = n["alpha"] if rule.has_alpha else n["epsilon"]
     unit = f" at λ = {rule.gain:g}" if "λ" in rule.formula else ""
     drawn = f"β = {n['beta']:.7g}" if rule.beta else "no β"
