@@ -126,13 +126,16 @@ def test_the_p_sweep_counts_escapes(made):
     assert table["0.35"][2:8] == [MISSING] * 6  # the paper has it, nobody ran it here
 
 
-def test_every_rule_has_its_delta_against_plain_prenorm(tmp_path):
+@pytest.mark.parametrize(("bias", "added"), [(False, ""), (True, " + unigram bias")])
+def test_every_rule_has_its_delta_against_prenorm_with_the_same_bias(tmp_path, bias, added):
     for block, loss in (("prenorm", 2.5), ("averaged", 2.25), ("deeploop", 2.0)):
-        write_run(tmp_path / block, rule=block, loss=loss)
+        write_run(tmp_path / block, rule=block, loss=loss, model={"unigram_bias": bias})
+    write_run(tmp_path / "other", rule="flat", loss=1.5, model={"unigram_bias": not bias})
     run(ReportArgs((tmp_path,), tmp_path / "out", paper=True))
     table = {row[1]: row[3] for row in rows(tmp_path / "out", "loss-a")}
-    assert table["Δ pre-norm 1/N − pre-norm"] == "-0.2500"
-    assert table["Δ DeepLoop p=0.5 − pre-norm"] == "-0.5000"
+    assert table[f"Δ pre-norm 1/N{added} − pre-norm"] == "-0.2500"
+    assert table[f"Δ DeepLoop p=0.5{added} − pre-norm"] == "-0.5000"
+    assert not [name for name in table if "Δ flat" in name]
 
 
 def loss_panel(folder, losses):

@@ -109,21 +109,23 @@ def printed(value: published.Value | None) -> str:
 
 
 def our_deltas(setup: Setup, histories: Histories, rounds: Sequence[int]) -> list[tuple[str, list[str]]]:
-    """Method − pre-norm where both have a mean; nothing where pre-norm has several rows to choose from."""
-    bases = [label for label in setup.rows if label.partition(",")[0] == PRENORM.title]
-    if len(bases) != 1:
-        return []
-    base = setup.rows[bases[0]]
+    """Method − pre-norm where both have a mean, and both or neither the unigram bias and the like.
+
+    Nothing where pre-norm has several rows to choose from.
+    """
+    firsts = {label: next(iter(cells.values())).first for label, cells in setup.rows.items()}
+    plain = [label for label, run in firsts.items() if method(run) == PRENORM.title + cure(run)]
 
     def delta(one: Cell | None, other: Cell | None) -> str:
         found = [cell.losses(histories) if cell else [] for cell in (one, other)]
         return f"{fmean(found[0]) - fmean(found[1]):+.4f}" if all(found) else MISSING
 
-    return [
-        (label, [delta(cells.get(R), base.get(R)) for R in rounds])
-        for label, cells in setup.rows.items()
-        if label not in bases
-    ]
+    found = []
+    for label, cells in setup.rows.items():
+        bases = [setup.rows[base] for base in plain if cure(firsts[base]) == cure(firsts[label])]
+        if len(bases) == 1 and label not in plain:
+            found.append((label, [delta(cells.get(R), bases[0].get(R)) for R in rounds]))
+    return found
 
 
 # ── Tables 2 and 4: downstream ──────────────────────────────────────────────────────────────────────────
@@ -348,7 +350,7 @@ def differences_table(groups: Sequence[Setup]) -> Table:
         ["setting", *(f"paper, {one}" for one in sizes), *(setup.letter for setup in groups)],
         rows,
         "The paper states no learning rate, warm-up or optimizer settings: those are of its lineage's public "
-        "configs. block, p, rounds and seed are what is compared.",
+        "configs. The rule, rounds and seed are what is compared.",
     )
 
 
