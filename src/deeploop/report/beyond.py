@@ -54,7 +54,10 @@ class Contender:
     def learned_at(self, histories: Histories) -> float | None:
         """Training step of the first validation that has the trained steps right, the median over runs."""
         firsts = [
-            next((one["step"] for one in histories[run].validations if one.get("exact", 0) >= LEARNED), None)
+            next(
+                (one["step"] for one in histories[run].validations if (one.get("exact") or 0) >= LEARNED),
+                None,
+            )
             for run in self.runs
         ]
         found = [first for first in firsts if first is not None]

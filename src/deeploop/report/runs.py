@@ -62,9 +62,10 @@ CONFIG_KINDS = {
     "optim.peak_lr": int | float,
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
-# Of reasoners and iterated tasks, which have no others of these.
-OTHER_KINDS = {"model.high_rule": str, "data.task": str, "data.rule": int}
-OTHER_KINDS |= dict.fromkeys(("data.length", "data.train_steps"), int)
+# Of some tasks only, or of runs of 0.2.0.
+OTHER_KINDS = {"model.high_rule": str, "data.task": str, "data.rule": int, "optim.kind": str}
+OTHER_KINDS |= dict.fromkeys(("data.length", "data.train_steps", "optim.branch_release_steps"), int)
+OTHER_KINDS |= {"optim.branch_lr": int | float}
 STAMP_KINDS = {
     "task": str,
     "ranks": int,
