@@ -83,6 +83,7 @@ def damaged(corpus, tmp_path):
         ("prepare web", "source 'web': unknown; choose one of stdlib, text, fineweb-edu"),
         ("train tiny --model.rounds 0", "model.rounds=0: must be at least 1"),
         ("train tiny --model.heads 3", "model.heads=3: must be a divisor of model.width=128"),
+        ("train tiny --lr 1e-3 --auto-lr", "--lr: is what --auto-lr chooses; give one of the two"),
         (
             "train tiny --model.width 100 --model.heads 8",
             "model.heads=8: must be a divisor of model.width=100",
@@ -505,7 +506,8 @@ def test_short_options_are_those_of_the_fields(train_arguments, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("width", "heads", "hidden"), [(256, 4, 688), (200, 5, 544), (96, 2, 272), (6, 1, 32), (7, None, None)]
+    ("width", "heads", "hidden"),
+    [(256, 4, 688), (200, 5, 544), (96, 2, 272), (6, 1, 32), (7, None, None), ("2e2", 5, 544)],
 )
 def test_heads_and_hidden_width_follow_a_width_that_is_given_alone(width, heads, hidden):
     words, _ = shape_of_width(get_recipe("tiny"), ["--model.width", str(width)])

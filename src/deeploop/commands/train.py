@@ -10,7 +10,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from deeploop.commands.parsing import choose, parse, summary
+from deeploop.commands.parsing import choose, parse, summary, whole_number
 from deeploop.config.json import leaf_hints
 from deeploop.config.old_names import current, require_new_flags
 from deeploop.config.run import RunConfig
@@ -170,9 +170,12 @@ def shape_of_width(base: RunConfig, words: list[str]) -> tuple[list[str], list[s
     named = any(
         word.startswith(("--model.heads", "--model.hidden", "--model.head-", INIT_FROM)) for word in words
     )
-    if given is None or named or base.resume or not given.isdecimal():
+    if given is None or named or base.resume:
         return [], []
-    width, model = int(given), base.model
+    try:
+        width, model = whole_number(given), base.model
+    except ValueError:  # reported by the parser
+        return [], []
     if width < 2 or width % 2 or width == model.width:
         return [], []
     sizes = [size for size in range(2, model.width // model.heads + 1, 2) if width % size == 0]
@@ -366,8 +369,9 @@ def with_measured_rate(config: Any, words: list[str]) -> tuple[TrainConfig, list
     if not isinstance(config, TrainConfig) or isinstance(config, ChatTrainConfig):
         raise ValueError(f"{AUTO_LR}: is for language models from their start; give --lr")
     for word in words:
-        if word.replace("_", "-").startswith(("--optim.peak-lr", "--optim.warmup-steps")):
-            raise ValueError(f"{word}: settles what {AUTO_LR} would; give one of the two")
+        for option, short in (("--optim.peak-lr", "--lr"), ("--optim.warmup-steps", "--warmup")):
+            if word.replace("_", "-").startswith(option):
+                raise ValueError(f"{short}: is what {AUTO_LR} chooses; give one of the two")
     from deeploop.report.recommend import recommend  # now: it reads what was measured
 
     model, optim = config.model, config.optim
