@@ -4,7 +4,7 @@
     python -m research.pack runs/quantization --out docs/results/quantization --train-every 300
     cp runs/quantization/losses.jsonl docs/results/quantization && make results
 
-The matrices of the blocks are rounded to the nearest (`deeploop.nn.rounding`), and the loss on the first
+The matrices of the blocks are rounded to the nearest (`rounding.py`), and the loss on the first
 validation windows is compared with that of the weights as trained. Runs in the file are not scored again.
 """
 

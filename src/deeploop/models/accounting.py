@@ -136,9 +136,8 @@ def reasoner_activation_bytes(config: ReasonerConfig, positions: int, *, kernels
     """`activation_bytes` of a reasoner's block, which has one norm per sublayer and none on q and k.
 
     attention   the sum before the norm 4d; input, q, k, v, their rotated copies and the output 14d; branch 2d
-    SwiGLU      its input and its branch 2d each; gate, up and product 6·hidden. Over the sequence, likewise
-    with
-                its hidden width, for each of d columns.
+    SwiGLU      its input and its branch 2d each; gate, up and product 6·hidden. Over the sequence,
+                likewise with its hidden width, for each of d columns.
 
     On the kernels, states are bf16, and neither sums nor products of gate and up are kept:
         attention   input, output and branch 2d each; q, k, v 6d, q and k rotated 4d
