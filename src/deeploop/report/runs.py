@@ -63,7 +63,7 @@ CONFIG_KINDS = {
     **dict.fromkeys(("optim.steps", "optim.batch", "optim.warmup_steps"), int),
 }
 # Of some tasks only, or of runs of 0.2.0.
-OTHER_KINDS = {"model.high_rule": str, "data.task": str, "data.rule": int, "optim.kind": str}
+OTHER_KINDS: dict[str, Any] = {"model.high_rule": str, "data.task": str, "data.rule": int, "optim.kind": str}
 OTHER_KINDS |= dict.fromkeys(("data.length", "data.train_steps", "optim.branch_release_steps"), int)
 OTHER_KINDS |= {"optim.branch_lr": int | float}
 STAMP_KINDS = {
