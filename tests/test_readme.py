@@ -4,6 +4,7 @@
 Parsed only are `make demo`, what trains at a GPU's size, and several ranks.
 """
 
+import random
 import re
 import runpy
 import shlex
@@ -75,9 +76,10 @@ def place(tmp_path, monkeypatch):
     """An empty folder with text of the reader's own."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_corpus").mkdir()
-    text = "A looped transformer applies its blocks again and again. " * 20
-    for number in range(60):
-        (tmp_path / "my_corpus" / f"{number}.txt").write_text(f"{number}. {text}")
+    drawn = random.Random(0)
+    words = ["".join(drawn.choices("abcdefghijklmnoprstu", k=drawn.randint(2, 9))) for _ in range(4000)]
+    for number in range(60):  # of enough words for a BPE of 4,096
+        (tmp_path / "my_corpus" / f"{number}.txt").write_text(" ".join(drawn.choices(words, k=1500)))
     return tmp_path
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import replace
@@ -340,7 +341,8 @@ def with_steps_of_corpus(config: Any, words: list[str], recipe: str) -> tuple[An
         ranks = int(os.environ.get("WORLD_SIZE", 1))
         batch = -(-max(1, EPOCHS * tokens // (5 * FEWEST_STEPS * context)) // ranks) * ranks
         fewer = max(1, EPOCHS * tokens // (batch * context))
-        fitted = f"--batch {batch} --steps {fewer} --warmup {fewer // 5}"
+        kept = shlex.join(_other_than(words, ("--data.path", "--optim.batch", "--optim.warmup-steps")))
+        fitted = f"{kept} --batch {batch} --steps {fewer} --warmup {fewer // 5}".strip()
         other = f"train {recipe} --steps {optim.steps}" if recipe == "tiny" else "train tiny"
         command = f"--data {corpus.folder}"
         raise ValueError(
@@ -358,6 +360,18 @@ def with_steps_of_corpus(config: Any, words: list[str], recipe: str) -> tuple[An
     fitted = replace(optim, steps=steps, warmup_steps=warm)
     line = f"steps: {steps:,}, {EPOCHS} epochs: {known}; warm-up {warm:,}; --steps sets another number"
     return replace(config, optim=fitted, data=data, checkpoint=saved), [line]
+
+
+def _other_than(words: list[str], options: Collection[str]) -> list[str]:
+    """Drop these options and their values."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        option, equals, _ = word.partition("=")
+        if option.replace("_", "-") not in options:
+            kept.append(word)
+        elif not equals:
+            next(rest, "")
+    return kept
 
 
 def _names(words: list[str], option: str) -> bool:

@@ -207,6 +207,8 @@ class CorpusWriter:
     def _lacks(self, split: _Split) -> str:
         """Describe why a split has no tokens, and what to do about it."""
         found = f"{self.documents:,} document{'s' * (self.documents != 1)}, {self.tokens:,} tokens"
+        if not self.tokens:
+            return f"train: {found}, the source has no text"
         if split is self._train:
             wanted = self._settings.validation_tokens
             return f"train: {found}, of which {wanted:,} are held out; give more text, or hold out less"

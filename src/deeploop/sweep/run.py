@@ -123,7 +123,8 @@ def check_data(folder: SweepFolder) -> None:
     for path in sorted({path for config in folder.configs.values() for path in config.folders}):
         if not path.is_dir():
             known = PUZZLES.get(path.name)
-            how = f"`deeploop prepare {known.prepare} --out {path}`" if known else "`deeploop prepare`"
+            source = known.prepare if known else path.name if path.name in ("stdlib", "fineweb-edu") else ""
+            how = f"`deeploop prepare {source} --out {path}`" if source else "`deeploop prepare`"
             raise ValueError(f"data.path={path}: no such folder; make it with {how}, or name one with --data")
 
 

@@ -44,7 +44,13 @@ class BoardText:
 
     def encode(self, text: str, name: str = "puzzle") -> np.ndarray:
         """Encode a JSON grid or a string as tokens (length,); a string may omit line breaks."""
-        rows = parse_rows(name, parse_json(text) if text.lstrip().startswith("[") else text)
+        try:
+            board = parse_json(text) if text.lstrip().startswith("[") else text
+        except ValueError:
+            raise ValueError(
+                f"{name}: must be a list of rows in JSON, or a string; the list is not complete"
+            ) from None
+        rows = parse_rows(name, board)
         cells = [self.aliases.get(cell, cell) for row in rows for cell in row]
         height, width = self.shape
         if self.full and len(cells) != height * width:

@@ -253,6 +253,10 @@ def _check_whole(folder: Path) -> None:
     if not (folder / "puzzles.json").is_file():
         advice = f"`deeploop prepare {' | '.join(KINDS)} --out ANOTHER` makes one"
         refuse_other(folder, "puzzles.json", advice)
+        if folder.is_file():
+            raise ValueError(
+                f"{folder}: is a file; make a set of it with `deeploop prepare pairs {folder} --out FOLDER`"
+            )
         what = "not a whole set of puzzles (no puzzles.json)" if folder.is_dir() else "no such set of puzzles"
         raise ValueError(
             f"{folder}: {what}; make it with `deeploop prepare {' | '.join(KINDS)} --out {folder}`"
