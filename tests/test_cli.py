@@ -510,11 +510,12 @@ def test_short_options_are_those_of_the_fields(train_arguments, tmp_path, capsys
     [(256, 4, 688), (200, 5, 544), (96, 2, 272), (6, 1, 32), (7, None, None), ("2e2", 5, 544)],
 )
 def test_heads_and_hidden_width_follow_a_width_that_is_given_alone(width, heads, hidden):
-    words, _ = shape_of_width(get_recipe("tiny"), ["--model.width", str(width)])
+    words, _ = shape_of_width(get_recipe("tiny"), ["--width", "64", "--width", str(width)])
     expected = [] if heads is None else ["--model.heads", str(heads), "--model.hidden", str(hidden)]
     assert words == expected
     for other in ("--model.heads=2", "--model.hidden=64", "--init-from=runs/a"):
-        assert shape_of_width(get_recipe("tiny"), [other, "--model.width", str(width)]) == ([], [])
+        assert shape_of_width(get_recipe("tiny"), [other, "--width", str(width)]) == ([], [])
+    assert shape_of_width(get_recipe("tiny"), ["--model.width", str(width)]) == ([], [])
 
 
 def test_help_breaks_lines_by_itself():

@@ -69,11 +69,11 @@ def main(arguments: list[str]) -> int:
         return 0
     switches, rest = take_switches(rest, (AUTO_LR, DRY_RUN, QUIET))
     require_new_flags(rest, base.task)
+    shape, told = shape_of_width(base, rest)
     rest = full_words(["--help" if word == HELP_ALL else word for word in rest], leaf_hints(type(base)))
     if base.resume:
         check_kept(base, rest)
     settled = words_of_source(base, source, rest)  # before those that are typed: of two the last one counts
-    shape, told = shape_of_width(base, rest)
     config = parse(
         type(base),
         [*settled, *shape, *rest],
@@ -162,12 +162,14 @@ def first_options(base: RunConfig, source: str) -> str:
 
 
 def shape_of_width(base: RunConfig, words: list[str]) -> tuple[list[str], list[str]]:
-    """Heads and hidden width for a width that is given alone, as words, and a line on them.
+    """Heads and hidden width for a `--width` that is given alone, as words, and a line on them.
 
     Heads keep their size where it divides the width, else a smaller one; the hidden width keeps its ratio, in
     multiples of 16.
     """
-    given, _ = take_value(words, "--model.width")
+    given, rest = None, words
+    while (found := take_value(rest, "--width"))[0] is not None:  # of several the last one counts
+        given, rest = found
     named = any(
         word.startswith(("--model.heads", "--model.hidden", "--model.head-", INIT_FROM)) for word in words
     )
