@@ -84,7 +84,9 @@ def main(names: list[str]) -> int:
         for name, future in [(name, pool.submit(measure, name)) for name in asked]:
             try:
                 measured[name] = future.result()
-                print(f"{measured[name]['seconds']:6.0f} s  {name}: {measured[name]['found']}", flush=True)
+                found = measured[name]["found"]
+                shown = f"{sum(found.values()):,} cases" if isinstance(found, Counter) else found
+                print(f"{measured[name]['seconds']:6.0f} s  {name}: {shown}", flush=True)
             except Exception as error:
                 print(f"FAILED  {name}: {error}", flush=True)
             MEASURED.write_text(json.dumps(measured, indent=1))
